@@ -1,0 +1,353 @@
+"""The public calls: validate once, build one frozen `Problem`, run the first engine that supports it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from regard import checks
+from regard.engines import Engine, choose
+from regard.observing import Seen, Statistic, Top
+from regard.problem import Differential, Outputs, Problem
+from regard.rules import Mask, Score, Table
+from regard.rules import causal as causal_rule
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Layout = Literal["bhnd", "bnhd"]
+MaskLike = Mask | Array | Callable[..., Any] | None
+ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | None
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How the caller's arrays lie: `inward` makes them (..., h, n, d), `outward` turns results back; views, no copies.
+
+    matrices: plain (n, d), one head. positions_first: (..., n, h, d).
+    """
+
+    matrices: bool
+    positions_first: bool
+
+    @classmethod
+    def of(cls, query: Array, layout: object) -> "Frame":
+        return cls(query.ndim == 2, checks.layout(layout) == "bnhd" and query.ndim > 2)
+
+    def inward(self, x: Array) -> Array:
+        return x[None] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
+
+    def outward(self, x: Array) -> Array:
+        return x[0] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
+
+    def per_head(self, x: Array) -> Array:
+        """A statistic or the weights: (..., h, ...) in both layouts, without h for matrices."""
+        return x[0] if self.matrices else x
+
+    def inward_rows(self, x: Array) -> Array:
+        """A per-query array of the caller as (..., h, n_q)."""
+        return x[None] if self.matrices else x
+
+    def per_head_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[1:] if self.matrices else shape
+
+    def out_shape(self, p: Problem) -> tuple[int, ...]:
+        """The shape of the output as the caller sees it."""
+        return self.outward(np.broadcast_to(np.float32(0), p.shape(p.n_q, p.d_v))).shape
+
+    def seen(self, found: Mapping[Statistic, Any]) -> Seen:
+        def turn(x: Any) -> Any:
+            return Top(self.per_head(x.values), self.per_head(x.indices)) if isinstance(x, Top) else self.per_head(x)
+
+        return Seen({s: turn(x) for s, x in found.items()})
+
+    def outputs(self, x: Outputs) -> Outputs:
+        out, *rest = x
+        return Outputs(
+            None if out is None else self.outward(out), *(None if a is None else self.per_head(a) for a in rest)
+        )
+
+
+def problem_from(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: MaskLike = None,
+    causal: bool = False,
+    score: ScoreLike = None,
+    bias: Array | None = None,
+    scale: float | None = None,
+    sink: Array | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int | Array | None = None,
+    origin: tuple[int, int, int] = (0, 0, 0),
+    layout: Layout = "bhnd",
+    observe: Sequence[str | Statistic] = (),
+) -> Problem:
+    """The call with these arguments (see `attention`), checked and normalized to (..., h, n, d); nothing is copied."""
+    query, key, value = checks.operands(query, key, value)
+    frame = Frame.of(query, layout)
+    q, k, v = (frame.inward(x) for x in (query, key, value))
+    lead = checks.sizes(q, k, v)
+    h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
+    if not isinstance(causal, bool | np.bool_):
+        raise TypeError(f"causal must be a bool, got {causal!r}")
+    rule = checks.mask(mask, lead, h, n_q, n_k)
+    if causal:
+        rule = causal_rule() if rule is None else causal_rule() & rule
+    p_drop, seed_int = checks.dropout(dropout, seed)
+    problem = Problem(
+        query=q,
+        key=k,
+        value=v,
+        lead=lead,
+        mask=rule,
+        score=checks.score(score),
+        bias=checks.bias(bias, lead, h, n_q, n_k),
+        scale=checks.scale(scale, q.shape[-1]),
+        sink=checks.sink(sink, h),
+        dropout=p_drop,
+        seed=seed_int,
+        offset=checks.offset(offset, lead, n_q, n_k),
+        origin=checks.origin(origin),
+        positions_first=frame.positions_first,
+        observe=checks.observe(observe),
+    )
+    b0, h0, j0 = problem.origin
+    first = problem.offset
+    ranges = {
+        "b": (b0, b0 + problem.batch),
+        "h": (h0, h0 + h),
+        "i": (int(first.min()), int(first.max()) + n_q if n_q else int(first.min())) if first.size else (0, 0),
+        "j": (j0, j0 + n_k),
+    }
+    for rule_of_call in (problem.mask, problem.score):
+        checks.covers(rule_of_call, ranges)
+    return problem
+
+
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    mask: MaskLike = None,
+    causal: bool = False,
+    score: ScoreLike = None,
+    bias: Array | None = None,
+    scale: float | None = None,
+    sink: Array | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int | Array | None = None,
+    origin: tuple[int, int, int] = (0, 0, 0),
+    layout: Layout = "bhnd",
+    return_weights: bool = False,
+    observe: Sequence[str | Statistic] = (),
+    engine: str | None = None,
+) -> Any:
+    """Exact attention: softmax(score(scale · Q Kᵀ) + bias) V (Vaswani et al. 2017), in O(n) memory.
+
+    Three dimensions are (heads, n, d), never (batch, n, d).
+
+    Args:
+        query: (..., h, n_q, d); or (n_q, d), one head, with key and value likewise.
+        key: (..., h_kv, n_k, d), h a multiple of h_kv (grouped heads). Leading dimensions broadcast.
+        value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32, float64.
+        mask: who may be attended to, True = attend: a rule such as `regard.window(256) & regard.documents(ids)`, a
+            function of (b, h, i, j), or an array of booleans or 0/1 that aligns right to (..., h, n_q, n_k). What is
+            masked has no influence, NaN included; a query that sees nothing gives 0.
+        causal: query i sees the keys j ≤ i. Both `causal` and `mask` must allow a pair.
+        score: what is done to a score: a rule such as `regard.softcap(50.0)`, a function of (s, b, h, i, j), or a
+            sequence of those, applied in order. A score of −∞ is masked.
+        bias: added after `score`; floating, aligned right to (..., h, n_q, n_k).
+        scale: of Q Kᵀ, 1/√d unless given; 1.0 is the plain dot product.
+        sink: (h,), a logit that takes weight and gives no value.
+        dropout: share of the weights that is dropped, in [0, 1), the others scaled by 1/(1 − dropout); a function of
+            `seed`, an int in [0, 2⁶⁴), and of (b, h, i, j) alone.
+        offset: row r is at the absolute position i = r + offset; n_k − n_q unless given, so that the last query sits
+            at the last key. An int, or an integer array over the leading dimensions.
+        origin: (b, h, j) of this call's first batch element, head and key in the whole that it is a shard of.
+        layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
+        return_weights: also return the weights (..., h, n_q, n_k), before dropout. They take n_q · n_k memory.
+        observe: statistics to return, from "lse", "entropy" (nats), "max", "argmax", "received", `regard.top(k)`.
+        engine: the name of an engine; otherwise the first that supports the call.
+
+    Returns:
+        out (..., h, n_q, d_v); with `return_weights` (out, weights), with `observe` (out, seen), with both
+        (out, weights, seen), where `seen` is a `Seen`.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected, before any work.
+
+    >>> import numpy as np, regard
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 8, 100, 64), dtype=np.float32)
+    >>> regard.attention(q, k, v, causal=True).shape
+    (8, 100, 64)
+    >>> out, seen = regard.attention(q, k, v, mask=regard.window(16), observe=["entropy"])
+    >>> seen.entropy.shape
+    (8, 100)
+    """
+    p = problem_from(
+        query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout,
+        seed=seed, offset=offset, origin=origin, layout=layout, observe=observe,
+    )  # fmt: skip
+    chosen = choose(p, engine)
+    frame = Frame.of(query, layout)
+    outputs, found = chosen.forward(p)
+    assert outputs.out is not None
+    assert outputs.lse is not None
+    results: list[Any] = [frame.outward(outputs.out)]
+    if return_weights:
+        tile = chosen.weights(p, outputs.lse, range(p.n_q), range(p.n_k)).astype(p.dtype, copy=False)
+        results.append(frame.per_head(tile))
+    if p.observe:
+        results.append(frame.seen(found))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def weights(
+    query: Array,
+    key: Array,
+    *,
+    lse: Array | None = None,
+    rows: slice = slice(None),
+    cols: slice = slice(None),
+    mask: MaskLike = None,
+    causal: bool = False,
+    score: ScoreLike = None,
+    bias: Array | None = None,
+    scale: float | None = None,
+    sink: Array | None = None,
+    offset: int | Array | None = None,
+    origin: tuple[int, int, int] = (0, 0, 0),
+    layout: Layout = "bhnd",
+    engine: str | None = None,
+) -> Array:
+    """Any part of the weights, exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]) for the rows i and columns j asked for.
+
+    With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it, a pass over all
+    keys comes first. The other arguments are those of `attention`. Returns (..., h, rows, cols), of the inputs' dtype.
+
+    >>> import numpy as np, regard
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1000, 16))
+    >>> out, seen = regard.attention(q, k, v, causal=True, observe=["lse"])
+    >>> tile = regard.weights(q, k, causal=True, lse=seen.lse, rows=slice(500, 502), cols=slice(0, 501))
+    >>> tile.shape, round(float(tile[0].sum()), 6)
+    ((2, 501), 1.0)
+    """
+    for name, part in (("rows", rows), ("cols", cols)):
+        if not isinstance(part, slice):
+            raise TypeError(f"{name} must be a slice, got {part!r}")
+    p = problem_from(
+        query, key, key, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, offset=offset,
+        origin=origin, layout=layout,
+    )  # fmt: skip
+    chosen = choose(p, engine)
+    frame = Frame.of(query, layout)
+    if lse is None:
+        lse = chosen.forward(replace(p, value=p.value[..., :0])).lse
+    else:
+        lse = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
+    assert lse is not None
+    tile = chosen.weights(p, lse, range(p.n_q)[rows], range(p.n_k)[cols])
+    return frame.per_head(tile.astype(p.dtype, copy=False))
+
+
+def attention_vjp(
+    query: Array,
+    key: Array,
+    value: Array,
+    dout: Array | None,
+    *,
+    dlse: Array | None = None,
+    dentropy: Array | None = None,
+    engine: str | None = None,
+    **options: Any,
+) -> Differential:
+    """Gradients of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ with respect to every input, in O(n) memory.
+
+    dout has the shape and dtype of the output, dlse and dentropy are (..., h, n_q) and floating; None is zero. The
+    options are those of `attention`, but `return_weights` and `observe`. Returns a `Differential`: query, key, value,
+    bias and sink in the shapes and dtypes of the inputs, and `tables[t]` for every float `regard.table` t of a score.
+
+    >>> import numpy as np, regard
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 2, 5, 4))
+    >>> slopes = regard.table(np.array([0.5, 0.25]))
+    >>> g = regard.attention_vjp(q, k, v, np.ones((2, 5, 4)), score=regard.alibi(slopes))
+    >>> g.query.shape, g.tables[slopes].shape
+    ((2, 5, 4), (2,))
+    """
+    p, frame, chosen = prepare(query, key, value, engine, options)
+    ct = Outputs(
+        None if dout is None else frame.inward(checks.shaped("dout", dout, frame.out_shape(p), p.dtype)),
+        *(
+            None if x is None else frame.inward_rows(checks.shaped(name, x, frame.per_head_shape(p.shape(p.n_q))))
+            for name, x in (("dlse", dlse), ("dentropy", dentropy))
+        ),
+    )
+    outputs, _ = chosen.forward(p if dentropy is None else replace(p, observe=(Statistic("entropy"),)))
+    g = chosen.backward(p, outputs, ct)
+    q, k, v = (None if x is None else frame.outward(x) for x in (g.query, g.key, g.value))
+    return replace(g, query=q, key=k, value=v)
+
+
+def attention_jvp(
+    query: Array,
+    key: Array,
+    value: Array,
+    dquery: Array | None = None,
+    dkey: Array | None = None,
+    dvalue: Array | None = None,
+    *,
+    dbias: Array | None = None,
+    dsink: Array | None = None,
+    dtables: Mapping[Table, Array] | None = None,
+    engine: str | None = None,
+    **options: Any,
+) -> tuple[Outputs, Outputs]:
+    """(out, lse, entropy), and their tangents along tangents of the inputs (forward mode), in O(n) memory.
+
+    Each tangent has the shape of its input, and dquery, dkey, dvalue its dtype; None does not vary. `dtables` maps
+    float tables of the score rules to tangents. The options are those of `attention`, but `return_weights` and
+    `observe`.
+
+    >>> import numpy as np, regard
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v, dv = rng.standard_normal((4, 2, 5, 4))
+    >>> primal, tangent = regard.attention_jvp(q, k, v, dvalue=dv)
+    >>> bool(np.allclose(tangent.out, regard.attention(q, k, dv)))  # the output is linear in value
+    True
+    """
+    p, frame, chosen = prepare(query, key, value, engine, options)
+    inputs = {"dquery": (dquery, query), "dkey": (dkey, key), "dvalue": (dvalue, value)}
+    dq, dk, dv = (
+        None if x is None else frame.inward(checks.shaped(name, x, like.shape, p.dtype))
+        for name, (x, like) in inputs.items()
+    )
+    for name, given, like in (("dbias", dbias, p.bias), ("dsink", dsink, p.sink)):
+        if given is not None:
+            if like is None:
+                raise ValueError(f"{name} is given, but this call has no {name[1:]}")
+            checks.shaped(name, given, like.shape)
+    for table, x in (dtables or {}).items():
+        if table not in p.tables:
+            raise ValueError(f"dtables: {table!r} is not a float table of this call's score")
+        checks.shaped("dtables", x, table.shape)
+    t = Differential(dq, dk, dv, dbias, dsink, dict(dtables or {}))
+    primal, tangent = chosen.jvp(p, t)
+    return frame.outputs(primal), frame.outputs(tangent)
+
+
+def prepare(
+    query: Array, key: Array, value: Array, engine: str | None, options: dict[str, Any]
+) -> tuple[Problem, Frame, Engine]:
+    for name in ("observe", "return_weights"):
+        if name in options:
+            raise TypeError(f"{name} is not an option of a derivative")
+    p = problem_from(query, key, value, **options)
+    return p, Frame.of(query, options.get("layout", "bhnd")), choose(p, engine)

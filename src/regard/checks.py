@@ -1,0 +1,222 @@
+"""Every validation of a call and its message. Nothing here computes; what passes is valid for every engine."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from regard.observing import NAMES, Statistic
+from regard.rules import Mask, Rule, Score, as_mask, as_score
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
+def is_float(x: Array) -> bool:
+    """Whether the dtype is one of the floating dtypes of the field (bfloat16 comes from ml_dtypes)."""
+    return x.dtype.name in FLOATS and x.dtype.isnative
+
+
+def array(name: str, x: object) -> Array:
+    """A NumPy array of a floating dtype, or a TypeError."""
+    if type(x) is not np.ndarray:
+        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"{name} must be a NumPy array, got {kind}")
+    if not is_float(x):
+        raise TypeError(f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {x.dtype}")
+    return x
+
+
+def same_dtype(**arrays: Array) -> None:
+    if len({x.dtype for x in arrays.values()}) > 1:
+        given = ", ".join(f"{name} {x.dtype}" for name, x in arrays.items())
+        raise TypeError(f"{_and(list(arrays))} must share one dtype, got {given}")
+
+
+def operands(query: object, key: object, value: object) -> tuple[Array, Array, Array]:
+    q, k, v = array("query", query), array("key", key), array("value", value)
+    same_dtype(query=q, key=k, value=v)
+    if {x.ndim == 2 for x in (q, k, v)} == {True, False} or min(x.ndim for x in (q, k, v)) < 2:
+        raise ValueError(
+            f"query, key and value must all be matrices (n, d) or all have heads (..., h, n, d), got {_shapes(q, k, v)}"
+        )
+    return q, k, v
+
+
+def sizes(q: Array, k: Array, v: Array) -> tuple[int, ...]:
+    """The common leading shape of query, key and value in (..., h, n, d), once all sizes fit."""
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"query and key must have the same number of features d, got {_shapes(q, k)}")
+    if k.shape[-2] != v.shape[-2]:
+        raise ValueError(f"key and value must have the same number of keys n_k, got {_shapes(k=k, v=v)}")
+    if k.shape[-3] != v.shape[-3]:
+        raise ValueError(f"key and value must have the same number of heads h_kv, got {_shapes(k=k, v=v)}")
+    h, h_kv = q.shape[-3], k.shape[-3]
+    if (h % h_kv if h_kv else h) != 0:
+        raise ValueError(f"the heads of query must be a multiple of those of key, got {h} and {h_kv} in {_shapes(q, k)}")
+    try:
+        return np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+    except ValueError:
+        raise ValueError(f"the leading dimensions must broadcast, got {_shapes(q, k, v)}") from None
+
+
+def aligned(name: str, x: Array, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Array:
+    """A mask or bias given as an array, aligned right to (..., h, n_q, n_k)."""
+    full = (*lead, h, n_q, n_k)
+    fits = x.ndim <= len(full) and all(a in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False))
+    if not fits:
+        hint = ""
+        if x.ndim == 2 and len(lead) == 1 and x.shape == (lead[0], n_k):
+            hint = f"; one row for each batch element? Then give {name}[:, None, None, :]"
+        raise ValueError(f"{name} must align right to (..., h, n_q, n_k) = {full}, got shape {x.shape}{hint}")
+    return x
+
+
+def mask(x: object, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Mask | None:
+    """A mask rule, a function of (b, h, i, j), or an array of booleans or of 0 and 1."""
+    if x is None:
+        return None
+    if isinstance(x, Score):
+        raise TypeError(f"mask must be a mask, got the score {x}; give score={x}")
+    result = as_mask(x)
+    for dense in result.dense:
+        aligned("mask", dense, lead, h, n_q, n_k)
+    return result
+
+
+def score(x: object) -> Score | None:
+    """A score rule, a function of (s, b, h, i, j), or a sequence of those, applied in order."""
+    if x is None:
+        return None
+    for rule in x if isinstance(x, Sequence) else (x,):
+        if isinstance(rule, Mask):
+            raise TypeError(f"score must be a score, got the mask {rule}; give mask={rule}")
+    return as_score(x)
+
+
+def bias(x: object, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Array | None:
+    if x is None:
+        return None
+    if type(x) is np.ndarray and x.dtype == bool:
+        raise TypeError("bias must have a floating dtype, got bool; give a boolean array as mask=")
+    return aligned("bias", array("bias", x), lead, h, n_q, n_k)
+
+
+def sink(x: object, h: int) -> Array | None:
+    if x is None:
+        return None
+    sink = array("sink", x)
+    if sink.shape not in ((), (h,)):
+        raise ValueError(f"sink must be one number for each head, shape ({h},), got shape {sink.shape}")
+    return sink
+
+
+def scale(x: object, d: int) -> float:
+    if x is None:
+        return 1.0 / float(np.sqrt(d)) if d else 1.0
+    return _number("scale", x)
+
+
+def dropout(p: object, seed: object) -> tuple[float, int]:
+    p = _number("dropout", p)
+    if not 0.0 <= p < 1.0:
+        raise ValueError(f"dropout must be in [0, 1), got {p}")
+    if seed is None:
+        if p:
+            raise ValueError(f"dropout={p} needs seed=, an int: the same seed drops the same weights everywhere")
+        return p, 0
+    seed = integer("seed", seed)
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be in [0, 2**64), got {seed}")
+    return p, seed
+
+
+def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
+    """The absolute index of row 0, for each row-major index of the leading dimensions: int64, (batch,)."""
+    batch = int(np.prod(lead, dtype=np.int64))
+    if x is None:
+        x = n_k - n_q
+    values = np.asarray(x)
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"offset must be an integer or an integer array, got {x!r}")
+    try:
+        return np.broadcast_to(values, lead).reshape(batch).astype(np.int64)
+    except ValueError:
+        raise ValueError(f"offset must broadcast to the leading dimensions {lead}, got shape {values.shape}") from None
+
+
+def origin(x: object) -> tuple[int, int, int]:
+    if not isinstance(x, tuple) or len(x) != 3:
+        raise TypeError(f"origin must be a tuple (b, h, j) of integers, got {x!r}")
+    b, h, j = (integer("origin", part) for part in x)
+    if min(b, h, j) < 0:
+        raise ValueError(f"origin must not be negative, got {x}")
+    return b, h, j
+
+
+def layout(x: object) -> str:
+    if x not in ("bhnd", "bnhd"):
+        raise ValueError(f"layout must be 'bhnd' or 'bnhd', got {x!r}")
+    return str(x)
+
+
+def observe(x: object) -> tuple[Statistic, ...]:
+    if isinstance(x, str | Statistic):
+        raise TypeError(f"observe must be a sequence of statistics, got {x!r}; give observe=[{x!r}]")
+    if not isinstance(x, Sequence):
+        raise TypeError(f"observe must be a sequence of statistics, got {type(x).__name__}")
+    for name in x:
+        if not (isinstance(name, Statistic) or name in NAMES):
+            known = ", ".join(map(repr, NAMES))
+            raise ValueError(f"observe: unknown statistic {name!r}; known are {known} and regard.top(k)")
+    return tuple(dict.fromkeys(s if isinstance(s, Statistic) else Statistic(s) for s in x))
+
+
+def covers(rule: Rule | None, ranges: dict[str, tuple[int, int]]) -> None:
+    """Rules that hold one entry for each position, batch element or head must have those of the call."""
+    for need in rule.requires if rule is not None else ():
+        need.check(*ranges[need.axis])
+
+
+def integer(name: str, x: object) -> int:
+    if isinstance(x, bool | np.bool_):
+        raise TypeError(f"{name} must be an int, got {x!r}")
+    try:
+        return operator.index(x)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {x!r}") from None
+
+
+def shaped(name: str, x: object, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
+    """A cotangent or tangent: a float array of the shape (and dtype, where one is required) of what it belongs to."""
+    result = array(name, x)
+    if result.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {result.shape}")
+    if dtype is not None and result.dtype != dtype:
+        raise TypeError(f"{name} must have dtype {dtype}, got {result.dtype}")
+    return result
+
+
+def _number(name: str, x: object) -> float:
+    if isinstance(x, bool | np.bool_ | str | bytes):
+        raise TypeError(f"{name} must be a number, got {x!r}")
+    try:
+        value = float(x)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, got {x!r}") from None
+    if not np.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return value
+
+
+def _shapes(*arrays: Array, **named: Array) -> str:
+    names = dict(zip(("query", "key", "value"), arrays, strict=False)) | {
+        {"k": "key", "v": "value"}[name]: x for name, x in named.items()
+    }
+    return ", ".join(f"{name} {x.shape}" for name, x in names.items())
+
+
+def _and(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + " and " + names[-1]

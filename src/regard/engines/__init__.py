@@ -1,0 +1,82 @@
+"""The engines, in the order in which they are tried.
+
+An engine is a module with NAME, ABOUT, `state() -> None | reason` (can it run here), `supports(problem) -> None |
+reason`, and the functions `forward`, `weights`, `backward` and `jvp` over a `Problem`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from regard.observing import Statistic
+from regard.problem import Differential, Outputs, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Engine(Protocol):
+    NAME: str
+    ABOUT: str
+
+    def state(self) -> str | None: ...
+    def supports(self, p: Problem, /) -> str | None: ...
+    def forward(self, p: Problem, /) -> tuple[Outputs, dict[Statistic, Any]]: ...
+    def weights(self, p: Problem, lse: Array, rows: range, cols: range, /) -> Array: ...
+    def backward(self, p: Problem, outputs: Outputs, ct: Outputs, /) -> Differential: ...
+    def jvp(self, p: Problem, t: Differential, /) -> tuple[Outputs, Outputs]: ...
+
+
+def engines() -> dict[str, Engine]:
+    """By name; the last, the specification, runs only when it is named."""
+    from regard.engines import specification, tiled
+
+    found: tuple[Engine, ...] = (tiled, specification)
+    return {engine.NAME: engine for engine in found}
+
+
+def choose(p: Problem, name: str | None) -> Engine:
+    """The engine named, or the first that supports the problem. ValueError with every reason if there is none."""
+    known = engines()
+    if name is not None:
+        if name not in known:
+            raise ValueError(f"engine must be one of {', '.join(map(repr, known))}, got {name!r}")
+        reason = known[name].state() or known[name].supports(p)
+        if reason:
+            raise ValueError(f"engine {name!r} refuses this call: {reason}")
+        return known[name]
+    reasons = refusals(p)
+    for engine in known.values():
+        if not reasons[engine.NAME]:
+            return engine
+    raise ValueError("no engine supports this call: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+
+
+def refusals(p: Problem) -> dict[str, str | None]:
+    """Why each engine would not be chosen for a problem; None for those that could be."""
+    return {
+        name: engine.state() or ("runs only when named" if name == "spec" else engine.supports(p))
+        for name, engine in engines().items()
+    }
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """An engine, and why it cannot run here (None: it can)."""
+
+    name: str
+    about: str
+    reason: str | None
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {'ready' if self.reason is None else 'not available: ' + self.reason} ({self.about})"
+
+
+def available_engines() -> tuple[EngineState, ...]:
+    """Every engine with its state, in the order in which they are tried.
+
+    >>> import regard
+    >>> [engine.name for engine in regard.available_engines()]
+    ['tiled', 'spec']
+    """
+    return tuple(EngineState(engine.NAME, engine.ABOUT, engine.state()) for engine in engines().values())

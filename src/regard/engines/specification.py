@@ -1,0 +1,71 @@
+"""The specification as an engine: `engine="spec"` gives what all others are judged by, in float64 and O(n²)."""
+
+from typing import Any
+
+import numpy as np
+
+from regard import spec
+from regard.observing import Statistic, Top
+from regard.problem import Differential, Outputs, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NAME = "spec"
+ABOUT = "the specification, O(n²) memory, slow; runs only when named"
+
+
+def state() -> str | None:
+    return None
+
+
+def supports(p: Problem) -> str | None:
+    return None
+
+
+def rounded(p: Problem, x: Outputs) -> Outputs:
+    kinds = (p.dtype, p.compute, p.compute)
+    return Outputs(*(None if a is None else a.astype(kind) for a, kind in zip(x, kinds, strict=True)))
+
+
+def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
+    outputs = rounded(p, spec.forward(p))
+    found: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
+    if any(s.name not in found for s in p.observe):
+        P, found = spec.weights(p), found | spec.statistics(p)
+
+    def value(s: Statistic) -> Any:
+        if s.name == "top":
+            index = np.full((*P.shape[:-1], s.k), -1, np.int64)
+            index[..., : p.n_k] = found["order"][..., : s.k]
+            padded = np.concatenate([P, np.zeros((*P.shape[:-1], 1))], axis=-1)
+            return Top(np.take_along_axis(padded, index, -1).astype(p.compute), index)
+        return found[s.name] if s.name == "argmax" else found[s.name].astype(p.compute)
+
+    return outputs, {s: value(s) for s in p.observe}
+
+
+def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
+    return spec.weights(p)[..., np.asarray(rows, dtype=int)[:, None], np.asarray(cols, dtype=int)].astype(p.compute)
+
+
+def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+    g = spec.gradients(p, ct)
+
+    def fit(x: Array | None, like: Array | None) -> Array | None:
+        return None if x is None or like is None else x.astype(like.dtype)
+
+    return Differential(
+        query=fit(g.query, p.query),
+        key=fit(g.key, p.key),
+        value=fit(g.value, p.value),
+        bias=fit(g.bias, p.bias),
+        sink=fit(g.sink, p.sink),
+        tables={table: x.astype(table.dtype) for table, x in g.tables.items()},
+    )
+
+
+def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
+    primal, tangent = spec.jvp(p, t)
+    return rounded(p, primal), rounded(p, tangent)
+
+

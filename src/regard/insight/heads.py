@@ -1,0 +1,280 @@
+"""Statistics of attention heads: what a head looks at, as numbers.
+
+Every statistic is an average over rows. A row that has nothing to say is left out: the first, which sees one key, one
+that sees nothing, and, where copies are asked for, one whose token has none before it. Without any row left it is 0.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.floating[Any]]
+Means = NDArray[np.float64]
+Says = NDArray[np.bool_]
+Rows = tuple[NDArray[np.float64], Says]
+
+KINDS = ("previous token", "duplicate token", "induction", "first-token sink", "current token")
+
+
+@dataclass(frozen=True)
+class HeadStatistics:
+    """What one head looks at, each an average over the rows that have something to say; weights lie in [0, 1].
+
+    `entropy` is in nats, `normalized_entropy` relative to attending evenly. `sink` is the weight on the first token.
+    """
+
+    layer: int
+    head: int
+    previous: float
+    duplicate: float
+    induction: float
+    sink: float
+    current: float
+    entropy: float
+    normalized_entropy: float
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The score of each of `KINDS`."""
+        values = (self.previous, self.duplicate, self.induction, self.sink, self.current)
+        return dict(zip(KINDS, values, strict=True))
+
+
+def previous_token(weights: ArrayLike) -> Means:
+    """Mean weight on the token just before, per head.
+
+    `weights` (..., h, n, n) gives (..., h). Row 0 has no token before it and is left out; without any row left: 0.
+    A head of this kind is the first half of an induction circuit (Elhage et al. 2021, "A Mathematical Framework for
+    Transformer Circuits").
+
+    >>> previous_token([[[1.0, 0.0], [0.75, 0.25]]])
+    array([0.75])
+    """
+    return _mean(_previous(_whole(weights)))
+
+
+def current_token(weights: ArrayLike) -> Means:
+    """Mean weight on the token itself, per head: (..., h, n, n) gives (..., h). Row 0 is left out.
+
+    >>> current_token([[[1.0, 0.0], [0.75, 0.25]]])
+    array([0.25])
+    """
+    return _mean(_current(_whole(weights)))
+
+
+def duplicate_token(weights: ArrayLike, ids: ArrayLike) -> Means:
+    """Mean weight on all earlier copies of the current token, per head.
+
+    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): averaged over the rows whose token came before; without
+    any: 0. Named by Wang et al. 2022, "Interpretability in the Wild".
+
+    >>> duplicate_token([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
+    array([0.75])
+    """
+    return _mean(_duplicate(_whole(weights, ids)))
+
+
+def induction(weights: ArrayLike, ids: ArrayLike) -> Means:
+    """Mean weight on the tokens that came after earlier copies of the current token, per head.
+
+    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): summed over all earlier copies of a row's token (with
+    several, each one alone would read low), then averaged over the rows that have an earlier copy; without any: 0.
+    On repeated random tokens this is the prefix matching score of Olsson et al. 2022, "In-context Learning and
+    Induction Heads".
+
+    >>> induction([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
+    array([0.25])
+    """
+    return _mean(_induction(_whole(weights, ids)))
+
+
+def sink(weights: ArrayLike) -> Means:
+    """Mean weight that the first token receives, per head: (..., h, n, n) gives (..., h).
+
+    The importance score of the first token of Gu et al. 2025, "When Attention Sink Emerges in Language Models", but
+    for row 0, which sees nothing else: it is left out, so that short texts do not look like sinks.
+
+    >>> sink([[[1.0, 0.0], [0.75, 0.25]]])
+    array([0.75])
+    """
+    return _mean(_sink(_whole(weights)))
+
+
+def sink_rate(weights: ArrayLike, epsilon: float = 0.3) -> float:
+    """The share of heads whose `sink` exceeds `epsilon`: the sink metric of Gu et al. 2025, whose threshold is 0.3."""
+    return float((sink(weights) > epsilon).mean())
+
+
+def entropy(weights: ArrayLike) -> Means:
+    """Mean of -Σ P log P over keys, in nats, per head: (..., h, n, n) gives (..., h). Row 0 is left out.
+
+    >>> entropy([[[1.0, 0.0], [0.5, 0.5]]]).round(3)
+    array([0.693])
+    """
+    return _mean(_entropy(_whole(weights)))
+
+
+def normalized_entropy(weights: ArrayLike, *, causal: bool = True) -> Means:
+    """Mean of each row's entropy over the log of how many keys it sees: 0 is one key, 1 all evenly. Row 0 is left out.
+
+    With `causal`, row i sees i + 1 keys; otherwise every row sees all.
+
+    >>> normalized_entropy([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1/3, 1/3, 1/3]]])
+    array([1.])
+    """
+    return _mean(_normalized(_whole(weights, causal=causal)))
+
+
+def head_statistics(
+    weights: ArrayLike | Callable[[slice], Floats],
+    ids: ArrayLike,
+    *,
+    layer: int = 0,
+    causal: bool = True,
+    rows: int = 256,
+) -> tuple[HeadStatistics, ...]:
+    """Every statistic of every head of one layer, in order of heads.
+
+    `weights` is an array (..., h, n, n), or a function that gives the rows a slice names, (..., h, m, n): long texts
+    then take memory for `rows` rows at a time. `ids` (..., n). Leading dimensions are averaged.
+
+    >>> head, = head_statistics([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
+    >>> head.induction, head.duplicate, head.sink
+    (0.25, 0.75, 0.625)
+    >>> kind(head)
+    ('duplicate token', 0.75)
+    """
+    if callable(weights):
+        ids, give = np.asarray(ids), weights
+    else:
+        whole = _whole(weights, ids)
+        ids, give = whole.ids, lambda part: whole.weights[..., part, :]
+    sums = np.zeros(())
+    for start in range(0, ids.shape[-1], rows):
+        tile = _Tile(np.asarray(give(slice(start, start + rows)), np.float64), ids, start, causal)
+        sums = sums + np.stack([_sums(statistic(tile)) for statistic in _STATISTICS])
+    means = _divide(*np.moveaxis(sums, 1, 0))
+    return tuple(HeadStatistics(layer, head, *values) for head, values in enumerate(means.T.tolist()))
+
+
+def kind(head: HeadStatistics) -> tuple[str, float]:
+    """The one of `KINDS` whose score is the highest, and that score."""
+    return max(head.scores.items(), key=lambda item: item[1])
+
+
+def strongest(heads: Iterable[HeadStatistics], kind: str) -> HeadStatistics:
+    """The head with the highest score of that `kind` (one of `KINDS`).
+
+    >>> strongest(head_statistics([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], [3, 4]), "current token").head
+    1
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    return max(heads, key=lambda head: head.scores[kind])
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Rows `start`, `start + 1`, ... of the weights: (..., h, m, n)."""
+
+    weights: NDArray[np.float64]
+    ids: NDArray[Any]
+    start: int = 0
+    causal: bool = True
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        return self.start + np.arange(self.weights.shape[-2])
+
+    def shifted_diagonal(self, by: int) -> NDArray[np.float64]:
+        """weights[..., i, i - by] for every row i; column 0 where that is before the first."""
+        columns = np.maximum(self.rows - by, 0)
+        return np.take_along_axis(self.weights, columns.reshape(*(1,) * (self.weights.ndim - 2), -1, 1), -1)[..., 0]
+
+    def earlier_copies(self) -> NDArray[np.bool_]:
+        """Where key j < i holds the token of row i: (..., 1, m, n)."""
+        same = np.equal(self.ids[..., self.rows, None], self.ids[..., None, :])
+        earlier = np.less(np.arange(self.ids.shape[-1]), self.rows[:, None])
+        copies: Says = (same & earlier)[..., None, :, :]
+        return copies
+
+    @property
+    def alive(self) -> NDArray[np.bool_]:
+        """Rows that see anything at all: (..., h, m)."""
+        alive: Says = self.weights.any(-1)
+        return alive
+
+    def after_first(self, values: NDArray[np.float64]) -> Rows:
+        return values, self.alive & (self.rows > 0)
+
+
+# Each gives one value per row, (..., h, m), and which rows have something to say, broadcastable with it.
+
+
+def _previous(tile: _Tile) -> Rows:
+    return tile.after_first(tile.shifted_diagonal(1))
+
+
+def _duplicate(tile: _Tile) -> Rows:
+    copies = tile.earlier_copies()
+    return np.where(copies, tile.weights, 0).sum(-1), copies.any(-1) & tile.alive
+
+
+def _induction(tile: _Tile) -> Rows:
+    copies = tile.earlier_copies()
+    return np.where(copies[..., :-1], tile.weights[..., 1:], 0).sum(-1), copies.any(-1) & tile.alive
+
+
+def _sink(tile: _Tile) -> Rows:
+    return tile.after_first(tile.weights[..., 0])
+
+
+def _current(tile: _Tile) -> Rows:
+    return tile.after_first(tile.shifted_diagonal(0))
+
+
+def _entropy(tile: _Tile) -> Rows:
+    logs = np.log(tile.weights, where=tile.weights > 0, out=np.zeros_like(tile.weights))
+    return tile.after_first(0.0 - (tile.weights * logs).sum(-1))
+
+
+def _normalized(tile: _Tile) -> Rows:
+    visible = tile.rows + 1 if tile.causal else np.full(tile.rows.shape, tile.weights.shape[-1])
+    values, says = _entropy(tile)
+    return values / np.log(np.maximum(visible, 2)), says
+
+
+_STATISTICS = (_previous, _duplicate, _induction, _sink, _current, _entropy, _normalized)
+
+
+def _whole(weights: ArrayLike, ids: ArrayLike | None = None, *, causal: bool = True) -> _Tile:
+    array = np.asarray(weights, np.float64)
+    if array.ndim < 3 or array.shape[-1] != array.shape[-2] or 0 in array.shape:
+        raise ValueError(f"weights must have shape (..., h, n, n), got {array.shape}")
+    tokens = np.arange(array.shape[-1]) if ids is None else np.asarray(ids)
+    if tokens.ndim < 1 or tokens.shape[-1] != array.shape[-1]:
+        expected = f"(..., {array.shape[-1]})"
+        raise ValueError(f"ids must have shape {expected} to fit weights {array.shape}, got {tokens.shape}")
+    return _Tile(array, tokens, causal=causal)
+
+
+def _mean(rows: Rows) -> Means:
+    values, says = rows
+    says = np.broadcast_to(says, values.shape)
+    return _divide(values.sum(-1, where=says), says.sum(-1))
+
+
+def _sums(rows: Rows) -> NDArray[np.float64]:
+    """Per head, the sum over all other axes and the number of rows in it: (2, h)."""
+    values, says = rows
+    says = np.broadcast_to(says, values.shape)
+    others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
+    return np.stack([values.sum(others, where=says), says.sum(others)])
+
+
+def _divide(sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:
+    means: Means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+    return means

@@ -1,0 +1,262 @@
+"""Linear attention: exp(q · k) replaced by φ(q) · φ(k), so that keys are summed once and not for every query.
+
+It is another operation than softmax attention: "favor" approximates it, with an error that falls with the number of
+features, and the other feature maps do not try to. Where attention must be exact, use `regard.attention`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard import checks
+from regard.api import Frame, Layout
+from regard.threads import one_blas_thread
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """Positive orthogonal random features (FAVOR+, Choromanski et al. 2021, https://arxiv.org/abs/2009.14794).
+
+        φ(x)[r] = exp(W[r,a] y[a] - |y|²/2) / √m,   y = x / d^(1/4),   E φ(q) · φ(k) = exp(q · k / √d)
+
+    W has m = `num_features` rows: normal vectors, orthogonal within each block of d. All heads share W, which is a
+    function of (num_features, d, seed). The variance grows as exp(|q + k|² / √d): the norms decide how large m must be.
+    """
+
+    num_features: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if checks.integer("num_features", self.num_features) < 1:
+            raise ValueError(f"num_features must be at least 1, got {self.num_features}")
+        checks.integer("seed", self.seed)
+
+    def projection(self, d: int) -> Array:
+        """W, (num_features, d) in float64."""
+        random = np.random.default_rng(self.seed)
+        normal = random.standard_normal((math.ceil(self.num_features / d), d, d))
+        orthogonal, triangular = np.linalg.qr(normal)
+        # QR alone prefers a sign; with R's diagonal positive, rotations are uniform.
+        orthogonal *= np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))[..., None, :]
+        norms = np.sqrt(random.chisquare(d, normal.shape[:-1]))
+        rows: Array = (orthogonal.swapaxes(-1, -2) * norms[..., None]).reshape(-1, d)
+        return rows[: self.num_features]
+
+
+FeatureMap = str | RandomFeatures | Callable[[Array], Array]
+
+
+def linear_spec(
+    query: Array, key: Array, value: Array, *, feature_map: FeatureMap = "elu", causal: bool = False
+) -> tuple[Array, Array]:
+    """The definition of `linear_attention` in float64, O(n²): its output and its weights (..., h, n_q, n_k).
+
+    >>> out, weights = linear_spec(np.eye(2), np.eye(2), np.array([[1.0], [4.0]]))
+    >>> weights
+    array([[0.55555556, 0.44444444],
+           [0.44444444, 0.55555556]])
+    """
+    q, k, v = (x.astype(np.float64) for x in (query, key, value))
+    if q.ndim > 2:
+        k, v = (x.repeat(q.shape[-3] // x.shape[-3], axis=-3) for x in (k, v))
+    n_q, n_k = q.shape[-2], k.shape[-2]
+    visible = np.arange(n_k) <= np.arange(n_q)[:, None] + n_k - n_q if causal else np.ones((n_q, n_k), bool)
+
+    phi = _features(feature_map, q.shape[-1], q.dtype)
+    if phi.per_feature:  # softmax over the features of a query, over the visible keys for a feature
+        over_keys = _divide(e := np.where(visible[..., None], np.exp(k[..., None, :, :]), 0), e.sum(-2, keepdims=True))
+        over_features = _divide(e := np.exp(q), e.sum(-1, keepdims=True))
+        a = np.einsum("...ir,...ijr->...ij", over_features, over_keys)
+    else:
+        phi_q, phi_k = (np.exp(phi.of(x)) if phi.log else phi.of(x) for x in (q, k))
+        a = np.where(visible, np.einsum("...ir,...jr->...ij", phi_q, phi_k), 0)
+    p = _divide(a, a.sum(-1, keepdims=True))
+    return np.einsum("...ij,...jb->...ib", p, v), p
+
+
+@one_blas_thread()
+@np.errstate(invalid="ignore", over="ignore")
+def linear_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    feature_map: FeatureMap = "elu",
+    causal: bool = False,
+    chunk: int = 128,
+    layout: Layout = "bhnd",
+) -> Array:
+    """Attention with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time and O(n · d + d²) memory.
+
+        A[h,i,j] = φ(Q)[h,i,r] φ(K)[h,j,r]         for the j that i may see
+        O[h,i,b] = A[h,i,j] V[h,j,b] / Σ_j A[h,i,j]
+
+    This is not softmax attention (see `RandomFeatures` for an approximation of it).
+
+    Args:
+        query: (..., h, n_q, d), or a plain matrix (n_q, d) with key and value likewise.
+        key: (..., h_kv, n_k, d), h a multiple of h_kv. Leading dimensions broadcast.
+        value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32, float64.
+        feature_map: φ, one of
+            "elu": elu(x) + 1 (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236);
+            "relu": max(x, 0);
+            "softmax": efficient attention (Shen et al. 2021, https://arxiv.org/abs/1812.01243): softmax over features
+            for a query and, for each feature, over keys for the keys; when causal, over those that the query sees;
+            "favor": `RandomFeatures()`, or give a `RandomFeatures` of your own; stable for any norms;
+            a function of the last axis alone, from (..., d) to (..., r), not negative; it is given float32 or float64.
+        causal: query i sees the keys j ≤ i + n_k - n_q, as in `regard.attention`; the others have no influence.
+        chunk: keys and queries taken at once. It changes rounding, speed and memory, not the meaning.
+        layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
+
+    Returns:
+        (..., h, n_q, d_v) in the dtype of the inputs; sums are float64 for float64, else float32. A query that sees
+        no key, or whose weights are all zero (relu), gives 0.
+
+    Raises:
+        TypeError: for dtypes.
+        ValueError: for shapes that do not fit, d = 0, and unknown feature maps or features of a wrong shape.
+
+    >>> x = np.eye(3, dtype=np.float32)
+    >>> linear_attention(x, x, x, causal=True).round(3)
+    array([[1.   , 0.   , 0.   ],
+           [0.455, 0.545, 0.   ],
+           [0.312, 0.312, 0.375]], dtype=float32)
+    """
+    q, k, v = checks.operands(query, key, value)
+    if checks.integer("chunk", chunk) < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    frame = Frame.of(q, layout)
+    q, k, v = (frame.inward(x) for x in (q, k, v))
+    lead = checks.sizes(q, k, v)
+    (h, n_q, d), (h_kv, n_k, d_v) = q.shape[-3:], v.shape[-3:]
+    if d == 0:
+        raise ValueError(f"linear attention needs at least one feature, got query {query.shape} and key {key.shape}")
+    wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
+    phi = _features(feature_map, d, wide)
+
+    out = np.zeros((*lead, h, n_q, d_v), q.dtype)
+    # Heads as (h_kv, group): the queries of a group share the sums of one key-value head.
+    group = h // h_kv if h_kv else 1
+    q = q.reshape(*q.shape[:-3], h_kv, group, n_q, d)
+    k, v = k[..., None, :, :], v[..., None, :, :]
+
+    def keys(start: int, stop: int) -> tuple[Array, Array]:
+        values = np.ones((*v.shape[:-2], stop - start, d_v + 1), wide)  # the column of ones sums the weights
+        values[..., :-1] = v[..., start:stop, :]
+        return phi.of(k[..., start:stop, :].astype(wide)), values
+
+    def store(start: int, stop: int, sums: Array) -> None:
+        rows = _divide(sums[..., :-1], sums[..., -1:])
+        out[..., start:stop, :] = rows.reshape(*rows.shape[:-4], h, stop - start, d_v)
+
+    def diagonal(start: int, stop: int, state: "_State") -> "_State":
+        """Rows of which each sees one key more than the one before, the last row sees key stop + n_k - n_q - 1."""
+        features, values = keys(start + n_k - n_q, stop + n_k - n_q)
+        if stop - start > 1 and not phi.safe(features, values, state):
+            middle = (start + stop) // 2
+            return diagonal(middle, stop, diagonal(start, middle, state))
+        features, carried = phi.rescaled(features, state)
+        phi_q = phi.query(q[..., start:stop, :].astype(wide), carried, features)
+        a = np.tril(phi_q @ features.swapaxes(-1, -2))
+        store(start, stop, phi_q @ carried.sums + a @ values)
+        return carried.plus(features, values)
+
+    # Rows before `first` see nothing. Keys before `diagonal_from` are seen by every row.
+    first = max(n_q - n_k, 0) if causal else (0 if n_k else n_q)
+    diagonal_from = max(n_k - n_q, 0) if causal else n_k
+    features, values = keys(0, 0)
+    state = _State(features.swapaxes(-1, -2) @ values, np.full((1, features.shape[-1]), -np.inf, wide))
+    for start in range(0, diagonal_from, chunk):
+        features, values = keys(start, min(start + chunk, diagonal_from))
+        features, state = phi.rescaled(features, state)
+        state = state.plus(features, values)
+    for start in range(first, n_q, chunk):
+        stop = min(start + chunk, n_q)
+        if causal:
+            state = diagonal(start, stop, state)
+        else:
+            store(start, stop, phi.query(q[..., start:stop, :].astype(wide), state) @ state.sums)
+    return frame.outward(out)
+
+
+class _State(NamedTuple):
+    """Keys so far: sums[r,b] = Σ_j φ(k_j)[r] [v_j, 1][b] / exp(peak[r]), peak (1, r) the largest log φ(k_j)[r]."""
+
+    sums: Array
+    peak: Array
+
+    def plus(self, features: Array, values: Array) -> "_State":
+        return _State(self.sums + features.swapaxes(-1, -2) @ values, self.peak)
+
+
+@dataclass(frozen=True)
+class _Features:
+    """A feature map, of (..., n, d) to (..., n, r): φ itself, or log φ where φ is an exponential."""
+
+    of: Callable[[Array], Array]
+    log: bool = False
+    per_feature: bool = False  # normalized over keys for each feature, not for each query
+
+    def rescaled(self, features: Array, state: _State) -> tuple[Array, _State]:
+        """φ of keys relative to the peaks that include them, and the state relative to the same."""
+        if not self.log:
+            return features, state
+        peak = np.maximum(state.peak, features.max(-2, keepdims=True))
+        return np.exp(features - peak), _State(state.sums * np.exp(state.peak - peak).swapaxes(-1, -2), peak)
+
+    def safe(self, features: Array, values: Array, state: _State) -> bool:
+        """Whether rows can share the chunk's peaks: no row's own lies so low below them that its terms underflow, and
+        nothing that a row does not see can turn its zero weight into NaN."""
+        if not np.isfinite(values).all():
+            return False
+        if not self.log:
+            return True
+        lowest = np.maximum(state.peak, features[..., :1, :])
+        return bool((features.max(-2, keepdims=True) - lowest <= 20).all())
+
+    def query(self, q: Array, state: _State, features: Array | None = None) -> Array:
+        """φ(q) up to a factor for each row, in units of the state; `features` of keys seen from their own row on."""
+        phi = self.of(q)
+        if self.log:
+            phi = phi if self.per_feature else phi + state.peak
+            phi = np.exp(phi - phi.max(-1, keepdims=True))
+        if self.per_feature:
+            phi = phi / (state.sums[..., None, :, -1] + (0 if features is None else features.cumsum(-2)))
+        return phi
+
+
+def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any]) -> _Features:
+    if feature_map == "favor":
+        feature_map = RandomFeatures()
+    if isinstance(feature_map, RandomFeatures):
+        w = (feature_map.projection(d).T * d**-0.25).astype(dtype)
+        constant = math.log(feature_map.num_features) / 2
+        return _Features(lambda x: x @ w - (x * x).sum(-1, keepdims=True) / (2 * math.sqrt(d)) - constant, log=True)
+    if feature_map == "elu":
+        return _Features(lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))))
+    if feature_map == "relu":
+        return _Features(lambda x: np.maximum(x, 0))
+    if feature_map == "softmax":
+        return _Features(lambda x: x, log=True, per_feature=True)
+    if not callable(feature_map):
+        known = "'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
+        raise ValueError(f"feature_map must be {known}, got {feature_map!r}")
+
+    def of(x: Array) -> Array:
+        features = np.asarray(feature_map(x))
+        if features.ndim != x.ndim or features.shape[:-1] != x.shape[:-1]:
+            raise ValueError(f"feature_map must keep all but the last axis of {x.shape}, got {features.shape}")
+        return features.astype(dtype, copy=False)
+
+    return _Features(of)
+
+
+def _divide(a: Array, total: Array) -> Array:
+    """a / total, and 0 / 0 = 0; a NaN stays one."""
+    quotient: Array = a / np.where(total == 0, 1, total)
+    return quotient

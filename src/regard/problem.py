@@ -1,0 +1,159 @@
+"""One call of attention, normalized and frozen: what every engine is given."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.observing import Statistic
+from regard.rules import Mask, Node, Score, Table, partials
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Outputs(NamedTuple):
+    """What attention computes and what may carry a cotangent or a tangent.
+
+    `out` (..., h, n_q, d_v) has the dtype of the inputs; `lse` and `entropy` (..., h, n_q) are float32 (float64
+    for float64). As cotangents, None means zero.
+    """
+
+    out: Array | None
+    lse: Array | None
+    entropy: Array | None
+
+
+@dataclass(frozen=True, eq=False)
+class Differential:
+    """One array for each input that may vary: gradients, as `attention_vjp` returns them, or tangents.
+
+    Every array has the shape of its input; what a call did not have, or what does not vary, is None. `tables` maps
+    each float `regard.table` that a rule of the call reads to its array.
+    """
+
+    query: Array | None = None
+    key: Array | None = None
+    value: Array | None = None
+    bias: Array | None = None
+    sink: Array | None = None
+    tables: Mapping[Table, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A valid call: query (..., h, n_q, d), key (..., h_kv, n_k, d), value (..., h_kv, n_k, d_v) and the wishes.
+
+    Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
+    `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
+    output that lies as (..., n, h, d) in memory.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    lead: tuple[int, ...]
+    mask: Mask | None
+    score: Score | None
+    bias: Array | None
+    scale: float
+    sink: Array | None
+    dropout: float
+    seed: int
+    offset: Array
+    origin: tuple[int, int, int]
+    positions_first: bool = False
+    observe: tuple[Statistic, ...] = ()
+
+    @cached_property
+    def batch(self) -> int:
+        return int(np.prod(self.lead, dtype=np.int64))
+
+    @property
+    def heads(self) -> int:
+        return int(self.query.shape[-3])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.key.shape[-3])
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.heads // self.kv_heads if self.kv_heads else 1
+
+    @property
+    def n_q(self) -> int:
+        return int(self.query.shape[-2])
+
+    @property
+    def n_k(self) -> int:
+        return int(self.key.shape[-2])
+
+    @property
+    def d(self) -> int:
+        return int(self.query.shape[-1])
+
+    @property
+    def d_v(self) -> int:
+        return int(self.value.shape[-1])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.query.dtype
+
+    @property
+    def compute(self) -> np.dtype[Any]:
+        """The dtype of sums, of rules and of statistics: float64 for float64, else float32."""
+        return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+
+    @property
+    def keys(self) -> int:
+        """Keys of the whole sequence, as far as this call can know: its last key is the last one."""
+        return self.origin[2] + self.n_k
+
+    @property
+    def mask_node(self) -> Node | None:
+        return self.mask.node if self.mask is not None else None
+
+    @property
+    def score_node(self) -> Node | None:
+        return self.score.node if self.score is not None else None
+
+    @cached_property
+    def score_partials(self) -> tuple[Node | None, Mapping[Node, Node]]:
+        """∂score/∂s (None: no rule, so 1), and the derivative with respect to each reading of a float table."""
+        return (None, {}) if self.score is None else partials(self.score.node)
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """The float tables of the score rules: the ones that have a gradient."""
+        return tuple(dict.fromkeys(leaf.payload for leaf in self.score_partials[1]))
+
+    def shape(self, *tail: int) -> tuple[int, ...]:
+        """(..., h, *tail) of an output."""
+        return (*self.lead, self.heads, *tail)
+
+    def new_output(self) -> Array:
+        """An output (..., h, n_q, d_v) to be filled, in the caller's order in memory."""
+        if self.positions_first:
+            return np.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
+        return np.empty(self.shape(self.n_q, self.d_v), self.dtype)
+
+    def leading(self, x: Array, keep: int) -> Array:
+        """`x` with its leading dimensions broadcast to `lead`, its last `keep` as they are; a view."""
+        tail = x.shape[x.ndim - keep :]
+        return np.broadcast_to(x, (*self.lead, *tail))
+
+    def dense(self, x: Array) -> Array:
+        """A dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
+        return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
+
+
+def collapse(x: Array, shape: tuple[int, ...]) -> Array:
+    """`x` summed over the axes along which an array of `shape` was broadcast to make it."""
+    extra = x.ndim - len(shape)
+    x = x.sum(axis=tuple(range(extra))) if extra else x
+    axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and x.shape[axis] != 1)
+    return x.sum(axis=axes, keepdims=True) if axes else x

@@ -1,0 +1,75 @@
+"""Rules: masks and scores as small programs over indices, and their four readings.
+
+Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and derivatives (`partials`, `tangent`).
+"""
+
+from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, Interval, Ranges, classify, interval, key_tiles
+from regard.rules.derivative import partials, scatter, tangent
+from regard.rules.expression import OPS, At, Kind, Node, evaluate, reads
+from regard.rules.masks import (
+    Mask,
+    Requirement,
+    Rule,
+    as_mask,
+    blocks,
+    causal,
+    dilated,
+    documents,
+    global_tokens,
+    mask,
+    padding,
+    prefix,
+    strided,
+    window,
+)
+from regard.rules.program import Instruction, Program
+from regard.rules.scores import Score, alibi, as_score, compose, relative, score, softcap, temperature
+from regard.rules.tracing import Table, Traced, table, where
+
+__all__ = [
+    "EVERYTHING",
+    "MIXED",
+    "NOTHING",
+    "OPS",
+    "At",
+    "Instruction",
+    "Interval",
+    "Kind",
+    "Mask",
+    "Node",
+    "Program",
+    "Ranges",
+    "Requirement",
+    "Rule",
+    "Score",
+    "Table",
+    "Traced",
+    "alibi",
+    "as_mask",
+    "as_score",
+    "blocks",
+    "causal",
+    "classify",
+    "compose",
+    "dilated",
+    "documents",
+    "evaluate",
+    "global_tokens",
+    "interval",
+    "key_tiles",
+    "mask",
+    "padding",
+    "partials",
+    "prefix",
+    "reads",
+    "relative",
+    "scatter",
+    "score",
+    "softcap",
+    "strided",
+    "table",
+    "tangent",
+    "temperature",
+    "where",
+    "window",
+]

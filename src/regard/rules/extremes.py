@@ -1,0 +1,82 @@
+"""The least and greatest entry of any span of a table, from a summary: for bounds of what a tile may look up."""
+
+from functools import lru_cache, partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from regard.rules.expression import Array
+from regard.rules.tracing import Table
+
+BLOCK = 64
+
+
+class Extremes:
+    """Least and greatest entries of spans of (m,) arrays `low` and `high`, NaN left out.
+
+    Keeps O(m / BLOCK · log m) numbers beside the arrays: those of every 2^k blocks in a row (a sparse table). A span
+    is two runs of at most BLOCK entries, read directly, and the blocks between them, answered by two of the numbers.
+
+    >>> numbers = np.array([5, 1, 4, 2, 8])
+    >>> Extremes(numbers, numbers).span(np.array([0, 2]), np.array([4, 3]))
+    (array([1, 2]), array([8, 4]))
+    """
+
+    def __init__(self, low: Array, high: Array) -> None:
+        self.low, self.high = low, high
+        self.nan = bool(low.dtype.kind == "f" and np.isnan(low.sum()))
+        self.blocks = tuple(self._levels(*pair) for pair in ((np.fmin, low), (np.fmax, high)))
+
+    @staticmethod
+    def _levels(best: np.ufunc, values: Array) -> Array:
+        """Row k, column p: the best of blocks p, ..., p + 2^k - 1, as far as there are that many."""
+        count = len(values) // BLOCK
+        rows = [best.reduce(values[: count * BLOCK].reshape(count, BLOCK), axis=1)]
+        while 2 ** len(rows) <= count:
+            row, step = rows[-1].copy(), 2 ** (len(rows) - 1)
+            row[:-step] = best(row[:-step], row[step:])
+            rows.append(row)
+        return np.stack(rows)
+
+    def span(self, first: Array, last: Array) -> tuple[Array, Array]:
+        """Least and greatest of the entries first, ..., last, elementwise."""
+        first, last = np.broadcast_arrays(first, last)
+        width = int(min(BLOCK, (last - first).max(initial=0) + 1))
+        run = np.arange(width)
+        near = np.minimum(first[..., None] + run, last[..., None])
+        far = np.maximum(last[..., None] - run, first[..., None])
+        begin, end = first // BLOCK + 1, last // BLOCK
+        inner = end > begin
+        results = []
+        for best, values, levels in zip((np.fmin, np.fmax), (self.low, self.high), self.blocks, strict=True):
+            found = best.reduce(best(values[near], values[far]), axis=-1)
+            if inner.any():
+                count = np.where(inner, end - begin, 1)
+                level = np.frexp(count.astype(np.float64))[1] - 1  # floor of the binary logarithm
+                p, q = np.where(inner, begin, 0), np.where(inner, end - 2**level, 0)
+                found = np.where(inner, best(found, best(levels[level, p], levels[level, q])), found)
+            results.append(found)
+        return results[0], results[1]
+
+
+def _summarize(array: Array, axis: int, ranges: tuple[tuple[int, int], ...]) -> Extremes:
+    part = np.moveaxis(array[tuple(slice(first, last + 1) for first, last in ranges)], axis, -1)
+    rows = part.reshape(-1, part.shape[-1])
+    if array.dtype.name == "bfloat16":
+        rows = rows.astype(np.float32)
+    if len(rows) == 1:
+        return Extremes(rows[0], rows[0])
+    return Extremes(np.fmin.reduce(rows), np.fmax.reduce(rows))
+
+
+_summaries: WeakKeyDictionary[Table, Any] = WeakKeyDictionary()
+
+
+def extremes(table: Table, axis: int, ranges: tuple[tuple[int, int], ...]) -> Extremes:
+    """The `Extremes` along `axis` of the entries whose other indices lie in `ranges` (inclusive; that of axis: all)."""
+    summary = _summaries.get(table)
+    if summary is None:
+        summary = _summaries[table] = lru_cache(maxsize=32)(partial(_summarize, table.array))
+    result: Extremes = summary(axis, ranges)
+    return result

@@ -1,0 +1,419 @@
+"""Masks: who may be attended to, as frozen rules over (b, h, i, j) that compose with ``& | ~``.
+
+i is the absolute index of the query and j of the key, h the query head, b the row-major index of the leading
+dimensions. True means attend.
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, order
+from regard.rules.tracing import Table, Traced, trace
+
+Axis = Literal["b", "h", "i", "j"]
+AXES: dict[str, str] = {"b": "batch index", "h": "head", "i": "query index", "j": "key index"}
+ATOM, NOT, AND, OR = 3, 2, 1, 0  # how tightly the text of a rule binds
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What an argument of a rule asks of a call: absolute indices along `axis` lie in [0, length).
+
+    Along "b" and "h" a length of 1 serves every index.
+    """
+
+    rule: str
+    argument: str
+    axis: Axis
+    length: int
+
+    def check(self, low: int, high: int) -> None:
+        """ValueError if a call whose indices along the axis are low, ..., high - 1 is not served."""
+        if high <= low or (self.axis in "bh" and self.length == 1) or (low >= 0 and high <= self.length):
+            return
+        outside = low if low < 0 else high - 1
+        raise ValueError(
+            f"{self.argument} of {self.rule} covers {AXES[self.axis]} 0 to {self.length - 1}, "
+            f"but this call reaches {AXES[self.axis]} {outside}"
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
+class Rule:
+    """A traced rule: its expression, the text that it prints as, and what it requires of a call."""
+
+    node: Node
+    text: str
+    requires: tuple[Requirement, ...] = ()
+
+    @property
+    def dense(self) -> tuple[Array, ...]:
+        """The dense arrays it reads, each aligned right to (..., h, n_q, n_k)."""
+        return tuple(node.payload for node in order([self.node]) if node.op == "dense")
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Mask(Rule):
+    """Who may be attended to. Compose with ``&``, ``|`` and ``~``, also with boolean or 0/1 integer arrays.
+
+    Equal means identical: two masks built alike are two masks.
+
+    >>> causal() & window(3) | ~prefix(4)
+    causal() & window(3) | ~prefix(4)
+    """
+
+    binds: int = ATOM
+
+    # Leaves the operators of ``array & mask`` to the mask.
+    __array_ufunc__ = None
+
+    def __and__(self, other: Any) -> "Mask":
+        return _combine(AND, self, other)
+
+    def __rand__(self, other: Any) -> "Mask":
+        return _combine(AND, other, self)
+
+    def __or__(self, other: Any) -> "Mask":
+        return _combine(OR, self, other)
+
+    def __ror__(self, other: Any) -> "Mask":
+        return _combine(OR, other, self)
+
+    def __invert__(self) -> "Mask":
+        return Mask(build("invert", self.node), f"~{self._within(NOT)}", self.requires, NOT)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a mask has no truth value; combine masks with & | ~ instead of and, or, not")
+
+    def _within(self, binds: int) -> str:
+        return self.text if self.binds >= binds else f"({self.text})"
+
+    def show(self, n: int, n_k: int | None = None) -> "Drawing":
+        """A drawing of the first head and batch entry for n queries and n_k keys (n unless given), the last aligned.
+
+        Raises ValueError if an array in the mask does not cover that many.
+
+        >>> causal().show(3)
+        █ · ·
+        █ █ ·
+        █ █ █
+        """
+        n_k = n if n_k is None else n_k
+        for requirement in self.requires:
+            if requirement.axis in "ij":
+                requirement.check(*((n_k - n, n_k) if requirement.axis == "i" else (0, n_k)))
+
+        def first(array: Array) -> Array:
+            values = array[(0,) * max(array.ndim - 2, 0)]
+            try:
+                return np.broadcast_to(values, (n, n_k))
+            except ValueError:
+                message = f"the mask holds an array of shape {array.shape}, which does not cover {n} by {n_k}"
+                raise ValueError(message) from None
+
+        zero = np.zeros((), np.int64)
+        i, j = np.arange(n_k - n, n_k)[:, None], np.arange(n_k)
+        (visible,) = evaluate([self.node], At(zero, zero, i, j, keys=n_k, dense=first))
+        rows = np.where(np.broadcast_to(visible, (n, n_k)), "█", "·")
+        return Drawing("\n".join(" ".join(row) for row in rows))
+
+
+class Drawing(str):
+    """Text that shows itself as it is at the prompt, not quoted."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _combine(binds: int, left: Any, right: Any) -> Mask:
+    left, right = as_mask(left), as_mask(right)
+    name, sign = ("bitwise_and", "&") if binds == AND else ("bitwise_or", "|")
+    text = f"{left._within(binds)} {sign} {right._within(binds)}"
+    return Mask(build(name, left.node, right.node), text, left.requires + right.requires, binds)
+
+
+def as_mask(mask: Any, argument: str = "mask") -> Mask:
+    """`mask` as a `Mask`: one already, a function, or booleans or 0/1 integers that align to (..., h, n_q, n_k).
+
+    Raises TypeError for anything else, ValueError for integers other than 0 and 1.
+
+    >>> as_mask(np.array([[1, 0], [1, 1]]))
+    array of shape (2, 2)
+    """
+    if isinstance(mask, Mask):
+        return mask
+    if callable(mask):
+        return _traced(mask)
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(
+            f"{argument} must be a mask, a function of (b, h, i, j), or an array of booleans or 0/1 integers, "
+            f"got {type(mask).__name__}"
+        )
+    if mask.dtype.kind == "f" or mask.dtype.name == "bfloat16":
+        raise TypeError(f"{argument} must be boolean or 0/1 integers, got {mask.dtype}; to add to scores, use bias=")
+    values = _booleans(argument, mask)
+    return Mask(make("dense", "bool", (), values), f"array of shape {values.shape}")
+
+
+def mask(function: Callable[..., Any]) -> Mask:
+    """The mask that a function of (b, h, i, j) computes; it is traced once, here. Serves as a decorator.
+
+    Raises TypeError if the function takes other arguments, does not return a boolean expression, or branches on a
+    traced value.
+
+    >>> @mask
+    ... def band(b, h, i, j):
+    ...     return abs(i - j) <= 1
+    >>> band
+    mask(band)
+    """
+    node = trace(function, MASK_LEAVES)
+    return Mask(node, f"mask({getattr(function, '__name__', type(function).__name__)})")
+
+
+_traced = mask  # where an argument is called mask
+
+
+def _rule(text: str, function: Callable[..., Any], *requires: Requirement) -> Mask:
+    return Mask(trace(function, MASK_LEAVES), text, requires)
+
+
+def causal() -> Mask:
+    """Keys up to the query itself: j ≤ i.
+
+    >>> print(causal())
+    causal()
+    """
+    return _rule("causal()", lambda b, h, i, j: j <= i)
+
+
+def window(left: int | None, right: int | None = 0) -> Mask:
+    """Keys from `left` before the query to `right` after it: i - left ≤ j ≤ i + right. None: no bound on that side.
+
+    Counts as flash-attention does: a sliding window of W keys is ``window(W - 1)``.
+
+    >>> window(1).show(4)
+    █ · · ·
+    █ █ · ·
+    · █ █ ·
+    · · █ █
+    """
+    left = None if left is None else whole("left of window", left, least=0)
+    right = None if right is None else whole("right of window", right, least=0)
+
+    def rule(b: Any, h: Any, i: Any, j: Any) -> Any:
+        inside = []
+        if left is not None:
+            inside.append(i - j <= left)
+        if right is not None:
+            inside.append(j - i <= right)
+        return inside[0] & inside[-1] if inside else True
+
+    return _rule(f"window({left})" if right == 0 else f"window({left}, {right})", rule)
+
+
+def prefix(length: int | ArrayLike) -> Mask:
+    """The first `length` keys, for every query: j < length; an integer, or one for each batch entry.
+
+    >>> (causal() | prefix(2)).show(3)
+    █ █ ·
+    █ █ ·
+    █ █ █
+    """
+    rows, requires = _per_batch("prefix", "length", length)
+    return _rule(f"prefix({_short(length)})", lambda b, h, i, j: j < rows(b), *requires)
+
+
+def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") -> Mask:
+    """The real keys of padded sequences, `lengths` of them in each batch entry.
+
+    lengths: integers over the leading dimensions. side: where the padding is. On the right, keys j < length are real;
+    on the left, the last ones, j ≥ keys - length, of all keys of the sequence.
+
+    >>> padding(np.array([2, 3]), side="left").show(1, 4)
+    · · █ █
+    """
+    if side not in ("right", "left"):
+        raise ValueError(f"side of padding must be 'right' or 'left', got {side!r}")
+    rows, requires = _per_batch("padding", "lengths", lengths)
+    keys = Traced(make("keys", "int"))
+    text = f"padding({_short(lengths)}" + (")" if side == "right" else ", side='left')")
+    if side == "right":
+        return _rule(text, lambda b, h, i, j: j < rows(b), *requires)
+    return _rule(text, lambda b, h, i, j: j >= keys - rows(b), *requires)
+
+
+def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
+    """Keys of the query's own document, in sequences packed from several.
+
+    ids: (n,) or (..., n), the document of each position over the leading dimensions; any integers.
+    key_ids: those of the keys, if keys are other positions than queries.
+
+    >>> documents(np.array([7, 7, 2])).show(3)
+    █ █ ·
+    █ █ ·
+    · · █
+    """
+    text = f"documents({_short(ids)}" + (")" if key_ids is None else f", {_short(key_ids)})")
+    query = _document_ids("ids", ids)
+    key = query if key_ids is None else _document_ids("key_ids", key_ids)
+    if query.shape[0] != key.shape[0]:
+        raise ValueError(f"ids and key_ids of documents differ in leading size: {query.shape[0]} and {key.shape[0]}")
+    labels = _relabel(np.concatenate([key, query], axis=1))
+    of_key = Table(labels[:, : key.shape[1]])
+    of_query = of_key if key_ids is None else Table(labels[:, key.shape[1] :])
+    argument = "ids" if key_ids is None else "key_ids"
+    return _rule(
+        text,
+        lambda b, h, i, j: of_query[b, i] == of_key[b, j],
+        Requirement("documents", "ids", "b", query.shape[0]),
+        Requirement("documents", "ids", "i", query.shape[1]),
+        Requirement("documents", argument, "j", key.shape[1]),
+    )
+
+
+def _relabel(ids: Array) -> Array:
+    """`ids` (rows, n) renamed 0, 1, ... in order of first appearance in each row, so that packed ones are sorted."""
+    values, inverse = np.unique(ids, return_inverse=True)
+    pairs = inverse.reshape(ids.shape) + np.arange(len(ids))[:, None] * len(values)
+    _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    labels = rank[inverse].reshape(ids.shape)
+    return labels - labels.min(axis=1, keepdims=True)
+
+
+def strided(step: int) -> Mask:
+    """Every `step`-th key, counted from the query: (i - j) mod step = 0 (Child et al. 2019).
+
+    >>> strided(2).show(3)
+    █ · █
+    · █ ·
+    █ · █
+    """
+    step = whole("step of strided", step, least=1)
+    return _rule(f"strided({step})", lambda b, h, i, j: (i - j) % step == 0)
+
+
+def dilated(left: int, step: int) -> Mask:
+    """The query and `left` keys before it, `step` apart: i - j = 0, step, ..., left · step (Beltagy et al. 2020).
+
+    >>> dilated(1, 2).show(4)
+    █ · · ·
+    · █ · ·
+    █ · █ ·
+    · █ · █
+    """
+    left, step = whole("left of dilated", left, least=0), whole("step of dilated", step, least=1)
+    reach = left * step
+    return _rule(
+        f"dilated({left}, {step})", lambda b, h, i, j: (j <= i) & (i - j <= reach) & ((i - j) % step == 0)
+    )
+
+
+def blocks(table: ArrayLike, size: int) -> Mask:
+    """Whole blocks of `size` × `size`: the pair (i, j) is visible if ``table[..., i // size, j // size]`` is.
+
+    table: booleans or 0/1 integers, (rows, columns), (h, rows, columns) or (b, h, rows, columns).
+
+    >>> blocks(np.array([[1, 0], [1, 1]]), 2).show(4)
+    █ █ · ·
+    █ █ · ·
+    █ █ █ █
+    █ █ █ █
+    """
+    values = np.asarray(table)
+    if not 2 <= values.ndim <= 4:
+        raise ValueError(f"table of blocks must have 2, 3 or 4 dimensions, got shape {values.shape}")
+    size = whole("size of blocks", size, least=1)
+    look = Table(_booleans("table of blocks", values))
+    axes: tuple[Axis, ...] = ("b", "h", "i", "j")
+    requires = [
+        Requirement("blocks", "table", axis, length * (size if axis in "ij" else 1))
+        for axis, length in zip(axes[-values.ndim :], values.shape, strict=True)
+    ]
+    return _rule(
+        f"blocks({_short(table)}, {size})",
+        lambda b, h, i, j: look[(b, h, i // size, j // size)[-values.ndim :]],
+        *requires,
+    )
+
+
+def global_tokens(n: int) -> Mask:
+    """The first `n` positions see everything and are seen by everything: i < n or j < n (Beltagy et al. 2020).
+
+    >>> global_tokens(1).show(3)
+    █ █ █
+    █ · ·
+    █ · ·
+    """
+    n = whole("n of global_tokens", n, least=0)
+    return _rule(f"global_tokens({n})", lambda b, h, i, j: (i < n) | (j < n))
+
+
+# Arguments
+
+
+def whole(what: str, value: Any, least: int) -> int:
+    """`value` as an int of at least `least`; `what` names it in the TypeError or ValueError otherwise."""
+    try:
+        result = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an integer, got {value!r}") from None
+    if isinstance(value, bool | np.bool_):
+        raise TypeError(f"{what} must be an integer, got {value!r}")
+    if not least <= result < 2**62:
+        bound = f"at least {least}" if result < least else "below 2**62"
+        raise ValueError(f"{what} must be {bound}, got {result}")
+    return result
+
+
+def _integers(what: str, value: Any) -> Array:
+    values = np.asarray(value)
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"{what} must be integers, got {values.dtype}")
+    return values.astype(np.int64)
+
+
+def _booleans(what: str, values: Array) -> Array:
+    if values.dtype.kind == "b":
+        return values
+    if values.dtype.kind not in "iu":
+        raise TypeError(f"{what} must be booleans or 0/1 integers, got {values.dtype}")
+    wrong = values[(values != 0) & (values != 1)]
+    if wrong.size:
+        raise ValueError(f"{what} must be booleans or 0/1 integers, got {wrong[0]}")
+    return values.astype(bool)
+
+
+def _per_batch(rule: str, argument: str, value: Any) -> tuple[Callable[[Any], Any], tuple[Requirement, ...]]:
+    """One length for all batch entries, or one for each, as what a rule reads at b."""
+    if np.ndim(value) == 0:
+        length = whole(f"{argument} of {rule}", value.item() if isinstance(value, np.ndarray) else value, least=0)
+        return lambda b: length, ()
+    lengths = _integers(f"{argument} of {rule}", value).reshape(-1)
+    if lengths.size and lengths.min() < 0:
+        raise ValueError(f"{argument} of {rule} must be at least 0, got {lengths.min()}")
+    table = Table(lengths)
+    return lambda b: table[b], (Requirement(rule, argument, "b", len(lengths)),)
+
+
+def _document_ids(argument: str, ids: Any) -> Array:
+    values = _integers(f"{argument} of documents", ids)
+    if values.ndim == 0 or 0 in values.shape:
+        raise ValueError(f"{argument} of documents must be (n,) or (..., n) and not empty, got shape {values.shape}")
+    return values.reshape(-1, values.shape[-1])
+
+
+def _short(value: Any) -> str:
+    return repr(int(value)) if np.ndim(value) == 0 else f"array of shape {np.shape(value)}"

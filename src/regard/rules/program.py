@@ -1,0 +1,80 @@
+"""Expressions as linear programs, for compilers: one instruction per node, each operand computed before its use."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from regard.rules.expression import Array, Kind, Node, Number, order
+from regard.rules.tracing import Table
+
+
+class Instruction(NamedTuple):
+    """``op`` of the results of the instructions ``operands``.
+
+    slot: which of the program's numbers, tables or dense arrays a ``number``, ``gather`` or ``dense`` reads; the value
+    itself for a ``literal``; else None.
+    """
+
+    op: str
+    kind: Kind
+    operands: tuple[int, ...]
+    slot: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Expressions in static single assignment: instruction n computes value n, `results` are the values returned.
+
+    numbers, tables, dense: the run-time arguments, by slot. structure: what the program computes, leaving out the
+    values of numbers, and the contents and lengths of arrays; programs of equal structure may share compiled code.
+    """
+
+    instructions: tuple[Instruction, ...]
+    results: tuple[int, ...]
+    numbers: tuple[Number, ...]
+    tables: tuple[Table, ...]
+    dense: tuple[Array, ...]
+    structure: str
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node]) -> "Program":
+        """The program that computes `nodes`.
+
+        >>> from regard.rules import causal
+        >>> print(Program.of([causal().node]))
+        %0 = j : int
+        %1 = i : int
+        %2 = less_equal %0 %1 : bool
+        return %2
+        """
+        slots: dict[str, dict[Any, tuple[int, Any]]] = {"number": {}, "gather": {}, "dense": {}}
+        position: dict[Node, int] = {}
+        instructions = []
+        for node in order(nodes):
+            slot = node.payload
+            if node.op in slots:
+                # A number is a slot of its own; arrays are shared by identity.
+                key = id(node) if node.op == "number" else id(node.payload)
+                found = slots[node.op]
+                slot, _ = found.setdefault(key, (len(found), node.payload))
+            position[node] = len(position)
+            instructions.append(Instruction(node.op, node.kind, tuple(position[arg] for arg in node.args), slot))
+        numbers, tables, dense = (tuple(value for _, value in found.values()) for found in slots.values())
+        results = tuple(position[node] for node in nodes)
+        signature = [f"table {table.dtype} {len(table.shape)}" for table in tables]
+        structure = "\n".join([*signature, *_lines(instructions, results)])
+        return cls(tuple(instructions), results, numbers, tables, dense, structure)
+
+    def __str__(self) -> str:
+        arguments = [f"number {slot} = {value!r}" for slot, value in enumerate(self.numbers)]
+        arguments += [f"table {slot} = {value!r}" for slot, value in enumerate(self.tables)]
+        arguments += [f"dense {slot} = array of shape {value.shape}" for slot, value in enumerate(self.dense)]
+        return "\n".join([*arguments, *_lines(self.instructions, self.results)])
+
+
+def _lines(instructions: Sequence[Instruction], results: Sequence[int]) -> list[str]:
+    lines = []
+    for position, (op, kind, operands, slot) in enumerate(instructions):
+        words = [op, *([] if slot is None else [repr(slot)]), *(f"%{operand}" for operand in operands)]
+        lines.append(f"%{position} = {' '.join(words)} : {kind}")
+    return [*lines, f"return {' '.join(f'%{result}' for result in results)}"]

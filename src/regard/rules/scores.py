@@ -1,0 +1,185 @@
+"""Scores: what is added to or done to a score before the softmax, as frozen rules over (s, b, h, i, j).
+
+s is the scaled product of query and key; i, j, h and b as for masks. Every array is a table that trains: give a
+`regard.table` to hold on to the handle that its gradient is returned under.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from regard.rules.expression import SCORE_LEAVES, make, substitute
+from regard.rules.masks import Requirement, Rule
+from regard.rules.tracing import Table, trace
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Score(Rule):
+    """A rule that gives the new score. Several are applied in the order of a sequence.
+
+    Equal means identical: two scores built alike are two scores.
+
+    >>> softcap(50.0)
+    softcap(50.0)
+    """
+
+
+def as_score(score: Any, argument: str = "score") -> Score:
+    """`score` as one `Score`: one already, a function, or a sequence of those, applied in order.
+
+    >>> as_score([temperature(2.0), softcap(30.0)])
+    [temperature(2.0), softcap(30.0)]
+    """
+    if isinstance(score, Score):
+        return score
+    if callable(score):
+        return _traced(score)
+    if not isinstance(score, list | tuple):
+        raise TypeError(
+            f"{argument} must be a score rule, a function of (s, b, h, i, j), or a sequence of those, "
+            f"got {type(score).__name__}"
+        )
+    return compose([as_score(part, f"{argument}[{n}]") for n, part in enumerate(score)])
+
+
+def compose(scores: Sequence[Score]) -> Score:
+    """The rule that applies `scores` in order; none: the score as it is."""
+    node = make("s", "float")
+    for score in scores:
+        node = substitute(score.node, {make("s", "float"): node})
+    requires = tuple(requirement for score in scores for requirement in score.requires)
+    return Score(node, f"[{', '.join(score.text for score in scores)}]", requires)
+
+
+def score(function: Callable[..., Any]) -> Score:
+    """The score rule that a function of (s, b, h, i, j) computes; it is traced once, here. Serves as a decorator.
+
+    Raises TypeError if the function takes other arguments, returns a boolean, or branches on a traced value.
+
+    >>> @score
+    ... def recency(s, b, h, i, j):
+    ...     return s - 0.1 * abs(i - j)
+    >>> recency
+    score(recency)
+    """
+    node = trace(function, SCORE_LEAVES)
+    return Score(node, f"score({getattr(function, '__name__', type(function).__name__)})")
+
+
+_traced = score  # where an argument is called score
+
+
+def softcap(cap: float | ArrayLike | Table) -> Score:
+    """Scores pressed smoothly into (-cap, cap): cap · tanh(s / cap) (Bello et al. 2016; Gemma Team 2024).
+
+    cap: positive; a number, or (h,) for one per head.
+    """
+    at, text, requires = _per_head("softcap", "cap", cap, positive=True)
+
+    def rule(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return at(h) * np.tanh(s / at(h))
+
+    return Score(trace(rule, SCORE_LEAVES), f"softcap({text})", requires)
+
+
+def temperature(t: float | ArrayLike | Table) -> Score:
+    """Scores divided by a temperature: s / t. t: positive; a number, or (h,) for one per head.
+
+    >>> temperature(np.array([1.0, 2.0]))
+    temperature(array of shape (2,))
+    """
+    at, text, requires = _per_head("temperature", "t", t, positive=True)
+    return Score(trace(lambda s, b, h, i, j: s / at(h), SCORE_LEAVES), f"temperature({text})", requires)
+
+
+def alibi(slopes: float | ArrayLike | Table) -> Score:
+    """Scores lowered in proportion to distance: s - slope · |i - j| (Press et al. 2022).
+
+    slopes: (h,), one per head, or one number.
+
+    >>> alibi(np.array([0.5, 0.25]))
+    alibi(array of shape (2,))
+    """
+    at, text, requires = _per_head("alibi", "slopes", slopes)
+    return Score(trace(lambda s, b, h, i, j: s - at(h) * abs(i - j), SCORE_LEAVES), f"alibi({text})", requires)
+
+
+def relative(
+    table: ArrayLike | Table,
+    *,
+    buckets: Literal["t5"] | None = None,
+    bidirectional: bool = True,
+    max_distance: int = 128,
+) -> Score:
+    """A learned bias by relative position added to scores: s + table[h, j - i].
+
+    table: (m,) for all heads or (h, m), m odd, for offsets j - i from -(m - 1)/2 to (m - 1)/2; offsets beyond that
+    take the ends (Shaw et al. 2018). With buckets="t5", (num_buckets,) or (h, num_buckets), looked up by T5's bucket
+    of the offset (Raffel et al. 2020); `bidirectional` and `max_distance` are those of `regard.positions.t5_buckets`.
+
+    >>> relative(np.zeros((8, 32)), buckets="t5")
+    relative(array of shape (8, 32), buckets='t5')
+    """
+    look = _floats("table of relative", table)
+    rank, m = len(look.shape), look.shape[-1]
+    if rank not in (1, 2):
+        raise ValueError(f"table of relative must be (m,) or (h, m), got shape {look.shape}")
+    if buckets not in (None, "t5"):
+        raise ValueError(f"buckets of relative must be None or 't5', got {buckets!r}")
+    text = f"array of shape {look.shape}"
+    if buckets is None:
+        if m % 2 == 0:
+            raise ValueError(f"table of relative must have an odd length, one entry per offset, got {m}")
+        reach = (m - 1) // 2
+
+        def entry(offset: Any) -> Any:
+            return offset + reach
+    else:
+        from regard.positions import t5_buckets
+
+        text += f", buckets='t5', bidirectional={bidirectional}" if not bidirectional else ", buckets='t5'"
+        offsets = np.arange(-max_distance, max_distance + 1)  # beyond these every offset has the bucket of the last
+        bucket_of = Table(t5_buckets(offsets, m, max_distance, bidirectional))
+
+        def entry(offset: Any) -> Any:
+            return bucket_of[offset + max_distance]
+
+    def rule(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + look[(h, entry(j - i))[-rank:]]
+
+    requires = (Requirement("relative", "table", "h", look.shape[0]),) if rank == 2 else ()
+    return Score(trace(rule, SCORE_LEAVES), f"relative({text})", requires)
+
+
+def _floats(what: str, value: Any, positive: bool = False) -> Table:
+    table = value if isinstance(value, Table) else Table(value)
+    if table.kind != "float":
+        raise TypeError(f"{what} must be an array of floats, got {table.dtype}")
+    if np.isnan(table.array).any():
+        raise ValueError(f"{what} must not hold NaN")
+    if positive and not (table.array > 0).all():
+        raise ValueError(f"{what} must be positive, got {table.array.min()}")
+    return table
+
+
+def _per_head(
+    rule: str, argument: str, value: Any, positive: bool = False
+) -> tuple[Callable[[Any], Any], str, tuple[Requirement, ...]]:
+    """One number for all heads, or one for each head, as what a rule reads at h; its text; what it requires."""
+    what = f"{argument} of {rule}"
+    if isinstance(value, Table) or np.ndim(value):
+        table = _floats(what, value, positive)
+        if len(table.shape) != 1:
+            raise ValueError(f"{what} must be a number or (h,), got shape {table.shape}")
+        requires = (Requirement(rule, argument, "h", len(table.array)),)
+        return lambda h: table[h], f"array of shape {table.shape}", requires
+    try:
+        amount = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be a number or an array of floats, got {type(value).__name__}") from None
+    if not np.isfinite(amount) or (positive and amount <= 0):
+        raise ValueError(f"{what} must be {'positive and ' if positive else ''}finite, got {amount}")
+    return lambda h: amount, repr(amount), ()

@@ -1,0 +1,248 @@
+"""What a rule is given when it is called: stand-ins for the indices and the score, and tables to look up."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
+
+BRANCHING = (
+    "a rule is traced once for all indices, so a traced value has no truth value: use & | ~ for and, or, not; "
+    "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
+    "(a <= x) & (x < b) for a <= x < b"
+)
+
+
+class Table:
+    """An array that rules look up: ``table[h, i - j]``, one integer index per axis, clamped to its ends.
+
+    array: bool, integer or floating, of any rank, no axis empty; copied, so that a rule stays what it was. Float
+    tables train: their gradients are returned under the table itself.
+
+    Raises TypeError for other arrays, ValueError for an empty one.
+
+    >>> slopes = Table([0.5, 0.25])
+    >>> slopes
+    table of shape (2,), float64
+    """
+
+    __slots__ = ("__weakref__", "array")
+    array: Array
+
+    def __init__(self, array: ArrayLike) -> None:
+        values = np.array(array)
+        if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
+            raise TypeError(f"table must be an array of booleans, integers or floats, got {values.dtype}")
+        if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
+            raise ValueError(f"table must fit into 64-bit signed integers, got {values.max()}")
+        if 0 in values.shape:
+            raise ValueError(f"table must not be empty, got shape {values.shape}")
+        values.setflags(write=False)
+        object.__setattr__(self, "array", values)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError("a table is frozen; make a new one with regard.table(array)")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Table, (self.array,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of value that looking it up gives."""
+        kinds: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int"}
+        return kinds.get(self.dtype.kind, "float")
+
+    def __getitem__(self, indices: Any) -> "Traced":
+        indices = indices if isinstance(indices, tuple) else (indices,)
+        if len(indices) != len(self.shape):
+            raise TypeError(f"a table of shape {self.shape} takes {len(self.shape)} indices, got {len(indices)}")
+        nodes = [_operand(index) for index in indices]
+        for axis, node in enumerate(nodes):
+            if node.kind != "int":
+                raise TypeError(f"index {axis} of a table must be an int, not {node.kind}; cast with .astype(int)")
+        return Traced(make("gather", self.kind, tuple(nodes), self))
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a table cannot be iterated over; look it up, e.g. table[h, i - j]")
+
+    def __repr__(self) -> str:
+        return f"table of shape {self.shape}, {self.dtype}"
+
+
+def table(array: ArrayLike) -> Table:
+    """The array as a `Table`, to be looked up in rules and to receive a gradient.
+
+    >>> slopes = table(np.array([0.5, 0.25]))
+    >>> def alibi(s, b, h, i, j):
+    ...     return s - slopes[h] * abs(i - j)
+    """
+    return Table(array)
+
+
+def _operand(value: Any) -> Node:
+    """The node for anything that may stand in a rule."""
+    if isinstance(value, Traced):
+        return value.node
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "biufV":
+        value = value.item()
+    if isinstance(value, bool | int | float | np.floating):
+        return number(value)
+    if isinstance(value, np.ndarray | list | tuple):
+        raise TypeError("arrays and lists cannot be used in a rule directly; use regard.table(array)[index]")
+    if isinstance(value, Table):
+        raise TypeError("a table must be looked up in a rule, e.g. table[h, i - j]")
+    raise TypeError(f"a rule cannot use a {type(value).__name__}; use numbers, and regard.table(array)[index]")
+
+
+def _apply(name: str, *values: Any) -> "Traced":
+    return Traced(build(name, *(_operand(value) for value in values)))
+
+
+def _binary(name: str) -> tuple[Callable[["Traced", Any], "Traced"], Callable[["Traced", Any], "Traced"]]:
+    return lambda self, other: _apply(name, self, other), lambda self, other: _apply(name, other, self)
+
+
+def _unary(name: str) -> Callable[["Traced"], "Traced"]:
+    return lambda self: _apply(name, self)
+
+
+def _refuse(message: str) -> Callable[..., NoReturn]:
+    def method(self: "Traced", *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError(message)
+
+    return method
+
+
+class Traced:
+    """A value in a rule: takes operators, NumPy's elementwise functions, ``.astype(int | float | bool)``."""
+
+    __slots__ = ("node",)
+    node: Node
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("subtract")
+    __mul__, __rmul__ = _binary("multiply")
+    __truediv__, __rtruediv__ = _binary("divide")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide")
+    __mod__, __rmod__ = _binary("remainder")
+    __pow__, __rpow__ = _binary("power")
+    __and__, __rand__ = _binary("bitwise_and")
+    __or__, __ror__ = _binary("bitwise_or")
+    __xor__, __rxor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__ = _binary("left_shift")
+    __rshift__, __rrshift__ = _binary("right_shift")
+    __lt__, __gt__ = _binary("less")
+    __le__, __ge__ = _binary("less_equal")
+    __eq__, _ = _binary("equal")  # type: ignore[assignment]
+    __ne__, _ = _binary("not_equal")  # type: ignore[assignment]
+    __neg__, __pos__, __abs__, __invert__ = map(_unary, ("negative", "positive", "absolute", "invert"))
+
+    __bool__ = _refuse(BRANCHING)
+    __contains__ = _refuse("in is not available in a rule; compare with ==, or use a boolean regard.table")
+    __int__ = __float__ = __complex__ = __round__ = _refuse(
+        "a traced value is not a number: use .astype(int) or .astype(float), np.rint, and NumPy's functions, not math's"
+    )
+    __index__ = __array__ = _refuse("a traced value cannot index a list or an array; use regard.table(array)[index]")
+    __iter__ = __len__ = __getitem__ = _refuse("a traced value stands for one number; only a regard.table has elements")
+    __setitem__ = _refuse("a rule cannot assign to elements; build the value with regard.where")
+
+    def astype(self, kind: Any) -> "Traced":
+        """The value as int, float or bool; widths are the call's own, so np.float32 means float."""
+        target = {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(np.dtype(kind).kind)
+        if target is None:
+            raise TypeError(f"astype takes int, float or bool, got {kind!r}")
+        return Traced(cast(self.node, target))  # type: ignore[arg-type]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> "Traced":
+        name = ufunc.__name__
+        if name not in UFUNCS:
+            raise TypeError(f"np.{name} is not available in a rule; available: {', '.join(UFUNCS)}, where, clip")
+        if method != "__call__":
+            raise TypeError(f"np.{name}.{method} is not available in a rule, which computes one number at a time")
+        if kwargs:
+            raise TypeError(f"np.{name} takes no {', '.join(kwargs)} in a rule")
+        return _apply(name, *inputs)
+
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Traced":
+        if function is np.where:
+            return where(*args, **kwargs)
+        if function is np.clip:
+            return _clip(*args, **kwargs)
+        raise TypeError(
+            f"np.{function.__name__} is not available in a rule, which computes one number at a time; "
+            f"available: {', '.join(UFUNCS)}, where, clip"
+        )
+
+    def __repr__(self) -> str:
+        return f"Traced({self.node!r})"
+
+
+UFUNCS = sorted(
+    name for name in {*OPS, *_DEFINED} if isinstance(getattr(np, name, None), np.ufunc)
+)
+
+
+def _clip(x: Any, low: Any = None, high: Any = None) -> Traced:
+    x = x if low is None else _apply("maximum", x, low)
+    return x if high is None else _apply("minimum", x, high)  # type: ignore[no-any-return]
+
+
+def where(condition: Any, a: Any, b: Any) -> Traced:
+    """`a` where the boolean `condition` holds, else `b`: what `if` would say. The other branch has no influence.
+
+    >>> near = where(Traced(make("i", "int")) > 3, 1.0, 0.0)
+    >>> near
+    Traced(where(less(3, i), 1.0, 0.0))
+    """
+    return _apply("where", condition, a, b)
+
+
+def trace(function: Callable[..., Any], leaves: Sequence[str]) -> Node:
+    """The expression that `function` computes from `leaves`, `MASK_LEAVES` or `SCORE_LEAVES`.
+
+    A mask must return a boolean, a score a number; raises TypeError otherwise, or if `function` does not take as many
+    arguments as there are leaves. What `function` raises itself gets a note that names the rule.
+
+    >>> trace(lambda b, h, i, j: i - j >= 0, ("b", "h", "i", "j"))
+    less_equal(0, subtract(i, j))
+    """
+    what = "score" if "s" in leaves else "mask"
+    rule = f"{what} rule {getattr(function, '__name__', type(function).__name__)!r}"
+    if not callable(function):
+        raise TypeError(f"a {what} rule must be a function of ({', '.join(leaves)}), got {type(function).__name__}")
+    try:
+        inspect.signature(function).bind(*leaves)
+    except ValueError:  # some built-in functions have no signature
+        pass
+    except TypeError as error:
+        raise TypeError(f"{rule} must take ({', '.join(leaves)}): {error}") from None
+    try:
+        result = function(*(Traced(make(leaf, "float" if leaf == "s" else "int")) for leaf in leaves))
+    except Exception as error:
+        error.add_note(f"while tracing {rule}")
+        raise
+    try:
+        node = _operand(result)
+    except TypeError:
+        raise TypeError(f"{rule} returned a {type(result).__name__}; a {what} must return {_RESULT[what]}") from None
+    if (node.kind == "bool") != (what == "mask"):
+        article = "an" if node.kind == "int" else "a"
+        raise TypeError(f"{rule} returned {article} {node.kind} expression; a {what} must return {_RESULT[what]}")
+    return cast(node, "float") if what == "score" else node
+
+
+_RESULT = {"mask": "a boolean one, e.g. i - j > 0", "score": "a float one, e.g. s - 0.5 * abs(i - j)"}

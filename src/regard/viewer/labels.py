@@ -1,0 +1,42 @@
+"""Tokens and texts of users, made fit to print."""
+
+_SEEN = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
+
+
+def printable(token: str) -> str:
+    r"""The token on one line, every character to be seen: blanks as marks, controls and bidi overrides as escapes.
+
+    >>> printable(" the\n"), printable("\x1b[31m"), printable("\u202e")
+    ('·the↵', '\\x1b[31m', '\\u202e')
+    """
+    return "".join(
+        _SEEN.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode("ascii")) for c in token
+    )
+
+
+def readable(token: str) -> str:
+    r"""The token as part of a text: blanks and line ends stay what they are, other controls become escapes.
+
+    >>> readable("to be\n"), readable("\u202e")
+    ('to be\n', '\\u202e')
+    """
+    return "".join(c if c in " \n\t" else printable(c) for c in token)
+
+
+def encodable(text: str) -> str:
+    r"""The text with what UTF-8 cannot hold (lone surrogates) written as escapes.
+
+    >>> encodable("a\ud83d")
+    'a\\ud83d'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def byte_tokens(text: str) -> tuple[str, ...]:
+    """How to read the tokens of a model over UTF-8 bytes: a start mark, then a character on its first byte and the
+    number of the byte, small, on those that continue it.
+
+    >>> byte_tokens("né")
+    ('⊢', 'n', 'é', '₂')
+    """
+    return ("⊢", *(piece for c in text for piece in (c, *"₂₃₄"[: len(c.encode()) - 1])))

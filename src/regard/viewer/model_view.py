@@ -1,0 +1,232 @@
+"""What there is to see when a model has read a text: data alone, for the terminal, the page and the picture to draw."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .labels import printable
+
+Weights = NDArray[np.float32]
+
+
+class Kind(NamedTuple):
+    """A kind of head: its name, a short one, and what its score measures."""
+
+    name: str
+    short: str
+    meaning: str
+
+
+KINDS = (
+    Kind("previous token", "prev", "weight on the token just before"),
+    Kind("induction", "ind", "weight on what came next last time"),
+    Kind("first-token sink", "sink", "weight on the first token"),
+    Kind("duplicate token", "dup", "weight on earlier copies of the token"),
+    Kind("current token", "self", "weight on the token itself"),
+)
+FEATURED = KINDS[:3]
+
+NOTABLE = 0.25
+"""The score from which a head is called by its kind."""
+
+CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does."
+
+
+class HeadScore(NamedTuple):
+    """A head and its score of one kind."""
+
+    layer: int
+    head: int
+    score: float
+
+
+class Attended(NamedTuple):
+    """A token that is attended to, and by how much."""
+
+    index: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which head, and which token as the query, to look at closely."""
+
+    layer: int
+    head: int
+    token: int
+
+
+@dataclass(frozen=True, eq=False)
+class LookData:
+    """One text as one model's heads attend to it.
+
+    `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
+    name of a kind to scores (layers, heads), NaN where it has no meaning for this text (no token repeats, say).
+    `weights_of(layer, head)` gives the weights (n, n) of a head on demand, rows the queries; nothing else here is
+    larger than O(n). `following` are the tokens the model expects next, with their probabilities.
+    """
+
+    model: str
+    text: str
+    tokens: tuple[str, ...]
+    statistics: Mapping[str, NDArray[np.floating]]
+    weights_of: Callable[[int, int], Weights]
+    causal: bool = True
+    following: tuple[tuple[str, float], ...] = ()
+    separator: str = ""
+
+    @property
+    def n(self) -> int:
+        """The number of tokens."""
+        return len(self.tokens)
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return int(self._shape[0])
+
+    @property
+    def heads(self) -> int:
+        """The number of heads in a layer."""
+        return int(self._shape[1])
+
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
+        return next(iter(self.statistics.values())).shape
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The tokens, made printable."""
+        return tuple(printable(token) for token in self.tokens)
+
+    def weights(self, layer: int, head: int) -> Weights:
+        """Weights (n, n) of one head, NaN where the model does not let a query see a key."""
+        weights = np.array(self.weights_of(layer, head), dtype=np.float32)
+        if self.causal:
+            weights[np.triu_indices(self.n, 1)] = np.nan
+        return weights
+
+    def strongest(self, kind: str, count: int = 3) -> tuple[HeadScore, ...]:
+        """The heads with the highest scores of a kind, best first; heads without a score are left out."""
+        scores = self.statistics[kind]
+        order = np.argsort(-scores.ravel(), kind="stable")[:count]
+        found = (HeadScore(*map(int, np.unravel_index(k, scores.shape)), float(scores.ravel()[k])) for k in order)
+        return tuple(score for score in found if not np.isnan(score.score))
+
+    def kind_of(self, layer: int, head: int) -> tuple[Kind, float] | None:
+        """The kind for which a head scores highest, and that score, if it is notable at all."""
+        scored = [(kind, float(self.statistics[kind.name][layer, head])) for kind in KINDS]
+        return max((pair for pair in scored if pair[1] >= NOTABLE), key=lambda pair: pair[1], default=None)
+
+    def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
+        """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;
+        none below half a thousandth.
+        """
+        row = self.weights(choice.layer, choice.head)[choice.token]
+        order = np.argsort(-row, kind="stable")[:count]
+        return tuple(Attended(int(j), float(row[j])) for j in order if row[j] >= 5e-4)
+
+    def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
+        """Fill in what was not chosen: the strongest induction head (previous-token head, if nothing repeats) among
+        those left, and the last token. A token is an index, from the end if negative, or the token's text (its last
+        occurrence).
+
+        Raises ValueError for a layer, head or token that is not there.
+        """
+        for name, value, size in (("layer", layer, self.layers), ("head", head, self.heads)):
+            if value is not None and not 0 <= value < size:
+                raise ValueError(f"{name} {value} does not exist: this model has {name}s 0 to {size - 1}")
+        best = (0, 0)
+        for kind in ("induction", "previous token"):
+            scores = np.array(self.statistics[kind], dtype=np.float64)
+            scores[[k for k in range(self.layers) if layer not in (None, k)], :] = np.nan
+            scores[:, [k for k in range(self.heads) if head not in (None, k)]] = np.nan
+            if not np.isnan(scores).all():
+                best = divmod(int(np.nanargmax(scores)), self.heads)
+                break
+        return Choice(
+            best[0] if layer is None else layer, best[1] if head is None else head, self._token_index(token)
+        )
+
+    def _token_index(self, token: int | str | None) -> int:
+        if token is None:
+            return self.n - 1
+        if isinstance(token, str):
+            found = [k for k, known in enumerate(self.tokens) if token in (known, known.strip())]
+            if not found:
+                raise ValueError(f"token {token!r} does not occur in the text")
+            return found[-1]
+        if not -self.n <= token < self.n:
+            raise ValueError(f"token {token} does not exist: the text has tokens 0 to {self.n - 1}")
+        return token % self.n
+
+
+def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.floating]:
+    """The matrix reduced to at most (rows, cols) by taking the largest of each block, so that a lone weight survives;
+    NaN only where a whole block is NaN.
+
+    >>> pooled(np.arange(16.0).reshape(4, 4), 2, 2).tolist()
+    [[5.0, 7.0], [13.0, 15.0]]
+    """
+    for axis, size in ((0, rows), (1, cols)):
+        if weights.shape[axis] > size:
+            weights = np.fmax.reduceat(weights, block_starts(weights.shape[axis], size), axis=axis)
+    return weights
+
+
+def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
+    """Where each of so many nearly equal blocks of a length starts."""
+    return np.arange(blocks, dtype=np.int64) * length // blocks
+
+
+def look_data(text: str, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None) -> LookData:
+    """What every head of a model does with a text: its statistics, and its weights when they are asked for.
+
+    `model` is the small decoder that comes with regard unless given; `progress` is told each stage as it begins.
+    Raises ValueError if the text is empty or longer than the model reads, before the model runs.
+
+    >>> data = look_data("to be or not to be")
+    >>> data.n, data.weights(0, 0).shape, data.tokens[:3]
+    (19, (19, 19), ('⊢', 't', 'o'))
+    """
+    if model is None:
+        progress("loading the model")
+        model = ExampleModel.load()
+    ids = model.encode(text)
+    tokens = byte_tokens(text)
+    progress(f"running the model on {len(tokens)} tokens")
+    trace = model.run(ids)
+    heads = []
+    for layer in range(trace.layers):
+        progress(f"measuring the heads of layer {layer} of {trace.layers}")
+        heads.append(head_statistics(lambda rows, layer=layer: trace.weights(layer, rows=rows), ids, layer=layer))
+    statistics = {kind.name: np.array([[head.scores[kind.name] for head in row] for row in heads]) for kind in KINDS}
+    if len(set(ids.tolist())) == len(ids):
+        for kind in ("induction", "duplicate token"):
+            statistics[kind][:] = np.nan
+
+    def weights_of(layer: int, head: int) -> Weights:
+        q, k, lse = (kept[layer][head] for kept in (trace.q, trace.k, trace.lse))
+        return regard.weights(q, k, lse=lse, causal=trace.causal, scale=trace.scale)
+
+    config = model.config
+    return LookData(
+        model=f"regard's example decoder: bytes in, {config.layers} layers of {config.heads} heads",
+        text=text,
+        tokens=tokens,
+        statistics=statistics,
+        weights_of=weights_of,
+        causal=trace.causal,
+        following=_following(trace.logits[-1]),
+    )
+
+
+def _following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
+    shares = np.exp(logits.astype(np.float64) - logits.max())
+    shares /= shares.sum()
+    order = np.argsort(-shares, kind="stable")[:count]
+    return tuple((chr(byte) if byte < 128 else f"\\x{byte:02x}", float(shares[byte])) for byte in order.tolist())

@@ -1,0 +1,163 @@
+"""The same view as a picture, for papers and slides."""
+
+import warnings
+from io import BytesIO
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Rectangle
+
+from .colour import INK, ramp, readable_on, tone
+from .labels import encodable, printable
+from .model_view import CAVEAT, FEATURED, Choice, LookData, pooled
+
+WIDTH, HEIGHT = 1950, 1200
+"""Size of the picture in pixels."""
+
+_DPI = 150
+_MONO = ["DejaVu Sans Mono", "DejaVu Sans"]
+_SOFT, _LINE, _ACCENT = "#5a6270", "#dcdfe4", "#1c5fb8"
+_MAP = ListedColormap(ramp(np.linspace(0, 1, 256), INK) / 255.0).with_extremes(bad=(1, 1, 1, 0))
+
+
+def png(data: LookData, choice: Choice) -> bytes:
+    """A PNG file, 1950 × 1200 pixels: heads, strongest heads, the chosen head's map, what its token attends to.
+
+    Maps of more tokens than 1,000 are reduced by the largest weight of each block.
+    """
+    figure = Figure(figsize=(WIDTH / _DPI, HEIGHT / _DPI), dpi=_DPI, facecolor="white")
+    _text(figure, 0.015, 0.975, "regard look", size=13, weight="bold", va="top")
+    about = f"{data.model}; {data.n} tokens, {data.layers} layers of {data.heads} heads"
+    _text(figure, 0.115, 0.972, about, color=_SOFT, va="top")
+    _text(figure, 0.015, 0.02, CAVEAT, color=_SOFT)
+    left, middle, right = figure.subfigures(1, 3, width_ratios=(4, 8, 4))
+    _strongest(left, data, below=_overview(left, data, choice))
+    _map(middle, data, choice)
+    _attended(right, data, choice)
+    content = BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(content, format="png", dpi=_DPI)
+    return content.getvalue()
+
+
+def _text(place: Figure | SubFigure | Axes, x: float, y: float, text: str, *, size: float = 9, **style: object) -> None:
+    place.text(x, y, encodable(text), size=size, parse_math=False, **style)
+
+
+def _short(label: str, length: int) -> str:
+    return encodable(label if len(label) <= length else label[: length - 1] + "…")
+
+
+def _overview(figure: SubFigure, data: LookData, choice: Choice) -> float:
+    _text(figure, 0.05, 0.93, "Heads", weight="bold")
+    wide, tall = figure.bbox.width, figure.bbox.height
+    side = min(0.84 * wide / data.heads, 0.37 * tall / data.layers)
+    for layer in range(data.layers):
+        for head in range(data.heads):
+            x, y = 0.11 * wide + head * side, 0.89 * tall - (layer + 1) * side
+            axes = figure.add_axes((x / wide, y / tall, 0.92 * side / wide, 0.92 * side / tall))
+            axes.imshow(tone(pooled(data.weights(layer, head), 48, 48)), cmap=_MAP, vmin=0, vmax=1)
+            axes.set(xticks=[], yticks=[])
+            chosen = (layer, head) == (choice.layer, choice.head)
+            axes.spines[:].set(color=_ACCENT if chosen else _LINE, linewidth=2.5 if chosen else 0.8)
+            if layer == 0:
+                axes.set_title(f"H{head}", size=8, color=_SOFT, pad=3)
+            if head == 0:
+                axes.set_ylabel(f"L{layer}", size=8, color=_SOFT, rotation=0, ha="right", va="center")
+    return float(0.89 - data.layers * side / tall)
+
+
+def _strongest(figure: SubFigure, data: LookData, below: float) -> None:
+    axes = figure.add_axes((0.05, below - 0.43, 0.9, 0.38))
+    axes.set(xlim=(0, 1), ylim=(15.5, -0.5))
+    axes.axis("off")
+    for k, kind in enumerate(FEATURED):
+        top = 5.2 * k
+        _text(axes, 0, top, kind.name, weight="bold", va="center")
+        _text(axes, 0, top + 0.9, kind.meaning, size=7.5, color=_SOFT, va="center")
+        heads = data.strongest(kind.name)
+        for rank, (layer, head, score) in enumerate(heads):
+            _bar(axes, top + 1.9 + rank, f"L{layer} H{head}", score)
+        if not heads:
+            _text(axes, 0, top + 1.9, "no score: no token repeats", size=8, va="center")
+
+
+def _bar(axes: Axes, y: float, label: str, fraction: float) -> None:
+    axes.barh(y, 0.48, left=0.28, height=0.5, color=_LINE, alpha=0.7)
+    axes.barh(y, 0.48 * fraction, left=0.28, height=0.5, color=_ACCENT)
+    _text(axes, 0, y, label, size=8, va="center")
+    _text(axes, 1, y, f"{fraction:.3f}", size=8, va="center", ha="right")
+
+
+def _map(figure: SubFigure, data: LookData, choice: Choice) -> None:
+    axes = figure.add_axes((0.13, 0.11, 0.85, 0.76))
+    weights = pooled(data.weights(choice.layer, choice.head), 1000, 1000)
+    n = data.n
+    image = axes.imshow(
+        tone(weights), cmap=_MAP, vmin=0, vmax=1, extent=(-0.5, n - 0.5, n - 0.5, -0.5), interpolation="nearest"
+    )
+    row = choice.token
+    axes.plot([-0.5, n - 0.5, n - 0.5, -0.5, -0.5], np.array([-1, -1, 1, 1, -1]) * 0.5 + row, color=_ACCENT, lw=1)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0, pad=3, colors=_SOFT)
+    axes.spines[:].set_color(_LINE)
+    axes.tick_params(labelsize=8)
+    if n <= 100:
+        labels = [_short(label, 9) for label in data.labels]
+        upright = {} if max(map(len, labels)) == 1 else {"rotation": 90}
+        size = min(8.0, 330 / n)
+        axes.set_xticks(range(n), labels, size=size, parse_math=False, **upright)
+        axes.set_yticks(range(n), labels, size=size, parse_math=False)
+    _text(figure, 0.13, 0.93, f"Layer {choice.layer}, head {choice.head}: rows attend to columns", weight="bold")
+    scale = figure.colorbar(
+        image, cax=figure.add_axes((0.13, 0.075, 0.3, 0.014)), orientation="horizontal", ticks=np.sqrt([0, 0.1, 0.5, 1])
+    )
+    scale.set_ticklabels(["0", "0.1", "0.5", "1"], size=7, color=_SOFT)
+    scale.outline.set_visible(False)  # type: ignore[operator]
+    scale.ax.tick_params(length=2, pad=1, color=_SOFT)
+
+
+def _attended(figure: SubFigure, data: LookData, choice: Choice) -> None:
+    title = f"{choice.token} “{_short(data.labels[choice.token], 12)}” attends most to"
+    _text(figure, 0.05, 0.93, title, weight="bold")
+    axes = figure.add_axes((0.05, 0.6, 0.9, 0.31))
+    axes.set(xlim=(0, 1), ylim=(7.5, -0.5))
+    axes.axis("off")
+    for rank, (index, weight) in enumerate(data.attended(choice)):
+        _bar(axes, rank, f"{_short(data.labels[index], 9)} {index}", weight)
+    _shaded_text(figure, data, choice)
+    if data.following:
+        guesses = ",  ".join(f"“{_short(printable(token), 9)}” {share:.0%}" for token, share in data.following[:3])
+        _text(figure, 0.05, 0.12, "The model expects next", weight="bold")
+        _text(figure, 0.05, 0.095, guesses, size=8, color=_SOFT)
+
+
+def _shaded_text(figure: SubFigure, data: LookData, choice: Choice) -> None:
+    """The text around the chosen token in a fixed grid of characters, shaded by what the token attends to."""
+    columns, lines = 36, 17
+    row = data.weights(choice.layer, choice.head)[choice.token]
+    places, at = [], 0
+    for label in (_short(label, columns) for label in data.labels):
+        at += (columns - at % columns) if at % columns + len(label) > columns else 0
+        places.append((at // columns, at % columns, label))
+        at += len(label) + len(data.separator)
+    first = max(0, places[choice.token][0] - lines + 1)
+    _text(figure, 0.05, 0.565, "Text, shaded by its attention", weight="bold")
+    axes = figure.add_axes((0.05, 0.16, 0.9, 0.39))
+    axes.set(xlim=(0, columns), ylim=(lines, 0))
+    axes.axis("off")
+    for k, (line, column, label) in enumerate(places):
+        if not first <= line < first + lines:
+            continue
+        y, weight = line - first, float(np.nan_to_num(row[k]))
+        ground = ramp(tone(weight), INK)
+        if weight >= 0.002 or k == choice.token:
+            edge = _ACCENT if k == choice.token else "none"
+            face = ground / 255.0 if weight >= 0.002 else "none"
+            axes.add_patch(Rectangle((column, y + 0.06), len(label), 0.88, facecolor=face, edgecolor=edge, lw=1.2))
+        for c, character in enumerate(label):
+            style = {"color": readable_on(ground), "family": _MONO, "ha": "center", "va": "center_baseline"}
+            _text(axes, column + c + 0.5, y + 0.52, character, size=8, **style)

@@ -1,0 +1,184 @@
+"""The model that ships with regard: its forward pass, its card, and the heads the card promises."""
+
+import re
+from importlib.resources import files
+
+import numpy as np
+import pytest
+
+from regard.examplemodel import BOS, LONGEST, ExampleModel, repeated_bytes
+from regard.insight import head_statistics, strongest
+
+TEXT = "It was a bright cold day, and it was a bright cold night."
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ExampleModel.load()
+
+
+@pytest.fixture(scope="module")
+def card():
+    return files("regard.examplemodel").joinpath("CARD.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def probes(model):
+    """For each period of the card, the trace of the card's probe."""
+    return {period: model.run(repeated_bytes(period, count=4, seed=1)) for period in (12, 24, 40, 64, 96)}
+
+
+def all_heads(trace):
+    return [h for layer in range(trace.layers) for h in head_statistics(trace.weights(layer), trace.ids, layer=layer)]
+
+
+def by_hand(model, ids, *, temperature=1.0, scale=True, causal=True):
+    """The forward pass once more, in float64, from the definition: logits (n, 256) and the weights of every layer."""
+    w, config = {name: array.astype(np.float64) for name, array in model._weights.items()}, model.config
+    n, r, d = len(ids), config.rotary, config.head_width
+    norm = lambda x, gain: x / np.sqrt(np.mean(x**2, -1, keepdims=True) + 1e-6) * gain  # noqa: E731
+    x, maps = w["embedding"][ids], []
+    angle = np.arange(n)[:, None] * config.base ** (-np.arange(0, r, 2) / r)
+    turn = np.exp(1j * angle)
+
+    def rotate(x):
+        z = (x[..., : r // 2] + 1j * x[..., r // 2 : r]) * turn
+        return np.concatenate([z.real, z.imag, x[..., r:]], -1)
+
+    for layer in range(config.layers):
+        y = norm(x, w[f"{layer}.norm1"])
+        q, k, v = ((y @ w[f"{layer}.{name}"]).reshape(n, -1, d).swapaxes(0, 1) for name in "qkv")
+        scores = np.einsum("hia,hja->hij", rotate(q), rotate(k)) * (d**-0.5 if scale else 1) / temperature
+        if causal:
+            scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        maps.append(weights / weights.sum(-1, keepdims=True))
+        x = x + np.einsum("hij,hjb->ihb", maps[-1], v).reshape(n, -1) @ w[f"{layer}.o"]
+        y = norm(x, w[f"{layer}.norm2"]) @ w[f"{layer}.up"]
+        x = x + (y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))) @ w[f"{layer}.down"]
+    return norm(x, w["norm"]) @ w["unembedding"], maps
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 3.0}, {"scale": False}, {"causal": False}], ids=lambda options: str(options)
+)
+def test_forward_pass_is_its_definition(model, options):
+    ids = model.encode(TEXT)
+    trace = model.run(ids, **options)
+    logits, maps = by_hand(model, ids, **options)
+    assert trace.logits.dtype == np.float32
+    np.testing.assert_allclose(trace.logits, logits, atol=1e-3)
+    for layer, expected in enumerate(maps):
+        np.testing.assert_allclose(trace.weights(layer), expected, atol=1e-4)
+
+
+def test_trace_holds_what_its_shapes_say(model):
+    ids = model.encode("shapes")
+    trace = model.run(ids)
+    h, n, d = model.config.heads, len(ids), model.config.head_width
+    assert trace.layers == model.config.layers and 2 <= trace.layers <= 4
+    assert trace.heads == h
+    assert trace.logits.shape == (n, 256)
+    for layer in range(trace.layers):
+        assert trace.q[layer].shape == trace.k[layer].shape == trace.v[layer].shape == (h, n, d)
+        assert trace.lse[layer].shape == (h, n)
+        np.testing.assert_allclose(trace.weights(layer).sum(-1), 1, atol=1e-5)
+
+
+def test_any_tile_of_the_weights(model):
+    trace = model.run(model.encode(TEXT))
+    whole = trace.weights(1)
+    tile = trace.weights(1, slice(10, 30), slice(5, 21))
+    assert tile.shape == (model.config.heads, 20, 16)
+    np.testing.assert_allclose(tile, whole[:, 10:30, 5:21], atol=1e-6)
+
+
+def test_a_batch_is_its_rows(model):
+    ids = repeated_bytes(9, count=3, seed=5)
+    batch = model.run(ids)
+    for row in range(3):
+        np.testing.assert_allclose(batch.logits[row], model.run(ids[row]).logits, atol=1e-4)
+    assert batch.weights(0).shape == (3, model.config.heads, 19, 19)
+    assert model.loss(ids) == pytest.approx(np.mean([model.loss(row) for row in ids]), abs=1e-5)
+
+
+def test_loss_is_the_mean_of_the_negative_log_probability(model):
+    ids = model.encode(TEXT)
+    logits = model.run(ids).logits.astype(np.float64)
+    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log([probability[i, token] for i, token in enumerate(ids[1:])])
+    np.testing.assert_allclose(model.run(ids).losses(), expected, atol=1e-9)
+    assert model.loss(ids) == pytest.approx(expected.mean())
+
+
+def test_it_has_learned_english(model):
+    assert model.loss(model.encode(TEXT)) < 0.6 * model.loss(model.encode(TEXT[::-1]))
+
+
+def test_text_to_ids_and_labels(model):
+    ids = model.encode("a b\n\té~")
+    assert ids.tolist() == [BOS, 97, 32, 98, 10, 9, 0xC3, 0xA9, 126]
+    assert model.labels(ids) == ["⟨bos⟩", "a", "␣", "b", "⏎", "⇥", "\\xc3", "\\xa9", "~"]
+
+
+def test_repeated_bytes():
+    ids = repeated_bytes(7, copies=3, count=2, seed=3)
+    assert ids.shape == (2, 22) and (ids[:, 0] == BOS).all()
+    assert (ids[:, 1:8] == ids[:, 8:15]).all() and (ids[:, 1:8] == ids[:, 15:]).all()
+    assert ids[:, 1:].min() > 32 and ids[:, 1:].max() < 127
+    assert (ids[0] != ids[1]).any()
+    assert (ids == repeated_bytes(7, copies=3, count=2, seed=3)).all()
+    assert (ids != repeated_bytes(7, copies=3, count=2, seed=4)).any()
+
+
+def test_weights_are_small():
+    package = files("regard.examplemodel")
+    assert len(package.joinpath("weights.safetensors").read_bytes()) <= 1_000_000
+
+
+def test_the_second_copy_costs_what_the_card_says(card, probes):
+    claims = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|", card, re.MULTILINE)
+    assert [int(period) for period, *_ in claims] == list(probes)
+    for period, first, second in claims:
+        losses = probes[int(period)].losses()
+        assert losses[:, : int(period)].mean() == pytest.approx(float(first), abs=0.01)
+        assert losses[:, int(period) :].mean() == pytest.approx(float(second), abs=0.01)
+        assert losses[:, int(period) :].mean() < losses[:, : int(period)].mean() / 3
+
+
+@pytest.mark.parametrize("kind", ["previous token", "induction"])
+def test_the_heads_that_the_card_names(card, probes, kind):
+    layer, head, claim = re.search(rf"^\| {kind} \| layer (\d), head (\d) \| ([\d.]+) \|", card, re.MULTILINE).groups()
+    lowest = 1.0
+    for trace in probes.values():
+        heads = all_heads(trace)
+        best = strongest(heads, kind)
+        lowest = min(lowest, heads[int(layer) * trace.heads + int(head)].scores[kind])
+        assert best.scores[kind] > 5 * np.median([h.scores[kind] for h in heads])
+    assert lowest == pytest.approx(float(claim), abs=0.01)
+    assert lowest > 0.5
+
+
+def test_a_first_token_sink(model):
+    heads = all_heads(model.run(model.encode(TEXT)))
+    assert strongest(heads, "first-token sink").sink > 0.3
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda model: model.encode(""), ValueError, "text is empty: give at least one character"),
+        (lambda model: model.encode(b"x"), TypeError, "text must be a str, got bytes"),
+        (lambda model: model.run([]), ValueError, r"ids must hold at least one token, got shape \(0,\)"),
+        (lambda model: model.run([0, 256]), ValueError, r"ids must lie in 0\.\.255, got 0 to 256"),
+        (lambda model: model.run([0, -1]), ValueError, r"ids must lie in 0\.\.255, got -1 to 0"),
+        (lambda model: model.run([0.0, 1.0]), TypeError, "ids must be integers, got float64"),
+        (lambda model: model.run(np.zeros(LONGEST + 1, int)), ValueError, "too long: 16385 tokens, at most 16384"),
+        (lambda model: model.run([0, 1], temperature=0), ValueError, "temperature must be positive and finite, got 0"),
+        (lambda model: model.run([0, 1], temperature=np.nan), ValueError, "temperature must be positive .* got nan"),
+        (lambda model: model.loss([0]), ValueError, "ids must hold at least 2 tokens to have a loss, got 1"),
+    ],
+)
+def test_bad_input_is_one_clear_error(model, call, error, message):
+    with pytest.raises(error, match=message):
+        call(model)
