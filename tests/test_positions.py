@@ -93,10 +93,10 @@ def test_rope_rounds_once_to_its_dtype(dtype):
     out = rope(x, np.arange(50) + 100_000)
     assert out.dtype == x.dtype
     exact = rope(x.astype(np.float64), np.arange(50) + 100_000)
-    # Half an ulp of the result, and float32 (or float64) rounding of cos, sin, two products and a sum before it.
+    # Half an ulp of the result; before it cos, sin, two products and a sum in float32 (or float64).
     eps, wide = float(ml_dtypes.finfo(dtype).eps), np.finfo(np.result_type(dtype, np.float32)).eps
-    size = np.abs(x.astype(np.float64)).max() * 2
-    assert np.abs(out.astype(np.float64) - exact).max() <= (eps / 2 + 3 * wide) * size
+    size = np.abs(x.astype(np.float64)).max()
+    np.testing.assert_array_less(np.abs(out.astype(np.float64) - exact), eps / 2 * np.abs(exact) + 4 * wide * size)
 
 
 def test_rope_on_matrices_and_layouts_and_default_positions():
@@ -166,8 +166,9 @@ def test_yarn_with_degenerate_ramps():
     steep = rope_frequencies(8, scaling=YaRNScaling(4.0, 1000, beta_fast=2.0, beta_slow=2.0, truncate=False))
     turns = 1000 * plain / (2 * math.pi)
     np.testing.assert_allclose(steep, np.where(turns > 2, plain, plain / 4))
-    short = rope_frequencies(8, scaling=YaRNScaling(4.0, 2))
-    np.testing.assert_allclose(short[1:], plain[1:] / 4)
+    # Within two positions nothing turns even once, so all but the fastest frequency is interpolated.
+    short = rope_frequencies(128, scaling=YaRNScaling(4.0, 2))
+    np.testing.assert_allclose(short[1:], rope_frequencies(128)[1:] / 4)
 
 
 def test_llama3():

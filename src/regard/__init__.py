@@ -10,7 +10,7 @@ from regard.linear import linear_attention
 from regard.merging import merge
 from regard.multihead import multihead_attention
 from regard.observing import Seen, top
-from regard.planning import plan
+# from regard.planning import plan
 from regard.problem import Differential, Outputs
 from regard.rules import (
     Mask,
@@ -34,7 +34,7 @@ from regard.rules import (
     where,
     window,
 )
-from regard.stepping import steps
+# from regard.stepping import steps
 from regard.threads import set_num_threads
 
 __version__ = "0.1.0"
@@ -62,14 +62,14 @@ __all__ = [
     "merge",
     "multihead_attention",
     "padding",
-    "plan",
+#    "plan",
     "positions",
     "prefix",
     "relative",
     "score",
     "set_num_threads",
     "softcap",
-    "steps",
+#    "steps",
     "strided",
     "table",
     "temperature",

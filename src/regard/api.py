@@ -249,7 +249,7 @@ def weights(
     chosen = choose(p, engine)
     frame = Frame.of(query, layout)
     if lse is None:
-        lse = chosen.forward(replace(p, value=p.value[..., :0])).lse
+        lse = chosen.forward(replace(p, value=p.value[..., :0]))[0].lse
     else:
         lse = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
     assert lse is not None

@@ -121,8 +121,9 @@ def linear_attention(
         TypeError: for dtypes.
         ValueError: for shapes that do not fit, d = 0, and unknown feature maps or features of a wrong shape.
 
+    >>> import numpy as np, regard
     >>> x = np.eye(3, dtype=np.float32)
-    >>> linear_attention(x, x, x, causal=True).round(3)
+    >>> regard.linear_attention(x, x, x, causal=True).round(3)
     array([[1.   , 0.   , 0.   ],
            [0.455, 0.545, 0.   ],
            [0.312, 0.312, 0.375]], dtype=float32)

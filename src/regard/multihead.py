@@ -27,53 +27,116 @@ def multihead_attention(
     b_o: Array | None = None,
     **attention_options: Any,
 ) -> Any:
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2) of x with h = `num_heads` heads.
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): features split into heads, attended, joined.
 
-    In index notation, with i a query, j a key, c a feature of the model, h a head, g the key-value head that it shares,
-    a and b features of a head:
+    In index notation, with i a query, j a key, c a feature of the model, h a head of queries, g the head of keys and
+    values that it reads, a and b features of a head:
 
         Q[h,i,a] = X[i,c] W_q[c,h,a] + b_q[h,a]
         K[g,j,a] = Y[j,c] W_k[c,g,a] + b_k[g,a]
         V[g,j,b] = Z[j,c] W_v[c,g,b] + b_v[g,b]
-        O[h,i,b] = attention(Q, K, V)                    see `regard.attention`
+        O[h,i,b] = attention(Q, K, V)                  as `regard.attention` defines it
         out[i,c] = O[h,i,b] W_o[h,b,c] + b_o[c]
 
-    X, Y and Z are query, key and value. Self-attention is `multihead_attention(x, x, x, 8)`; in cross-attention keys and
-    values come from another sequence, of any length.
+    X, Y, Z are query, key and value. Self-attention is `multihead_attention(x, x, x, 8)`; in cross-attention key and
+    value are another sequence, of any length.
 
-    query (..., n_q, d_model), key (..., n_k, d_k), value (..., n_k, d_v), leading dimensions broadcasting.
-    num_kv_heads: heads of keys and values, shared by groups of query heads; a divisor of num_heads, by default equal.
-    w_q (d_model, h·d), w_k (d_k, h_kv·d), w_v (d_v, h_kv·e), w_o (h·e, d_out): the heads' columns side by side, as
-    `x @ w_q` needs (the transpose of a `torch.nn.Linear.weight`). What is not given is the identity: without any, the
-    features themselves are split into heads, attended and joined. w_q and w_k come together.
-    b_q, b_k, b_v, b_o: one number for each column of the projection they belong to.
-    attention_options: all of `regard.attention` but `layout`: mask, causal, score, bias, scale, sink, dropout, seed,
-    offset, origin, return_weights, observe, engine. Masks and biases align right to (..., h, n_q, n_k).
+    Args:
+        query: (..., n_q, d_model), or (n_q, d_model).
+        key: (..., n_k, d_key). Leading dimensions broadcast.
+        value: (..., n_k, d_value). All arrays share one dtype of float16, bfloat16, float32, float64.
+        num_heads: h.
+        num_kv_heads: h_kv, a divisor of h: groups of h / h_kv heads share a key and a value head. Default h.
+        w_q: (d_model, h·d), the columns of a head side by side, for `query @ w_q`. (The weight of a `torch.nn.Linear`
+            is the transpose.) A projection that is not given is the identity; w_q and w_k come together.
+        w_k: (d_key, h_kv·d).
+        w_v: (d_value, h_kv·d_v).
+        w_o: (h·d_v, d_out).
+        b_q, b_k, b_v, b_o: one number for each column of the projection they belong to.
+        attention_options: those of `regard.attention`: mask, causal, score, bias, ... Masks and biases align right to
+            (..., h, n_q, n_k). `layout` is refused: here heads have no axis of their own.
 
-    Returns (..., n_q, d_out), or (..., n_q, h·e) without w_o. With return_weights or observe, a tuple of it and what
-    `regard.attention` returns: weights (..., h, n_q, n_k), then `seen`. One floating dtype for all arrays; products of
-    16-bit arrays accumulate in float32.
+    Returns:
+        (..., n_q, d_out), or (..., n_q, h·d_v) without w_o; with `return_weights` or `observe` a tuple as from
+        `regard.attention`, with weights (..., h, n_q, n_k). Products of 16-bit arrays accumulate in float32.
 
-    Raises TypeError for dtypes; ValueError, with both shapes, where they do not fit or heads do not divide them.
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected.
 
-    >>> x = np.random.default_rng(0).standard_normal((10, 64)).astype(np.float32)
-    >>> multihead_attention(x, x, x, 8).shape
+    >>> import numpy as np, regard
+    >>> x = np.random.default_rng(0).standard_normal((10, 64), dtype=np.float32)
+    >>> regard.multihead_attention(x, x, x, 8).shape
     (10, 64)
-    >>> out, weights = multihead_attention(x, x[:6], x[:6], 8, return_weights=True)
+    >>> out, weights = regard.multihead_attention(x, x[:6], x[:6], 8, return_weights=True)
     >>> weights.shape
     (8, 10, 6)
     >>> w = np.eye(64, dtype=np.float32)
-    >>> out = multihead_attention(x, x, x, 8, num_kv_heads=2, w_q=w, w_k=w[:, :16], w_v=w[:, :16], w_o=w, causal=True)
+    >>> out = regard.multihead_attention(x, x, x, 8, num_kv_heads=2, w_q=w, w_k=w[:, :16], w_v=w[:, :16], causal=True)
     >>> out.shape
     (10, 64)
     """
     if "layout" in attention_options:
-        raise TypeError("multihead_attention has no layout: it splits (..., n, features) into heads itself")
+        raise TypeError("multihead_attention takes no layout: heads have no axis of their own in (..., n, features)")
     h = checks.integer("num_heads", num_heads)
     h_kv = h if num_kv_heads is None else checks.integer("num_kv_heads", num_kv_heads)
     if h < 1 or h_kv < 1 or h % h_kv:
-        raise ValueError(f"num_kv_heads must divide num_heads, got num_heads={h} and num_kv_heads={h_kv}")
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {h} and {h_kv}")
     if (w_q is None) != (w_k is None):
-        given, missing = ("w_k", "w_q") if w_q is None else ("w_q", "w_k")
-        raise ValueError(f"{given} without {missing}: queries and keys are projected together or not at all")
-    ...
+        raise ValueError(f"w_q and w_k come together, got {'w_q' if w_k is None else 'w_k'} alone")
+    inputs = {"query": query, "key": key, "value": value}
+    weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
+    given = inputs | {name: x for name, x in weights.items() if x is not None}
+    checks.same_dtype(**{name: checks.array(name, x) for name, x in given.items()})
+    shapes = ", ".join(f"{name} {x.shape}" for name, x in inputs.items())
+    if min(x.ndim for x in inputs.values()) < 2:
+        raise ValueError(f"query, key and value must be (..., n, features), got {shapes}")
+    if key.shape[-2] != value.shape[-2]:
+        raise ValueError(f"key and value must have the same number of keys n_k, got {shapes}")
+    try:
+        np.broadcast_shapes(*(x.shape[:-2] for x in inputs.values()))
+    except ValueError:
+        raise ValueError(f"the leading dimensions must broadcast, got {shapes}") from None
+
+    d = _per_head(_columns("query", query.shape, "q", w_q, b_q), "num_heads", h)
+    d_key = _per_head(_columns("key", key.shape, "k", w_k, b_k), "num_kv_heads", h_kv)
+    d_v = _per_head(_columns("value", value.shape, "v", w_v, b_v), "num_kv_heads", h_kv)
+    if d != d_key:
+        raise ValueError(f"query and key must have the same number of features d in a head, got {d} and {d_key}")
+    _columns("the joined heads", (*query.shape[:-1], h * d_v), "o", w_o, b_o)
+
+    q, k, v = _linear(query, w_q, b_q), _linear(key, w_k, b_k), _linear(value, w_v, b_v)
+    split = ((q, h, d), (k, h_kv, d), (v, h_kv, d_v))
+    result = attention(*(x.reshape(*x.shape[:-1], *sizes) for x, *sizes in split), layout="bnhd", **attention_options)
+    out, *rest = result if isinstance(result, tuple) else (result,)
+    out = _linear(out.reshape(*out.shape[:-2], h * d_v), w_o, b_o)
+    return (out, *rest) if rest else out
+
+
+def _columns(source: str, shape: tuple[int, ...], name: str, w: Array | None, b: Array | None) -> tuple[int, str]:
+    """How many features `_linear` will give, and of what, once its shapes fit."""
+    if w is None:
+        if b is not None:
+            raise ValueError(f"b_{name} needs w_{name}")
+        return shape[-1], f"{source} {shape}"
+    if w.ndim != 2 or w.shape[0] != shape[-1]:
+        raise ValueError(f"w_{name} must be a matrix with a row for each feature of {source} {shape}, got {w.shape}")
+    if b is not None and b.shape != w.shape[1:]:
+        raise ValueError(f"b_{name} must have a number for each column of w_{name} {w.shape}, got {b.shape}")
+    return w.shape[1], f"w_{name} {w.shape}"
+
+
+def _per_head(columns: tuple[int, str], argument: str, heads: int) -> int:
+    features, source = columns
+    if features % heads:
+        raise ValueError(f"{argument}={heads} must divide the {features} features of {source}")
+    return features // heads
+
+
+def _linear(x: Array, w: Array | None, b: Array | None) -> Array:
+    """x @ w + b in the dtype of x, 16 bit by way of float32."""
+    if w is None:
+        return x
+    y: Array = x.astype(np.result_type(x.dtype, np.float32), copy=False) @ w
+    if b is not None:
+        y += b
+    return y.astype(x.dtype, copy=False)

@@ -27,7 +27,7 @@ NAMES = ("lse", "entropy", "max", "argmax", "received")
 class Top:
     """The largest weights of every query and the keys they fall on, in falling order.
 
-    `values` and `indices` (int64) are (..., h, n_q, k). Ties go to the lowest key. Where fewer than k keys may be
+    `values` and `indices` (int64, columns of the call: rows of key) are (..., h, n_q, k). Ties go to the lowest key. Where fewer than k keys may be
     seen, the weight is 0 and the index −1.
     """
 
@@ -52,7 +52,7 @@ def top(k: int) -> Statistic:
 class Seen(Mapping[Statistic | str, Any]):
     """The statistics that were asked for: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`; frozen.
 
-    `lse`, `entropy`, `max` (the largest weight) and `argmax` (its key, −1 for a query that sees nothing) are
+    `lse`, `entropy`, `max` (the largest weight) and `argmax` (its row in key, −1 for a query that sees nothing) are
     (..., h, n_q); `received`, the weight that each key gets from all queries, is (..., h, n_k). float32, for float64
     inputs float64, indices int64. All are taken before dropout.
     """

@@ -22,7 +22,7 @@ from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import At, Node, Table, evaluate, scatter, tangent
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Real = type[np.float64] | type[np.longdouble]
+Real = type[np.float32] | type[np.float64] | type[np.longdouble]
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -134,7 +134,12 @@ def evaluate_one(node: Node, at: At, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(evaluate([node], at)[0], shape)
 
 
-def terms(p: Problem, real: Real = np.float64) -> Terms:
+def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
+    """Every quantity. As naive code computes them: real=float32, and S, P and O rounded to a `short` dtype."""
+
+    def rounded(x: Array) -> Array:
+        return x if short is None else x.astype(short).astype(real)
+
     q, k, v = (flat(p, x, 3, real) for x in (p.query, p.key, p.value))
     T = real(p.scale) * np.einsum("bhia,bhja->bhij", q, k)
     at = place(p, real, T)
@@ -144,18 +149,18 @@ def terms(p: Problem, real: Real = np.float64) -> Terms:
     S = T if p.score_node is None else evaluate_one(p.score_node, at, T.shape)
     S = S if p.bias is None else S + square(p, p.bias).astype(real)
     visible = visible & (S != -np.inf)
-    S = np.where(visible, S, -np.inf)
+    S = rounded(np.where(visible, S, -np.inf))
 
     sink = np.broadcast_to(np.asarray(-np.inf if p.sink is None else p.sink, real), (p.heads,))[:, None]
     m = np.maximum(S.max(axis=-1, initial=-np.inf), sink)
     m = np.where(m == -np.inf, 0, m)  # a query that sees nothing: every exp below is 0
     lse = m + np.log(np.exp(S - m[..., None]).sum(axis=-1) + np.exp(sink - m))
-    P = np.where(visible, np.exp(S - lse[..., None]), 0)
+    P = rounded(np.where(visible, np.exp(S - lse[..., None]), 0))
     p_sink = np.where(sink == -np.inf, 0, np.exp(sink - lse))
     D = np.ones(T.shape, real)
     if p.dropout:
         D = np.broadcast_to(kept(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
-    O = seen("bhij,bhjc->bhic", P * D, v, visible)  # noqa: E741
+    O = rounded(seen("bhij,bhjc->bhic", P * D, v, visible))  # noqa: E741
     H = -(P * np.where(visible, S - lse[..., None], 0)).sum(axis=-1)
     return Terms(q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H)
 
@@ -164,9 +169,9 @@ def outputs(p: Problem, out: Array, lse: Array, entropy: Array) -> Outputs:
     return Outputs(*(x.reshape(p.shape(*x.shape[2:])) for x in (out, lse, entropy)))
 
 
-def forward(p: Problem, real: Real = np.float64) -> Outputs:
+def forward(p: Problem, real: Real = np.float64, short: Any = None) -> Outputs:
     with np.errstate(all="ignore"):
-        f = terms(p, real)
+        f = terms(p, real, short)
     return outputs(p, f.O, f.lse, f.H)
 
 
@@ -239,10 +244,10 @@ def gather(p: Problem, f: Terms, parts: Mapping[Node, Array]) -> dict[Table, Arr
     return total
 
 
-def gradients(p: Problem, ct: Outputs, real: Real = np.float64) -> Differential:
+def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = None) -> Differential:
     """The gradients of ⟨dO, out⟩ + ⟨dlse, lse⟩ + ⟨dH, entropy⟩ with respect to every input."""
     with np.errstate(all="ignore"):
-        f = terms(p, real)
+        f = terms(p, real, short)
         g = adjoint(p, ct, f)
         return Differential(
             query=fold(p, p.scale * seen("bhij,bhja->bhia", g.dT, f.k, f.visible), p.query),
@@ -294,10 +299,10 @@ def dot(p: Problem, t: Differential, f: Terms) -> Dot:
     return Dot(q, k, v, at, tables, S, lse, P, f.p_sink * (sink - lse), O, H)
 
 
-def jvp(p: Problem, t: Differential, real: Real = np.float64) -> tuple[Outputs, Outputs]:
+def jvp(p: Problem, t: Differential, real: Real = np.float64, short: Any = None) -> tuple[Outputs, Outputs]:
     """Outputs, and their tangents along tangents of the inputs."""
     with np.errstate(all="ignore"):
-        f = terms(p, real)
+        f = terms(p, real, short)
         d = dot(p, t, f)
     return outputs(p, f.O, f.lse, f.H), outputs(p, d.O, d.lse, d.H)
 

@@ -9,7 +9,7 @@ import numpy as np
 from regard import spec
 from regard.api import Frame, Layout, MaskLike, ScoreLike, problem_from
 from regard.problem import Problem
-from regard.rules import as_score
+from regard.rules import Score, as_score
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,13 +31,12 @@ class Step:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the value."""
-        return self.value.shape
+        return tuple(self.value.shape)
 
     @property
     def tensor(self) -> str:
         """The symbol with its indices, as in `Q[h,i,a]`."""
-        letters = self.indices.replace("...", "…")
-        return f"{self.symbol}[{','.join(letters)}]"
+        return _tensor(self.symbol, self.indices)
 
 
 class Steps(Sequence[Step]):
@@ -139,29 +138,69 @@ def steps(
         return Steps([*_steps(p, Frame.of(query, layout), [as_score(rule) for rule in rules], scale is None)])
 
 
-def _steps(p: Problem, frame: Frame, rules: Sequence[Any], plain_scale: bool) -> Iterator[Step]:
+def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool) -> Iterator[Step]:
     real: Any = p.compute.type
     f = spec.terms(p, real)
-    lead = "..." if p.lead else ""
-    h = "" if frame.matrices else "h"
+    lead, h = "..." if p.lead else "", "" if frame.matrices else "h"
 
-    def positions(head: str, n: str, feature: str) -> str:
-        return f"{lead}{n}{head}{feature}" if frame.positions_first else f"{lead}{head}{n}{feature}"
-
-    def pairs(x: Array) -> Array:
-        return frame.per_head(x.reshape(p.shape(*x.shape[2:])))
+    def letters(head: str, position: str, feature: str) -> str:
+        return lead + (position + head if frame.positions_first else head + position) + feature
 
     def step(name: str, symbol: str, indices: str, value: Array, formula: str = "", einsum: str = "") -> Step:
         value = value.view()
         value.flags.writeable = False
         return Step(name, symbol, indices, formula, einsum, value)
 
-    q, k, v, o = (positions(h, *two) for two in (("i", "a"), ("j", "a"), ("j", "b"), ("i", "b")))
-    ij, i = f"{lead}{h}ij", f"{lead}{h}i"
-    Q, K, V, O, R, S, P, lse = (_tensor(*pair) for pair in zip("QKVORSP", (q, k, v, o, ij, ij, ij), strict=True)), None
+    def pairs(x: Array) -> Array:
+        return frame.per_head(x.reshape(p.shape(*x.shape[2:])))
 
-    grouped = p.group > 1
+    def positions(x: Array) -> Array:
+        return frame.outward(x.reshape(p.shape(*x.shape[2:])))
+
+    q, k, v, o = (letters(h, *two) for two in ("ia", "ja", "jb", "ib"))
+    ij, i = f"{lead}{h}ij", f"{lead}{h}i"
+    Q, K, V, O = (_tensor(*pair) for pair in (("Q", q), ("K", k), ("V", v), ("O", o)))
+    raw = "S" if p.scale == 1 else "R"
+    R, S, P, lse = (_tensor(*pair) for pair in ((raw, ij), ("S", ij), ("P", ij), ("lse", i)))
+
     yield step("queries", "Q", q, frame.outward(p.query.astype(real, copy=False)))
-    for name, symbol, feature, x in (("keys", "K", "a", p.key), ("values", "V", "b", p.value)):
-        own = positions("g" if grouped else h, "j", feature)
-        yield step(name, symbol, own, frame.outward(x.astype(real, copy=False)))
+    yield step("keys", "K", letters("g", "j", "a") if p.group > 1 else k, frame.outward(p.key.astype(real, copy=False)))
+    yield step(
+        "values", "V", letters("g", "j", "b") if p.group > 1 else v, frame.outward(p.value.astype(real, copy=False))
+    )
+    if p.group > 1:
+        shared = f"h // {p.group}"
+        yield step("keys per head", "K", k, positions(f.k), f"{K} = {K.replace('h', shared)}")
+        yield step("values per head", "V", v, positions(f.v), f"{V} = {V.replace('h', shared)}")
+
+    scores = np.einsum("bhia,bhja->bhij", f.q, f.k)
+    yield step("raw scores", raw, ij, pairs(scores), f"{R} = {Q} {K}", f"{q},{k}->{ij}")
+    if p.scale != 1:
+        factor = f"{R} / √{p.d}" if default_scale else f"{p.scale:g} · {R}"
+        yield step("scaled", "S", ij, pairs(f.T), f"{S} = {factor}")
+    scores = f.T
+    for number, rule in enumerate(rules, 1):
+        scores = spec.evaluate_one(rule.node, spec.place(p, real, scores), scores.shape)
+        yield step("score" if len(rules) == 1 else f"score {number}", "S", ij, pairs(scores), f"S ← {rule}")
+    if p.bias is not None:
+        scores = scores + spec.square(p, p.bias).astype(real)
+        yield step("bias", "S", ij, pairs(scores), f"S ← S + {_tensor('bias', ij)}")
+    if p.mask is not None:
+        yield step("masked", "S", ij, pairs(f.S), f"S ← −∞ unless {p.mask}")
+
+    total = f"Σ_j exp {S}" if p.sink is None else f"(Σ_j exp {S} + exp sink{'[h]' if h else ''})"
+    yield step("lse", "lse", i, pairs(f.lse), f"{lse} = log {total}")
+    yield step("softmax", "P", ij, pairs(f.P), f"{P} = exp({S} − {lse})")
+    if p.dropout:
+        formula = f"P ← P · M / (1 − {p.dropout:g}), M from seed {p.seed}"
+        yield step("dropout", "P", ij, pairs(f.P * f.D), formula)
+    yield step("output", "O", o, positions(f.O).astype(p.dtype), f"{O} = {P} {V}", f"{ij},{v}->{o}")
+
+
+def _tensor(symbol: str, indices: str) -> str:
+    letters = ("…" if indices.startswith("...") else "", *indices.removeprefix("..."))
+    return f"{symbol}[{','.join(filter(None, letters))}]"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"

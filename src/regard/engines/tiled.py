@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.tiles import ROWS, Chunk, Rows, Unit, product, units
+from regard.engines.tiles import KEYS, ROWS, Chunk, Rows, Unit, product, units
 from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import Table, scatter, tangent
@@ -140,13 +140,13 @@ class Running:
         index = S.argmax(axis=-1)
         best = self.m
         for t in range(chunk.T):
-            found = index[:, :, t] + chunk.j[t, 0, 0]
+            found = index[:, :, t] + chunk.columns[t, 0, 0]
             self.where = np.where((m[:, :, t] > best) | np.isnan(m[:, :, t]) & ~np.isnan(best), found, self.where)
             best = np.maximum(best, m[:, :, t])
 
     def _add_top(self, S: Array, chunk: Chunk) -> None:
         for t in range(chunk.T):
-            index = np.broadcast_to(chunk.j[t], S.shape[:2] + S.shape[3:])
+            index = np.broadcast_to(chunk.columns[t], S.shape[:2] + S.shape[3:])
             values = np.concatenate([self.values, S[:, :, t]], axis=-1)
             indices = np.concatenate([self.indices, np.where(S[:, :, t] == -np.inf, -1, index)], axis=-1)
             # Stable, and earlier keys come first: ties go to the lowest key.
@@ -200,17 +200,21 @@ def rows_of(rows: Rows, x: Array, tail: int) -> Array:
 class Given:
     """lse of the rows of a block, and the weights of a chunk that follow from it."""
 
-    rows: Rows
     lse: Array  # (kv heads, group, 1, ROWS, 1), 0 where the row sees nothing or is padding
+    sane: bool  # no row sees NaN
 
     @classmethod
     def of(cls, rows: Rows, lse: Array) -> "Given":
-        return cls(rows, finite(rows.take(rows.unit.per_query_head(lse[..., None], 2))))
+        lse = finite(rows.take(rows.unit.per_query_head(lse[..., None], 2)))
+        return cls(lse, not np.isnan(lse).any())
 
     def weights(self, chunk: Chunk, raw: Array | None = None) -> tuple[Array, Array]:
         """S and P of a chunk; `raw` survives if it is given."""
         S = chunk.scores(chunk.raw() if raw is None or chunk.p.score_node is not None else raw.copy())
-        return S, np.exp(S - self.lse)
+        P = np.exp(S - self.lse)
+        if not self.sane:
+            np.copyto(P, 0, where=S == -np.inf)
+        return S, P
 
 
 def received(p: Problem, lse: Array) -> Array:
@@ -239,7 +243,7 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
         given = Given.of(block, lse)
         take, put = overlap(rows, block.start, ROWS)
         for chunk in block.chunks():
-            columns, there = overlap(cols, chunk.start, chunk.T * chunk.shape[-1])
+            columns, there = overlap(cols, chunk.start, chunk.T * KEYS)
             if len(columns):
                 P = given.weights(chunk)[1].swapaxes(2, 3).reshape(*tile_heads(block), ROWS, -1)
                 mine[..., put[:, None], there] = P[..., take[:, None], columns]
@@ -382,7 +386,7 @@ def by_key_head(p: Problem) -> list[list[Unit]]:
 
 def add_keys(total: Array, part: Array, chunk: Chunk) -> None:
     """total (kv heads, n_k, d) += part (kv heads, group, T, KEYS, d), summed over the group."""
-    part = part.sum(axis=1).reshape(part.shape[0], -1, part.shape[-1])
+    part = part.sum(axis=1).reshape(part.shape[0], chunk.T * KEYS, part.shape[-1])
     total[:, chunk.outside] += part[:, chunk.inside]
 
 

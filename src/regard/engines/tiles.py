@@ -258,10 +258,14 @@ class Chunk:
         return slice(self.start + self.inside.start, self.start + self.inside.stop)
 
     @cached_property
+    def columns(self) -> Array:
+        """The keys as columns of the call, (T, 1, KEYS)."""
+        return np.arange(self.start, self.start + self.T * KEYS, dtype=np.int64).reshape(self.T, 1, KEYS)
+
+    @cached_property
     def j(self) -> Array:
         """The absolute keys, (T, 1, KEYS)."""
-        first = self.start + self.p.origin[2]
-        return np.arange(first, first + self.T * KEYS, dtype=np.int64).reshape(self.T, 1, KEYS)
+        return self.columns + self.p.origin[2]
 
     def dense(self, x: Array) -> Array:
         """The tile of a dense mask or bias."""

@@ -19,6 +19,7 @@ BOS = 0
 VOCABULARY = 256
 LONGEST = 16_384
 
+_LAYER = ("norm1", "q", "q_bias", "k", "k_bias", "v", "o", "norm2", "up", "down")
 _SHOWN = {BOS: "⟨bos⟩", 9: "⇥", 10: "⏎", 13: "␍", 32: "␣"}
 
 
@@ -141,19 +142,21 @@ class ExampleModel:
         if not 0 < temperature < np.inf:
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
         factor = (self.config.head_width**-0.5 if scale else 1.0) / temperature
-        weights, kept = self._weights, []
+        weights, kept = self._weights, list[tuple[Floats, Floats, Floats, Floats]]()
         x = weights["embedding"][ids]
         for layer in range(self.config.layers):
-            w = {name: weights[f"{layer}.{name}"] for name in ("norm1", "q", "k", "v", "o", "norm2", "up", "down")}
+            w = {name: weights[f"{layer}.{name}"] for name in _LAYER}
             y = _rms_norm(x, w["norm1"])
-            q, k, v = (self._split(y @ w[name]) for name in "qkv")
-            q, k = self._rotate(q), self._rotate(k)
+            q = self._rotate(self._split(y @ w["q"] + w["q_bias"]))
+            k = self._rotate(self._split(y @ w["k"] + w["k_bias"]))
+            v = self._split(y @ w["v"])
             out, seen = regard.attention(q, k, v, causal=causal, scale=factor, observe=["lse"])
             kept.append((q, k, v, seen.lse))
             x = x + np.swapaxes(out, -3, -2).reshape(x.shape) @ w["o"]
             x = x + _gelu(_rms_norm(x, w["norm2"]) @ w["up"]) @ w["down"]
         logits = _rms_norm(x, weights["norm"]) @ weights["unembedding"]
-        return Trace(ids, logits, *zip(*kept, strict=True), factor, causal)
+        qs, ks, vs, lses = zip(*kept, strict=True)
+        return Trace(ids, logits, qs, ks, vs, lses, factor, causal)
 
     def loss(self, ids: ArrayLike) -> float:
         """Mean nats per byte over every byte of `ids` (..., n) after the first."""
@@ -203,12 +206,12 @@ def _label(byte: int) -> str:
 
 
 def _rms_norm(x: Floats, gain: Floats) -> Floats:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6)) * gain
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6)) * gain)
 
 
 def _gelu(x: Floats) -> Floats:
     """GELU in its tanh form (Hendrycks and Gimpel 2016)."""
-    return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3)))
+    return np.asarray(0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3))))
 
 
 def _read_safetensors(data: bytes) -> tuple[dict[str, str], dict[str, Floats]]:

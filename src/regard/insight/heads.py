@@ -204,8 +204,7 @@ class _Tile:
     @property
     def alive(self) -> NDArray[np.bool_]:
         """Rows that see anything at all: (..., h, m)."""
-        alive: Says = self.weights.any(-1)
-        return alive
+        return np.asarray(self.weights.any(-1))
 
     def after_first(self, values: NDArray[np.float64]) -> Rows:
         return values, self.alive & (self.rows > 0)

@@ -3,9 +3,10 @@
 Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and derivatives (`partials`, `tangent`).
 """
 
-from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, Interval, Ranges, classify, interval, key_tiles
+from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles
 from regard.rules.derivative import partials, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, evaluate, reads
+from regard.rules.intervals import Interval, Ranges, interval
 from regard.rules.masks import (
     Mask,
     Requirement,

@@ -167,11 +167,12 @@ def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
     >>> d_ds, d_tables
     (1.0, {table(2,)[h]: negative(float(absolute(subtract(i, j))))})
     """
+
+    def by(x: Node) -> Node:
+        return _differentiate(node, lambda y: ONE if y is x else ZERO)
+
     readings = [leaf for leaf in order([node]) if leaf.op == "gather" and leaf.kind == "float"]
-    in_s, *in_tables = (
-        _differentiate(node, lambda y, x=x: ONE if y is x else ZERO) for x in (make("s", "float"), *readings)
-    )
-    return in_s, dict(zip(readings, in_tables, strict=True))
+    return by(make("s", "float")), {leaf: by(leaf) for leaf in readings}
 
 
 def scatter(leaf: Node, values: Array, at: At, out: Array) -> None:

@@ -2,7 +2,7 @@
 
 A rule is an ordinary Python function of ``(b, h, i, j)``, or ``(s, b, h, i, j)``. It is called once, with `Traced`
 values that record what is done to them as a graph of `Node`. The graph is data: `evaluate` reads it on index arrays,
-`regard.rules.bounds` on intervals of indices, `regard.rules.derivative` differentiates it, and
+`regard.rules.intervals` on ranges of indices, `regard.rules.derivative` differentiates it, and
 `regard.rules.program` lists it for a compiler.
 
 Meaning of an expression
@@ -15,7 +15,7 @@ Meaning of an expression
     - The indices of a table clamp to its ends.
     - Python numbers in a rule are run-time arguments. The exponent of ``**`` is not: it shapes the expression.
 
-Operations are named as NumPy names them. To add one: an entry in `OPS`, one in ``bounds.INTERVALS`` and, if its
+Operations are named as NumPy names them. To add one: an entry in `OPS`, one in ``intervals.INTERVALS`` and, if its
 result is a float, one in ``derivative.TANGENTS``; the tests enumerate `OPS` and fail until all are there.
 """
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from regard.rules.tracing import Table
@@ -73,7 +73,8 @@ def make(op: str, kind: Kind, args: tuple[Node, ...] = (), payload: Any = None) 
     """The node with these fields; one that exists already is returned, save for numbers, each a slot of its own."""
     if op == "number":
         return Node(op, kind, args, payload)
-    identity = {"literal": repr, "dense": id}.get(op, lambda table: table)(payload)
+    # Equal literals need not be the same number (0.0 and -0.0), and arrays have no hash.
+    identity = repr(payload) if op == "literal" else id(payload) if op == "dense" else payload
     with _nodes_lock:
         return _nodes.setdefault((op, kind, args, identity), Node(op, kind, args, payload))
 
@@ -152,10 +153,10 @@ class At:
     broadcast with the others. tables: arrays to use in place of those that the tables hold.
     """
 
-    b: Array
-    h: Array
-    i: Array
-    j: Array
+    b: ArrayLike
+    h: ArrayLike
+    i: ArrayLike
+    j: ArrayLike
     s: Array | None = None
     ds: Array | None = None
     dtype: Any = np.float64

@@ -13,20 +13,20 @@ BLOCK = 64
 
 
 class Extremes:
-    """Least and greatest entries of spans of (m,) arrays `low` and `high`, NaN left out.
+    """Least and greatest entries of spans of the columns of `rows` (r, m), NaN left out.
 
-    Keeps O(m / BLOCK · log m) numbers beside the arrays: those of every 2^k blocks in a row (a sparse table). A span
-    is two runs of at most BLOCK entries, read directly, and the blocks between them, answered by two of the numbers.
+    Keeps the best of every 2^k blocks in a row (a sparse table), O(m / BLOCK · log m) numbers, and O(m) of more than
+    one row. A span is two runs of at most BLOCK columns, read directly, and the blocks between them, answered by two
+    of those numbers. `nan`: whether any entry is NaN.
 
-    >>> numbers = np.array([5, 1, 4, 2, 8])
-    >>> Extremes(numbers, numbers).span(np.array([0, 2]), np.array([4, 3]))
+    >>> Extremes(np.array([[5, 1, 4, 2, 8]])).span(np.array([0, 2]), np.array([4, 3]))
     (array([1, 2]), array([8, 4]))
     """
 
-    def __init__(self, low: Array, high: Array) -> None:
-        self.low, self.high = low, high
-        self.nan = bool(low.dtype.kind == "f" and np.isnan(low.sum()))
-        self.blocks = tuple(self._levels(*pair) for pair in ((np.fmin, low), (np.fmax, high)))
+    def __init__(self, rows: Array) -> None:
+        self.nan = bool(rows.dtype.kind == "f" and np.isnan(rows).any())
+        self.low, self.high = (rows[0] if len(rows) == 1 else best.reduce(rows) for best in (np.fmin, np.fmax))
+        self.blocks = self._levels(np.fmin, self.low), self._levels(np.fmax, self.high)
 
     @staticmethod
     def _levels(best: np.ufunc, values: Array) -> Array:
@@ -63,11 +63,7 @@ class Extremes:
 def _summarize(array: Array, axis: int, ranges: tuple[tuple[int, int], ...]) -> Extremes:
     part = np.moveaxis(array[tuple(slice(first, last + 1) for first, last in ranges)], axis, -1)
     rows = part.reshape(-1, part.shape[-1])
-    if array.dtype.name == "bfloat16":
-        rows = rows.astype(np.float32)
-    if len(rows) == 1:
-        return Extremes(rows[0], rows[0])
-    return Extremes(np.fmin.reduce(rows), np.fmax.reduce(rows))
+    return Extremes(rows.astype(np.float32) if array.dtype.name == "bfloat16" else rows)
 
 
 _summaries: WeakKeyDictionary[Table, Any] = WeakKeyDictionary()

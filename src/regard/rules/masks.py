@@ -287,10 +287,8 @@ def _relabel(ids: Array) -> Array:
     values, inverse = np.unique(ids, return_inverse=True)
     pairs = inverse.reshape(ids.shape) + np.arange(len(ids))[:, None] * len(values)
     _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    labels = rank[inverse].reshape(ids.shape)
-    return labels - labels.min(axis=1, keepdims=True)
+    labels = np.argsort(np.argsort(first))[inverse].reshape(ids.shape)
+    return np.asarray(labels - labels.min(axis=1, keepdims=True))
 
 
 def strided(step: int) -> Mask:
@@ -316,9 +314,7 @@ def dilated(left: int, step: int) -> Mask:
     """
     left, step = whole("left of dilated", left, least=0), whole("step of dilated", step, least=1)
     reach = left * step
-    return _rule(
-        f"dilated({left}, {step})", lambda b, h, i, j: (j <= i) & (i - j <= reach) & ((i - j) % step == 0)
-    )
+    return _rule(f"dilated({left}, {step})", lambda b, h, i, j: (j <= i) & (i - j <= reach) & ((i - j) % step == 0))
 
 
 def blocks(table: ArrayLike, size: int) -> Mask:

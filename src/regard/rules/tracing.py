@@ -191,14 +191,12 @@ class Traced:
         return f"Traced({self.node!r})"
 
 
-UFUNCS = sorted(
-    name for name in {*OPS, *_DEFINED} if isinstance(getattr(np, name, None), np.ufunc)
-)
+UFUNCS = sorted(name for name in {*OPS, *_DEFINED} if isinstance(getattr(np, name, None), np.ufunc))
 
 
 def _clip(x: Any, low: Any = None, high: Any = None) -> Traced:
     x = x if low is None else _apply("maximum", x, low)
-    return x if high is None else _apply("minimum", x, high)  # type: ignore[no-any-return]
+    return x if high is None else _apply("minimum", x, high)
 
 
 def where(condition: Any, a: Any, b: Any) -> Traced:

@@ -1,5 +1,6 @@
 """Matrices drawn with the characters and colours that a terminal has."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,7 +49,9 @@ class Screen:
 
     def legend(self) -> str:
         """How weights become colours or characters, in words."""
-        return "purple 0, yellow 1, by square root" if self.colour else f"0 {self.quoted(self.shades)} 1, by square root"
+        return (
+            "purple 0, yellow 1, by square root" if self.colour else f"0 {self.quoted(self.shades)} 1, by square root"
+        )
 
     def quoted(self, text: str) -> str:
         """The text in quotation marks."""
@@ -114,7 +117,7 @@ class Screen:
         text = self.fit(text, width)
         return " " * (width - cell_len(text)) + text
 
-    def upright(self, labels: list[str], height: int) -> list[str]:
+    def upright(self, labels: Sequence[str], height: int) -> list[str]:
         """Labels written downwards, one column each, ending on the last of up to ``height`` lines."""
         single = [
             [c if cell_len(c) == 1 else "□" if self.unicode else "?" for c in label if cell_len(c)] for label in labels

@@ -7,16 +7,20 @@ the same colour means the same weight everywhere.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+
+def _anchors(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 # Viridis (Smith and van der Walt, 2015; CC0) at 17 equal steps: for dark grounds and terminals.
-VIRIDIS = tuple(
+VIRIDIS = _anchors(
     "440154 48186a 472d7b 424086 3b528b 33638d 2c728e 26828e 21918c 1fa088 28ae80 3fbc73 5ec962 84d44b addc30 d8e219 "
-    "fde725".split()
+    "fde725"
 )
 # From paper to ink, falling in lightness all the way: for light grounds and print.
-INK = tuple("eef1f6 d3dfec b3cce1 8eb6d6 669dc9 4482b8 2f67a3 244d8a 1e346d 191d4c".split())
+INK = _anchors("eef1f6 d3dfec b3cce1 8eb6d6 669dc9 4482b8 2f67a3 244d8a 1e346d 191d4c")
 # Negative, zero, positive: orange and blue differ for every kind of colour vision.
-SIGNED_DARK = tuple("ffb45c e0872c a85a17 64391a 2b2b2e 1d4468 246ba5 4296d2 86c8f5".split())
-SIGNED_LIGHT = tuple("8a3f00 c4660e e89a4f f6d3ad f4f4f2 b9d8ee 6aaedb 2a78b4 0b4575".split())
+SIGNED = _anchors("ffb45c e0872c a85a17 64391a 2b2b2e 1d4468 246ba5 4296d2 86c8f5")
 
 
 def ramp(values: ArrayLike, anchors: tuple[str, ...] = VIRIDIS) -> NDArray[np.uint8]:

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .labels import printable
+import regard
+from regard.examplemodel import ExampleModel
+from regard.insight import head_statistics
+
+from .labels import byte_tokens, printable
 
 Weights = NDArray[np.float32]
 
@@ -30,6 +34,8 @@ KINDS = (
 )
 FEATURED = KINDS[:3]
 
+ROWS_AT_ONCE = 1024
+
 NOTABLE = 0.25
 """The score from which a head is called by its kind."""
 
@@ -45,9 +51,9 @@ class HeadScore(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """A token that is attended to, and by how much."""
+    """The number of a token that is attended to, and by how much."""
 
-    index: int
+    token: int
     weight: float
 
 
@@ -66,15 +72,15 @@ class LookData:
 
     `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
     name of a kind to scores (layers, heads), NaN where it has no meaning for this text (no token repeats, say).
-    `weights_of(layer, head)` gives the weights (n, n) of a head on demand, rows the queries; nothing else here is
-    larger than O(n). `following` are the tokens the model expects next, with their probabilities.
+    `rows_of(layer, head, rows)` gives rows of the weights of a head on demand, (m, n), rows the queries; nothing else
+    here is larger than O(n). `following` are the tokens the model expects next, with their probabilities.
     """
 
     model: str
     text: str
     tokens: tuple[str, ...]
     statistics: Mapping[str, NDArray[np.floating]]
-    weights_of: Callable[[int, int], Weights]
+    rows_of: Callable[[int, int, slice], Weights]
     causal: bool = True
     following: tuple[tuple[str, float], ...] = ()
     separator: str = ""
@@ -103,19 +109,33 @@ class LookData:
         """The tokens, made printable."""
         return tuple(printable(token) for token in self.tokens)
 
-    def weights(self, layer: int, head: int) -> Weights:
-        """Weights (n, n) of one head, NaN where the model does not let a query see a key."""
-        weights = np.array(self.weights_of(layer, head), dtype=np.float32)
+    def weights(self, layer: int, head: int, rows: slice = slice(None)) -> Weights:
+        """Weights (n, n) of one head, or some rows of them; NaN where the model does not let a query see a key."""
+        weights = np.array(self.rows_of(layer, head, rows), dtype=np.float32)
         if self.causal:
-            weights[np.triu_indices(self.n, 1)] = np.nan
+            queries = np.arange(self.n)[rows, None]
+            weights[np.arange(self.n) > queries] = np.nan
         return weights
+
+    def pooled(self, layer: int, head: int, rows: int, cols: int) -> Weights:
+        """The weights of one head, reduced to at most (rows, cols) by the largest of each block, so that a lone weight
+        survives; NaN only where nothing in a block is visible. Takes O(n) memory for few rows and columns.
+        """
+        starts = [*block_starts(self.n, min(rows, self.n)).tolist(), self.n]
+        together = max(1, ROWS_AT_ONCE * len(starts) // self.n)
+        parts = []
+        for first in range(0, len(starts) - 1, together):
+            mine = np.array(starts[first : first + together + 1])
+            tile = pooled(self.weights(layer, head, slice(int(mine[0]), int(mine[-1]))), self.n, cols)
+            parts.append(np.fmax.reduceat(tile, mine[:-1] - mine[0], axis=0))
+        return np.concatenate(parts)
 
     def strongest(self, kind: str, count: int = 3) -> tuple[HeadScore, ...]:
         """The heads with the highest scores of a kind, best first; heads without a score are left out."""
         scores = self.statistics[kind]
         order = np.argsort(-scores.ravel(), kind="stable")[:count]
-        found = (HeadScore(*map(int, np.unravel_index(k, scores.shape)), float(scores.ravel()[k])) for k in order)
-        return tuple(score for score in found if not np.isnan(score.score))
+        found = (HeadScore(*divmod(int(k), self.heads), float(scores.ravel()[k])) for k in order)
+        return tuple(head for head in found if not np.isnan(head.score))
 
     def kind_of(self, layer: int, head: int) -> tuple[Kind, float] | None:
         """The kind for which a head scores highest, and that score, if it is notable at all."""
@@ -126,7 +146,7 @@ class LookData:
         """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;
         none below half a thousandth.
         """
-        row = self.weights(choice.layer, choice.head)[choice.token]
+        row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
         order = np.argsort(-row, kind="stable")[:count]
         return tuple(Attended(int(j), float(row[j])) for j in order if row[j] >= 5e-4)
 
@@ -148,9 +168,7 @@ class LookData:
             if not np.isnan(scores).all():
                 best = divmod(int(np.nanargmax(scores)), self.heads)
                 break
-        return Choice(
-            best[0] if layer is None else layer, best[1] if head is None else head, self._token_index(token)
-        )
+        return Choice(best[0] if layer is None else layer, best[1] if head is None else head, self._token_index(token))
 
     def _token_index(self, token: int | str | None) -> int:
         if token is None:
@@ -183,7 +201,9 @@ def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
     return np.arange(blocks, dtype=np.int64) * length // blocks
 
 
-def look_data(text: str, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None) -> LookData:
+def look_data(
+    text: str, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None
+) -> LookData:
     """What every head of a model does with a text: its statistics, and its weights when they are asked for.
 
     `model` is the small decoder that comes with regard unless given; `progress` is told each stage as it begins.
@@ -203,15 +223,15 @@ def look_data(text: str, model: ExampleModel | None = None, progress: Callable[[
     heads = []
     for layer in range(trace.layers):
         progress(f"measuring the heads of layer {layer} of {trace.layers}")
-        heads.append(head_statistics(lambda rows, layer=layer: trace.weights(layer, rows=rows), ids, layer=layer))
+        heads.append(head_statistics(partial(trace.weights, layer), ids, layer=layer))
     statistics = {kind.name: np.array([[head.scores[kind.name] for head in row] for row in heads]) for kind in KINDS}
     if len(set(ids.tolist())) == len(ids):
         for kind in ("induction", "duplicate token"):
             statistics[kind][:] = np.nan
 
-    def weights_of(layer: int, head: int) -> Weights:
+    def rows_of(layer: int, head: int, rows: slice) -> Weights:
         q, k, lse = (kept[layer][head] for kept in (trace.q, trace.k, trace.lse))
-        return regard.weights(q, k, lse=lse, causal=trace.causal, scale=trace.scale)
+        return regard.weights(q, k, lse=lse, rows=rows, causal=trace.causal, scale=trace.scale)
 
     config = model.config
     return LookData(
@@ -219,7 +239,7 @@ def look_data(text: str, model: ExampleModel | None = None, progress: Callable[[
         text=text,
         tokens=tokens,
         statistics=statistics,
-        weights_of=weights_of,
+        rows_of=rows_of,
         causal=trace.causal,
         following=_following(trace.logits[-1]),
     )

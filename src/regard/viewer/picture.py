@@ -2,6 +2,7 @@
 
 import warnings
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from .colour import INK, ramp, readable_on, tone
 from .labels import encodable, printable
-from .model_view import CAVEAT, FEATURED, Choice, LookData, pooled
+from .model_view import CAVEAT, FEATURED, Choice, LookData
 
 WIDTH, HEIGHT = 1950, 1200
 """Size of the picture in pixels."""
@@ -32,7 +33,7 @@ def png(data: LookData, choice: Choice) -> bytes:
     about = f"{data.model}; {data.n} tokens, {data.layers} layers of {data.heads} heads"
     _text(figure, 0.115, 0.972, about, color=_SOFT, va="top")
     _text(figure, 0.015, 0.02, CAVEAT, color=_SOFT)
-    left, middle, right = figure.subfigures(1, 3, width_ratios=(4, 8, 4))
+    left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(4, 8, 4)))
     _strongest(left, data, below=_overview(left, data, choice))
     _map(middle, data, choice)
     _attended(right, data, choice)
@@ -43,7 +44,7 @@ def png(data: LookData, choice: Choice) -> bytes:
     return content.getvalue()
 
 
-def _text(place: Figure | SubFigure | Axes, x: float, y: float, text: str, *, size: float = 9, **style: object) -> None:
+def _text(place: Figure | SubFigure | Axes, x: float, y: float, text: str, *, size: float = 9, **style: Any) -> None:
     place.text(x, y, encodable(text), size=size, parse_math=False, **style)
 
 
@@ -59,7 +60,7 @@ def _overview(figure: SubFigure, data: LookData, choice: Choice) -> float:
         for head in range(data.heads):
             x, y = 0.11 * wide + head * side, 0.89 * tall - (layer + 1) * side
             axes = figure.add_axes((x / wide, y / tall, 0.92 * side / wide, 0.92 * side / tall))
-            axes.imshow(tone(pooled(data.weights(layer, head), 48, 48)), cmap=_MAP, vmin=0, vmax=1)
+            axes.imshow(tone(data.pooled(layer, head, 48, 48)), cmap=_MAP, vmin=0, vmax=1)
             axes.set(xticks=[], yticks=[])
             chosen = (layer, head) == (choice.layer, choice.head)
             axes.spines[:].set(color=_ACCENT if chosen else _LINE, linewidth=2.5 if chosen else 0.8)
@@ -94,7 +95,7 @@ def _bar(axes: Axes, y: float, label: str, fraction: float) -> None:
 
 def _map(figure: SubFigure, data: LookData, choice: Choice) -> None:
     axes = figure.add_axes((0.13, 0.11, 0.85, 0.76))
-    weights = pooled(data.weights(choice.layer, choice.head), 1000, 1000)
+    weights = data.pooled(choice.layer, choice.head, 1000, 1000)
     n = data.n
     image = axes.imshow(
         tone(weights), cmap=_MAP, vmin=0, vmax=1, extent=(-0.5, n - 0.5, n - 0.5, -0.5), interpolation="nearest"
@@ -107,16 +108,16 @@ def _map(figure: SubFigure, data: LookData, choice: Choice) -> None:
     axes.tick_params(labelsize=8)
     if n <= 100:
         labels = [_short(label, 9) for label in data.labels]
-        upright = {} if max(map(len, labels)) == 1 else {"rotation": 90}
+        rotation = 0 if max(map(len, labels)) == 1 else 90
         size = min(8.0, 330 / n)
-        axes.set_xticks(range(n), labels, size=size, parse_math=False, **upright)
+        axes.set_xticks(range(n), labels, size=size, parse_math=False, rotation=rotation)
         axes.set_yticks(range(n), labels, size=size, parse_math=False)
     _text(figure, 0.13, 0.93, f"Layer {choice.layer}, head {choice.head}: rows attend to columns", weight="bold")
     scale = figure.colorbar(
         image, cax=figure.add_axes((0.13, 0.075, 0.3, 0.014)), orientation="horizontal", ticks=np.sqrt([0, 0.1, 0.5, 1])
     )
     scale.set_ticklabels(["0", "0.1", "0.5", "1"], size=7, color=_SOFT)
-    scale.outline.set_visible(False)  # type: ignore[operator]
+    scale.outline.set_visible(False)
     scale.ax.tick_params(length=2, pad=1, color=_SOFT)
 
 
@@ -138,7 +139,7 @@ def _attended(figure: SubFigure, data: LookData, choice: Choice) -> None:
 def _shaded_text(figure: SubFigure, data: LookData, choice: Choice) -> None:
     """The text around the chosen token in a fixed grid of characters, shaded by what the token attends to."""
     columns, lines = 36, 17
-    row = data.weights(choice.layer, choice.head)[choice.token]
+    row = data.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
     places, at = [], 0
     for label in (_short(label, columns) for label in data.labels):
         at += (columns - at % columns) if at % columns + len(label) > columns else 0

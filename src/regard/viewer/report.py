@@ -94,9 +94,7 @@ def _content(data: LookData, choice: Choice) -> dict[str, Any]:
         "heads": data.heads,
         "causal": data.causal,
         "labels": [printable(token) for token in data.tokens],
-        "kinds": [
-            {"name": kind.name, "scores": _nullable(np.asarray(data.statistics[kind.name]))} for kind in KINDS
-        ],
+        "kinds": [{"name": kind.name, "scores": _nullable(np.asarray(data.statistics[kind.name]))} for kind in KINDS],
         "choice": {"layer": choice.layer, "head": choice.head, "token": choice.token},
         "ramps": {"dark": VIRIDIS, "light": INK},
         "side": side,

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from .blocks import Screen
 from .colour import tone
-from .model_view import CAVEAT, FEATURED, NOTABLE, Choice, LookData, Weights, block_starts, pooled
+from .model_view import CAVEAT, FEATURED, NOTABLE, Choice, LookData, block_starts
+
 
 def show(data: LookData, choice: Choice, console: Console) -> None:
     """Print overview, strongest heads, the chosen head's map, and what its chosen token attends to.
@@ -19,14 +20,13 @@ def show(data: LookData, choice: Choice, console: Console) -> None:
     screen = Screen.of(console)
     name = f"L{choice.layer} H{choice.head}"
     token = screen.quoted(data.labels[choice.token])
-    weights = data.weights(choice.layer, choice.head)
     console.print(_heading(data, screen))
     _section(console, "Heads", f"rows attend to columns; named by kind from a score of {NOTABLE} on")
     console.print(Padding(_overview(data, choice, screen), (0, 0, 0, 2)))
     _section(console, "Strongest heads by kind", "mean weight over the text, from 0 to 1")
     console.print(Padding(_strongest(data, screen), (0, 0, 1, 2)))
     _section(console, f"Map of {name}", f"each row attends to columns; {screen.legend()}")
-    console.print(Padding(_map(data, choice, weights, screen), (0, 0, 1, 2)))
+    console.print(Padding(_map(data, choice, screen), (0, 0, 1, 2)))
     _section(console, f"What token {choice.token}, {token}, attends to in {name}", "")
     console.print(Padding(_attended(data, choice, screen), (0, 0, 1, 2)))
     console.print(Text(CAVEAT, style="dim"))
@@ -68,7 +68,7 @@ def _thumbnail(data: LookData, at: Choice, side: int, choice: Choice, screen: Sc
     kind = data.kind_of(at.layer, at.head)
     if kind is not None:
         caption = Text.assemble(caption, "\n" if side < 12 else " ", (f"{kind[0].short} {kind[1]:.2f}", "dim"))
-    levels = tone(pooled(data.weights(at.layer, at.head), rows, side))
+    levels = tone(data.pooled(at.layer, at.head, rows, side))
     return Group(*screen.dense(levels), caption, Text())
 
 
@@ -90,31 +90,31 @@ def _bar(fraction: float, screen: Screen) -> Text:
     return Text(screen.bar(fraction, 20), style="cyan")
 
 
-def _map(data: LookData, choice: Choice, weights: Weights, screen: Screen) -> RenderableType:
+def _map(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     """One cell per weight as long as it fits the width; beyond that the largest weight of every block."""
-    longest = min(max(len(label) for label in data.labels), 12)
-    room = screen.width - 4
+    labels, longest = data.labels, min(max(len(label) for label in data.labels), 12)
+    room, each = screen.width - 4, min(longest, 7)
+    gutter = 2 * each + 1 if screen.rows_per_line == 2 else longest
     if 2 * data.n <= min(room - longest - 2, 56):
-        body = screen.cells(tone(weights), 2)
-        return _framed(body, list(data.labels), choice.token, longest, 2, list(data.labels), screen)
-    body = screen.dense(tone(weights))
-    if screen.rows_per_line == 1 and data.n <= room - longest - 2:
-        return _framed(body, list(data.labels), choice.token, longest, 1, list(data.labels), screen)
-    each = min(longest, 7)
-    if screen.rows_per_line == 2 and data.n <= room - 2 * each - 3:
-        cut = [screen.fit(label, each) for label in data.labels]
-        pairs = [" ".join(cut[k : k + 2]) for k in range(0, data.n, 2)]
-        return _framed(body, pairs, choice.token // 2, 2 * each + 1, 1, cut, screen)
-    return _zoomed_out(data.n, choice, weights, room - 8, screen)
+        body = screen.cells(tone(data.weights(choice.layer, choice.head)), 2)
+        return _framed(body, labels, labels, choice.token, longest, 2, screen)
+    if data.n > room - gutter - 2:
+        return _zoomed_out(data, choice, room - 8, screen)
+    body = screen.dense(tone(data.weights(choice.layer, choice.head)))
+    cut = [screen.fit(label, each) for label in labels]
+    if screen.rows_per_line == 1:
+        return _framed(body, labels, cut, choice.token, gutter, 1, screen)
+    pairs = [" ".join(cut[k : k + 2]) for k in range(0, data.n, 2)]
+    return _framed(body, pairs, cut, choice.token // 2, gutter, 1, screen)
 
 
 def _framed(
     body: Sequence[Text],
-    rows: list[str],
+    rows: Sequence[str],
+    columns: Sequence[str],
     marked: int,
     gutter: int,
     cell: int,
-    columns: list[str],
     screen: Screen,
 ) -> RenderableType:
     """A map with its labels: the columns' written downwards above it, the rows' to its left, one row marked."""
@@ -128,17 +128,16 @@ def _framed(
     return Group(*lines)
 
 
-def _zoomed_out(n: int, choice: Choice, weights: Weights, room: int, screen: Screen) -> RenderableType:
-    columns = min(n, room)
-    rows = columns * screen.rows_per_line // 2
-    starts = block_starts(n, rows)[:: screen.rows_per_line].tolist()
+def _zoomed_out(data: LookData, choice: Choice, room: int, screen: Screen) -> RenderableType:
+    columns, rows = room, room * screen.rows_per_line // 2
+    starts = block_starts(data.n, rows)[:: screen.rows_per_line].tolist()
     marked = max(k for k, start in enumerate(starts) if start <= choice.token)
-    ticks = "".join(str(start).ljust(8)[:8] for start in block_starts(n, columns)[::8])[:columns]
+    ticks = "".join(f"{start:<8}" for start in block_starts(data.n, columns)[::8])[:columns]
     labels = [str(start) if k % 4 == 0 or k == marked else "" for k, start in enumerate(starts)]
-    body = screen.dense(tone(pooled(weights, rows, columns)))
-    note = Text(f"every character the largest of about {-(-n // columns)} × {-(-n // rows)} weights", style="dim")
+    body = screen.dense(tone(data.pooled(choice.layer, choice.head, rows, columns)))
+    note = f"each cell the largest of about {data.n / rows:.1f} × {data.n / columns:.1f} weights"
     head = Text(" " * 8 + ticks, style="dim", no_wrap=True)
-    return Group(head, _framed(body, labels, marked, 6, 1, [], screen), note)
+    return Group(head, _framed(body, labels, [], marked, 6, 1, screen), Text(note, style="dim"))
 
 
 def _attended(data: LookData, choice: Choice, screen: Screen) -> RenderableType:

@@ -1,0 +1,1 @@
+"""What is measured and tested: the table of cases."""

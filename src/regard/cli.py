@@ -1,0 +1,398 @@
+"""The command line: `regard look`, `steps`, `plan` and `doctor`."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from zipfile import BadZipFile
+
+import numpy as np
+
+import regard
+from regard.planning import plan
+from regard.stepping import Step, steps
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+T = TypeVar("T")
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SENTENCE = "Mirabel Quince kept bees. Every morning the bees woke Mirabel Qu"
+"""What `regard look` looks at unless told otherwise: a rare name comes back, and breaks off."""
+
+SIZES = ("n", "n_keys", "d", "d_value", "heads", "kv_heads", "batch")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class Refusal(Exception):
+    """Input that cannot be served; its text is the one line the user sees."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 0, or 2 for input that cannot be served, with one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        arguments = _parser().parse_args(argv)
+        arguments.run(arguments)
+    except Refusal as refusal:
+        print(f"regard: error: {refusal}", file=sys.stderr)
+        return 2
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+@contextmanager
+def _input() -> Iterator[None]:
+    """What the library says of bad input becomes what the command line says."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise Refusal(str(error)) from error
+    except MemoryError:
+        raise Refusal("this does not fit into memory; take fewer queries or keys") from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(f"{message} (see `{self.prog} --help`)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="regard", description="Exact attention with no cliffs, and a way to look at what was attended to."
+    )
+    parser.add_argument("--version", action="version", version=f"regard {regard.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+        made.set_defaults(run=run)
+        made.add_argument("--no-color", action="store_true", help="no colours (as NO_COLOR=1)")
+        return made
+
+    look = command("look", _look, "look at the heads of a small trained model reading a text")
+    look.add_argument(
+        "text",
+        metavar="TEXT",
+        nargs="?",
+        default=SENTENCE,
+        help="the text, - for standard input; a sentence with a repeated name unless given",
+    )
+    look.add_argument(
+        "--layer", type=int, metavar="L", help="the layer of the map; that of the strongest induction head unless given"
+    )
+    look.add_argument("--head", type=int, metavar="H", help="the head of the map, likewise")
+    look.add_argument(
+        "--token",
+        metavar="T",
+        help="the token to follow: its index (from the end if negative) or its text; the last unless given",
+    )
+    look.add_argument(
+        "--save",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="also write PATH, .html (one file, works offline) or .png; without ending both; may be repeated",
+    )
+
+    step = command("steps", _steps, "show every intermediate of attention, with indices, einsum, shape and values")
+    _operands(step)
+    step.add_argument(
+        "--seed", type=int, metavar="SEED", help="seed of the normal numbers in query, key and value; 0 unless given"
+    )
+    step.add_argument(
+        "--scale", type=float, metavar="X", help="scale of the scores; 1/√d unless given, 1 for the plain dot product"
+    )
+    step.add_argument(
+        "--json", action="store_true", help="print JSON, all values included (those not finite as strings)"
+    )
+
+    cost = command("plan", _plan, "tell which engine a call would take and why, its FLOPs, bytes, memory and tiles")
+    _operands(cost)
+    cost.add_argument("--batch", type=int, metavar="B", help="batch size; 1 unless given")
+    cost.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
+
+    command("doctor", _doctor, "report versions, engines, threads and the processor")
+    return parser
+
+
+def _operands(command: argparse.ArgumentParser) -> None:
+    """The arguments that say what attends: files, or sizes."""
+    command.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="*",
+        type=Path,
+        help="query, key and value: three .npy files, or one .npz or .safetensors with these (or q, k, v) in it",
+    )
+    sizes = (
+        ("--n", "N", "queries"),
+        ("--n-keys", "M", "keys; N unless given"),
+        ("--d", "D", "features of a query and a key"),
+        ("--d-value", "D", "features of a value; those of a key unless given"),
+        ("--heads", "H", "query heads; one, without an axis of its own, unless given"),
+        ("--kv-heads", "K", "key and value heads; H unless given"),
+    )
+    for name, metavar, about in sizes:
+        command.add_argument(name, type=int, metavar=metavar, help=about)
+    command.add_argument("--dtype", choices=DTYPES, help="float32 unless given")
+    command.add_argument("--causal", action="store_true", help="let a query see only the keys up to itself")
+    command.add_argument("--window", type=int, metavar="W", help="let a query see only itself and the W keys before it")
+
+
+# Commands
+
+
+def _look(arguments: argparse.Namespace) -> None:
+    text = sys.stdin.read().removesuffix("\n") if arguments.text == "-" else arguments.text
+    targets = [target for path in arguments.save for target in _targets(path)]
+    console = _console(arguments)
+    with _progress() as progress:
+        progress("starting")
+        from regard.examplemodel import ExampleModel
+        from regard.viewer import check_fits, look_data, page, png
+
+        with _input():
+            _check_text(text)
+            model = ExampleModel.load()
+            if any(path.suffix == ".html" for path in targets):
+                check_fits(len(text.encode()) + 1, model.config.layers * model.config.heads)
+            data = look_data(text, model, progress)
+            choice = data.choose(arguments.layer, arguments.head, _token(arguments.token))
+        for path in targets:
+            progress(f"writing {path}")
+            _write(path, page(data, choice).encode() if path.suffix == ".html" else png(data, choice))
+    from regard.viewer import show
+
+    show(data, choice, console)
+    for path in targets:
+        console.print(f"saved {path}", style="bold", soft_wrap=True)
+
+
+def _steps(arguments: argparse.Namespace) -> None:
+    with _input():
+        if arguments.files:
+            query, key, value = _load(arguments)
+        else:
+            shapes, dtype = _shapes(arguments, n=6, d=4)
+            rng = np.random.default_rng(_least("--seed", 0 if arguments.seed is None else arguments.seed, 0))
+            query, key, value = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+        found = steps(query, key, value, causal=arguments.causal, mask=_window(arguments), scale=arguments.scale)
+    if arguments.json:
+        json.dump({"steps": [_plain(step) for step in found]}, sys.stdout, ensure_ascii=False, allow_nan=False)
+        print()
+        return
+    from regard.viewer import show_steps
+
+    show_steps(found, _console(arguments))
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    with _input():
+        if arguments.files:
+            operands: Sequence[Any] = _load(arguments)
+            options: dict[str, Any] = {}
+        else:
+            operands, dtype = _shapes(arguments)
+            options = {"dtype": dtype}
+        found = plan(*operands, causal=arguments.causal, mask=_window(arguments), engine=arguments.engine, **options)
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console(arguments)
+    lines = Table.grid(padding=(0, 2, 0, 0))
+    for label, line in found.rows():
+        lines.add_row(Text(label, style="bold"), Text(line))
+    console.print(lines)
+    table = Table(box=None, pad_edge=False, padding=(1, 2, 0, 0), header_style="bold", collapse_padding=True)
+    for title in ("operation", "time", "memory, naive", "memory, here"):
+        table.add_column(title)
+    for row in found.complexity:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _doctor(arguments: argparse.Namespace) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from regard.doctor import report
+
+    console = _console(arguments)
+    for title, lines in report().items():
+        console.print(Text(title, style="bold"))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for name, line in lines.items():
+            table.add_row(Text(f"  {name}"), Text(line))
+        console.print(table)
+
+
+# Arguments and files
+
+
+def _console(arguments: argparse.Namespace) -> "Console":
+    from rich.console import Console
+
+    return Console(no_color=arguments.no_color or None, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], object]]:
+    """What is being done, on stderr while it lasts, if someone is there to see it."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda stage: None
+        return
+    with console.status("") as status:
+        yield lambda stage: status.update(Text(stage))
+
+
+def _check_text(text: str) -> None:
+    if not text:
+        raise Refusal("TEXT is empty; give at least one character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refusal("TEXT is not valid UTF-8") from None
+
+
+def _token(text: str | None) -> int | str | None:
+    try:
+        return text if text is None else int(text)
+    except ValueError:
+        return text
+
+
+def _targets(path: Path) -> list[Path]:
+    """The files that --save PATH stands for, once they can be written."""
+    if path.suffix not in ("", ".html", ".png"):
+        raise Refusal(f"cannot save {path}: the ending must be .html or .png, got {path.suffix}")
+    if not path.parent.is_dir():
+        raise Refusal(f"cannot save {path}: {path.parent} is not a directory")
+    if path.is_dir():
+        raise Refusal(f"cannot save {path}: it is a directory")
+    return [path] if path.suffix else [path.with_suffix(".html"), path.with_suffix(".png")]
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise Refusal(f"cannot write {path}: {error.strerror}") from error
+
+
+def _window(arguments: argparse.Namespace) -> regard.Mask | None:
+    return None if arguments.window is None else regard.window(_least("--window", arguments.window, 0))
+
+
+def _least(name: str, value: int, least: int) -> int:
+    if value < least:
+        raise Refusal(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def _shapes(
+    arguments: argparse.Namespace, n: int | None = None, d: int | None = None
+) -> tuple[list[tuple[int, ...]], np.dtype[Any]]:
+    """The shapes of query, key and value that the sizes on the command line mean, and their dtype."""
+    sizes = {
+        name: _least(f"--{name.replace('_', '-')}", value, 1)
+        for name in SIZES
+        if (value := getattr(arguments, name, None)) is not None
+    }
+    n, d = sizes.get("n", n), sizes.get("d", d)
+    if n is None or d is None:
+        raise Refusal("give --n and --d, or files with query, key and value")
+    heads = sizes.get("heads", 1)
+    lead = (sizes["batch"],) if "batch" in sizes else ()
+    has_heads = bool(sizes.keys() & {"heads", "kv_heads", "batch"})
+    of_query, of_key = ((*lead, h) if has_heads else () for h in (heads, sizes.get("kv_heads", heads)))
+    keys = sizes.get("n_keys", n)
+    dtype = arguments.dtype or "float32"
+    if dtype == "bfloat16":
+        import ml_dtypes
+
+        dtype = ml_dtypes.bfloat16
+    return [(*of_query, n, d), (*of_key, keys, d), (*of_key, keys, sizes.get("d_value", d))], np.dtype(dtype)
+
+
+def _load(arguments: argparse.Namespace) -> list[Array]:
+    """query, key and value from the files on the command line."""
+    for name in (*SIZES, "dtype", "seed"):
+        if getattr(arguments, name, None) is not None:
+            raise Refusal(
+                f"--{name.replace('_', '-')} does not go with files: sizes and values are those of the arrays"
+            )
+    paths: list[Path] = arguments.files
+    if [path.suffix for path in paths] == [".npy"] * 3:
+        return [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
+    if len(paths) != 1 or paths[0].suffix not in (".npz", ".safetensors"):
+        given = ", ".join(map(str, paths))
+        raise Refusal(f"files must be three .npy for query, key and value, or one .npz or .safetensors, got {given}")
+    (path,) = paths
+    arrays = _read(path, _npz if path.suffix == ".npz" else _safetensors)
+    for names in (("query", "key", "value"), ("q", "k", "v")):
+        if all(name in arrays for name in names):
+            return [arrays[name] for name in names]
+    raise Refusal(f"{path} must hold arrays query, key and value (or q, k and v), got {', '.join(arrays) or 'none'}")
+
+
+def _npz(path: Path) -> dict[str, Array]:
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _safetensors(path: Path) -> dict[str, Array]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        found: dict[str, Array] = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return found
+
+
+def _read(path: Path, read: Callable[[Path], T]) -> T:
+    try:
+        return read(path)
+    except OSError as error:
+        raise Refusal(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, KeyError, BadZipFile) as error:
+        raise Refusal(f"cannot read {path}: not a valid {path.suffix} file ({error})") from error
+
+
+def _plain(step: Step) -> dict[str, Any]:
+    """A step as JSON can hold it."""
+    return {
+        "name": step.name,
+        "symbol": step.symbol,
+        "indices": step.indices,
+        "formula": step.formula,
+        "einsum": step.einsum,
+        "shape": list(step.shape),
+        "dtype": step.value.dtype.name,
+        "value": _nested(step.value.astype(np.float64).tolist()),
+    }
+
+
+def _nested(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_nested(x) for x in value]
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,83 @@
+"""What this machine has: versions, engines, threads and the processor, found out without importing anything heavy."""
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+import regard
+from regard.threads import num_threads
+
+REQUIRED = ("ml_dtypes", "threadpoolctl", "rich", "matplotlib", "safetensors")
+OPTIONAL = ("torch", "jax", "transformers", "llvmlite", "triton")
+FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+
+
+def report() -> dict[str, dict[str, str]]:
+    """Sections of what was found, each a name for each line: versions, engines, threads, processor.
+
+    >>> import regard.doctor
+    >>> list(regard.doctor.report())
+    ['versions', 'engines', 'threads', 'processor']
+    """
+    return {"versions": _versions(), "engines": _engines(), "threads": _threads(), "processor": _processor()}
+
+
+def _versions() -> dict[str, str]:
+    found = {"regard": regard.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    found |= {name: installed(name) or "missing: pip install " + name for name in REQUIRED}
+    return found | {name: installed(name) or "not installed (optional)" for name in OPTIONAL}
+
+
+def installed(package: str) -> str | None:
+    """The version of an installed package, without importing it; None if there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _engines() -> dict[str, str]:
+    return {
+        engine.name: ("ready" if engine.reason is None else f"not available: {engine.reason}") + f" ({engine.about})"
+        for engine in regard.available_engines()
+    }
+
+
+def _threads() -> dict[str, str]:
+    from threadpoolctl import threadpool_info
+
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    found = {
+        "used by regard": str(num_threads()),
+        "processors": f"{os.cpu_count()}" + (f", {allowed} of them allowed to this process" if allowed else ""),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
+    }
+    for pool in threadpool_info():
+        found[pool["internal_api"]] = f"{pool.get('version') or 'unknown version'}, {pool['num_threads']} threads"
+    return found
+
+
+def _processor() -> dict[str, str]:
+    facts = _cpuinfo()
+    name = facts.get("model name") or platform.processor() or "unknown"
+    flags = set((facts.get("flags") or facts.get("features") or "").split())
+    return {
+        "name": name,
+        "architecture": f"{platform.machine()}, {sys.byteorder}-endian",
+        "instructions": " ".join(flag for flag in FLAGS if flag in flags) or "unknown",
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor as Linux describes it; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {key.strip().lower(): value.strip() for key, _, value in lines}

@@ -1,0 +1,312 @@
+"""What a call of attention will cost, and which engine will run it, found from shapes and rules."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.api import Layout, MaskLike, ScoreLike, problem_from
+from regard.engines import choose, refusals
+from regard.engines.tiles import CHUNK, KEYS, ROWS, Chunk, Rows, Unit, units
+from regard.problem import Problem
+from regard.rules import EVERYTHING, reads
+from regard.threads import num_threads
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BLOCKS = 2048  # blocks of rows whose tiles are counted; of more, this many evenly spaced ones stand for all
+SAMPLES = 256  # partly masked tiles whose visible pairs are counted, likewise
+
+
+class Complexity(NamedTuple):
+    """The order of time and of memory that one operation takes, in naive attention and here."""
+
+    operation: str
+    time: str
+    naive_memory: str
+    memory: str
+
+
+COMPLEXITY = (
+    Complexity("Q Kᵀ", "O(n·m·d)", "O(n·m)", "O(1), a tile"),
+    Complexity("softmax", "O(n·m)", "O(n·m)", "O(n)"),
+    Complexity("P V", "O(n·m·d_v)", "O(n·d_v)", "O(n·d_v)"),
+    Complexity("total", "O(n·m·(d + d_v))", "O(n·m)", "O(n·d_v)"),
+)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of `rows` queries × `keys` keys of all heads, by what the bounds of the rules say of them.
+
+    `skipped` tiles hold no visible pair, `full` ones nothing else, the `mixed` ones are masked pair by pair. `pairs` is
+    how many pairs of query and key the visited tiles hold, `visible` the share of all pairs that the mask allows. Where
+    `exact`, or `visible_exact`, is False, these are estimates from evenly spaced samples.
+    """
+
+    rows: int
+    keys: int
+    total: int
+    full: int
+    mixed: int
+    pairs: int
+    visible: float
+    exact: bool
+    visible_exact: bool
+
+    @property
+    def skipped(self) -> int:
+        """Tiles that are never computed."""
+        return self.total - self.full - self.mixed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One call: its engine and why, its floating point operations, its bytes, its memory and its tiles.
+
+    FLOPs are those of the products, a multiplication and an addition each: `flops` = 2·b·h·n_q·n_k·(d + d_v) forward,
+    `flops_backward` 2.5 times that; `flops_visited` and `flops_visited_backward` leave out the tiles skipped.
+    `bytes_read` counts every input once, `bytes_written` output and lse. `working_memory` is what the engine takes
+    beyond inputs and outputs, in bytes, about; `naive_memory` the scores of all heads that naive attention keeps.
+    `engines` gives for every engine the reason why it was chosen or not.
+    """
+
+    engine: str
+    engines: Mapping[str, str]
+    rules: str
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    n_q: int
+    n_k: int
+    d: int
+    d_v: int
+    flops: int
+    flops_visited: int
+    bytes_read: int
+    bytes_written: int
+    working_memory: int
+    naive_memory: int
+    tiles: Tiles
+
+    complexity = COMPLEXITY
+
+    @property
+    def flops_backward(self) -> int:
+        """FLOPs of the gradients: five products of the size of the two of forward."""
+        return self.flops * 5 // 2
+
+    @property
+    def flops_visited_backward(self) -> int:
+        """FLOPs of the gradients in the tiles that are not skipped."""
+        return self.flops_visited * 5 // 2
+
+    @property
+    def naive_memory_per_head(self) -> int:
+        """Bytes of one matrix of scores."""
+        return self.naive_memory // (self.batch * self.heads or 1)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What `str` prints, a label and a text for each line."""
+        t, about = self.tiles, "" if self.tiles.exact else "about "
+        heads = f"{self.heads} heads" + (f" over {self.kv_heads}" if self.kv_heads != self.heads else "")
+        lines = [
+            (
+                "call",
+                f"batch {self.batch}, {heads}, {self.n_q} queries, {self.n_k} keys, {_features(self)}, {self.dtype}",
+            ),
+            ("rules", self.rules),
+            ("engine", f"{self.engine}: {self.engines[self.engine]}"),
+            *(("", f"not {name}: {why}") for name, why in self.engines.items() if name != self.engine),
+            ("forward", f"{_si(self.flops)}FLOP, {about}{_si(self.flops_visited)}FLOP in the tiles visited"),
+            (
+                "backward",
+                f"{_si(self.flops_backward)}FLOP, {about}{_si(self.flops_visited_backward)}FLOP in the tiles visited",
+            ),
+            ("bytes", f"{_binary(self.bytes_read)} read, {_binary(self.bytes_written)} written"),
+            ("memory", f"about {_binary(self.working_memory)} beyond inputs and outputs"),
+            ("naive", f"{_binary(self.naive_memory)} of scores, {_binary(self.naive_memory_per_head)} per head"),
+            (
+                "tiles",
+                f"{t.total:,} of {t.rows} × {t.keys}: {about}{t.skipped:,} skipped, {t.full:,} full, {t.mixed:,} mixed",
+            ),
+            ("visible", f"{'' if t.visible_exact else 'about '}{t.visible:.4%} of the pairs"),
+        ]
+        return [line for line in lines if line[1]]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:9} {text}" for label, text in self.rows())
+
+
+def plan(
+    query: Array | Sequence[int],
+    key: Array | Sequence[int],
+    value: Array | Sequence[int],
+    *,
+    dtype: Any = np.float32,
+    mask: MaskLike = None,
+    causal: bool = False,
+    score: ScoreLike = None,
+    bias: Array | None = None,
+    scale: float | None = None,
+    sink: Array | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    offset: int | Array | None = None,
+    origin: tuple[int, int, int] = (0, 0, 0),
+    layout: Layout = "bhnd",
+    engine: str | None = None,
+) -> Plan:
+    """What `regard.attention` with these arguments would do; nothing of the size of the scores is computed.
+
+    query, key and value are arrays, or shapes, which then have `dtype`. Raises what `regard.attention` raises.
+
+    >>> import regard
+    >>> plan = regard.plan((8, 8192, 64), (8, 8192, 64), (8, 8192, 64), causal=True)
+    >>> plan.engine, plan.naive_memory_per_head // 2**20
+    ('tiled', 256)
+    >>> plan.flops == 4 * 8 * 8192 * 8192 * 64
+    True
+    >>> plan.tiles.skipped, plan.tiles.total
+    (15872, 32768)
+    """
+    q, k, v = (_array(name, x, dtype) for name, x in (("query", query), ("key", key), ("value", value)))
+    p = problem_from(
+        q, k, v, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout, seed=seed,
+        offset=offset, origin=origin, layout=layout,
+    )  # fmt: skip
+    chosen = choose(p, engine).NAME
+    tiles = _tiles(p)
+    pairs = p.batch * p.heads * p.n_q * p.n_k
+    return Plan(
+        engine=chosen,
+        engines=_reasons(p, chosen, engine is not None),
+        rules=", ".join(str(rule) for rule in (p.mask, p.score) if rule is not None),
+        dtype=p.dtype.name,
+        batch=p.batch,
+        heads=p.heads,
+        kv_heads=p.kv_heads,
+        n_q=p.n_q,
+        n_k=p.n_k,
+        d=p.d,
+        d_v=p.d_v,
+        flops=2 * pairs * (p.d + p.d_v),
+        flops_visited=2 * (pairs if chosen == "spec" else tiles.pairs) * (p.d + p.d_v),
+        bytes_read=sum(x.nbytes for x in (p.query, p.key, p.value, p.bias, p.sink) if x is not None),
+        bytes_written=p.batch * p.heads * p.n_q * (p.d_v * p.dtype.itemsize + p.compute.itemsize),
+        working_memory=_working_memory(p, chosen),
+        naive_memory=pairs * p.dtype.itemsize,
+        tiles=tiles,
+    )
+
+
+def _array(name: str, x: Any, dtype: Any) -> Array:
+    """The array itself, or one of that shape which takes no memory."""
+    if not isinstance(x, tuple | list):
+        array: Array = x
+        return array
+    if not all(isinstance(size, int | np.integer) and size >= 0 for size in x):
+        raise TypeError(f"{name} must be an array or a shape of non-negative integers, got {x!r}")
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        import ml_dtypes
+
+        dtype = ml_dtypes.bfloat16
+    try:
+        return np.broadcast_to(np.zeros((), dtype), tuple(x))
+    except TypeError:
+        raise TypeError(f"dtype must be a floating dtype, got {dtype!r}") from None
+
+
+def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
+    found = {name: why or "supports this call too, but comes later" for name, why in refusals(p).items()}
+    return found | {chosen: "named" if named else "the first that supports this call"}
+
+
+def _working_memory(p: Problem, engine: str) -> int:
+    """Bytes beyond inputs and outputs: of a thread's chunks (scores, weights, and copies of keys, values and rows to
+    the dtype of sums), or of the specification's n × n arrays.
+    """
+    if engine == "spec":
+        return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
+    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // ROWS))
+    scores = 4 * CHUNK * p.compute.itemsize
+    copies = (ROWS + CHUNK // ROWS) * (p.d + p.d_v) * p.compute.itemsize
+    return threads * (scores + copies)
+
+
+def _tiles(p: Problem) -> Tiles:
+    """Count the tiles as the tiled engine visits them, unit by unit, units that see the same only once."""
+    alike: dict[Any, list[Unit]] = {}
+    leaves = reads(*(node for node in (p.mask_node, p.score_node) if node is not None))
+    for unit in units(p):
+        b = unit.b if leaves & {"b", "dense"} else None
+        h = (unit.kv.start, unit.group.start) if leaves & {"h", "dense"} else None
+        alike.setdefault((unit.offset, b, h), []).append(unit)
+    blocks, total = [], 0
+    for same in alike.values():
+        heads = sum(unit.h.size for unit in same)
+        total += heads * len(same[0].row_starts) * len(same[0].span_starts)
+        blocks += [(Rows(same[0], start), heads) for start in same[0].row_starts]
+    chosen = _spaced(len(blocks), BLOCKS)
+    stretch = len(blocks) / max(len(chosen), 1)
+    full = mixed = pairs = clear = 0.0
+    partly: list[tuple[Rows, int, int]] = []
+    for rows, heads in (blocks[k] for k in chosen):
+        tiles, kinds = rows.live()
+        edges = np.array([*rows.unit.span_starts, rows.unit.span_starts.stop]).clip(0, p.n_k)
+        width, height = (edges[1:] - edges[:-1])[tiles], rows.outside.stop - rows.outside.start
+        everything = kinds == EVERYTHING
+        full += heads * everything.sum()
+        mixed += heads * (~everything).sum()
+        pairs += heads * height * width.sum()
+        clear += heads * height * width[everything].sum()
+        partly += [(rows, int(t), heads) for t in tiles[~everything]]
+    sampled = _spaced(len(partly), SAMPLES)
+    visible = clear + sum(_visible(*partly[k]) for k in sampled) * len(partly) / max(len(sampled), 1)
+    exact = len(chosen) == len(blocks)
+    every = p.batch * p.heads * p.n_q * p.n_k
+    return Tiles(
+        rows=ROWS,
+        keys=KEYS,
+        total=total,
+        full=round(full * stretch),
+        mixed=round(mixed * stretch),
+        pairs=round(pairs * stretch),
+        visible=visible * stretch / every if every else 0.0,
+        exact=exact,
+        visible_exact=exact and len(sampled) == len(partly),
+    )
+
+
+def _spaced(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, evenly spaced."""
+    return [int(k) for k in np.linspace(0, count - 1, min(count, most)).round()]
+
+
+def _visible(rows: Rows, tile: int, heads: int) -> float:
+    """Pairs that the mask allows in one tile, in all the heads that it stands for."""
+    seen = Chunk(rows, slice(tile, tile + 1), rows.unit.span_starts[tile], False, False).visible()
+    shape = (*rows.unit.h.shape[:2], 1, ROWS, KEYS)
+    return float(np.broadcast_to(True if seen is None else seen, shape).sum()) / rows.unit.h.size * heads
+
+
+def _features(p: Plan) -> str:
+    return f"d = {p.d}" if p.d == p.d_v else f"d = {p.d}, d_v = {p.d_v}"
+
+
+def _si(x: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if x < 1000:
+            return f"{x:.4g} {unit}"
+        x /= 1000
+    return f"{x:.4g} P"
+
+
+def _binary(x: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if x < 1024:
+            return f"{x:.4g} {unit}"
+        x /= 1024
+    return f"{x:.4g} TiB"

@@ -1,0 +1,462 @@
+"""Interval arithmetic over index ranges: where the values of an expression may lie.
+
+Sound for float32 and float64 arithmetic as any engine may round it, and for 64-bit integers that wrap; exact for sums
+of multiples of indices, in which a repeated index is counted once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from regard.rules.expression import INT64, Array, Node, order, truncate
+from regard.rules.extremes import extremes
+
+LIMIT = 2.0**62  # integers beyond this may have wrapped
+ARITHMETIC, FUNCTION = 2, 12  # ulps: of + - * / sqrt, and of exp, log, tanh, ..., both the engine's and ours
+
+Bound = tuple[Any, Any]  # least and greatest, both included
+
+
+class Interval(NamedTuple):
+    """Where values lie: from `lo` to `hi`, both included; where `nan`, they may also be NaN.
+
+    int64 for integers and booleans (0 and 1), float64 for floats.
+    """
+
+    lo: Array
+    hi: Array
+    nan: Any = False
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The index ranges of tiles, (least, greatest) each, both included: integers or int64 arrays that broadcast.
+
+    keys: number of keys of the whole. dtype: of float arithmetic, float32 or float64.
+    """
+
+    b: Bound = (0, 0)
+    h: Bound = (0, 0)
+    i: Bound = (0, 0)
+    j: Bound = (0, 0)
+    keys: int | None = None
+    dtype: Any = np.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(*(np.shape(end) for bound in (self.b, self.h, self.i, self.j) for end in bound))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One pass over an expression: the ranges, and the intervals found so far."""
+
+    ranges: Ranges
+    known: dict[Node, Interval]
+
+    def rounded(self, lo: Array, hi: Array, nan: Any, ulps: int = ARITHMETIC) -> Interval:
+        """Exact or nearly exact ends widened by what rounding, overflow and flushing to zero may do."""
+        info = np.finfo(self.ranges.dtype)
+        eps, tiny, top = float(info.eps) * ulps, float(info.tiny), float(info.max)
+        lo, hi = np.minimum(lo, top), np.maximum(hi, -top)
+        lo, hi = lo - (np.abs(lo) * eps + tiny), hi + (np.abs(hi) * eps + tiny)
+        return Interval(np.where(lo < -top, -np.inf, lo), np.where(hi > top, np.inf, hi), nan)
+
+
+def intervals(nodes: Sequence[Node], ranges: Ranges) -> tuple[Interval, ...]:
+    """Where the values of `nodes` lie for indices in `ranges`, elementwise; common subexpressions once."""
+    frame = Frame(ranges, {})
+    with np.errstate(all="ignore"):
+        for x in order(nodes):
+            frame.known[x] = INTERVALS[x.op](frame, x, *(frame.known[arg] for arg in x.args))
+    return tuple(frame.known[node] for node in nodes)
+
+
+def interval(node: Node, ranges: Ranges) -> Interval:
+    """Where the values of `node` lie for indices in `ranges`, elementwise.
+
+    >>> from regard.rules import causal
+    >>> tiles = Ranges(i=(64, 127), j=(np.array([0, 64, 128]), np.array([63, 127, 191])))
+    >>> interval(causal().node, tiles)[:2]
+    (array([1, 0, 0]), array([1, 1, 0]))
+    """
+    return intervals([node], ranges)[0]
+
+
+# Integers
+
+
+def _full(x: Interval) -> Any:
+    return (x.lo == INT64.min) & (x.hi == INT64.max)
+
+
+def _corners(function: np.ufunc, *pairs: tuple[Any, Any]) -> Interval:
+    """The hull of `function` on pairs of ends; all integers where one of them may wrap."""
+    values = [function(x, y) for x, y in pairs]
+    sizes = [np.abs(function(np.asarray(x, np.float64), np.asarray(y, np.float64))) for x, y in pairs]
+    wraps = reduce(np.maximum, sizes) >= LIMIT
+    lo, hi = reduce(np.minimum, values), reduce(np.maximum, values)
+    return Interval(np.where(wraps, INT64.min, lo), np.where(wraps, INT64.max, hi))
+
+
+def _product(function: np.ufunc, a: Interval, b: Interval) -> Interval:
+    return _corners(function, (a.lo, b.lo), (a.lo, b.hi), (a.hi, b.lo), (a.hi, b.hi))
+
+
+class Affine(NamedTuple):
+    """A sum of multiples of other nodes and a constant."""
+
+    terms: Mapping[Node, int]
+    constant: int
+
+    def plus(self, other: "Affine", factor: int = 1) -> "Affine":
+        terms = dict(self.terms)
+        for node, c in other.terms.items():
+            terms[node] = terms.get(node, 0) + factor * c
+        return Affine({node: c for node, c in terms.items() if c}, self.constant + factor * other.constant)
+
+
+_affine: WeakKeyDictionary[Node, Affine] = WeakKeyDictionary()
+
+
+def affine(node: Node) -> Affine:
+    """An integer node as an affine sum, in the integers rather than modulo 2^64."""
+    if node.op in ("number", "literal"):
+        return Affine({}, int(node.payload))
+    if node not in _affine:
+        nothing = Affine({}, 0)
+        parts = [affine(x) for x in node.args] if node.op in ("add", "subtract", "negative", "multiply") else []
+        if node.op == "multiply":
+            parts.sort(key=lambda part: bool(part.terms))
+            if parts[0].terms:
+                return Affine({node: 1}, 0)
+            _affine[node] = nothing.plus(parts[1], parts[0].constant)
+        elif parts:
+            sign = 1 if node.op == "add" else -1
+            _affine[node] = parts[0].plus(parts[1], sign) if len(parts) == 2 else nothing.plus(parts[0], sign)
+        else:
+            return Affine({node: 1}, 0)  # not remembered: it would keep its own key alive
+    return _affine[node]
+
+
+def _sum(frame: Frame, form: Affine) -> tuple[Array, Array, Any]:
+    """The exact ends of an affine sum, and where they cannot be trusted."""
+    one = np.ones((), np.int64)
+    parts = [(form.constant, Interval(one, one)), *((c, frame.known[x]) for x, c in form.terms.items())]
+    lo: Any = 0
+    hi: Any = 0
+    size: Any = 0.0
+    for c, x in parts:
+        ends = (x.lo, x.hi) if c > 0 else (x.hi, x.lo)
+        size = size + float(abs(c)) * np.maximum(*(np.abs(np.asarray(end, np.float64)) for end in ends))
+        factor = np.int64(c if abs(c) < LIMIT else 0)
+        lo, hi = lo + factor * ends[0], hi + factor * ends[1]
+    return lo, hi, size >= LIMIT
+
+
+def _repeats(node: Node) -> bool:
+    """Whether both operands contain the same node, so that intervals alone are not tight."""
+    return len(node.args) == 2 and bool(affine(node.args[0]).terms.keys() & affine(node.args[1]).terms.keys())
+
+
+def _linear(natural: Callable[..., Interval]) -> Callable[..., Interval]:
+    """An integer operation that is affine: sums in which a node appears twice are put together first."""
+
+    def rule(frame: Frame, node: Node, *args: Interval) -> Interval:
+        if node.kind == "float":
+            return _FLOATS[node.op](frame, node, *args)
+        x = natural(*args)
+        if not _repeats(node):
+            return x
+        lo, hi, unsure = _sum(frame, affine(node))
+        unsure = unsure | _full(x)
+        return Interval(np.where(unsure, x.lo, lo), np.where(unsure, x.hi, hi))
+
+    return rule
+
+
+def _multiplied(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    if node.kind == "float":
+        return _times(frame, node, a, b)
+    x = _product(np.multiply, a, b)
+    return Interval(np.where(_full(x), x.lo, np.maximum(x.lo, 0)), x.hi) if node.args[0] is node.args[1] else x
+
+
+def _floor_divide(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    x = _product(np.floor_divide, a, b)
+    # A divisor of 0 gives 0, and any other no more than there was.
+    zero = (b.lo <= 0) & (b.hi >= 0)
+    reach = np.maximum(np.abs(a.lo), np.abs(a.hi))
+    wraps = (a.lo <= -LIMIT) | (a.hi >= LIMIT)
+    lo, hi = np.where(wraps, INT64.min, -reach), np.where(wraps, INT64.max, reach)
+    return Interval(np.where(zero, lo, x.lo), np.where(zero, hi, x.hi))
+
+
+def _remainder(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    lo, hi = np.minimum(b.lo + 1, 0), np.maximum(b.hi - 1, 0)
+    lo = np.where(b.lo > 0, 0, lo)
+    hi = np.where(b.hi < 0, 0, hi)
+    hi = np.where((a.lo >= 0) & (b.lo > 0), np.minimum(hi, a.hi), hi)
+    once = (b.lo == b.hi) & (b.lo != 0) & (a.lo // b.lo == a.hi // b.lo)
+    return Interval(np.where(once, a.lo % b.lo, lo), np.where(once, a.hi % b.lo, hi))
+
+
+def _shift(function: np.ufunc) -> Callable[..., Interval]:
+    def rule(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+        x = _product(function, a, Interval(*(np.left_shift(1, np.clip(end, 0, 61)) for end in (b.lo, b.hi))))
+        within = (b.lo >= 0) & (b.hi <= 61)
+        return Interval(np.where(within, x.lo, INT64.min), np.where(within, x.hi, INT64.max))
+
+    return rule
+
+
+def _bits(function: np.ufunc) -> Callable[..., Interval]:
+    def rule(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+        if node.kind == "bool" and function is not np.bitwise_xor:
+            return Interval(function(a.lo, b.lo), function(a.hi, b.hi))
+        ones = np.maximum(a.hi, b.hi)
+        for shift in (1, 2, 4, 8, 16, 32):
+            ones = ones | (ones >> shift)
+        whole = (a.lo >= 0) & (b.lo >= 0)
+        lo, hi = np.where(whole, 0, INT64.min), np.where(whole, ones, INT64.max)
+        if function is np.bitwise_and:
+            lo = np.where((a.lo >= 0) | (b.lo >= 0), 0, lo)
+            hi = np.minimum(np.where(a.lo >= 0, a.hi, INT64.max), np.where(b.lo >= 0, b.hi, INT64.max))
+        points = (a.lo == a.hi) & (b.lo == b.hi)
+        value = function(a.lo, b.lo)
+        return Interval(np.where(points, value, lo), np.where(points, value, hi))
+
+    return rule
+
+
+def _invert(frame: Frame, node: Node, x: Interval) -> Interval:
+    one = 1 if node.kind == "bool" else -1
+    return Interval(one - x.hi, one - x.lo)
+
+
+# Floats
+
+
+def _limits(function: np.ufunc, pairs: list[tuple[Array, Array]], nan_is: tuple[float, float]) -> tuple[Array, Array]:
+    values = [function(x, y) for x, y in pairs]
+    lows = [np.where(np.isnan(value), nan_is[0], value) for value in values]
+    highs = [np.where(np.isnan(value), nan_is[1], value) for value in values]
+    return reduce(np.minimum, lows), reduce(np.maximum, highs)
+
+
+def _has(x: Interval, value: float) -> Any:
+    return (x.lo <= value) & (x.hi >= value)
+
+
+def _infinite(x: Interval) -> Any:
+    return (x.lo == -np.inf) | (x.hi == np.inf)
+
+
+def _added(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    lo, hi = a.lo + b.lo, a.hi + b.hi
+    nan = (_has(a, np.inf) & _has(b, -np.inf)) | (_has(a, -np.inf) & _has(b, np.inf)) | a.nan | b.nan
+    return frame.rounded(*_anywhere(lo, hi, nan))
+
+
+def _negated(frame: Frame, node: Node, x: Interval) -> Interval:
+    return Interval(-x.hi, -x.lo, x.nan)
+
+
+def _times(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    nan = (_has(a, 0) & _infinite(b)) | (_infinite(a) & _has(b, 0)) | a.nan | b.nan
+    pairs = [(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
+    lo, hi = _limits(np.multiply, pairs, (0.0, 0.0))  # 0 · inf at a corner: its neighbours are 0
+    x = frame.rounded(lo, hi, nan)
+    return x._replace(lo=np.maximum(x.lo, 0)) if node.args[0] is node.args[1] else x
+
+
+def _divided(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    zero = _has(b, 0)
+    nan = (_has(a, 0) & zero) | (_infinite(a) & _infinite(b)) | a.nan | b.nan
+    pairs = [(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
+    lo, hi = _limits(np.divide, pairs, (-np.inf, np.inf))
+    return frame.rounded(np.where(zero, -np.inf, lo), np.where(zero, np.inf, hi), nan)
+
+
+def _rising(function: np.ufunc, ulps: int, least: float = -np.inf, floor: float = -np.inf) -> Callable[..., Interval]:
+    """A function that never falls, defined from `least` on, with values from `floor` on."""
+
+    def rule(frame: Frame, node: Node, x: Interval) -> Interval:
+        lo, hi = function(np.maximum(x.lo, least)), function(np.maximum(x.hi, least))
+        nan = x.nan | (x.lo < least)
+        if not ulps:
+            return Interval(lo, hi, nan)
+        y = frame.rounded(lo, hi, nan, ulps)
+        return y._replace(lo=np.maximum(y.lo, floor))
+
+    return rule
+
+
+def _even(x: Interval) -> tuple[Array, Array]:
+    """The least and greatest absolute value."""
+    lo = np.where(_has(x, 0), 0, np.minimum(np.abs(x.lo), np.abs(x.hi)))
+    return lo, np.maximum(np.abs(x.lo), np.abs(x.hi))
+
+
+def _cosh(frame: Frame, node: Node, x: Interval) -> Interval:
+    lo, hi = _even(x)
+    return frame.rounded(np.cosh(lo), np.cosh(hi), x.nan, FUNCTION)
+
+
+def _periodic(frame: Frame, node: Node, x: Interval) -> Interval:
+    reach = np.full(np.shape(x.lo), np.inf if node.op == "tan" else 1.0)
+    return frame.rounded(-reach, reach, x.nan | _infinite(x), FUNCTION)
+
+
+def _absolute(frame: Frame, node: Node, x: Interval) -> Interval:
+    lo, hi = _even(x)
+    if node.kind == "int":  # the least integer is its own absolute value
+        wraps = x.lo == INT64.min
+        return Interval(np.where(wraps, INT64.min, lo), np.where(wraps, INT64.max, hi))
+    return Interval(lo, hi, x.nan)
+
+
+# Either
+
+
+def _compare(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    nan = a.nan | b.nan
+    same = node.args[0] is node.args[1]
+    if node.args[0].kind == "int" and _repeats(node):
+        lo, hi, unsure = _sum(frame, affine(node.args[0]).plus(affine(node.args[1]), -1))
+        unsure = unsure | _full(a) | _full(b)
+        a = Interval(np.where(unsure, a.lo, lo), np.where(unsure, a.hi, hi))
+        b = Interval(np.where(unsure, b.lo, 0), np.where(unsure, b.hi, 0))
+    if node.op in ("less", "less_equal"):
+        holds = getattr(np, node.op)
+        return Interval((holds(a.hi, b.lo) & ~np.asarray(nan)) * 1, holds(a.lo, b.hi) * 1)
+    surely = (same | ((a.lo == a.hi) & (b.lo == b.hi) & (a.lo == b.lo))) & ~np.asarray(nan)
+    possibly = (a.lo <= b.hi) & (b.lo <= a.hi)
+    return Interval(surely * 1, possibly * 1) if node.op == "equal" else Interval(1 - possibly, 1 - surely)
+
+
+def _where(frame: Frame, node: Node, c: Interval, a: Interval, b: Interval) -> Interval:
+    def pick(x: Any, y: Any, either: Any) -> Any:
+        return np.where(c.lo == 1, x, np.where(c.hi == 0, y, either))
+
+    lo, hi = pick(a.lo, b.lo, np.minimum(a.lo, b.lo)), pick(a.hi, b.hi, np.maximum(a.hi, b.hi))
+    return Interval(lo, hi, pick(a.nan, b.nan, a.nan | np.asarray(b.nan)))
+
+
+def _to_float(frame: Frame, node: Node, x: Interval) -> Interval:
+    # Rounding never falls, so rounded ends bound what is rounded.
+    return Interval(*(np.asarray(end).astype(frame.ranges.dtype).astype(np.float64) for end in (x.lo, x.hi)))
+
+
+def _to_int(frame: Frame, node: Node, x: Interval) -> Interval:
+    lo, hi = truncate(np.asarray(x.lo)), truncate(np.asarray(x.hi))
+    return Interval(np.where(x.nan, np.minimum(lo, 0), lo), np.where(x.nan, np.maximum(hi, 0), hi))
+
+
+def _constant(frame: Frame, node: Node) -> Interval:
+    if node.kind != "float":
+        return Interval(*(np.asarray(node.payload, np.int64),) * 2)
+    value = np.asarray(node.payload, frame.ranges.dtype).astype(np.float64)
+    return _anywhere(value, value, np.isnan(value))
+
+
+def _gather(frame: Frame, node: Node, *indices: Interval) -> Interval:
+    table = node.payload
+    spans = [
+        (np.clip(x.lo, 0, length - 1), np.clip(x.hi, 0, length - 1))
+        for length, x in zip(table.shape, indices, strict=True)
+    ]
+    if not spans:
+        lo = hi = table.array
+        nan: Any = np.isnan(lo) if table.kind == "float" else False
+    else:
+        hulls = [(int(np.min(first)), int(np.max(last))) for first, last in spans]
+        varying = [n for n, (first, last) in enumerate(spans) if np.ptp(first) or np.ptp(last)]
+        axis = varying[-1] if varying else len(spans) - 1
+        hulls[axis] = (0, table.shape[axis] - 1)
+        summary = extremes(table, axis, tuple(hulls))
+        (lo, hi), nan = summary.span(*spans[axis]), summary.nan
+    if table.kind != "float":
+        return Interval(lo.astype(np.int64), hi.astype(np.int64))
+    lo, hi = (end.astype(frame.ranges.dtype).astype(np.float64) for end in (lo, hi))
+    return _anywhere(lo, hi, nan)
+
+
+def _anywhere(lo: Array, hi: Array, nan: Any) -> Interval:
+    """Ends of which NaN means unknown."""
+    return Interval(np.where(np.isnan(lo), -np.inf, lo), np.where(np.isnan(hi), np.inf, hi), nan)
+
+
+def _index(frame: Frame, node: Node) -> Interval:
+    lo, hi = getattr(frame.ranges, node.op)
+    return Interval(np.asarray(lo, np.int64), np.asarray(hi, np.int64))
+
+
+def _keys(frame: Frame, node: Node) -> Interval:
+    if frame.ranges.keys is None:
+        raise ValueError("the rule reads 'keys', which is not given where it is bounded")
+    return Interval(*(np.asarray(frame.ranges.keys, np.int64),) * 2)
+
+
+def _score(frame: Frame, node: Node) -> Interval:
+    return Interval(np.asarray(-np.inf), np.asarray(np.inf), True)
+
+
+_FLOATS: dict[str, Callable[..., Interval]] = {
+    "add": _added,
+    "subtract": lambda frame, node, a, b: _added(frame, node, a, _negated(frame, node, b)),
+    "negative": _negated,
+}
+
+INTERVALS: dict[str, Callable[..., Interval]] = {
+    **dict.fromkeys("bhij", _index),
+    "keys": _keys,
+    "s": _score,
+    "ds": _score,
+    "number": _constant,
+    "literal": _constant,
+    "dense": lambda frame, node: Interval(np.asarray(0), np.asarray(1)),
+    "gather": _gather,
+    "add": _linear(lambda a, b: _corners(np.add, (a.lo, b.lo), (a.hi, b.hi))),
+    "subtract": _linear(lambda a, b: _corners(np.subtract, (a.lo, b.hi), (a.hi, b.lo))),
+    "multiply": _multiplied,
+    "negative": _linear(lambda x: _corners(np.multiply, (x.hi, np.int64(-1)), (x.lo, np.int64(-1)))),
+    "absolute": _absolute,
+    "sign": lambda frame, node, x: Interval(np.sign(x.lo), np.sign(x.hi), x.nan),
+    "minimum": lambda frame, node, a, b: Interval(np.minimum(a.lo, b.lo), np.minimum(a.hi, b.hi), a.nan | b.nan),
+    "maximum": lambda frame, node, a, b: Interval(np.maximum(a.lo, b.lo), np.maximum(a.hi, b.hi), a.nan | b.nan),
+    "divide": _divided,
+    "sqrt": _rising(np.sqrt, ARITHMETIC, least=0.0, floor=0.0),
+    "exp": _rising(np.exp, FUNCTION, floor=0.0),
+    "exp2": _rising(np.exp2, FUNCTION, floor=0.0),
+    "expm1": _rising(np.expm1, FUNCTION),
+    "log": _rising(np.log, FUNCTION, least=0.0),
+    "log2": _rising(np.log2, FUNCTION, least=0.0),
+    "log10": _rising(np.log10, FUNCTION, least=0.0),
+    "log1p": _rising(np.log1p, FUNCTION, least=-1.0),
+    "tanh": _rising(np.tanh, FUNCTION),
+    "sinh": _rising(np.sinh, FUNCTION),
+    "arctan": _rising(np.arctan, FUNCTION),
+    "cosh": _cosh,
+    **dict.fromkeys(("sin", "cos", "tan"), _periodic),
+    "floor": _rising(np.floor, 0),
+    "ceil": _rising(np.ceil, 0),
+    "rint": _rising(np.rint, 0),
+    "trunc": _rising(np.trunc, 0),
+    **dict.fromkeys(("less", "less_equal", "equal", "not_equal"), _compare),
+    "bitwise_and": _bits(np.bitwise_and),
+    "bitwise_or": _bits(np.bitwise_or),
+    "bitwise_xor": _bits(np.bitwise_xor),
+    "invert": _invert,
+    "floor_divide": _floor_divide,
+    "remainder": _remainder,
+    "left_shift": _shift(np.multiply),
+    "right_shift": _shift(np.floor_divide),
+    "where": _where,
+    "float": _to_float,
+    "int": _to_int,
+}

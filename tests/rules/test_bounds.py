@@ -1,0 +1,297 @@
+"""Bounds are sound for every expression, exact where that is promised, and look at few tiles."""
+
+import gc
+import tracemalloc
+from itertools import pairwise
+from weakref import ref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_rules import nodes
+
+from regard.rules import (
+    EVERYTHING,
+    MIXED,
+    NOTHING,
+    At,
+    Ranges,
+    Table,
+    alibi,
+    bounds,
+    causal,
+    classify,
+    dilated,
+    documents,
+    evaluate,
+    global_tokens,
+    interval,
+    key_tiles,
+    mask,
+    padding,
+    prefix,
+    score,
+    strided,
+    where,
+    window,
+)
+from regard.rules.expression import OPS, order
+from regard.rules.extremes import BLOCK, Extremes
+from regard.rules.intervals import INTERVALS, intervals
+
+SCORES = np.array([-np.inf, np.inf, np.nan, 0.0, -0.0, 1.5, -2.0, 1e-40, 3e38, -3e38, 0.3, 7.0])
+
+
+@st.composite
+def tiles(draw):
+    def bound(most):
+        least = draw(st.integers(-3, most))
+        return least, least + draw(st.integers(0, 4))
+
+    return bound(2), bound(2), bound(250), bound(250)
+
+
+def place(tile, dtype, scores=None):
+    b, h, i, j = (np.arange(lo, hi + 1) for lo, hi in tile)
+    shape = (len(b), len(h), len(i), len(j))
+    s = None if scores is None else np.resize(scores, shape).astype(dtype)
+    return At(b[:, None, None, None], h[:, None, None], i[:, None], j, s=s, dtype=dtype, keys=200)
+
+
+def contains(found, values):
+    values = np.asarray(values)
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)
+        inside = (found.lo <= values) & (values <= found.hi)
+        return np.all(inside | (np.isnan(values) & found.nan))
+    return np.all((found.lo <= values) & (values <= found.hi))
+
+
+def test_every_operation_has_an_interval():
+    assert INTERVALS.keys() == OPS.keys()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@settings(deadline=None)
+@given(node=st.sampled_from(["bool", "int", "float"]).flatmap(lambda kind: nodes(kind, score=True)), tile=tiles())
+def test_every_value_lies_in_its_interval(dtype, node, tile):
+    with np.errstate(over="ignore"):
+        at = place(tile, dtype, SCORES)
+    parts = order([node])
+    found = intervals(parts, Ranges(*tile, keys=200, dtype=dtype))
+    for part, where_, values in zip(parts, found, evaluate(parts, at), strict=True):
+        assert contains(where_, values), part
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tiles_called_nothing_or_everything_are_so(dtype):
+    seen = set()
+
+    @settings(deadline=None)
+    @given(nodes("bool"), tiles())
+    def check(node, tile):
+        (kind,) = classify(node, None, Ranges(*tile, dtype=dtype)).reshape(-1)
+        (visible,) = evaluate([node], place(tile, dtype))
+        seen.add(int(kind))
+        assert kind != NOTHING or not visible.any()
+        assert kind != EVERYTHING or visible.all()
+
+    check()
+    assert seen == {NOTHING, MIXED, EVERYTHING}
+
+
+# Exactness
+
+
+def brute(mask, rows, columns, **place):
+    """What a tile of queries `rows` and keys `columns` really holds."""
+    zero = np.zeros(1, np.int64)
+    at = At(zero, zero, np.arange(*rows)[:, None], np.arange(*columns), **place)
+    visible = np.broadcast_to(evaluate([mask.node], at)[0], (rows[1] - rows[0], columns[1] - columns[0]))
+    return EVERYTHING if visible.all() else MIXED if visible.any() else NOTHING
+
+
+packed = np.repeat([7, 3, 9, 1, 12], [30, 1, 64, 5, 100])
+shuffled = np.random.default_rng(0).permutation(np.arange(200) // 23)
+
+EXACT = [
+    causal(),
+    ~causal(),
+    window(10),
+    window(0, 0),
+    window(37, 12),
+    window(None, 5),
+    window(3, None),
+    prefix(17),
+    prefix(np.array([45])),
+    padding(np.array([101])),
+    padding(np.array([33]), side="left"),
+    documents(packed),
+    documents(packed) & causal(),
+    global_tokens(5),
+    mask(lambda b, h, i, j: 3 * i - 2 * j + 5 <= 7),
+    mask(lambda b, h, i, j: i - j + i - 40 > j + b - i),
+    mask(lambda b, h, i, j: -(2 * (i - j)) + i < 30 - j),
+]
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (64, 32), (7, 48), (1, 13)])
+@pytest.mark.parametrize("rule", EXACT, ids=str)
+def test_the_tiles_visited_are_those_with_something_in_them(rule, shape):
+    offset, n, keys = 3, 190, 200
+    edges = np.append(np.arange(0, keys, shape[1]), keys)
+    for first in range(0, n, shape[0]):
+        rows = (first + offset, min(first + shape[0], n) + offset)
+        truth = [brute(rule, rows, span, keys=keys) for span in pairwise(edges)]
+        tiles, kinds = key_tiles(rule.node, None, Ranges(i=(rows[0], rows[1] - 1), keys=keys), edges)
+        assert tiles.tolist() == np.flatnonzero(truth).tolist()
+        if rule.text.count("&") == 0:
+            assert kinds.tolist() == [kind for kind in truth if kind]
+
+
+@pytest.mark.parametrize(
+    "rule", [documents(shuffled), strided(5), dilated(4, 3), documents(packed) | prefix(3)], ids=str
+)
+def test_other_masks_visit_every_tile_with_something_in_it(rule):
+    edges = np.arange(0, 201, 8)
+    visited = total = 0
+    for first in range(0, 200, 8):
+        truth = [brute(rule, (first, first + 8), (j, j + 8)) for j in edges[:-1]]
+        tiles, _ = key_tiles(rule.node, None, Ranges(i=(first, first + 7)), edges)
+        assert set(np.flatnonzero(truth)) <= set(tiles.tolist())
+        visited, total = visited + len(tiles), total + sum(kind != NOTHING for kind in truth)
+    assert visited <= 1.25 * total
+
+
+@given(st.lists(st.tuples(st.sampled_from("bhij"), st.integers(-4, 4)), min_size=1, max_size=6), st.data())
+@settings(deadline=None)
+def test_one_affine_comparison_is_exact(terms, data):
+    constant = data.draw(st.integers(-300, 300))
+
+    def rule(b, h, i, j):
+        total = constant
+        for name, c in terms:
+            total = total + c * {"b": b, "h": h, "i": i, "j": j}[name]
+        return data.draw(st.sampled_from([total < 0, total >= b, 2 * i <= total + j, ~(total > h - total)]))
+
+    node, tile = mask(rule).node, data.draw(tiles())
+    (visible,) = evaluate([node], place(tile, np.float64))
+    truth = EVERYTHING if visible.all() else MIXED if visible.any() else NOTHING
+    assert classify(node, None, Ranges(*tile)) == truth
+
+
+def test_a_sum_that_wraps_is_not_trusted():
+    node = mask(lambda b, h, i, j: i + 2**62 + 2**62 - i > 0).node
+    assert not evaluate([node], place([(0, 0), (0, 0), (5, 9), (0, 0)], np.float64))[0].any()
+    assert classify(node, None, Ranges(i=(5, 9))) != EVERYTHING
+
+
+def test_a_score_of_minus_infinity_hides_a_tile():
+    far = score(lambda s, b, h, i, j: where(i - j <= 8, s, -np.inf))
+    ranges = Ranges(i=(20, 23), j=(np.arange(0, 24, 4), np.arange(3, 24, 4)))
+    assert classify(None, far.node, ranges).tolist() == [0, 0, 0, 2, 2, 2]
+    assert classify(causal().node, far.node, ranges).tolist() == [0, 0, 0, 2, 2, 1]
+    may_be_nan = score(lambda s, b, h, i, j: where(i - j <= 8, s, -np.inf) + s)
+    assert classify(None, may_be_nan.node, ranges).tolist() == [2] * 6
+    assert classify(None, alibi(np.array([0.5])).node, ranges).tolist() == [2] * 6
+
+
+def test_a_rule_that_reads_the_number_of_keys_asks_for_it():
+    with pytest.raises(ValueError, match="keys"):
+        interval(padding(3, side="left").node, Ranges())
+
+
+# Work and memory
+
+
+def classified(monkeypatch, rule, ranges, edges):
+    """The tiles that `key_tiles` finds, and how many intervals of keys it looked at."""
+    looked = []
+    monkeypatch.setattr(
+        bounds, "classify", lambda mask, score, r: looked.append(np.size(r.j[0])) or classify(mask, score, r)
+    )
+    found, _ = key_tiles(rule.node, None, ranges, edges)
+    return found, sum(looked)
+
+
+@pytest.mark.parametrize(
+    ("rule", "visible"),
+    [(window(256), 5), (causal(), 8193), (prefix(64), 1), (documents(np.arange(2**20) // 256), 4)],
+    ids=str,
+)
+def test_key_tiles_looks_at_what_is_visible_and_little_else(monkeypatch, rule, visible):
+    n, size, i = 2**20, 64, 2**19
+    found, looked = classified(monkeypatch, rule, Ranges(i=(i, i + 63)), np.arange(0, n + 1, size))
+    assert len(found) == visible
+    assert looked <= 2 * bounds.BRANCH * np.ceil(np.log(n / size) / np.log(bounds.BRANCH))
+
+
+def test_key_tiles_agrees_with_looking_at_each_tile():
+    rule = documents(packed) & window(40, 3) | prefix(2)
+    edges = np.unique(np.random.default_rng(1).integers(1, 200, 60))
+    edges = np.concatenate([[0], edges, [200]])
+    for i in range(0, 200, 9):
+        every = classify(rule.node, None, Ranges(i=(i, i + 8), j=(edges[:-1], edges[1:] - 1)))
+        found, kinds = key_tiles(rule.node, None, Ranges(i=(i, i + 8)), edges)
+        assert found.tolist() == np.flatnonzero(every).tolist()
+        assert kinds.tolist() == every[every != NOTHING].tolist()
+
+
+def test_no_keys():
+    found, kinds = key_tiles(causal().node, None, Ranges(i=(0, 3)), np.array([0]))
+    assert found.shape == kinds.shape == (0,)
+
+
+def test_memory_grows_with_the_table_alone():
+    n = 2**19
+    rule = documents(np.arange(n) // 1000)
+    edges = np.arange(0, n + 1, 64)
+    tracemalloc.start()
+    for i in range(0, n, n // 8):
+        key_tiles(rule.node, None, Ranges(i=(i, i + 63)), edges)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    table = n * 8
+    assert kept <= table / 2
+    assert peak <= table
+
+
+def test_a_summary_goes_with_its_table():
+    def look_up():
+        table = Table(np.arange(5))
+        rule = mask(lambda b, h, i, j: table[j] > 2)
+        assert classify(rule.node, None, Ranges(j=(3, 4))) == EVERYTHING
+        return ref(table)
+
+    gone = look_up()
+    gc.collect()
+    assert gone() is None
+
+
+@settings(deadline=None)
+@given(st.integers(1, 1500), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_extremes_of_spans(m, r, seed):
+    random = np.random.default_rng(seed)
+    rows = random.normal(size=(r, m))
+    rows[random.random(rows.shape) < 0.02] = np.nan
+    first = random.integers(0, m, 40)
+    last = np.minimum(first + random.integers(0, random.choice([4, BLOCK, m]) + 1, 40), m - 1)
+    lo, hi = Extremes(rows).span(first, last)
+    for a, z, least, most in zip(first, last, lo, hi, strict=True):
+        seen = rows[:, a : z + 1]
+        seen = seen[~np.isnan(seen)]
+        expected = (seen.min(), seen.max()) if seen.size else (np.nan, np.nan)
+        np.testing.assert_equal((least, most), expected)
+
+
+def test_a_table_is_read_at_the_heads_of_the_tile_alone():
+    table = Table(np.array([[0] * 300, [1] * 300]))
+    rule = mask(lambda b, h, i, j: table[h, j] > 0)
+    spans = np.array([0, 290]), np.array([200, 299])
+    assert classify(rule.node, None, Ranges(h=(0, 0), j=spans)).tolist() == [NOTHING, NOTHING]
+    assert classify(rule.node, None, Ranges(h=(1, 1), j=spans)).tolist() == [EVERYTHING, EVERYTHING]
+    assert classify(rule.node, None, Ranges(h=(0, 1), j=spans)).tolist() == [MIXED, MIXED]
+    turned = Table(table.array.T)
+    rule = mask(lambda b, h, i, j: (turned[j, h] > 0) & (turned[j, 0] == 0))
+    assert classify(rule.node, None, Ranges(h=(1, 1), j=spans)).tolist() == [EVERYTHING, EVERYTHING]

@@ -1,0 +1,136 @@
+"""The error bound of the project, and what tests of engines share."""
+
+from typing import Any
+
+import numpy as np
+
+from regard import spec
+from regard.problem import Differential, Outputs, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def judge(p: Problem) -> Any:
+    """The precision in which an engine is judged."""
+    return np.longdouble if p.dtype == np.float64 else np.float64
+
+
+def eps(dtype: np.dtype[Any]) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def naive(p: Problem) -> tuple[Any, Any]:
+    """The arithmetic of the naive computation: float32 sums and S, P, O in the dtype for 16 bits; else the dtype."""
+    return p.compute.type, None if p.dtype == p.compute else p.dtype
+
+
+def norm(x: Array) -> float:
+    return float(np.sqrt((np.abs(x.astype(np.longdouble)) ** 2).sum()))
+
+
+def assert_within(name: str, got: Array, exact: Array, naive: Array, size: Array, dtype: np.dtype[Any]) -> None:
+    """‖err‖ ≤ 2 ‖err of the naive computation‖ + 8 · eps · ‖size‖, and the same entries finite.
+
+    size: the same formula with every term taken absolutely, such as |P| |V| for the output.
+    """
+    assert got.shape == exact.shape, f"{name}: shape {got.shape}, expected {exact.shape}"
+    wild = ~np.isfinite(exact.astype(np.float64))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(exact), err_msg=f"{name}: NaN where there should be none")
+    np.testing.assert_array_equal(got[wild].astype(np.float64), exact[wild].astype(np.float64), err_msg=name)
+    got, exact, naive, size = (np.where(wild, 0, x.astype(np.longdouble)) for x in (got, exact, naive, size))
+    error, allowed = norm(got - exact), 2 * norm(naive - exact) + 8 * eps(dtype) * norm(size)
+    assert error <= allowed, f"{name}: error {error:.3e} exceeds {allowed:.3e} (naive {norm(naive - exact):.3e})"
+
+
+def absolute(p: Problem, ct: Outputs | None = None, t: Differential | None = None) -> dict[str, Array]:
+    """The size of every result: its formula with each term taken absolutely, in float64."""
+    with np.errstate(all="ignore"):
+        f = spec.terms(p)
+        z = {name: np.nan_to_num(np.abs(getattr(f, name)), posinf=0) for name in "qkv"}
+        S = np.where(f.visible, np.abs(f.S), 0)
+        raw = abs(p.scale) * np.einsum("bhia,bhja->bhij", z["q"], z["k"])
+        reach = np.where(f.visible, S + raw + 1, 0)
+        PD = f.P * f.D
+        lse = np.where(np.isfinite(f.lse), np.abs(f.lse), 0)
+        sizes = {
+            "out": np.einsum("bhij,bhjc->bhic", PD, z["v"]),
+            "lse": 1 + lse + (f.P * reach).sum(-1),
+            "entropy": (f.P * (1 + np.abs(f.logP) + lse[..., None] + reach)).sum(-1),
+        }
+        if ct is not None:
+            dO, dlse, dH = (np.abs(x) for x in spec.cotangents(p, ct, np.float64))
+            G = f.D * np.einsum("bhic,bhjc->bhij", dO, z["v"])
+            row = (f.P * G).sum(-1) + dlse + dH * (1 + np.abs(f.H))
+            dS = f.P * (G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)) * (1 + reach)
+            d_ds, d_tables = p.score_partials
+            dT = np.abs(spec.through(f, d_ds, dS))
+            sizes |= {
+                "query": abs(p.scale) * np.einsum("bhij,bhja->bhia", dT, z["k"]),
+                "key": abs(p.scale) * np.einsum("bhij,bhia->bhja", dT, z["q"]),
+                "value": np.einsum("bhij,bhic->bhjc", PD, dO),
+                "bias": dS,
+                "sink": (f.p_sink * row).sum(axis=(0, 2)),
+            }
+            parts = {leaf: np.abs(spec.through(f, node, dS)) for leaf, node in d_tables.items()}
+            sizes["tables"] = spec.gather(p, f, parts)  # type: ignore[assignment]
+            for name in ("query", "key", "value", "bias"):
+                sizes[name] = spec.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
+            sizes["sink"] = spec.sink_shape(p, sizes["sink"])  # type: ignore[assignment]
+        if t is not None:
+            d = spec.dot(p, t, f)
+            dS = np.abs(d.S) * (1 + reach) + reach
+            mean = (f.P * dS).sum(-1)
+            dv = np.nan_to_num(np.abs(d.v), posinf=0)
+            spread = f.P * (dS + mean[..., None])
+            sizes |= {
+                "d_out": np.einsum("bhij,bhjc->bhic", spread * f.D, z["v"]) + np.einsum("bhij,bhjc->bhic", PD, dv),
+                "d_lse": mean,
+                "d_entropy": (spread * (1 + np.abs(f.logP))).sum(-1),
+            }
+    for name in ("out", "lse", "entropy", "d_out", "d_lse", "d_entropy"):
+        if name in sizes:
+            sizes[name] = sizes[name].reshape(p.shape(*sizes[name].shape[2:]))
+    return sizes
+
+
+def assert_outputs(p: Problem, got: Outputs) -> None:
+    """out, lse and entropy (None: not asked for) of an engine against the specification."""
+    exact, plain, sizes = spec.forward(p, judge(p)), spec.forward(p, *naive(p)), absolute(p)
+    assert got.out is not None
+    assert got.out.dtype == p.dtype
+    for name in Outputs._fields:
+        value = getattr(got, name)
+        if value is not None:
+            dtype = p.dtype if name == "out" else p.compute
+            assert value.dtype == dtype
+            rounded = getattr(plain, name).astype(dtype)
+            assert_within(name, value, getattr(exact, name), rounded, sizes[name], dtype)
+
+
+def assert_gradients(p: Problem, ct: Outputs, got: Differential) -> None:
+    exact, plain = spec.gradients(p, ct, judge(p)), spec.gradients(p, ct, *naive(p))
+    sizes = absolute(p, ct=ct)
+    for name in ("query", "key", "value", "bias", "sink"):
+        value, like = getattr(got, name), getattr(p, name)
+        assert (value is None) == (like is None), name
+        if value is not None:
+            assert value.dtype == like.dtype
+            rounded = getattr(plain, name).astype(like.dtype)
+            assert_within(f"d{name}", value, getattr(exact, name), rounded, sizes[name], p.dtype)
+    assert set(got.tables) == set(p.tables)
+    for table, value in got.tables.items():
+        size = sizes["tables"][table]  # type: ignore[index]
+        assert_within("dtable", value, exact.tables[table], plain.tables[table], size, p.dtype)
+
+
+def assert_tangents(p: Problem, t: Differential, got: Outputs) -> None:
+    exact, plain = spec.jvp(p, t, judge(p))[1], spec.jvp(p, t, *naive(p))[1]
+    sizes = absolute(p, t=t)
+    for name in Outputs._fields:
+        dtype = p.dtype if name == "out" else p.compute
+        value = getattr(got, name)
+        assert value.dtype == dtype
+        rounded = getattr(plain, name).astype(dtype)
+        assert_within(f"tangent of {name}", value, getattr(exact, name), rounded, sizes[f"d_{name}"], dtype)
