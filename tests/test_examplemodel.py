@@ -47,7 +47,8 @@ def by_hand(model, ids, *, temperature=1.0, scale=True, causal=True):
 
     for layer in range(config.layers):
         y = norm(x, w[f"{layer}.norm1"])
-        q, k, v = ((y @ w[f"{layer}.{name}"]).reshape(n, -1, d).swapaxes(0, 1) for name in "qkv")
+        flat = (y @ w[f"{layer}.{name}"] + w.get(f"{layer}.{name}_bias", 0) for name in "qkv")
+        q, k, v = (x.reshape(n, -1, d).swapaxes(0, 1) for x in flat)
         scores = np.einsum("hia,hja->hij", rotate(q), rotate(k)) * (d**-0.5 if scale else 1) / temperature
         if causal:
             scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
@@ -76,7 +77,8 @@ def test_trace_holds_what_its_shapes_say(model):
     ids = model.encode("shapes")
     trace = model.run(ids)
     h, n, d = model.config.heads, len(ids), model.config.head_width
-    assert trace.layers == model.config.layers and 2 <= trace.layers <= 4
+    assert trace.layers == model.config.layers
+    assert 2 <= trace.layers <= 4
     assert trace.heads == h
     assert trace.logits.shape == (n, 256)
     for layer in range(trace.layers):
@@ -123,9 +125,12 @@ def test_text_to_ids_and_labels(model):
 
 def test_repeated_bytes():
     ids = repeated_bytes(7, copies=3, count=2, seed=3)
-    assert ids.shape == (2, 22) and (ids[:, 0] == BOS).all()
-    assert (ids[:, 1:8] == ids[:, 8:15]).all() and (ids[:, 1:8] == ids[:, 15:]).all()
-    assert ids[:, 1:].min() > 32 and ids[:, 1:].max() < 127
+    assert ids.shape == (2, 22)
+    assert (ids[:, 0] == BOS).all()
+    assert (ids[:, 1:8] == ids[:, 8:15]).all()
+    assert (ids[:, 1:8] == ids[:, 15:]).all()
+    assert ids[:, 1:].min() > 32
+    assert ids[:, 1:].max() < 127
     assert (ids[0] != ids[1]).any()
     assert (ids == repeated_bytes(7, copies=3, count=2, seed=3)).all()
     assert (ids != repeated_bytes(7, copies=3, count=2, seed=4)).any()

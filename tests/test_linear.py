@@ -55,8 +55,8 @@ def test_spec_weights_are_the_definition(feature_map):
         np.testing.assert_allclose(out, weights @ v, atol=1e-15)
         hidden = np.triu(np.ones((4, 5), bool), k=2)
         assert (weights[0][hidden] == 0).all() == causal
-    if feature_map == "elu":
-        phi_q, phi_k = (np.where(x > 0, x + 1, np.exp(x)) for x in (q, k))
+    if feature_map in ("elu", "relu"):
+        phi_q, phi_k = (np.where(x > 0, x + 1, np.exp(x)) if feature_map == "elu" else x * (x > 0) for x in (q, k))
         assert weights[0, 0, 1] == pytest.approx(phi_q[0, 0] @ phi_k[0, 1] / (phi_q[0, 0] @ phi_k[0, :2].sum(0)))
     if feature_map == "softmax":  # query 1 sees keys 0, 1 and 2
         rho_q = np.exp(q[0, 1]) / np.exp(q[0, 1]).sum()
@@ -220,6 +220,7 @@ BAD = {
         "feature_map must keep all but the last axis",
     ),
     "num_features": (lambda: RandomFeatures(0), ValueError, "num_features must be at least 1, got 0"),
+    "negative seed": (lambda: RandomFeatures(4, -1), ValueError, "seed must not be negative, got -1"),
     "seed": (lambda: RandomFeatures(4, 0.5), TypeError, "seed must be an int, got 0.5"),
 }
 

@@ -77,6 +77,7 @@ def test_leading_dimensions_broadcast():
     query, memory = normal(3, 1, 5, 8), normal(2, 6, 8, seed=1)
     out = multihead_attention(query, memory, memory, 2)
     assert out.shape == (3, 2, 5, 8)
+    np.testing.assert_array_equal(multihead_attention(query[2, 0], memory, memory, 2), out[2])
     np.testing.assert_allclose(
         out[2, 1], reference(query[2, 0], memory[1], memory[1], 2, 2, {}, {}, False)[0], atol=1e-13
     )

@@ -252,6 +252,8 @@ def test_t5_buckets_take_any_integers():
     np.testing.assert_array_equal(t5_buckets([[2**62, -(2**62)], [1, -1]]), [[31, 15], [17, 1]])
     np.testing.assert_array_equal(t5_buckets([5, 2**62], bidirectional=False), [0, 0])
     assert t5_buckets(np.zeros((0, 3), int)).shape == (0, 3)
+    sizes = np.array([32, 128])
+    np.testing.assert_array_equal(t5_buckets([-100, 100], *sizes), [15, 31])
     # An odd number of buckets leaves its last one unused in two directions.
     assert t5_buckets(np.arange(-500, 500), 9).max() == 7
 
@@ -282,6 +284,8 @@ BAD = {
     "length": (lambda: YaRNScaling(2.0, 0), ValueError, "YaRNScaling: original_length must be positive"),
     "betas": (lambda: YaRNScaling(2.0, 9, 1.0, 2.0), ValueError, "beta_fast=1.0 must be at least beta_slow=2.0"),
     "factors": (lambda: Llama3Scaling(8.0, 9, 4.0, 4.0), ValueError, "must be greater than low_freq_factor=4.0"),
+    "float heads": (lambda: alibi_slopes(8.0), TypeError, "num_heads must be an int, got 8.0"),
+    "float dim": (lambda: rope(X, dim=2.0), TypeError, "dim must be an int, got 2.0"),
     "heads": (lambda: alibi_slopes(0), ValueError, "num_heads must be at least 1, got 0"),
     "float offset": (lambda: t5_buckets([1.0]), TypeError, "offset must be integers, j - i, got float64"),
     "buckets": (lambda: t5_buckets(0, 3), ValueError, "num_buckets must be at least 4, got 3"),

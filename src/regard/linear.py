@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class RandomFeatures:
     """Positive orthogonal random features (FAVOR+, Choromanski et al. 2021, https://arxiv.org/abs/2009.14794).
 
-        φ(x)[r] = exp(W[r,a] y[a] - |y|²/2) / √m,   y = x / d^(1/4),   E φ(q) · φ(k) = exp(q · k / √d)
+        φ(x)[r] = exp(W[r,a] y[a] - |y|²/2) / √m,   y = x / d^(1/4),   E[φ(q) · φ(k)] = exp(q · k / √d)
 
     W has m = `num_features` rows: normal vectors, orthogonal within each block of d. All heads share W, which is a
     function of (num_features, d, seed). The variance grows as exp(|q + k|² / √d): the norms decide how large m must be.
@@ -34,7 +34,8 @@ class RandomFeatures:
     def __post_init__(self) -> None:
         if checks.integer("num_features", self.num_features) < 1:
             raise ValueError(f"num_features must be at least 1, got {self.num_features}")
-        checks.integer("seed", self.seed)
+        if checks.integer("seed", self.seed) < 0:
+            raise ValueError(f"seed must not be negative, got {self.seed}")
 
     def projection(self, d: int) -> Array:
         """W, (num_features, d) in float64."""
@@ -79,8 +80,6 @@ def linear_spec(
     return np.einsum("...ij,...jb->...ib", p, v), p
 
 
-@one_blas_thread()
-@np.errstate(invalid="ignore", over="ignore")
 def linear_attention(
     query: Array,
     key: Array,
@@ -134,16 +133,22 @@ def linear_attention(
     frame = Frame.of(q, layout)
     q, k, v = (frame.inward(x) for x in (q, k, v))
     lead = checks.sizes(q, k, v)
-    (h, n_q, d), (h_kv, n_k, d_v) = q.shape[-3:], v.shape[-3:]
+    (h, n_q, d), d_v = q.shape[-3:], v.shape[-1]
     if d == 0:
         raise ValueError(f"linear attention needs at least one feature, got query {query.shape} and key {key.shape}")
     wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
-    phi = _features(feature_map, d, wide)
-
     out = np.zeros((*lead, h, n_q, d_v), q.dtype)
+    with one_blas_thread(), np.errstate(invalid="ignore", over="ignore"):
+        _stream(q, k, v, _features(feature_map, d, wide), wide, causal, chunk, out)
+    return frame.outward(out)
+
+
+def _stream(
+    q: Array, k: Array, v: Array, phi: "_Features", wide: np.dtype[Any], causal: bool, chunk: int, out: Array
+) -> None:
+    (h, n_q, d), (h_kv, n_k, d_v) = q.shape[-3:], v.shape[-3:]
     # Heads as (h_kv, group): the queries of a group share the sums of one key-value head.
-    group = h // h_kv if h_kv else 1
-    q = q.reshape(*q.shape[:-3], h_kv, group, n_q, d)
+    q = q.reshape(*q.shape[:-3], h_kv, h // h_kv if h_kv else 1, n_q, d)
     k, v = k[..., None, :, :], v[..., None, :, :]
 
     def keys(start: int, stop: int) -> tuple[Array, Array]:
@@ -151,29 +156,30 @@ def linear_attention(
         values[..., :-1] = v[..., start:stop, :]
         return phi.of(k[..., start:stop, :].astype(wide)), values
 
+    def queries(start: int, stop: int) -> Array:
+        return q[..., start:stop, :].astype(wide)
+
     def store(start: int, stop: int, sums: Array) -> None:
         rows = _divide(sums[..., :-1], sums[..., -1:])
         out[..., start:stop, :] = rows.reshape(*rows.shape[:-4], h, stop - start, d_v)
 
-    def diagonal(start: int, stop: int, state: "_State") -> "_State":
-        """Rows of which each sees one key more than the one before, the last row sees key stop + n_k - n_q - 1."""
+    def diagonal(start: int, stop: int, state: _State) -> _State:
+        """Rows that see the keys of the state, then one more each."""
         features, values = keys(start + n_k - n_q, stop + n_k - n_q)
         if stop - start > 1 and not phi.safe(features, values, state):
             middle = (start + stop) // 2
             return diagonal(middle, stop, diagonal(start, middle, state))
-        features, carried = phi.rescaled(features, state)
-        phi_q = phi.query(q[..., start:stop, :].astype(wide), carried, features)
-        a = np.tril(phi_q @ features.swapaxes(-1, -2))
-        store(start, stop, phi_q @ carried.sums + a @ values)
-        return carried.plus(features, values)
+        features, state = phi.rescaled(features, state)
+        phi_q = phi.query(queries(start, stop), state, features)
+        store(start, stop, phi_q @ state.sums + np.tril(phi_q @ features.swapaxes(-1, -2)) @ values)
+        return state.plus(features, values)
 
-    # Rows before `first` see nothing. Keys before `diagonal_from` are seen by every row.
-    first = max(n_q - n_k, 0) if causal else (0 if n_k else n_q)
-    diagonal_from = max(n_k - n_q, 0) if causal else n_k
+    seen_by_all = max(n_k - n_q, 0) if causal else n_k
+    first = max(n_q - n_k, 0) if causal or not n_k else 0  # rows before it see nothing
     features, values = keys(0, 0)
     state = _State(features.swapaxes(-1, -2) @ values, np.full((1, features.shape[-1]), -np.inf, wide))
-    for start in range(0, diagonal_from, chunk):
-        features, values = keys(start, min(start + chunk, diagonal_from))
+    for start in range(0, seen_by_all, chunk):
+        features, values = keys(start, min(start + chunk, seen_by_all))
         features, state = phi.rescaled(features, state)
         state = state.plus(features, values)
     for start in range(first, n_q, chunk):
@@ -181,8 +187,7 @@ def linear_attention(
         if causal:
             state = diagonal(start, stop, state)
         else:
-            store(start, stop, phi.query(q[..., start:stop, :].astype(wide), state) @ state.sums)
-    return frame.outward(out)
+            store(start, stop, phi.query(queries(start, stop), state) @ state.sums)
 
 
 class _State(NamedTuple):
@@ -236,8 +241,9 @@ def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any]) -> _Feature
         feature_map = RandomFeatures()
     if isinstance(feature_map, RandomFeatures):
         w = (feature_map.projection(d).T * d**-0.25).astype(dtype)
-        constant = math.log(feature_map.num_features) / 2
-        return _Features(lambda x: x @ w - (x * x).sum(-1, keepdims=True) / (2 * math.sqrt(d)) - constant, log=True)
+        return _Features(
+            lambda x: x @ w - (x * x).sum(-1, keepdims=True) / (2 * math.sqrt(d)), log=True
+        )  # 1/√m cancels
     if feature_map == "elu":
         return _Features(lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))))
     if feature_map == "relu":

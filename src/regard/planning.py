@@ -15,8 +15,9 @@ from regard.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-BLOCKS = 2048  # blocks of rows whose tiles are counted; of more, this many evenly spaced ones stand for all
-SAMPLES = 256  # partly masked tiles whose visible pairs are counted, likewise
+# Of more than these, as many stand for all: blocks of rows whose tiles are counted, blocks whose visible pairs are
+# counted, and partly masked tiles in such a block.
+BLOCKS, BLOCKS_LOOKED_INTO, TILES_LOOKED_INTO = 2048, 512, 8
 
 
 class Complexity(NamedTuple):
@@ -225,15 +226,15 @@ def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
 
 
 def _working_memory(p: Problem, engine: str) -> int:
-    """Bytes beyond inputs and outputs: of a thread's chunks (scores, weights, and copies of keys, values and rows to
-    the dtype of sums), or of the specification's n × n arrays.
+    """Bytes beyond inputs and outputs: of the chunks that threads work on (scores and weights; keys and values copied
+    for BLAS, once more where the dtype of sums is wider), or of the specification's n × n arrays.
     """
     if engine == "spec":
         return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
     threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // ROWS))
-    scores = 4 * CHUNK * p.compute.itemsize
-    copies = (ROWS + CHUNK // ROWS) * (p.d + p.d_v) * p.compute.itemsize
-    return threads * (scores + copies)
+    pairs = min(CHUNK, ROWS * KEYS * -(-p.n_k // KEYS) * p.heads)
+    copies = 2 if p.dtype == p.compute else 3
+    return threads * p.compute.itemsize * (2 * pairs + copies * (ROWS + pairs // ROWS) * (p.d + p.d_v))
 
 
 def _tiles(p: Problem) -> Tiles:
@@ -249,47 +250,51 @@ def _tiles(p: Problem) -> Tiles:
         heads = sum(unit.h.size for unit in same)
         total += heads * len(same[0].row_starts) * len(same[0].span_starts)
         blocks += [(Rows(same[0], start), heads) for start in same[0].row_starts]
-    chosen = _spaced(len(blocks), BLOCKS)
-    stretch = len(blocks) / max(len(chosen), 1)
-    full = mixed = pairs = clear = 0.0
-    partly: list[tuple[Rows, int, int]] = []
-    for rows, heads in (blocks[k] for k in chosen):
+    counted = _sample(len(blocks), BLOCKS)
+    looked_into = set(_sample(len(counted), BLOCKS_LOOKED_INTO))
+    counts, inside, exact = np.zeros(3), np.zeros(2), True
+    for number, (rows, heads) in enumerate(blocks[k] for k in counted):
         tiles, kinds = rows.live()
-        edges = np.array([*rows.unit.span_starts, rows.unit.span_starts.stop]).clip(0, p.n_k)
-        width, height = (edges[1:] - edges[:-1])[tiles], rows.outside.stop - rows.outside.start
-        everything = kinds == EVERYTHING
-        full += heads * everything.sum()
-        mixed += heads * (~everything).sum()
-        pairs += heads * height * width.sum()
-        clear += heads * height * width[everything].sum()
-        partly += [(rows, int(t), heads) for t in tiles[~everything]]
-    sampled = _spaced(len(partly), SAMPLES)
-    visible = clear + sum(_visible(*partly[k]) for k in sampled) * len(partly) / max(len(sampled), 1)
-    exact = len(chosen) == len(blocks)
+        starts = rows.unit.span_starts
+        first, last = (np.clip(starts.start + KEYS * (tiles + edge), 0, p.n_k) for edge in (0, 1))
+        areas = (last - first) * (rows.outside.stop - rows.outside.start)
+        mixed = np.flatnonzero(kinds != EVERYTHING)
+        counts += heads * np.array([len(tiles) - len(mixed), len(mixed), areas.sum()])
+        if number in looked_into:
+            some = _sample(len(mixed), TILES_LOOKED_INTO)
+            exact &= len(some) == len(mixed)
+            partly = sum(_visible(rows, int(tiles[mixed[k]])) for k in some) * len(mixed) / max(len(some), 1)
+            inside += heads * np.array([areas.sum(), areas.sum() - areas[mixed].sum() + partly])
+    full, mixed_tiles, pairs = (round(x * len(blocks) / max(len(counted), 1)) for x in counts)
     every = p.batch * p.heads * p.n_q * p.n_k
     return Tiles(
         rows=ROWS,
         keys=KEYS,
         total=total,
-        full=round(full * stretch),
-        mixed=round(mixed * stretch),
-        pairs=round(pairs * stretch),
-        visible=visible * stretch / every if every else 0.0,
-        exact=exact,
-        visible_exact=exact and len(sampled) == len(partly),
+        full=full,
+        mixed=mixed_tiles,
+        pairs=pairs,
+        visible=float(pairs * inside[1] / inside[0] / every) if every and inside[0] else 0.0,
+        exact=len(counted) == len(blocks),
+        visible_exact=exact and len(looked_into) == len(blocks),
     )
 
 
-def _spaced(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below `count`, evenly spaced."""
-    return [int(k) for k in np.linspace(0, count - 1, min(count, most)).round()]
+def _sample(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`: all of them, or one from each of equal stretches, at random (an
+    even spacing would fall in step with the tiles), the same ones every time.
+    """
+    if count <= most:
+        return list(range(count))
+    starts = np.arange(most + 1) * count // most
+    return [int(k) for k in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
 
 
-def _visible(rows: Rows, tile: int, heads: int) -> float:
-    """Pairs that the mask allows in one tile, in all the heads that it stands for."""
-    seen = Chunk(rows, slice(tile, tile + 1), rows.unit.span_starts[tile], False, False).visible()
-    shape = (*rows.unit.h.shape[:2], 1, ROWS, KEYS)
-    return float(np.broadcast_to(True if seen is None else seen, shape).sum()) / rows.unit.h.size * heads
+def _visible(rows: Rows, tile: int) -> float:
+    """Pairs that the mask allows in one tile, a mean over the heads of the unit."""
+    chunk = Chunk(rows, slice(tile, tile + 1), rows.unit.span_starts[tile], False, False)
+    seen = chunk.visible()
+    return float(np.broadcast_to(True if seen is None else seen, chunk.shape).sum()) / rows.unit.h.size
 
 
 def _features(p: Plan) -> str:

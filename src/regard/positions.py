@@ -42,8 +42,8 @@ def sinusoidal(
            [ 0.841,  0.54 ,  0.01 ,  1.   ],
            [ 0.909, -0.416,  0.02 ,  1.   ]], dtype=float32)
     """
-    _at_least("n", n, 0)
-    _at_least("d", d, 1)
+    n = _at_least("n", n, 0)
+    d = _at_least("d", d, 1)
     _check_base(base)
     angles = np.outer(np.arange(n) + offset, base ** (-np.arange(0, d, 2) / d))
     encodings = np.empty((n, d), dtype)
@@ -158,7 +158,7 @@ def rope_frequencies(d: int, *, base: float = 10000.0, scaling: Scaling | None =
     >>> rope_frequencies(4, scaling=LinearScaling(2.0))
     array([0.5  , 0.005])
     """
-    if d < 2 or d % 2:
+    if checks.integer("d", d) < 2 or d % 2:
         raise ValueError(f"rotary features come in pairs: expected an even d ≥ 2, got {d}")
     _check_base(base)
     frequencies: NDArray[np.float64] = base ** (-np.arange(0, d, 2) / d) if scaling is None else scaling(d, base)[0]
@@ -215,7 +215,7 @@ def rope(
     frame = Frame.of(x, layout)
     x = frame.inward(x)
     d = x.shape[-1]
-    dim = d if dim is None else dim
+    dim = d if dim is None else checks.integer("dim", dim)
     if dim < 2 or dim % 2 or dim > d:
         raise ValueError(f"rotary features come in pairs: expected an even number from 2 to d = {d}, got dim={dim}")
     rows = (*x.shape[:-3], x.shape[-2])
@@ -251,7 +251,7 @@ def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
     >>> alibi_slopes(4)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625], dtype=float32)
     """
-    _at_least("num_heads", num_heads, 1)
+    num_heads = _at_least("num_heads", num_heads, 1)
     below = 1 << (num_heads.bit_length() - 1)
     between = np.arange(1, 2 * (num_heads - below), 2) / 2
     k = np.concatenate([np.arange(1, below + 1), between])
@@ -264,9 +264,15 @@ def t5_buckets(
 ) -> NDArray[np.int64]:
     """T5's bucket of each relative position (Raffel et al. 2020, section 2.1), int64 of the shape of `offset`.
 
-    offset: integers j - i, key minus query. Half of the buckets are one distance each, the rest grow geometrically up
-    to `max_distance`; beyond it everything shares the last one. Bidirectional: the second half of the buckets is for
-    keys after the query. Otherwise keys after the query share bucket 0 with the query's own position.
+    Half of the buckets hold one distance each, the rest grow geometrically up to `max_distance`, and beyond it
+    everything shares the last one. Bidirectional: the second half of all buckets is for keys after the query.
+    Otherwise those share bucket 0 with the query's own position.
+
+    Args:
+        offset: integers j - i, key minus query.
+        num_buckets: as many as the table has entries.
+        max_distance: the distance from which on nothing is told apart.
+        bidirectional: True in T5's encoder, False in its decoder.
 
     With e distances of their own and m buckets beyond, distance n ≥ e lies in bucket e + ⌊m log(n/e) / log(D/e)⌋.
     Implementations take this logarithm in float32, which can fall on the wrong side of an edge. Here edges are exact:
@@ -285,11 +291,11 @@ def t5_buckets(
     o = np.asarray(offset)
     if o.dtype.kind not in "iu":
         raise TypeError(f"offset must be integers, j - i, got {o.dtype}")
-    _at_least("num_buckets", num_buckets, 4 if bidirectional else 2)
+    num_buckets = _at_least("num_buckets", num_buckets, 4 if bidirectional else 2)
     side = num_buckets // 2 if bidirectional else num_buckets
     own = side // 2
     beyond = side - own
-    _at_least("max_distance", max_distance, own + 1)
+    max_distance = _at_least("max_distance", max_distance, own + 1)
 
     edges = [*range(1, own)]
     for k in range(beyond):
@@ -301,9 +307,11 @@ def t5_buckets(
     return np.asarray(buckets + side * (o > 0) if bidirectional else buckets)
 
 
-def _at_least(name: str, given: int, least: int) -> None:
+def _at_least(name: str, given: int, least: int) -> int:
+    given = checks.integer(name, given)
     if given < least:
         raise ValueError(f"{name} must be at least {least}, got {given}")
+    return given
 
 
 def _check_base(base: float) -> None:

@@ -54,13 +54,20 @@ def kept(p: float, seed: int, b: Array, h: Array, i: Array, j: Array) -> Array:
         return random_bits(seed, b, h, i, j) >= np.uint32(int(p * 2**32))
 
 
+def einsum(pattern: str, x: Array, y: Array) -> Array:
+    """np.einsum, but a sum over nothing is 0: NumPy 2.4 can leave such a result unwritten."""
+    terms, result = pattern.split("->")
+    size = dict(zip(terms.replace(",", ""), x.shape + y.shape, strict=True))
+    return np.einsum(pattern, x, y) if all(size.values()) else np.zeros([size[n] for n in result], x.dtype)
+
+
 def seen(pattern: str, weight: Array, x: Array, visible: Array) -> Array:
     """`einsum(pattern, weight, x)` over the visible pairs alone, so that a masked pair never makes 0 · NaN.
 
     The pattern sums over the first index of x after its head, on the side of j or of i.
     """
     bad = ~np.isfinite(x)
-    total = np.einsum(pattern, weight, np.where(bad, 0, x))
+    total = einsum(pattern, weight, np.where(bad, 0, x))
     axis = -1 if pattern.startswith("bhij,bhj") else -2
     for n in np.flatnonzero(bad.any(axis=(0, 1, 3))):
         w, see = np.take(weight, n, axis)[..., None], np.take(visible, n, axis)[..., None]
@@ -141,7 +148,7 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
         return x if short is None else x.astype(short).astype(real)
 
     q, k, v = (flat(p, x, 3, real) for x in (p.query, p.key, p.value))
-    T = real(p.scale) * np.einsum("bhia,bhja->bhij", q, k)
+    T = real(p.scale) * einsum("bhia,bhja->bhij", q, k)
     at = place(p, real, T)
     visible = np.ones(T.shape, bool)
     if p.mask_node is not None:  # in the arithmetic of the call, so that every engine hides the same pairs
@@ -227,7 +234,7 @@ def cotangents(p: Problem, ct: Outputs, real: Real) -> tuple[Array, Array, Array
 
 def adjoint(p: Problem, ct: Outputs, f: Terms) -> Adjoint:
     dO, dlse, dH = cotangents(p, ct, f.T.dtype.type)
-    G = np.where(f.visible, f.D * np.einsum("bhic,bhjc->bhij", dO, f.v), 0)
+    G = np.where(f.visible, f.D * einsum("bhic,bhjc->bhij", dO, f.v), 0)
     mean = (f.P * G).sum(axis=-1)
     m = f.P.sum(axis=-1)
     c_row = -mean + dlse + dH * (m - f.H)
@@ -285,7 +292,7 @@ def dot(p: Problem, t: Differential, f: Terms) -> Dot:
         np.zeros_like(full) if x is None else flat(p, x, 3, real)
         for x, full in ((t.query, f.q), (t.key, f.k), (t.value, f.v))
     )
-    T = real(p.scale) * (np.einsum("bhia,bhja->bhij", q, f.k) + np.einsum("bhia,bhja->bhij", f.q, k))
+    T = real(p.scale) * (einsum("bhia,bhja->bhij", q, f.k) + einsum("bhia,bhja->bhij", f.q, k))
     tables = {table: Table(x) for table, x in t.tables.items()}
     at = place(p, real, f.T, ds=T)
     S = T if p.score_node is None else evaluate_one(tangent(p.score_node, tables), at, T.shape)
@@ -314,7 +321,7 @@ def gradients_jvp(p: Problem, t: Differential, ct: Outputs, ct_dot: Outputs, rea
         d = dot(p, t, f)
         g = adjoint(p, ct, f)
         dO, dlse, dH = cotangents(p, ct_dot, real)
-        G = np.where(f.visible, f.D * (np.einsum("bhic,bhjc->bhij", dO, f.v) + np.einsum("bhic,bhjc->bhij", g.dO, d.v)), 0)
+        G = np.where(f.visible, f.D * (einsum("bhic,bhjc->bhij", dO, f.v) + einsum("bhic,bhjc->bhij", g.dO, d.v)), 0)
         mean = (d.P * g.G + f.P * G).sum(axis=-1)
         spread, spread_dot = f.P.sum(axis=-1) - f.H, d.P.sum(axis=-1) - d.H
         c_row = -mean + dlse + dH * spread + g.dH * spread_dot

@@ -1,5 +1,7 @@
 """Random well-typed expressions, for the property tests of rules."""
 
+from random import Random
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -50,43 +52,39 @@ FUNCTIONS = [
     np.square,
     np.reciprocal,
 ]
-INTEGERS = st.integers(-9, 9) | st.sampled_from([63, 64, 100, 2**31, 2**40, 2**62, 2**63 - 1, -(2**62), -(2**63)])
-FLOATS = st.floats(-4, 4, width=32) | st.sampled_from([0.0, np.inf, -np.inf, np.nan, 1e30, -3e38, 1e-30])
+INTEGERS = [*range(-9, 10), *range(-9, 10), 63, 64, 100, 2**31, 2**40, 2**62, 2**63 - 1, -(2**62), -(2**63)]
+FLOATS = [*np.linspace(-4, 4, 33).tolist(), 0.1, -0.3, np.inf, -np.inf, np.nan, 1e30, -3e38, 1e-30]
+SHAPES = [(1,), (5,), (70,), (300,), (3, 7), (2, 200), (2, 2, 9)]
 
 
 def leaf(name: str) -> Traced:
     return Traced(make(name, "float" if name == "s" else "int"))
 
 
-@st.composite
-def tables(draw, kind):
-    shape = draw(st.sampled_from([(1,), (5,), (70,), (300,), (3, 7), (2, 200), (2, 2, 9)]))
-    seed = draw(st.integers(0, 99))
-    random = np.random.default_rng(seed)
+def random_table(random: Random, kind: str) -> Table:
+    shape, generator = random.choice(SHAPES), np.random.default_rng(random.randrange(100))
     if kind == "bool":
-        return Table(random.random(shape) < draw(st.sampled_from([0.1, 0.5, 1.0])))
+        return Table(generator.random(shape) < random.choice([0.1, 0.5, 1.0]))
     if kind == "int":
-        return Table(np.sort(random.integers(-5, 60, shape)) if draw(st.booleans()) else random.integers(-5, 60, shape))
-    values = random.normal(size=shape).astype(draw(st.sampled_from(["float16", "float32", "float64"])))
-    values.reshape(-1)[seed % values.size] = draw(st.sampled_from([0.0, np.nan, np.inf, -np.inf]))
+        values = generator.integers(-5, 60, shape)
+        return Table(np.sort(values) if random.random() < 0.5 else values)
+    values = generator.normal(size=shape).astype(random.choice(["float16", "float32", "float64"]))
+    values.reshape(-1)[random.randrange(values.size)] = random.choice([0.0, np.nan, np.inf, -np.inf])
     return Table(values)
 
 
-@st.composite
-def expressions(draw, kind, depth, score=False):
+def expression(random: Random, kind: str, depth: int, score: bool = False) -> Traced:
     """A traced value of `kind`, operations at most `depth` deep; with `score`, it may read s."""
 
-    def of(kind):
-        return draw(expressions(kind, depth - 1, score))
+    def of(kind: str) -> Traced:
+        return expression(random, kind, depth - 1, score)
 
-    def pick(choices):
-        return draw(st.sampled_from(choices))
-
-    choice = draw(st.integers(0, 7)) if depth else 0
+    pick = random.choice
+    choice = random.randrange(8) if depth else 0
     if choice == 6:
         return where(of("bool"), of(kind), of(kind))
     if choice == 7:
-        table = draw(tables(kind))
+        table = random_table(random, kind)
         return table[tuple(of("int") for _ in table.shape)]
     if kind == "bool":
         if choice == 0:
@@ -101,22 +99,28 @@ def expressions(draw, kind, depth, score=False):
         return pick(COMPARISONS)(of(operands), of(operands))
     if kind == "int":
         if choice == 0:
-            return leaf(pick("bhijijij")) if pick([True, True, False]) else leaf("i") * 0 + draw(INTEGERS)
+            return leaf(pick("bhijijij")) if random.random() < 0.7 else leaf("i") * 0 + pick(INTEGERS)
         if choice == 1:
             return pick([np.abs, np.negative, np.sign, np.invert])(of("int"))
         if choice == 2:
             return pick([*BITS, np.left_shift, np.right_shift])(of("int"), of("int"))
         if choice == 3:
             return of(pick(["bool", "float"])).astype(int)
-        return pick(ARITHMETIC)(of("int"), draw(INTEGERS) if choice == 4 else of("int"))
+        return pick(ARITHMETIC)(of("int"), pick(INTEGERS) if choice == 4 else of("int"))
     if choice == 0:
-        return leaf("s") if score and pick([True, False]) else leaf(pick("ij")).astype(float) * draw(FLOATS)
+        return leaf("s") if score and random.random() < 0.5 else leaf(pick("ij")).astype(float) * pick(FLOATS)
     if choice in (1, 2):
         return pick(FUNCTIONS)(of("float"))
     if choice == 3:
         return of(pick(["bool", "int"])).astype(float)
-    return pick([*ARITHMETIC, np.divide])(of("float"), draw(FLOATS) if choice == 4 else of("float"))
+    return pick([*ARITHMETIC, np.divide])(of("float"), pick(FLOATS) if choice == 4 else of("float"))
 
 
-def nodes(kind, depth=4, score=False) -> st.SearchStrategy[Node]:
-    return expressions(kind, depth, score).map(lambda value: value.node)
+def nodes(*kinds: str, score: bool = False) -> st.SearchStrategy[Node]:
+    """Expressions of `kinds`. The seed does not shrink, the depth does."""
+    return st.builds(
+        lambda kind, depth, seed: expression(Random(seed), kind, depth, score).node,
+        st.sampled_from(kinds),
+        st.integers(0, 4),
+        st.integers(0, 2**32 - 1),
+    )

@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from collections import Counter
 from itertools import pairwise
 from weakref import ref
 
@@ -73,8 +74,8 @@ def test_every_operation_has_an_interval():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@settings(deadline=None)
-@given(node=st.sampled_from(["bool", "int", "float"]).flatmap(lambda kind: nodes(kind, score=True)), tile=tiles())
+@settings(deadline=None, max_examples=3 * settings().max_examples)
+@given(node=nodes("bool", "int", "float", score=True), tile=tiles())
 def test_every_value_lies_in_its_interval(dtype, node, tile):
     with np.errstate(over="ignore"):
         at = place(tile, dtype, SCORES)
@@ -86,19 +87,19 @@ def test_every_value_lies_in_its_interval(dtype, node, tile):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_tiles_called_nothing_or_everything_are_so(dtype):
-    seen = set()
+    seen = Counter()
 
-    @settings(deadline=None)
+    @settings(deadline=None, max_examples=2 * settings().max_examples)
     @given(nodes("bool"), tiles())
     def check(node, tile):
         (kind,) = classify(node, None, Ranges(*tile, dtype=dtype)).reshape(-1)
         (visible,) = evaluate([node], place(tile, dtype))
-        seen.add(int(kind))
+        seen[int(kind)] += 1
         assert kind != NOTHING or not visible.any()
         assert kind != EVERYTHING or visible.all()
 
     check()
-    assert seen == {NOTHING, MIXED, EVERYTHING}
+    assert min(seen[kind] for kind in (NOTHING, MIXED, EVERYTHING)) >= 10
 
 
 # Exactness

@@ -1,13 +1,14 @@
 """A small decoder over bytes, written in NumPy on regard's own functions."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from safetensors.numpy import load, save
 
 import regard
 from regard.positions import rope
@@ -42,14 +43,6 @@ class Config:
     @property
     def head_width(self) -> int:
         return self.width // self.heads
-
-    def metadata(self) -> dict[str, str]:
-        """The fields as text, for the metadata of a safetensors file."""
-        return {field.name: str(getattr(self, field.name)) for field in fields(self)}
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> Self:
-        return cls(**{field.name: field.type(metadata[field.name]) for field in fields(cls)})  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -116,9 +109,20 @@ class ExampleModel:
 
     @classmethod
     def from_safetensors(cls, data: bytes) -> Self:
-        """The model in the bytes of a safetensors file written by the training script."""
-        metadata, weights = _read_safetensors(data)
-        return cls(Config.from_metadata(metadata), weights)
+        """The model in a safetensors file, given its bytes."""
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+        return cls(Config(**json.loads(metadata["config"])), load(data))
+
+    def to_safetensors(self) -> bytes:
+        """The model as a safetensors file in float16; its configuration is in the metadata, as JSON."""
+        weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
+        return save(weights, {"config": json.dumps(asdict(self.config))})
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it learned."""
+        return sum(array.size for array in self._weights.values())
 
     def encode(self, text: str) -> NDArray[np.int64]:
         """The ids of `text`: a beginning-of-sequence token (byte 0), then its bytes in UTF-8."""
@@ -212,17 +216,3 @@ def _rms_norm(x: Floats, gain: Floats) -> Floats:
 def _gelu(x: Floats) -> Floats:
     """GELU in its tanh form (Hendrycks and Gimpel 2016)."""
     return np.asarray(0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3))))
-
-
-def _read_safetensors(data: bytes) -> tuple[dict[str, str], dict[str, Floats]]:
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    metadata = header.pop("__metadata__", {})
-    return metadata, {name: _tensor(data[8 + size :], entry) for name, entry in header.items()}
-
-
-def _tensor(body: bytes, entry: Mapping[str, Any]) -> Floats:
-    start, stop = entry["data_offsets"]
-    dtype = {"F16": "<f2", "F32": "<f4"}[entry["dtype"]]
-    shape: Sequence[int] = entry["shape"]
-    return np.frombuffer(body[start:stop], dtype).reshape(shape).astype(np.float32)

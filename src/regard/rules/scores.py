@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from regard.rules.expression import SCORE_LEAVES, make, substitute
-from regard.rules.masks import Requirement, Rule
+from regard.rules.masks import Requirement, Rule, whole
 from regard.rules.tracing import Table, trace
 
 
@@ -124,15 +124,19 @@ def relative(
     relative(array of shape (8, 32), buckets='t5')
     """
     look = _floats("table of relative", table)
-    rank, m = len(look.shape), look.shape[-1]
+    rank = len(look.shape)
     if rank not in (1, 2):
         raise ValueError(f"table of relative must be (m,) or (h, m), got shape {look.shape}")
     if buckets not in (None, "t5"):
         raise ValueError(f"buckets of relative must be None or 't5', got {buckets!r}")
+    max_distance = whole("max_distance of relative", max_distance, least=1)
     text = f"array of shape {look.shape}"
+    m = look.shape[-1]
     if buckets is None:
         if m % 2 == 0:
             raise ValueError(f"table of relative must have an odd length, one entry per offset, got {m}")
+        if not bidirectional or max_distance != 128:
+            raise ValueError("bidirectional and max_distance of relative belong to buckets='t5'")
         reach = (m - 1) // 2
 
         def entry(offset: Any) -> Any:
@@ -140,7 +144,8 @@ def relative(
     else:
         from regard.positions import t5_buckets
 
-        text += f", buckets='t5', bidirectional={bidirectional}" if not bidirectional else ", buckets='t5'"
+        text += ", buckets='t5'" + ("" if bidirectional else ", bidirectional=False")
+        text += "" if max_distance == 128 else f", max_distance={max_distance}"
         offsets = np.arange(-max_distance, max_distance + 1)  # beyond these every offset has the bucket of the last
         bucket_of = Table(t5_buckets(offsets, m, max_distance, bidirectional))
 

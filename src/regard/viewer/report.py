@@ -40,11 +40,11 @@ def page(data: LookData, choice: Choice) -> str:
     check_fits(data.n, data.layers * data.heads, data.causal)
     css, js = (files(__package__).joinpath(f"report.{kind}").read_text("utf-8") for kind in ("css", "js"))
     template = Template(files(__package__).joinpath("report.html").read_text("utf-8"))
-    shown = encodable(printable(data.text))
+    start = encodable(readable(" ".join(data.text.split())))[:60]
     return template.substitute(
         policy=f"default-src 'none'; script-src {_digest(js)}; style-src {_digest(css)}; base-uri 'none'; "
         "form-action 'none'",
-        title=escape(f"regard look: {shown[:60]}"),
+        title=escape(f"regard look: {start}"),
         about=escape(f"{data.model} · {data.n} tokens, {data.layers} layers of {data.heads} heads"),
         css=css,
         js=js,

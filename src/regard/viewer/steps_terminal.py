@@ -1,8 +1,9 @@
 """The steps of attention, shown in a terminal: a table of shapes, then every matrix as numbers or as a heat map."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
-from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -15,6 +16,8 @@ from .colour import SIGNED, VIRIDIS, tone
 from .model_view import block_starts
 
 LARGEST_IN_NUMBERS = (12, 8)
+LARGEST = (24, 38)
+GAP = 3
 _WEIGHTS = ("softmax", "dropout")
 
 
@@ -26,10 +29,14 @@ def show_steps(steps: Steps, console: Console) -> None:
     if output.ndim > 2:
         which = "the first head" + (" of the first batch entry" if output.ndim > 3 else "")
         console.print(Text(f"Below: {which} of every array.", style="dim"))
-    if screen.colour:
-        console.print(Text("blue positive, orange negative; weights from purple 0 to yellow 1", style="dim"))
+    legend = "blue positive, orange negative; weights from purple 0 to yellow 1"
+    if not screen.colour:
+        legend = f"matrices that are too large for numbers: {screen.quoted(screen.shades)}, from nothing to the largest"
+    console.print(Text(legend, style="dim"))
     console.print()
-    console.print(Columns([_drawing(step, screen) for step in steps], padding=(0, 3)))
+    hidden = first_matrix(steps["S"]) == -np.inf
+    for line in _flowed([_drawing(step, hidden, screen) for step in steps], screen.width):
+        console.print(line)
 
 
 def _shapes(steps: Steps) -> RenderableType:
@@ -41,9 +48,24 @@ def _shapes(steps: Steps) -> RenderableType:
     return table
 
 
-def _drawing(step: Step, screen: Screen) -> RenderableType:
-    title = Text.assemble((step.name, "bold"), f" {step.tensor}")
-    return Group(title, *_matrix(step, screen), Text())
+def _flowed(drawings: list[list[Text]], width: int) -> Iterator[RenderableType]:
+    """The drawings side by side, as many on a line as its width holds."""
+    line: list[list[Text]] = []
+    room = width
+    for drawing in [*drawings, None]:
+        own = width if drawing is None else max(text.cell_len for text in drawing)
+        if line and own > room:
+            grid = Table.grid(padding=(0, GAP, 0, 0))
+            grid.add_row(*(Group(*texts, Text()) for texts in line))
+            yield grid
+            line, room = [], width
+        if drawing is not None:
+            line.append(drawing)
+            room -= own + GAP
+
+
+def _drawing(step: Step, hidden: NDArray[np.bool_], screen: Screen) -> list[Text]:
+    return [Text.assemble((step.name, "bold"), f" {step.tensor}"), *_matrix(step, hidden, screen)]
 
 
 def first_matrix(step: Step) -> NDArray[np.float64]:
@@ -59,14 +81,16 @@ def first_matrix(step: Step) -> NDArray[np.float64]:
     return matrix[:, None] if matrix.ndim == 1 else matrix
 
 
-def _matrix(step: Step, screen: Screen) -> list[Text]:
+def _matrix(step: Step, hidden: NDArray[np.bool_], screen: Screen) -> list[Text]:
     matrix = first_matrix(step)
     if 0 in matrix.shape:
         return [Text("empty", style="dim")]
     weights = step.name in _WEIGHTS
+    if weights:
+        matrix = np.where(hidden, -np.inf, matrix)
     small = matrix.shape[0] <= LARGEST_IN_NUMBERS[0] and matrix.shape[1] <= LARGEST_IN_NUMBERS[1]
     if not small:
-        matrix = _reduced(matrix, 32, min(64, screen.width - 4))
+        matrix = _reduced(matrix, LARGEST[0], min(LARGEST[1], screen.width))
     levels, anchors = (tone(matrix), VIRIDIS) if weights else (_signed(matrix), SIGNED)
     levels = np.where(np.isfinite(matrix), levels, np.nan)
     if not small:
@@ -95,7 +119,7 @@ def _reduced(matrix: NDArray[np.float64], rows: int, cols: int) -> NDArray[np.fl
 
 def _number(x: float, weight: bool) -> str:
     if not np.isfinite(x):
-        return {np.inf: "+∞", -np.inf: "−∞"}.get(x, "NaN")
+        return "·" if weight and x < 0 else {np.inf: "+∞", -np.inf: "−∞"}.get(x, "NaN")
     if weight:
         return f"{x:.3f}"
     return f"{x:+.2f}" if abs(x) < 1000 else f"{x:+.2e}"

@@ -1,0 +1,222 @@
+"""Plans: counted by formula, by brute force over all pairs, and against what the engine really does."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import regard
+from regard.api import problem_from
+from regard.engines import tiled
+from regard.engines.tiles import KEYS, ROWS
+from regard.planning import plan
+from regard.rules import alibi, causal, documents, padding, prefix, softcap, strided, window
+
+
+def sizes(n=1000, m=None, h=2, d=16, lead=()):
+    return (*lead, h, n, d), (*lead, h, m or n, d), (*lead, h, m or n, d)
+
+
+def brute_force(mask, n, m, offset=None):
+    """How many of the tiles of one head hold a visible pair, how many pairs those tiles hold, how many are visible."""
+    first = m - n if offset is None else offset
+    i, j = np.arange(first, first + n), np.arange(m)
+    every = np.zeros((n, m), bool)
+    zero = np.zeros((), np.int64)
+    every[...] = regard.rules.evaluate([mask.node], regard.rules.At(zero, zero, i[:, None], j, keys=m))[0]
+    visited = pairs = full = 0
+    for row in np.unique(i // ROWS):
+        for key in np.unique(j // KEYS):
+            tile = every[np.ix_(i // ROWS == row, j // KEYS == key)]
+            visited += tile.any()
+            full += tile.all()
+            pairs += tile.size * tile.any()
+    return visited, full, pairs, every.sum()
+
+
+MASKS = {
+    "causal": causal(),
+    "window": window(70),
+    "two sides": window(100, 300),
+    "prefix": causal() | prefix(300),
+    "padding": padding(700),
+    "documents": documents(np.repeat(np.arange(8), 140)) & causal(),
+    "everything": window(None, None),
+}
+
+
+@pytest.mark.parametrize("n", [1000, 1024])
+@pytest.mark.parametrize("name", MASKS)
+def test_tiles_are_those_that_hold_a_visible_pair(name, n):
+    mask = MASKS[name]
+    found = plan(*sizes(n), mask=mask).tiles
+    visited, full, pairs, visible = brute_force(mask, n, n)
+    assert found.full + found.mixed == 2 * visited
+    assert found.full == 2 * full
+    assert found.total == found.skipped + found.full + found.mixed == 2 * -(-n // ROWS) * -(-n // KEYS)
+    assert found.pairs == 2 * pairs
+    assert found.visible == pytest.approx(visible / n**2, rel=1e-12)
+    assert found.exact
+    assert found.visible_exact
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "offset"), [(100, 1000, None), (1, 3000, None), (300, 100, None), (500, 700, 13), (64, 5, -200)]
+)
+def test_tiles_where_queries_and_keys_differ(n, m, offset):
+    found = plan(*sizes(n, m), causal=True, offset=offset)
+    visited, full, pairs, visible = brute_force(causal(), n, m, offset)
+    assert (found.tiles.full + found.tiles.mixed, found.tiles.full) == (2 * visited, 2 * full)
+    assert found.flops_visited == 4 * 2 * pairs * 16
+    assert found.tiles.visible == pytest.approx(visible / (n * m), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"mask": window(90)},
+        {"mask": lambda b, h, i, j: (j <= i) & (i - j <= 100 * (h + 1) + 50 * b)},
+        {"score": [softcap(5.0), alibi(np.array([0.5, 0.25, 0.1, 0.05]))], "causal": True},
+        {"causal": True, "offset": np.array([0, 40, -300])},
+        {"mask": np.tri(500, dtype=bool)},
+    ],
+)
+def test_tiles_are_those_that_the_engine_visits(options):
+    shape = (3, 4, 500, 8)
+    found = plan(shape, shape[:1] + (2,) + shape[2:], shape[:1] + (2,) + shape[2:], **options).tiles
+    zeros = np.zeros(shape, np.float32)
+    p = problem_from(zeros, zeros[:, :2], zeros[:, :2], **options)
+    visited = sum(chunk.T * rows.unit.h.size for rows in tiled.blocks(p) for chunk in rows.chunks())
+    assert found.full + found.mixed == visited
+    assert found.total == sum(len(rows.unit.span_starts) * rows.unit.h.size for rows in tiled.blocks(p))
+
+
+def test_flops_and_bytes():
+    found = plan((3, 8, 100, 32), (3, 2, 300, 32), (3, 2, 300, 48), dtype="float16")
+    pairs = 3 * 8 * 100 * 300
+    assert found.flops == found.flops_visited == 2 * pairs * (32 + 48)
+    assert found.flops_backward == found.flops_visited_backward == 5 * pairs * (32 + 48)
+    assert found.bytes_read == 2 * 3 * (8 * 100 * 32 + 2 * 300 * 32 + 2 * 300 * 48)
+    assert found.bytes_written == 3 * 8 * 100 * (48 * 2 + 4)
+    assert plan(*sizes(d=64)).flops == 4 * 2 * 1000 * 1000 * 64
+
+
+def test_naive_memory_at_8192_is_256_mib_per_head():
+    found = plan((8, 8192, 64), (8, 8192, 64), (8, 8192, 64), causal=True)
+    assert found.naive_memory_per_head == 256 * 2**20
+    assert found.naive_memory == 2 * 2**30
+    assert "256 MiB per head" in str(found)
+    assert found.working_memory < 32 * 2**20
+
+
+def test_causal_by_formula():
+    n = 8192
+    found = plan(*sizes(n), causal=True)
+    # A key span of 256 meets the diagonal in 4 blocks of 64 rows; all later blocks see it whole.
+    spans = n // KEYS
+    assert found.tiles.mixed == 2 * spans * (KEYS // ROWS)
+    assert found.tiles.full == 2 * (KEYS // ROWS) * spans * (spans - 1) // 2
+    assert found.tiles.visible == pytest.approx((n + 1) / (2 * n), rel=1e-9)
+
+
+def test_arrays_and_shapes_give_the_same_plan():
+    arrays = [np.zeros(shape, np.float64) for shape in sizes(300)]
+    assert plan(*arrays, causal=True) == plan(*sizes(300), dtype=np.float64, causal=True)
+    assert plan(*(x[0] for x in arrays)).heads == 1
+    assert plan((300, 4, 16), (300, 2, 16), (300, 2, 16), layout="bnhd").kv_heads == 2
+    assert plan(*sizes(100), dtype="bfloat16").dtype == "bfloat16"
+
+
+def test_a_plan_allocates_nothing_of_the_size_of_the_call():
+    tracemalloc.start()
+    plan(*sizes(65536, d=128, lead=(64,)), mask=window(1000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * 2**20
+
+
+def test_a_plan_for_a_million_keys_is_an_estimate():
+    found = plan(*sizes(1_000_000, h=1), mask=window(1000))
+    assert not found.tiles.exact
+    assert found.tiles.total == 15625 * 3907
+    # The 1,064 keys from 64 r - 1,000 on lie in 5 spans for every r. Each row sees 1,001 keys, but for the first 1,000.
+    assert found.tiles.full + found.tiles.mixed == pytest.approx(15625 * 5, rel=0.01)
+    assert found.tiles.visible == pytest.approx(1001 / 1e6 - 0.5e-6, rel=0.01)
+    assert "about" in str(found)
+
+
+def test_estimate_where_every_tile_is_mixed():
+    found = plan(*sizes(4096, h=1), mask=strided(16)).tiles
+    assert found.exact
+    assert not found.visible_exact
+    assert found.mixed == found.total
+    assert found.visible == pytest.approx(1 / 16, rel=1e-3)
+
+
+@pytest.mark.parametrize(("d", "dtype"), [(16, np.float64), (64, np.float32), (128, np.float16)])
+def test_working_memory_is_about_what_the_engine_takes(d, dtype, monkeypatch):
+    monkeypatch.setattr("regard.threads._chosen", 1)
+    x = np.random.default_rng(0).standard_normal((1, 4096, d)).astype(dtype)
+    found = plan(x, x, x, causal=True)
+    tracemalloc.start()
+    out = regard.attention(x, x, x, causal=True)
+    peak = tracemalloc.get_traced_memory()[1] - out.nbytes
+    tracemalloc.stop()
+    assert found.working_memory / 2.5 < peak < found.working_memory * 2.5
+
+
+def test_engines_and_reasons():
+    found = plan(*sizes(100))
+    assert found.engine == "tiled"
+    assert found.engines == {"tiled": "the first that supports this call", "spec": "runs only when named"}
+    named = plan(*sizes(100), engine="spec", causal=True)
+    assert named.engine == "spec"
+    assert named.engines["spec"] == "named"
+    assert named.engines["tiled"] == "supports this call too, but comes later"
+    assert named.flops_visited == named.flops
+    with pytest.raises(ValueError, match="engine must be one of 'tiled', 'spec', got 'gpu'"):
+        plan(*sizes(100), engine="gpu")
+
+
+def test_text():
+    text = str(plan(*sizes(1000), mask=window(16) & causal(), score=softcap(50.0)))
+    for line in (
+        "call      batch 1, 2 heads, 1000 queries, 1000 keys, d = 16, float32",
+        "rules     window(16) & causal(), softcap(50.0)",
+        "engine    tiled: the first that supports this call",
+        "          not spec: runs only when named",
+        "forward   128 MFLOP, ",
+        "backward  320 MFLOP, ",
+        "naive     7.629 MiB of scores, 3.815 MiB per head",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (5, 0), (2, 0, 4)])
+def test_empty_axes(shape):
+    found = plan(shape, shape, shape)
+    assert found.flops == found.flops_visited
+    assert found.tiles.visible == (1.0 if shape == (5, 0) else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (sizes(10)[:1] * 2 + ((2, 9, 16),), {}, ValueError, "same number of keys"),
+        (((2, 10, -1),) * 3, {}, TypeError, "query must be an array or a shape of non-negative integers"),
+        (((2, 10, 1.5),) * 3, {}, TypeError, "query must be an array or a shape of non-negative integers"),
+        (sizes(10), {"dtype": "int32"}, TypeError, "query must have a floating dtype"),
+        (sizes(10), {"dtype": "float"}, None, ""),
+        (sizes(10), {"dtype": "wide"}, TypeError, "dtype must be a floating dtype, got 'wide'"),
+        (sizes(10), {"scale": np.nan}, ValueError, "scale must be finite"),
+        (sizes(10), {"dropout": 1.0}, ValueError, r"dropout must be in \[0, 1\)"),
+    ],
+)
+def test_bad_input(arguments, options, error, message):
+    if error is None:
+        assert plan(*arguments, **options).dtype == "float64"
+        return
+    with pytest.raises(error, match=message):
+        plan(*arguments, **options)

@@ -1,0 +1,136 @@
+"""Random calls against the specification: shapes, strides, dtypes, masks, NaN behind masks, rows that see nothing.
+
+1,000 examples here; `REGARD_FUZZ=long` runs 100,000.
+"""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import given, note
+from hypothesis import strategies as st
+from support import assert_gradients, assert_outputs, assert_tangents
+
+import regard
+from regard import spec
+from regard.api import Frame, problem_from
+from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
+from regard.problem import Differential, Outputs
+
+DTYPES = st.sampled_from([np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+LENGTHS = st.one_of(st.integers(0, 20), st.sampled_from([63, 64, 65, 255, 256, 257]))
+
+
+def strided(draw: Any, x: Any) -> Any:
+    """The same values, lying otherwise in memory: reversed, transposed, or every other element of more."""
+    how = draw(st.sampled_from(["plain", "reversed", "transposed", "spread", "last axis spread"]))
+    if how == "reversed":
+        return np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1]
+    if how == "transposed":
+        return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    if how == "spread":
+        return np.repeat(x, 2, axis=-2)[..., ::2, :]
+    if how == "last axis spread":
+        return np.repeat(x, 2, axis=-1)[..., ::2]
+    return x
+
+
+@st.composite
+def masks(draw: Any, lead: tuple[int, ...], h: int, n_q: int, n_k: int, rng: np.random.Generator) -> Any:
+    batch = int(np.prod(lead))
+    parts = {
+        "window": lambda: regard.window(*(draw(st.one_of(st.none(), st.integers(0, 30))) for _ in range(2))),
+        "prefix": lambda: regard.prefix(draw(st.integers(0, 12))),
+        "padding": lambda: regard.padding(rng.integers(0, n_k + 1, batch) if batch else 1),
+        "left": lambda: regard.padding(draw(st.integers(0, 9)), side="left"),
+        "strided": lambda: regard.strided(draw(st.integers(1, 5))),
+        "dilated": lambda: regard.dilated(draw(st.integers(0, 5)), draw(st.integers(1, 5))),
+        "global": lambda: regard.global_tokens(draw(st.integers(0, 4))),
+        "rule": lambda: regard.mask(mixed_rule),
+        "array": lambda: rng.random((draw(st.sampled_from([1, h])), n_q, draw(st.sampled_from([1, n_k])))) < 0.5,
+    }
+    kinds = draw(st.lists(st.sampled_from(sorted(parts)), min_size=1, max_size=3))
+    mask = regard.causal() if draw(st.booleans()) else regard.window(None, None)
+    for kind in kinds:
+        part = parts[kind]()
+        if draw(st.booleans()) and kind != "array":
+            part = ~part
+        mask = mask & part if draw(st.booleans()) else mask | part
+    return mask
+
+
+@st.composite
+def calls(draw: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    dtype = draw(DTYPES)
+    lead = draw(st.sampled_from([(), (1,), (2,), (2, 2), (0,)]))
+    h_kv, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)]))
+    h = h_kv * group
+    n_q, n_k = draw(LENGTHS), draw(LENGTHS)
+    d, d_v = draw(st.integers(0, 9)), draw(st.integers(0, 9))
+    size = draw(st.sampled_from([0.1, 1.0, 1.0, 4.0]))
+    q = (size * rng.standard_normal((*lead, h, n_q, d))).astype(dtype)
+    k = rng.standard_normal((*draw(st.sampled_from([lead, ()])), h_kv, n_k, d)).astype(dtype)
+    v = rng.standard_normal((*k.shape[:-1], d_v)).astype(dtype)
+    wish: dict[str, Any] = {}
+    if draw(st.booleans()):
+        wish["mask"] = draw(masks(lead, h, n_q, n_k, rng))
+    if draw(st.booleans()):
+        wish["causal"] = True
+    if draw(st.booleans()):
+        table = regard.table(rng.standard_normal((h, 9)))
+        rules = [regard.softcap(2.0), recency, curved, hiding, tabled(table), regard.alibi(regard.table(table.array[:, 0]))]
+        wish["score"] = draw(st.lists(st.sampled_from(rules), min_size=0, max_size=2))
+    if draw(st.booleans()):
+        shape = draw(st.sampled_from([(n_k,), (n_q, 1), (h, 1, n_k), (1, n_q, n_k)]))
+        bias = rng.standard_normal(shape)
+        wish["bias"] = np.where(rng.random(shape) < 0.2, -np.inf, bias) if draw(st.booleans()) else bias
+    if draw(st.booleans()):
+        wish["sink"] = rng.standard_normal(h)
+    if draw(st.booleans()):
+        wish |= {"dropout": draw(st.sampled_from([0.0, 0.1, 0.5, 0.9])), "seed": draw(st.integers(0, 2**64 - 1))}
+    if draw(st.booleans()):
+        wish["scale"] = draw(st.sampled_from([0.0, -0.5, 1.0]))
+    if draw(st.booleans()):
+        wish["offset"] = draw(st.one_of(st.integers(-20, 300), st.just(rng.integers(-9, 9, lead))))
+    if draw(st.booleans()):
+        wish["origin"] = (0, 0, draw(st.integers(0, 300)))
+    if draw(st.booleans()) and wish.get("mask") is not None and n_k:
+        hidden = draw(st.integers(0, n_k - 1))
+        wish["mask"] = wish["mask"] & (np.arange(n_k) != hidden)
+        k[..., hidden, :] = np.nan
+        v[..., hidden, :] = draw(st.sampled_from([np.nan, np.inf]))
+    if draw(st.booleans()) and n_k:
+        v[..., draw(st.integers(0, n_k - 1)), :] = np.nan  # often visible to some rows only
+    arrays = [strided(draw, x) for x in (q, k, v)]
+    if draw(st.booleans()):
+        arrays = [np.ascontiguousarray(x.swapaxes(-2, -3)) for x in arrays]
+        wish["layout"] = "bnhd"
+    return (*arrays, wish)
+
+
+@given(calls())
+def test_any_call_agrees_with_the_specification(call: tuple[Any, Any, Any, dict[str, Any]]) -> None:
+    q, k, v, options = call
+    note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
+    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    rng = np.random.default_rng(0)
+
+    out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"])
+    assert_outputs(p, Outputs(frame.inward(out), seen.lse, seen.entropy))
+    with np.errstate(all="ignore"):
+        alone = spec.terms(p).visible.any(axis=-1).reshape(p.shape(p.n_q))
+    assert (frame.inward(out)[~alone] == 0).all()
+    assert (seen.entropy[~alone] == 0).all()
+
+    dout = rng.standard_normal(out.shape).astype(q.dtype)
+    dlse = rng.standard_normal(seen.lse.shape)
+    g = regard.attention_vjp(q, k, v, dout, dlse=dlse, **options)
+    turned = (frame.inward(getattr(g, name)) for name in ("query", "key", "value"))
+    assert_gradients(p, Outputs(frame.inward(dout), dlse, None), Differential(*turned, g.bias, g.sink, g.tables))
+
+    dq, dk, dv = (rng.standard_normal(x.shape).astype(x.dtype) for x in (q, k, v))
+    _, tangent = regard.attention_jvp(q, k, v, dq, dk, dv, **options)
+    assert tangent.out is not None
+    t = Differential(frame.inward(dq), frame.inward(dk), frame.inward(dv))
+    assert_tangents(p, t, tangent._replace(out=frame.inward(tangent.out)))
