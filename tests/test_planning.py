@@ -7,8 +7,7 @@ import pytest
 
 import regard
 from regard.api import problem_from
-from regard.engines import tiled
-from regard.engines.tiles import KEYS, ROWS
+from regard.engines.tiles import KEYS, ROWS, units
 from regard.planning import plan
 from regard.rules import alibi, causal, documents, padding, prefix, softcap, strided, window
 
@@ -85,12 +84,12 @@ def test_tiles_where_queries_and_keys_differ(n, m, offset):
 )
 def test_tiles_are_those_that_the_engine_visits(options):
     shape = (3, 4, 500, 8)
-    found = plan(shape, shape[:1] + (2,) + shape[2:], shape[:1] + (2,) + shape[2:], **options).tiles
+    found = plan(shape, (3, 2, 500, 8), (3, 2, 500, 8), **options).tiles
     zeros = np.zeros(shape, np.float32)
     p = problem_from(zeros, zeros[:, :2], zeros[:, :2], **options)
-    visited = sum(chunk.T * rows.unit.h.size for rows in tiled.blocks(p) for chunk in rows.chunks())
-    assert found.full + found.mixed == visited
-    assert found.total == sum(len(rows.unit.span_starts) * rows.unit.h.size for rows in tiled.blocks(p))
+    blocks = [rows for unit in units(p) for rows in unit.blocks]
+    assert found.full + found.mixed == sum(len(rows.tiles) * rows.unit.h.size for rows in blocks)
+    assert found.total == sum(len(rows.unit.tile_starts) * rows.unit.h.size for rows in blocks)
 
 
 def test_flops_and_bytes():
@@ -114,10 +113,9 @@ def test_naive_memory_at_8192_is_256_mib_per_head():
 def test_causal_by_formula():
     n = 8192
     found = plan(*sizes(n), causal=True)
-    # A key span of 256 meets the diagonal in 4 blocks of 64 rows; all later blocks see it whole.
-    spans = n // KEYS
-    assert found.tiles.mixed == 2 * spans * (KEYS // ROWS)
-    assert found.tiles.full == 2 * (KEYS // ROWS) * spans * (spans - 1) // 2
+    # A block of rows sees its own end's worth of keys, rounded up to whole tiles.
+    visited = sum(-(-end // KEYS) for end in range(ROWS, n + 1, ROWS))
+    assert found.tiles.full + found.tiles.mixed == 2 * visited
     assert found.tiles.visible == pytest.approx((n + 1) / (2 * n), rel=1e-9)
 
 
@@ -131,7 +129,7 @@ def test_arrays_and_shapes_give_the_same_plan():
 
 def test_a_plan_allocates_nothing_of_the_size_of_the_call():
     tracemalloc.start()
-    plan(*sizes(65536, d=128, lead=(64,)), mask=window(1000))
+    plan(*sizes(16384, d=128, lead=(64,)), mask=window(1000))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * 2**20
@@ -140,9 +138,11 @@ def test_a_plan_allocates_nothing_of_the_size_of_the_call():
 def test_a_plan_for_a_million_keys_is_an_estimate():
     found = plan(*sizes(1_000_000, h=1), mask=window(1000))
     assert not found.tiles.exact
-    assert found.tiles.total == 15625 * 3907
-    # The 1,064 keys from 64 r - 1,000 on lie in 5 spans for every r. Each row sees 1,001 keys, but for the first 1,000.
-    assert found.tiles.full + found.tiles.mixed == pytest.approx(15625 * 5, rel=0.01)
+    assert found.tiles.total == -(-1_000_000 // ROWS) * -(-1_000_000 // KEYS)
+    # Each row sees 1,001 keys, but for the first 1,000 rows.
+    starts = np.arange(0, 1_000_000, ROWS)
+    visited = (starts + ROWS - 1) // KEYS - np.maximum(starts - 1000, 0) // KEYS + 1
+    assert found.tiles.full + found.tiles.mixed == pytest.approx(visited.sum(), rel=0.01)
     assert found.tiles.visible == pytest.approx(1001 / 1e6 - 0.5e-6, rel=0.01)
     assert "about" in str(found)
 

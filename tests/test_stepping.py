@@ -64,7 +64,9 @@ def test_output_is_that_of_attention(case):
     # Two ways of rounding sums of n_k terms of size |P| |v|, in the dtype of sums and once more in that of the output.
     eps = np.finfo(found["softmax"].value.dtype).eps * 32 + np.finfo(q.dtype).eps
     size = max(1.0, float(np.abs(v).max(initial=0))) / (1 - options.get("dropout", 0))
-    np.testing.assert_allclose(found["output"].value.astype(np.float64), out.astype(np.float64), rtol=0, atol=eps * size)
+    np.testing.assert_allclose(
+        found["output"].value.astype(np.float64), out.astype(np.float64), rtol=0, atol=eps * size
+    )
     np.testing.assert_allclose(found["softmax"].value, weights.astype(np.float64), rtol=0, atol=eps)
 
 

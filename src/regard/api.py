@@ -10,7 +10,7 @@ from regard import checks
 from regard.engines import Engine, choose
 from regard.observing import Seen, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
-from regard.rules import Mask, Score, Table
+from regard.rules import Mask, Score, Table, type_name
 from regard.rules import causal as causal_rule
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -89,12 +89,10 @@ def problem_from(
     query, key, value = checks.operands(query, key, value)
     frame = Frame.of(query, layout)
     q, k, v = (frame.inward(x) for x in (query, key, value))
-    lead = checks.sizes(q, k, v)
+    lead = checks.sizes(q, k, v, (query, key, value))
     h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
-    if not isinstance(causal, bool | np.bool_):
-        raise TypeError(f"causal must be a bool, got {causal!r}")
     rule = checks.mask(mask, lead, h, n_q, n_k)
-    if causal:
+    if checks.boolean("causal", causal):
         rule = causal_rule() if rule is None else causal_rule() & rule
     p_drop, seed_int = checks.dropout(dropout, seed)
     problem = Problem(
@@ -194,6 +192,7 @@ def attention(
         query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout,
         seed=seed, offset=offset, origin=origin, layout=layout, observe=observe,
     )  # fmt: skip
+    return_weights = checks.boolean("return_weights", return_weights)
     chosen = choose(p, engine)
     frame = Frame.of(query, layout)
     outputs, found = chosen.forward(p)
@@ -226,7 +225,7 @@ def weights(
     layout: Layout = "bhnd",
     engine: str | None = None,
 ) -> Array:
-    """Any part of the weights, exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]) for the rows i and columns j asked for.
+    """Any part of the weights, exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]) for the rows and columns asked for.
 
     With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it, a pass over all
     keys comes first. The other arguments are those of `attention`. Returns (..., h, rows, cols), of the inputs' dtype.
@@ -239,13 +238,11 @@ def weights(
     >>> tile.shape, round(float(tile[0].sum()), 6)
     ((2, 501), 1.0)
     """
-    for name, part in (("rows", rows), ("cols", cols)):
-        if not isinstance(part, slice):
-            raise TypeError(f"{name} must be a slice, got {part!r}")
     p = problem_from(
         query, key, key, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, offset=offset,
         origin=origin, layout=layout,
     )  # fmt: skip
+    i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
     chosen = choose(p, engine)
     frame = Frame.of(query, layout)
     if lse is None:
@@ -253,7 +250,7 @@ def weights(
     else:
         lse = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
     assert lse is not None
-    tile = chosen.weights(p, lse, range(p.n_q)[rows], range(p.n_k)[cols])
+    tile = chosen.weights(p, lse, i, j)
     return frame.per_head(tile.astype(p.dtype, copy=False))
 
 
@@ -334,11 +331,14 @@ def attention_jvp(
             if like is None:
                 raise ValueError(f"{name} is given, but this call has no {name[1:]}")
             checks.shaped(name, given, like.shape)
-    for table, x in (dtables or {}).items():
+    tables = {} if dtables is None else dtables
+    if not isinstance(tables, Mapping):
+        raise TypeError(f"dtables must map tables to their tangents, got {type_name(tables)}")
+    for table, x in tables.items():
         if table not in p.tables:
             raise ValueError(f"dtables: {table!r} is not a float table of this call's score")
-        checks.shaped("dtables", x, table.shape)
-    t = Differential(dq, dk, dv, dbias, dsink, dict(dtables or {}))
+        checks.shaped(f"dtables[{table!r}]", x, table.shape)
+    t = Differential(dq, dk, dv, dbias, dsink, dict(tables))
     primal, tangent = chosen.jvp(p, t)
     return frame.outputs(primal), frame.outputs(tangent)
 
@@ -346,8 +346,8 @@ def attention_jvp(
 def prepare(
     query: Array, key: Array, value: Array, engine: str | None, options: dict[str, Any]
 ) -> tuple[Problem, Frame, Engine]:
-    for name in ("observe", "return_weights"):
-        if name in options:
+    for name in options:
+        if name == "observe" or name not in (problem_from.__kwdefaults__ or {}):
             raise TypeError(f"{name} is not an option of a derivative")
     p = problem_from(query, key, value, **options)
     return p, Frame.of(query, options.get("layout", "bhnd")), choose(p, engine)

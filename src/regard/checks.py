@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from regard.observing import NAMES, Statistic
-from regard.rules import Mask, Rule, Score, as_mask, as_score
+from regard.rules import Mask, Rule, Score, as_mask, as_score, type_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+FARTHEST = 2**62  # the farthest position: differences of two still fit into 64 bits
 
 
 def is_float(x: Array) -> bool:
@@ -22,10 +23,10 @@ def is_float(x: Array) -> bool:
 def array(name: str, x: object) -> Array:
     """A NumPy array of a floating dtype, or a TypeError."""
     if type(x) is not np.ndarray:
-        kind = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-        raise TypeError(f"{name} must be a NumPy array, got {kind}")
+        raise TypeError(f"{name} must be a NumPy array, got {type_name(x)}")
     if not is_float(x):
-        raise TypeError(f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {x.dtype}")
+        order = "" if x.dtype.isnative else ", not in the byte order of this machine"
+        raise TypeError(f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {x.dtype}{order}")
     return x
 
 
@@ -37,29 +38,36 @@ def same_dtype(**arrays: Array) -> None:
 
 def operands(query: object, key: object, value: object) -> tuple[Array, Array, Array]:
     q, k, v = array("query", query), array("key", key), array("value", value)
-    same_dtype(query=q, key=k, value=v)
+    given = (q, k) if v is k else (q, k, v)
+    same_dtype(**dict(zip(("query", "key", "value"), given, strict=False)))
     if {x.ndim == 2 for x in (q, k, v)} == {True, False} or min(x.ndim for x in (q, k, v)) < 2:
         raise ValueError(
-            f"query, key and value must all be matrices (n, d) or all have heads (..., h, n, d), got {_shapes(q, k, v)}"
+            f"query, key and value must all be matrices (n, d) or all have heads (..., h, n, d), got {_shapes(*given)}"
         )
     return q, k, v
 
 
-def sizes(q: Array, k: Array, v: Array) -> tuple[int, ...]:
-    """The common leading shape of query, key and value in (..., h, n, d), once all sizes fit."""
+def sizes(q: Array, k: Array, v: Array, given: tuple[Array, Array, Array] | None = None) -> tuple[int, ...]:
+    """The common leading shape of query, key and value in (..., h, n, d), once all sizes fit.
+
+    given: the same as the caller gave them, for messages.
+    """
+    query, key, value = given or (q, k, v)
     if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"query and key must have the same number of features d, got {_shapes(q, k)}")
+        raise ValueError(f"query and key must have the same number of features d, got {_shapes(query, key)}")
     if k.shape[-2] != v.shape[-2]:
-        raise ValueError(f"key and value must have the same number of keys n_k, got {_shapes(k=k, v=v)}")
+        raise ValueError(f"key and value must have the same number of keys n_k, got {_shapes(k=key, v=value)}")
     if k.shape[-3] != v.shape[-3]:
-        raise ValueError(f"key and value must have the same number of heads h_kv, got {_shapes(k=k, v=v)}")
+        raise ValueError(f"key and value must have the same number of heads h_kv, got {_shapes(k=key, v=value)}")
     h, h_kv = q.shape[-3], k.shape[-3]
     if (h % h_kv if h_kv else h) != 0:
-        raise ValueError(f"the heads of query must be a multiple of those of key, got {h} and {h_kv} in {_shapes(q, k)}")
+        shapes = _shapes(query, key)
+        raise ValueError(f"the heads of query must be a multiple of those of key, got {h} and {h_kv} in {shapes}")
     try:
         return np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     except ValueError:
-        raise ValueError(f"the leading dimensions must broadcast, got {_shapes(q, k, v)}") from None
+        shapes = _shapes(query, key) if v.shape[:-3] == k.shape[:-3] else _shapes(query, key, value)
+        raise ValueError(f"the leading dimensions must broadcast, got {shapes}") from None
 
 
 def aligned(name: str, x: Array, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Array:
@@ -68,8 +76,10 @@ def aligned(name: str, x: Array, lead: tuple[int, ...], h: int, n_q: int, n_k: i
     fits = x.ndim <= len(full) and all(a in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False))
     if not fits:
         hint = ""
-        if x.ndim == 2 and len(lead) == 1 and x.shape == (lead[0], n_k):
+        if x.shape == (*lead, n_k) and len(lead) == 1:
             hint = f"; one row for each batch element? Then give {name}[:, None, None, :]"
+        elif x.shape == (*lead, n_q, n_k) and len(lead) == 1:
+            hint = f"; one matrix for each batch element? Then give {name}[:, None, :, :]"
         raise ValueError(f"{name} must align right to (..., h, n_q, n_k) = {full}, got shape {x.shape}{hint}")
     return x
 
@@ -138,9 +148,16 @@ def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
     batch = int(np.prod(lead, dtype=np.int64))
     if x is None:
         x = n_k - n_q
-    values = np.asarray(x)
-    if values.dtype.kind not in "iu":
-        raise TypeError(f"offset must be an integer or an integer array, got {x!r}")
+    if type(x) is np.ndarray:
+        if x.dtype.kind not in "iu":
+            raise TypeError(f"offset must be an int or an integer array, got {x.dtype}")
+        values = x
+    else:
+        values = np.array(integer("offset", x, "an int or an integer array"), object)
+    if values.size:
+        farthest = max(int(values.min()), int(values.max()), key=abs)
+        if abs(farthest) > FARTHEST:
+            raise ValueError(f"offset must be within ±2**62, got {farthest}")
     try:
         return np.broadcast_to(values, lead).reshape(batch).astype(np.int64)
     except ValueError:
@@ -150,25 +167,25 @@ def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
 def origin(x: object) -> tuple[int, int, int]:
     if not isinstance(x, tuple) or len(x) != 3:
         raise TypeError(f"origin must be a tuple (b, h, j) of integers, got {x!r}")
-    b, h, j = (integer("origin", part) for part in x)
-    if min(b, h, j) < 0:
-        raise ValueError(f"origin must not be negative, got {x}")
+    b, h, j = (integer(f"{axis} of origin", part) for axis, part in zip("bhj", x, strict=True))
+    if min(b, h, j) < 0 or max(b, h, j) > FARTHEST:
+        raise ValueError(f"origin must be between 0 and 2**62, got {x}")
     return b, h, j
 
 
 def layout(x: object) -> str:
-    if x not in ("bhnd", "bnhd"):
+    if not isinstance(x, str) or x not in ("bhnd", "bnhd"):
         raise ValueError(f"layout must be 'bhnd' or 'bnhd', got {x!r}")
-    return str(x)
+    return x
 
 
 def observe(x: object) -> tuple[Statistic, ...]:
     if isinstance(x, str | Statistic):
         raise TypeError(f"observe must be a sequence of statistics, got {x!r}; give observe=[{x!r}]")
     if not isinstance(x, Sequence):
-        raise TypeError(f"observe must be a sequence of statistics, got {type(x).__name__}")
+        raise TypeError(f"observe must be a sequence of statistics, got {type_name(x)}")
     for name in x:
-        if not (isinstance(name, Statistic) or name in NAMES):
+        if not (isinstance(name, Statistic) or (isinstance(name, str) and name in NAMES)):
             known = ", ".join(map(repr, NAMES))
             raise ValueError(f"observe: unknown statistic {name!r}; known are {known} and regard.top(k)")
     return tuple(dict.fromkeys(s if isinstance(s, Statistic) else Statistic(s) for s in x))
@@ -180,13 +197,29 @@ def covers(rule: Rule | None, ranges: dict[str, tuple[int, int]]) -> None:
         need.check(*ranges[need.axis])
 
 
-def integer(name: str, x: object) -> int:
+def boolean(name: str, x: object) -> bool:
+    if not isinstance(x, bool | np.bool_):
+        raise TypeError(f"{name} must be a bool, got {x!r}")
+    return bool(x)
+
+
+def integer(name: str, x: object, expected: str = "an int") -> int:
     if isinstance(x, bool | np.bool_):
-        raise TypeError(f"{name} must be an int, got {x!r}")
+        raise TypeError(f"{name} must be {expected}, got {x!r}")
     try:
         return operator.index(x)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{name} must be an int, got {x!r}") from None
+        raise TypeError(f"{name} must be {expected}, got {x!r}") from None
+
+
+def positions(name: str, part: object, n: int) -> range:
+    """The positions of n that a slice asks for."""
+    if not isinstance(part, slice):
+        raise TypeError(f"{name} must be a slice, got {part!r}")
+    try:
+        return range(n)[part]
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a slice of integers with a step other than 0, got {part}") from None
 
 
 def shaped(name: str, x: object, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
@@ -200,12 +233,14 @@ def shaped(name: str, x: object, shape: tuple[int, ...], dtype: np.dtype[Any] | 
 
 
 def _number(name: str, x: object) -> float:
-    if isinstance(x, bool | np.bool_ | str | bytes):
+    if isinstance(x, bool | np.bool_ | str | bytes) or (isinstance(x, np.ndarray) and x.ndim):
         raise TypeError(f"{name} must be a number, got {x!r}")
     try:
         value = float(x)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be a number, got {x!r}") from None
+    except OverflowError:
+        value = np.inf
     if not np.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
     return value

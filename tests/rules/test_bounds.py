@@ -17,9 +17,11 @@ from regard.rules import (
     MIXED,
     NOTHING,
     At,
+    Interval,
     Ranges,
     Table,
     alibi,
+    blocks,
     bounds,
     causal,
     classify,
@@ -41,6 +43,7 @@ from regard.rules.expression import OPS, order
 from regard.rules.extremes import BLOCK, Extremes
 from regard.rules.intervals import INTERVALS, intervals
 
+EXAMPLES = settings().max_examples // 2
 SCORES = np.array([-np.inf, np.inf, np.nan, 0.0, -0.0, 1.5, -2.0, 1e-40, 3e38, -3e38, 0.3, 7.0])
 
 
@@ -74,7 +77,7 @@ def test_every_operation_has_an_interval():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@settings(deadline=None, max_examples=3 * settings().max_examples)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(node=nodes("bool", "int", "float", score=True), tile=tiles())
 def test_every_value_lies_in_its_interval(dtype, node, tile):
     with np.errstate(over="ignore"):
@@ -89,7 +92,7 @@ def test_every_value_lies_in_its_interval(dtype, node, tile):
 def test_tiles_called_nothing_or_everything_are_so(dtype):
     seen = Counter()
 
-    @settings(deadline=None, max_examples=2 * settings().max_examples)
+    @settings(deadline=None, max_examples=EXAMPLES)
     @given(nodes("bool"), tiles())
     def check(node, tile):
         (kind,) = classify(node, None, Ranges(*tile, dtype=dtype)).reshape(-1)
@@ -100,6 +103,17 @@ def test_tiles_called_nothing_or_everything_are_so(dtype):
 
     check()
     assert min(seen[kind] for kind in (NOTHING, MIXED, EVERYTHING)) >= 10
+
+
+@settings(deadline=None, max_examples=EXAMPLES // 2)
+@given(nodes("bool", "int", "float"), st.lists(tiles(), min_size=2, max_size=4))
+def test_many_tiles_at_once(node, several):
+    """Every index range varies from tile to tile, so that no axis of a table is the same for all."""
+    bounds = np.array(several).transpose(1, 2, 0)
+    found = interval(node, Ranges(*bounds, dtype=np.float64))
+    for n, tile in enumerate(several):
+        lo, hi, nan = (np.broadcast_to(end, len(several))[n] for end in found)
+        assert contains(Interval(lo, hi, nan), evaluate([node], place(tile, np.float64))[0])
 
 
 # Exactness
@@ -131,6 +145,9 @@ EXACT = [
     documents(packed),
     documents(packed) & causal(),
     global_tokens(5),
+    strided(1),
+    strided(5),
+    strided(40),
     mask(lambda b, h, i, j: 3 * i - 2 * j + 5 <= 7),
     mask(lambda b, h, i, j: i - j + i - 40 > j + b - i),
     mask(lambda b, h, i, j: -(2 * (i - j)) + i < 30 - j),
@@ -152,7 +169,7 @@ def test_the_tiles_visited_are_those_with_something_in_them(rule, shape):
 
 
 @pytest.mark.parametrize(
-    "rule", [documents(shuffled), strided(5), dilated(4, 3), documents(packed) | prefix(3)], ids=str
+    "rule", [documents(shuffled), dilated(4, 3), dilated(3, 20), documents(packed) | prefix(3)], ids=str
 )
 def test_other_masks_visit_every_tile_with_something_in_it(rule):
     edges = np.arange(0, 201, 8)
@@ -165,8 +182,8 @@ def test_other_masks_visit_every_tile_with_something_in_it(rule):
     assert visited <= 1.25 * total
 
 
+@settings(deadline=None, max_examples=EXAMPLES // 2)
 @given(st.lists(st.tuples(st.sampled_from("bhij"), st.integers(-4, 4)), min_size=1, max_size=6), st.data())
-@settings(deadline=None)
 def test_one_affine_comparison_is_exact(terms, data):
     constant = data.draw(st.integers(-300, 300))
 
@@ -186,6 +203,76 @@ def test_a_sum_that_wraps_is_not_trusted():
     node = mask(lambda b, h, i, j: i + 2**62 + 2**62 - i > 0).node
     assert not evaluate([node], place([(0, 0), (0, 0), (5, 9), (0, 0)], np.float64))[0].any()
     assert classify(node, None, Ranges(i=(5, 9))) != EVERYTHING
+
+
+def test_long_expressions():
+    tower = mask(lambda b, h, i, j: i ** (2**40) > 0).node
+    assert classify(tower, None, Ranges(i=(1, 1))) == EVERYTHING
+
+    def product(b, h, i, j):
+        x = i
+        for _ in range(30):
+            x = x * 2**62
+        return x - i * x == x
+
+    (visible,) = evaluate([mask(product).node], place([(0, 0), (0, 0), (5, 9), (0, 0)], np.float64))
+    assert visible.all()  # all of it wraps to 0
+    assert classify(mask(product).node, None, Ranges(i=(5, 9))) != NOTHING
+
+    def long_sum(b, h, i, j):
+        total = i
+        for _ in range(3000):
+            total = total + j - 1
+        return total >= 3000 * j
+
+    assert classify(mask(long_sum).node, None, Ranges(i=(3000, 4000), j=(0, 99))) == EVERYTHING
+    assert classify(mask(long_sum).node, None, Ranges(i=(0, 2999), j=(0, 99))) == NOTHING
+
+
+INFINITY = Table(np.array([np.inf, -np.inf]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: INFINITY[0] * x,
+        lambda x: x * INFINITY[1],
+        lambda x: INFINITY[0] + where(x > 0, INFINITY[1], 0.0),
+        lambda x: INFINITY[x.astype(int)] - INFINITY[0],
+        lambda x: x / (x * x),
+        lambda x: INFINITY[0] / where(x > 0, INFINITY[1], 1.0),
+        np.log,
+        lambda x: np.log1p(x - 1),
+        np.sqrt,
+        lambda x: np.sin(1 / x),
+        lambda x: np.tan(1 / x),
+        lambda x: np.minimum(1.0, np.log(x)),
+        lambda x: where(x > 0, np.sqrt(-x), x),
+        lambda x: Table(np.array([1.0, np.nan]))[x.astype(int)],
+    ],
+)
+def test_every_way_to_nan_is_seen(function):
+    def rule(b, h, i, j):
+        x = function((i - j).astype(float))
+        return x == x
+
+    node, tile = mask(rule).node, ((0, 0), (0, 0), (4, 6), (4, 6))
+    (visible,) = evaluate([node], place(tile, np.float64))
+    assert visible.any()
+    assert not visible.all()
+    assert classify(node, None, Ranges(*tile)) == MIXED
+
+
+def test_a_float_that_may_be_nan_may_become_the_integer_0():
+    found = interval(score(lambda s, b, h, i, j: (s * 0.0 + 5.5).astype(int)).node.args[0], Ranges())
+    assert (found.lo, found.hi) == (0, 5)
+
+
+def test_integers_too_long_for_float32_are_rounded():
+    node = score(lambda s, b, h, i, j: (i + 2**25).astype(float)).node
+    narrow, wide = (interval(node, Ranges(i=(1, 1), dtype=dtype)) for dtype in (np.float32, np.float64))
+    assert (narrow.lo, narrow.hi) == (2**25, 2**25)
+    assert (wide.lo, wide.hi) == (2**25 + 1, 2**25 + 1)
 
 
 def test_a_score_of_minus_infinity_hides_a_tile():
@@ -239,6 +326,18 @@ def test_key_tiles_agrees_with_looking_at_each_tile():
         assert kinds.tolist() == every[every != NOTHING].tolist()
 
 
+@pytest.mark.parametrize("operation", [lambda i, j: i - j, lambda i, j: i * j, lambda i, j: -i])
+def test_what_is_remembered_of_an_expression_goes_with_it(operation):
+    def look():
+        node = mask(lambda b, h, i, j: operation(i, j) + 12345 > j).node
+        classify(node, None, Ranges())
+        return ref(node), ref(node.args[1])
+
+    gone = look()
+    gc.collect()
+    assert [node() for node in gone] == [None, None]
+
+
 def test_no_keys():
     found, kinds = key_tiles(causal().node, None, Ranges(i=(0, 3)), np.array([0]))
     assert found.shape == kinds.shape == (0,)
@@ -270,7 +369,7 @@ def test_a_summary_goes_with_its_table():
     assert gone() is None
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES // 4)
 @given(st.integers(1, 1500), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_extremes_of_spans(m, r, seed):
     random = np.random.default_rng(seed)
@@ -293,6 +392,21 @@ def test_a_table_is_read_at_the_heads_of_the_tile_alone():
     assert classify(rule.node, None, Ranges(h=(0, 0), j=spans)).tolist() == [NOTHING, NOTHING]
     assert classify(rule.node, None, Ranges(h=(1, 1), j=spans)).tolist() == [EVERYTHING, EVERYTHING]
     assert classify(rule.node, None, Ranges(h=(0, 1), j=spans)).tolist() == [MIXED, MIXED]
-    turned = Table(table.array.T)
-    rule = mask(lambda b, h, i, j: (turned[j, h] > 0) & (turned[j, 0] == 0))
-    assert classify(rule.node, None, Ranges(h=(1, 1), j=spans)).tolist() == [EVERYTHING, EVERYTHING]
+
+
+def test_a_table_is_read_at_the_keys_of_each_tile_whichever_axis_they_are():
+    late = Table(np.arange(300)[:, None] >= [250, 150])
+    rule = mask(lambda b, h, i, j: late[j, h])
+    spans = np.array([0, 100, 200]), np.array([99, 199, 299])
+    assert classify(rule.node, None, Ranges(h=(1, 1), j=spans)).tolist() == [NOTHING, MIXED, EVERYTHING]
+
+
+def test_every_block_of_a_block_mask_is_known_for_many_tiles_at_once():
+    flags = np.random.default_rng(4).random((2, 50, 70)) < 0.3
+    first_i, first_j = 16 * np.arange(50)[:, None], 16 * np.arange(70)
+    for h in range(2):
+        ranges = Ranges(h=(h, h), i=(first_i, first_i + 15), j=(first_j, first_j + 15))
+        assert (classify(blocks(flags, 16).node, None, ranges) == np.where(flags[h], EVERYTHING, NOTHING)).all()
+        twice = Ranges(h=(h, h), i=(first_i[::2], first_i[::2] + 31), j=(first_j, first_j + 15))
+        pairs = flags[h, ::2].astype(int) + flags[h, 1::2]
+        assert (classify(blocks(flags, 16).node, None, twice) == pairs).all()

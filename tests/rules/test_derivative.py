@@ -231,3 +231,10 @@ def test_scatter_adds_in_the_dtype_of_out_and_in_order():
     np.testing.assert_allclose(results[0].sum(), values.astype(np.float64).sum(), rtol=1e-14)
     with pytest.raises(ValueError, match="contiguous"):
         scatter(node, values, At(B, H, I, J), np.zeros(6)[::2])
+
+
+def test_scatter_of_nothing():
+    node = score(lambda s, b, h, i, j: Table(np.zeros(2))[h]).node
+    out = np.zeros(2)
+    scatter(node, np.zeros((1, 2, N, 0)), At(B, H, I, J[:0]), out)
+    assert out.tolist() == [0.0, 0.0]

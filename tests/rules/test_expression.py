@@ -46,6 +46,7 @@ INTEGERS = [
     lambda i, j: np.abs(i) + +j,
     lambda i, j: np.floor(i) + np.rint(j),
     lambda i, j: 5 & (i | 1),
+    lambda i, j: np.int32(3) * i - np.array(2) * j,
 ]
 BOOLEANS = [
     lambda i, j: i < j,
@@ -153,7 +154,7 @@ def test_results_have_the_shape_of_what_they_depend_on():
     assert value(lambda b, h, i, j: h * 0 + i).shape == (2, 8, 1)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=settings().max_examples // 5)
 @given(nodes("bool", "int", "float", score=True))
 def test_every_node_evaluates_to_its_kind(node):
     place = At(PLACE.b, PLACE.h, I, J, s=np.ones((1, 2, 8, 6), np.float32), dtype=np.float32)
@@ -241,6 +242,15 @@ def test_integers_beyond_64_bits():
 def test_tables_of_what_is_not_a_number(array):
     with pytest.raises(TypeError, match=f"booleans, integers or floats, got {re.escape(str(array.dtype))}"):
         table(array)
+
+
+def test_tables_of_any_layout():
+    numbers = np.arange(12.0).reshape(3, 4)
+    for array in (numbers.astype(">f8"), np.asfortranarray(numbers), numbers[::-1], numbers.tolist(), numbers > 5):
+        look = table(array)
+        assert look.dtype.isnative
+        i, j = np.clip(I, 0, 2), np.clip(J, 0, 3)
+        np.testing.assert_array_equal(value(lambda b, h, i, j, look=look: look[i, j]), np.asarray(array)[i, j])
 
 
 def test_other_bad_tables():
@@ -343,7 +353,7 @@ def test_structure_leaves_out_values_and_contents():
     assert structure(lambda s, b, h, i, j: a[h] + a[i]) != structure(lambda s, b, h, i, j: a[h] + b_[i])
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=settings().max_examples // 5)
 @given(nodes("bool", "int", "float", score=True))
 def test_a_program_computes_what_its_expression_does(node):
     program = Program.of([node, node.args[0] if node.args else node])

@@ -233,7 +233,7 @@ def test_requirements():
         (
             lambda: as_mask(np.ones((2, 2))),
             TypeError,
-            "mask must be boolean or 0/1 integers, got float64; to add to scores, use bias=",
+            "mask must be booleans or 0/1 integers, got float64; to add to scores, use bias=",
         ),
         (lambda: as_mask(np.ones((2, 2), ml_dtypes.bfloat16)), TypeError, "got bfloat16; to add to scores, use bias="),
         (lambda: as_mask(np.array([[0, 2]])), ValueError, "mask must be booleans or 0/1 integers, got 2"),
@@ -246,6 +246,7 @@ def test_requirements():
         (lambda: causal() & 1, TypeError, "got int"),
         (lambda: causal() & np.ones((2, 2)), TypeError, "use bias="),
         (lambda: mask(lambda b, h, i, j: i - j), TypeError, "returned an int expression"),
+        (lambda: causal().show(-1), ValueError, "n of show must be at least 0, got -1"),
         (lambda: mask(3), TypeError, r"a mask rule must be a function of \(b, h, i, j\), got int"),
     ],
 )

@@ -43,6 +43,7 @@ CASES = [
     (temperature(0.5), lambda: S / 0.5, "temperature(0.5)"),
     (temperature(np.float32(0.5)), lambda: S / 0.5, "temperature(0.5)"),
     (temperature(table(PER_HEAD)), lambda: S / PER_HEAD[HEAD], "temperature(array of shape (2,))"),
+    (temperature(table(0.5)), lambda: S / 0.5, "temperature(array of shape ())"),
     (alibi(PER_HEAD), lambda: S - PER_HEAD[HEAD] * np.abs(I - J), "alibi(array of shape (2,))"),
     (alibi(0.25), lambda: S - 0.25 * np.abs(I - J), "alibi(0.25)"),
     (relative(OFFSETS), lambda: S + OFFSETS[HEAD, np.clip(J - I, -2, 2) + 2], "relative(array of shape (2, 5))"),

@@ -6,13 +6,14 @@ the scores of a tile again and take the weights from lse. Sums over rows (dk, dv
 the blocks of a unit in order, on one thread.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from regard.engines.tiles import KEYS, ROWS, Chunk, Rows, Unit, product, units
+from regard.engines.tiles import KEYS, ROWS, Band, Chunk, Rows, Unit, product, units
 from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import Table, scatter, tangent
@@ -34,8 +35,14 @@ def state() -> str | None:
     return None
 
 
-def blocks(p: Problem) -> list[Rows]:
-    return [Rows(unit, start) for unit in units(p) for start in unit.row_starts]
+def spread_blocks(p: Problem, work: Callable[[Rows], None]) -> None:
+    """Do independent work for every block of queries."""
+
+    def each(band: Band) -> None:
+        for rows in band:
+            work(rows)
+
+    spread(each, [band for unit in units(p) for band in unit.bands], num_threads())
 
 
 def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
@@ -70,7 +77,7 @@ def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
             rows_of(rows, best.values, 2)[...] = weight(value, log_sum[..., None])
             rows_of(rows, best.indices, 2)[...] = index
 
-    spread(work, blocks(p), num_threads())
+    spread_blocks(p, work)
     seen: dict[Statistic, Any] = dict(tops)
     for name, found in (("lse", lse), ("entropy", entropy), ("max", peak), ("argmax", where)):
         if found is not None:
@@ -103,29 +110,23 @@ class Running:
 
     def add(self, chunk: Chunk) -> None:
         S = chunk.scores(chunk.raw())
-        m = S.max(axis=-1)
         if self.argmax:
-            self._add_argmax(S, m, chunk)
+            self._add_argmax(S, chunk)
+        m = S.max(axis=2).max(axis=-1)
         if self.top:
             self._add_top(S, chunk)
-        clean = bool(chunk.rows.unit.finite_v[chunk.spans].all())
+        clean = bool(chunk.rows.unit.finite_v[chunk.tiles].all())
         hidden = None if clean else S == -np.inf
-        S -= finite(m)[..., None]
-        e = None
+        S -= finite(m)[:, :, None, :, None]
         if self.entropy:
             shifted = np.maximum(S, self.least)
         P = np.exp(S, out=S)
-        if self.entropy:
-            e = np.multiply(P, shifted, out=shifted).sum(axis=-1)
-        l = P.sum(axis=-1)
+        e = in_order(np.multiply(P, shifted, out=shifted).sum(axis=-1)) if self.entropy else None
+        l = in_order(P.sum(axis=-1))
         keep = chunk.dropout()
         if keep is not None:
             P *= keep
-        O = product(P, chunk.v, lambda: hidden, clean)  # noqa: E741
-        for t in range(chunk.T):
-            self._merge(m[:, :, t], l[:, :, t], O[:, :, t], None if e is None else e[:, :, t])
-
-    def _merge(self, m: Array, l: Array, O: Array, e: Array | None) -> None:  # noqa: E741
+        O = in_order(product(P, chunk.v, lambda: hidden, clean))  # noqa: E741
         top = np.maximum(self.m, m)
         safe = finite(top)
         old, new = np.exp(self.m - safe), np.exp(m - safe)
@@ -133,20 +134,22 @@ class Running:
             self.e = moved(self.e, self.l, old, self.m - safe) + moved(e, l, new, m - safe)
         self.l = self.l * old + l * new
         self.O *= old[..., None]
-        self.O += O * new[..., None]
+        O *= new[..., None]
+        self.O += O
         self.m = top
 
-    def _add_argmax(self, S: Array, m: Array, chunk: Chunk) -> None:
-        index = S.argmax(axis=-1)
+    def _add_argmax(self, S: Array, chunk: Chunk) -> None:
+        index, m = S.argmax(axis=-1), S.max(axis=-1)
         best = self.m
         for t in range(chunk.T):
-            found = index[:, :, t] + chunk.columns[t, 0, 0]
+            found = index[:, :, t] + chunk.start + t * KEYS
             self.where = np.where((m[:, :, t] > best) | np.isnan(m[:, :, t]) & ~np.isnan(best), found, self.where)
             best = np.maximum(best, m[:, :, t])
 
     def _add_top(self, S: Array, chunk: Chunk) -> None:
+        columns = chunk.columns()
         for t in range(chunk.T):
-            index = np.broadcast_to(chunk.columns[t], S.shape[:2] + S.shape[3:])
+            index = np.broadcast_to(columns[t], S.shape[:2] + S.shape[3:])
             values = np.concatenate([self.values, S[:, :, t]], axis=-1)
             indices = np.concatenate([self.indices, np.where(S[:, :, t] == -np.inf, -1, index)], axis=-1)
             # Stable, and earlier keys come first: ties go to the lowest key.
@@ -174,9 +177,17 @@ class Running:
         return out[:, :, inside], lse[:, :, inside], entropy[:, :, inside]
 
 
+def in_order(parts: Array) -> Array:
+    """The sum over the tiles of a chunk (kv heads, group, T, ROWS, ...), one after the other; tiles of 0 leave no trace."""
+    total = parts[:, :, 0] + parts.dtype.type(0)  # not −0
+    for t in range(1, parts.shape[2]):
+        total += parts[:, :, t]
+    return total
+
+
 def finite(m: Array) -> Array:
-    """0 for a maximum of nothing, so that exp(−∞ − m) is 0 and not NaN."""
-    return np.where(m == -np.inf, m.dtype.type(0), m)
+    """The least number for a maximum of nothing, so that exp(−∞ − m) is 0 and not NaN."""
+    return np.maximum(m, np.finfo(m.dtype).min)
 
 
 def moved(e: Array, l: Array, factor: Array, shift: Array) -> Array:
@@ -223,8 +234,7 @@ def received(p: Problem, lse: Array) -> Array:
 
     def work(unit: Unit) -> None:
         mine = total[unit.index].reshape(p.kv_heads, p.group, p.n_k)[unit.kv, unit.group]
-        for start in unit.row_starts:
-            rows = Rows(unit, start)
+        for rows in unit.blocks:
             given = Given.of(rows, lse)
             for chunk in rows.chunks():
                 P = given.weights(chunk)[1][..., rows.inside, :].sum(axis=-2)
@@ -240,16 +250,17 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
 
     def work(block: Rows) -> None:
         mine = tile[block.unit.index].reshape(p.kv_heads, p.group, len(rows), len(cols))[block.unit.kv, block.unit.group]
-        given = Given.of(block, lse)
         take, put = overlap(rows, block.start, ROWS)
+        if not len(take):
+            return
+        given = Given.of(block, lse)
         for chunk in block.chunks():
             columns, there = overlap(cols, chunk.start, chunk.T * KEYS)
             if len(columns):
                 P = given.weights(chunk)[1].swapaxes(2, 3).reshape(*tile_heads(block), ROWS, -1)
                 mine[..., put[:, None], there] = P[..., take[:, None], columns]
 
-    wanted = [r for r in blocks(p) if len(overlap(rows, r.start, ROWS)[0])]
-    spread(work, wanted, num_threads())
+    spread_blocks(p, work)
     return tile
 
 
@@ -316,8 +327,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
 
     def work(unit: Unit) -> None:
         my_dk, my_dv = dk[unit.index][unit.kv], dv[unit.index][unit.kv]
-        for start in unit.row_starts:
-            rows = Rows(unit, start)
+        for rows in unit.blocks:
             given = Given.of(rows, need(outputs.lse))
             g = Cotangents(rows, ct, outputs)
             clean_q = bool(np.isfinite(rows.q).all())
@@ -337,7 +347,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
                 if g.dH is not None:
                     G -= g.dH * (np.where(hidden(), 0, S - given.lse) + 1)
                 dS = np.multiply(P, G, out=G)
-                clean_k = bool(unit.finite_k[chunk.spans].all())
+                clean_k = bool(unit.finite_k[chunk.tiles].all())
                 if not (plain and chunk.full and clean_k and clean_q):
                     np.copyto(dS, 0, where=hidden())
                 dT = dS
@@ -445,7 +455,7 @@ def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
             if keep is not None:
                 keep = keep * c.type(1 / (1 - p.dropout))
                 P, PS = P * keep, PS * keep
-            clean = bool(unit.finite_v[chunk.spans].all())
+            clean = bool(unit.finite_v[chunk.tiles].all())
             moved_out += product(PS, chunk.v, lambda hidden=hidden: hidden, clean).sum(axis=2)
             if dv is not None:
                 moved_out += product(P, chunk.take(dv), lambda hidden=hidden: hidden, False).sum(axis=2)
@@ -463,5 +473,5 @@ def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
         rows_of(rows, d_lse, 1)[...] = total[:, :, inside]
         rows_of(rows, d_entropy, 1)[...] = (total * (alive - column(outputs.entropy)) - bend)[:, :, inside]
 
-    spread(work, blocks(p), num_threads())
+    spread_blocks(p, work)
     return outputs, Outputs(d_out, d_lse, d_entropy)

@@ -4,25 +4,29 @@ Rows are cut at multiples of ROWS counted from the absolute position i = 0, keys
 every tile is computed at its full size, padded where the call ends. So a query meets the same products and sums, in
 the same order, whatever else the call holds: prefill and decode give the same bits.
 
-A *unit* is one batch element and some of its heads, a *block* is ROWS queries of a unit, a *span* is KEYS keys; a
-chunk of T consecutive spans is computed at once. Arrays of a chunk are (kv heads, group, T, ROWS, KEYS).
+A *unit* is one batch element and some of its heads, a *block* is ROWS queries of a unit, a *tile* is a block against
+KEYS keys, a *span* is TILES tiles, counted from j = 0. Tiles in which nothing is visible are left out; the tiles of a
+span that are left are a *chunk* and are computed at once, as arrays (kv heads, group, T, ROWS, KEYS).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from regard.problem import Problem
-from regard.rules import EVERYTHING, At, Node, Ranges, evaluate, key_tiles, reads
+from regard.rules import EVERYTHING, At, Node, Ranges, evaluate, reads, tile_pairs
+from regard.rules.expression import order
 from regard.spec import kept
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-ROWS, KEYS = 64, 256
+ROWS, KEYS, TILES = 128, 128, 8
 CHUNK = 2**17  # scores computed at once: half a megabyte of float32, so that a chunk stays in cache
+BAND = 16  # blocks whose tiles are found together
 
 
 def block(x: Array, start: int, size: int, dtype: Any) -> Array:
@@ -104,15 +108,15 @@ class Unit:
 
     @cached_property
     def finite_k(self) -> Array:
-        return is_finite(self.k, KEYS, self.span_starts)
+        return is_finite(self.k, KEYS, self.tile_starts)
 
     @cached_property
     def finite_v(self) -> Array:
-        return is_finite(self.v, KEYS, self.span_starts)
+        return is_finite(self.v, KEYS, self.tile_starts)
 
     @cached_property
-    def span_starts(self) -> range:
-        """The first key of each span as a column of this call; the first may be negative."""
+    def tile_starts(self) -> range:
+        """The first key of each tile as a column of this call; the first may be negative."""
         j0 = self.p.origin[2]
         return range(-(j0 % KEYS), self.p.n_k, KEYS)
 
@@ -121,12 +125,30 @@ class Unit:
         """The first query of each block as a row of this call; the first may be negative."""
         return range(-(self.offset % ROWS), self.p.n_q, ROWS)
 
+    @cached_property
+    def bands(self) -> list["Band"]:
+        """The blocks of the unit, some at a time: so many that a table with an index i is still bounded tightly."""
+        starts = self.row_starts
+        size = 1 if _varies_with_queries(self.p) else BAND
+        return [Band(self, starts[first : first + size]) for first in range(0, len(starts), size)]
+
+    @property
+    def blocks(self) -> Iterator["Rows"]:
+        for band in self.bands:
+            yield from band
+
+
+def _varies_with_queries(p: Problem) -> bool:
+    """Whether a rule reads a table of several axes at an index of the query."""
+    nodes = order([node for node in (p.mask_node, p.score_node) if node is not None])
+    return any(node.op == "gather" and any("i" in reads(arg) for arg in node.args[:-1]) for node in nodes)
+
 
 def units(p: Problem) -> Iterator[Unit]:
     """The units of a call, each of as many heads as fit a chunk, one head where the mask differs between heads."""
-    apart = any("h" in reads(node) for node in (p.mask_node,) if node is not None)
-    spans = -(-p.n_k // KEYS) or 1
-    heads = 1 if apart else max(1, CHUNK // (ROWS * KEYS * min(spans, 4)))
+    apart = p.mask_node is not None and "h" in reads(p.mask_node)
+    tiles = min(-(-p.n_k // KEYS) or 1, TILES)
+    heads = 1 if apart else max(1, CHUNK // (ROWS * KEYS * tiles))
     for b in range(p.batch):
         if heads >= p.group:
             step = max(1, heads // p.group)
@@ -139,100 +161,82 @@ def units(p: Problem) -> Iterator[Unit]:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """A block of queries of a unit, and the chunks of keys that it may see."""
+class Band:
+    """Some blocks of a unit; iterating finds their tiles."""
 
     unit: Unit
-    start: int
+    starts: range
 
-    @property
-    def p(self) -> Problem:
-        return self.unit.p
+    def __iter__(self) -> Iterator["Rows"]:
+        unit, p = self.unit, self.unit.p
+        tiles = np.arange(len(unit.tile_starts))
+        if p.mask_node is None and p.score_node is None:
+            everything = np.full(len(tiles), EVERYTHING, np.int8)
+            for start in self.starts:
+                yield Rows(unit, start, tiles, everything)
+            return
+        edges = np.array([*unit.tile_starts, p.n_k], np.int64).clip(0) + p.origin[2]
+        first = np.maximum(self.starts, 0) + unit.offset
+        last = np.minimum(np.add(self.starts, ROWS), p.n_q) - 1 + unit.offset
+        ranges = Ranges(
+            b=(p.origin[0] + unit.b,) * 2,
+            h=(int(unit.h.min()), int(unit.h.max())),
+            i=(first, last),
+            keys=p.keys,
+            dtype=p.compute.type,
+        )
+        row, tile, kind = tile_pairs(p.mask_node, p.score_node, ranges, edges)
+        cuts = np.searchsorted(row, np.arange(len(self.starts) + 1))
+        for start, (a, b) in zip(self.starts, pairwise(cuts), strict=True):
+            yield Rows(unit, start, tile[a:b], kind[a:b])
 
-    @cached_property
-    def inside(self) -> slice:
-        """The rows of the block that the call has."""
-        return slice(max(-self.start, 0), min(ROWS, self.p.n_q - self.start))
 
-    @cached_property
-    def outside(self) -> slice:
-        """The same rows, as rows of the call."""
-        return slice(self.start + self.inside.start, self.start + self.inside.stop)
+class Rows:
+    """A block of queries of a unit, and the tiles that it may see."""
+
+    def __init__(self, unit: Unit, start: int, tiles: Array, kinds: Array):
+        self.unit, self.p, self.start, self.tiles, self.kinds = unit, unit.p, start, tiles, kinds
+        self.inside = slice(max(-start, 0), min(ROWS, unit.p.n_q - start))  # the rows of the block that the call has
+        self.outside = slice(start + self.inside.start, start + self.inside.stop)  # the same, as rows of the call
+        self.whole = self.inside == slice(0, ROWS)
+        self.i = (np.arange(ROWS, dtype=np.int64) + (start + unit.offset))[:, None]
 
     @cached_property
     def q(self) -> Array:
         """scale · q, (kv heads, group, 1, ROWS, d)."""
-        p = self.p
-        return (block(self.unit.q, self.start, ROWS, p.compute) * p.compute.type(p.scale))[:, :, None]
+        return self.take(self.unit.q) * self.p.compute.type(self.p.scale)
 
     def take(self, x: Array) -> Array:
         """The rows of x (kv heads, group, n_q, d) as (kv heads, group, 1, ROWS, d)."""
         return block(x, self.start, ROWS, self.p.compute)[:, :, None]
 
-    @cached_property
-    def i(self) -> Array:
-        return (np.arange(ROWS, dtype=np.int64) + (self.start + self.unit.offset))[:, None]
-
-    def live(self) -> tuple[Array, Array]:
-        """The spans that hold a visible pair for some row of the block, and what the bounds say of each."""
-        p, starts = self.p, self.unit.span_starts
-        columns = np.array([*starts, starts.stop], np.int64).clip(0, p.n_k)
-        if p.mask_node is None and p.score_node is None:
-            return np.arange(len(starts)), np.full(len(starts), EVERYTHING, np.int8)
-        heads = self.unit.h
-        ranges = Ranges(
-            b=(p.origin[0] + self.unit.b,) * 2,
-            h=(int(heads.min()), int(heads.max())),
-            i=(int(self.i[self.inside.start, 0]), int(self.i[self.inside.stop - 1, 0])),
-            keys=p.keys,
-            dtype=p.compute.type,
-        )
-        return key_tiles(p.mask_node, p.score_node, ranges, columns + p.origin[2])
-
     def chunks(self) -> Iterator["Chunk"]:
-        """The live spans in rising order, in runs of equal treatment."""
-        tiles, classes = self.live()
-        heads = self.unit.h.size
-        most = max(1, CHUNK // (ROWS * KEYS * heads))
-        starts = self.unit.span_starts
-        whole = self.inside == slice(0, ROWS)
-        first = 0
-        while first < len(tiles):
-            last = first + 1
-            while (
-                last < len(tiles)
-                and last - first < most
-                and tiles[last] == tiles[last - 1] + 1
-                and classes[last] == classes[first]
-            ):
-                last += 1
-            low, high = starts[int(tiles[first])], starts[int(tiles[last - 1])] + KEYS
-            full = classes[first] == EVERYTHING and whole and low >= 0 and high <= self.p.n_k
-            yield Chunk(self, slice(int(tiles[first]), int(tiles[last - 1]) + 1), low, full, classes[first] == EVERYTHING)
-            first = last
+        """The tiles span by span, in rising order."""
+        if not len(self.tiles):
+            return
+        first = self.p.origin[2] // KEYS  # the absolute number of tile 0
+        spans = (self.tiles + first) // TILES
+        cuts = np.flatnonzero(np.diff(spans)) + 1
+        for tiles, kinds in zip(np.split(self.tiles, cuts), np.split(self.kinds, cuts), strict=True):
+            yield Chunk(self, int(tiles[0]), int(tiles[-1]) + 1, tiles[np.flatnonzero(kinds != EVERYTHING)])
 
 
-@dataclass(frozen=True, eq=False)
 class Chunk:
-    """T consecutive spans of keys against a block of queries."""
+    """T consecutive tiles of a span: those from the first to the last that may hold a visible pair."""
 
-    rows: Rows
-    spans: slice
-    start: int
-    full: bool  # nothing is masked and nothing lies outside the call
-    allowed: bool  # the mask allows every pair that lies inside
-
-    @property
-    def p(self) -> Problem:
-        return self.rows.p
-
-    @property
-    def T(self) -> int:
-        return self.spans.stop - self.spans.start
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (*self.rows.unit.h.shape[:2], self.T, ROWS, KEYS)
+    def __init__(self, rows: Rows, first: int, stop: int, mixed: Array):
+        self.rows, self.p = rows, rows.p
+        self.T = stop - first
+        self.tiles = slice(first, stop)
+        self.start = rows.unit.tile_starts[first]
+        self.shape = (*rows.unit.h.shape[:2], self.T, ROWS, KEYS)
+        # The tiles, counted from the first, between which the mask has to be evaluated.
+        self.mixed = slice(int(mixed[0]) - first, int(mixed[-1]) + 1 - first) if len(mixed) else slice(0, 0)
+        size = self.T * KEYS
+        self.inside = slice(max(-self.start, 0), min(size, self.p.n_k - self.start))  # columns that the call has
+        self.outside = slice(self.start + self.inside.start, self.start + self.inside.stop)  # as columns of the call
+        self.whole = rows.whole and self.inside == slice(0, size)  # no part of it is padding
+        self.full = self.whole and not len(mixed)  # and nothing is masked
 
     def take(self, x: Array) -> Array:
         """The keys of x (kv heads, 1, n_k, d) as (kv heads, 1, T, KEYS, d)."""
@@ -247,85 +251,59 @@ class Chunk:
     def v(self) -> Array:
         return self.take(self.rows.unit.v)
 
-    @cached_property
-    def inside(self) -> slice:
-        """The columns of the chunk that the call has."""
-        return slice(max(-self.start, 0), min(self.T * KEYS, self.p.n_k - self.start))
+    def columns(self, tiles: slice = slice(None)) -> Array:
+        """The keys of some tiles as columns of the call, (T, 1, KEYS)."""
+        first, stop, _ = tiles.indices(self.T)
+        size = (stop - first) * KEYS
+        return np.arange(size, dtype=np.int64).reshape(-1, 1, KEYS) + (self.start + first * KEYS)
 
-    @cached_property
-    def outside(self) -> slice:
-        """The same columns, as columns of the call."""
-        return slice(self.start + self.inside.start, self.start + self.inside.stop)
-
-    @cached_property
-    def columns(self) -> Array:
-        """The keys as columns of the call, (T, 1, KEYS)."""
-        return np.arange(self.start, self.start + self.T * KEYS, dtype=np.int64).reshape(self.T, 1, KEYS)
-
-    @cached_property
-    def j(self) -> Array:
-        """The absolute keys, (T, 1, KEYS)."""
-        return self.columns + self.p.origin[2]
-
-    def dense(self, x: Array) -> Array:
-        """The tile of a dense mask or bias."""
+    def dense(self, x: Array, tiles: slice = slice(None)) -> Array:
+        """Some tiles of a dense mask or bias."""
         full = self.rows.unit.per_query_head(self.p.dense(x), 2)[..., self.rows.outside, self.outside]
-        if not self.covered:
+        if not self.whole:
             padded = np.zeros((*full.shape[:2], ROWS, self.T * KEYS), full.dtype)
             padded[..., self.rows.inside, self.inside] = full
             full = padded
-        return full.reshape(*full.shape[:3], self.T, KEYS).swapaxes(2, 3)
+        return full.reshape(*full.shape[:3], self.T, KEYS).swapaxes(2, 3)[:, :, tiles]
 
-    @cached_property
-    def covered(self) -> bool:
-        """Whether no part of the tile is padding."""
-        return self.rows.inside == slice(0, ROWS) and self.inside == slice(0, self.T * KEYS)
-
-    def at(self, tables: Mapping[Any, Array] | None = None, **score: Array) -> At:
+    def at(self, tiles: slice = slice(None), **score: Array) -> At:
+        """Where the rules are evaluated for some tiles."""
         return At(
             b=np.int64(self.p.origin[0] + self.rows.unit.b),
             h=self.rows.unit.h,
             i=self.rows.i,
-            j=self.j,
+            j=self.columns(tiles) + self.p.origin[2],
             dtype=self.p.compute.type,
             keys=self.p.keys,
-            dense=self.dense,
-            tables=tables,
+            dense=lambda x: self.dense(x, tiles),
             **score,
         )
-
-    def visible(self) -> Array | None:
-        """The pairs that the mask allows, broadcasting to the tile; None for all of them."""
-        if self.full:
-            return None
-        seen: Array | None = None
-        if not self.allowed and self.p.mask_node is not None:
-            seen = evaluate([self.p.mask_node], self.at())[0]
-        if not self.covered:
-            rows = np.zeros((ROWS, 1), bool)
-            rows[self.rows.inside] = True
-            columns = np.zeros(self.T * KEYS, bool)
-            columns[self.inside] = True
-            real = rows & columns.reshape(self.T, 1, KEYS)
-            seen = real if seen is None else seen & real
-        return seen
 
     def raw(self) -> Array:
         """T = scale · Q K."""
         return np.matmul(self.rows.q, self.k.swapaxes(-1, -2))
 
     def scores(self, raw: Array) -> Array:
-        """S: the score rules, the bias, and −∞ for what is masked. May overwrite `raw` where there is no rule."""
+        """S: the score rules, the bias, and −∞ for what is masked. Overwrites `raw` where there is no rule."""
         p = self.p
         S = raw
         if p.score_node is not None:
             S = np.array(np.broadcast_to(evaluate([p.score_node], self.at(s=raw))[0], self.shape), p.compute)
         if p.bias is not None:
             S += self.dense(p.bias)
-        visible = self.visible()
-        if visible is not None:
-            np.copyto(S, -np.inf, where=~visible)
+        self.hide(S, -np.inf)
         return S
+
+    def hide(self, S: Array, value: float) -> None:
+        """Set what the mask hides, or what lies outside the call, to a value."""
+        if self.mixed.stop and self.p.mask_node is not None:
+            hidden = ~evaluate([self.p.mask_node], self.at(self.mixed))[0]
+            np.copyto(S[:, :, self.mixed], value, where=hidden)
+        if not self.whole:
+            S[..., : self.rows.inside.start, :] = value
+            S[..., self.rows.inside.stop :, :] = value
+            S[:, :, 0, :, : self.inside.start] = value
+            S[:, :, -1, :, self.inside.stop - (self.T - 1) * KEYS :] = value
 
     def evaluate(self, node: Node, **score: Array) -> Array:
         return evaluate([node], self.at(**score))[0]
@@ -336,7 +314,7 @@ class Chunk:
         if not p.dropout:
             return None
         b = np.int64(p.origin[0] + self.rows.unit.b)
-        return kept(p.dropout, p.seed, b, self.rows.unit.h, self.rows.i, self.j)
+        return kept(p.dropout, p.seed, b, self.rows.unit.h, self.rows.i, self.columns() + p.origin[2])
 
 
 def product(weight: Array, x: Array, hidden: Callable[[], Array], clean: bool) -> Array:

@@ -3,7 +3,7 @@
 Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and derivatives (`partials`, `tangent`).
 """
 
-from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles
+from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
 from regard.rules.derivative import partials, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, evaluate, reads
 from regard.rules.intervals import Interval, Ranges, interval
@@ -25,7 +25,7 @@ from regard.rules.masks import (
 )
 from regard.rules.program import Instruction, Program
 from regard.rules.scores import Score, alibi, as_score, compose, relative, score, softcap, temperature
-from regard.rules.tracing import Table, Traced, table, where
+from regard.rules.tracing import Table, Traced, table, type_name, where
 
 __all__ = [
     "EVERYTHING",
@@ -71,6 +71,8 @@ __all__ = [
     "table",
     "tangent",
     "temperature",
+    "tile_pairs",
+    "type_name",
     "where",
     "window",
 ]

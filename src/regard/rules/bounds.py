@@ -48,24 +48,41 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
     >>> key_tiles(window(100).node, None, Ranges(i=(4096, 4159)), np.arange(0, 32769, 64))
     (array([62, 63, 64]), array([1, 1, 1], dtype=int8))
     """
+    one = replace(ranges, i=tuple(np.reshape(end, 1) for end in ranges.i))
+    return tile_pairs(mask, score, one, edges)[1:]
+
+
+def tile_pairs(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
+    """As `key_tiles`, for several tiles of queries at once: ranges.i holds arrays (query tiles,).
+
+    Returns the numbers of the query tile and of the key tile, and the kind, of each pair, in rising order. A table
+    whose leading index varies with i is bounded less tightly over many query tiles than over one.
+
+    >>> from regard.rules import causal
+    >>> tile_pairs(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))
+    (array([0, 1, 1]), array([0, 0, 1]), array([1, 2, 1], dtype=int8))
+    """
     edges = np.asarray(edges, np.int64)
+    low, high = ranges.i
     count = len(edges) - 1
     size = 1
     while size * BRANCH < count:
         size *= BRANCH
-    first, kinds = np.arange(0, count, size), None
+    groups = np.arange(0, count, size)
+    row, first = np.repeat(np.arange(len(low)), len(groups)), np.tile(groups, len(low))
+    kinds = np.full(len(row), MIXED, np.int8)
     while True:
         last = np.minimum(first + size, count)
-        found = np.full(len(first), EVERYTHING, np.int8)
-        open_ = np.arange(len(first)) if kinds is None else np.flatnonzero(kinds == MIXED)
+        open_ = np.flatnonzero(kinds == MIXED)
         if len(open_):
+            i = low[row[open_]], high[row[open_]]
             j = edges[first[open_]], edges[last[open_]] - 1
-            found[open_] = classify(mask, score, replace(ranges, j=j))
-        seen = found != NOTHING
-        first, kinds = first[seen], found[seen]
+            kinds[open_] = classify(mask, score, replace(ranges, i=i, j=j))
+        seen = kinds != NOTHING
+        row, first, kinds = row[seen], first[seen], kinds[seen]
         if size == 1 or not len(first):
-            return first, kinds
+            return row, first, kinds
         size //= BRANCH
         first = (first[:, None] + size * np.arange(BRANCH)).reshape(-1)
-        kinds = np.repeat(kinds, BRANCH)[first < count]
-        first = first[first < count]
+        inside = first < count
+        row, kinds, first = np.repeat(row, BRANCH)[inside], np.repeat(kinds, BRANCH)[inside], first[inside]

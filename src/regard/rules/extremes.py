@@ -1,5 +1,6 @@
 """The least and greatest entry of any span of a table, from a summary: for bounds of what a tile may look up."""
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,6 +11,7 @@ from regard.rules.expression import Array
 from regard.rules.tracing import Table
 
 BLOCK = 64
+CHUNK = 4096  # spans read at once, so that what is read stays small
 
 
 class Extremes:
@@ -76,3 +78,32 @@ def extremes(table: Table, axis: int, ranges: tuple[tuple[int, int], ...]) -> Ex
         summary = _summaries[table] = lru_cache(maxsize=32)(partial(_summarize, table.array))
     result: Extremes = summary(axis, ranges)
     return result
+
+
+def look_up(table: Table, spans: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
+    """Least and greatest entry, and whether any is NaN, where each index lies in its span; elementwise.
+
+    spans: one (first, last) for each axis, (tiles,) inside the table. Tiles are answered together if their spans
+    differ along one axis alone, and otherwise in groups of which that is so.
+    """
+    axis = len(spans) - 1
+    for n, (first, last) in enumerate(spans):
+        axis = n if np.ptp(first) or np.ptp(last) else axis
+    others = [end for n, span in enumerate(spans) if n != axis for end in span]
+    group = np.zeros(len(spans[axis][0]), np.int64)
+    if any(np.ptp(end) for end in others):
+        group = np.unique(np.stack(others), axis=1, return_inverse=True)[1].reshape(-1)
+
+    members = np.argsort(group, kind="stable")
+    least, greatest, nan = [], [], []
+    for part in np.split(members, np.cumsum(np.bincount(group))[:-1]):
+        hulls = [(int(first[part[0]]), int(last[part[0]])) for first, last in spans]
+        hulls[axis] = (0, table.shape[axis] - 1)
+        summary = extremes(table, axis, tuple(hulls))
+        for some in np.split(part, range(CHUNK, len(part), CHUNK)):
+            lo, hi = summary.span(*(end[some] for end in spans[axis]))
+            least.append(lo)
+            greatest.append(hi)
+            nan.append(np.full(len(some), summary.nan))
+    back = np.argsort(members)
+    return np.concatenate(least)[back], np.concatenate(greatest)[back], np.concatenate(nan)[back]

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from regard.rules.expression import INT64, Array, Node, order, truncate
-from regard.rules.extremes import extremes
+from regard.rules.extremes import look_up
 
 LIMIT = 2.0**62  # integers beyond this may have wrapped
 ARITHMETIC, FUNCTION = 2, 12  # ulps: of + - * / sqrt, and of exp, log, tanh, ..., both the engine's and ours
@@ -120,27 +120,28 @@ class Affine(NamedTuple):
         return Affine({node: c for node, c in terms.items() if c}, self.constant + factor * other.constant)
 
 
-_affine: WeakKeyDictionary[Node, Affine] = WeakKeyDictionary()
+_affine: WeakKeyDictionary[Node, Affine | None] = WeakKeyDictionary()
 
 
 def affine(node: Node) -> Affine:
     """An integer node as an affine sum, in the integers rather than modulo 2^64."""
+    if node not in _affine:
+        _affine[node] = _to_affine(node)
+    return _affine[node] or Affine({node: 1}, 0)
+
+
+def _to_affine(node: Node) -> Affine | None:
+    """None for a node that is no sum, so that what is remembered never holds on to its own key."""
+    nothing = Affine({}, 0)
     if node.op in ("number", "literal"):
         return Affine({}, int(node.payload))
-    if node not in _affine:
-        nothing = Affine({}, 0)
-        parts = [affine(x) for x in node.args] if node.op in ("add", "subtract", "negative", "multiply") else []
-        if node.op == "multiply":
-            parts.sort(key=lambda part: bool(part.terms))
-            if parts[0].terms:
-                return Affine({node: 1}, 0)
-            _affine[node] = nothing.plus(parts[1], parts[0].constant)
-        elif parts:
-            sign = 1 if node.op == "add" else -1
-            _affine[node] = parts[0].plus(parts[1], sign) if len(parts) == 2 else nothing.plus(parts[0], sign)
-        else:
-            return Affine({node: 1}, 0)  # not remembered: it would keep its own key alive
-    return _affine[node]
+    if node.op not in ("add", "subtract", "negative", "multiply"):
+        return None
+    parts = [affine(x) for x in node.args]
+    if node.op == "multiply":
+        constant, other = sorted(parts, key=lambda part: len(part.terms))
+        return None if constant.terms else nothing.plus(other, constant.constant)
+    return (nothing if node.op == "negative" else parts[0]).plus(parts[-1], 1 if node.op == "add" else -1)
 
 
 def _sum(frame: Frame, form: Affine) -> tuple[Array, Array, Any]:
@@ -152,7 +153,7 @@ def _sum(frame: Frame, form: Affine) -> tuple[Array, Array, Any]:
     size: Any = 0.0
     for c, x in parts:
         ends = (x.lo, x.hi) if c > 0 else (x.hi, x.lo)
-        size = size + float(abs(c)) * np.maximum(*(np.abs(np.asarray(end, np.float64)) for end in ends))
+        size = size + min(abs(c), LIMIT) * np.maximum(*(np.abs(np.asarray(end, np.float64)) for end in ends))
         factor = np.int64(c if abs(c) < LIMIT else 0)
         lo, hi = lo + factor * ends[0], hi + factor * ends[1]
     return lo, hi, size >= LIMIT
@@ -366,24 +367,20 @@ def _constant(frame: Frame, node: Node) -> Interval:
 
 def _gather(frame: Frame, node: Node, *indices: Interval) -> Interval:
     table = node.payload
-    spans = [
-        (np.clip(x.lo, 0, length - 1), np.clip(x.hi, 0, length - 1))
-        for length, x in zip(table.shape, indices, strict=True)
-    ]
-    if not spans:
-        lo = hi = table.array
-        nan: Any = np.isnan(lo) if table.kind == "float" else False
-    else:
-        hulls = [(int(np.min(first)), int(np.max(last))) for first, last in spans]
-        varying = [n for n, (first, last) in enumerate(spans) if np.ptp(first) or np.ptp(last)]
-        axis = varying[-1] if varying else len(spans) - 1
-        hulls[axis] = (0, table.shape[axis] - 1)
-        summary = extremes(table, axis, tuple(hulls))
-        (lo, hi), nan = summary.span(*spans[axis]), summary.nan
+    shape = np.broadcast_shapes(*(np.shape(x.lo) for x in indices))
+
+    def clamped(end: Array, length: int) -> Array:
+        return np.broadcast_to(np.clip(end, 0, length - 1), shape).reshape(-1)
+
+    lengths = zip(table.shape, indices, strict=True)
+    spans = [(clamped(x.lo, length), clamped(x.hi, length)) for length, x in lengths]
+    lo = hi = nan = table.array
+    if spans:
+        lo, hi, nan = (found.reshape(shape) for found in look_up(table, spans))
     if table.kind != "float":
         return Interval(lo.astype(np.int64), hi.astype(np.int64))
     lo, hi = (end.astype(frame.ranges.dtype).astype(np.float64) for end in (lo, hi))
-    return _anywhere(lo, hi, nan)
+    return _anywhere(lo, hi, np.isnan(lo) | (nan if spans else False))
 
 
 def _anywhere(lo: Array, hi: Array, nan: Any) -> Interval:

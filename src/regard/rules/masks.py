@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, order
-from regard.rules.tracing import Table, Traced, trace
+from regard.rules.tracing import Table, Traced, as_array, trace, type_name
 
 Axis = Literal["b", "h", "i", "j"]
 AXES: dict[str, str] = {"b": "batch index", "h": "head", "i": "query index", "j": "key index"}
@@ -106,7 +106,8 @@ class Mask(Rule):
         █ █ ·
         █ █ █
         """
-        n_k = n if n_k is None else n_k
+        n = whole("n of show", n, least=0)
+        n_k = n if n_k is None else whole("n_k of show", n_k, least=0)
         for requirement in self.requires:
             if requirement.axis in "ij":
                 requirement.check(*((n_k - n, n_k) if requirement.axis == "i" else (0, n_k)))
@@ -154,13 +155,13 @@ def as_mask(mask: Any, argument: str = "mask") -> Mask:
         return mask
     if callable(mask):
         return _traced(mask)
-    if not isinstance(mask, np.ndarray):
+    if type(mask) is not np.ndarray:
         raise TypeError(
             f"{argument} must be a mask, a function of (b, h, i, j), or an array of booleans or 0/1 integers, "
-            f"got {type(mask).__name__}"
+            f"got {type_name(mask)}"
         )
     if mask.dtype.kind == "f" or mask.dtype.name == "bfloat16":
-        raise TypeError(f"{argument} must be boolean or 0/1 integers, got {mask.dtype}; to add to scores, use bias=")
+        raise TypeError(f"{argument} must be booleans or 0/1 integers, got {mask.dtype}; to add to scores, use bias=")
     values = _booleans(argument, mask)
     return Mask(make("dense", "bool", (), values), f"array of shape {values.shape}")
 
@@ -264,7 +265,6 @@ def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     █ █ ·
     · · █
     """
-    text = f"documents({_short(ids)}" + (")" if key_ids is None else f", {_short(key_ids)})")
     query = _document_ids("ids", ids)
     key = query if key_ids is None else _document_ids("key_ids", key_ids)
     if query.shape[0] != key.shape[0]:
@@ -273,6 +273,7 @@ def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     of_key = Table(labels[:, : key.shape[1]])
     of_query = of_key if key_ids is None else Table(labels[:, key.shape[1] :])
     argument = "ids" if key_ids is None else "key_ids"
+    text = f"documents({_short(ids)}" + (")" if key_ids is None else f", {_short(key_ids)})")
     return _rule(
         text,
         lambda b, h, i, j: of_query[b, i] == of_key[b, j],
@@ -328,7 +329,7 @@ def blocks(table: ArrayLike, size: int) -> Mask:
     █ █ █ █
     █ █ █ █
     """
-    values = np.asarray(table)
+    values = as_array("table of blocks", table)
     if not 2 <= values.ndim <= 4:
         raise ValueError(f"table of blocks must have 2, 3 or 4 dimensions, got shape {values.shape}")
     size = whole("size of blocks", size, least=1)
@@ -375,7 +376,7 @@ def whole(what: str, value: Any, least: int) -> int:
 
 
 def _integers(what: str, value: Any) -> Array:
-    values = np.asarray(value)
+    values = as_array(what, value)
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be integers, got {values.dtype}")
     return values.astype(np.int64)
@@ -394,7 +395,7 @@ def _booleans(what: str, values: Array) -> Array:
 
 def _per_batch(rule: str, argument: str, value: Any) -> tuple[Callable[[Any], Any], tuple[Requirement, ...]]:
     """One length for all batch entries, or one for each, as what a rule reads at b."""
-    if np.ndim(value) == 0:
+    if not (isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0):
         length = whole(f"{argument} of {rule}", value.item() if isinstance(value, np.ndarray) else value, least=0)
         return lambda b: length, ()
     lengths = _integers(f"{argument} of {rule}", value).reshape(-1)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from regard.rules.expression import SCORE_LEAVES, make, substitute
 from regard.rules.masks import Requirement, Rule, whole
-from regard.rules.tracing import Table, trace
+from regard.rules.tracing import Table, as_array, trace, type_name
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -40,7 +40,7 @@ def as_score(score: Any, argument: str = "score") -> Score:
     if not isinstance(score, list | tuple):
         raise TypeError(
             f"{argument} must be a score rule, a function of (s, b, h, i, j), or a sequence of those, "
-            f"got {type(score).__name__}"
+            f"got {type_name(score)}"
         )
     return compose([as_score(part, f"{argument}[{n}]") for n, part in enumerate(score)])
 
@@ -160,7 +160,7 @@ def relative(
 
 
 def _floats(what: str, value: Any, positive: bool = False) -> Table:
-    table = value if isinstance(value, Table) else Table(value)
+    table = value if isinstance(value, Table) else Table(as_array(what, value))
     if table.kind != "float":
         raise TypeError(f"{what} must be an array of floats, got {table.dtype}")
     if np.isnan(table.array).any():
@@ -175,12 +175,12 @@ def _per_head(
 ) -> tuple[Callable[[Any], Any], str, tuple[Requirement, ...]]:
     """One number for all heads, or one for each head, as what a rule reads at h; its text; what it requires."""
     what = f"{argument} of {rule}"
-    if isinstance(value, Table) or np.ndim(value):
+    if isinstance(value, Table | list | tuple) or getattr(value, "ndim", 0) > 0:
         table = _floats(what, value, positive)
-        if len(table.shape) != 1:
+        if len(table.shape) > 1:
             raise ValueError(f"{what} must be a number or (h,), got shape {table.shape}")
-        requires = (Requirement(rule, argument, "h", len(table.array)),)
-        return lambda h: table[h], f"array of shape {table.shape}", requires
+        requires = tuple(Requirement(rule, argument, "h", length) for length in table.shape)
+        return lambda h: table[(h,) * len(table.shape)], f"array of shape {table.shape}", requires
     try:
         amount = float(value)
     except (TypeError, ValueError):

@@ -16,6 +16,21 @@ BRANCHING = (
 )
 
 
+def type_name(value: object) -> str:
+    """The type of a value, as messages name it."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def as_array(what: str, value: Any) -> Array:
+    """A NumPy array, or numbers in lists, as an array. Other arrays, such as masked ones, mean more than numbers."""
+    if type(value) is not np.ndarray and not isinstance(value, list | tuple | bool | int | float | np.generic):
+        raise TypeError(f"{what} must be a NumPy array, got {type_name(value)}")
+    try:
+        return np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{what} must be an array, got lists of different lengths") from None
+
+
 class Table:
     """An array that rules look up: ``table[h, i - j]``, one integer index per axis, clamped to its ends.
 
@@ -33,13 +48,14 @@ class Table:
     array: Array
 
     def __init__(self, array: ArrayLike) -> None:
-        values = np.array(array)
+        values = as_array("table", array).copy()
         if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
             raise TypeError(f"table must be an array of booleans, integers or floats, got {values.dtype}")
         if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
             raise ValueError(f"table must fit into 64-bit signed integers, got {values.max()}")
         if 0 in values.shape:
             raise ValueError(f"table must not be empty, got shape {values.shape}")
+        values = values.astype(values.dtype.newbyteorder("="), order="C", copy=False)
         values.setflags(write=False)
         object.__setattr__(self, "array", values)
 

@@ -135,7 +135,7 @@ def _zoomed_out(data: LookData, choice: Choice, room: int, screen: Screen) -> Re
     ticks = "".join(f"{start:<8}" for start in block_starts(data.n, columns)[::8])[:columns]
     labels = [str(start) if k % 4 == 0 or k == marked else "" for k, start in enumerate(starts)]
     body = screen.dense(tone(data.pooled(choice.layer, choice.head, rows, columns)))
-    note = f"each cell the largest of about {data.n / rows:.1f} × {data.n / columns:.1f} weights"
+    note = f"each cell the largest of about {data.n / rows:.1f} by {data.n / columns:.1f} weights"
     head = Text(" " * 8 + ticks, style="dim", no_wrap=True)
     return Group(head, _framed(body, labels, [], marked, 6, 1, screen), Text(note, style="dim"))
 

@@ -1,0 +1,351 @@
+"""The command line, run in process: what it prints is what was computed, and every mistake is one line on stderr."""
+
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import regard
+from regard.cli import SENTENCE, main
+from regard.planning import plan
+from regard.stepping import steps
+from regard.viewer import look_data
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command: (exit status, stdout, stderr), without colours unless asked for."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "COLORTERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def command(*arguments):
+        status = main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return command
+
+
+def good(result):
+    status, out, err = result
+    assert (status, err) == (0, "")
+    return out
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.RandomState(0)
+    return {
+        name: rng.standard_normal((2, n, 4)).astype(np.float32) for name, n in (("query", 5), ("key", 7), ("value", 7))
+    }
+
+
+# General
+
+
+def test_version_and_help(run):
+    assert good(run("--version")) == f"regard {regard.__version__}\n"
+    text = good(run("--help"))
+    for name in ("look", "steps", "plan", "doctor"):
+        assert re.search(rf"^ +{name} +\w", text, re.MULTILINE)
+        assert f"usage: regard {name}" in good(run(name, "--help"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: COMMAND (see `regard --help`)"),
+        (["stare"], "argument COMMAND: invalid choice: 'stare'"),
+        (["look", ""], "TEXT is empty; give at least one character"),
+        (["look", "a", "--layer", "9"], "layer 9 does not exist: this model has layers 0 to 2"),
+        (["look", "a", "--head", "-1"], "head -1 does not exist: this model has heads 0 to 3"),
+        (["look", "a", "--token", "7"], "token 7 does not exist: the text has tokens 0 to 1"),
+        (["look", "a", "--token", "z"], "token 'z' does not occur in the text"),
+        (["look", "a", "--save", "x.pdf"], "cannot save x.pdf: the ending must be .html or .png, got .pdf"),
+        (["look", "a", "--save", "no/such/x"], "cannot save no/such/x: no/such is not a directory"),
+        (["look", "\udcff"], "TEXT is not valid UTF-8"),
+        (["look", "ab" * 10_000], "text is too long: 20001 tokens, at most 16384"),
+        (["look", "ab" * 2000, "--save", "x.html"], "a page holds every weight: 12 heads over 4001 tokens are 183 MiB"),
+        (["steps", "--n", "0"], "--n must be at least 1, got 0"),
+        (["steps", "--n", "three"], "argument --n: invalid int value: 'three' (see `regard steps --help`)"),
+        (["steps", "--heads", "3", "--kv-heads", "2"], "the heads of query must be a multiple of those of key"),
+        (["steps", "--scale", "nan"], "scale must be finite, got nan"),
+        (["steps", "--seed", "-1"], "Seed must be between 0 and 2**32 - 1"),
+        (["steps", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
+        (["steps", "--window", "-1"], "--window must be at least 0, got -1"),
+        (["steps", "a.npy"], "files must be three .npy for query, key and value, or one .npz or .safetensors, got"),
+        (["steps", "a.npy", "b.npy", "c.npy"], "cannot read a.npy: No such file or directory"),
+        (["steps", "a.npz", "--n", "4"], "--n does not go with files: sizes and values are those of the arrays"),
+        (["steps", "a.npz", "--seed", "4"], "--seed does not go with files: sizes and values are those of the arrays"),
+        (["plan"], "give --n and --d, or files with query, key and value"),
+        (["plan", "--n", "8", "--d", "4", "--engine", "gpu"], "engine must be one of 'tiled', 'spec', got 'gpu'"),
+        (["plan", "a.safetensors"], "cannot read a.safetensors: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(run, arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith(f"regard: error: {message}")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def damaged(path):
+    """Files that are not what their ending says, and what is wrong with them."""
+    np.save(path / "float.npy", np.zeros((3, 4)))
+    np.save(path / "int.npy", np.zeros((3, 4), int))
+    np.save(path / "object.npy", np.array([{}], object), allow_pickle=True)
+    (path / "text.npy").write_text("not an array")
+    (path / "empty.npy").write_bytes(b"")
+    (path / "text.npz").write_text("not an archive")
+    (path / "text.safetensors").write_text("not tensors at all")
+    (path / "short.safetensors").write_bytes(safetensors.numpy.save({"query": np.zeros(4)})[:-8])
+    np.savez(path / "names.npz", query=np.zeros((3, 4)), keys=np.zeros((3, 4)))
+    np.savez(path / "shapes.npz", q=np.zeros((3, 4)), k=np.zeros((3, 5)), v=np.zeros((3, 5)))
+    np.savez(path / "object.npz", q=np.array([{}], object), k=np.zeros(1), v=np.zeros(1))
+    (path / "folder.npz").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["text.npy", "float.npy", "float.npy"], "cannot read text.npy: not a valid .npy file"),
+        (["empty.npy", "float.npy", "float.npy"], "cannot read empty.npy: not a valid .npy file"),
+        (["object.npy", "float.npy", "float.npy"], "cannot read object.npy: not a valid .npy file"),
+        (["float.npy", "int.npy", "float.npy"], "key must have a floating dtype (float16, bfloat16, float32,"),
+        (["text.npz"], "cannot read text.npz: not a valid .npz file"),
+        (["object.npz"], "cannot read object.npz: not a valid .npz file"),
+        (["folder.npz"], "cannot read folder.npz: Is a directory"),
+        (["names.npz"], "names.npz must hold arrays query, key and value (or q, k and v), got query, keys"),
+        (["shapes.npz"], "query and key must have the same number of features d, got query ("),
+        (["text.safetensors"], "cannot read text.safetensors: not a valid .safetensors file"),
+        (["short.safetensors"], "cannot read short.safetensors: not a valid .safetensors file"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["steps", "plan"])
+def test_unreadable_files(run, command, files, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    damaged(tmp_path)
+    status, out, err = run(command, *files)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"regard: error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_interrupt(run, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.steps", interrupted)
+    assert run("steps") == (130, "", "")
+
+
+def test_a_defect_is_not_blamed_on_the_user(run, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("regard.cli.steps", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        run("steps")
+
+
+def test_output_that_cannot_hold_every_character():
+    code = "import sys; from regard.cli import main; sys.exit(main(['steps', '--causal']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "raw scores" in done.stdout
+
+
+# Steps
+
+
+def test_steps_of_the_classic_example(run):
+    text = good(run("steps", "--seed", 42, "--n", 2, "--n-keys", 3, "--d", 4, "--dtype", "float64"))
+    assert re.search(r"0\.445 0\.389 0\.166 *\n.*0\.507 0\.221 0\.272", text)
+    assert re.search(r"softmax +P\[i,j\] = exp\(S\[i,j\] − lse\[i\]\) +\(2, 3\)", text)
+
+
+def test_steps_as_json_are_those_of_the_library(run):
+    sizes = shlex.split("--n 5 --d 8 --d-value 3 --heads 4 --kv-heads 2")
+    options = shlex.split("--seed 3 --causal --scale 0.5 --window 2 --json")
+    found = json.loads(good(run("steps", *sizes, *options)))["steps"]
+    rng = np.random.RandomState(3)
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 5, 8), (2, 5, 8), (2, 5, 3)))
+    expected = steps(q, k, v, causal=True, scale=0.5, mask=regard.window(2))
+    assert [step["name"] for step in found] == list(expected.names)
+    for step, true in zip(found, expected, strict=True):
+        assert (step["einsum"], step["formula"], step["shape"]) == (true.einsum, true.formula, list(true.shape))
+        np.testing.assert_array_equal(np.array(step["value"], dtype=float), true.value.astype(float))
+    assert found[expected.names.index("masked")]["value"][0][0][1] == "-Infinity"
+
+
+@pytest.mark.parametrize("names", [("query", "key", "value"), ("q", "k", "v")])
+@pytest.mark.parametrize("kind", ["npy", "npz", "safetensors"])
+def test_steps_from_files(run, arrays, kind, names, tmp_path):
+    named = dict(zip(names, arrays.values(), strict=True))
+    if kind == "npy":
+        paths = [tmp_path / f"{name}.npy" for name in named]
+        for path, array in zip(paths, named.values(), strict=True):
+            np.save(path, array)
+    else:
+        paths = [tmp_path / f"all.{kind}"]
+        np.savez(paths[0], **named) if kind == "npz" else safetensors.numpy.save_file(named, paths[0])
+    found = json.loads(good(run("steps", *paths, "--json")))["steps"]
+    out = regard.attention(*arrays.values())
+    np.testing.assert_allclose(np.array(found[-1]["value"]), out, atol=1e-6)
+    assert found[0]["value"] == arrays["query"].tolist()
+
+
+def test_sixteen_bits(run, arrays, tmp_path):
+    path = tmp_path / "all.safetensors"
+    safetensors.numpy.save_file({name: x.astype(ml_dtypes.bfloat16) for name, x in arrays.items()}, path)
+    found = json.loads(good(run("steps", path, "--json")))["steps"]
+    assert (found[0]["dtype"], found[-1]["dtype"]) == ("float32", "bfloat16")
+    made = json.loads(good(run("steps", "--dtype", "bfloat16", "--json")))["steps"]
+    assert made[-1]["dtype"] == "bfloat16"
+
+
+def test_colours(run, monkeypatch):
+    assert "\x1b[" not in good(run("steps"))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    assert "48;2;" in good(run("steps"))
+    assert "48;2;" not in good(run("steps", "--no-color"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "48;2;" not in good(run("steps"))
+
+
+# Plan
+
+
+def test_plan_prints_the_plan(run):
+    text = good(run("plan", "--n", 8192, "--d", 64, "--heads", 8, "--causal"))
+    expected = plan((8, 8192, 64), (8, 8192, 64), (8, 8192, 64), causal=True)
+    words = " ".join(text.split())
+    for label, line in expected.rows():
+        assert f"{label} {line}".strip() in words
+    assert "256 MiB per head" in text
+    assert "total O(n·m·(d + d_v)) O(n·m)" in words
+
+
+def test_plan_sizes(run, arrays, tmp_path):
+    sizes = shlex.split("--n 100 --n-keys 300 --d 32 --d-value 16 --heads 8 --kv-heads 2 --batch 3 --dtype bfloat16")
+    words = " ".join(good(run("plan", *sizes, "--window", 20, "--engine", "spec")).split())
+    assert "batch 3, 8 heads over 2, 100 queries, 300 keys, d = 32, d_v = 16, bfloat16" in words
+    assert "rules window(20)" in words
+    assert "engine spec: named" in words
+    np.savez(tmp_path / "all.npz", **arrays)
+    assert "batch 1, 2 heads, 5 queries, 7 keys, d = 4, float32" in good(run("plan", tmp_path / "all.npz"))
+
+
+# Doctor
+
+
+def test_doctor(run):
+    text = good(run("doctor"))
+    words = " ".join(text.split())
+    for expected in (
+        f"regard {regard.__version__}",
+        f"numpy {np.__version__}",
+        f"used by regard {regard.threads.num_threads()}",
+        *(f"{engine.name} ready ({engine.about})" for engine in regard.available_engines()),
+    ):
+        assert expected in words
+    assert re.search(r"^ +torch +\S", text, re.MULTILINE)
+
+
+def test_doctor_imports_nothing_heavy():
+    code = (
+        "import sys; from regard.cli import main; status = main(['doctor'])\n"
+        "heavy = {'torch', 'jax', 'matplotlib', 'safetensors', 'transformers'} & set(sys.modules)\n"
+        "print(heavy); sys.exit(status or bool(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_doctor_says_why_an_engine_is_missing(run, monkeypatch):
+    monkeypatch.setattr("regard.engines.tiled.state", lambda: "no reason at all")
+    assert "tiled not available: no reason at all" in " ".join(good(run("doctor")).split())
+
+
+# Look
+
+
+def test_look_without_text_shows_induction(run):
+    text = good(run("look"))
+    data = look_data(SENTENCE)
+    assert f"{len(SENTENCE) + 1} tokens, {data.layers} layers of {data.heads} heads" in text
+    for kind in ("previous token", "induction", "first-token sink"):
+        section = text[text.index(f"  {kind}") :]
+        found = re.findall(r"L(\d) H(\d)  (\d\.\d{3})", section)[:3]
+        assert found == [(str(a), str(b), f"{score:.3f}") for a, b, score in data.strongest(kind)]
+    # The last token of the sentence came before: the chosen head looks at what followed it then.
+    layer, head, score = data.strongest("induction")[0]
+    assert score > 0.4
+    assert f"Map of L{layer} H{head}" in text
+    last = len(SENTENCE)
+    follower = SENTENCE.index(SENTENCE[-2:]) + 3
+    assert data.attended(data.choose())[0].token == follower
+    assert re.search(rf"What token {last}, .*\n +{follower}  ", text)
+
+
+def test_look_at_a_chosen_head_and_token(run):
+    text = good(run("look", "abcabc", "--layer", 1, "--head", 2, "--token", "-2"))
+    data = look_data("abcabc")
+    section = text[text.index("What token 5, “b”, attends to in L1 H2") :]
+    for token, weight in data.attended(data.choose(1, 2, 5)):
+        assert re.search(rf"^ +{token}  {data.labels[token]}  {weight:.3f}", section, re.MULTILINE)
+    assert "What token 4, “a”" in good(run("look", "abcabc", "--token", "a"))
+
+
+def test_look_saves_what_is_asked_for(run, tmp_path):
+    text = good(run("look", "to be or not to be", "--save", tmp_path / "one.html", "--save", tmp_path / "two"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.html", "two.html", "two.png"]
+    for path in tmp_path.iterdir():
+        assert f"saved {path}" in text
+    assert (tmp_path / "one.html").read_text("utf-8") == (tmp_path / "two.html").read_text("utf-8")
+    assert "<title>regard look: to be or not to be</title>" in (tmp_path / "one.html").read_text("utf-8")
+    assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_look_writes_nothing_unless_told(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good(run("look", "a"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_look_reads_standard_input(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("abab\n"))
+    assert "5 tokens" in good(run("look", "-"))
+
+
+def test_a_file_that_cannot_be_written(run, tmp_path):
+    target = tmp_path / "x.html"
+    target.mkdir()
+    assert run("look", "a", "--save", target)[::2] == (2, f"regard: error: cannot save {target}: it is a directory\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["<script>alert(1)</script>", "[red]x[/red]", "🎉 שלום 🎉", "a\tb\r\nc", "\x1b[31mred", "$x_$"]
+)
+def test_look_at_any_text(run, text, tmp_path):
+    shown = good(run("look", text, "--save", tmp_path / "x"))
+    assert f"{len(text.encode()) + 1} tokens" in shown
+    assert "\x1b" not in shown
+    content = (tmp_path / "x.html").read_text("utf-8")
+    assert "<script>alert" not in content
+    assert "\x1b" not in content

@@ -1,0 +1,545 @@
+"""What is shown is what was computed, whatever the text: in the terminal, in the page, in the picture."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+import tracemalloc
+from base64 import b64decode, b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
+from io import BytesIO, StringIO
+
+import matplotlib
+import matplotlib.image
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+import regard
+from regard import insight
+from regard.examplemodel import ExampleModel
+from regard.viewer import LookData, check_fits, look_data, page, png, show, show_steps
+from regard.viewer.blocks import Screen
+from regard.viewer.colour import INK, SIGNED, VIRIDIS, ramp, readable_on, tone
+from regard.viewer.labels import byte_tokens, encodable, printable, readable
+from regard.viewer.model_view import KINDS, pooled
+from regard.viewer.picture import HEIGHT, WIDTH
+from regard.viewer.report import packed, unpacked
+
+HOSTILE = (
+    "<script>alert(1)</script>", "[red]x[/red]", "</script>", "&amp;", "🎉", "שלום", "a\u202eb", "\x1b[31m", "\x00",
+    "é\u0301", "$x_$", "\ud83d", '"\'', "名", "\n", " ", "${title}", "]]>", "<!--", "\u2028",
+)  # fmt: skip
+
+
+def made_up(tokens, layers=2, heads=3, seed=0, causal=True, separator=" "):
+    """Heads with random weights over made-up tokens; head 1 of layer 1 always looks at the token before."""
+    n, rng = len(tokens), np.random.default_rng(seed)
+    scores = 3 * rng.standard_normal((layers, heads, n, n))
+    scores[1, 1, np.arange(1, n), np.arange(n - 1)] += 12
+    if causal:
+        scores[..., np.triu_indices(n, 1)[0], np.triu_indices(n, 1)[1]] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    statistics = {kind.name: rng.random((layers, heads)) / 2 for kind in KINDS}
+    statistics["previous token"][1, 1] = 0.987
+    return LookData(
+        model="made up",
+        text=separator.join(tokens),
+        tokens=tuple(tokens),
+        statistics=statistics,
+        rows_of=lambda layer, head, rows: weights[layer, head, rows],
+        causal=causal,
+        following=(("<b>", 0.5), ("[bold]", 0.25)),
+        separator=separator,
+    )
+
+
+def printed(data, choice=None, width=80, **options):
+    console = Console(file=StringIO(), width=width, color_system=None, **options)
+    show(data, choice or data.choose(), console)
+    return console.file.getvalue()
+
+
+# Colours
+
+
+def test_viridis_is_viridis():
+    x = np.linspace(0, 1, 256)
+    known = matplotlib.colormaps["viridis"](x)[:, :3] * 255
+    assert np.abs(ramp(x, VIRIDIS).astype(float) - known).max() < 6
+
+
+def lightness(colours):
+    """L* of CIELAB."""
+    c = colours / 255
+    linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+    return 116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]) - 16
+
+
+@pytest.mark.parametrize(("anchors", "sign"), [(VIRIDIS, 1), (INK, -1)])
+def test_lightness_alone_orders_weights(anchors, sign):
+    steps = np.diff(sign * lightness(ramp(np.linspace(0, 1, 65), anchors)))
+    assert steps.min() > 0.3
+
+
+def test_signed_scale_is_darkest_at_zero_and_even_on_both_sides():
+    light = lightness(ramp(np.linspace(0, 1, 33), SIGNED))
+    assert light.argmin() == 16
+    assert (np.diff(light[16:]) > 0).all()
+    assert (np.diff(light[:17]) < 0).all()
+    assert np.abs(light - light[::-1]).max() < 12
+
+
+def test_text_on_colours_has_contrast():
+    def luminance(colour):
+        return ((lightness(np.asarray(colour, float)) + 16) / 116) ** 3
+
+    for colour in ramp(np.linspace(0, 1, 64)):
+        text = int(readable_on(colour)[1:3], 16)
+        low, high = sorted((luminance(colour), luminance([text] * 3)))
+        assert (high + 0.05) / (low + 0.05) > 4  # WCAG's ratio
+
+
+# Labels
+
+
+@pytest.mark.parametrize("token", HOSTILE)
+def test_labels_are_one_printable_line(token):
+    label = printable(token)
+    assert label.isprintable()
+    assert label
+    assert not set(label) & {" ", "\n", "\x1b", "\u202e"}
+    encodable(label).encode("utf-8")
+    assert "\u202e" not in readable(token)
+    assert "\x1b" not in readable(token)
+
+
+def test_one_token_for_every_byte():
+    for text in ("plain", "né 🎉", "שלום", "名\n"):
+        tokens = byte_tokens(text)
+        assert len(tokens) == 1 + len(text.encode())
+        assert "".join(t for t in tokens if t not in "⊢₂₃₄") == text
+
+
+# Data
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ExampleModel.load()
+
+
+def test_data_is_what_the_model_and_insight_say(model):
+    text = "to be or not to be"
+    stages = []
+    data = look_data(text, model, stages.append)
+    ids = model.encode(text)
+    trace = model.run(ids)
+    assert (data.n, data.layers, data.heads) == (19, model.config.layers, model.config.heads)
+    assert len(stages) == 1 + data.layers
+    for layer in range(data.layers):
+        expected = trace.weights(layer)
+        for head in range(data.heads):
+            weights = data.weights(layer, head)
+            assert np.isnan(weights[np.triu_indices(19, 1)]).all()
+            np.testing.assert_allclose(np.nan_to_num(weights), expected[head], atol=1e-6)
+            np.testing.assert_allclose(np.nansum(weights, axis=1), 1, atol=1e-5)
+        for kind, measure in (
+            ("previous token", insight.previous_token(expected)),
+            ("induction", insight.induction(expected, ids)),
+            ("first-token sink", insight.sink(expected)),
+        ):
+            np.testing.assert_allclose(data.statistics[kind][layer], measure, atol=1e-6)
+    logits = trace.logits[-1].astype(np.float64)
+    shares = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    assert [share for _, share in data.following] == pytest.approx(np.sort(shares)[::-1][:5])
+    assert data.following[0][0] == chr(shares.argmax()) if shares.argmax() < 128 else True
+
+
+def test_no_induction_score_where_nothing_repeats(model):
+    data = look_data("abcdef", model)
+    assert np.isnan(data.statistics["induction"]).all()
+    assert data.strongest("induction") == ()
+    chosen = data.choose()
+    assert (chosen.layer, chosen.head) == data.strongest("previous token")[0][:2]
+    assert "no score: no token repeats" in printed(data)
+    assert "no score: no token repeats" in page(data, chosen)
+    assert png(data, chosen).startswith(b"\x89PNG")
+
+
+def test_pooled_maps_keep_the_largest_weight():
+    data = made_up([str(k) for k in range(1500)], heads=2)
+    whole = data.weights(1, 0)
+    small = data.pooled(1, 0, 40, 30)
+    assert small.shape == (40, 30)
+    np.testing.assert_array_equal(small, pooled(whole, 40, 30))
+    rows, cols = (np.arange(size) * 1500 // size for size in (40, 30))
+    for r, c in ((0, 0), (7, 3), (39, 29), (20, 25)):
+        block = whole[rows[r] : [*rows, 1500][r + 1], cols[c] : [*cols, 1500][c + 1]]
+        expected = np.nanmax(block) if np.isfinite(block).any() else np.nan
+        np.testing.assert_equal(float(small[r, c]), float(expected))
+    np.testing.assert_array_equal(data.pooled(0, 0, 9999, 9999), data.weights(0, 0))
+
+
+def test_a_long_text_takes_memory_for_some_rows_at_a_time():
+    n = 6000
+    data = made_up(["a", "b"])
+    long = LookData(
+        data.model,
+        "",
+        ("x",) * n,
+        data.statistics,
+        lambda layer, head, rows: np.zeros((len(range(n)[rows]), n), np.float32),
+    )
+    tracemalloc.start()
+    long.pooled(0, 0, 30, 60)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * n * n * 0.6  # one float32 matrix is 4 n²
+
+
+def test_choice():
+    data = made_up(["the", "cat", "and", "the", "dog"])
+    strongest = data.strongest("induction")[0]
+    assert data.choose() == data.choose(strongest.layer, strongest.head, 4)
+    assert data.choose(token=-5).token == 0
+    assert data.choose(token="the").token == 3
+    only = data.choose(layer=1)
+    assert only.layer == 1
+    assert only.head == data.statistics["induction"][1].argmax()
+    for wrong, message in (
+        ({"layer": 2}, "layer 2 does not exist: this model has layers 0 to 1"),
+        ({"head": -1}, "head -1 does not exist: this model has heads 0 to 2"),
+        ({"token": 5}, "token 5 does not exist: the text has tokens 0 to 4"),
+        ({"token": "bird"}, "token 'bird' does not occur in the text"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            data.choose(**wrong)
+
+
+def test_most_attended():
+    data = made_up([f"t{k}" for k in range(30)])
+    choice = data.choose(0, 2, 20)
+    found = data.attended(choice)
+    row = data.weights(0, 2)[20, :21]
+    assert [weight for _, weight in found] == np.sort(row)[::-1][:8].tolist()
+    assert all(row[token] == weight for token, weight in found)
+
+
+# Terminal
+
+
+def test_terminal_shows_the_numbers_that_were_computed():
+    data = made_up([f"t{k}" for k in range(12)])
+    choice = data.choose(0, 2, 7)
+    text = printed(data, choice)
+    for kind in ("previous token", "induction", "first-token sink"):
+        section = text[text.index(f"  {kind}") :]
+        found = re.findall(r"L(\d) H(\d)  (\d\.\d{3})", section)[:3]
+        assert found == [(str(a), str(b), f"{score:.3f}") for a, b, score in data.strongest(kind)]
+    section = text[text.index("What token 7, “t7”, attends to in L0 H2") :]
+    for token, weight in data.attended(choice):
+        assert re.search(rf"^ +{token}  t{token} +{weight:.3f}", section, re.MULTILINE)
+    assert "the model expects next: “<b>” 50%, “[bold]” 25%" in text
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 23, 24, 25, 40, 66, 67, 90, 500])
+@pytest.mark.parametrize("style", ["plain", "colour", "ascii"])
+def test_terminal_fits_80_columns(n, style):
+    data = made_up([f"t{k % 7}" for k in range(n)], layers=2, heads=5) if n > 1 else made_up(["x"], heads=5)
+    console = Console(
+        file=StringIO(), width=80, record=True, force_terminal=style == "colour",
+        color_system="truecolor" if style == "colour" else None,
+    )  # fmt: skip
+    if style == "ascii":
+        console = Console(file=Ascii(), width=80, color_system=None)
+    show(data, data.choose(), console)
+    text = console.export_text() if style != "ascii" else console.file.getvalue()
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert f"{n} tokens, 2 layers of 5 heads" in text
+    if style == "ascii":
+        text.encode("ascii")
+        assert "#" in text
+
+
+class Ascii(StringIO):
+    encoding = "ascii"
+
+
+def test_terminal_shows_hostile_text_as_text():
+    data = made_up(HOSTILE)
+    for style in ({}, {"force_terminal": True, "no_color": False}):
+        console = Console(file=StringIO(), width=100, color_system="truecolor" if style else None, **style)
+        show(data, data.choose(token=2), console)
+        text = console.file.getvalue()
+        assert "[red]x[/re" in text
+        assert "\x1b[31m" not in text
+        assert "\u202e" not in text
+        assert "\x00" not in text
+    text = printed(data, data.choose(token=1), width=100)
+    assert max(map(cell_len, text.splitlines())) <= 100
+
+
+def cells_of(line):
+    """The colours of each character: (character, foreground, background)."""
+    styles = [None] * len(line.plain)
+    for span in line.spans:
+        for k in range(span.start, span.end):
+            styles[k] = span.style
+    return [
+        (c, s and s.color and tuple(s.color.triplet), s and s.bgcolor and tuple(s.bgcolor.triplet))
+        for c, s in zip(line.plain, styles, strict=True)
+    ]
+
+
+def test_half_blocks_have_the_colours_of_two_rows():
+    levels = np.linspace(0, 1, 64)[[[0, 5, 63], [9, 63, 20], [40, 41, 42]]]
+    levels[0, 2] = levels[1, 1] = np.nan
+    screen = Screen(colour=True, unicode=True, width=80)
+    first, second = (cells_of(line) for line in screen.dense(levels))
+    colour = {(r, c): tuple(ramp(levels[r, c]).tolist()) for r in range(3) for c in range(3)}
+    assert first == [
+        ("▀", colour[0, 0], colour[1, 0]),
+        ("▀", colour[0, 1], None),
+        ("▄", colour[1, 2], None),
+    ]
+    assert second == [("▀", colour[2, c], None) for c in range(3)]
+
+
+def test_shades_rise_with_the_level():
+    (line,) = Screen(colour=False, unicode=True, width=80).dense(np.array([[0, 0.25, 0.5, 0.75, 1, np.nan]]))
+    assert line.plain == " ░▒▓█ "
+    assert Screen(colour=True, unicode=True, width=80).bar(0.5, 3) == "█▌"
+    assert Screen(colour=True, unicode=False, width=80).bar(0.5, 4) == "##"
+
+
+def test_wide_and_joined_characters_keep_the_grid():
+    screen = Screen(colour=True, unicode=True, width=80)
+    lines = screen.upright(["ab", "名", "é\u0301x", "👩‍🚀"], 8)
+    assert {cell_len(line) for line in lines} == {4}
+    assert screen.upright(["abcdefgh"], 3) == ["a", "b", "⋮"]
+    assert cell_len(screen.right("名名名", 5)) == 5
+
+
+def test_steps_show_their_values():
+    rng = np.random.RandomState(42)
+    steps = regard.stepping.steps(
+        rng.randn(2, 4), rng.randn(3, 4), rng.randn(3, 4), mask=np.array([[1, 0, 1], [1, 1, 1]])
+    )
+    console = Console(file=StringIO(), width=100, color_system=None)
+    show_steps(steps, console)
+    text = console.file.getvalue()
+    for step in steps:
+        assert f"{step.name} {step.tensor}" in text
+        for x in step.value.ravel():
+            expected = (f"{x:.3f}" if x else "·") if step.name == "softmax" else f"{x:+.2f}"
+            assert (expected if np.isfinite(x) else "−∞") in text
+    assert "P[i,j] = exp(S[i,j] − lse[i])" in text
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 1), (2, 2, 50, 16), (30, 100), (1, 0, 4), (1, 200, 3)])
+def test_steps_fit_80_columns(shape):
+    x = np.random.RandomState(0).standard_normal(shape)
+    for colour in (None, "truecolor"):
+        console = Console(file=StringIO(), width=80, color_system=colour, record=True, force_terminal=bool(colour))
+        show_steps(regard.stepping.steps(x, x, x, causal=True), console)
+        assert max(map(cell_len, console.export_text().splitlines())) <= 80
+
+
+# Page
+
+
+class Reader(HTMLParser):
+    """Elements, attributes and the text of every element that ends."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.open, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "input", "br"):
+            self.open.append((tag, dict(attributes), []))
+
+    def handle_endtag(self, tag):
+        name, attributes, parts = self.open.pop()
+        assert name == tag
+        self.texts.append((name, attributes, "".join(parts)))
+
+    def handle_data(self, data):
+        for _, _, parts in self.open:
+            parts.append(data)
+
+    def content(self, **wanted):
+        (text,) = (t for _, a, t in self.texts if all(a.get(k) == v for k, v in wanted.items()))
+        return text
+
+
+@pytest.fixture(scope="module")
+def hostile_page():
+    data = made_up(HOSTILE)
+    return data, page(data, data.choose(1, 1, 3))
+
+
+def test_page_is_well_formed_and_needs_nothing_else(hostile_page):
+    _, text = hostile_page
+    reader = Reader(text)
+    assert reader.open == []
+    allowed = {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "p", "span", "noscript", "main"}
+    allowed |= {
+        "section",
+        "div",
+        "table",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "small",
+        "button",
+        "meter",
+        "canvas",
+        "label",
+        "input",
+    }
+    assert {tag for tag, _ in reader.elements} <= allowed | {"ol", "script"}
+    for _, attributes in reader.elements:
+        assert not attributes.keys() & {"src", "href", "style", "srcset", "action"}
+        assert not [name for name in attributes if name.startswith("on")]
+    assert len([tag for tag, _ in reader.elements if tag == "script"]) == 2
+    for loading in ("http:", "https:", "url(", "@import", "fetch(", "XMLHttpRequest", "import(", "innerHTML", "eval("):
+        assert loading not in text
+
+
+def test_policy_allows_the_page_its_own_script_and_style_alone(hostile_page):
+    _, text = hostile_page
+    reader = Reader(text)
+    (policy,) = (a["content"] for tag, a in reader.elements if a.get("http-equiv") == "Content-Security-Policy")
+
+    def digest(content):
+        return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
+
+    (style,) = (t for name, _, t in reader.texts if name == "style")
+    (script,) = (t for name, a, t in reader.texts if name == "script" and "type" not in a)
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert directives["default-src"] == "'none'"
+    assert directives["style-src"] == digest(style)
+    assert directives["script-src"] == digest(script)
+
+
+def test_hostile_tokens_stay_text(hostile_page):
+    data, text = hostile_page
+    reader = Reader(text)
+    spans = [t for name, a, t in reader.texts if name == "span" and a.get("role") == "option"]
+    assert spans == [encodable(readable(token)) for token in HOSTILE]
+    content = json.loads(reader.content(type="application/json"))
+    assert content["labels"] == list(data.labels)
+    assert reader.content(id="text") == " ".join(spans)
+    assert "“<b>” 50%, “[bold]” 25%" in text.replace("&lt;", "<").replace("&gt;", ">")
+    text.encode("utf-8")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_embedded_weights_are_the_weights(causal):
+    data = made_up([f"t{k}" for k in range(70)], causal=causal)
+    content = json.loads(Reader(page(data, data.choose())).content(type="application/json"))
+    assert len(content["weights"]) == data.layers * data.heads
+    for at, (text, step) in enumerate(zip(content["weights"], content["scales"], strict=True)):
+        true = np.nan_to_num(data.weights(*divmod(at, data.heads)))
+        decoded = unpacked(b64decode(text), step, data.n, causal)
+        assert step <= 1 / 65535
+        assert np.abs(decoded - true).max() <= step / 2 * (1 + 1e-6)
+        np.testing.assert_allclose(decoded[true == true.max()], true.max())
+
+
+def test_packing_keeps_what_is_tiny_and_what_is_nothing():
+    weights = np.tril(np.full((3, 3), 1e-9, np.float32))
+    content, step = packed(weights, True)
+    np.testing.assert_allclose(unpacked(content, step, 3, True), weights, atol=step)
+    assert step < 1e-12
+    content, step = packed(np.zeros((2, 2), np.float32), False)
+    assert (unpacked(content, step, 2, False) == 0).all()
+
+
+def test_thumbnails_are_the_pooled_maps():
+    data = made_up([f"t{k}" for k in range(130)])
+    content = json.loads(Reader(page(data, data.choose())).content(type="application/json"))
+    assert content["side"] == 48
+    for at, text in enumerate(content["thumbnails"]):
+        steps = np.frombuffer(b64decode(text), np.uint8).reshape(48, 48)
+        level = tone(pooled(data.weights(*divmod(at, data.heads)), 48, 48))
+        np.testing.assert_array_equal(steps == 255, np.isnan(level))
+        seen = steps != 255
+        np.testing.assert_allclose(steps[seen] / 254, level[seen], atol=0.5 / 254 + 1e-9)
+
+
+def test_page_shows_scores_without_its_script(hostile_page):
+    data, text = hostile_page
+    cells = [t for name, _, t in Reader(text).texts if name == "td"]
+    for kind in ("previous token", "induction", "first-token sink"):
+        for layer, head, score in data.strongest(kind):
+            at = cells.index(f"L{layer} H{head}", cells.index(f"{score:.3f}") - 1)
+            assert cells[at + 1] == f"{score:.3f}"
+    assert "does not by itself explain" in text
+
+
+def test_page_for_a_thousand_tokens():
+    data = made_up([f"t{k % 50}" for k in range(1000)], heads=2)
+    text = page(data, data.choose())
+    assert len(text) < 4 * (2 * 1000 * 1001 // 2 * 1.4)
+    with pytest.raises(ValueError, match=r"64 heads over 2000 tokens are 244 MiB, more than 64; shorten the text, or"):
+        check_fits(2000, 64)
+    check_fits(1000, 64)
+
+
+# Picture
+
+
+@pytest.mark.parametrize("n", [1, 2, 30, 150])
+def test_picture_is_a_png_of_its_size(n):
+    data = made_up([f"t{k}" for k in range(n)]) if n > 1 else made_up(["x"])
+    content = png(data, data.choose())
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", content[16:24]) == (WIDTH, HEIGHT)
+    pixels = matplotlib.image.imread(BytesIO(content))
+    assert pixels.shape[:2] == (HEIGHT, WIDTH)
+
+
+def test_picture_holds_the_colours_of_the_map():
+    data = made_up([f"t{k}" for k in range(10)])
+    choice = data.choose(1, 1, 9)
+    pixels = (matplotlib.image.imread(BytesIO(png(data, choice)))[..., :3] * 255).round().astype(int)
+    # Where the map of head 1 of layer 1 must be: its subdiagonal, the strongest cells, in a straight line.
+    level = tone(data.weights(1, 1))
+    table = ramp(np.linspace(0, 1, 256), INK)
+    strong = table[min(255, int(level[5, 4] * 256))]
+    cols = np.nonzero(np.abs(pixels - strong).max(-1) <= 2)[1]
+    inside = (cols > WIDTH * 0.3) & (cols < WIDTH * 0.75)
+    assert inside.sum() > 500
+
+
+def test_picture_of_hostile_text():
+    data = made_up(HOSTILE * 3)
+    assert png(data, data.choose(token=0)).startswith(b"\x89PNG")
+
+
+def test_nothing_of_matplotlib_is_global():
+    code = (
+        "import sys, regard.viewer; from regard.examplemodel import ExampleModel\n"
+        "data = regard.viewer.look_data('abab'); regard.viewer.png(data, data.choose())\n"
+        "sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_rich_text_is_never_parsed_as_markup():
+    """The premise of the tests above: Rich would parse it, were it not for Text."""
+    assert Text.from_markup("[red]x[/red]").plain == "x"
+    data = made_up(["[red]x[/red]"] * 3)
+    assert "[red]x[/red]" in printed(data, width=120)
