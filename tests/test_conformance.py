@@ -5,7 +5,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support import assert_gradients, assert_outputs, assert_tangents, assert_within, eps, judge, norm
 
 import regard
 from regard import spec
@@ -13,6 +12,7 @@ from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem
+from support import assert_gradients, assert_outputs, assert_tangents, assert_within, eps, judge, norm
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 EVERYTHING = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
@@ -69,11 +69,11 @@ class Conformance:
 
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_weights(self, case: Case) -> None:
-        p, frame, (q, k, v), options = problem(case, np.float32)
+        p, _, (q, k, v), options = problem(case, np.float32)
         for name in ("dropout", "seed"):
             options.pop(name, None)
         exact, naive = spec.weights(p), spec.weights(p, np.float32)
-        out, whole = regard.attention(q, k, v, **options, return_weights=True, engine=self.engine)
+        _, whole = regard.attention(q, k, v, **options, return_weights=True, engine=self.engine)
         assert_within("weights", whole, exact, naive, 8 * exact, p.dtype)
         rows, cols = slice(1, 18, 3), slice(-9, None)
         tile = regard.weights(q, k, **options, rows=rows, cols=cols, engine=self.engine)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from regard.examplemodel import BOS, LONGEST, ExampleModel, repeated_bytes
-from regard.insight import head_statistics, strongest
+from regard.insight import head_statistics
 
+PERIODS = (12, 24, 40, 64, 96)
+ROUNDING = 0.0051  # the card gives two decimals
 TEXT = "It was a bright cold day, and it was a bright cold night."
 
 
@@ -23,9 +25,9 @@ def card():
 
 
 @pytest.fixture(scope="module")
-def probes(model):
-    """For each period of the card, the trace of the card's probe."""
-    return {period: model.run(repeated_bytes(period, count=4, seed=1)) for period in (12, 24, 40, 64, 96)}
+def repeats(model):
+    """For each period of the card, the trace of random bytes and their second copy."""
+    return {period: model.run(repeated_bytes(period, count=4, seed=1)) for period in PERIODS}
 
 
 def all_heads(trace):
@@ -120,6 +122,7 @@ def test_it_has_learned_english(model):
 def test_text_to_ids_and_labels(model):
     ids = model.encode("a b\n\té~")
     assert ids.tolist() == [BOS, 97, 32, 98, 10, 9, 0xC3, 0xA9, 126]
+    assert model.encode("\udcff").tolist() == [BOS, 0xFF]
     assert model.labels(ids) == ["⟨bos⟩", "a", "␣", "b", "⏎", "⇥", "\\xc3", "\\xa9", "~"]
 
 
@@ -141,32 +144,50 @@ def test_weights_are_small():
     assert len(package.joinpath("weights.safetensors").read_bytes()) <= 1_000_000
 
 
-def test_the_second_copy_costs_what_the_card_says(card, probes):
-    claims = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|", card, re.MULTILINE)
-    assert [int(period) for period, *_ in claims] == list(probes)
+def test_the_second_copy_costs_what_the_card_says(card, repeats):
+    claims = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", card, re.MULTILINE)
+    assert tuple(int(period) for period, *_ in claims) == PERIODS
     for period, first, second in claims:
-        losses = probes[int(period)].losses()
-        assert losses[:, : int(period)].mean() == pytest.approx(float(first), abs=0.01)
-        assert losses[:, int(period) :].mean() == pytest.approx(float(second), abs=0.01)
-        assert losses[:, int(period) :].mean() < losses[:, : int(period)].mean() / 3
+        losses = repeats[int(period)].losses()
+        first_loss, second_loss = losses[:, : int(period)].mean(), losses[:, int(period) :].mean()
+        assert first_loss == pytest.approx(float(first), abs=ROUNDING)
+        assert second_loss == pytest.approx(float(second), abs=ROUNDING)
+        assert second_loss < first_loss / 3
+
+
+def claim(card, kind):
+    """Layer, head and score of the strongest head of a kind, and the best score of the control."""
+    row = re.search(rf"^\| {kind} \| layer (\d), head (\d) \| ([\d.]+) \| ([\d.]+) \|$", card, re.MULTILINE)
+    layer, head, score, control = row.groups()
+    return int(layer), int(head), float(score), float(control)
 
 
 @pytest.mark.parametrize("kind", ["previous token", "induction"])
-def test_the_heads_that_the_card_names(card, probes, kind):
-    layer, head, claim = re.search(rf"^\| {kind} \| layer (\d), head (\d) \| ([\d.]+) \|", card, re.MULTILINE).groups()
-    lowest = 1.0
-    for trace in probes.values():
-        heads = all_heads(trace)
-        best = strongest(heads, kind)
-        lowest = min(lowest, heads[int(layer) * trace.heads + int(head)].scores[kind])
-        assert best.scores[kind] > 5 * np.median([h.scores[kind] for h in heads])
-    assert lowest == pytest.approx(float(claim), abs=0.01)
-    assert lowest > 0.5
+def test_the_head_that_the_card_names(card, repeats, kind):
+    layer, head, score, _ = claim(card, kind)
+    scores = np.array([[h.scores[kind] for h in all_heads(trace)] for trace in repeats.values()])
+    named = scores[:, layer * repeats[12].heads + head]
+    assert named.min() == pytest.approx(score, abs=ROUNDING)
+    assert named.min() > 0.5
+    assert (named > 3 * np.median(scores, axis=1)).all()
 
 
-def test_a_first_token_sink(model):
-    heads = all_heads(model.run(model.encode(TEXT)))
-    assert strongest(heads, "first-token sink").sink > 0.3
+def test_the_sink_that_the_card_names(card, model):
+    layer, head, score, _ = claim(card, "first-token sink")
+    traces = [model.run(repeated_bytes(period, copies=1, count=4, seed=1)) for period in PERIODS]
+    scores = [head_statistics(trace.weights(layer), trace.ids)[head].sink for trace in traces]
+    assert min(scores) == pytest.approx(score, abs=ROUNDING)
+    assert score > 0.3
+
+
+def test_previous_token_heads_come_before_the_induction_heads_that_use_them(card):
+    assert claim(card, "previous token")[0] < claim(card, "induction")[0]
+
+
+def test_the_control_of_one_layer_did_not_learn_to_copy(card):
+    assert claim(card, "induction")[3] < 0.2
+    seconds = re.findall(r"^\| \d+ \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|$", card, re.MULTILINE)
+    assert min(map(float, seconds)) > 3
 
 
 @pytest.mark.parametrize(

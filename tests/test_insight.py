@@ -80,6 +80,24 @@ def test_the_token_after_a_copy_may_be_the_current_one():
     assert insight.induction(one_hot([0, 1]), [3, 3]) == [1.0]
 
 
+def test_a_longer_prefix_leaves_out_copies_by_chance():
+    #      a  b  c  x  b  y  a  b  c
+    ids = [1, 2, 3, 9, 2, 8, 1, 2, 3]
+    weights = one_hot([0, 0, 0, 0, 2, 0, 1, 2, 3])
+    weights[0, 7] = [0, 0, 0.5, 0, 0, 0.5, 0, 0, 0]  # after `b` came `c` at 2 and `y` at 5
+    assert insight.induction(weights, ids) == pytest.approx(1.0)
+    assert insight.induction(weights, ids, prefix=2) == pytest.approx((0.5 + 1.0) / 2)
+    assert insight.induction(weights, ids, prefix=3) == pytest.approx(1.0)
+    assert insight.induction(weights, ids, prefix=4) == [0.0]
+    (head,) = insight.head_statistics(weights, ids, prefix=2)
+    assert head.induction == pytest.approx(0.75)
+
+
+def test_a_prefix_does_not_reach_around_the_start():
+    assert insight.induction(one_hot([0, 1, 1]), [5, 6, 5], prefix=2) == [0.0]
+    assert insight.induction(one_hot([0, 0, 2]), [5, 5, 5], prefix=2) == [1.0]
+
+
 def test_rows_without_an_earlier_copy_are_left_out():
     ids = [1, 2, 3, 4, 1]
     weights = one_hot([0, 1, 1, 1, 1])
@@ -168,6 +186,8 @@ def test_kind_names_the_strongest_score():
         (lambda: insight.entropy(np.ones((1, 0, 0))), r"weights must have shape .* got \(1, 0, 0\)"),
         (lambda: insight.induction(uniform(3), [1, 2]), r"ids must have shape \(\.\.\., 3\) to fit .* got \(2,\)"),
         (lambda: insight.head_statistics(uniform(3), 5), r"ids must have shape \(\.\.\., 3\) to fit .* got \(\)"),
+        (lambda: insight.induction(uniform(3), [1, 2, 3], prefix=0), "prefix must be at least 1, got 0"),
+        (lambda: insight.head_statistics(uniform(3), [1, 2, 3], prefix=-1), "prefix must be at least 1, got -1"),
         (lambda: insight.strongest([], "induktion"), r"kind must be one of previous token, .* got 'induktion'"),
     ],
 )

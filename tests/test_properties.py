@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 from hypothesis import given, note
 from hypothesis import strategies as st
-from support import assert_gradients, assert_outputs, assert_tangents
 
 import regard
 from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
 from regard.problem import Differential, Outputs
+from support import assert_gradients, assert_outputs, assert_tangents
 
 DTYPES = st.sampled_from([np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 LENGTHS = st.one_of(st.integers(0, 20), st.sampled_from([127, 128, 129, 257]))
@@ -79,7 +79,14 @@ def calls(draw: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
         wish["causal"] = True
     if draw(st.booleans()):
         table = regard.table(rng.standard_normal((h, 9)))
-        rules = [regard.softcap(2.0), recency, curved, hiding, tabled(table), regard.alibi(regard.table(table.array[:, 0]))]
+        rules = [
+            regard.softcap(2.0),
+            recency,
+            curved,
+            hiding,
+            tabled(table),
+            regard.alibi(regard.table(table.array[:, 0])),
+        ]
         wish["score"] = draw(st.lists(st.sampled_from(rules), min_size=0, max_size=2))
     if draw(st.booleans()):
         shape = draw(st.sampled_from([(n_k,), (n_q, 1), (h, 1, n_k), (1, n_q, n_k)]))

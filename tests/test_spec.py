@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import norm
 
 import regard
 from regard import spec
@@ -14,6 +13,7 @@ from regard.bench.cases import CASES, Case
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Node, Score, Table
 from regard.rules.expression import make, order, substitute
+from support import norm
 
 SMALL = [c for c in CASES if "tile" not in c.name and c.poison is None]
 LONG = np.longdouble
@@ -201,4 +201,4 @@ def test_dropout_is_a_function_of_seed_and_indices() -> None:
     assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / 1e5) ** 0.5
 
 
-FIXED_BITS = [3351758941, 3360739775, 1379942151, 556643026]
+FIXED_BITS = [2123132856, 2667782089, 2044385851, 2904121319]

@@ -29,6 +29,7 @@ from regard.viewer.labels import byte_tokens, encodable, printable, readable
 from regard.viewer.model_view import KINDS, pooled
 from regard.viewer.picture import HEIGHT, WIDTH
 from regard.viewer.report import packed, unpacked
+from regard.viewer.steps_terminal import first_matrix
 
 HOSTILE = (
     "<script>alert(1)</script>", "[red]x[/red]", "</script>", "&amp;", "🎉", "שלום", "a\u202eb", "\x1b[31m", "\x00",
@@ -54,7 +55,7 @@ def made_up(tokens, layers=2, heads=3, seed=0, causal=True, separator=" "):
         statistics=statistics,
         rows_of=lambda layer, head, rows: weights[layer, head, rows],
         causal=causal,
-        following=(("<b>", 0.5), ("[bold]", 0.25)),
+        following=(("<b>", 0.5), ("[bold]", 0.25), ("\x1b[31m", 0.125)),
         separator=separator,
     )
 
@@ -167,8 +168,8 @@ def test_no_induction_score_where_nothing_repeats(model):
     assert data.strongest("induction") == ()
     chosen = data.choose()
     assert (chosen.layer, chosen.head) == data.strongest("previous token")[0][:2]
-    assert "no score: no token repeats" in printed(data)
-    assert "no score: no token repeats" in page(data, chosen)
+    assert "no token repeats" in printed(data)
+    assert "no token repeats" in page(data, chosen)
     assert png(data, chosen).startswith(b"\x89PNG")
 
 
@@ -340,6 +341,16 @@ def test_steps_show_their_values():
             expected = (f"{x:.3f}" if x else "·") if step.name == "softmax" else f"{x:+.2f}"
             assert (expected if np.isfinite(x) else "−∞") in text
     assert "P[i,j] = exp(S[i,j] − lse[i])" in text
+
+
+def test_steps_show_the_first_head_of_the_first_batch_entry():
+    x = np.random.RandomState(0).standard_normal((2, 3, 4, 2))
+    for layout in ("bhnd", "bnhd"):
+        y = x.swapaxes(1, 2) if layout == "bnhd" else x
+        steps = regard.stepping.steps(y, y, y, layout=layout)
+        np.testing.assert_array_equal(first_matrix(steps["Q"]), x[0, 0])
+        np.testing.assert_array_equal(first_matrix(steps["P"]), steps["P"].value[0, 0])
+        np.testing.assert_array_equal(first_matrix(steps["lse"])[:, 0], steps["lse"].value[0, 0])
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 1), (2, 2, 50, 16), (30, 100), (1, 0, 4), (1, 200, 3)])
@@ -524,9 +535,10 @@ def test_picture_holds_the_colours_of_the_map():
     assert inside.sum() > 500
 
 
-def test_picture_of_hostile_text():
+@pytest.mark.parametrize("token", ["$x_$", "\ud83d", "🎉"])
+def test_picture_of_hostile_text(token):
     data = made_up(HOSTILE * 3)
-    assert png(data, data.choose(token=0)).startswith(b"\x89PNG")
+    assert png(data, data.choose(token=token)).startswith(b"\x89PNG")
 
 
 def test_nothing_of_matplotlib_is_global():

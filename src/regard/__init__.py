@@ -1,80 +1,46 @@
 """regard: exact attention with no cliffs, and a way to look at what was attended to.
 
-Everything a user may import is here. Importing it loads NumPy and nothing else that is heavy.
+Everything a user may import is here, and is loaded when it is first used: `import regard` costs little more than
+`import numpy`. The stub beside this file says the same to type checkers.
 """
 
-from regard import positions
-from regard.api import attention, attention_jvp, attention_vjp, weights
-from regard.engines import available_engines
-from regard.linear import linear_attention
-from regard.merging import merge
-from regard.multihead import multihead_attention
-from regard.observing import Seen, top
-# from regard.planning import plan
-from regard.problem import Differential, Outputs
-from regard.rules import (
-    Mask,
-    Score,
-    Table,
-    alibi,
-    blocks,
-    causal,
-    dilated,
-    documents,
-    global_tokens,
-    mask,
-    padding,
-    prefix,
-    relative,
-    score,
-    softcap,
-    strided,
-    table,
-    temperature,
-    where,
-    window,
-)
-# from regard.stepping import steps
-from regard.threads import set_num_threads
+from importlib import import_module
+from typing import Any
+
+import numpy as _numpy  # noqa: F401  loaded here, so that the first call does not pay for it
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Differential",
-    "Mask",
-    "Outputs",
-    "Score",
-    "Seen",
-    "Table",
-    "__version__",
-    "alibi",
-    "attention",
-    "attention_jvp",
-    "attention_vjp",
-    "available_engines",
-    "blocks",
-    "causal",
-    "dilated",
-    "documents",
-    "global_tokens",
-    "linear_attention",
-    "mask",
-    "merge",
-    "multihead_attention",
-    "padding",
-#    "plan",
-    "positions",
-    "prefix",
-    "relative",
-    "score",
-    "set_num_threads",
-    "softcap",
-#    "steps",
-    "strided",
-    "table",
-    "temperature",
-    "top",
-    "weights",
-    "where",
-    "window",
-]
+_HOMES = {
+    "regard.api": "attention attention_jvp attention_vjp weights",
+    "regard.engines": "available_engines",
+    "regard.linear": "linear_attention",
+    "regard.merging": "merge",
+    "regard.multihead": "multihead_attention",
+    "regard.observing": "Seen top",
+    "regard.planning": "plan",
+    "regard.problem": "Differential Outputs",
+    "regard.rules": (
+        "Mask Score Table alibi blocks causal dilated documents global_tokens mask padding prefix relative score "
+        "softcap strided table temperature where window"
+    ),
+    "regard.stepping": "steps",
+    "regard.threads": "set_num_threads",
+}
+_MODULES = ("examplemodel", "insight", "positions")
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = ["__version__", *sorted([*_HOME, *_MODULES])]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"regard.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

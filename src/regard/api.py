@@ -52,7 +52,7 @@ class Frame:
 
     def out_shape(self, p: Problem) -> tuple[int, ...]:
         """The shape of the output as the caller sees it."""
-        return self.outward(np.broadcast_to(np.float32(0), p.shape(p.n_q, p.d_v))).shape
+        return tuple(self.outward(np.broadcast_to(np.float32(0), p.shape(p.n_q, p.d_v))).shape)
 
     def seen(self, found: Mapping[Statistic, Any]) -> Seen:
         def turn(x: Any) -> Any:

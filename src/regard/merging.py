@@ -54,6 +54,6 @@ def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array
         total = scale.sum(axis=0) + (0 if extra is None else np.exp(extra - m))
         share = np.where(total == 0, real(0), scale / total)
         out = np.zeros(outs[0].shape, real)
-        for part, w in zip(outs, share, strict=True):
-            out += np.where(w[..., None] == 0, real(0), w[..., None] * part.astype(real))
+        for x, w in zip(outs, share[..., None], strict=True):
+            out += np.where(w == 0, real(0), w * x.astype(real))
         return out.astype(outs[0].dtype), m + np.log(total)

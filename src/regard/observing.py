@@ -27,8 +27,8 @@ NAMES = ("lse", "entropy", "max", "argmax", "received")
 class Top:
     """The largest weights of every query and the keys they fall on, in falling order.
 
-    `values` and `indices` (int64, columns of the call: rows of key) are (..., h, n_q, k). Ties go to the lowest key. Where fewer than k keys may be
-    seen, the weight is 0 and the index −1.
+    `values` and `indices` (int64, rows of key) are (..., h, n_q, k). Ties go to the lowest key. Where fewer than k keys
+    may be seen, the weight is 0 and the index −1.
     """
 
     values: Array

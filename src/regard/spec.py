@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import At, Node, Table, evaluate, scatter, tangent
@@ -27,31 +28,32 @@ Real = type[np.float32] | type[np.float64] | type[np.longdouble]
 GOLDEN = 0x9E3779B97F4A7C15
 
 
-def mix64(x: Array) -> Array:
+def mix64(x: Any) -> Any:
     """The output function of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit words."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def random_bits(seed: int, b: Array, h: Array, i: Array, j: Array) -> Array:
-    """32 random bits for each (b, h, i, j): SplitMix64 keys the row, a keyed 32-bit mixer counts along it.
+def random_bits(seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
+    """32 random bits for each (b, h, i, j): SplitMix64 makes the two keys of a row, 32-bit arithmetic counts along it.
 
     The mixer has the multipliers and shifts of lowbias32 (Wellons 2018); the row's second key enters halfway.
     """
-    key = mix64(np.uint64(seed) + np.uint64(GOLDEN))
-    for index in (b, h, i, np.asarray(j) >> 32):
+    key = mix64(np.full(1, seed, np.uint64) + np.uint64(GOLDEN))
+    for index in (b, h, i):
         key = mix64((key ^ np.asarray(index).astype(np.uint64)) + np.uint64(GOLDEN))
-    x = np.asarray(j).astype(np.uint32) + key.astype(np.uint32)
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D) + (key >> np.uint64(32)).astype(np.uint32)
+    first, second = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
+    j = np.atleast_1d(j)
+    x = (j.astype(np.uint32) ^ (j >> 32).astype(np.uint32) * np.uint32(GOLDEN & 0xFFFFFFFF)) + first
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D) + second
     x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return x ^ (x >> np.uint32(16))
+    return np.asarray(x ^ (x >> np.uint32(16)))
 
 
-def kept(p: float, seed: int, b: Array, h: Array, i: Array, j: Array) -> Array:
+def kept(p: float, seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
     """The pairs that dropout keeps: those whose bits reach the integer threshold ⌊p · 2³²⌋."""
-    with np.errstate(over="ignore"):
-        return random_bits(seed, b, h, i, j) >= np.uint32(int(p * 2**32))
+    return random_bits(seed, b, h, i, j) >= np.uint32(int(p * 2**32))
 
 
 def einsum(pattern: str, x: Array, y: Array) -> Array:
@@ -92,7 +94,7 @@ class Terms:
     P: Array
     p_sink: Array
     D: Array
-    O: Array  # noqa: E741
+    O: Array
     H: Array
 
     @property
@@ -167,7 +169,7 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
     D = np.ones(T.shape, real)
     if p.dropout:
         D = np.broadcast_to(kept(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
-    O = rounded(seen("bhij,bhjc->bhic", P * D, v, visible))  # noqa: E741
+    O = rounded(seen("bhij,bhjc->bhic", P * D, v, visible))
     H = -(P * np.where(visible, S - lse[..., None], 0)).sum(axis=-1)
     return Terms(q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H)
 
@@ -283,8 +285,9 @@ class Dot:
     lse: Array
     P: Array
     p_sink: Array
-    O: Array  # noqa: E741
+    O: Array
     H: Array
+
 
 def dot(p: Problem, t: Differential, f: Terms) -> Dot:
     real = f.T.dtype.type
@@ -301,7 +304,7 @@ def dot(p: Problem, t: Differential, f: Terms) -> Dot:
     sink = np.zeros(()) if t.sink is None else np.broadcast_to(t.sink.astype(real), (p.heads,))[:, None]
     lse = (f.P * S).sum(axis=-1) + f.p_sink * sink
     P = f.P * (S - lse[..., None])
-    O = seen("bhij,bhjc->bhic", P * f.D, f.v, f.visible) + seen("bhij,bhjc->bhic", f.P * f.D, v, f.visible)  # noqa: E741
+    O = seen("bhij,bhjc->bhic", P * f.D, f.v, f.visible) + seen("bhij,bhjc->bhic", f.P * f.D, v, f.visible)
     H = -(P * (f.logP + 1)).sum(axis=-1)
     return Dot(q, k, v, at, tables, S, lse, P, f.p_sink * (sink - lse), O, H)
 
@@ -332,9 +335,9 @@ def gradients_jvp(p: Problem, t: Differential, ct: Outputs, ct_dot: Outputs, rea
         def second(node: Node | None) -> Array:
             """The tangent of dS · node: the node is a first derivative of the rule, its tangent a second one."""
             if node is None:
-                return dS
-            bend = evaluate_one(tangent(node, d.tables), d.at, dS.shape)
-            return through(f, node, dS) + np.where(f.visible, g.dS * bend, 0)
+                return np.asarray(dS)
+            bend = np.where(f.visible, g.dS * evaluate_one(tangent(node, d.tables), d.at, dS.shape), 0)
+            return np.asarray(through(f, node, dS) + bend)
 
         d_ds, d_tables = p.score_partials
         dT = second(d_ds)

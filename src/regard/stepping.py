@@ -121,13 +121,13 @@ def steps(
     array([[0.445, 0.389, 0.166],
            [0.507, 0.221, 0.272]])
     >>> print(steps[3:])
-    step        tensor    formula                         einsum     shape
-    ────────────────────────────────────────────────────────────────────────
-    raw scores  R[i,j]    R[i,j] = Q[i,a] K[j,a]          ia,ja->ij  (2, 3)
-    scaled      S[i,j]    S[i,j] = R[i,j] / √4                       (2, 3)
-    lse         lse[i]    lse[i] = log Σ_j exp S[i,j]                (2,)
-    softmax     P[i,j]    P[i,j] = exp(S[i,j] − lse[i])              (2, 3)
-    output      O[i,b]    O[i,b] = P[i,j] V[j,b]          ij,jb->ib  (2, 4)
+    step        tensor  formula                        einsum     shape
+    ────────────────────────────────────────────────────────────────────
+    raw scores  R[i,j]  R[i,j] = Q[i,a] K[j,a]         ia,ja->ij  (2, 3)
+    scaled      S[i,j]  S[i,j] = R[i,j] / √4                      (2, 3)
+    lse         lse[i]  lse[i] = log Σ_j exp S[i,j]               (2,)
+    softmax     P[i,j]  P[i,j] = exp(S[i,j] − lse[i])             (2, 3)
+    output      O[i,b]  O[i,b] = P[i,j] V[j,b]         ij,jb->ib  (2, 4)
     """
     p = problem_from(
         query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout,

@@ -36,11 +36,12 @@ from regard.rules import (
     prefix,
     score,
     strided,
+    tile_pairs,
     where,
     window,
 )
 from regard.rules.expression import OPS, order
-from regard.rules.extremes import BLOCK, Extremes
+from regard.rules.extremes import BLOCK, Extremes, look_up
 from regard.rules.intervals import INTERVALS, intervals
 
 EXAMPLES = settings().max_examples // 2
@@ -199,10 +200,23 @@ def test_one_affine_comparison_is_exact(terms, data):
     assert classify(node, None, Ranges(*tile)) == truth
 
 
-def test_a_sum_that_wraps_is_not_trusted():
-    node = mask(lambda b, h, i, j: i + 2**62 + 2**62 - i > 0).node
-    assert not evaluate([node], place([(0, 0), (0, 0), (5, 9), (0, 0)], np.float64))[0].any()
-    assert classify(node, None, Ranges(i=(5, 9))) != EVERYTHING
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda b, h, i, j: i + 2**62 + 2**62 - i > 0,
+        lambda b, h, i, j: i + (2**63 - 1) > i + (2**63 - 21),
+        lambda b, h, i, j: (x := i | 1) * 2**61 + x * 2**61 + x * 2**61 == 0,
+    ],
+)
+def test_sums_that_wrap_are_not_trusted(rule):
+    assert not evaluate([mask(rule).node], place([(0, 0), (0, 0), (5, 9), (0, 0)], np.float64))[0].any()
+    assert classify(mask(rule).node, None, Ranges(i=(5, 9))) != EVERYTHING
+
+
+def test_a_sum_that_wraps_and_comes_back_is_exact():
+    node = mask(lambda b, h, i, j: (i + (2**63 - 1)) - (i + (2**63 - 21)) == 20).node
+    assert classify(node, None, Ranges(i=(5, 9))) == EVERYTHING
+    assert evaluate([node], place([(0, 0), (0, 0), (5, 9), (0, 0)], np.float64))[0].all()
 
 
 def test_long_expressions():
@@ -213,7 +227,7 @@ def test_long_expressions():
         x = i
         for _ in range(30):
             x = x * 2**62
-        return x - i * x == x
+        return x + i != 3 * x
 
     (visible,) = evaluate([mask(product).node], place([(0, 0), (0, 0), (5, 9), (0, 0)], np.float64))
     assert visible.all()  # all of it wraps to 0
@@ -283,6 +297,9 @@ def test_a_score_of_minus_infinity_hides_a_tile():
     may_be_nan = score(lambda s, b, h, i, j: where(i - j <= 8, s, -np.inf) + s)
     assert classify(None, may_be_nan.node, ranges).tolist() == [2] * 6
     assert classify(None, alibi(np.array([0.5])).node, ranges).tolist() == [2] * 6
+    hidden_or_nan = Table(np.array([-np.inf, np.nan]))
+    assert classify(None, score(lambda s, b, h, i, j: hidden_or_nan[j % 2]).node, ranges).tolist() == [2] * 6
+    assert classify(None, score(lambda s, b, h, i, j: hidden_or_nan[0]).node, ranges).tolist() == [2] * 6
 
 
 def test_a_rule_that_reads_the_number_of_keys_asks_for_it():
@@ -338,6 +355,20 @@ def test_what_is_remembered_of_an_expression_goes_with_it(operation):
     assert [node() for node in gone] == [None, None]
 
 
+@pytest.mark.parametrize(
+    "rule", [causal(), documents(packed) & window(40, 3), blocks(np.eye(25, 40, 3, bool), 8)], ids=str
+)
+def test_many_tiles_of_queries_are_as_each_alone(rule):
+    low = np.array([0, 16, 90, 120, 190])
+    high = low + np.array([15, 40, 9, 0, 9])
+    edges = np.append(np.arange(0, 200, 9), 200)
+    row, tile, kinds = tile_pairs(rule.node, None, Ranges(i=(low, high)), edges)
+    for n in range(len(low)):
+        found, kinds_alone = key_tiles(rule.node, None, Ranges(i=(low[n], high[n])), edges)
+        assert tile[row == n].tolist() == found.tolist()
+        assert kinds[row == n].tolist() == kinds_alone.tolist()
+
+
 def test_no_keys():
     found, kinds = key_tiles(causal().node, None, Ranges(i=(0, 3)), np.array([0]))
     assert found.shape == kinds.shape == (0,)
@@ -383,6 +414,17 @@ def test_extremes_of_spans(m, r, seed):
         seen = seen[~np.isnan(seen)]
         expected = (seen.min(), seen.max()) if seen.size else (np.nan, np.nan)
         np.testing.assert_equal((least, most), expected)
+
+
+def test_more_spans_than_are_read_at_once():
+    random = np.random.default_rng(7)
+    numbers = random.integers(0, 10**6, (2, 5000))
+    h, first = random.integers(0, 2, 10_001), random.integers(0, 5000, 10_001)
+    last = np.minimum(first + random.integers(0, 300, first.size), 4999)
+    lo, hi, nan = look_up(Table(numbers), [(h, h), (first, last)])
+    for k in range(0, first.size, 97):
+        seen = numbers[h[k], first[k] : last[k] + 1]
+        assert (lo[k], hi[k], nan[k]) == (seen.min(), seen.max(), False)
 
 
 def test_a_table_is_read_at_the_heads_of_the_tile_alone():

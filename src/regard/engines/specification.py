@@ -67,5 +67,3 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
 def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
     primal, tangent = spec.jvp(p, t)
     return rounded(p, primal), rounded(p, tangent)
-
-

@@ -9,7 +9,7 @@ KEYS keys, a *span* is TILES tiles, counted from j = 0. Tiles in which nothing i
 span that are left are a *chunk* and are computed at once, as arrays (kv heads, group, T, ROWS, KEYS).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -72,18 +72,21 @@ class Unit:
     def h(self) -> Array:
         """The absolute query heads, (kv heads, group, 1, 1, 1)."""
         p = self.p
-        heads = np.arange(p.heads, dtype=np.int64).reshape(p.kv_heads, p.group)[self.kv, self.group]
+        heads: Array = np.arange(p.heads, dtype=np.int64).reshape(p.kv_heads, p.group)[self.kv, self.group]
         return heads[:, :, None, None, None] + p.origin[1]
 
     def per_query_head(self, x: Array, tail: int) -> Array:
         """The part of x (..., h, *tail) that belongs to this unit, (kv heads, group, *tail); a view."""
         x = self.p.leading(x, tail + 1)[self.index]
         x = np.broadcast_to(x, (self.p.heads, *x.shape[1:]))
-        return x.reshape(self.p.kv_heads, self.p.group, *x.shape[1:])[self.kv, self.group]
+        grouped = x.reshape(self.p.kv_heads, self.p.group, *x.shape[1:])
+        mine: Array = grouped[self.kv, self.group]
+        return mine
 
     def per_kv_head(self, x: Array) -> Array:
         """The part of key or value that belongs to this unit, (kv heads, 1, n_k, d); a view."""
-        return self.p.leading(x, 3)[self.index][self.kv, None]
+        mine: Array = self.p.leading(x, 3)[self.index][self.kv, None]
+        return mine
 
     @cached_property
     def k(self) -> Array:
@@ -199,12 +202,14 @@ class Rows:
         self.inside = slice(max(-start, 0), min(ROWS, unit.p.n_q - start))  # the rows of the block that the call has
         self.outside = slice(start + self.inside.start, start + self.inside.stop)  # the same, as rows of the call
         self.whole = self.inside == slice(0, ROWS)
+        self.heads = unit.h.shape[:2]
         self.i = (np.arange(ROWS, dtype=np.int64) + (start + unit.offset))[:, None]
 
     @cached_property
     def q(self) -> Array:
         """scale · q, (kv heads, group, 1, ROWS, d)."""
-        return self.take(self.unit.q) * self.p.compute.type(self.p.scale)
+        scaled: Array = self.take(self.unit.q) * self.p.compute.type(self.p.scale)
+        return scaled
 
     def take(self, x: Array) -> Array:
         """The rows of x (kv heads, group, n_q, d) as (kv heads, group, 1, ROWS, d)."""
@@ -229,7 +234,7 @@ class Chunk:
         self.T = stop - first
         self.tiles = slice(first, stop)
         self.start = rows.unit.tile_starts[first]
-        self.shape = (*rows.unit.h.shape[:2], self.T, ROWS, KEYS)
+        self.shape = (*rows.heads, self.T, ROWS, KEYS)
         # The tiles, counted from the first, between which the mask has to be evaluated.
         self.mixed = slice(int(mixed[0]) - first, int(mixed[-1]) + 1 - first) if len(mixed) else slice(0, 0)
         size = self.T * KEYS
@@ -266,29 +271,31 @@ class Chunk:
             full = padded
         return full.reshape(*full.shape[:3], self.T, KEYS).swapaxes(2, 3)[:, :, tiles]
 
-    def at(self, tiles: slice = slice(None), **score: Array) -> At:
+    def at(self, tiles: slice = slice(None), s: Array | None = None, ds: Array | None = None) -> At:
         """Where the rules are evaluated for some tiles."""
         return At(
-            b=np.int64(self.p.origin[0] + self.rows.unit.b),
+            b=np.array(self.p.origin[0] + self.rows.unit.b),
             h=self.rows.unit.h,
             i=self.rows.i,
             j=self.columns(tiles) + self.p.origin[2],
             dtype=self.p.compute.type,
             keys=self.p.keys,
             dense=lambda x: self.dense(x, tiles),
-            **score,
+            s=s,
+            ds=ds,
         )
 
     def raw(self) -> Array:
         """T = scale · Q K."""
-        return np.matmul(self.rows.q, self.k.swapaxes(-1, -2))
+        T: Array = np.matmul(self.rows.q, self.k.swapaxes(-1, -2))
+        return T
 
     def scores(self, raw: Array) -> Array:
         """S: the score rules, the bias, and −∞ for what is masked. Overwrites `raw` where there is no rule."""
         p = self.p
         S = raw
         if p.score_node is not None:
-            S = np.array(np.broadcast_to(evaluate([p.score_node], self.at(s=raw))[0], self.shape), p.compute)
+            S = np.array(np.broadcast_to(self.evaluate(p.score_node, raw), self.shape), p.compute)
         if p.bias is not None:
             S += self.dense(p.bias)
         self.hide(S, -np.inf)
@@ -305,30 +312,36 @@ class Chunk:
             S[:, :, 0, :, : self.inside.start] = value
             S[:, :, -1, :, self.inside.stop - (self.T - 1) * KEYS :] = value
 
-    def evaluate(self, node: Node, **score: Array) -> Array:
-        return evaluate([node], self.at(**score))[0]
+    def evaluate(self, node: Node, s: Array, ds: Array | None = None) -> Array:
+        """A score rule or a derivative of one."""
+        return evaluate([node], self.at(s=s, ds=ds))[0]
 
     def dropout(self) -> Array | None:
-        """Which weights are kept; None without dropout."""
+        """D = keep / (1 − p); None without dropout."""
         p = self.p
         if not p.dropout:
             return None
-        b = np.int64(p.origin[0] + self.rows.unit.b)
-        return kept(p.dropout, p.seed, b, self.rows.unit.h, self.rows.i, self.columns() + p.origin[2])
+        at = self.at()
+        D: Array = kept(p.dropout, p.seed, at.b, at.h, at.i, at.j) * p.compute.type(1 / (1 - p.dropout))
+        return D
 
 
-def product(weight: Array, x: Array, hidden: Callable[[], Array], clean: bool) -> Array:
-    """weight @ x, where pairs that are `hidden` have weight 0: unless x is `clean`, they must not make 0 · NaN.
+def masked(S: Array) -> Array:
+    """The pairs that do not see each other."""
+    return np.asarray(S == -np.inf)
 
-    weight (..., n, m), x (..., m, d), hidden() (..., n, m).
+
+def product(weight: Array, x: Array, hidden: Array | None) -> Array:
+    """weight @ x for weight (..., n, m) and x (..., m, d), where the weight of a `hidden` pair is 0.
+
+    None says that x is finite. Otherwise what is hidden must not make 0 · NaN.
     """
-    if clean:
-        return np.matmul(weight, x)
+    if hidden is None:
+        plain: Array = np.matmul(weight, x)
+        return plain
     wild = ~np.isfinite(x)
-    total = np.matmul(weight, np.where(wild, x.dtype.type(0), x))
-    dark = hidden()
-    for index in np.flatnonzero(wild.any(axis=(*range(x.ndim - 2), x.ndim - 1))):
-        row = x[..., index, None, :]
-        part = weight[..., index, None] * row
-        total += np.where(~np.isfinite(row) & ~dark[..., index, None], part, 0)
+    total: Array = np.matmul(weight, np.where(wild, x.dtype.type(0), x))
+    for m in np.flatnonzero(wild.any(axis=(*range(x.ndim - 2), x.ndim - 1))):
+        row = x[..., m, None, :]
+        total += np.where(~np.isfinite(row) & ~hidden[..., m, None], weight[..., m, None] * row, 0)
     return total

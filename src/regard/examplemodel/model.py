@@ -130,7 +130,8 @@ class ExampleModel:
             raise TypeError(f"text must be a str, got {type(text).__name__}")
         if not text:
             raise ValueError("text is empty: give at least one character")
-        return np.frombuffer(bytes([BOS]) + text.encode(), np.uint8).astype(np.int64)
+        data = text.encode(errors="surrogateescape")  # arguments of a command that are not UTF-8 arrive escaped
+        return np.frombuffer(bytes([BOS]) + data, np.uint8).astype(np.int64)
 
     def labels(self, ids: ArrayLike) -> list[str]:
         """What to show for each of `ids` (n,): a visible character, or the byte in hexadecimal."""
@@ -215,4 +216,4 @@ def _rms_norm(x: Floats, gain: Floats) -> Floats:
 
 def _gelu(x: Floats) -> Floats:
     """GELU in its tanh form (Hendrycks and Gimpel 2016)."""
-    return np.asarray(0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x**3))))
+    return np.asarray(0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x))))

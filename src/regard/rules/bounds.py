@@ -48,7 +48,7 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
     >>> key_tiles(window(100).node, None, Ranges(i=(4096, 4159)), np.arange(0, 32769, 64))
     (array([62, 63, 64]), array([1, 1, 1], dtype=int8))
     """
-    one = replace(ranges, i=tuple(np.reshape(end, 1) for end in ranges.i))
+    one = replace(ranges, i=(np.reshape(ranges.i[0], 1), np.reshape(ranges.i[1], 1)))
     return tile_pairs(mask, score, one, edges)[1:]
 
 

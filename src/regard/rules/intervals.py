@@ -145,7 +145,7 @@ def _to_affine(node: Node) -> Affine | None:
 
 
 def _sum(frame: Frame, form: Affine) -> tuple[Array, Array, Any]:
-    """The exact ends of an affine sum, and where they cannot be trusted."""
+    """The exact ends of an affine sum, and where they may not fit into 64 bits."""
     one = np.ones((), np.int64)
     parts = [(form.constant, Interval(one, one)), *((c, frame.known[x]) for x, c in form.terms.items())]
     lo: Any = 0
@@ -173,8 +173,8 @@ def _linear(natural: Callable[..., Interval]) -> Callable[..., Interval]:
         x = natural(*args)
         if not _repeats(node):
             return x
+        # Whatever wraps on the way, a sum that fits into 64 bits is right in the end.
         lo, hi, unsure = _sum(frame, affine(node))
-        unsure = unsure | _full(x)
         return Interval(np.where(unsure, x.lo, lo), np.where(unsure, x.hi, hi))
 
     return rule

@@ -61,7 +61,7 @@ class Program:
             instructions.append(Instruction(node.op, node.kind, tuple(position[arg] for arg in node.args), slot))
         numbers, tables, dense = (tuple(value for _, value in found.values()) for found in slots.values())
         results = tuple(position[node] for node in nodes)
-        signature = [f"table {table.dtype} {len(table.shape)}" for table in tables]
+        signature = [f"table {table.dtype}" for table in tables]
         structure = "\n".join([*signature, *_lines(instructions, results)])
         return cls(tuple(instructions), results, numbers, tables, dense, structure)
 

@@ -76,6 +76,9 @@ def softcap(cap: float | ArrayLike | Table) -> Score:
     """Scores pressed smoothly into (-cap, cap): cap · tanh(s / cap) (Bello et al. 2016; Gemma Team 2024).
 
     cap: positive; a number, or (h,) for one per head.
+
+    >>> softcap(50.0)
+    softcap(50.0)
     """
     at, text, requires = _per_head("softcap", "cap", cap, positive=True)
 

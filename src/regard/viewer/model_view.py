@@ -233,9 +233,8 @@ def look_data(
         q, k, lse = (kept[layer][head] for kept in (trace.q, trace.k, trace.lse))
         return regard.weights(q, k, lse=lse, rows=rows, causal=trace.causal, scale=trace.scale)
 
-    config = model.config
     return LookData(
-        model=f"regard's example decoder: bytes in, {config.layers} layers of {config.heads} heads",
+        model="regard's example decoder over bytes; ⊢ is the mark it puts first",
         text=text,
         tokens=tokens,
         statistics=statistics,

@@ -95,7 +95,8 @@ function drawMap() {
   const longest = Math.max(...Array.from({ length: size }, (_, k) => Math.max(context.measureText(labels[row + k]).width, context.measureText(labels[col + k]).width)));
   const named = (width - 40) / size >= 7.5;
   const margin = Math.ceil(named ? Math.min(longest, width / 5) : context.measureText(String(n)).width) + GAP;
-  Object.assign(frame, { left: margin, top: margin, side: width - margin, cell: (width - margin) / size });
+  const side = width - margin - GAP;
+  Object.assign(frame, { left: margin, top: margin, side, cell: side / size });
   map.width = map.height = Math.round(width * ratio);
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.imageSmoothingEnabled = false;
@@ -256,7 +257,10 @@ function chooseToken(token) {
   if (token < row || token >= row + size) move(token - row - Math.floor(size / 2), 0);
   shade();
   drawMap();
-  const box = el("text"), span = tokens[token];
+  reveal();
+}
+function reveal() {
+  const box = el("text"), span = tokens[state.token];
   const above = span.offsetTop - box.offsetTop - box.scrollTop;
   if (above < 0 || above > box.clientHeight - 30) box.scrollTop += above - box.clientHeight / 2;
 }
@@ -294,5 +298,5 @@ buildOverview();
 drawAll();
 dark.addEventListener("change", drawAll);
 new ResizeObserver(() => requestAnimationFrame(drawMap)).observe(map.parentElement);
-chooseHead(state.layer, state.head);
+chooseHead(state.layer, state.head).then(reveal);
 })();

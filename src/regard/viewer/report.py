@@ -151,6 +151,6 @@ def _strongest(data: LookData) -> str:
                 f'<td>{score:.3f}</td><td><meter value="{score:.4f}">{score:.3f}</meter></td></tr>'
             )
         if not data.strongest(kind.name):
-            rows.append('<tr><td colspan="3">no score: no token repeats</td></tr>')
+            rows.append('<tr><td colspan="3">no token repeats</td></tr>')
         rows.append("</tbody>")
     return "\n".join(rows)

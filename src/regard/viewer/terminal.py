@@ -9,6 +9,7 @@ from rich.text import Text
 
 from .blocks import Screen
 from .colour import tone
+from .labels import printable
 from .model_view import CAVEAT, FEATURED, NOTABLE, Choice, LookData, block_starts
 
 
@@ -42,7 +43,7 @@ def _heading(data: LookData, screen: Screen) -> RenderableType:
         Text(f"{data.n} tokens, {data.layers} layers of {data.heads} heads", style="dim"),
     ]
     if data.following:
-        guesses = ", ".join(f"{screen.quoted(token)} {share:.0%}" for token, share in data.following)
+        guesses = ", ".join(f"{screen.quoted(printable(token))} {share:.0%}" for token, share in data.following)
         lines.append(Text(f"the model expects next: {guesses}", style="dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))
 
@@ -77,7 +78,7 @@ def _strongest(data: LookData, screen: Screen) -> RenderableType:
     for kind in FEATURED:
         heads = data.strongest(kind.name)
         if not heads:
-            table.add_row(Text(kind.name, style="bold"), "", Text("no score: no token repeats", style="dim"))
+            table.add_row(Text(kind.name, style="bold"), "", "", Text("no token repeats", style="dim"))
         for rank, (layer, head, score) in enumerate(heads):
             title = (Text(kind.name, style="bold"), Text(kind.meaning, style="dim"), Text())[min(rank, 2)]
             table.add_row(title, f"L{layer} H{head}", f"{score:.3f}", _bar(score, screen))

@@ -1,0 +1,77 @@
+from regard import examplemodel, insight, positions
+from regard.api import attention, attention_jvp, attention_vjp, weights
+from regard.engines import available_engines
+from regard.linear import linear_attention
+from regard.merging import merge
+from regard.multihead import multihead_attention
+from regard.observing import Seen, top
+from regard.planning import plan
+from regard.problem import Differential, Outputs
+from regard.rules import (
+    Mask,
+    Score,
+    Table,
+    alibi,
+    blocks,
+    causal,
+    dilated,
+    documents,
+    global_tokens,
+    mask,
+    padding,
+    prefix,
+    relative,
+    score,
+    softcap,
+    strided,
+    table,
+    temperature,
+    where,
+    window,
+)
+from regard.stepping import steps
+from regard.threads import set_num_threads
+
+__version__: str
+
+__all__ = [
+    "Differential",
+    "Mask",
+    "Outputs",
+    "Score",
+    "Seen",
+    "Table",
+    "__version__",
+    "alibi",
+    "attention",
+    "attention_jvp",
+    "attention_vjp",
+    "available_engines",
+    "blocks",
+    "causal",
+    "dilated",
+    "documents",
+    "examplemodel",
+    "global_tokens",
+    "insight",
+    "linear_attention",
+    "mask",
+    "merge",
+    "multihead_attention",
+    "padding",
+    "plan",
+    "positions",
+    "prefix",
+    "relative",
+    "score",
+    "set_num_threads",
+    "softcap",
+    "steps",
+    "strided",
+    "table",
+    "temperature",
+    "top",
+    "weights",
+    "where",
+    "window",
+]

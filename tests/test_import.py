@@ -1,0 +1,51 @@
+"""`import regard` imports NumPy and nothing else of others, and a call imports no framework."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+
+PACKAGE = Path(regard.__file__).parent
+CALL = "x = numpy.ones((2, 8, 4), numpy.float32); regard.attention(x, x, x, causal=True, observe=['entropy'])"
+CHECK = """
+import json, sys
+import numpy
+before = set(sys.modules)
+import regard
+{}
+print(json.dumps(sorted({{name.partition(".")[0] for name in set(sys.modules) - before}})))
+"""
+
+
+def foreign(root: Path, then: str = "") -> set[str]:
+    """The packages that `import regard` (from `root`) and `then` load, beyond NumPy and the standard library."""
+    paths = [str(root), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", CHECK.format(then)]
+    found = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    return set(json.loads(found)) - sys.stdlib_module_names - {"regard", "numpy"}
+
+
+def test_importing_loads_nothing_of_others() -> None:
+    assert foreign(PACKAGE.parent) == set()
+
+
+def test_a_call_loads_no_framework() -> None:
+    assert foreign(PACKAGE.parent, CALL) <= {"threadpoolctl"}
+    assert foreign(PACKAGE.parent, "from regard import *") <= {"safetensors"}
+
+
+@pytest.mark.parametrize("file", ["__init__.py", "api.py", "rules/expression.py", "engines/tiled.py"])
+def test_these_tests_can_fail(tmp_path: Path, file: str) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "regard", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    (tmp_path / "some_framework.py").touch()
+    changed = tmp_path / "regard" / file
+    changed.write_text(changed.read_text() + "\nimport some_framework\n")
+    then = "" if file == "__init__.py" else CALL
+    assert "some_framework" in foreign(tmp_path, then)

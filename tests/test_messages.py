@@ -1,0 +1,619 @@
+"""The text of errors is a contract: it names the argument, what was given and what was expected, before any work."""
+
+import math
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import regard
+from regard.engines import specification, tiled
+from regard.planning import plan
+from regard.stepping import steps
+
+
+def ones(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.ones(shape, dtype)
+
+
+Q, K, V = ones(2, 4, 6, 8), ones(2, 2, 5, 8), ones(2, 2, 5, 3)  # batch 2, 4 heads in groups of 2, 6 queries, 5 keys
+MATRIX = ones(6, 8)
+DOUT, PER_QUERY = ones(2, 4, 6, 3), ones(2, 4, 6)
+SLOPES = regard.table(ones(4, dtype=np.float64))
+
+FLOATING = "must have a floating dtype (float16, bfloat16, float32, float64), got"
+MASK = "mask must be a mask, a function of (b, h, i, j), or an array of booleans or 0/1 integers, got"
+SCORE = "must be a score rule, a function of (s, b, h, i, j), or a sequence of those, got"
+KNOWN = "known are 'lse', 'entropy', 'max', 'argmax', 'received' and regard.top(k)"
+TRUTH = "a mask has no truth value; combine masks with & | ~ instead of and, or, not"
+BRANCHING = (
+    "a rule is traced once for all indices, so a traced value has no truth value: use & | ~ for and, or, not; "
+    "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
+    "(a <= x) & (x < b) for a <= x < b"
+)
+A_BOOLEAN = "a mask must return a boolean one, e.g. i - j > 0"
+A_FLOAT = "a score must return a float one, e.g. s - 0.5 * abs(i - j)"
+
+
+class Subclass(np.ndarray):
+    """Arrays that mean more than their numbers: np.ma.MaskedArray, np.matrix, arrays with units."""
+
+
+class Tensor:
+    """An array of some other library."""
+
+    ndim = 2
+    shape = (6, 8)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return MATRIX
+
+
+def matrix(x: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        return np.asmatrix(x)
+
+
+def with_if(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j <= i if h == 0 else j < i
+
+
+def with_and(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j <= i and h > 0
+
+
+def with_not(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return not j > i
+
+
+def chained(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return 0 <= i - j < 4
+
+
+def with_max(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return max(s, 0.0)
+
+
+def with_math(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return math.tanh(s)
+
+
+def indexing(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return s + [0.5, 0.25][h]
+
+
+def adding_an_array(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return s + np.ones((6, 5))
+
+
+def distance(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i - j
+
+
+def half(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return i / 2
+
+
+def no_return(b: Any, h: Any, i: Any, j: Any) -> Any:
+    j <= i  # noqa: B015
+
+
+def an_array(b: Any, h: Any, i: Any, j: Any) -> Any:
+    return np.ones((6, 5), bool)
+
+
+def later(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+    return j > i
+
+
+def three(b: Any, h: Any, i: Any) -> Any:
+    return i > 0
+
+
+def call(q: Any = Q, k: Any = K, v: Any = V, /, **wishes: Any) -> Callable[[], Any]:
+    return lambda: regard.attention(q, k, v, **wishes)
+
+
+def weights(q: Any = Q, k: Any = K, /, **wishes: Any) -> Callable[[], Any]:
+    return lambda: regard.weights(q, k, **wishes)
+
+
+def vjp(dout: Any = DOUT, /, **wishes: Any) -> Callable[[], Any]:
+    return lambda: regard.attention_vjp(Q, K, V, dout, **wishes)
+
+
+def jvp(**wishes: Any) -> Callable[[], Any]:
+    return lambda: regard.attention_jvp(Q, K, V, **wishes)
+
+
+def merge(*parts: Any, **wishes: Any) -> Callable[[], Any]:
+    return lambda: regard.merge(*parts, **wishes)
+
+
+BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    # shapes
+    (
+        call(Q, K[..., :4]),
+        ValueError,
+        "query and key must have the same number of features d, got query (2, 4, 6, 8), key (2, 2, 5, 4)",
+    ),
+    (
+        call(Q, K, V[:, :, :3]),
+        ValueError,
+        "key and value must have the same number of keys n_k, got key (2, 2, 5, 8), value (2, 2, 3, 3)",
+    ),
+    (
+        call(Q, K, V[:, :1]),
+        ValueError,
+        "key and value must have the same number of heads h_kv, got key (2, 2, 5, 8), value (2, 1, 5, 3)",
+    ),
+    (
+        call(Q[:, :3]),
+        ValueError,
+        "the heads of query must be a multiple of those of key, got 3 and 2 in query (2, 3, 6, 8), key (2, 2, 5, 8)",
+    ),
+    (
+        call(Q, K[:, :0], V[:, :0]),
+        ValueError,
+        "the heads of query must be a multiple of those of key, got 4 and 0 in query (2, 4, 6, 8), key (2, 0, 5, 8)",
+    ),
+    (
+        call(layout="bnhd"),
+        ValueError,
+        "the heads of query must be a multiple of those of key, got 6 and 5 in query (2, 4, 6, 8), key (2, 2, 5, 8)",
+    ),
+    (
+        call(Q, ones(3, 2, 5, 8), ones(3, 2, 5, 8)),
+        ValueError,
+        "the leading dimensions must broadcast, got query (2, 4, 6, 8), key (3, 2, 5, 8)",
+    ),
+    (
+        call(Q, K, ones(3, 2, 5, 8)),
+        ValueError,
+        "the leading dimensions must broadcast, got query (2, 4, 6, 8), key (2, 2, 5, 8), value (3, 2, 5, 8)",
+    ),
+    (
+        call(Q, MATRIX, ones(6, 8)),
+        ValueError,
+        "query, key and value must all be matrices (n, d) or all have heads (..., h, n, d), "
+        "got query (2, 4, 6, 8), key (6, 8), value (6, 8)",
+    ),
+    (
+        call(Q[0, 0, 0]),
+        ValueError,
+        "query, key and value must all be matrices (n, d) or all have heads (..., h, n, d), "
+        "got query (8,), key (2, 2, 5, 8), value (2, 2, 5, 3)",
+    ),
+    (
+        call(MATRIX, MATRIX[:, :5], MATRIX),
+        ValueError,
+        "query and key must have the same number of features d, got query (6, 8), key (6, 5)",
+    ),
+    # arrays and their dtypes
+    (call([[1.0]]), TypeError, "query must be a NumPy array, got list"),
+    (call(Q, None), TypeError, "key must be a NumPy array, got NoneType"),
+    (call(np.float32(1)), TypeError, "query must be a NumPy array, got numpy.float32"),
+    (call(np.ma.masked_array(Q)), TypeError, "query must be a NumPy array, got numpy.ma.MaskedArray"),
+    (call(matrix(MATRIX), MATRIX, MATRIX), TypeError, "query must be a NumPy array, got numpy.matrix"),
+    (call(Q, K.view(Subclass)), TypeError, f"key must be a NumPy array, got {__name__}.Subclass"),
+    (call(Q, K, Tensor()), TypeError, f"value must be a NumPy array, got {__name__}.Tensor"),
+    (call(Q.astype(int)), TypeError, f"query {FLOATING} int64"),
+    (call(Q, K > 0), TypeError, f"key {FLOATING} bool"),
+    (call(Q, K, V.astype(object)), TypeError, f"value {FLOATING} object"),
+    (call(Q.astype(complex)), TypeError, f"query {FLOATING} complex128"),
+    (call(Q.astype(ml_dtypes.float8_e4m3fn)), TypeError, f"query {FLOATING} float8_e4m3fn"),
+    (call(Q.astype(">f4")), TypeError, f"query {FLOATING} >f4, not in the byte order of this machine"),
+    (
+        call(Q, K.astype(np.float64)),
+        TypeError,
+        "query, key and value must share one dtype, got query float32, key float64, value float32",
+    ),
+    (
+        call(Q.astype(np.float16), K.astype(np.float16), V.astype(ml_dtypes.bfloat16)),
+        TypeError,
+        "query, key and value must share one dtype, got query float16, key float16, value bfloat16",
+    ),
+    # masks
+    (
+        call(mask=ones(6, 5)),
+        TypeError,
+        "mask must be booleans or 0/1 integers, got float32; to add to scores, use bias=",
+    ),
+    (
+        call(mask=ones(6, 5, dtype=ml_dtypes.bfloat16)),
+        TypeError,
+        "mask must be booleans or 0/1 integers, got bfloat16; to add to scores, use bias=",
+    ),
+    (
+        lambda: regard.causal() & ones(6, 5),
+        TypeError,
+        "mask must be booleans or 0/1 integers, got float32; to add to scores, use bias=",
+    ),
+    (call(mask=np.array([0, 1, 2, 0, 1])), ValueError, "mask must be booleans or 0/1 integers, got 2"),
+    (call(mask=np.full((6, 5), -1)), ValueError, "mask must be booleans or 0/1 integers, got -1"),
+    (call(mask=np.full((6, 5), 255, np.uint8)), ValueError, "mask must be booleans or 0/1 integers, got 255"),
+    (lambda: regard.causal() & np.full((6, 5), 3), ValueError, "mask must be booleans or 0/1 integers, got 3"),
+    (call(mask=ones(6, 5, dtype=object)), TypeError, "mask must be booleans or 0/1 integers, got object"),
+    (call(mask=ones(6, 5, dtype=complex)), TypeError, "mask must be booleans or 0/1 integers, got complex128"),
+    (call(mask="causal"), TypeError, f"{MASK} str"),
+    (call(mask=[[True]]), TypeError, f"{MASK} list"),
+    (call(mask=True), TypeError, f"{MASK} bool"),
+    (call(mask=Tensor()), TypeError, f"{MASK} {__name__}.Tensor"),
+    (call(mask=np.ma.masked_array(ones(6, 5, dtype=bool))), TypeError, f"{MASK} numpy.ma.MaskedArray"),
+    (lambda: regard.causal() & 1, TypeError, f"{MASK} int"),
+    (
+        call(mask=regard.softcap(2.0)),
+        TypeError,
+        "mask must be a mask, got the score softcap(2.0); give score=softcap(2.0)",
+    ),
+    (
+        call(mask=ones(6, 4, dtype=bool)),
+        ValueError,
+        "mask must align right to (..., h, n_q, n_k) = (2, 4, 6, 5), got shape (6, 4)",
+    ),
+    (
+        call(mask=ones(1, 2, 4, 6, 5, dtype=bool)),
+        ValueError,
+        "mask must align right to (..., h, n_q, n_k) = (2, 4, 6, 5), got shape (1, 2, 4, 6, 5)",
+    ),
+    (
+        call(mask=ones(2, 5, dtype=bool)),
+        ValueError,
+        "mask must align right to (..., h, n_q, n_k) = (2, 4, 6, 5), got shape (2, 5); "
+        "one row for each batch element? Then give mask[:, None, None, :]",
+    ),
+    (
+        call(mask=regard.causal() & ones(2, 5, dtype=bool)),
+        ValueError,
+        "mask must align right to (..., h, n_q, n_k) = (2, 4, 6, 5), got shape (2, 5); "
+        "one row for each batch element? Then give mask[:, None, None, :]",
+    ),
+    (
+        call(mask=ones(2, 6, 5, dtype=int)),
+        ValueError,
+        "mask must align right to (..., h, n_q, n_k) = (2, 4, 6, 5), got shape (2, 6, 5); "
+        "one matrix for each batch element? Then give mask[:, None, :, :]",
+    ),
+    (call(causal=1), TypeError, "causal must be a bool, got 1"),
+    (call(causal=regard.causal()), TypeError, "causal must be a bool, got causal()"),
+    (lambda: regard.causal() and regard.window(3), TypeError, TRUTH),
+    (lambda: regard.causal() or regard.window(3), TypeError, TRUTH),
+    (lambda: not regard.causal(), TypeError, TRUTH),
+    (lambda: 1 if regard.causal() else 0, TypeError, TRUTH),
+    # rules
+    (call(mask=with_if), TypeError, BRANCHING),
+    (call(mask=with_and), TypeError, BRANCHING),
+    (call(mask=with_not), TypeError, BRANCHING),
+    (call(mask=chained), TypeError, BRANCHING),
+    (call(score=with_max), TypeError, BRANCHING),
+    (
+        call(score=with_math),
+        TypeError,
+        "a traced value is not a number: use .astype(int) or .astype(float), np.rint, and NumPy's functions, "
+        "not math's",
+    ),
+    (
+        call(score=indexing),
+        TypeError,
+        "a traced value cannot index a list or an array; use regard.table(array)[index]",
+    ),
+    (
+        call(score=adding_an_array),
+        TypeError,
+        "arrays and lists cannot be used in a rule directly; use regard.table(array)[index]",
+    ),
+    (call(mask=distance), TypeError, f"mask rule 'distance' returned an int expression; {A_BOOLEAN}"),
+    (call(mask=half), TypeError, f"mask rule 'half' returned a float expression; {A_BOOLEAN}"),
+    (call(mask=no_return), TypeError, f"mask rule 'no_return' returned a NoneType; {A_BOOLEAN}"),
+    (call(mask=an_array), TypeError, f"mask rule 'an_array' returned a ndarray; {A_BOOLEAN}"),
+    (call(score=later), TypeError, f"score rule 'later' returned a bool expression; {A_FLOAT}"),
+    (call(mask=three), TypeError, "mask rule 'three' must take (b, h, i, j): too many positional arguments"),
+    (call(mask=later), TypeError, "mask rule 'later' must take (b, h, i, j): missing a required argument: 'j'"),
+    (call(score=distance), TypeError, "score rule 'distance' must take (s, b, h, i, j): too many positional arguments"),
+    (call(score=3.0), TypeError, f"score {SCORE} float"),
+    (call(score="softcap"), TypeError, f"score {SCORE} str"),
+    (call(score=ones(6, 5)), TypeError, f"score {SCORE} numpy.ndarray"),
+    (call(score=[regard.softcap(2.0), 3.0]), TypeError, f"score[1] {SCORE} float"),
+    (call(score=regard.causal()), TypeError, "score must be a score, got the mask causal(); give mask=causal()"),
+    (
+        call(score=[regard.softcap(2.0), regard.window(3)]),
+        TypeError,
+        "score must be a score, got the mask window(3); give mask=window(3)",
+    ),
+    (
+        call(mask=regard.documents(np.zeros(5, int)), offset=0),
+        ValueError,
+        "ids of documents covers query index 0 to 4, but this call reaches query index 5",
+    ),
+    (
+        call(mask=regard.documents(np.zeros(9, int))),
+        ValueError,
+        "ids of documents covers query index 0 to 8, but this call reaches query index -1",
+    ),
+    (
+        call(mask=regard.documents(np.zeros(9, int), np.zeros(4, int)), offset=0),
+        ValueError,
+        "key_ids of documents covers key index 0 to 3, but this call reaches key index 4",
+    ),
+    (
+        call(mask=regard.padding(np.array([1, 2])), origin=(1, 0, 0)),
+        ValueError,
+        "lengths of padding covers batch index 0 to 1, but this call reaches batch index 2",
+    ),
+    (
+        call(score=regard.alibi(ones(3))),
+        ValueError,
+        "slopes of alibi covers head 0 to 2, but this call reaches head 3",
+    ),
+    (lambda: regard.window(2.5), TypeError, "left of window must be an integer, got 2.5"),
+    (lambda: regard.documents(ones(5)), TypeError, "ids of documents must be integers, got float32"),
+    (lambda: regard.alibi(Tensor()), TypeError, f"slopes of alibi must be a NumPy array, got {__name__}.Tensor"),
+    (
+        lambda: regard.padding([[1], [1, 2]]),
+        ValueError,
+        "lengths of padding must be an array, got lists of different lengths",
+    ),
+    (
+        lambda: regard.documents([[1], [1, 2]]),
+        ValueError,
+        "ids of documents must be an array, got lists of different lengths",
+    ),
+    (lambda: regard.table([[1], [1, 2]]), ValueError, "table must be an array, got lists of different lengths"),
+    (
+        lambda: regard.table(np.ma.masked_array([1.0, 2.0])),
+        TypeError,
+        "table must be a NumPy array, got numpy.ma.MaskedArray",
+    ),
+    # bias, sink, scale
+    (
+        call(bias=ones(6, 4)),
+        ValueError,
+        "bias must align right to (..., h, n_q, n_k) = (2, 4, 6, 5), got shape (6, 4)",
+    ),
+    (
+        call(bias=ones(2, 5)),
+        ValueError,
+        "bias must align right to (..., h, n_q, n_k) = (2, 4, 6, 5), got shape (2, 5); "
+        "one row for each batch element? Then give bias[:, None, None, :]",
+    ),
+    (
+        call(bias=ones(6, 5, dtype=bool)),
+        TypeError,
+        "bias must have a floating dtype, got bool; give a boolean array as mask=",
+    ),
+    (call(bias=ones(6, 5, dtype=int)), TypeError, f"bias {FLOATING} int64"),
+    (call(bias=1.0), TypeError, "bias must be a NumPy array, got float"),
+    (call(bias=Tensor()), TypeError, f"bias must be a NumPy array, got {__name__}.Tensor"),
+    (call(sink=ones(3)), ValueError, "sink must be one number for each head, shape (4,), got shape (3,)"),
+    (call(sink=ones(2, 4)), ValueError, "sink must be one number for each head, shape (4,), got shape (2, 4)"),
+    (call(sink=ones(4, dtype=int)), TypeError, f"sink {FLOATING} int64"),
+    (call(sink=0.5), TypeError, "sink must be a NumPy array, got float"),
+    (call(scale=np.nan), ValueError, "scale must be finite, got nan"),
+    (call(scale=-np.inf), ValueError, "scale must be finite, got -inf"),
+    (call(scale=10**400), ValueError, "scale must be finite, got inf"),
+    (call(scale="0.5"), TypeError, "scale must be a number, got '0.5'"),
+    (call(scale=True), TypeError, "scale must be a number, got True"),
+    (call(scale=np.ones(1)), TypeError, "scale must be a number, got array([1.])"),
+    # dropout
+    (call(dropout=1.0, seed=0), ValueError, "dropout must be in [0, 1), got 1.0"),
+    (call(dropout=-0.1, seed=0), ValueError, "dropout must be in [0, 1), got -0.1"),
+    (call(dropout=np.nan, seed=0), ValueError, "dropout must be finite, got nan"),
+    (call(dropout=True, seed=0), TypeError, "dropout must be a number, got True"),
+    (call(dropout=None), TypeError, "dropout must be a number, got None"),
+    (
+        call(dropout=0.1),
+        ValueError,
+        "dropout=0.1 needs seed=, an int: the same seed drops the same weights everywhere",
+    ),
+    (call(dropout=0.1, seed=-1), ValueError, "seed must be in [0, 2**64), got -1"),
+    (call(dropout=0.1, seed=2**64), ValueError, "seed must be in [0, 2**64), got 18446744073709551616"),
+    (call(dropout=0.1, seed=1.0), TypeError, "seed must be an int, got 1.0"),
+    (call(seed=True), TypeError, "seed must be an int, got True"),
+    # positions and layout
+    (call(offset=1.5), TypeError, "offset must be an int or an integer array, got 1.5"),
+    (call(offset=True), TypeError, "offset must be an int or an integer array, got True"),
+    (call(offset=[0, 1]), TypeError, "offset must be an int or an integer array, got [0, 1]"),
+    (call(offset=ones(2)), TypeError, "offset must be an int or an integer array, got float32"),
+    (
+        call(offset=np.zeros(3, int)),
+        ValueError,
+        "offset must broadcast to the leading dimensions (2,), got shape (3,)",
+    ),
+    (call(offset=2**63), ValueError, "offset must be within ±2**62, got 9223372036854775808"),
+    (call(offset=np.array([0, -(2**63)])), ValueError, "offset must be within ±2**62, got -9223372036854775808"),
+    (call(origin=(0, 0)), TypeError, "origin must be a tuple (b, h, j) of integers, got (0, 0)"),
+    (call(origin=[0, 0, 0]), TypeError, "origin must be a tuple (b, h, j) of integers, got [0, 0, 0]"),
+    (call(origin=5), TypeError, "origin must be a tuple (b, h, j) of integers, got 5"),
+    (call(origin=(0, 0.5, 0)), TypeError, "h of origin must be an int, got 0.5"),
+    (call(origin=(0, 0, -1)), ValueError, "origin must be between 0 and 2**62, got (0, 0, -1)"),
+    (call(layout="nhbd"), ValueError, "layout must be 'bhnd' or 'bnhd', got 'nhbd'"),
+    (call(layout=None), ValueError, "layout must be 'bhnd' or 'bnhd', got None"),
+    (call(layout=np.zeros(2)), ValueError, "layout must be 'bhnd' or 'bnhd', got array([0., 0.])"),
+    # what is returned
+    (call(observe=["lse", "entropi"]), ValueError, f"observe: unknown statistic 'entropi'; {KNOWN}"),
+    (call(observe=["top"]), ValueError, f"observe: unknown statistic 'top'; {KNOWN}"),
+    (call(observe=[ones(2)]), ValueError, f"observe: unknown statistic array([1., 1.], dtype=float32); {KNOWN}"),
+    (
+        call(observe="entropy"),
+        TypeError,
+        "observe must be a sequence of statistics, got 'entropy'; give observe=['entropy']",
+    ),
+    (
+        call(observe=regard.top(3)),
+        TypeError,
+        "observe must be a sequence of statistics, got regard.top(3); give observe=[regard.top(3)]",
+    ),
+    (call(observe={"lse"}), TypeError, "observe must be a sequence of statistics, got set"),
+    (call(observe=None), TypeError, "observe must be a sequence of statistics, got NoneType"),
+    (call(return_weights=regard.causal()), TypeError, "return_weights must be a bool, got causal()"),
+    (lambda: regard.top(0), ValueError, "top: k must be a positive int, got 0"),
+    # engines
+    (call(engine="cuda"), ValueError, "engine must be one of 'tiled', 'spec', got 'cuda'"),
+    (call(engine=["tiled"]), ValueError, "engine must be one of 'tiled', 'spec', got ['tiled']"),
+    (lambda: regard.set_num_threads(0), ValueError, "set_num_threads: n must be at least 1, got 0"),
+    (lambda: regard.set_num_threads(1.5), TypeError, "set_num_threads: n must be an int, got 1.5"),
+    # weights
+    (weights(lse=PER_QUERY[..., :2]), ValueError, "lse must have shape (2, 4, 6), got (2, 4, 2)"),
+    (weights(lse=PER_QUERY.astype(int)), TypeError, f"lse {FLOATING} int64"),
+    (weights(rows=3), TypeError, "rows must be a slice, got 3"),
+    (weights(cols=[0, 1]), TypeError, "cols must be a slice, got [0, 1]"),
+    (
+        weights(cols=slice(0, 4, 0)),
+        ValueError,
+        "cols must be a slice of integers with a step other than 0, got slice(0, 4, 0)",
+    ),
+    (
+        weights(rows=slice(0.5, 2)),
+        ValueError,
+        "rows must be a slice of integers with a step other than 0, got slice(0.5, 2, None)",
+    ),
+    (weights(Q, K.astype(np.float64)), TypeError, "query and key must share one dtype, got query float32, key float64"),
+    (
+        weights(Q, ones(3, 2, 5, 8)),
+        ValueError,
+        "the leading dimensions must broadcast, got query (2, 4, 6, 8), key (3, 2, 5, 8)",
+    ),
+    # derivatives
+    (vjp(DOUT[..., :2]), ValueError, "dout must have shape (2, 4, 6, 3), got (2, 4, 6, 2)"),
+    (vjp(DOUT.astype(np.float64)), TypeError, "dout must have dtype float32, got float64"),
+    (vjp([1.0]), TypeError, "dout must be a NumPy array, got list"),
+    (vjp(dlse=PER_QUERY[:, :2]), ValueError, "dlse must have shape (2, 4, 6), got (2, 2, 6)"),
+    (vjp(dentropy=PER_QUERY[0]), ValueError, "dentropy must have shape (2, 4, 6), got (4, 6)"),
+    (vjp(observe=["lse"]), TypeError, "observe is not an option of a derivative"),
+    (vjp(return_weights=True), TypeError, "return_weights is not an option of a derivative"),
+    (jvp(attn_mask=None), TypeError, "attn_mask is not an option of a derivative"),
+    (jvp(dquery=Q[:, :2]), ValueError, "dquery must have shape (2, 4, 6, 8), got (2, 2, 6, 8)"),
+    (jvp(dkey=K.astype(np.float64)), TypeError, "dkey must have dtype float32, got float64"),
+    (jvp(dvalue=K), ValueError, "dvalue must have shape (2, 2, 5, 3), got (2, 2, 5, 8)"),
+    (jvp(dbias=ones(6, 5)), ValueError, "dbias is given, but this call has no bias"),
+    (jvp(bias=ones(6, 5), dbias=ones(5)), ValueError, "dbias must have shape (6, 5), got (5,)"),
+    (jvp(dsink=ones(4)), ValueError, "dsink is given, but this call has no sink"),
+    (jvp(sink=ones(4), dsink=ones(1)), ValueError, "dsink must have shape (4,), got (1,)"),
+    (
+        jvp(dtables={SLOPES: ones(4)}),
+        ValueError,
+        "dtables: table of shape (4,), float64 is not a float table of this call's score",
+    ),
+    (
+        jvp(score=regard.alibi(SLOPES), dtables={SLOPES: ones(3)}),
+        ValueError,
+        "dtables[table of shape (4,), float64] must have shape (4,), got (3,)",
+    ),
+    (
+        jvp(score=regard.alibi(SLOPES), dtables=[ones(4)]),
+        TypeError,
+        "dtables must map tables to their tangents, got list",
+    ),
+    # merge
+    (merge(), ValueError, "merge needs at least one part (out, lse), got none"),
+    (merge(DOUT, PER_QUERY), TypeError, "merge: part 0 must be a tuple (out, lse), got numpy.ndarray"),
+    (merge((DOUT, PER_QUERY, Q)), TypeError, "merge: part 0 must be a tuple (out, lse), got a tuple of 3"),
+    (
+        merge((DOUT, PER_QUERY), (DOUT[:, :2], PER_QUERY[:, :2])),
+        ValueError,
+        "merge: out of part 1 must have shape (2, 4, 6, 3), got (2, 2, 6, 3)",
+    ),
+    (merge((DOUT, PER_QUERY[..., :2])), ValueError, "merge: lse of part 0 must have shape (2, 4, 6), got (2, 4, 2)"),
+    (
+        merge((DOUT, PER_QUERY), (DOUT.astype(np.float64), PER_QUERY)),
+        TypeError,
+        "merge: out of part 1 must have dtype float32, got float64",
+    ),
+    (
+        merge((DOUT, PER_QUERY), (DOUT, PER_QUERY.astype(np.float64))),
+        TypeError,
+        "merge: lse of part 1 must have dtype float32, got float64",
+    ),
+    (merge((DOUT, PER_QUERY.astype(int))), TypeError, f"merge: lse of part 0 {FLOATING} int64"),
+    (merge((ones(), ones())), ValueError, "merge: out of part 0 must be (..., n_q, d_v), got shape ()"),
+    (
+        merge((DOUT, PER_QUERY), sink=ones(3)),
+        ValueError,
+        "sink must be one number for each head, shape (4,), got shape (3,)",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(*args: Any) -> None:
+        pytest.fail("work was done before the error")
+
+    for engine in (tiled, specification):
+        for function in ("forward", "weights", "backward", "jvp"):
+            monkeypatch.setattr(engine, function, work)
+
+
+@pytest.mark.parametrize(("bad", "error", "text"), BAD, ids=[text[:60] for _, _, text in BAD])
+def test_the_whole_text(bad: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as raised:
+        bad()
+    assert type(raised.value) is error
+    assert str(raised.value) == text
+
+
+def test_work_would_be_seen() -> None:
+    for good in (call(), weights(), vjp(), jvp()):
+        with pytest.raises(pytest.fail.Exception, match="work was done"):
+            good()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        regard.attention,
+        lambda q, k, v, **wishes: regard.weights(q, k, **wishes),
+        lambda q, k, v, **wishes: regard.attention_vjp(q, k, v, DOUT, **wishes),
+        regard.attention_jvp,
+        steps,
+        plan,
+    ],
+    ids=["attention", "weights", "attention_vjp", "attention_jvp", "steps", "plan"],
+)
+def test_every_function_checks_its_call_alike(function: Callable[..., Any]) -> None:
+    for wish in (
+        {"mask": ones(6, 5)}, {"score": later}, {"bias": ones(2, 5)}, {"sink": ones(3)}, {"scale": np.nan},
+        {"offset": 1.5}, {"origin": (0, 0)}, {"layout": "bhn"}, {"causal": None},
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError)) as usual:
+            regard.attention(Q, K, V, **wish)
+        with pytest.raises(usual.type) as raised:
+            function(Q, K, V, **wish)
+        assert str(raised.value) == str(usual.value)
+
+
+@pytest.mark.parametrize(
+    ("wish", "note"),
+    [
+        ({"mask": with_and}, "while tracing mask rule 'with_and'"),
+        ({"score": [regard.softcap(1.0), with_max]}, "while tracing score rule 'with_max'"),
+    ],
+)
+def test_an_error_inside_a_rule_names_the_rule(wish: dict[str, Any], note: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        call(**wish)()
+    assert raised.value.__notes__ == [note]
+
+
+@pytest.mark.parametrize("function", ["supports", "state"])
+def test_engines_that_refuse_say_why(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    def refuse(engine: ModuleType) -> None:
+        monkeypatch.setattr(engine, function, lambda *args: f"needs an even number of heads ({engine.NAME})")
+
+    refuse(tiled)
+    for refused in (call(engine="tiled"), weights(engine="tiled"), vjp(engine="tiled"), jvp(engine="tiled")):
+        with pytest.raises(ValueError, match="refuses") as raised:
+            refused()
+        assert str(raised.value) == "engine 'tiled' refuses this call: needs an even number of heads (tiled)"
+    refuse(specification)
+    with pytest.raises(ValueError, match="no engine") as raised:
+        call()()
+    spec = "runs only when named" if function == "supports" else "needs an even number of heads (spec)"
+    assert (
+        str(raised.value) == f"no engine supports this call: tiled: needs an even number of heads (tiled); spec: {spec}"
+    )

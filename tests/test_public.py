@@ -1,0 +1,204 @@
+"""The public surface: what a user may import, how it is called, and that nothing shadows or changes it."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard.observing import Top
+from regard.problem import Problem
+
+PUBLIC = [
+    "Differential",
+    "Mask",
+    "Outputs",
+    "Score",
+    "Seen",
+    "Table",
+    "__version__",
+    "alibi",
+    "attention",
+    "attention_jvp",
+    "attention_vjp",
+    "available_engines",
+    "blocks",
+    "causal",
+    "dilated",
+    "documents",
+    "examplemodel",
+    "global_tokens",
+    "insight",
+    "linear_attention",
+    "mask",
+    "merge",
+    "multihead_attention",
+    "padding",
+    "plan",
+    "positions",
+    "prefix",
+    "relative",
+    "score",
+    "set_num_threads",
+    "softcap",
+    "steps",
+    "strided",
+    "table",
+    "temperature",
+    "top",
+    "weights",
+    "where",
+    "window",
+]
+MODULES = ["examplemodel", "insight", "positions"]
+CALLABLE = [name for name in PUBLIC if name not in ("__version__", *MODULES)]
+
+RULES = "mask=None, causal=False, score=None, bias=None, scale=None, sink=None"
+DROPOUT = "dropout=0.0, seed=None"
+PLACE = "offset=None, origin=(0, 0, 0), layout='bhnd'"
+ALL = "slice(None, None, None)"
+SIGNATURES = {
+    "attention": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE}, return_weights=False, observe=(), engine=None)",
+    "weights": f"(query, key, *, lse=None, rows={ALL}, cols={ALL}, {RULES}, {PLACE}, engine=None)",
+    "attention_vjp": "(query, key, value, dout, *, dlse=None, dentropy=None, engine=None, **options)",
+    "attention_jvp": "(query, key, value, dquery=None, dkey=None, dvalue=None, *, dbias=None, dsink=None, "
+    "dtables=None, engine=None, **options)",
+    "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE})",
+    "plan": f"(query, key, value, *, dtype=<class 'numpy.float32'>, {RULES}, {DROPOUT}, {PLACE}, engine=None)",
+    "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "
+    "w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, **attention_options)",
+    "linear_attention": "(query, key, value, *, feature_map='elu', causal=False, chunk=128, layout='bhnd')",
+    "merge": "(*parts, sink=None)",
+    "available_engines": "()",
+    "set_num_threads": "(n)",
+    "top": "(k)",
+    "causal": "()",
+    "window": "(left, right=0)",
+    "prefix": "(length)",
+    "padding": "(lengths, side='right')",
+    "documents": "(ids, key_ids=None)",
+    "strided": "(step)",
+    "dilated": "(left, step)",
+    "blocks": "(table, size)",
+    "global_tokens": "(n)",
+    "mask": "(function)",
+    "softcap": "(cap)",
+    "alibi": "(slopes)",
+    "relative": "(table, *, buckets=None, bidirectional=True, max_distance=128)",
+    "temperature": "(t)",
+    "score": "(function)",
+    "table": "(array)",
+    "where": "(condition, a, b)",
+}
+
+
+def signature(function: Any) -> str:
+    """The signature without its annotations."""
+    given = inspect.signature(function)
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in given.parameters.values()]
+    return str(given.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def test_the_public_names() -> None:
+    assert sorted(regard.__all__) == PUBLIC
+    assert set(PUBLIC) <= set(dir(regard))
+    everything: dict[str, Any] = {}
+    exec("from regard import *", everything)
+    assert set(everything) - {"__builtins__"} == set(PUBLIC)
+
+
+def test_other_names_are_errors() -> None:
+    with pytest.raises(AttributeError, match="module 'regard' has no attribute 'atention'"):
+        regard.atention  # noqa: B018
+
+
+def test_the_stub_names_the_same() -> None:
+    stub = ast.parse(Path(regard.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imported = {alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert sorted(imported | {"__version__"}) == PUBLIC
+    (names,) = [ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign)]
+    assert sorted(names) == PUBLIC
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom) and node.module != "regard":
+            for alias in node.names:
+                assert getattr(sys.modules[str(node.module)], alias.name) is getattr(regard, alias.name)
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_everything_public_is_explained_by_an_example(name: str) -> None:
+    explanation = inspect.getdoc(getattr(regard, name))
+    assert explanation is not None
+    assert ">>> " in explanation
+
+
+@pytest.mark.parametrize("name", sorted(SIGNATURES))
+def test_signatures(name: str) -> None:
+    assert signature(getattr(regard, name)) == SIGNATURES[name]
+
+
+def test_every_function_has_its_signature_tested() -> None:
+    assert {name for name in CALLABLE if inspect.isfunction(getattr(regard, name))} == set(SIGNATURES)
+
+
+def test_submodules_replace_nothing() -> None:
+    submodules = {module.name for module in pkgutil.iter_modules(regard.__path__)}
+    assert submodules & set(PUBLIC) == set(MODULES)
+    check = (
+        "import importlib, json, pkgutil, types, regard\n"
+        "for module in pkgutil.walk_packages(regard.__path__, 'regard.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "kinds = {name: isinstance(getattr(regard, name), types.ModuleType) for name in regard.__all__}\n"
+        "print(json.dumps(sorted(name for name in kinds if kinds[name])))"
+    )
+    found = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True).stdout
+    assert json.loads(found) == MODULES
+
+
+def test_what_is_returned_is_frozen() -> None:
+    x = np.eye(3)
+    _, seen = regard.attention(x, x, x, observe=["lse", regard.top(1)])
+    with pytest.raises(AttributeError, match="frozen"):
+        seen.lse = x
+    with pytest.raises(TypeError, match="item assignment"):
+        seen["lse"] = x
+    g = regard.attention_vjp(x, x, x, x)
+    primal, _ = regard.attention_jvp(x, x, x, x)
+    for frozen, field in ((g, "query"), (seen[regard.top(1)], "values"), (regard.top(1), "k")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(frozen, field, x)
+    with pytest.raises(AttributeError):
+        primal.out = x
+
+
+def test_rules_are_frozen() -> None:
+    for rule in (regard.causal() & regard.window(3), regard.softcap(2.0)):
+        for field in ("node", "text", "requires", "anything"):
+            with pytest.raises((AttributeError, TypeError)):
+                setattr(rule, field, None)
+    table = regard.table(np.ones(3))
+    with pytest.raises(AttributeError, match="frozen"):
+        table.array = np.zeros(3)
+    with pytest.raises(ValueError, match="read-only"):
+        table.array[0] = 2.0
+
+
+def test_a_rule_stays_what_it_was_when_its_arrays_change() -> None:
+    ids, slopes = np.array([0, 0, 1]), np.array([1.0])
+    x = np.eye(3)[None]
+    wishes = {"mask": regard.documents(ids), "score": regard.alibi(slopes)}
+    before = regard.attention(x, x, x, **wishes)
+    ids[:], slopes[:] = 0, 7.0
+    np.testing.assert_array_equal(regard.attention(x, x, x, **wishes), before)
+
+
+def test_frozen_classes_say_so() -> None:
+    for cls in (regard.Differential, regard.Mask, regard.Score, Problem, Top):
+        assert cls.__dataclass_params__.frozen
