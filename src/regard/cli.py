@@ -25,6 +25,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SENTENCE = "Mirabel Quince kept bees. Every morning the bees woke Mirabel Qu"
 """What `regard look` looks at unless told otherwise: a rare name comes back, and breaks off."""
 
+MOST_ENTRIES = 2**26
+"""Scores that `regard steps` will build: several arrays of them, of 256 MiB each in float32."""
+
 SIZES = ("n", "n_keys", "d", "d_value", "heads", "kv_heads", "batch")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -155,7 +158,7 @@ def _operands(command: argparse.ArgumentParser) -> None:
 
 
 def _look(arguments: argparse.Namespace) -> None:
-    text = sys.stdin.read().removesuffix("\n") if arguments.text == "-" else arguments.text
+    text = _standard_input() if arguments.text == "-" else arguments.text
     targets = [target for path in arguments.save for target in _targets(path)]
     console = _console(arguments)
     with _progress() as progress:
@@ -184,8 +187,10 @@ def _steps(arguments: argparse.Namespace) -> None:
     with _input():
         if arguments.files:
             query, key, value = _load(arguments)
+            _check_entries(query.shape, key.shape)
         else:
             shapes, dtype = _shapes(arguments, n=6, d=4)
+            _check_entries(*shapes[:2])
             # The stream of RandomState is frozen: a seed shows the same numbers with every NumPy.
             rng = np.random.RandomState(arguments.seed or 0)
             query, key, value = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
@@ -263,6 +268,13 @@ def _progress() -> Iterator[Callable[[str], object]]:
         yield lambda stage: status.update(Text(stage))
 
 
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise Refusal("standard input is not valid UTF-8") from None
+
+
 def _check_text(text: str) -> None:
     if not text:
         raise Refusal("TEXT is empty; give at least one character")
@@ -270,6 +282,14 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise Refusal("TEXT is not valid UTF-8") from None
+
+
+def _check_entries(query: tuple[int, ...], key: tuple[int, ...]) -> None:
+    entries = math.prod((*query[:-1], *key[-2:-1]))
+    if entries > MOST_ENTRIES:
+        raise Refusal(
+            f"steps builds every score: {entries:,} of them, more than {MOST_ENTRIES:,}; take fewer queries or keys"
+        )
 
 
 def _token(text: str | None) -> int | str | None:

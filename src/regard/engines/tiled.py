@@ -55,136 +55,139 @@ def spread_blocks(p: Problem, work: Callable[[Rows], None]) -> None:
 
 def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed), and every statistic that is observed."""
-    out = p.new_output()
-    lse = np.empty(p.shape(p.n_q), p.compute)
     names = {s.name for s in p.observe}
-    entropy = np.empty_like(lse) if "entropy" in names else None
-    peak = np.empty_like(lse) if "max" in names else None
-    where = np.empty(lse.shape, np.int64) if "argmax" in names else None
-    tops = {
-        s: Top(np.zeros((*lse.shape, s.k), p.compute), np.full((*lse.shape, s.k), -1, np.int64))
-        for s in p.observe
-        if s.name == "top"
-    }
+    out, lse = p.new_output(), np.empty(p.shape(p.n_q), p.compute)
+    seen: dict[Statistic, Any] = {}
+    for s in p.observe:
+        if s.name in ("entropy", "max"):
+            seen[s] = np.empty_like(lse)
+        elif s.name == "argmax":
+            seen[s] = np.empty(lse.shape, np.int64)
+        elif s.name == "top":
+            seen[s] = Top(np.empty((*lse.shape, s.k), p.compute), np.empty((*lse.shape, s.k), np.int64))
+    k = max((s.k if s.name == "top" else 1 for s in seen if s.name in ("top", "argmax")), default=0)
 
     def work(rows: Rows) -> None:
-        running = Running(rows, entropy is not None, where is not None, max((s.k for s in tops), default=0))
+        best = Best(rows, k) if k else None
+        running = Running(rows, "entropy" in names)
         for chunk in rows.chunks():
-            running.add(chunk)
-        result, log_sum, spread_of = running.finish()
-        rows_of(rows, out, 2)[...] = result.astype(p.dtype)
-        rows_of(rows, lse, 1)[...] = log_sum
-        if entropy is not None:
-            rows_of(rows, entropy, 1)[...] = spread_of
-        if peak is not None:
-            rows_of(rows, peak, 1)[...] = weight(running.m[:, :, rows.inside], log_sum)
-        if where is not None:
-            rows_of(rows, where, 1)[...] = running.where[:, :, rows.inside]
-        for s, best in tops.items():
-            value, index = running.best(s.k)
-            rows_of(rows, best.values, 2)[...] = weight(value, log_sum[..., None])
-            rows_of(rows, best.indices, 2)[...] = index
+            S = chunk.scores(chunk.raw())
+            if best is not None:
+                best.add(chunk, S)
+            running.add(chunk, S)
+        O, log_sum = running.finish()
+        rows_of(rows, out, 2)[...] = O[:, :, rows.inside].astype(p.dtype)
+        rows_of(rows, lse, 1)[...] = log_sum[:, :, rows.inside]
+        for s, found in seen.items():
+            if s.name == "entropy":
+                rows_of(rows, found, 1)[...] = running.entropy()[:, :, rows.inside]
+            elif s.name == "max":
+                rows_of(rows, found, 1)[...] = weight(running.m, log_sum)[:, :, rows.inside]
+            elif best is not None and s.name == "argmax":
+                rows_of(rows, found, 1)[...] = best.indices[:, :, rows.inside, 0]
+            elif best is not None:
+                values = weight(best.values, log_sum[..., None])
+                rows_of(rows, found.values, 2)[...] = values[:, :, rows.inside, : s.k]
+                rows_of(rows, found.indices, 2)[...] = best.indices[:, :, rows.inside, : s.k]
 
     spread_blocks(p, work)
-    seen: dict[Statistic, Any] = dict(tops)
-    for name, found in (("lse", lse), ("entropy", entropy), ("max", peak), ("argmax", where)):
-        if found is not None:
-            seen[Statistic(name)] = found
-    if "received" in names:
-        seen[Statistic("received")] = received(p, lse)
-    return Outputs(out, lse, entropy), {s: seen[s] for s in p.observe}
+    for s in p.observe:
+        if s.name == "lse":
+            seen[s] = lse
+        elif s.name == "received":
+            seen[s] = received(p, lse)
+    return Outputs(out, lse, seen.get(Statistic("entropy"))), {s: seen[s] for s in p.observe}
 
 
 class Running:
     """What forward knows of a block after some of its spans: (kv heads, group, ROWS) each, O with d_v features.
 
-    m is the largest score so far, l = Σ exp(S − m), O = Σ exp(S − m) · keep · V, e = Σ exp(S − m) · (S − m). A span
-    without a visible key changes no bit of them.
+    m is the largest score so far, l = Σ exp(S − m), O = Σ exp(S − m) D V, e = Σ exp(S − m) (S − m). A span without a
+    visible key changes no bit of them.
     """
 
-    def __init__(self, rows: Rows, entropy: bool, argmax: bool, top: int):
-        compute = rows.p.compute
+    def __init__(self, rows: Rows, entropy: bool):
+        p = rows.p
+        self.sink, self.clean = rows.unit.sink, rows.unit.finite_v
         shape = (*rows.heads, ROWS)
-        self.rows, self.entropy, self.argmax, self.top = rows, entropy, argmax, top
-        self.m = np.full(shape, -np.inf, compute)
-        self.l = np.zeros(shape, compute)
-        self.O = np.zeros((*shape, rows.p.d_v), compute)
-        self.e = np.zeros(shape, compute)
-        self.where = np.full(shape, -1, np.int64)
-        self.values = np.full((*shape, top), -np.inf, compute)
-        self.indices = np.full((*shape, top), -1, np.int64)
-        # exp(x) is 0 below this, and 0 · x must be 0 for what is masked.
-        self.least = compute.type(np.log(np.finfo(compute).tiny) * 2)
+        self.m = np.full(shape, -np.inf, p.compute)
+        self.l = np.zeros(shape, p.compute)
+        self.O = np.zeros((*shape, p.d_v), p.compute)
+        self.e = np.zeros(shape, p.compute) if entropy else None
 
-    def add(self, chunk: Chunk) -> None:
-        S = chunk.scores(chunk.raw())
-        if self.argmax:
-            self._add_argmax(S, chunk)
+    def add(self, chunk: Chunk, S: Array) -> None:
+        """Merge a chunk; S is overwritten."""
         m = S.max(axis=2).max(axis=-1)
-        if self.top:
-            self._add_top(S, chunk)
-        clean = bool(chunk.rows.unit.finite_v[chunk.tiles].all())
-        hidden = None if clean else masked(S)
+        hidden = None if self.clean[chunk.tiles].all() else masked(S)
         S -= finite(m)[:, :, None, :, None]
-        if self.entropy:
-            shifted = np.maximum(S, self.least)
+        # exp is 0 below the limit, and 0 · (S − m) must be 0 where S is −∞.
+        shifted = None if self.e is None else np.maximum(S, 2 * np.log(np.finfo(S.dtype).tiny))
         P = np.exp(S, out=S)
-        e = in_order(np.multiply(P, shifted, out=shifted).sum(axis=-1)) if self.entropy else None
         l = in_order(P.sum(axis=-1))
+        e = None if shifted is None else in_order(np.multiply(P, shifted, out=shifted).sum(axis=-1))
         D = chunk.dropout()
         if D is not None:
             P *= D
         O = in_order(product(P, chunk.v, hidden))
+
         top = np.maximum(self.m, m)
-        safe = finite(top)
-        old, new = np.exp(self.m - safe), np.exp(m - safe)
-        if e is not None:
-            self.e = moved(self.e, self.l, old, self.m - safe) + moved(e, l, new, m - safe)
-        self.l = self.l * old + l * new
+        old_shift, new_shift = self.m - finite(top), m - finite(top)
+        old, new = np.exp(old_shift), np.exp(new_shift)
+        if self.e is not None and e is not None:
+            self.e = moved(self.e, self.l, old, old_shift) + moved(e, l, new, new_shift)
+        self.m, self.l = top, self.l * old + l * new
         self.O *= old[..., None]
         O *= new[..., None]
         self.O += O
-        self.m = top
 
-    def _add_argmax(self, S: Array, chunk: Chunk) -> None:
-        index, m = S.argmax(axis=-1), S.max(axis=-1)
-        best = self.m
-        for t in range(chunk.T):
-            found = index[:, :, t] + chunk.start + t * KEYS
-            self.where = np.where((m[:, :, t] > best) | np.isnan(m[:, :, t]) & ~np.isnan(best), found, self.where)
-            best = np.maximum(best, m[:, :, t])
-
-    def _add_top(self, S: Array, chunk: Chunk) -> None:
-        columns = chunk.columns()
-        for t in range(chunk.T):
-            index = np.broadcast_to(columns[t], S.shape[:2] + S.shape[3:])
-            values = np.concatenate([self.values, S[:, :, t]], axis=-1)
-            indices = np.concatenate([self.indices, np.where(S[:, :, t] == -np.inf, -1, index)], axis=-1)
-            # Stable, and earlier keys come first: ties go to the lowest key.
-            order = np.argsort(-values, axis=-1, kind="stable")[..., : self.top]
-            self.values = np.take_along_axis(values, order, -1)
-            self.indices = np.take_along_axis(indices, order, -1)
-
-    def best(self, k: int) -> tuple[Array, Array]:
-        inside = self.rows.inside
-        return self.values[:, :, inside, :k], self.indices[:, :, inside, :k]
-
-    def finish(self) -> tuple[Array, Array, Array]:
-        """out, lse and entropy of the rows inside the call, the sink counted in."""
-        sink = self.rows.unit.sink
-        m = self.m if sink is None else np.maximum(self.m, sink)
-        old = np.exp(self.m - finite(m))
-        keys = self.l * old
-        total = keys if sink is None else keys + np.exp(sink - finite(m))
+    def finish(self) -> tuple[Array, Array]:
+        """out and lse, the sink counted in."""
+        m, old, total = self._with_sink()
         inverse = np.where(total == 0, 0, 1 / total)
-        lse = m + np.log(total)
-        # H = −Σ P (S − lse) with P = exp(S − m) / total, S − lse = (S − m) − log total
-        entropy = (
-            keys * np.log(np.where(total == 0, 1, total)) - moved(self.e, self.l, old, self.m - finite(m))
-        ) * inverse
-        out = self.O * (old * inverse)[..., None]
-        inside = self.rows.inside
-        return out[:, :, inside], lse[:, :, inside], entropy[:, :, inside]
+        return self.O * (old * inverse)[..., None], m + np.log(total)
+
+    def entropy(self) -> Array:
+        """H = −Σ P (S − lse), where P = exp(S − m) / total and S − lse = (S − m) − log total."""
+        m, old, total = self._with_sink()
+        assert self.e is not None
+        shifted = moved(self.e, self.l, old, self.m - finite(m))
+        positive = np.where(total == 0, 1, total)
+        H: Array = (self.l * old * np.log(positive) - shifted) / positive
+        return H
+
+    def _with_sink(self) -> tuple[Array, Array, Array]:
+        """The maximum m with the sink, exp(old maximum − m), and the sum of exponentials."""
+        m = self.m if self.sink is None else np.maximum(self.m, self.sink)
+        old = np.exp(self.m - finite(m))
+        return m, old, self.l * old + (0 if self.sink is None else np.exp(self.sink - finite(m)))
+
+
+class Best:
+    """The k largest scores of a block so far and their columns, (kv heads, group, ROWS, k), in falling order."""
+
+    def __init__(self, rows: Rows, k: int):
+        self.k = k
+        self.values = np.full((*rows.heads, ROWS, k), -np.inf, rows.p.compute)
+        self.indices = np.full(self.values.shape, -1, np.int64)
+
+    def add(self, chunk: Chunk, S: Array) -> None:
+        for t in range(chunk.T):
+            rest = S[:, :, t].copy()
+            values, indices = [self.values], [self.indices]
+            for _ in range(self.k):
+                index = rest.argmax(axis=-1, keepdims=True)
+                value = np.take_along_axis(rest, index, -1)
+                if not (value > self.values[..., -1:]).any():
+                    break
+                values.append(value)
+                indices.append(np.where(value == -np.inf, -1, index + (chunk.start + t * KEYS)))
+                np.put_along_axis(rest, index, -np.inf, -1)
+            if len(values) > 1:
+                # Stable, and lower keys come first: they win ties.
+                found = np.concatenate(values, axis=-1)
+                order = np.argsort(-found, axis=-1, kind="stable")[..., : self.k]
+                self.values = np.take_along_axis(found, order, -1)
+                self.indices = np.take_along_axis(np.concatenate(indices, axis=-1), order, -1)
 
 
 def in_order(parts: Array) -> Array:

@@ -19,7 +19,6 @@ import numpy as np
 
 from regard.problem import Problem
 from regard.rules import EVERYTHING, At, Node, Ranges, evaluate, reads, tile_pairs
-from regard.rules.expression import order
 from regard.spec import kept
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,10 +44,12 @@ def block(x: Array, start: int, size: int, dtype: Any) -> Array:
     return result
 
 
-def is_finite(x: Array, size: int, starts: range) -> Array:
-    """For each start, whether x (..., n, d) is finite at the next `size` positions."""
-    n = x.shape[-2]
-    return np.array([bool(np.isfinite(x[..., max(s, 0) : min(s + size, n), :]).all()) for s in starts], bool)
+def is_finite(x: Array, starts: range) -> Array:
+    """For each start, whether x (..., n, d) is finite at the next KEYS positions; their sum tells, or overflows."""
+    n, real = x.shape[-2], np.float64 if x.dtype == np.float64 else np.float32
+    with np.errstate(all="ignore"):
+        sums = [x[..., max(s, 0) : min(s + KEYS, n), :].sum(dtype=real) for s in starts]
+    return np.asarray(np.isfinite(np.array(sums, real)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +112,11 @@ class Unit:
 
     @cached_property
     def finite_k(self) -> Array:
-        return is_finite(self.k, KEYS, self.tile_starts)
+        return is_finite(self.k, self.tile_starts)
 
     @cached_property
     def finite_v(self) -> Array:
-        return is_finite(self.v, KEYS, self.tile_starts)
+        return is_finite(self.v, self.tile_starts)
 
     @cached_property
     def tile_starts(self) -> range:
@@ -130,21 +131,13 @@ class Unit:
 
     @cached_property
     def bands(self) -> list["Band"]:
-        """The blocks of the unit, some at a time: so many that a table with an index i is still bounded tightly."""
         starts = self.row_starts
-        size = 1 if _varies_with_queries(self.p) else BAND
-        return [Band(self, starts[first : first + size]) for first in range(0, len(starts), size)]
+        return [Band(self, starts[first : first + BAND]) for first in range(0, len(starts), BAND)]
 
     @property
     def blocks(self) -> Iterator["Rows"]:
         for band in self.bands:
             yield from band
-
-
-def _varies_with_queries(p: Problem) -> bool:
-    """Whether a rule reads a table of several axes at an index of the query."""
-    nodes = order([node for node in (p.mask_node, p.score_node) if node is not None])
-    return any(node.op == "gather" and any("i" in reads(arg) for arg in node.args[:-1]) for node in nodes)
 
 
 def units(p: Problem) -> Iterator[Unit]:

@@ -55,8 +55,7 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
 def tile_pairs(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
     """As `key_tiles`, for several tiles of queries at once: ranges.i holds arrays (query tiles,).
 
-    Returns the numbers of the query tile and of the key tile, and the kind, of each pair, in rising order. A table
-    whose leading index varies with i is bounded less tightly over many query tiles than over one.
+    Returns the numbers of the query tile and of the key tile, and the kind, of each pair, in rising order.
 
     >>> from regard.rules import causal
     >>> tile_pairs(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))

@@ -1,6 +1,6 @@
 """What there is to see when a model has read a text: data alone, for the terminal, the page and the picture to draw."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -35,6 +35,9 @@ KINDS = (
 FEATURED = KINDS[:3]
 
 ROWS_AT_ONCE = 1024
+
+PREFIX = 3
+"""Bytes that must agree for one place to count as a copy of another: in text, single letters recur by chance."""
 
 NOTABLE = 0.25
 """The score from which a head is called by its kind."""
@@ -71,7 +74,7 @@ class LookData:
     """One text as one model's heads attend to it.
 
     `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
-    name of a kind to scores (layers, heads), NaN where it has no meaning for this text (no token repeats, say).
+    name of a kind to scores (layers, heads), NaN where it has no meaning for this text (nothing repeats, say).
     `rows_of(layer, head, rows)` gives rows of the weights of a head on demand, (m, n), rows the queries; nothing else
     here is larger than O(n). `following` are the tokens the model expects next, with their probabilities.
     """
@@ -223,10 +226,10 @@ def look_data(
     heads = []
     for layer in range(trace.layers):
         progress(f"measuring the heads of layer {layer} of {trace.layers}")
-        heads.append(head_statistics(partial(trace.weights, layer), ids, layer=layer))
+        heads.append(head_statistics(partial(trace.weights, layer), ids, layer=layer, prefix=PREFIX))
     statistics = {kind.name: np.array([[head.scores[kind.name] for head in row] for row in heads]) for kind in KINDS}
-    if len(set(ids.tolist())) == len(ids):
-        for kind in ("induction", "duplicate token"):
+    for kind, length in (("induction", PREFIX), ("duplicate token", 1)):
+        if not _repeats(ids.tolist(), length):
             statistics[kind][:] = np.nan
 
     def rows_of(layer: int, head: int, rows: slice) -> Weights:
@@ -242,6 +245,12 @@ def look_data(
         causal=trace.causal,
         following=_following(trace.logits[-1]),
     )
+
+
+def _repeats(ids: Sequence[int], length: int) -> bool:
+    """Whether some run of so many tokens occurs twice."""
+    runs = list(zip(*(ids[k:] for k in range(length)), strict=False))
+    return len(set(runs)) < len(runs)
 
 
 def _following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:

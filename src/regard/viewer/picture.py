@@ -83,7 +83,7 @@ def _strongest(figure: SubFigure, data: LookData, below: float) -> None:
         for rank, (layer, head, score) in enumerate(heads):
             _bar(axes, top + 1.9 + rank, f"L{layer} H{head}", score)
         if not heads:
-            _text(axes, 0, top + 1.9, "no token repeats", size=8, va="center")
+            _text(axes, 0, top + 1.9, "nothing repeats", size=8, va="center")
 
 
 def _bar(axes: Axes, y: float, label: str, fraction: float) -> None:

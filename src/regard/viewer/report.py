@@ -117,8 +117,7 @@ def _nullable(scores: NDArray[np.floating]) -> list[list[float | None]]:
 
 def _json(content: dict[str, Any]) -> str:
     """JSON that cannot end the element around it, whatever the tokens are."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _digest(code: str) -> str:
@@ -151,6 +150,6 @@ def _strongest(data: LookData) -> str:
                 f'<td>{score:.3f}</td><td><meter value="{score:.4f}">{score:.3f}</meter></td></tr>'
             )
         if not data.strongest(kind.name):
-            rows.append('<tr><td colspan="3">no token repeats</td></tr>')
+            rows.append('<tr><td colspan="3">nothing repeats</td></tr>')
         rows.append("</tbody>")
     return "\n".join(rows)

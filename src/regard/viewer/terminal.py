@@ -78,7 +78,7 @@ def _strongest(data: LookData, screen: Screen) -> RenderableType:
     for kind in FEATURED:
         heads = data.strongest(kind.name)
         if not heads:
-            table.add_row(Text(kind.name, style="bold"), "", "", Text("no token repeats", style="dim"))
+            table.add_row(Text(kind.name, style="bold"), "", "", Text("nothing repeats", style="dim"))
         for rank, (layer, head, score) in enumerate(heads):
             title = (Text(kind.name, style="bold"), Text(kind.meaning, style="dim"), Text())[min(rank, 2)]
             table.add_row(title, f"L{layer} H{head}", f"{score:.3f}", _bar(score, screen))
@@ -130,7 +130,8 @@ def _framed(
 
 
 def _zoomed_out(data: LookData, choice: Choice, room: int, screen: Screen) -> RenderableType:
-    columns, rows = room, room * screen.rows_per_line // 2
+    columns = min(data.n, room)
+    rows = columns * screen.rows_per_line // 2
     starts = block_starts(data.n, rows)[:: screen.rows_per_line].tolist()
     marked = max(k for k, start in enumerate(starts) if start <= choice.token)
     ticks = "".join(f"{start:<8}" for start in block_starts(data.n, columns)[::8])[:columns]
@@ -150,11 +151,8 @@ def _attended(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     for index, weight in found:
         before = "".join(data.labels[max(0, index - 12) : index])
         after = "".join(data.labels[index + 1 : index + 13])
-        context = Text.assemble(
-            (screen.right(before[-12:], 12), "dim"), (data.labels[index], "bold underline"), (after[:12], "dim")
-        )
-        context.no_wrap = True
-        table.add_row(
-            str(index), Text(screen.fit(data.labels[index], 12)), f"{weight:.3f}", _bar(weight, screen), context
-        )
+        label = screen.fit(data.labels[index], 12)
+        context = Text(screen.right(before[-12:], 12), style="dim", no_wrap=True)
+        context.append(label, style="not dim bold underline").append(after[:12])
+        table.add_row(str(index), Text(label), f"{weight:.3f}", _bar(weight, screen), context)
     return table

@@ -1,0 +1,114 @@
+"""Extra memory, beyond inputs and results, is O(n · d): a few tiles for each thread, and arrays as large as query.
+
+NumPy reports what it allocates to tracemalloc. An n × n array of one byte would break each of these bounds.
+"""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard import threads
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Call = Callable[[Array, Array, Array, int], Any]
+MB = 2**20
+THREADS = 2
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_chosen", THREADS)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> Iterator[None]:
+    """Memory as NumPy gives it: filling it would touch pages that a call never uses."""
+    yield
+
+
+def arrays(n: int, d: int) -> tuple[Array, Array, Array]:
+    q, k, v = np.random.default_rng(n).standard_normal((3, 1, n, d), dtype=np.float32)
+    return q, k, v
+
+
+def extra(call: Callable[[], Any]) -> int:
+    """Bytes at the peak of a call beyond what was there before it and what it returns."""
+    tracemalloc.start()
+    try:
+        result = call()
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    del result
+    return peak - kept
+
+
+def test_a_long_causal_head() -> None:
+    """n = 32,768 and d = 64: the scores alone would be 4 GiB."""
+    q, k, v = arrays(32_768, 64)
+    regard.attention(q[:, :64], k[:, :64], v[:, :64], causal=True)
+    assert extra(lambda: regard.attention(q, k, v, causal=True)) <= 64 * MB
+
+
+def documents(n: int) -> regard.Mask:
+    return regard.documents(np.arange(n) // 700)
+
+
+CALLS: dict[str, Call] = {
+    "plain": lambda q, k, v, n: regard.attention(q, k, v),
+    "statistics": lambda q, k, v, n: regard.attention(
+        q, k, v, mask=documents(n), observe=["lse", "entropy", "max", "argmax", "received", regard.top(4)]
+    ),
+    "a tile of the weights": lambda q, k, v, n: regard.weights(
+        q, k, causal=True, rows=slice(n // 2, n // 2 + 64), cols=slice(0, 64)
+    ),
+    "window": lambda q, k, v, n: regard.attention(q, k, v, mask=regard.window(100, 30)),
+    "documents": lambda q, k, v, n: regard.attention(q, k, v, mask=documents(n), causal=True),
+    "strided": lambda q, k, v, n: regard.attention(q, k, v, mask=regard.strided(64) | regard.global_tokens(3)),
+    "keys masked by an array": lambda q, k, v, n: regard.attention(q, k, v, mask=np.arange(n) % 3 > 0, causal=True),
+    "bias for each key": lambda q, k, v, n: regard.attention(q, k, v, bias=np.ones(n, np.float32), causal=True),
+    "relative": lambda q, k, v, n: regard.attention(q, k, v, score=regard.relative(np.ones((1, 65))), causal=True),
+    "dropout": lambda q, k, v, n: regard.attention(q, k, v, dropout=0.1, seed=1, causal=True),
+    "NaN in a key": lambda q, k, v, n: regard.attention(
+        q, np.where(np.arange(n)[:, None] == n - 1, np.float32(np.nan), k), v, causal=True
+    ),
+    "backward": lambda q, k, v, n: regard.attention_vjp(q, k, v, v, causal=True),
+    "backward of everything": lambda q, k, v, n: regard.attention_vjp(
+        q, k, v, v, dlse=np.ones((1, n)), dentropy=np.ones((1, n)), mask=documents(n), bias=np.ones((1, 1, n)),
+        score=[regard.softcap(9.0), regard.alibi(regard.table([0.1]))], sink=np.ones(1), dropout=0.1, seed=1,
+    ),
+    "forward mode": lambda q, k, v, n: regard.attention_jvp(
+        q, k, v, q, k, v, bias=np.ones(n), dbias=np.ones(n), mask=documents(n)
+    ),
+    "bfloat16": lambda q, k, v, n: regard.attention(*(x.astype(np.float16) for x in (q, k, v)), mask=documents(n)),
+    "positions first": lambda q, k, v, n: regard.attention(
+        *(x.swapaxes(0, 1) for x in (q, k, v)), layout="bnhd", mask=documents(n)
+    ),
+    "linear": lambda q, k, v, n: regard.linear_attention(q, k, v, causal=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_memory_is_linear(name: str) -> None:
+    """At most 5 MiB for each thread and ten arrays of the size of query, and no steeper than that from n to 2 n."""
+    call, d, used = CALLS[name], 16, []
+    call(*arrays(64, d), 64)  # what is loaded or remembered once
+    for n in (3_000, 6_000):
+        q, k, v = arrays(n, d)
+        used.append(extra(lambda q=q, k=k, v=v, n=n: call(q, k, v, n)))  # type: ignore[misc]
+        bound = THREADS * 5 * MB + 10 * n * d * q.itemsize
+        assert bound < 6_000**2 / 2
+        assert used[-1] <= bound, f"{used[-1] / MB:.1f} MiB at n = {n}"
+    assert used[1] < 2.6 * used[0]
+
+
+def test_what_is_quadratic_is_seen() -> None:
+    q, k, v = arrays(6_000, 16)
+    mask = regard.documents(np.arange(6_000) // 700)
+    hidden = np.ones((6_000, 6_000), bool)
+    assert extra(lambda: regard.attention(q, k, v, mask=mask & hidden.copy())) > 6_000**2 / 2
+    assert extra(lambda: regard.attention(q, k, v, mask=mask, return_weights=True)[0]) > 6_000**2 * 4 / 2
