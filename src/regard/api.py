@@ -227,8 +227,8 @@ def weights(
 ) -> Array:
     """Any part of the weights, exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]) for the rows and columns asked for.
 
-    With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it, a pass over all
-    keys comes first. The other arguments are those of `attention`. Returns (..., h, rows, cols), of the inputs' dtype.
+    With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it, a pass of these
+    rows over all keys comes first. The other arguments are those of `attention`. Returns (..., h, rows, cols), of the inputs' dtype.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -246,7 +246,7 @@ def weights(
     chosen = choose(p, engine)
     frame = Frame.of(query, layout)
     if lse is None:
-        lse = chosen.forward(replace(p, value=p.value[..., :0]))[0].lse
+        lse = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
         lse = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
     assert lse is not None

@@ -27,7 +27,7 @@ def rounded(p: Problem, x: Outputs) -> Outputs:
     return Outputs(*(None if a is None else a.astype(kind) for a, kind in zip(x, kinds, strict=True)))
 
 
-def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
+def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     outputs = rounded(p, spec.forward(p))
     found: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
     if any(s.name not in found for s in p.observe):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.tiles import KEYS, ROWS, Band, Chunk, Rows, Unit, masked, product, units
+from regard.engines.tiles import BAND, KEYS, ROWS, Band, Chunk, Rows, Unit, masked, product, units
 from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 from regard.threads import num_threads, spread
@@ -43,18 +43,27 @@ def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
     return tiled_derivatives.jvp(p, t)
 
 
-def spread_blocks(p: Problem, work: Callable[[Rows], None]) -> None:
-    """Do independent work for every block of queries."""
+def threads_for(p: Problem) -> int:
+    """One for a call that is done before another thread has started."""
+    return num_threads() if p.batch * p.heads * p.n_q * p.n_k >= 2**20 else 1
+
+
+def spread_blocks(p: Problem, work: Callable[[Rows], None], rows: range | None = None) -> None:
+    """Do independent work for every block of queries, or for those between the first and the last of `rows`."""
+    first, last = (0, p.n_q - 1) if rows is None or not rows else (min(rows), max(rows))
 
     def each(band: Band) -> None:
-        for rows in band:
-            work(rows)
+        for block in band:
+            work(block)
 
-    spread(each, [band for unit in units(p) for band in unit.bands], num_threads())
+    threads = threads_for(p)
+    blocks = p.batch * p.heads * -(-p.n_q // ROWS)
+    size = max(1, min(BAND, blocks // (4 * threads)))
+    spread(each, [band for unit in units(p) for band in unit.bands(size, first, last)], threads)
 
 
-def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Outputs (entropy only where it is observed), and every statistic that is observed."""
+def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+    """Outputs (entropy only where it is observed) and every statistic observed, at least for `rows` if they are given."""
     names = {s.name for s in p.observe}
     out, lse = p.new_output(), np.empty(p.shape(p.n_q), p.compute)
     seen: dict[Statistic, Any] = {}
@@ -90,7 +99,7 @@ def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
                 rows_of(rows, found.values, 2)[...] = values[:, :, rows.inside, : s.k]
                 rows_of(rows, found.indices, 2)[...] = best.indices[:, :, rows.inside, : s.k]
 
-    spread_blocks(p, work)
+    spread_blocks(p, work, rows)
     for s in p.observe:
         if s.name == "lse":
             seen[s] = lse
@@ -257,7 +266,7 @@ def received(p: Problem, lse: Array) -> Array:
                 P = given.weights(chunk, chunk.raw())[1][..., rows.inside, :].sum(axis=-2)
                 mine[..., chunk.outside] += P.reshape(*P.shape[:2], -1)[..., chunk.inside]
 
-    spread(work, units(p), num_threads())
+    spread(work, units(p), threads_for(p))
     return total
 
 
@@ -270,8 +279,6 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
             block.unit.kv, block.unit.group
         ]
         take, put = overlap(rows, block.start, ROWS)
-        if not len(take):
-            return
         given = Given(block, lse)
         for chunk in block.chunks():
             columns, there = overlap(cols, chunk.start, chunk.T * KEYS)
@@ -279,7 +286,7 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
                 P = given.weights(chunk, chunk.raw())[1].swapaxes(2, 3).reshape(*block.heads, ROWS, -1)
                 mine[..., put[:, None], there] = P[..., take[:, None], columns]
 
-    spread_blocks(p, work)
+    spread_blocks(p, work, rows)
     return tile
 
 

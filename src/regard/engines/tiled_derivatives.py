@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.tiled import Given, forward, in_order, rows_of, spread_blocks, weight
+from regard.engines.tiled import Given, forward, in_order, rows_of, spread_blocks, threads_for, weight
 from regard.engines.tiles import KEYS, ROWS, Chunk, Rows, Unit, masked, product, units
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import Table, scatter, tangent
-from regard.threads import num_threads, spread
+from regard.threads import spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -170,7 +170,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
             for rows in unit.blocks:
                 work(rows)
 
-    spread(each, by_key_head(p), 1 if total.shared else num_threads())
+    spread(each, by_key_head(p), 1 if total.shared else threads_for(p))
     return total.result()
 
 

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ROWS, KEYS, TILES = 128, 128, 8
 CHUNK = 2**17  # scores computed at once: half a megabyte of float32, so that a chunk stays in cache
-BAND = 16  # blocks whose tiles are found together
+BAND = 16  # blocks whose tiles are found together, at most
 
 
 def block(x: Array, start: int, size: int, dtype: Any) -> Array:
@@ -129,14 +129,14 @@ class Unit:
         """The first query of each block as a row of this call; the first may be negative."""
         return range(-(self.offset % ROWS), self.p.n_q, ROWS)
 
-    @cached_property
-    def bands(self) -> list["Band"]:
-        starts = self.row_starts
-        return [Band(self, starts[first : first + BAND]) for first in range(0, len(starts), BAND)]
+    def bands(self, size: int, first: int, last: int) -> list["Band"]:
+        """The blocks that hold the rows from first to last, at most `size` of them together."""
+        starts = [start for start in self.row_starts if start <= last and start + ROWS > first]
+        return [Band(self, starts[n : n + size]) for n in range(0, len(starts), size)]
 
     @property
     def blocks(self) -> Iterator["Rows"]:
-        for band in self.bands:
+        for band in self.bands(BAND, 0, self.p.n_q - 1):
             yield from band
 
 
@@ -161,7 +161,7 @@ class Band:
     """Some blocks of a unit; iterating finds their tiles."""
 
     unit: Unit
-    starts: range
+    starts: list[int]
 
     def __iter__(self) -> Iterator["Rows"]:
         unit, p = self.unit, self.unit.p
