@@ -228,7 +228,8 @@ def weights(
     """Any part of the weights, exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]) for the rows and columns asked for.
 
     With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it, a pass of these
-    rows over all keys comes first. The other arguments are those of `attention`. Returns (..., h, rows, cols), of the inputs' dtype.
+    rows over all keys comes first. The other arguments are those of `attention`. Returns (..., h, rows, cols), of the
+    inputs' dtype.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
