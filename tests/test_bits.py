@@ -1,0 +1,248 @@
+"""Which results have the same bits, whatever else a call holds.
+
+out, lse and dq of a query depend on the keys that it sees and on its place alone: not on the batch, the other queries
+(prefill or decode), the other heads, the layout, the number of threads or the run. What is summed over queries is the
+same in every run and for any number of threads.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import regard
+from regard import threads
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = tuple[Array, Array, Array, Array]
+Results = dict[str, Array]
+
+N, LEAD, HEADS, KV_HEADS, D, D_V = 700, 2, 4, 2, 16, 12
+GROUP = HEADS // KV_HEADS
+BLOCKS = np.tril(np.random.default_rng(1).random((8, 8)) < 0.7) | np.eye(8, dtype=bool)
+# Each is causal, so that a query sees the same keys whether or not later ones are there.
+WISHES: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "window": {"mask": regard.window(150)},
+    "documents": {"mask": regard.documents(np.arange(N) // 90), "causal": True},
+    "blocks": {"mask": regard.blocks(BLOCKS, 100), "causal": True},
+    "scores": {"causal": True, "score": [regard.softcap(3.0), regard.alibi(np.array([0.5, 0.25, 0.1, 0.01]))]},
+    "a rule for each head": {"mask": lambda b, h, i, j: (j <= i) & ((i - j) % (h + 1) == 0)},
+    "a rule for each batch element": {"mask": regard.padding(np.array([N, 500])), "causal": True},
+    "dropout": {"causal": True, "dropout": 0.2, "seed": 3},
+    "sink": {"causal": True, "sink": np.array([0.5, -1.0, 2.0, 0.0]), "scale": 0.7},
+}
+CALLS = [
+    *((name, "float32") for name in WISHES),
+    *((name, dtype) for name in ("causal", "scores") for dtype in ("float64", "bfloat16")),
+]
+every_call = pytest.mark.parametrize(("name", "dtype"), CALLS)
+
+
+@pytest.fixture(autouse=True)
+def number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set back what a test sets."""
+    monkeypatch.setattr(threads, "_chosen", 2)
+
+
+@cache
+def inputs(dtype: str) -> Arrays:
+    """query, key, value and a cotangent of the output."""
+    rng = np.random.default_rng(0)
+    shapes = ((HEADS, N, D), (KV_HEADS, N, D), (KV_HEADS, N, D_V), (HEADS, N, D_V))
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    q, k, v, dout = (rng.standard_normal((LEAD, *shape)).astype(kind) for shape in shapes)
+    return q, k, v, dout
+
+
+def results(q: Array, k: Array, v: Array, dout: Array, **wishes: Any) -> Results:
+    """What has the same bits whatever the other rows: out, lse and dq."""
+    out, seen = regard.attention(q, k, v, observe=["lse"], engine="tiled", **wishes)
+    rows = q.swapaxes(-2, -3) if wishes.get("layout") == "bnhd" else q
+    rows = rows[..., 0].astype(np.float64)  # a cotangent of lse and entropy that goes with the row
+    g = regard.attention_vjp(q, k, v, dout, dlse=rows, dentropy=-rows, engine="tiled", **wishes)
+    return {"out": out, "lse": seen.lse, "dq": g.query}
+
+
+@cache
+def whole(name: str, dtype: str) -> Results:
+    """The results of one call that holds everything."""
+    return results(*inputs(dtype), **WISHES[name])
+
+
+def cut(x: Results, *place: Any) -> Results:
+    """The results at some batch elements, heads and queries."""
+    return {name: value[place] for name, value in x.items()}
+
+
+def assert_same(got: Results, expected: Results) -> None:
+    for name, x in expected.items():
+        assert (got[name].dtype, got[name].shape) == (x.dtype, x.shape)
+        values = got[name].astype(np.float64), x.astype(np.float64)
+        difference = np.abs(values[0] - values[1]).max(initial=0)
+        assert got[name].tobytes() == x.tobytes(), f"{name} differs by up to {difference}"
+
+
+@every_call
+@pytest.mark.parametrize("n", [1, 2, 63, 128, 129, 500, 640, N])
+def test_a_decode_step_is_a_row_of_the_prefill(name: str, dtype: str, n: int) -> None:
+    q, k, v, dout = inputs(dtype)
+    row = slice(n - 1, n)
+    step = results(q[:, :, row], k[:, :, :n], v[:, :, :n], dout[:, :, row], **WISHES[name])
+    assert_same(step, cut(whole(name, dtype), slice(None), slice(None), row))
+
+
+@every_call
+@pytest.mark.parametrize("rows", [(0, 130), (1, 690), (250, 300), (383, 385), (600, N)], ids=str)
+def test_queries_do_not_depend_on_the_others(name: str, dtype: str, rows: tuple[int, int]) -> None:
+    q, k, v, dout = inputs(dtype)
+    some = slice(*rows)
+    part = results(q[:, :, some], k, v, dout[:, :, some], offset=rows[0], **WISHES[name])
+    assert_same(part, cut(whole(name, dtype), slice(None), slice(None), some))
+
+
+@every_call
+def test_other_queries_may_hold_anything(name: str, dtype: str) -> None:
+    q, k, v, dout = (x.copy() for x in inputs(dtype))
+    q[:, :, 129:400:3], dout[:, :, 130:400:3] = np.nan, np.inf
+    kept = np.ones(N, bool)
+    kept[129:400:3] = kept[130:400:3] = False
+    got = results(q, k, v, dout, **WISHES[name])
+    assert_same(cut(got, slice(None), slice(None), kept), cut(whole(name, dtype), slice(None), slice(None), kept))
+
+
+@every_call
+def test_masked_keys_may_hold_anything(name: str, dtype: str) -> None:
+    q, k, v, dout = (x.copy() for x in inputs(dtype))
+    n = 450  # what the queries before it do not see
+    k[:, :, n:], v[:, :, n:] = np.nan, np.inf
+    got = results(q[:, :, :n], k, v, dout[:, :, :n], offset=0, **WISHES[name])
+    assert_same(got, cut(whole(name, dtype), slice(None), slice(None), slice(n)))
+
+
+@every_call
+def test_a_shard_of_the_batch(name: str, dtype: str) -> None:
+    for b in range(LEAD):
+        part = results(*(x[b : b + 1] for x in inputs(dtype)), origin=(b, 0, 0), **WISHES[name])
+        assert_same(part, cut(whole(name, dtype), slice(b, b + 1)))
+        alone = results(*(x[b] for x in inputs(dtype)), origin=(b, 0, 0), **WISHES[name])
+        assert_same(alone, cut(whole(name, dtype), b))
+
+
+@every_call
+def test_a_shard_of_the_heads(name: str, dtype: str) -> None:
+    q, k, v, dout = inputs(dtype)
+    for kv in range(KV_HEADS):
+        heads, kv_heads = slice(kv * GROUP, (kv + 1) * GROUP), slice(kv, kv + 1)
+        wishes = by_head(WISHES[name], heads)
+        arrays = (q[:, heads], k[:, kv_heads], v[:, kv_heads], dout[:, heads])
+        part = results(*arrays, origin=(0, heads.start, 0), **wishes)
+        assert_same(part, cut(whole(name, dtype), slice(None), heads))
+    h = HEADS - 1  # one of a group
+    one = slice(h, HEADS)
+    part = results(q[:, one], k[:, -1:], v[:, -1:], dout[:, one], origin=(0, h, 0), **by_head(WISHES[name], one))
+    assert_same(part, cut(whole(name, dtype), slice(None), one))
+
+
+def by_head(wishes: dict[str, Any], heads: slice) -> dict[str, Any]:
+    """The wishes for some of the heads: an array by head is cut, a rule is not."""
+    return wishes | {"sink": wishes["sink"][heads]} if "sink" in wishes else wishes
+
+
+@every_call
+def test_grouped_heads_are_repeated_heads(name: str, dtype: str) -> None:
+    q, k, v, dout = inputs(dtype)
+    k, v = (x.repeat(GROUP, axis=1) for x in (k, v))
+    assert_same(results(q, k, v, dout, **WISHES[name]), whole(name, dtype))
+
+
+@every_call
+def test_layouts_and_strides(name: str, dtype: str) -> None:
+    arrays = inputs(dtype)
+    swapped = results(*(np.ascontiguousarray(x.swapaxes(1, 2)) for x in arrays), layout="bnhd", **WISHES[name])
+    assert_same({n: x if n == "lse" else x.swapaxes(1, 2) for n, x in swapped.items()}, whole(name, dtype))
+    for again in (
+        [np.asfortranarray(x) for x in arrays],
+        [np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1] for x in arrays],
+        [np.repeat(x, 2, axis=-1)[..., ::2] for x in arrays],
+        [np.concatenate([x, x], axis=-1)[..., : x.shape[-1]] for x in arrays],
+    ):
+        assert_same(results(*again, **WISHES[name]), whole(name, dtype))
+
+
+def everything(name: str, dtype: str) -> Results:
+    """Every result of a call, those that are sums over queries too."""
+    q, k, v, dout = inputs(dtype)
+    wishes = dict(WISHES[name])
+    table, bias = regard.table(np.linspace(-1, 1, HEADS * 9).reshape(HEADS, 9)), np.linspace(-1, 1, N)
+    rules = [*wishes.pop("score", []), regard.relative(table)]
+    wishes |= {"score": rules, "bias": bias.astype(np.float32), "sink": np.linspace(-1, 1, HEADS)}
+    statistics = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
+    out, seen = regard.attention(q, k, v, observe=statistics, engine="tiled", **wishes)
+    ones = np.ones(seen.lse.shape)
+    g = regard.attention_vjp(q, k, v, dout, dlse=ones, dentropy=ones, engine="tiled", **wishes)
+    _, tangent = regard.attention_jvp(q, k, v, q, k, v, dsink=wishes["sink"], engine="tiled", **wishes)
+    gradients = {"dq": g.query, "dk": g.key, "dv": g.value, "dbias": g.bias, "dsink": g.sink, "dtable": g.tables[table]}
+    tangents = {"t_out": tangent.out, "t_lse": tangent.lse, "t_entropy": tangent.entropy}
+    top = seen[regard.top(3)]
+    found = {"values": top.values, "indices": top.indices} | {s: seen[s] for s in statistics if isinstance(s, str)}
+    return {"out": out} | found | gradients | tangents
+
+
+@every_call
+def test_any_number_of_threads_and_every_run(name: str, dtype: str) -> None:
+    regard.set_num_threads(1)
+    alone = everything(name, dtype)
+    for n in (2, 3, 3):
+        regard.set_num_threads(n)
+        assert_same(everything(name, dtype), alone)
+
+
+def digest() -> str:
+    """A hash of every result of two calls."""
+    found = hashlib.sha256()
+    for name in ("scores", "dropout"):
+        for x in everything(name, "float32").values():
+            found.update(x.tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("blas", ["1", "2"])
+def test_any_number_of_threads_of_the_library_below(blas: str) -> None:
+    counts = {name: blas for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    paths = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
+    env = os.environ | counts | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, "-c", "import test_bits; print(test_bits.digest())"]
+    assert subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.strip() == digest()
+
+
+def test_dropout_drops_the_same_in_every_shard() -> None:
+    """With the identity for value, the output is the dropped weights."""
+    rng, n = np.random.default_rng(0), 300
+    q, k = rng.standard_normal((2, 2, 2, n, 8), dtype=np.float32)
+    v = np.broadcast_to(np.eye(n, dtype=np.float32), (2, 2, n, n))
+    wish = {"dropout": 0.3, "seed": 9, "engine": "tiled"}
+    dropped = regard.attention(q, k, v, **wish) == 0
+    share, weights = dropped.mean(), dropped.size
+    assert abs(share - 0.3) < 5 * np.sqrt(0.3 * 0.7 / weights)
+    for b, h, i, j in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 77, 0), (0, 0, 0, 130), (1, 1, 200, 299)):
+        part = regard.attention(
+            q[b:, h:, i:], k[b:, h:, j:], v[b:, h:, j:, j:], offset=i, origin=(b, h, j), **wish
+        )  # fmt: skip
+        np.testing.assert_array_equal(part == 0, dropped[b:, h:, i:, j:])
+    other = regard.attention(q, k, v, **(wish | {"seed": 10})) == 0
+    assert abs((other == dropped).mean() - (0.3**2 + 0.7**2)) < 5 * np.sqrt(0.25 / weights)
+
+
+def test_these_tests_can_fail() -> None:
+    expected = whole("causal", "float32")
+    changed = {name: x.copy() for name, x in expected.items()}
+    changed["dq"][0, 0, 0, 0] = np.nextafter(changed["dq"][0, 0, 0, 0], np.float32(np.inf))
+    with pytest.raises(AssertionError, match="dq differs by up to"):
+        assert_same(changed, expected)
