@@ -215,7 +215,7 @@ def digest() -> str:
 
 @pytest.mark.parametrize("blas", ["1", "2"])
 def test_any_number_of_threads_of_the_library_below(blas: str) -> None:
-    counts = {name: blas for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    counts = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), blas)
     paths = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
     env = os.environ | counts | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-c", "import test_bits; print(test_bits.digest())"]

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from regard import checks
+from regard.rules import type_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,11 +33,15 @@ def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array
     """
     if not parts:
         raise ValueError("merge needs at least one part (out, lse), got none")
-    for n, part in enumerate(parts):
-        if not isinstance(part, tuple) or len(part) != 2:
-            raise TypeError(f"merge: part {n} must be a tuple (out, lse), got {type(part).__name__}")
+    given: object
+    for n, given in enumerate(parts):
+        if not isinstance(given, tuple) or len(given) != 2:
+            what = f"a tuple of {len(given)}" if isinstance(given, tuple) else type_name(given)
+            raise TypeError(f"merge: part {n} must be a tuple (out, lse), got {what}")
     outs = [checks.array(f"merge: out of part {n}", out) for n, (out, _) in enumerate(parts)]
     sums = [checks.array(f"merge: lse of part {n}", lse) for n, (_, lse) in enumerate(parts)]
+    if outs[0].ndim < 2:
+        raise ValueError(f"merge: out of part 0 must be (..., n_q, d_v), got shape {outs[0].shape}")
     for n, (out, lse) in enumerate(zip(outs, sums, strict=True)):
         checks.shaped(f"merge: out of part {n}", out, outs[0].shape, outs[0].dtype)
         checks.shaped(f"merge: lse of part {n}", lse, outs[0].shape[:-1], sums[0].dtype)
@@ -46,8 +51,9 @@ def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array
         m = stack.max(axis=0)
         extra = None
         if sink is not None:
-            given = checks.sink(sink, outs[0].shape[-3] if outs[0].ndim > 2 else 1)
-            extra = np.broadcast_to(np.asarray(given, real)[..., None], m.shape)
+            heads = outs[0].shape[-3] if outs[0].ndim > 2 else 1
+            logits = np.broadcast_to(np.asarray(checks.sink(sink, heads), real), (heads,))
+            extra = logits[:, None] if outs[0].ndim > 2 else logits
             m = np.maximum(m, extra)
         m = np.where(m == -np.inf, real(0), m)
         scale = np.exp(stack - m)

@@ -55,6 +55,14 @@ class Seen(Mapping[Statistic | str, Any]):
     `lse`, `entropy`, `max` (the largest weight) and `argmax` (its row in key, −1 for a query that sees nothing) are
     (..., h, n_q); `received`, the weight that each key gets from all queries, is (..., h, n_k). float32, for float64
     inputs float64, indices int64. All are taken before dropout.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> out, seen = regard.attention(x, x, x, causal=True, observe=["argmax", "received"])
+    >>> seen
+    Seen('argmax': (3,), 'received': (3,))
+    >>> seen.argmax
+    array([0, 1, 2])
     """
 
     def __init__(self, values: Mapping[Statistic, Any]):

@@ -18,6 +18,12 @@ class Outputs(NamedTuple):
 
     `out` (..., h, n_q, d_v) has the dtype of the inputs; `lse` and `entropy` (..., h, n_q) are float32 (float64
     for float64). As cotangents, None means zero.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> (out, lse, entropy), tangent = regard.attention_jvp(x, x, x, dquery=x)
+    >>> out.shape, lse.shape, tangent.entropy.shape
+    ((3, 3), (3,), (3,))
     """
 
     out: Array | None
@@ -31,6 +37,12 @@ class Differential:
 
     Every array has the shape of its input; what a call did not have, or what does not vary, is None. `tables` maps
     each float `regard.table` that a rule of the call reads to its array.
+
+    >>> import numpy as np, regard
+    >>> x, slope = np.eye(3), regard.table([0.5])
+    >>> g = regard.attention_vjp(x, x, x, np.ones((3, 3)), score=regard.alibi(slope))
+    >>> g.key.shape, g.tables[slope].shape, g.bias
+    ((3, 3), (1,), None)
     """
 
     query: Array | None = None

@@ -39,7 +39,7 @@ def choose(p: Problem, name: str | None) -> Engine:
     """The engine named, or the first that supports the problem. ValueError with every reason if there is none."""
     known = engines()
     if name is not None:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise ValueError(f"engine must be one of {', '.join(map(repr, known))}, got {name!r}")
         reason = known[name].state() or known[name].supports(p)
         if reason:
