@@ -33,8 +33,8 @@ def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array
     """
     if not parts:
         raise ValueError("merge needs at least one part (out, lse), got none")
-    given: object
-    for n, given in enumerate(parts):
+    pieces: tuple[object, ...] = parts
+    for n, given in enumerate(pieces):
         if not isinstance(given, tuple) or len(given) != 2:
             what = f"a tuple of {len(given)}" if isinstance(given, tuple) else type_name(given)
             raise TypeError(f"merge: part {n} must be a tuple (out, lse), got {what}")

@@ -68,7 +68,7 @@ def recency(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def curved(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-    return np.log1p(np.exp(s)) + 0.1 * s**2 - np.sqrt(1.0 + (i - j) ** 2)
+    return np.sqrt(1.0 + s**2) + 0.3 * s * np.tanh(s) - np.sqrt(1.0 + (i - j) ** 2)
 
 
 def hiding(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:

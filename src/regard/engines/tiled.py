@@ -63,7 +63,7 @@ def spread_blocks(p: Problem, work: Callable[[Rows], None], rows: range | None =
 
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Outputs (entropy only where it is observed) and every statistic observed, at least for `rows` if they are given."""
+    """Outputs (entropy only where it is observed) and every statistic observed, at least for `rows` if given."""
     names = {s.name for s in p.observe}
     out, lse = p.new_output(), np.empty(p.shape(p.n_q), p.compute)
     seen: dict[Statistic, Any] = {}
