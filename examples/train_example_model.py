@@ -39,7 +39,7 @@ PERIODS = (12, 24, 40, 64, 96)
 SCORES = ("previous token", "induction", "first-token sink")
 PRINTABLE = np.arange(32, 127)
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", np.uint8).astype(np.int64)
-LENGTHS = (64, 128, 256)
+LENGTHS = (64, 128, 256, 512)
 
 
 # ── Text ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,7 +212,7 @@ def measure(model: ExampleModel, held_out: list[np.ndarray]) -> dict:
     once = [model.run(probe(period, copies=1)) for period in PERIODS]
     twice = [model.run(probe(period)) for period in PERIODS]
     losses = [(trace.losses(), period) for trace, period in zip(twice, PERIODS, strict=True)]
-    text = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, LENGTHS[-1])) for rng in generators(16)]))
+    text = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, 256)) for rng in generators(16)]))
     passages = np.stack([excerpt(rng, held_out, PASSAGE) for rng in generators(16)])
     again = model.run(np.concatenate([np.full((len(passages), 1), BOS), passages, passages], axis=1))
     return {
@@ -246,7 +246,7 @@ def score(trace: Trace, name: str, prefix: int) -> np.ndarray:
 
 def measure_positions(model: ExampleModel, held_out: list[np.ndarray]) -> dict[str, float]:
     """Nats per byte of held-out text, by how much of it the model has read."""
-    edges = (0, 64, 256, 512, 1024)
+    edges = (0, 64, 256, 512, 1024, 2048)
     losses = model.run(np.stack([np.append(BOS, excerpt(rng, held_out, edges[-1])) for rng in generators(16)])).losses()
     return {f"{start} to {stop}": float(losses[:, start:stop].mean()) for start, stop in pairwise(edges)}
 
@@ -343,16 +343,17 @@ def draw(history: list[dict], control: list[dict], path: Path) -> None:
     for kind, colour in zip(SCORES, ("tab:green", "tab:blue", "tab:red"), strict=True):
         scores = np.array([now[kind] for now in history]).reshape(len(history), -1)
         below.plot(steps, scores, color=colour, alpha=0.25, linewidth=0.8)
-        below.plot(steps, scores.max(1), color=colour, linewidth=2, label=f"{kind}, best head")
+        below.plot(steps, scores.max(1), color=colour, linewidth=2, label=kind)
     inductions = [np.max(now["induction"]) for now in control]
-    below.plot(control_steps, inductions, label="induction, best head of one layer", **one_layer)
-    below.set(xlabel="step", ylabel="mean weight", ylim=(0, 1))
+    below.plot(control_steps, inductions, label="induction, one layer", **one_layer)
+    below.set(xlabel="step", ylabel="score of each head", ylim=(0, 1))
 
+    above.legend(fontsize="small", frameon=False, loc="center right")
+    below.legend(fontsize="small", frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4)
     for axes in (above, below):
-        axes.legend(fontsize="small", frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
 
 
 def write_history(runs: dict[str, list[dict]], path: Path) -> None:
@@ -363,12 +364,12 @@ def write_history(runs: dict[str, list[dict]], path: Path) -> None:
 
 
 def rounded(value: object) -> object:
-    """The same with every float to four decimals."""
+    """The same with every float to three decimals."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):
         return [rounded(item) for item in value]
-    return round(value, 4) if isinstance(value, float) else value
+    return round(value, 3) if isinstance(value, float) else value
 
 
 CARD = """\
@@ -403,9 +404,9 @@ copy only by finding the earlier copy.
 
 ## Training
 
-{steps:,} steps of {tokens:,} tokens took {minutes:.0f} minutes with {threads} of PyTorch's threads, on a processor
-shared with other work; the control took {control_minutes:.0f}. Muon for the matrices of the blocks, AdamW for the
-rest. PyTorch's logits and those of `regard` on NumPy differ by at most {difference:.1e}. In the repository,
+{steps:,} steps of {tokens:,} tokens took {minutes:.0f} minutes (threads: {threads}, on a processor shared with other
+work), and {control_minutes:.0f} for the control. Muon for the matrices of the blocks, AdamW for the rest. PyTorch's
+logits and those of `regard` on NumPy differ by at most {difference:.1e}. In the repository,
 `docs/pictures/emergence.png` shows the heads forming, and `examples/emergence.json` holds the figures behind it.
 
 ## What it can do
@@ -425,9 +426,11 @@ first copy costs more, as most alphabets in training were smaller.) The control 
 |---|---|---|---|
 {copies}
 
-Twice as long as anything it was trained on, with a period of {context} bytes: {far_first:.2f} in the first copy,
-{far_second:.2f} in the second. A held-out passage of {passage_length} bytes of text: {passage:.2f}; the same again
-straight after it: {passage_again:.2f} (control: {control_again:.2f}).
+With a period of {context} bytes, twice as far as any copy it saw in training: {far_first:.2f} in the first,
+{far_second:.2f} in the second.
+
+A held-out passage of {passage_length} bytes of text costs {passage:.2f}, and the same again straight after it
+{passage_again:.2f} (control: {control_again:.2f}).
 
 ## Its heads
 
@@ -445,8 +448,8 @@ the first wrote. So the control, of one layer, has none.
 
 ## Limits
 
-It knows a little spelling and grammar of the 19th century, and no facts. It saw almost no text that is not English.
-Beyond {context} bytes it was not trained.
+It knows some spelling and grammar of 19th-century English, and nothing of other languages. Beyond {context} tokens it
+was not trained; the tables above say how far it holds.
 """
 
 

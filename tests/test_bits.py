@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -137,6 +138,28 @@ def test_masked_keys_may_hold_anything(name: str, dtype: str) -> None:
     assert_same(got, cut(whole(name, dtype), slice(None), slice(None), slice(n)))
 
 
+@pytest.mark.parametrize("first", [64, 128, 180])
+@pytest.mark.parametrize(("name", "row"), [("window", 330), ("documents", 380)])
+def test_keys_that_nothing_sees_may_be_absent(name: str, row: int, first: int) -> None:
+    """As when a cache forgets what has left the window."""
+    q, k, v, dout = inputs("float32")
+    arrays = (q[:, :, row:], k[:, :, first:], v[:, :, first:], dout[:, :, row:])
+    part = results(arrays, name, row=row, origin=(0, 0, FIRST + first))
+    assert_same(part, cut(whole(name, "float32"), slice(None), slice(None), slice(row, None)))
+
+
+@pytest.mark.parametrize(("row", "first"), [(1200, 130), (1300, 0), (1300, 200), (1399, 256), (1450, 300)])
+def test_long_windows(row: int, first: int) -> None:
+    """Over more keys than are merged at once, and none that the query does not see."""
+    n = 1500
+    q, k, v = np.random.default_rng(0).standard_normal((3, n, 8), dtype=np.float32)
+    wish = {"mask": regard.window(1060), "engine": "tiled"}
+    prefill = regard.attention(q, k, v, **wish)
+    one, stop = slice(row, row + 1), row + 1
+    step = regard.attention(q[one], k[first:stop], v[first:stop], offset=row, origin=(0, 0, first), **wish)
+    assert_same({"out": step}, {"out": prefill[one]})
+
+
 @every_call
 def test_a_shard_of_the_batch(name: str, dtype: str) -> None:
     part = results((x[1:] for x in inputs(dtype)), name, b=1)
@@ -177,7 +200,7 @@ def test_layouts_and_strides(dtype: str) -> None:
 
 def everything(name: str, dtype: str) -> Results:
     """Every result of a call of many wishes, those that are sums over queries too."""
-    n = 300
+    n = 400
     q, k, v, dout = (x[:, :, :n] for x in inputs(dtype))
     table, bias = regard.table(np.linspace(-1, 1, HEADS * 9).reshape(HEADS, 9)), np.linspace(-1, 1, n)
     rules = [*WISHES[name].get("score", []), regard.relative(table)]
@@ -194,26 +217,41 @@ def everything(name: str, dtype: str) -> Results:
     return {"out": out} | found | gradients | tangents
 
 
-def plain(dtype: str) -> Results:
-    """The gradients of a call whose heads and batch elements share nothing, so that threads can part them."""
-    g = regard.attention_vjp(*inputs(dtype), causal=True, engine="tiled")
+def large(dtype: str) -> Results:
+    """Gradients of a call with products large enough for BLAS to part, and one key head that four query heads share."""
+    rng = np.random.default_rng(0)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    q, dout = rng.standard_normal((2, 4, 300, 64)).astype(kind)
+    k, v = rng.standard_normal((2, 1, 1100, 64)).astype(kind)
+    g = regard.attention_vjp(q, k, v, dout, causal=True, engine="tiled")
     return {"dq": g.query, "dk": g.key, "dv": g.value}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("scores", "float32"), ("dropout", "float64"), ("window", "bfloat16")])
-def test_any_number_of_threads_and_every_run(name: str, dtype: str) -> None:
+def test_any_number_of_threads_and_every_run(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, workers: int, *args: Any) -> None:
+            pools.append(workers)
+            super().__init__(workers, *args)
+
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", Pool)
     regard.set_num_threads(1)
-    alone = everything(name, dtype), plain(dtype)
+    alone = everything(name, dtype), large(dtype)
+    assert not pools
     for n in (2, 3, 3):
         regard.set_num_threads(n)
         assert_same(everything(name, dtype), alone[0])
-        assert_same(plain(dtype), alone[1])
+        assert_same(large(dtype), alone[1])
+    assert set(pools) == {2, 3}
+    assert len(pools) >= 12  # forward, `received`, forward mode
 
 
 def digest() -> str:
     """A hash of every result of a call."""
     found = hashlib.sha256()
-    for x in (everything("dropout", "float32") | plain("float64")).values():
+    for x in (*everything("dropout", "float32").values(), *large("float32").values()):
         found.update(x.tobytes())
     return found.hexdigest()
 

@@ -180,6 +180,19 @@ def test_the_sink_that_the_card_names(card, model):
     assert score > 0.3
 
 
+def test_it_copies_words_too(card, model):
+    layer, head, *_ = claim(card, "induction on text")
+    words = "The lighthouse at Valparaiso kept forty letters for Quillon Marsh. "
+    ids = model.encode(words + words)
+    trace = model.run(ids)
+    losses = trace.losses()
+    assert losses[len(words) :].mean() < losses[: len(words)].mean() / 2
+    scores = [
+        h.induction for layer in range(trace.layers) for h in head_statistics(trace.weights(layer), ids, prefix=3)
+    ]
+    assert scores[layer * trace.heads + head] > max(0.3, 3 * np.median(scores))
+
+
 def test_previous_token_heads_come_before_the_induction_heads_that_use_them(card):
     assert claim(card, "previous token")[0] < claim(card, "induction")[0]
 

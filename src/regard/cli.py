@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SENTENCE = "Mirabel Quince kept bees. Every morning the bees woke Mirabel Qu"
+SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
 """What `regard look` looks at unless told otherwise: a rare name comes back, and breaks off."""
 
 MOST_ENTRIES = 2**26

@@ -141,9 +141,12 @@ class LookData:
         return tuple(head for head in found if not np.isnan(head.score))
 
     def kind_of(self, layer: int, head: int) -> tuple[Kind, float] | None:
-        """The kind for which a head scores highest, and that score, if it is notable at all."""
+        """The kind for which a head scores highest, and that score, if it is notable. Heads rest on the first token
+        where they find nothing else: a head is called a sink only if it is of no other kind.
+        """
         scored = [(kind, float(self.statistics[kind.name][layer, head])) for kind in KINDS]
-        return max((pair for pair in scored if pair[1] >= NOTABLE), key=lambda pair: pair[1], default=None)
+        notable = [(kind, score) for kind, score in scored if score >= NOTABLE]
+        return max(notable, key=lambda pair: (pair[0].name != "first-token sink", pair[1]), default=None)
 
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
         """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;
@@ -254,7 +257,8 @@ def _repeats(ids: Sequence[int], length: int) -> bool:
 
 
 def _following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
+    """The likeliest next bytes and their probabilities, none below half a percent."""
     shares = np.exp(logits.astype(np.float64) - logits.max())
     shares /= shares.sum()
-    order = np.argsort(-shares, kind="stable")[:count]
-    return tuple((chr(byte) if byte < 128 else f"\\x{byte:02x}", float(shares[byte])) for byte in order.tolist())
+    order = [byte for byte in np.argsort(-shares, kind="stable")[:count].tolist() if shares[byte] >= 0.005]
+    return tuple((chr(byte) if byte < 128 else f"\\x{byte:02x}", float(shares[byte])) for byte in order)

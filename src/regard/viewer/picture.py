@@ -131,7 +131,7 @@ def _attended(figure: SubFigure, data: LookData, choice: Choice) -> None:
         _bar(axes, rank, f"{_short(data.labels[index], 9)} {index}", weight)
     _shaded_text(figure, data, choice)
     if data.following:
-        guesses = ",  ".join(f"“{_short(printable(token), 9)}” {share:.0%}" for token, share in data.following[:3])
+        guesses = ",  ".join(f"“{_short(printable(token), 9)}” {share:.1%}" for token, share in data.following[:3])
         _text(figure, 0.05, 0.12, "The model expects next", weight="bold")
         _text(figure, 0.05, 0.095, guesses, size=8, color=_SOFT)
 

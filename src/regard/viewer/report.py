@@ -133,7 +133,7 @@ def _text(data: LookData) -> str:
 
 
 def _following(data: LookData) -> str:
-    guesses = ", ".join(f"“{escape(encodable(printable(token)))}” {share:.0%}" for token, share in data.following)
+    guesses = ", ".join(f"“{escape(encodable(printable(token)))}” {share:.1%}" for token, share in data.following)
     return f"The model expects next: {guesses}" if guesses else ""
 
 

@@ -43,7 +43,7 @@ def _heading(data: LookData, screen: Screen) -> RenderableType:
         Text(f"{data.n} tokens, {data.layers} layers of {data.heads} heads", style="dim"),
     ]
     if data.following:
-        guesses = ", ".join(f"{screen.quoted(printable(token))} {share:.0%}" for token, share in data.following)
+        guesses = ", ".join(f"{screen.quoted(printable(token))} {share:.1%}" for token, share in data.following)
         lines.append(Text(f"the model expects next: {guesses}", style="dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))
 
