@@ -165,14 +165,19 @@ def _stream(
 
     def diagonal(start: int, stop: int, state: _State) -> _State:
         """Rows that see the keys of the state, then one more each."""
-        features, values = keys(start + n_k - n_q, stop + n_k - n_q)
-        if stop - start > 1 and not phi.safe(features, values, state):
-            middle = (start + stop) // 2
-            return diagonal(middle, stop, diagonal(start, middle, state))
-        features, state = phi.rescaled(features, state)
-        phi_q = phi.query(queries(start, stop), state, features)
-        store(start, stop, phi_q @ state.sums + np.tril(phi_q @ features.swapaxes(-1, -2)) @ values)
-        return state.plus(features, values)
+        pending = [(start, stop)]
+        while pending:
+            start, stop = pending.pop()
+            features, values = keys(start + n_k - n_q, stop + n_k - n_q)
+            if stop - start > 1 and not phi.safe(features, values, state):
+                middle = (start + stop) // 2
+                pending += [(middle, stop), (start, middle)]
+                continue
+            features, state = phi.rescaled(features, state)
+            phi_q = phi.query(queries(start, stop), state, features)
+            store(start, stop, phi_q @ state.sums + np.tril(phi_q @ features.swapaxes(-1, -2)) @ values)
+            state = state.plus(features, values)
+        return state
 
     seen_by_all = max(n_k - n_q, 0) if causal else n_k
     first = max(n_q - n_k, 0) if causal or not n_k else 0  # rows before it see nothing
