@@ -114,6 +114,7 @@ CASES: tuple[Case, ...] = (
     Case("window", lambda rng, c: {"mask": regard.window(5)}),
     Case("window both ways", lambda rng, c: {"mask": regard.window(2, 3)}),
     Case("window over tiles", lambda rng, c: {"mask": regard.window(40, 3)}, lead=(), n_q=400, n_k=700),
+    Case("gap between tiles", lambda rng, c: {"mask": regard.prefix(140) | outside(512)}, lead=(), n_q=9, n_k=600),
     Case("prefix", lambda rng, c: {"mask": regard.causal() | regard.prefix(np.array([3, 8]))}),
     Case("padding", lambda rng, c: {"mask": regard.padding(np.array([4, 21]))}),
     Case("padding left", lambda rng, c: {"mask": regard.padding(np.array([4, 0]), side="left")}),
@@ -165,6 +166,10 @@ CASES: tuple[Case, ...] = (
         d_v=6,
     ),
 )
+
+
+def outside(n: int) -> regard.Mask:
+    return regard.mask(lambda b, h, i, j: j >= n)
 
 
 def last_keys(c: Case) -> Callable[..., Any]:

@@ -216,16 +216,18 @@ class Rows:
         spans = (self.tiles + first) // TILES
         cuts = np.flatnonzero(np.diff(spans)) + 1
         for tiles, kinds in zip(np.split(self.tiles, cuts), np.split(self.kinds, cuts), strict=True):
-            yield Chunk(self, int(tiles[0]), int(tiles[-1]) + 1, tiles[np.flatnonzero(kinds != EVERYTHING)])
+            inside = np.arange(tiles[0], tiles[-1] + 1)
+            # A tile between them that was left out is here again, and has to be masked.
+            yield Chunk(self, inside, np.setdiff1d(inside, tiles[kinds == EVERYTHING], assume_unique=True))
 
 
 class Chunk:
     """T consecutive tiles of a span: those from the first to the last that may hold a visible pair."""
 
-    def __init__(self, rows: Rows, first: int, stop: int, mixed: Array):
+    def __init__(self, rows: Rows, tiles: Array, mixed: Array):
         self.rows, self.p = rows, rows.p
-        self.T = stop - first
-        self.tiles = slice(first, stop)
+        self.T, first = len(tiles), int(tiles[0])
+        self.tiles = slice(first, first + self.T)
         self.start = rows.unit.tile_starts[first]
         self.shape = (*rows.heads, self.T, ROWS, KEYS)
         # The tiles, counted from the first, between which the mask has to be evaluated.
