@@ -1,5 +1,6 @@
 """What textbooks say of attention, in numbers."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,3 +178,12 @@ def test_multihead_attention_is_heads_side_by_side() -> None:
         close(weights[:, h], expected)
         heads.append(head)
     close(out, np.concatenate(heads, axis=-1) @ w_o, 64)
+
+
+def test_arrays_mapped_from_a_file(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 9, 4), dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    out = regard.attention(mapped, mapped, mapped, causal=True)
+    assert type(out) is np.ndarray
+    np.testing.assert_array_equal(out, regard.attention(x, x, x, causal=True))

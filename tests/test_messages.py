@@ -451,7 +451,9 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(observe={"lse"}), TypeError, "observe must be a sequence of statistics, got set"),
     (call(observe=None), TypeError, "observe must be a sequence of statistics, got NoneType"),
     (call(return_weights=regard.causal()), TypeError, "return_weights must be a bool, got causal()"),
-    (lambda: regard.top(0), ValueError, "top: k must be a positive int, got 0"),
+    (lambda: regard.top(0), ValueError, "top: k must be at least 1, got 0"),
+    (lambda: regard.top(2.0), TypeError, "top: k must be an int, got 2.0"),  # type: ignore[arg-type]
+    (call(scale=1e300), ValueError, "scale must be finite in float32, got 1e+300"),
     # engines
     (call(engine="cuda"), ValueError, "engine must be one of 'tiled', 'spec', got 'cuda'"),
     (call(engine=["tiled"]), ValueError, "engine must be one of 'tiled', 'spec', got ['tiled']"),

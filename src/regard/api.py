@@ -9,7 +9,7 @@ import numpy as np
 from regard import checks
 from regard.engines import Engine, choose
 from regard.observing import Seen, Statistic, Top
-from regard.problem import Differential, Outputs, Problem
+from regard.problem import Differential, Outputs, Problem, compute_dtype
 from regard.rules import Mask, Score, Table, type_name
 from regard.rules import causal as causal_rule
 
@@ -103,7 +103,7 @@ def problem_from(
         mask=rule,
         score=checks.score(score),
         bias=checks.bias(bias, lead, h, n_q, n_k),
-        scale=checks.scale(scale, q.shape[-1]),
+        scale=checks.scale(scale, q.shape[-1], compute_dtype(q.dtype)),
         sink=checks.sink(sink, h),
         dropout=p_drop,
         seed=seed_int,

@@ -21,9 +21,10 @@ def is_float(x: Array) -> bool:
 
 
 def array(name: str, x: object) -> Array:
-    """A NumPy array of a floating dtype, or a TypeError."""
-    if type(x) is not np.ndarray:
+    """A NumPy array of a floating dtype (one mapped from a file as a plain view of it), or a TypeError."""
+    if type(x) not in (np.ndarray, np.memmap):
         raise TypeError(f"{name} must be a NumPy array, got {type_name(x)}")
+    x = np.asarray(x)
     if not is_float(x):
         order = "" if x.dtype.isnative else ", not in the byte order of this machine"
         raise TypeError(f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {x.dtype}{order}")
@@ -123,10 +124,13 @@ def sink(x: object, h: int) -> Array | None:
     return sink
 
 
-def scale(x: object, d: int) -> float:
+def scale(x: object, d: int, dtype: np.dtype[Any]) -> float:
     if x is None:
         return 1.0 / float(np.sqrt(d)) if d else 1.0
-    return _number("scale", x)
+    value = _number("scale", x)
+    if abs(value) > np.finfo(dtype).max:
+        raise ValueError(f"scale must be finite in {dtype}, got {value}")
+    return value
 
 
 def dropout(p: object, seed: object) -> tuple[float, int]:

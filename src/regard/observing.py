@@ -44,9 +44,11 @@ def top(k: int) -> Statistic:
     >>> seen[regard.top(1)].indices[:, 0]
     array([0, 1, 2])
     """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"top: k must be a positive int, got {k!r}")
-    return Statistic("top", k)
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise TypeError(f"top: k must be an int, got {k!r}")
+    if k < 1:
+        raise ValueError(f"top: k must be at least 1, got {k}")
+    return Statistic("top", int(k))
 
 
 class Seen(Mapping[Statistic | str, Any]):

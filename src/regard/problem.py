@@ -118,7 +118,7 @@ class Problem:
     @property
     def compute(self) -> np.dtype[Any]:
         """The dtype of sums, of rules and of statistics: float64 for float64, else float32."""
-        return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+        return compute_dtype(self.dtype)
 
     @property
     def keys(self) -> int:
@@ -161,6 +161,10 @@ class Problem:
     def dense(self, x: Array) -> Array:
         """A dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
+
+
+def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
 
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:
