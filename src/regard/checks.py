@@ -128,7 +128,7 @@ def scale(x: object, d: int, dtype: np.dtype[Any]) -> float:
     if x is None:
         return 1.0 / float(np.sqrt(d)) if d else 1.0
     value = _number("scale", x)
-    if abs(value) > np.finfo(dtype).max:
+    if abs(value) > float(np.finfo(dtype).max):
         raise ValueError(f"scale must be finite in {dtype}, got {value}")
     return value
 
