@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.observing import Statistic
-from regard.rules import Mask, Node, Score, Table, partials
+from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, order, partials
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -137,6 +137,34 @@ class Problem:
     def score_partials(self) -> tuple[Node | None, Mapping[Node, Node]]:
         """∂score/∂s (None: no rule, so 1), and the derivative with respect to each reading of a float table."""
         return (None, {}) if self.score is None else partials(self.score.node)
+
+    @cached_property
+    def mask_reading(self) -> Reading | None:
+        """The mask, ready to be evaluated tile by tile."""
+        return None if self.mask is None else Reading([self.mask.node])
+
+    @cached_property
+    def score_reading(self) -> Reading | None:
+        return None if self.score is None else Reading([self.score.node])
+
+    @cached_property
+    def integers(self) -> type[np.signedinteger[Any]]:
+        """int32 where the bounds of the rules prove that no integer in them leaves it, else int64."""
+        nodes = [rule.node for rule in (self.mask, self.score) if rule is not None]
+        integers = [node for node in order(nodes) if node.kind == "int"]
+        first = self.offset if self.batch else np.zeros(1, np.int64)
+        b, h, j = self.origin
+        near = 2**16  # a tile may reach beyond the call, by less than this
+        ranges = Ranges(
+            b=(b, b + self.batch),
+            h=(h, h + self.heads),
+            i=(int(first.min()) - near, int(first.max()) + self.n_q + near),
+            j=(j - near, j + self.n_k + near),
+            keys=self.keys,
+        )
+        limit = 2**31
+        small = all(np.all((x.lo >= -limit) & (x.hi < limit)) for x in intervals(integers, ranges))
+        return np.int32 if small else np.int64
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:

@@ -276,6 +276,7 @@ class Chunk:
             dtype=self.p.compute.type,
             keys=self.p.keys,
             dense=lambda x: self.dense(x, tiles),
+            integers=self.p.integers,
             s=s,
             ds=ds,
         )
@@ -289,8 +290,8 @@ class Chunk:
         """S: the score rules, the bias, and −∞ for what is masked. Overwrites `raw` where there is no rule."""
         p = self.p
         S = raw
-        if p.score_node is not None:
-            S = np.array(np.broadcast_to(self.evaluate(p.score_node, raw), self.shape), p.compute)
+        if p.score_reading is not None:
+            S = np.array(np.broadcast_to(p.score_reading(self.at(s=raw))[0], self.shape), p.compute)
         if p.bias is not None:
             S += self.dense(p.bias)
         self.hide(S, -np.inf)
@@ -298,8 +299,8 @@ class Chunk:
 
     def hide(self, S: Array, value: float) -> None:
         """Set what the mask hides, or what lies outside the call, to a value."""
-        if self.mixed.stop and self.p.mask_node is not None:
-            hidden = ~evaluate([self.p.mask_node], self.at(self.mixed))[0]
+        if self.mixed.stop and self.p.mask_reading is not None:
+            hidden = ~self.p.mask_reading(self.at(self.mixed))[0]
             np.copyto(S[:, :, self.mixed], value, where=hidden)
         if not self.whole:
             S[..., : self.rows.inside.start, :] = value

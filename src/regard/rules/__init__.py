@@ -5,8 +5,8 @@ Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and deri
 
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
 from regard.rules.derivative import partials, scatter, tangent
-from regard.rules.expression import OPS, At, Kind, Node, evaluate, reads
-from regard.rules.intervals import Interval, Ranges, interval
+from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, order, reads
+from regard.rules.intervals import Interval, Ranges, interval, intervals
 from regard.rules.masks import (
     Mask,
     Requirement,
@@ -40,6 +40,7 @@ __all__ = [
     "Node",
     "Program",
     "Ranges",
+    "Reading",
     "Requirement",
     "Rule",
     "Score",
@@ -57,8 +58,10 @@ __all__ = [
     "evaluate",
     "global_tokens",
     "interval",
+    "intervals",
     "key_tiles",
     "mask",
+    "order",
     "padding",
     "partials",
     "prefix",

@@ -148,9 +148,10 @@ def _text(node: Node, depth: int) -> str:
 class At:
     """Where a rule is evaluated.
 
-    b, h, i, j: int64 arrays of absolute indices that broadcast together. dtype: of float arithmetic. s, ds: score and
-    tangent of the score. keys: number of keys of the whole. dense: gives the values of a dense array here, to
-    broadcast with the others. tables: arrays to use in place of those that the tables hold.
+    b, h, i, j: integer arrays of absolute indices that broadcast together. dtype: of float arithmetic. s, ds: score
+    and tangent of the score. keys: number of keys of the whole. dense: gives the values of a dense array here, to
+    broadcast with the others. tables: arrays to use in place of those that the tables hold. integers: the dtype of
+    integer arithmetic, narrower than int64 only where bounds prove that no value leaves it.
     """
 
     b: ArrayLike
@@ -163,6 +164,7 @@ class At:
     keys: int | None = None
     dense: Callable[[Array], Array] | None = None
     tables: "Mapping[Table, Array] | None" = None
+    integers: Any = np.int64
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -202,11 +204,11 @@ def flat_index(shape: tuple[int, ...], indices: Sequence[Array]) -> Array:
 def _gather(node: Node, at: At, *indices: Array) -> Array:
     array = at.array(node.payload)
     values = array.reshape(-1).take(flat_index(array.shape, indices))
-    return values.astype({"bool": np.bool_, "int": np.int64, "float": at.dtype}[node.kind], copy=False)
+    return values.astype({"bool": np.bool_, "int": at.integers, "float": at.dtype}[node.kind], copy=False)
 
 
 def _constant(node: Node, at: At) -> Any:
-    return np.dtype({"bool": np.bool_, "int": np.int64, "float": at.dtype}[node.kind]).type(node.payload)
+    return np.dtype({"bool": np.bool_, "int": at.integers, "float": at.dtype}[node.kind]).type(node.payload)
 
 
 def truncate(x: Array) -> Array:
@@ -218,7 +220,7 @@ def truncate(x: Array) -> Array:
 
 
 def _index(name: str) -> Callable[..., Any]:
-    return lambda node, at: np.asarray(getattr(at, name), np.int64)
+    return lambda node, at: np.asarray(getattr(at, name), at.integers)
 
 
 def _named(rule: Typing, *functions: np.ufunc) -> dict[str, Op]:
@@ -230,7 +232,7 @@ def _named(rule: Typing, *functions: np.ufunc) -> dict[str, Op]:
 
 OPS: dict[str, Op] = {
     **{name: Op("leaf", _index(name)) for name in ("b", "h", "i", "j")},
-    "keys": Op("leaf", lambda node, at: np.int64(at.given("keys"))),
+    "keys": Op("leaf", lambda node, at: np.dtype(at.integers).type(at.given("keys"))),
     **{name: Op("leaf", lambda node, at: np.asarray(at.given(node.op), at.dtype)) for name in ("s", "ds")},
     "number": Op("leaf", _constant),
     "literal": Op("leaf", _constant),
@@ -245,7 +247,7 @@ OPS: dict[str, Op] = {
     **_named("int", np.floor_divide, np.remainder, np.left_shift, np.right_shift),
     "where": Op("where", lambda node, at, condition, a, b: np.where(condition, a, b)),
     "float": Op("cast", lambda node, at, x: x.astype(at.dtype)),
-    "int": Op("cast", lambda node, at, x: truncate(x)),
+    "int": Op("cast", lambda node, at, x: truncate(x).astype(at.integers, copy=False)),
 }
 
 
@@ -262,11 +264,22 @@ def evaluate(nodes: Sequence[Node], at: At) -> tuple[Array, ...]:
            [1, 1, 0],
            [1, 1, 1]])
     """
-    values: dict[Node, Array] = {}
-    with np.errstate(all="ignore"):
-        for node in order(nodes):
-            values[node] = OPS[node.op].evaluate(node, at, *(values[arg] for arg in node.args))
-    return tuple(np.asarray(values[node]) for node in nodes)
+    return Reading(nodes)(at)
+
+
+class Reading:
+    """Nodes put in order once, to be evaluated (see `evaluate`) at many places."""
+
+    def __init__(self, nodes: Sequence[Node]):
+        self.nodes = tuple(nodes)
+        self._steps = [(node, OPS[node.op].evaluate, node.args) for node in order(nodes)]
+
+    def __call__(self, at: At) -> tuple[Array, ...]:
+        values: dict[Node, Array] = {}
+        with np.errstate(all="ignore"):
+            for node, value_of, args in self._steps:
+                values[node] = value_of(node, at, *(values[arg] for arg in args))
+        return tuple(np.asarray(values[node]) for node in self.nodes)
 
 
 # Building typed nodes
