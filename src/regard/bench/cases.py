@@ -124,7 +124,9 @@ CASES: tuple[Case, ...] = (
     Case("blocks", lambda rng, c: {"mask": regard.blocks(rng.random((c.h, 3, 3)) < 0.5, 8)}),
     Case("composed masks", lambda rng, c: {"mask": ~regard.window(2) & regard.causal() | regard.global_tokens(1)}),
     Case("mask rule", lambda rng, c: {"mask": mixed_rule}),
-    Case("mask rule with large integers", lambda rng, c: {"mask": lambda b, h, i, j: (i - j) * 1000003 * 1000003 % 7 < 4}),
+    Case(
+        "mask rule with large integers", lambda rng, c: {"mask": lambda b, h, i, j: (i - j) * 1000003 * 1000003 % 7 < 4}
+    ),
     Case("boolean mask", lambda rng, c: {"mask": rng.random((2, 1, c.n_q, c.n_k)) < 0.4}),
     Case("0/1 mask over tiles", lambda rng, c: {"mask": rng.integers(0, 2, (c.n_q, 1))}, lead=(), n_q=70, n_k=300),
     Case("mask and rule", lambda rng, c: {"mask": regard.causal() & (rng.random((c.n_q, c.n_k)) < 0.7)}),
