@@ -8,8 +8,9 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", max_examples=1000, deadline=None, derandomize=True)
-settings.register_profile("long", max_examples=100_000, deadline=None)
-settings.load_profile(os.environ.get("REGARD_FUZZ", "ci"))
+if count := os.environ.get("REGARD_FUZZ"):  # so many examples of every property, other ones each time
+    settings.register_profile("fuzz", max_examples=int(count), deadline=None)
+settings.load_profile("fuzz" if count else "ci")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Random calls against the specification: shapes, strides, dtypes, masks, NaN behind masks, rows that see nothing.
 
-1,000 examples here; `REGARD_FUZZ=long` runs 100,000.
+1,000 examples here; `REGARD_FUZZ=100000` runs as many others.
 """
 
 from typing import Any
