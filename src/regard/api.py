@@ -112,16 +112,8 @@ def problem_from(
         positions_first=frame.positions_first,
         observe=checks.observe(observe),
     )
-    b0, h0, j0 = problem.origin
-    first = problem.offset
-    ranges = {
-        "b": (b0, b0 + problem.batch),
-        "h": (h0, h0 + h),
-        "i": (int(first.min()), int(first.max()) + n_q if n_q else int(first.min())) if first.size else (0, 0),
-        "j": (j0, j0 + n_k),
-    }
     for rule_of_call in (problem.mask, problem.score):
-        checks.covers(rule_of_call, ranges)
+        checks.covers(rule_of_call, problem.extent)
     return problem
 
 

@@ -125,6 +125,14 @@ class Problem:
         """Keys of the whole sequence, as far as this call can know: its last key is the last one."""
         return self.origin[2] + self.n_k
 
+    @cached_property
+    def extent(self) -> dict[str, tuple[int, int]]:
+        """The absolute indices of the call, from the first to before the last: of "b", "h", "i" and "j"."""
+        b, h, j = self.origin
+        first, last = (int(self.offset.min()), int(self.offset.max())) if self.batch else (0, -self.n_q)
+        i = (first, last + self.n_q if self.n_q else first)
+        return {"b": (b, b + self.batch), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
+
     @property
     def mask_node(self) -> Node | None:
         return self.mask.node if self.mask is not None else None
@@ -152,16 +160,8 @@ class Problem:
         """int32 where the bounds of the rules prove that no integer in them leaves it, else int64."""
         nodes = [rule.node for rule in (self.mask, self.score) if rule is not None]
         integers = [node for node in order(nodes) if node.kind == "int"]
-        first = self.offset if self.batch else np.zeros(1, np.int64)
-        b, h, j = self.origin
         near = 2**16  # a tile may reach beyond the call, by less than this
-        ranges = Ranges(
-            b=(b, b + self.batch),
-            h=(h, h + self.heads),
-            i=(int(first.min()) - near, int(first.max()) + self.n_q + near),
-            j=(j - near, j + self.n_k + near),
-            keys=self.keys,
-        )
+        ranges = Ranges(**{axis: (a - near, b + near) for axis, (a, b) in self.extent.items()}, keys=self.keys)
         limit = 2**31
         small = all(np.all((x.lo >= -limit) & (x.hi < limit)) for x in intervals(integers, ranges))
         return np.int32 if small else np.int64
