@@ -117,6 +117,10 @@ class Conformance:
             assert primal.out.tobytes() == regard.attention(*arrays, **options, engine=self.engine).tobytes()
 
 
+class TestCpu(Conformance):
+    engine = "cpu"
+
+
 class TestTiled(Conformance):
     engine = "tiled"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.engines import specification, tiled
+from regard.engines import cpu, specification, tiled
 from regard.planning import plan
 from regard.stepping import steps
 
@@ -455,8 +455,8 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: regard.top(2.0), TypeError, "top: k must be an int, got 2.0"),  # type: ignore[arg-type]
     (call(scale=1e300), ValueError, "scale must be finite in float32, got 1e+300"),
     # engines
-    (call(engine="cuda"), ValueError, "engine must be one of 'tiled', 'spec', got 'cuda'"),
-    (call(engine=["tiled"]), ValueError, "engine must be one of 'tiled', 'spec', got ['tiled']"),
+    (call(engine="cuda"), ValueError, "engine must be one of 'cpu', 'tiled', 'spec', got 'cuda'"),
+    (call(engine=["tiled"]), ValueError, "engine must be one of 'cpu', 'tiled', 'spec', got ['tiled']"),
     (lambda: regard.set_num_threads(0), ValueError, "set_num_threads: n must be at least 1, got 0"),
     (lambda: regard.set_num_threads(1.5), TypeError, "set_num_threads: n must be an int, got 1.5"),
     # weights
@@ -546,7 +546,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def work(*args: Any) -> None:
         pytest.fail("work was done before the error")
 
-    for engine in (tiled, specification):
+    for engine in (cpu, tiled, specification):
         for function in ("forward", "weights", "backward", "jvp"):
             monkeypatch.setattr(engine, function, work)
 
@@ -613,9 +613,11 @@ def test_engines_that_refuse_say_why(monkeypatch: pytest.MonkeyPatch, function: 
             refused()
         assert str(raised.value) == "engine 'tiled' refuses this call: needs an even number of heads (tiled)"
     refuse(specification)
+    refuse(cpu)
     with pytest.raises(ValueError, match="no engine") as raised:
         call()()
     spec = "runs only when named" if function == "supports" else "needs an even number of heads (spec)"
     assert (
-        str(raised.value) == f"no engine supports this call: tiled: needs an even number of heads (tiled); spec: {spec}"
+        str(raised.value) == "no engine supports this call: cpu: needs an even number of heads (cpu); "
+        f"tiled: needs an even number of heads (tiled); spec: {spec}"
     )

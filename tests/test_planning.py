@@ -160,6 +160,7 @@ def test_working_memory_is_about_what_the_engine_takes(d, dtype, monkeypatch):
     monkeypatch.setattr("regard.threads._chosen", 1)
     x = np.random.default_rng(0).standard_normal((1, 4096, d)).astype(dtype)
     found = plan(x, x, x, causal=True)
+    regard.attention(x, x, x, causal=True)  # what is compiled once
     tracemalloc.start()
     out = regard.attention(x, x, x, causal=True)
     peak = tracemalloc.get_traced_memory()[1] - out.nbytes
@@ -169,14 +170,18 @@ def test_working_memory_is_about_what_the_engine_takes(d, dtype, monkeypatch):
 
 def test_engines_and_reasons():
     found = plan(*sizes(100))
-    assert found.engine == "tiled"
-    assert found.engines == {"tiled": "the first that supports this call", "spec": "runs only when named"}
+    assert found.engine == "cpu"
+    assert found.engines == {
+        "cpu": "the first that supports this call",
+        "tiled": "supports this call too, but comes later",
+        "spec": "runs only when named",
+    }
     named = plan(*sizes(100), engine="spec", causal=True)
     assert named.engine == "spec"
     assert named.engines["spec"] == "named"
     assert named.engines["tiled"] == "supports this call too, but comes later"
     assert named.flops_visited == named.flops
-    with pytest.raises(ValueError, match="engine must be one of 'tiled', 'spec', got 'gpu'"):
+    with pytest.raises(ValueError, match="engine must be one of 'cpu', 'tiled', 'spec', got 'gpu'"):
         plan(*sizes(100), engine="gpu")
 
 
@@ -185,7 +190,7 @@ def test_text():
     for line in (
         "call      batch 1, 2 heads, 1000 queries, 1000 keys, d = 16, float32",
         "rules     window(16) & causal(), softcap(50.0)",
-        "engine    tiled: the first that supports this call",
+        "engine    cpu: the first that supports this call",
         "          not spec: runs only when named",
         "forward   128 MFLOP, ",
         "backward  320 MFLOP, ",

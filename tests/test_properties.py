@@ -3,6 +3,8 @@
 1,000 examples here; `REGARD_FUZZ=100000` runs as many others.
 """
 
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +19,8 @@ from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
 from regard.problem import Differential, Outputs
 from support import assert_gradients, assert_outputs, assert_tangents
 
-DTYPES = st.sampled_from([np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+STRUCTURES = 24  # kinds of call that the compiled engine is tried on; each takes a second to compile
 LENGTHS = st.one_of(st.integers(0, 20), st.sampled_from([127, 128, 129, 257]))
 
 
@@ -35,11 +38,14 @@ def strided(draw: Any, x: Any) -> Any:
     return x
 
 
+Pick = Callable[[list[Any]], Any]
+
+
 @st.composite
-def masks(draw: Any, lead: tuple[int, ...], h: int, n_q: int, n_k: int, rng: np.random.Generator) -> Any:
+def masks(draw: Any, pick: Pick, lead: tuple[int, ...], h: int, n_q: int, n_k: int, rng: np.random.Generator) -> Any:
     batch = int(np.prod(lead))
     parts = {
-        "window": lambda: regard.window(*(draw(st.one_of(st.none(), st.integers(0, 30))) for _ in range(2))),
+        "window": lambda: regard.window(*(draw(st.integers(0, 30)) if pick([0, 1, 1]) else None for _ in range(2))),
         "prefix": lambda: regard.prefix(draw(st.integers(0, 12))),
         "padding": lambda: regard.padding(rng.integers(0, n_k + 1, batch) if batch else 1),
         "left": lambda: regard.padding(draw(st.integers(0, 9)), side="left"),
@@ -49,20 +55,26 @@ def masks(draw: Any, lead: tuple[int, ...], h: int, n_q: int, n_k: int, rng: np.
         "rule": lambda: regard.mask(mixed_rule),
         "array": lambda: rng.random((draw(st.sampled_from([1, h])), n_q, draw(st.sampled_from([1, n_k])))) < 0.5,
     }
-    kinds = draw(st.lists(st.sampled_from(sorted(parts)), min_size=1, max_size=3))
-    mask = regard.causal() if draw(st.booleans()) else regard.window(None, None)
+    kinds = [pick(sorted(parts)) for _ in range(pick([1, 2, 3]))]
+    mask = regard.causal() if pick([False, True]) else regard.window(None, None)
     for kind in kinds:
         part = parts[kind]()
-        if draw(st.booleans()) and kind != "array":
+        if pick([False, True]) and kind != "array":
             part = ~part
-        mask = mask & part if draw(st.booleans()) else mask | part
+        mask = mask & part if pick([False, True]) else mask | part
     return mask
 
 
 @st.composite
-def calls(draw: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+def calls(draw: Any, structures: int | None = None) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Any call; with `structures`, dtype, rules and wishes are one of so many combinations."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    dtype = draw(DTYPES)
+    random = None if structures is None else Random(draw(st.integers(0, structures - 1)))
+
+    def pick(options: list[Any]) -> Any:
+        return draw(st.sampled_from(options)) if random is None else random.choice(options)
+
+    dtype = pick(DTYPES)
     lead = draw(st.sampled_from([(), (1,), (2,), (2, 2), (0,)]))
     h_kv, group = draw(st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)]))
     h = h_kv * group
@@ -73,11 +85,11 @@ def calls(draw: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
     k = rng.standard_normal((*draw(st.sampled_from([lead, ()])), h_kv, n_k, d)).astype(dtype)
     v = rng.standard_normal((*k.shape[:-1], d_v)).astype(dtype)
     wish: dict[str, Any] = {}
-    if draw(st.booleans()):
-        wish["mask"] = draw(masks(lead, h, n_q, n_k, rng))
-    if draw(st.booleans()):
+    if pick([False, True]):
+        wish["mask"] = draw(masks(pick, lead, h, n_q, n_k, rng))
+    if pick([False, True]):
         wish["causal"] = True
-    if draw(st.booleans()):
+    if pick([False, True]):
         table = regard.table(rng.standard_normal((h, 9)))
         rules = [
             regard.softcap(2.0),
@@ -88,22 +100,23 @@ def calls(draw: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
             regard.alibi(regard.table(table.array[:, 0])),
         ]
         # What hides comes last: a rule may well make something else of −∞.
-        wish["score"] = sorted(draw(st.lists(st.sampled_from(rules), max_size=2)), key=lambda rule: rule is hiding)
-    if draw(st.booleans()):
+        chosen = [rules[pick(list(range(len(rules))))] for _ in range(pick([0, 1, 2]))]
+        wish["score"] = sorted(chosen, key=lambda rule: rule is hiding)
+    if pick([False, True]):
         shape = draw(st.sampled_from([(n_k,), (n_q, 1), (h, 1, n_k), (1, n_q, n_k)]))
         bias = rng.standard_normal(shape)
         wish["bias"] = np.where(rng.random(shape) < 0.2, -np.inf, bias) if draw(st.booleans()) else bias
-    if draw(st.booleans()):
+    if pick([False, True]):
         wish["sink"] = rng.standard_normal(h)
-    if draw(st.booleans()):
-        wish |= {"dropout": draw(st.sampled_from([0.0, 0.1, 0.5, 0.9])), "seed": draw(st.integers(0, 2**64 - 1))}
+    if pick([False, True]):
+        wish |= {"dropout": pick([0.0, 0.1, 0.5, 0.9]), "seed": draw(st.integers(0, 2**64 - 1))}
     if draw(st.booleans()):
         wish["scale"] = draw(st.sampled_from([0.0, -0.5, 1.0]))
     if draw(st.booleans()):
         wish["offset"] = draw(st.one_of(st.integers(-20, 300), st.just(rng.integers(-9, 9, lead))))
     if draw(st.booleans()):
         wish["origin"] = (0, 0, draw(st.integers(0, 300)))
-    if draw(st.booleans()) and wish.get("mask") is not None and n_k:
+    if pick([False, True]) and wish.get("mask") is not None and n_k:
         hidden = draw(st.integers(0, n_k - 1))
         wish["mask"] = wish["mask"] & (np.arange(n_k) != hidden)
         k[..., hidden, :] = np.nan
@@ -117,28 +130,40 @@ def calls(draw: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
     return (*arrays, wish)
 
 
-@given(calls())
-def test_any_call_agrees_with_the_specification(call: tuple[Any, Any, Any, dict[str, Any]]) -> None:
-    q, k, v, options = call
-    note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
+def check_forward(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    """out, lse and entropy; and what a row that sees nothing gives."""
     p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
-    rng = np.random.default_rng(0)
-
-    out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"])
+    out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"], engine=engine)
     assert_outputs(p, Outputs(frame.inward(out), seen.lse, seen.entropy))
     with np.errstate(all="ignore"):
         alone = spec.terms(p).visible.any(axis=-1).reshape(p.shape(p.n_q))
     assert (frame.inward(out)[~alone] == 0).all()
     assert (seen.entropy[~alone] == 0).all()
 
-    dout = rng.standard_normal(out.shape).astype(q.dtype)
-    dlse = rng.standard_normal(seen.lse.shape)
-    g = regard.attention_vjp(q, k, v, dout, dlse=dlse, **options)
+
+@given(calls(STRUCTURES))
+def test_any_call_on_compiled_kernels(call: tuple[Any, Any, Any, dict[str, Any]]) -> None:
+    q, k, v, options = call
+    note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
+    check_forward("cpu", q, k, v, options)
+
+
+@given(calls())
+def test_any_call_agrees_with_the_specification(call: tuple[Any, Any, Any, dict[str, Any]]) -> None:
+    q, k, v, options = call
+    note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
+    check_forward("tiled", q, k, v, options)
+    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    rng = np.random.default_rng(0)
+
+    dout = rng.standard_normal(frame.out_shape(p)).astype(q.dtype)
+    dlse = rng.standard_normal(frame.per_head_shape(p.shape(p.n_q)))
+    g = regard.attention_vjp(q, k, v, dout, dlse=dlse, **options, engine="tiled")
     turned = (frame.inward(getattr(g, name)) for name in ("query", "key", "value"))
     assert_gradients(p, Outputs(frame.inward(dout), dlse, None), Differential(*turned, g.bias, g.sink, g.tables))
 
     dq, dk, dv = (rng.standard_normal(x.shape).astype(x.dtype) for x in (q, k, v))
-    _, tangent = regard.attention_jvp(q, k, v, dq, dk, dv, **options)
+    _, tangent = regard.attention_jvp(q, k, v, dq, dk, dv, **options, engine="tiled")
     assert tangent.out is not None
     t = Differential(frame.inward(dq), frame.inward(dk), frame.inward(dv))
     assert_tangents(p, t, tangent._replace(out=frame.inward(tangent.out)))

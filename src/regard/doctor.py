@@ -11,8 +11,8 @@ import numpy as np
 import regard
 from regard.threads import num_threads
 
-REQUIRED = ("ml_dtypes", "threadpoolctl", "rich", "matplotlib", "safetensors")
-OPTIONAL = ("torch", "jax", "transformers", "llvmlite", "triton")
+REQUIRED = ("ml_dtypes", "threadpoolctl", "llvmlite", "rich", "matplotlib", "safetensors")
+OPTIONAL = ("torch", "jax", "transformers", "triton")
 FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 

@@ -167,7 +167,7 @@ def plan(
     >>> import regard
     >>> plan = regard.plan((8, 8192, 64), (8, 8192, 64), (8, 8192, 64), causal=True)
     >>> plan.engine, plan.naive_memory_per_head // 2**20
-    ('tiled', 256)
+    ('cpu', 256)
     >>> plan.flops == 4 * 8 * 8192 * 8192 * 64
     True
     >>> 0.4 < plan.tiles.skipped / plan.tiles.total < 0.5
@@ -227,10 +227,15 @@ def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
 
 def _working_memory(p: Problem, engine: str) -> int:
     """Bytes beyond inputs and outputs: of the chunks that threads work on (scores and weights; keys and values copied
-    for BLAS, once more where the dtype of sums is wider), or of the specification's n × n arrays.
+    for BLAS, once more where the dtype of sums is wider), of the cpu engine's tiles and lists, or of the n × n arrays
+    of the specification.
     """
     if engine == "spec":
         return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
+    if engine == "cpu":
+        from regard.engines.cpu.work import working_memory
+
+        return working_memory(p)
     threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // ROWS))
     pairs = min(CHUNK, ROWS * KEYS * -(-p.n_k // KEYS) * p.heads)
     copies = 2 if p.dtype == p.compute else 3

@@ -29,9 +29,9 @@ class Engine(Protocol):
 
 def engines() -> dict[str, Engine]:
     """By name; the last, the specification, runs only when it is named."""
-    from regard.engines import specification, tiled
+    from regard.engines import cpu, specification, tiled
 
-    found: tuple[Engine, ...] = (tiled, specification)
+    found: tuple[Engine, ...] = (cpu, tiled, specification)
     return {engine.NAME: engine for engine in found}
 
 
@@ -77,6 +77,6 @@ def available_engines() -> tuple[EngineState, ...]:
 
     >>> import regard
     >>> [engine.name for engine in regard.available_engines()]
-    ['tiled', 'spec']
+    ['cpu', 'tiled', 'spec']
     """
     return tuple(EngineState(engine.NAME, engine.ABOUT, engine.state()) for engine in engines().values())

@@ -1,0 +1,175 @@
+"""Compiling kernels, and keeping their object code on disk.
+
+Objects lie in the user's cache directory, readable by their owner alone, each under a hash of everything it depends
+on. They are written under another name and renamed, so that processes never see half of one, and begin with a hash of
+their contents: what does not match is compiled again. REGARD_CACHE names another directory, or is "off".
+"""
+
+import ctypes
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from llvmlite import binding as llvm
+
+from regard.engines.cpu.target import Target
+
+_lock = threading.Lock()
+_loaded: dict[tuple[str, str], "Compiled"] = {}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code in memory. Calling it with the address of its fields runs it, without Python's lock."""
+
+    name: str
+    call: Any
+    library: Any
+    from_disk: bool
+
+    def __call__(self, fields: int) -> None:
+        self.call(fields)
+
+
+def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
+    """The compiled kernel that `key` describes; `source` writes its IR if it has to be compiled."""
+    where = (key, target.name)
+    found = _loaded.get(where)
+    if found is None:
+        with _lock:
+            found = _loaded.get(where)
+            if found is None:
+                found = _loaded[where] = _make(key, name, target, source)
+    return found
+
+
+def forget() -> None:
+    """Drop every compiled kernel from memory, so that the next call looks on disk."""
+    with _lock:
+        _loaded.clear()
+
+
+def directory() -> Path | None:
+    """Where objects are kept; None if they are not."""
+    chosen = os.environ.get("REGARD_CACHE", "")
+    if chosen.lower() == "off":
+        return None
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", str(Path.home())))
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "regard"
+
+
+@cache
+def _sources() -> str:
+    """A hash of the modules that write kernels: a change of any makes other objects."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def identity(key: str, target: Target) -> str:
+    """The name of an object: a hash of all that it depends on."""
+    parts = (key, repr(target), _sources(), version("llvmlite"), ".".join(map(str, llvm.llvm_version_info)))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
+    _initialize()
+    label = f"{name}-{identity(key, target)[:40]}"
+    folder = directory()
+    path = None if folder is None else folder / f"{label}.o"
+    code = None if path is None or os.environ.get("REGARD_DUMP") else _read(path)
+    from_disk = code is not None
+    if code is None:
+        code = compile_object(source(), target, label)
+        if path is not None:
+            _write(path, code)
+    return _load(name, label, code, from_disk)
+
+
+def compile_object(text: str, target: Target, label: str) -> bytes:
+    """Object code of LLVM IR. With REGARD_DUMP=directory, IR and assembly are left there."""
+    _initialize()
+    machine = _machine(target)
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    dump = os.environ.get("REGARD_DUMP")
+    if dump:
+        Path(dump).mkdir(parents=True, exist_ok=True)
+        (Path(dump) / f"{label}.{target.name}.ll").write_text(text)
+        (Path(dump) / f"{label}.{target.name}.s").write_text(machine.emit_assembly(module))
+    return bytes(machine.emit_object(module))
+
+
+def _machine(target: Target) -> Any:
+    made = llvm.Target.from_triple(target.triple)
+    # The small model reads constants relative to the code, which lies in one piece.
+    return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small")
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+@cache
+def _linker() -> Any:
+    return llvm.create_lljit_compiler()
+
+
+_names = iter(range(1 << 62))
+
+
+def _load(name: str, label: str, code: bytes, from_disk: bool) -> Compiled:
+    builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(name)
+    library = builder.link(_linker(), f"{label}-{next(_names)}")
+    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library[name])
+    return Compiled(name, call, library, from_disk)
+
+
+def _read(path: Path) -> bytes | None:
+    """The object at `path`; None if there is none, if it is not whole, or if it is not ours alone."""
+    try:
+        if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
+            return None
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = data[:32], data[32:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _write(path: Path, code: bytes) -> None:
+    """Leave an object for later processes. A disk that is full or read-only costs no more than time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError:
+        return

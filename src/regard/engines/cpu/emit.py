@@ -1,0 +1,495 @@
+"""A language for CPU kernels: Python runs once and leaves LLVM IR behind.
+
+A kernel is a Python function over a `Kernel` k. `with k.loop(n) as i` is a loop of the kernel, a Python `for` an
+unrolled one; `with k.when(condition)` a branch. A `Value` is a number in a register, one (`lanes == 0`) or a vector of
+them; operators work on both, and a number or a single value meets a vector in every lane. A `Variable` can be set; a
+`Pointer` loads and stores. Nothing is declared: types follow from the values.
+
+    k = Kernel("add", target, ("x", "y", "n"))
+    x, y = k.pointer("x", F32), k.pointer("y", F32)
+    with k.loop(k.integer("n")) as i:
+        y[i] = x[i] + y[i]
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from regard.engines.cpu.target import Target
+
+
+class _BFloat(ir.HalfType):  # type: ignore[misc]
+    """bfloat16, which llvmlite's IR builder does not have and LLVM has."""
+
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BFloat._create_instance()
+
+
+@dataclass(frozen=True)
+class Type:
+    """What one lane holds. kind: "float", "int" (signed) or "bool"."""
+
+    name: str
+    kind: str
+    size: int
+    raw: Any
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+F16 = Type("f16", "float", 2, ir.HalfType())
+BF16 = Type("bf16", "float", 2, _BFloat())
+F32 = Type("f32", "float", 4, ir.FloatType())
+F64 = Type("f64", "float", 8, ir.DoubleType())
+I8 = Type("i8", "int", 1, ir.IntType(8))
+I16 = Type("i16", "int", 2, ir.IntType(16))
+I32 = Type("i32", "int", 4, ir.IntType(32))
+I64 = Type("i64", "int", 8, ir.IntType(64))
+BOOL = Type("bool", "bool", 1, ir.IntType(1))
+BY_DTYPE = {
+    "float16": F16,
+    "bfloat16": BF16,
+    "float32": F32,
+    "float64": F64,
+    "bool": I8,
+    "int32": I32,
+    "int64": I64,
+}
+
+
+def type_of(dtype: Any) -> Type:
+    """The type in which an array of a dtype lies in memory; booleans as bytes."""
+    return BY_DTYPE[np.dtype(dtype).name]
+
+
+class Value:
+    """A number or a vector in a register. Comparisons give booleans, which `&` `|` `~` and `k.where` take."""
+
+    __slots__ = ("k", "lanes", "raw", "type")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, k: "Kernel", type: Type, lanes: int, raw: Any):
+        self.k, self.type, self.lanes, self.raw = k, type, lanes, raw
+
+    def __bool__(self) -> bool:
+        raise TypeError("a value of a kernel is not known while it is written: use k.when, k.where, & and |")
+
+    def _meet(self, other: Any) -> tuple["Value", "Value"]:
+        """Both as values of the same type and number of lanes."""
+        if not isinstance(other, Value):
+            other = self.k.constant(self.type, other)
+        if other.type is not self.type:
+            raise TypeError(f"{self.type} meets {other.type}: convert one of them")
+        lanes = max(self.lanes, other.lanes)
+        return self.spread(lanes), other.spread(lanes)
+
+    def _operate(self, other: Any, name: dict[str, str], swap: bool = False) -> "Value":
+        x, y = self._meet(other)
+        x, y = (y, x) if swap else (x, y)
+        return x._like(getattr(x.k.b, name[x.type.kind])(x.raw, y.raw))
+
+    def _like(self, raw: Any) -> "Value":
+        return Value(self.k, self.type, self.lanes, raw)
+
+    def spread(self, lanes: int) -> "Value":
+        """The same in every lane."""
+        if self.lanes == lanes:
+            return self
+        if self.lanes:
+            raise TypeError(f"{self.lanes} lanes meet {lanes}")
+        vector = ir.VectorType(self.type.raw, lanes)
+        if isinstance(self.raw, ir.Constant):
+            return Value(self.k, self.type, lanes, ir.Constant(vector, [self.raw.constant] * lanes))
+        undefined = ir.Constant(vector, ir.Undefined)
+        one = self.k.b.insert_element(undefined, self.raw, ir.Constant(I32.raw, 0))
+        zeros = ir.Constant(ir.VectorType(I32.raw, lanes), [0] * lanes)
+        return Value(self.k, self.type, lanes, self.k.b.shuffle_vector(one, undefined, zeros))
+
+    def __add__(self, other: Any) -> "Value":
+        return self._operate(other, {"float": "fadd", "int": "add"})
+
+    def __sub__(self, other: Any) -> "Value":
+        return self._operate(other, {"float": "fsub", "int": "sub"})
+
+    def __rsub__(self, other: Any) -> "Value":
+        return self._operate(other, {"float": "fsub", "int": "sub"}, swap=True)
+
+    def __mul__(self, other: Any) -> "Value":
+        return self._operate(other, {"float": "fmul", "int": "mul"})
+
+    def __truediv__(self, other: Any) -> "Value":
+        return self._operate(other, {"float": "fdiv"})
+
+    def __rtruediv__(self, other: Any) -> "Value":
+        return self._operate(other, {"float": "fdiv"}, swap=True)
+
+    def __floordiv__(self, other: Any) -> "Value":
+        """The quotient of integers rounded towards zero; undefined for a divisor of 0."""
+        return self._operate(other, {"int": "sdiv"})
+
+    def __mod__(self, other: Any) -> "Value":
+        """The remainder of `//`, which has the sign of the dividend."""
+        return self._operate(other, {"int": "srem"})
+
+    def __and__(self, other: Any) -> "Value":
+        return self._operate(other, {"int": "and_", "bool": "and_"})
+
+    def __or__(self, other: Any) -> "Value":
+        return self._operate(other, {"int": "or_", "bool": "or_"})
+
+    def __xor__(self, other: Any) -> "Value":
+        return self._operate(other, {"int": "xor", "bool": "xor"})
+
+    def __lshift__(self, other: Any) -> "Value":
+        return self._operate(other, {"int": "shl"})
+
+    def __rshift__(self, other: Any) -> "Value":
+        """Arithmetic: the sign is kept."""
+        return self._operate(other, {"int": "ashr"})
+
+    def logical_shift(self, bits: Any) -> "Value":
+        """To the right, zeros shifted in."""
+        return self._operate(bits, {"int": "lshr"})
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> "Value":
+        return self._like(self.k.b.fneg(self.raw) if self.type.kind == "float" else self.k.b.neg(self.raw))
+
+    def __invert__(self) -> "Value":
+        return self._like(self.k.b.not_(self.raw))
+
+    def _compare(self, other: Any, relation: str) -> "Value":
+        x, y = self._meet(other)
+        b = x.k.b
+        if x.type.kind == "float":
+            compare = b.fcmp_unordered if relation == "!=" else b.fcmp_ordered
+        else:
+            compare = b.icmp_signed if x.type.kind == "int" else b.icmp_unsigned
+        return Value(x.k, BOOL, x.lanes, compare(relation, x.raw, y.raw))
+
+    def __lt__(self, other: Any) -> "Value":
+        return self._compare(other, "<")
+
+    def __le__(self, other: Any) -> "Value":
+        return self._compare(other, "<=")
+
+    def __gt__(self, other: Any) -> "Value":
+        return self._compare(other, ">")
+
+    def __ge__(self, other: Any) -> "Value":
+        return self._compare(other, ">=")
+
+    def __eq__(self, other: Any) -> "Value":  # type: ignore[override]
+        return self._compare(other, "==")
+
+    def __ne__(self, other: Any) -> "Value":  # type: ignore[override]
+        return self._compare(other, "!=")
+
+    def below(self, other: Any) -> "Value":
+        """<, of integers taken without sign."""
+        x, y = self._meet(other)
+        return Value(x.k, BOOL, x.lanes, x.k.b.icmp_unsigned("<", x.raw, y.raw))
+
+    def is_nan(self) -> "Value":
+        return self != self
+
+    def to(self, type: Type) -> "Value":
+        """Converted: floats are rounded; to an integer they truncate, saturate, and give 0 for NaN."""
+        if type is self.type:
+            return self
+        b, raw = self.k.b, self.k.raw(type, self.lanes)
+        kinds = self.type.kind, type.kind
+        if kinds == ("float", "float"):
+            if type is BF16 and self.type is F32:
+                return self._to_bfloat()
+            if type is BF16:
+                return self.to(F32).to(type)
+            if self.type.size == type.size:
+                return self.to(F32).to(type)
+            made = b.fpext(self.raw, raw) if type.size > self.type.size else b.fptrunc(self.raw, raw)
+        elif kinds == ("int", "int"):
+            made = b.sext(self.raw, raw) if type.size > self.type.size else b.trunc(self.raw, raw)
+        elif kinds == ("int", "float"):
+            made = b.sitofp(self.raw, raw)
+        elif kinds == ("bool", "int"):
+            made = b.zext(self.raw, raw)
+        elif kinds == ("bool", "float"):
+            made = b.uitofp(self.raw, raw)
+        elif type.kind == "bool":
+            return self != 0
+        else:
+            return self.k.intrinsic("fptosi.sat", type, self)
+        return Value(self.k, type, self.lanes, made)
+
+    def _to_bfloat(self) -> "Value":
+        """The upper half, rounded to even. Few processors have an instruction for it, and it flushes small numbers."""
+        word = self.bits(I32)
+        rounded = (word + ((word.logical_shift(16) & 1) + 0x7FFF)).logical_shift(16)
+        quiet = word.logical_shift(16) | 0x40
+        return self.k.where(self.is_nan(), quiet, rounded).to(I16).bits(BF16)
+
+    def bits(self, type: Type) -> "Value":
+        """The same bits as another type of that size."""
+        return Value(self.k, type, self.lanes, self.k.b.bitcast(self.raw, self.k.raw(type, self.lanes)))
+
+    def lane(self, n: int) -> "Value":
+        return Value(self.k, self.type, 0, self.k.b.extract_element(self.raw, ir.Constant(I32.raw, n)))
+
+    def with_lane(self, n: int, x: "Value") -> "Value":
+        return self._like(self.k.b.insert_element(self.raw, x.raw, ir.Constant(I32.raw, n)))
+
+    def any(self) -> "Value":
+        """Whether a boolean holds in any lane."""
+        if not self.lanes:
+            return self
+        word = Value(self.k, BOOL, 0, self.k.b.bitcast(self.raw, ir.IntType(self.lanes)))
+        return Value(self.k, BOOL, 0, self.k.b.icmp_unsigned("!=", word.raw, ir.Constant(word.raw.type, 0)))
+
+
+class Variable:
+    """A number or a vector that changes; it lives in a register."""
+
+    def __init__(self, k: "Kernel", first: Value):
+        self.k, self.type, self.lanes = k, first.type, first.lanes
+        with k.b.goto_entry_block():
+            self.slot = k.b.alloca(first.raw.type)
+        self.value = first
+
+    @property
+    def value(self) -> Value:
+        raw = self.k.b.load(self.slot, typ=self.k.raw(self.type, self.lanes))
+        return Value(self.k, self.type, self.lanes, raw)
+
+    @value.setter
+    def value(self, new: Value) -> None:
+        new = new.spread(self.lanes)
+        if new.type is not self.type:
+            raise TypeError(f"a variable of {self.type} is set to {new.type}")
+        self.k.b.store(new.raw, self.slot)
+
+
+class Pointer:
+    """An address of numbers of one type; `p[n]` is the n-th, `p + n` the address of it."""
+
+    def __init__(self, k: "Kernel", type: Type, raw: Any):
+        self.k, self.type, self.raw = k, type, raw
+
+    def __add__(self, n: Any) -> "Pointer":
+        index = self.k.whole(n)
+        return Pointer(self.k, self.type, self.k.b.gep(self.raw, [index.raw], source_etype=self.type.raw))
+
+    def bytes(self, n: Any) -> "Pointer":
+        """The address n bytes on."""
+        return Pointer(self.k, self.type, self.k.b.gep(self.raw, [self.k.whole(n).raw], source_etype=I8.raw))
+
+    def of(self, type: Type) -> "Pointer":
+        """The same address, read as another type."""
+        return Pointer(self.k, type, self.raw)
+
+    def __getitem__(self, n: Any) -> Value:
+        return self.load(n)
+
+    def __setitem__(self, n: Any, value: Value) -> None:
+        """Store a number, or a vector from the n-th on."""
+        self.k.b.store(value.raw, (self + n).raw, align=self.type.size)
+
+    def load(self, n: Any = 0, lanes: int = 0) -> Value:
+        """The n-th, or a vector of `lanes` from the n-th on."""
+        raw = self.k.raw(self.type, lanes)
+        return Value(self.k, self.type, lanes, self.k.b.load((self + n).raw, align=self.type.size, typ=raw))
+
+    def load_first(self, count: Any, lanes: int) -> Value:
+        """A vector of which only the first `count` lanes are read; the others are 0."""
+        k = self.k
+        mask = k.lane_numbers(I32, lanes) < k.whole(count).to(I32)
+        raw, zero = k.raw(self.type, lanes), k.constant(self.type, 0).spread(lanes)
+        kinds = [ir.PointerType(), mask.raw.type, raw]
+        name = f"llvm.masked.load.v{lanes}{self.type}.p0"
+        return Value(k, self.type, lanes, k.call_named(name, raw, kinds, [self.raw, mask.raw, zero.raw]))
+
+    def prefetch(self) -> None:
+        """Bring the cache line at this address near; the address need not be valid."""
+        words = [ir.Constant(I32.raw, x) for x in (0, 3, 1)]
+        kinds = [ir.PointerType(), *(x.type for x in words)]
+        self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
+
+    def gather(self, index: Value) -> Value:
+        """The numbers at the places that a vector of 64-bit integers names."""
+        k, lanes = self.k, index.lanes
+        if not lanes:
+            return self[index]
+        pointers = k.b.gep(self.raw, [index.raw], source_etype=self.type.raw)
+        # llvmlite takes the type of an address from its base; the address of many has many.
+        pointers.type = ir.VectorType(ir.PointerType(), lanes)
+        raw = k.raw(self.type, lanes)
+        everywhere = ir.Constant(ir.VectorType(BOOL.raw, lanes), [True] * lanes)
+        arguments = [pointers, everywhere, ir.Constant(raw, ir.Undefined)]
+        name = f"llvm.masked.gather.v{lanes}{self.type}.v{lanes}p0"
+        return Value(k, self.type, lanes, k.call_named(name, raw, [x.type for x in arguments], arguments))
+
+
+class Kernel:
+    """A function `name(fields)` under construction; `fields` are 64-bit words in memory, read by name."""
+
+    def __init__(self, name: str, target: Target, fields: Sequence[str]):
+        self.name, self.target, self.fields = name, target, tuple(fields)
+        self.module = ir.Module(name)
+        self.module.triple = target.triple
+        self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [ir.PointerType()]), name)
+        self.entry = self.function.append_basic_block("entry")
+        self.b = ir.IRBuilder(self.function.append_basic_block("start"))
+        self.arguments = Pointer(self, I64, self.function.args[0])
+
+    def text(self) -> str:
+        """The finished kernel as LLVM IR."""
+        self.b.ret_void()
+        with self.b.goto_block(self.entry):
+            self.b.branch(self.function.basic_blocks[1])
+        return str(self.module)
+
+    # Numbers
+
+    def raw(self, type: Type, lanes: int) -> Any:
+        return ir.VectorType(type.raw, lanes) if lanes else type.raw
+
+    def constant(self, type: Type, x: Any) -> Value:
+        value = float(x) if type.kind == "float" else int(x)
+        return Value(self, type, 0, ir.Constant(type.raw, value))
+
+    def whole(self, x: Any) -> Value:
+        """A Python number as a 64-bit integer; a value as it is."""
+        return x if isinstance(x, Value) else self.constant(I64, x)
+
+    def integer(self, name: str) -> Value:
+        return self.arguments[self.fields.index(name)]
+
+    def real(self, name: str, type: Type) -> Value:
+        """The 64-bit float of that name, converted."""
+        return self.arguments.of(F64)[self.fields.index(name)].to(type)
+
+    def pointer(self, name: str, type: Type) -> Pointer:
+        return self.pointer_at(self.arguments, self.fields.index(name), type)
+
+    def pointer_at(self, words: Pointer, n: Any, type: Type) -> Pointer:
+        """The address that lies in the n-th word."""
+        return Pointer(self, type, self.b.load((words + n).raw, typ=ir.PointerType()))
+
+    def variable(self, first: Value) -> Variable:
+        return Variable(self, first)
+
+    def lane_numbers(self, type: Type, lanes: int) -> Value:
+        """0, 1, 2, ..."""
+        return Value(self, type, lanes, ir.Constant(ir.VectorType(type.raw, lanes), list(range(lanes))))
+
+    # Control
+
+    @contextmanager
+    def loop(self, stop: Any, start: Any = 0, step: Any = 1) -> Iterator[Value]:
+        """Over start, start + step, ... below stop, which are taken when the loop begins."""
+        stop, start, step = self.whole(stop), self.whole(start), self.whole(step)
+        before = self.b.block
+        head, body, done = (self.function.append_basic_block(x) for x in ("head", "body", "done"))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        i = self.b.phi(I64.raw)
+        i.add_incoming(start.raw, before)
+        self.b.cbranch(self.b.icmp_signed("<", i, stop.raw), body, done)
+        self.b.position_at_end(body)
+        yield Value(self, I64, 0, i)
+        i.add_incoming(self.b.add(i, step.raw), self.b.block)
+        self.b.branch(head)
+        self.b.position_at_end(done)
+
+    @contextmanager
+    def loop_while(self, condition: Callable[[], Value]) -> Iterator[None]:
+        """As long as the condition, computed anew each time, holds."""
+        head, body, done = (self.function.append_basic_block(x) for x in ("head", "body", "done"))
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        self.b.cbranch(condition().raw, body, done)
+        self.b.position_at_end(body)
+        yield
+        self.b.branch(head)
+        self.b.position_at_end(done)
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        with self.b.if_then(condition.raw):
+            yield
+
+    @contextmanager
+    def choice(self, condition: Value) -> Iterator[tuple[Any, Any]]:
+        """`with k.choice(c) as (yes, no)`, then `with yes:` and `with no:`."""
+        with self.b.if_else(condition.raw) as branches:
+            yield branches
+
+    # Functions of every machine
+
+    def call_named(self, name: str, result: Any, kinds: Sequence[Any], arguments: Sequence[Any]) -> Any:
+        function = self.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(result, list(kinds)), name)
+        return self.b.call(function, list(arguments))
+
+    def intrinsic(self, name: str, result: Type, *xs: Value) -> Value:
+        """An LLVM intrinsic, elementwise."""
+        lanes = max(x.lanes for x in xs)
+        xs = tuple(x.spread(lanes) for x in xs)
+        prefix = f"v{lanes}" if lanes else ""
+        suffix = f".{prefix}{xs[0].type}" if result is xs[0].type else f".{prefix}{result}.{prefix}{xs[0].type}"
+        raw = [x.raw for x in xs]
+        made = self.call_named(f"llvm.{name}{suffix}", self.raw(result, lanes), [x.type for x in raw], raw)
+        return Value(self, result, lanes, made)
+
+    def masked_intrinsic(self, name: str, mask: str, x: Value, y: Value) -> Value:
+        """An AVX-512 intrinsic of two vectors in all lanes, under the current rounding."""
+        bits = ir.IntType(int(mask[1:]))
+        arguments = [x.raw, y.raw, x.raw, ir.Constant(bits, -1), ir.Constant(I32.raw, 4)]
+        return x._like(self.call_named(name, x.raw.type, [a.type for a in arguments], arguments))
+
+    def library(self, name: str, x: Value) -> Value:
+        """A function of the C library, such as "expm1", for each lane."""
+        name = name + ("f" if x.type is F32 else "")
+        if not x.lanes:
+            return Value(self, x.type, 0, self.call_named(name, x.type.raw, [x.type.raw], [x.raw]))
+        result = Value(self, x.type, x.lanes, ir.Constant(x.raw.type, ir.Undefined))
+        for n in range(x.lanes):
+            result = result.with_lane(n, self.library(name.removesuffix("f") if x.type is F32 else name, x.lane(n)))
+        return result
+
+    def where(self, condition: Value, x: Any, y: Any) -> Value:
+        """x where the condition holds, elsewhere y; one of them at least is a value."""
+        yes, no = x._meet(y) if isinstance(x, Value) else y._meet(x)[::-1]
+        lanes = max(condition.lanes, yes.lanes)
+        yes, no = yes.spread(lanes), no.spread(lanes)
+        made: Value = yes._like(self.b.select(condition.raw, yes.raw, no.raw))
+        return made
+
+    def maximum(self, x: Value, y: Any) -> Value:
+        """The greater one; of floats y if one is NaN."""
+        return self.where(x > y, x, y)
+
+    def minimum(self, x: Value, y: Any) -> Value:
+        """The lesser one; of floats y if one is NaN."""
+        return self.where(x < y, x, y)
+
+    def fma(self, x: Value, y: Any, z: Any) -> Value:
+        """x · y + z, rounded once where the target can."""
+        x, y = x._meet(y)
+        x, z = x._meet(z)
+        return self.intrinsic("fma" if self.target.fma else "fmuladd", x.type, x, y.spread(x.lanes), z)
+
+    def rint(self, x: Value) -> Value:
+        """To the nearest integer, ties to even."""
+        return self.intrinsic("rint", x.type, x)

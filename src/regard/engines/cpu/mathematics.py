@@ -1,0 +1,166 @@
+"""Functions of numbers and vectors in the kernel language, each within 2 ulp: exp2, exp, log, tanh, random bits.
+
+exp2: 2ⁿ · p(f) with x = n + f, |f| ≤ 1/2, and p a minimax polynomial with p(0) = 1 exactly. log: the reduction and
+polynomial of FreeBSD's msun (e_log.c). tanh near 0: Cephes (Moshier 1989).
+"""
+
+import math
+from typing import Any
+
+from regard.engines.cpu.emit import F32, F64, I32, I64, Kernel, Type, Value
+
+LOG2_E, LN_2 = 1 / math.log(2), math.log(2)
+GOLDEN = 0x9E3779B97F4A7C15
+
+# 2^f = 1 + f (c0 + c1 f + ...): the relative error is below 2e-9 and 2e-17.
+EXP2 = {
+    F32: (0.693147202855970, 0.240226479134982, 0.0555033246946969, 0.00961843736649738, 0.00133988748668952,
+          0.000153533606102554),
+    F64: (0.6931471805599453, 0.24022650695910072, 0.055504108664821625, 0.009618129107628472, 0.0013333558146408095,
+          0.00015403530393363278, 1.5252733839934363e-05, 1.3215486830018637e-06, 1.0178057767236438e-07,
+          7.054884988795769e-09, 4.455715822973832e-10, 2.5751021339944406e-11),
+}  # fmt: skip
+
+# Of log(1 + f), by powers of (f / (2 + f))².
+LOG = {
+    F32: (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841),
+    F64: (0.6666666666666735130, 0.3999999999940941908, 0.2857142874366239149, 0.2222219843214978396,
+          0.1818357216161805012, 0.1531383769920937332, 0.1479819860511658591),
+}  # fmt: skip
+LN_2_HIGH = {F32: 6.9313812256e-01, F64: 6.93147180369123816490e-01}
+LN_2_LOW = {F32: 9.0580006145e-06, F64: 1.90821492927058770002e-10}
+
+# tanh x = x + x³ P(x²) / Q(x²) for |x| < 0.625, the highest power first.
+TANH_P = {
+    F32: (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1),
+    F64: (-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3),
+}
+TANH_Q = {
+    F32: (1.0,),
+    F64: (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3),
+}
+
+MANTISSA = {F32: 23, F64: 52}
+BIAS = {F32: 127, F64: 1023}
+
+
+def integer(x: Value) -> Type:
+    """The integer type of a float's size."""
+    return I32 if x.type is F32 else I64
+
+
+def horner(k: Kernel, x: Value, coefficients: Any) -> Value:
+    """A polynomial, its highest power first."""
+    first, *rest = coefficients
+    total = k.constant(x.type, first).spread(x.lanes)
+    for c in rest:
+        total = k.fma(total, x, k.constant(x.type, c))
+    return total
+
+
+def power_of_two(k: Kernel, n: Value, like: Type) -> Value:
+    """2ⁿ for a whole number n, a float, that a normal number can hold."""
+    word = I32 if like is F32 else I64
+    return ((n.to(word) + BIAS[like]) << MANTISSA[like]).bits(like)
+
+
+def scaled(k: Kernel, x: Value, n: Value) -> Value:
+    """x · 2ⁿ for a whole number n, a float; rounded once, infinite or 0 beyond the range."""
+    if k.target.scalef and x.lanes * x.type.size == 64:
+        name, mask = ("ps", "i16") if x.type is F32 else ("pd", "i8")
+        return k.masked_intrinsic(f"llvm.x86.avx512.mask.scalef.{name}.512", mask, x, n)
+    half = k.intrinsic("floor", x.type, n * 0.5)
+    return x * power_of_two(k, half, x.type) * power_of_two(k, n - half, x.type)
+
+
+def exp2(k: Kernel, x: Value) -> Value:
+    """2ˣ. NaN stays NaN."""
+    limit = 2.0 * BIAS[x.type]
+    x = k.maximum(k.constant(x.type, -limit), k.minimum(k.constant(x.type, limit), x))
+    n = k.rint(x)
+    f = x - n
+    return scaled(k, k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
+
+
+def weight2(k: Kernel, x: Value) -> Value:
+    """2ˣ for x ≤ 1/2, as weights need it: 0 instead of a number too small to be normal. NaN stays NaN."""
+    if k.target.scalef and x.lanes * x.type.size == 64:
+        x = k.maximum(k.constant(x.type, -2.0 * BIAS[x.type]), x)
+        n = k.rint(x)
+        f = x - n
+        return scaled(k, k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
+    least = 1.0 - BIAS[x.type]
+    inside = k.maximum(k.constant(x.type, least), x)
+    n = k.rint(inside)
+    f = inside - n
+    p = k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0))
+    word = integer(x)
+    made = (p.bits(word) + (k.where(n.is_nan(), k.constant(x.type, 0), n).to(word) << MANTISSA[x.type])).bits(x.type)
+    return k.where(x < least, k.constant(x.type, 0), made)
+
+
+def exp(k: Kernel, x: Value) -> Value:
+    """eˣ, by parts of ln 2, so that a large x loses nothing."""
+    limit = 3.0 * BIAS[x.type]
+    x = k.maximum(k.constant(x.type, -limit), k.minimum(k.constant(x.type, limit), x))
+    n = k.rint(x * LOG2_E)
+    r = k.fma(n, k.constant(x.type, -LN_2_LOW[x.type]), k.fma(n, k.constant(x.type, -LN_2_HIGH[x.type]), x))
+    f = r * LOG2_E
+    limit = 2.0 * BIAS[x.type]
+    n = k.maximum(k.constant(x.type, -limit), k.minimum(k.constant(x.type, limit), n))
+    return scaled(k, k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
+
+
+def log(k: Kernel, x: Value) -> Value:
+    """The natural logarithm; −∞ at 0, NaN below."""
+    t, word, m = x.type, integer(x), MANTISSA[x.type]
+    small = x < float(2.0 ** (1 - BIAS[t]))
+    normal = k.where(small, x * float(2.0 ** (m + 1)), x)
+    # The mantissa is taken to lie in [√½, √2).
+    root = {F32: 0x3F3504F3, F64: 0x3FE6A09E667F3BCD}[t]
+    shifted = normal.bits(word) - root
+    n = (shifted >> m).to(t) - k.where(small, k.constant(t, m + 1), k.constant(t, 0))
+    f = ((shifted & ((1 << m) - 1)) + root).bits(t) - 1.0
+    s = f / (f + 2.0)
+    z = s * s
+    r = horner(k, z, LOG[t][::-1]) * z
+    half = f * f * 0.5
+    made = k.fma(n, k.constant(t, LN_2_HIGH[t]), f - (half - k.fma(s, half + r, n * LN_2_LOW[t])))
+    made = k.where(x == math.inf, x, made)
+    made = k.where(x == 0.0, k.constant(t, -math.inf), made)
+    return k.where(x >= 0.0, made, k.constant(t, math.nan))
+
+
+def tanh(k: Kernel, x: Value) -> Value:
+    size = k.intrinsic("fabs", x.type, x)
+    z = x * x
+    near = k.fma(x * z, horner(k, z, TANH_P[x.type]) / horner(k, z, TANH_Q[x.type]), x)
+    far = k.intrinsic("copysign", x.type, 1.0 - 2.0 / (exp(k, size * 2.0) + 1.0), x)
+    return k.where(x.is_nan(), x, k.where(size < 0.625, near, far))
+
+
+# Dropout: the generator of regard.spec
+
+
+def mix64(x: Value) -> Value:
+    """The output function of SplitMix64 (Steele, Lea and Flood 2014)."""
+    x = (x ^ x.logical_shift(30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ x.logical_shift(27)) * 0x94D049BB133111EB
+    return x ^ x.logical_shift(31)
+
+
+def row_key(k: Kernel, seed: Value, b: Value, h: Value, i: Value) -> tuple[Value, Value]:
+    """The two 32-bit keys of row (b, h, i)."""
+    key = mix64(seed + GOLDEN)
+    for index in (b, h, i):
+        key = mix64((key ^ index) + GOLDEN)
+    return key.to(I32), key.logical_shift(32).to(I32)
+
+
+def random_bits(k: Kernel, keys: tuple[Value, Value], j: Value) -> Value:
+    """32 bits for key j of the rows with these keys (Wellons 2018)."""
+    first, second = keys
+    x = (j.to(I32) ^ ((j >> 32).to(I32) * (GOLDEN & 0xFFFFFFFF))) + first
+    x = (x ^ x.logical_shift(16)) * 0x7FEB352D + second
+    x = (x ^ x.logical_shift(15)) * 0x846CA68B
+    return x ^ x.logical_shift(16)

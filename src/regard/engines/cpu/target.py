@@ -1,0 +1,94 @@
+"""What a kernel is compiled for: instruction set, vector width, registers, dot products."""
+
+import os
+from dataclasses import dataclass
+from functools import cache
+
+from llvmlite import binding as llvm
+
+
+@dataclass(frozen=True)
+class Target:
+    """An instruction set.
+
+    vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
+    the processor must have. scalef: x · 2ⁿ in one instruction.
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    vector: int
+    registers: int
+    fma: bool
+    needs: tuple[str, ...] = ()
+    scalef: bool = False
+    bf16_dot: bool = False
+
+    def lanes(self, size: int) -> int:
+        """How many numbers of `size` bytes a vector holds."""
+        return self.vector // size
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and vectors of a product's micro-tile: its sums, one row of vectors and a factor fit the registers."""
+        return (8, 3) if self.registers >= 32 else (4, 3)
+
+    @property
+    def runs(self) -> bool:
+        """Whether this processor can execute it."""
+        return self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
+
+
+def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: bool) -> Target:
+    features = ",".join("+" + x for x in needs)
+    triple = native_triple() if native_triple().startswith("x86_64") else "x86_64-unknown-linux-gnu"
+    return Target(name, triple, cpu, features, vector, registers, bool(needs), needs, **more)
+
+
+AVX2 = ("avx2", "fma", "f16c", "bmi2")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+
+@cache
+def targets() -> dict[str, Target]:
+    """Every target, the fastest first."""
+    arm = native_triple() if native_triple().startswith(("aarch64", "arm64")) else "aarch64-unknown-linux-gnu"
+    found = (
+        x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), scalef=True, bf16_dot=True),
+        x86("avx512", "skylake-avx512", 64, 32, AVX512, scalef=True),
+        x86("avx2", "haswell", 32, 16, AVX2),
+        x86("baseline", "x86-64", 16, 16, ()),
+        Target("neon", arm, "generic", "+neon", 16, 32, True),
+    )
+    return {target.name: target for target in found}
+
+
+@cache
+def native_triple() -> str:
+    return str(llvm.get_process_triple())
+
+
+@cache
+def host_features() -> dict[str, bool]:
+    return dict(llvm.get_host_cpu_features())
+
+
+def chosen() -> Target:
+    """The target that REGARD_CPU names, else the fastest that runs here.
+
+    Raises ValueError for a name that is unknown or that this processor cannot run, RuntimeError if none runs.
+    """
+    name = os.environ.get("REGARD_CPU", "")
+    known = targets()
+    if name:
+        if name not in known:
+            raise ValueError(f"REGARD_CPU must be one of {', '.join(known)}, got {name!r}")
+        if not known[name].runs:
+            raise ValueError(f"REGARD_CPU={name}: this processor cannot run it")
+        return known[name]
+    for target in known.values():
+        if target.runs:
+            return target
+    raise RuntimeError(f"no kernels for {native_triple()}")

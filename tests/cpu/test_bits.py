@@ -1,0 +1,135 @@
+"""The same bits for a query whatever the batch, the other queries, the threads, and the tiles that are skipped."""
+
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+
+RNG = np.random.default_rng(0)
+H, N, D = 4, 1300, 24  # more than one span of 1024 keys
+Q, K, V = (RNG.standard_normal((2, H, N, D)).astype(np.float32) for _ in range(3))
+WISHES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"mask": regard.window(300)},
+    "score": {"score": [regard.softcap(5.0), regard.alibi(np.full(H, 0.1))], "causal": True},
+    "dropout and sink": {"dropout": 0.2, "seed": 7, "sink": np.full(H, 0.3), "causal": True},
+}
+
+
+def run(q: Any, k: Any, v: Any, **wishes: Any) -> tuple[bytes, bytes]:
+    """The bits of out and lse."""
+    out, seen = regard.attention(q, k, v, **wishes, observe=["lse"], engine="cpu")
+    return out.tobytes(), seen.lse.tobytes()
+
+
+def both(x: Any, rows: slice) -> tuple[bytes, bytes]:
+    """Those of some rows of (out, lse)."""
+    return x[0][..., rows, :].tobytes(), x[1][..., rows].tobytes()
+
+
+@pytest.fixture(params=WISHES)
+def wish(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return WISHES[request.param]
+
+
+@pytest.fixture
+def whole(wish: dict[str, Any]) -> Any:
+    out, seen = regard.attention(Q, K, V, **wish, observe=["lse"], engine="cpu")
+    return out, seen.lse
+
+
+@pytest.mark.parametrize("rows", [slice(N - 1, N), slice(1000, 1003), slice(31, 150), slice(0, 1299)])
+def test_any_rows_alone(wish: dict[str, Any], whole: Any, rows: slice) -> None:
+    """Prefill and decode: one query, a few, or all."""
+    assert run(Q[..., rows, :], K, V, **wish, offset=rows.start) == both(whole, rows)
+
+
+def test_keys_that_no_query_sees_may_be_absent(wish: dict[str, Any]) -> None:
+    if wish.get("causal"):
+        rows = slice(0, 700)
+        out, seen = regard.attention(Q, K, V, **wish, observe=["lse"], engine="cpu")
+        expected = both((out, seen.lse), rows)
+        assert run(Q[..., rows, :], K[..., rows, :], V[..., rows, :], **wish, offset=0) == expected
+
+
+def test_one_batch_element_alone(wish: dict[str, Any], whole: Any) -> None:
+    got = run(Q[1], K[1], V[1], **wish, origin=(1, 0, 0))
+    assert got == (whole[0][1].tobytes(), whole[1][1].tobytes())
+
+
+def test_a_shard_of_the_keys_begins_anywhere() -> None:
+    mask = regard.mask(lambda b, h, i, j: j >= 200)
+    expected = run(Q, K, V, mask=mask, offset=0)
+    assert run(Q, K[..., 200:, :], V[..., 200:, :], mask=mask, offset=0, origin=(0, 0, 200)) == expected
+
+
+def test_left_padding(wish: dict[str, Any]) -> None:
+    """Padded on the left by whole spans, a sequence keeps its bits."""
+    pad = 1024
+    zeros = np.zeros((2, H, pad, D), np.float32)
+    padded = [np.concatenate([zeros, x], axis=-2) for x in (Q, K, V)]
+    if "score" in wish or "dropout" in wish or "mask" in wish:
+        pytest.skip("the rule reads absolute positions")
+    real = regard.padding(np.array([N, N]), side="left")
+    got, seen = regard.attention(
+        *padded, **{**wish, "mask": real & wish["mask"] if "mask" in wish else real}, observe=["lse"], engine="cpu"
+    )
+    assert both((got, seen.lse), slice(pad, None)) == run(Q, K, V, **wish)
+
+
+def test_values_of_skipped_and_masked_keys_do_not_matter(wish: dict[str, Any]) -> None:
+    if "mask" not in wish and "causal" not in wish:
+        pytest.skip("everything is visible")
+    rows = slice(500, 560)
+    expected = run(Q[..., rows, :], K, V, **wish, offset=500)
+    k, v = K.copy(), V.copy()
+    k[..., 560:, :], v[..., 560:, :] = np.nan, np.inf
+    assert run(Q[..., rows, :], k, v, **wish, offset=500) == expected
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads(wish: dict[str, Any], whole: Any, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.threads._chosen", threads)
+    assert run(Q, K, V, **wish) == both(whole, slice(None))
+
+
+def test_many_python_threads(wish: dict[str, Any], whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.threads._chosen", 2)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: run(Q, K, V, **wish), range(16)))
+    assert set(found) == {both(whole, slice(None))}
+
+
+def in_child(queue: Any) -> None:
+    queue.put(run(Q, K, V, causal=True))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_after_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.threads._chosen", 2)
+    expected = run(Q, K, V, causal=True)
+    context = get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=in_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=60) == expected
+    child.join()
+
+
+def test_grouped_heads_are_heads() -> None:
+    k, v = K[:, :2], V[:, :2]
+    for rows in (slice(0, 3), slice(None)):
+        q = Q[..., rows, :]
+        assert run(q, k, v) == run(q, np.repeat(k, 2, axis=1), np.repeat(v, 2, axis=1))
+
+
+def test_another_key_changes_bits() -> None:
+    """The comparisons above can fail."""
+    k = K.copy()
+    k[0, 0, 3, 0] += 1e-3
+    assert run(Q, k, V) != run(Q, K, V)

@@ -1,0 +1,102 @@
+"""Object code on disk: found again, rebuilt when corrupt, shared between processes, turned off."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import regard
+from regard.engines.cpu import cache
+
+X = np.random.default_rng(0).standard_normal((1, 20, 8)).astype(np.float32)
+CHILD = """
+import numpy as np, regard, sys
+x = np.load(sys.argv[1])
+sys.stdout.write(regard.attention(x, x, x, causal=True, engine="cpu").tobytes().hex())
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "objects"))
+    monkeypatch.delenv("REGARD_DUMP", raising=False)
+    cache.forget()
+    return tmp_path / "objects"
+
+
+def call() -> bytes:
+    bits: bytes = regard.attention(X, X, X, causal=True, engine="cpu").tobytes()
+    return bits
+
+
+def compiled() -> list[bool]:
+    """For each kernel in memory, whether it came from disk."""
+    return [x.from_disk for x in cache._loaded.values()]
+
+
+def test_a_kernel_is_compiled_once(folder: Path) -> None:
+    first = call()
+    assert compiled() == [False]
+    (file,) = folder.iterdir()
+    assert file.suffix == ".o"
+    cache.forget()
+    assert call() == first
+    assert compiled() == [True]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions")
+def test_others_cannot_read_it(folder: Path) -> None:
+    call()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (file,) = folder.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("damage", [lambda x: b"", lambda x: x[:100], lambda x: x[:-1] + bytes([x[-1] ^ 1])])
+def test_a_corrupt_entry_is_rebuilt(folder: Path, damage: "object") -> None:
+    first = call()
+    (file,) = folder.iterdir()
+    file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
+    cache.forget()
+    assert call() == first
+    assert compiled() == [False]
+    cache.forget()
+    call()
+    assert compiled() == [True]
+
+
+def test_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CACHE", "off")
+    call()
+    assert compiled() == [False]
+    assert not folder.exists()
+
+
+def test_a_place_that_cannot_be_written(folder: Path) -> None:
+    folder.write_text("a file, not a directory")
+    call()
+    assert compiled() == [False]
+
+
+def test_two_processes_at_once(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "x.npy")]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert {child.communicate()[0] for child in children} == {call().hex()}
+    assert [file.suffix for file in folder.iterdir()] == [".o"]
+
+
+def test_numbers_in_rules_do_not_compile_again() -> None:
+    for left in (3, 5, 11):
+        regard.attention(X, X, X, mask=regard.window(left), score=regard.softcap(left + 0.5), engine="cpu")
+    assert len(cache._loaded) == 1
+
+
+def test_a_dump_shows_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_DUMP", str(tmp_path / "dump"))
+    call()
+    assert sorted(file.suffix for file in (tmp_path / "dump").iterdir()) == [".ll", ".s"]

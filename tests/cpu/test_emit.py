@@ -1,0 +1,166 @@
+"""The kernel language: operators, loops, branches, conversions, elementary functions in ulp."""
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from regard import spec
+from regard.engines.cpu import cache, mathematics
+from regard.engines.cpu.emit import BF16, F16, F32, F64, I32, I64, Kernel, Type, Value, type_of
+from regard.engines.cpu.target import Target, targets
+
+HERE = [t for t in targets().values() if t.runs]
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@pytest.fixture(params=HERE, ids=lambda t: t.name)
+def target(request: pytest.FixtureRequest) -> Target:
+    return request.param  # type: ignore[no-any-return]
+
+
+def compiled(k: Kernel) -> cache.Compiled:
+    text = k.text()
+    return cache.kernel(text, k.name, k.target, lambda: text)
+
+
+def mapped(f: Callable[..., Value], x: Array, result: Any, target: Target, lanes: int | None = None) -> Array:
+    """f of every element, by vectors or one by one (lanes = 0)."""
+    lanes = target.lanes(8) if lanes is None else lanes
+    k = Kernel("mapped", target, ("x", "y", "n"))
+    source, made = k.pointer("x", type_of(x.dtype)), k.pointer("y", type_of(result))
+    with k.loop(k.integer("n"), step=max(lanes, 1)) as i:
+        made[i] = f(k, source.load(i, lanes))
+    y = np.empty(x.shape, result)
+    assert not x.size % max(lanes, 1)
+    fields = np.array([x.ctypes.data, y.ctypes.data, x.size], np.int64)
+    compiled(k)(fields.ctypes.data)
+    return y
+
+
+def ulps(got: Array, exact: Array) -> float:
+    """The largest error in units of the last place; infinite if NaN or infinity lie elsewhere."""
+    top = np.finfo(got.dtype).max
+    with np.errstate(all="ignore"):
+        rounded = np.where(np.abs(exact) > top, np.sign(exact) * np.inf, exact)
+        error = np.abs(got - rounded) / np.spacing(np.abs(np.where(np.isfinite(rounded), rounded, 1)).astype(got.dtype))
+    same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+    return float(np.max(np.where(same, 0, np.where(np.isnan(error), np.inf, error))))
+
+
+SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1e-40]
+FUNCTIONS = {
+    "exp2": (mathematics.exp2, np.exp2, -160, 130),
+    "exp": (mathematics.exp, np.exp, -105, 90),
+    "log": (mathematics.log, np.log, 0, 100),
+    "tanh": (mathematics.tanh, np.tanh, -3, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str, dtype: Any, target: Target) -> None:
+    f, exact, low, high = FUNCTIONS[name]
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(low, high, 4088), SPECIAL]).astype(dtype)
+    if name == "log":
+        x[:2000] = np.exp2(rng.uniform(-148 if dtype is np.float32 else -1070, 126, 2000)).astype(dtype)
+    with np.errstate(all="ignore"):
+        expected = exact(x.astype(np.longdouble))
+    for lanes in (0, target.lanes(np.dtype(dtype).itemsize)):
+        assert ulps(mapped(f, x, dtype, target, lanes), expected) < 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_are_exact_at_0_and_vanish(dtype: Any, target: Target) -> None:
+    x = np.array([0, -0.0, np.nan, -np.inf, -1e30, -5000, -1, 0.25], dtype)
+    got = mapped(mathematics.weight2, x, dtype, target, target.lanes(x.itemsize) if target.vector < 64 else 8)
+    np.testing.assert_array_equal(got[:7], np.array([1, 1, np.nan, 0, 0, 0, 0.5], dtype))
+    many = np.linspace(-120, 0.5, 4096).astype(dtype)
+    assert ulps(mapped(mathematics.weight2, many, dtype, target), np.exp2(many.astype(np.longdouble))) < 2
+
+
+@pytest.mark.parametrize("short", [np.float16, ml_dtypes.bfloat16])
+def test_16_bits(short: Any, target: Target) -> None:
+    if short is np.float16 and target.name == "baseline":
+        pytest.skip("has no conversion of float16")
+    type = F16 if short is np.float16 else BF16
+    every = np.arange(2**16, dtype=np.uint16).view(short)
+    wide = mapped(lambda k, x: x.to(F32), every, np.float32, target)
+    np.testing.assert_array_equal(wide, every.astype(np.float32))
+    words = np.random.default_rng(0).integers(0, 2**32, 2**16, np.uint32).view(np.float32)
+    with np.errstate(all="ignore"):
+        expected = words.astype(short).astype(np.float32)
+    got = mapped(lambda k, x: x.to(type), words, short, target).astype(np.float32)
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_floats_to_integers_saturate(target: Target) -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 1e30, -1.9, 2.5, -(2.0**63), 3.0], np.float64)
+    got = mapped(lambda k, x: x.to(I64), x, np.int64, target)
+    assert got.tolist() == [0, 2**63 - 1, -(2**63), 2**63 - 1, -1, 2, -(2**63), 3]
+
+
+def test_random_bits_are_those_of_the_specification(target: Target) -> None:
+    j = np.concatenate([np.arange(56), [2**31, 2**32 - 1, 2**32, 2**40 + 3, 5, 6, 7, 8]]).astype(np.int64)
+    seed, b, h, i = 2**63 + 5, 3, 1, 2**33 + 1
+
+    def bits(k: Kernel, x: Value) -> Value:
+        words = (k.constant(I64, n if n < 2**63 else n - 2**64) for n in (seed, b, h, i))
+        return mathematics.random_bits(k, mathematics.row_key(k, *words), x)
+
+    got = mapped(bits, j, np.int32, target).view(np.uint32)
+    np.testing.assert_array_equal(got, spec.random_bits(seed, b, h, i, j))
+
+
+def test_loops_branches_and_variables(target: Target) -> None:
+    """The sum of the even numbers below n, and the first power of 3 beyond it."""
+    k = Kernel("sums", target, ("n", "y"))
+    n, y = k.integer("n"), k.pointer("y", I64)
+    total, power = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
+    with k.loop(n) as i, k.choice(i % 2 == 0) as (even, odd):
+        with even:
+            total.value = total.value + i
+        with odd, k.when(i == 3):
+            total.value = total.value + 1000
+    with k.loop_while(lambda: power.value <= n):
+        power.value = power.value * 3
+    y[0], y[1] = total.value, power.value
+    result = np.empty(2, np.int64)
+    fields = np.array([10, result.ctypes.data], np.int64)
+    compiled(k)(fields.ctypes.data)
+    assert result.tolist() == [1020, 27]
+
+
+def test_tails_and_gathers(target: Target) -> None:
+    k = Kernel("parts", target, ("x", "y"))
+    x, y, lanes = k.pointer("x", F32), k.pointer("y", F32), target.lanes(4)
+    y[0] = x.load_first(3, lanes)
+    y[lanes] = x.gather(k.lane_numbers(I32, lanes).to(I64) * 2)
+    source, made = np.arange(1, 2 * lanes + 1, dtype=np.float32), np.empty(2 * lanes, np.float32)
+    fields = np.array([source.ctypes.data, made.ctypes.data], np.int64)
+    compiled(k)(fields.ctypes.data)
+    assert made[:lanes].tolist() == [1, 2, 3, *[0] * (lanes - 3)]
+    assert made[lanes:].tolist() == source[::2].tolist()
+
+
+def test_mistakes_are_errors() -> None:
+    k = Kernel("wrong", HERE[0], ("x",))
+    x: Value = k.integer("x")
+    y: Value = k.constant(F64, 1.0)
+    with pytest.raises(TypeError, match="i64 meets f64: convert one of them"):
+        x + y
+    with pytest.raises(TypeError, match=r"use k\.when, k\.where"):
+        bool(x < 3)
+    with pytest.raises(TypeError, match="4 lanes meet 8"):
+        y.spread(4) + y.spread(8)
+    variable = k.variable(x)
+    with pytest.raises(TypeError, match="a variable of i64 is set to f64"):
+        variable.value = y
+
+
+def test_kinds_of_types() -> None:
+    kinds: dict[Any, Type] = {np.float16: F16, ml_dtypes.bfloat16: BF16, np.float32: F32, np.int64: I64}
+    assert all(type_of(dtype) is type for dtype, type in kinds.items())

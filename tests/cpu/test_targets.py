@@ -1,0 +1,74 @@
+"""Every instruction set that this machine runs, in one process, on cases of every kind; NEON is compiled only."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from llvmlite import binding as llvm
+
+import regard
+from regard.api import Frame, problem_from
+from regard.bench.cases import CASES, Case
+from regard.engines.cpu import cache, target
+from regard.engines.cpu.target import Target, targets
+from regard.engines.cpu.work import Results, Work
+from regard.problem import Outputs
+from support import assert_outputs
+
+HERE = [t.name for t in targets().values() if t.runs]
+NAMES = ("plain", "larger than a tile", "grouped heads", "positions first", "causal over tiles", "NaN behind the mask",
+         "curved score", "everything")  # fmt: skip
+SOME = [case for case in CASES if case.name in NAMES]
+
+
+@pytest.fixture(params=HERE)
+def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("REGARD_CPU", request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_forward(forced: str, case: Case, dtype: Any) -> None:
+    q, k, v, options = case.inputs(dtype)
+    if forced == "baseline" and dtype is np.float16:
+        with pytest.raises(ValueError, match="does not convert float16"):
+            regard.attention(q, k, v, **options, engine="cpu")
+        return
+    frame = Frame.of(q, options.get("layout", "bhnd"))
+    out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"], engine="cpu")
+    assert_outputs(problem_from(q, k, v, **options), Outputs(frame.inward(out), seen.lse, seen.entropy))
+
+
+def work(case: Case, chosen: Target, dtype: Any) -> Work:
+    q, k, v, options = case.inputs(dtype)
+    p = problem_from(q, k, v, **options)
+    lse = np.empty(p.shape(p.n_q), p.compute)
+    return Work(p, chosen, Results(p.new_output(), lse, np.empty_like(lse), np.empty_like(lse)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_neon_compiles(case: Case, dtype: Any) -> None:
+    neon = targets()["neon"]
+    kernel = work(case, neon, dtype)
+    from regard.engines.cpu.forward_kernel import forward
+
+    code = cache.compile_object(forward(kernel.kind, neon), neon, "neon")
+    assert llvm.ObjectFileRef.from_data(code).sections()
+
+
+def test_unknown_and_foreign_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CPU", "6502")
+    with pytest.raises(ValueError, match=r"REGARD_CPU must be one of avx512bf16, .*, neon, got '6502'"):
+        target.chosen()
+    foreign = next(t.name for t in targets().values() if not t.runs)
+    monkeypatch.setenv("REGARD_CPU", foreign)
+    with pytest.raises(ValueError, match=f"REGARD_CPU={foreign}: this processor cannot run it"):
+        target.chosen()
+
+
+def test_the_fastest_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REGARD_CPU", raising=False)
+    assert target.chosen().name == HERE[0]
