@@ -40,6 +40,16 @@ class Compiled:
         self.call(fields)
 
 
+def _new_lock() -> None:
+    """A process made by fork may have been made while another thread was compiling."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
+
+
 def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
     """The compiled kernel that `key` describes; `source` writes its IR if it has to be compiled."""
     where = (key, target.name)

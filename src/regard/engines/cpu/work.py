@@ -196,10 +196,9 @@ class Work:
         """Lists of tiles, and the items that point into them."""
         p = self.p
         step, blocks = self.blocks
-        groups = [
-            (kv * p.group + g, min(step, p.group - g)) for kv in range(p.kv_heads) for g in range(0, p.group, step)
-        ]
-        heads = np.array(groups, np.int64).reshape(-1, 2)
+        group = p.group
+        starts = (np.arange(p.kv_heads)[:, None] * group + np.arange(0, group, step)).reshape(-1)
+        heads = np.stack([starts, np.minimum(step, group - starts % group)], axis=1)
         rows = np.array(blocks, np.int64).reshape(-1, 2)
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
@@ -280,8 +279,9 @@ class Work:
             column[name][...] = x.ctypes.data + of * x.strides[0] + at * (x.strides[1] if x.ndim > 1 else 0)
 
         place("q", p.leading(p.query, 3), h, first)
-        place("k", p.leading(p.key, 3), h // p.group, 0)
-        place("v", p.leading(p.value, 3), h // p.group, 0)
+        kv = h // p.group
+        place("k", p.leading(p.key, 3), kv, 0)
+        place("v", p.leading(p.value, 3), kv, 0)
         place("out", r.out, h, first)
         for name in ("lse", "entropy", "max"):
             x = getattr(r, name)
