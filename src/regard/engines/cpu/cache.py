@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import llvmlite
 from llvmlite import binding as llvm
 
-from regard.engines.cpu.target import Target
+import regard
+from regard.engines.cpu.target import Target, native_triple
 
 _lock = threading.Lock()
 _loaded: dict[tuple[str, str], "Compiled"] = {}
@@ -37,6 +38,16 @@ class Compiled:
 
     def __call__(self, fields: int) -> None:
         self.call(fields)
+
+
+def _new_lock() -> None:
+    """A process made by fork may have been made while another thread was compiling."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
@@ -84,12 +95,13 @@ def _sources() -> str:
 
 def identity(key: str, target: Target) -> str:
     """The name of an object: a hash of all that it depends on."""
-    parts = (key, repr(target), _sources(), version("llvmlite"), ".".join(map(str, llvm.llvm_version_info)))
+    versions = (regard.__version__, llvmlite.__version__, str(llvm.llvm_version_info))
+    parts = (key, repr(target), _sources(), *versions)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
-    _initialize()
+    _initialize(True)
     label = f"{name}-{identity(key, target)[:40]}"
     folder = directory()
     path = None if folder is None else folder / f"{label}.o"
@@ -104,7 +116,7 @@ def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Com
 
 def compile_object(text: str, target: Target, label: str) -> bytes:
     """Object code of LLVM IR. With REGARD_DUMP=directory, IR and assembly are left there."""
-    _initialize()
+    _initialize(target.triple == native_triple())
     machine = _machine(target)
     module = llvm.parse_assembly(text)
     module.verify()
@@ -127,9 +139,14 @@ def _machine(target: Target) -> Any:
 
 
 @cache
-def _initialize() -> None:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
+def _initialize(native: bool) -> None:
+    """The code generators of LLVM: this machine's, or all of them, which takes longer."""
+    if native:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
 
 
 @cache

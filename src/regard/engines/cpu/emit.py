@@ -13,63 +13,12 @@ them; operators work on both, and a number or a single value meets a vector in e
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
+from regard.engines.cpu.element import BF16, BOOL, F32, F64, I8, I16, I32, I64, Type
 from regard.engines.cpu.target import Target
-
-
-class _BFloat(ir.HalfType):  # type: ignore[misc]
-    """bfloat16, which llvmlite's IR builder does not have and LLVM has."""
-
-    intrinsic_name = "bf16"
-
-    def __str__(self) -> str:
-        return "bfloat"
-
-
-_BFloat._create_instance()
-
-
-@dataclass(frozen=True)
-class Type:
-    """What one lane holds. kind: "float", "int" (signed) or "bool"."""
-
-    name: str
-    kind: str
-    size: int
-    raw: Any
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-F16 = Type("f16", "float", 2, ir.HalfType())
-BF16 = Type("bf16", "float", 2, _BFloat())
-F32 = Type("f32", "float", 4, ir.FloatType())
-F64 = Type("f64", "float", 8, ir.DoubleType())
-I8 = Type("i8", "int", 1, ir.IntType(8))
-I16 = Type("i16", "int", 2, ir.IntType(16))
-I32 = Type("i32", "int", 4, ir.IntType(32))
-I64 = Type("i64", "int", 8, ir.IntType(64))
-BOOL = Type("bool", "bool", 1, ir.IntType(1))
-BY_DTYPE = {
-    "float16": F16,
-    "bfloat16": BF16,
-    "float32": F32,
-    "float64": F64,
-    "bool": I8,
-    "int32": I32,
-    "int64": I64,
-}
-
-
-def type_of(dtype: Any) -> Type:
-    """The type in which an array of a dtype lies in memory; booleans as bytes."""
-    return BY_DTYPE[np.dtype(dtype).name]
 
 
 class Value:
@@ -475,6 +424,23 @@ class Kernel:
         yes, no = yes.spread(lanes), no.spread(lanes)
         made: Value = yes._like(self.b.select(condition.raw, yes.raw, no.raw))
         return made
+
+    def transpose(self, rows: Sequence[Value]) -> list[Value]:
+        """As many vectors as they have lanes, rows and lanes exchanged."""
+        made, n = list(rows), len(rows)
+        half = n // 2
+        low = [x // 2 + n * (x % 2) for x in range(n)]
+        for _ in range(n.bit_length() - 1):
+            # Interleaving the first half with the second moves every index of (row, lane) by one bit.
+            made = [
+                self.shuffle(made[x // 2], made[x // 2 + half], [i + half * (x % 2) for i in low]) for x in range(n)
+            ]
+        return made
+
+    def shuffle(self, x: Value, y: Value, lanes: Sequence[int]) -> Value:
+        """The named lanes of x, and of y counted on from there."""
+        mask = ir.Constant(ir.VectorType(I32.raw, len(lanes)), list(lanes))
+        return Value(self, x.type, len(lanes), self.b.shuffle_vector(x.raw, y.raw, mask))
 
     def maximum(self, x: Value, y: Any) -> Value:
         """The greater one; of floats y if one is NaN."""

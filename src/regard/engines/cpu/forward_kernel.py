@@ -12,73 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.emit import F32, I8, I32, I64, Kernel, Pointer, Type, Value, Variable
-from regard.engines.cpu.lowering import Arguments, Lowering, Place
+from regard.engines.cpu.element import F32, I8, I32, I64, Type
+from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.layout import KEYS, TILE_BITS, TILES, Kind
+from regard.engines.cpu.lowering import Lowering, Place
 from regard.engines.cpu.target import Target
 
-KEYS, TILES = 128, 8
-
-FIELDS = (
-    "items", "count", "tiles", "scratch", "d", "d_v", "n_k", "shift", "first_tile", "j", "keys", "scale",
-    "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
-    "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
-)  # fmt: skip
-ITEM = ("q", "k", "v", "out", "lse", "entropy", "max", "bias", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a kernel is compiled for.
-
-    element: of q, k, v and out. real: of sums. columns: vectors of queries. copied: whether tiles of K and V are copied
-    (16 bits, or features that do not lie together). bias: the type of a dense bias.
-    """
-
-    element: Type
-    real: Type
-    columns: int
-    copied: bool
-    mask: Arguments | None
-    score: Arguments | None
-    bias: Type | None
-    dropout: bool
-    sink: bool
-    entropy: bool
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        rules = [name for program in (self.mask, self.score) if program for name in program.fields]
-        return (*FIELDS, *self.dense_fields, *rules)
-
-    @property
-    def dense(self) -> int:
-        """Dense masks."""
-        return len(self.mask.program.dense) if self.mask else 0
-
-    @property
-    def dense_fields(self) -> list[str]:
-        return [f"dense{n}_{axis}" for n in range(self.dense) for axis in ("head", "row", "key")]
-
-    @property
-    def item(self) -> tuple[str, ...]:
-        return (*ITEM, *(f"dense{n}" for n in range(self.dense)))
-
-    @property
-    def ruled(self) -> bool:
-        """Whether scores are changed after the product: then they are natural ones, else logarithms of base 2."""
-        return self.score is not None or self.bias is not None
-
-    @property
-    def key(self) -> str:
-        rules = [None if x is None else x.program.structure for x in (self.mask, self.score)]
-        ranks = [[len(t.shape) for t in x.program.tables] for x in (self.mask, self.score) if x]
-        rest = (self.element, self.real, self.columns, self.copied, self.bias, self.dropout, self.sink, self.entropy)
-        return repr(("forward", rest, rules, ranks))
-
-
-def scratch_size(lanes: int, d: int, d_v: int, dense: int, copied: bool) -> int:
-    """Numbers of scratch memory that a kernel for `lanes` queries needs; dense: biases and masks."""
-    return lanes * (26 + d + 2 * d_v + KEYS * (2 + dense)) + (KEYS * (d + d_v) if copied else 0) + 256
+UNROLL = 2
 
 
 def forward(kind: Kind, target: Target) -> str:
@@ -119,13 +59,13 @@ class Item:
             return taken
 
         B = self.B
-        take_lanes = [take(B) for _ in range(13)]
+        take_lanes = [take(B) for _ in range(12)]
         self.m, self.l, self.e, self.top, self.rescale = take_lanes[:5]
         self.m_all, self.l_all, self.e_all, self.old, self.new = take_lanes[5:10]
-        self.unused, first, second = take_lanes[10:]
+        first, second = take_lanes[10:]
         self.first, self.second = first.of(I32), second.of(I32)
         words = B * 8 // self.real.size
-        self.i_lane, self.h_lane, self.place = (take(words).of(I64) for _ in range(3))
+        self.i_lane, self.h_lane, self.g_lane, self.r_lane = (take(words).of(I64) for _ in range(4))
         self.qt, self.P, self.seen = take(self.d * B), take(KEYS * B), take(KEYS * B)
         self.O, self.O_all = take(self.d_v * B), take(self.d_v * B)
         self.bias = take(KEYS * B) if self.kind.bias else None
@@ -158,6 +98,7 @@ class Item:
     def run(self) -> None:
         k = self.k
         self.each_lane(self._start_lane)
+        self._turn_queries()
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows in the output, all is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
         with k.loop_while(lambda: again.value != 0):
@@ -171,19 +112,41 @@ class Item:
         self._write()
 
     def _start_lane(self, lane: Value, g: Value, r: Value) -> None:
-        """Qᵀ with the scale folded in, and what rules and dropout must know of the row."""
+        """What rules and dropout must know of the row."""
         k, kind = self.k, self.kind
         i, h = self.word("i") + r, self.word("h") + g
         self.i_lane[lane], self.h_lane[lane] = i, h
-        q = self.address("q", kind.element).bytes(g * k.integer("q_head") + r * k.integer("q_row"))
-        scale = k.real("scale", self.real)
-        if not kind.ruled:
-            scale = scale * mathematics.LOG2_E
-        with k.loop(self.d) as a:
-            self.qt[a * self.B + lane] = q.bytes(a * k.integer("q_feature"))[0].to(self.real) * scale
+        self.g_lane[lane], self.r_lane[lane] = g, r
         if kind.dropout:
             first, second = mathematics.row_key(k, k.integer("seed"), self.word("b"), h, i)
             self.first[lane], self.second[lane] = first, second
+
+    def _turn_queries(self) -> None:
+        """Qᵀ with the scale folded in."""
+        k = self.k
+        scale = k.real("scale", self.real) * (1.0 if self.kind.ruled else mathematics.LOG2_E)
+        strides = [k.integer(f"q_{axis}") for axis in ("head", "row", "feature")]
+        self._turn(self.address("q", self.kind.element), strides, self.d, self.qt, scale)
+
+    def _row(self, base: Pointer, lane: Value, head: Value, row: Value) -> Pointer:
+        """The row that belongs to a lane, in an array that begins at the item's first row."""
+        return base.bytes(self.g_lane[lane] * head + self.r_lane[lane] * row)
+
+    def _turn(self, base: Pointer, strides: list[Value], count: Value, turned: Pointer, scale: Value | float) -> None:
+        """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""
+        k, W, B = self.k, self.W, self.B
+        head, row, step = strides
+        whole = k.where(step == base.type.size, count - count % W, k.whole(0))
+        with k.loop(B, step=W) as c:
+            rows = [self._row(base, c + r, head, row) for r in range(W)]
+            with k.loop(whole, step=W) as x:
+                vectors = k.transpose([p.load(x, W).to(self.real) * scale for p in rows])
+                for n, vector in enumerate(vectors):
+                    turned[(x + n) * B + c] = vector
+            with k.loop(W) as r:
+                p = self._row(base, c + r, head, row)
+                with k.loop(count, start=whole) as x:
+                    turned[x * B + c + r] = p.bytes(x * step)[0].to(self.real) * scale
 
     # Spans and tiles
 
@@ -194,7 +157,7 @@ class Item:
         tiles, first = k.pointer("tiles", I64), k.integer("first_tile")
 
         def span() -> Value:
-            return ((tiles[t.value] >> 1) + first) // TILES
+            return ((tiles[t.value] >> TILE_BITS) + first) // TILES
 
         with k.loop_while(lambda: t.value < end):
             for p, x in ((self.m, -math.inf), (self.l, 0.0), (self.e, 0.0)):
@@ -212,9 +175,9 @@ class Item:
 
     def _tile(self, word: Value) -> None:
         k = self.k
-        start = (word >> 1) * KEYS - k.integer("shift")
-        column = k.maximum(start, k.whole(0))
-        count = k.minimum(start + KEYS, k.integer("n_k")) - column
+        start = (word >> TILE_BITS) * KEYS - k.integer("shift")
+        column = k.maximum(start + ((word >> 9) & 255), k.whole(0))
+        count = k.minimum(start + ((word >> 1) & 255), k.integer("n_k")) - column
         key, value = self._operands(column, count)
         self._scores(key, count)
         self._rules(column, count, (word & 1) != 0)
@@ -256,12 +219,22 @@ class Item:
         k = self.k
         zero = k.constant(self.real, 0.0).spread(self.W)
         sums = [[k.variable(zero) for _ in self.vectors()] for _ in range(rows)]
-        with k.loop(n) as x:
+
+        def step(x: Value) -> None:
             vectors = [vector(x, c) for c in self.vectors()]
             for r in range(rows):
                 f = factor(r, x).spread(self.W)
                 for c, v in enumerate(vectors):
                     sums[r][c].value = k.fma(f, v, sums[r][c].value)
+
+        unroll = UNROLL if rows > 1 else 1
+        whole = n - n % unroll
+        with k.loop(whole, step=unroll) as x:
+            for u in range(unroll):
+                step(x + u)
+        if unroll > 1:
+            with k.loop(n, start=whole) as x:
+                step(x)
         return sums
 
     def _blocks(self, stop: Value, work: Callable[[int, Value], None]) -> None:
@@ -337,16 +310,8 @@ class Item:
 
     def _fetch(self, name: str, type: Type, tile: Pointer, column: Value, count: Value) -> None:
         """A tile of a dense array, turned so that lanes are queries."""
-        k = self.k
-        head, row, key = (k.integer(f"{name}_{axis}") for axis in ("head", "row", "key"))
-        here = self.address(name, type).bytes(column * key)
-
-        def lane(lane: Value, g: Value, r: Value) -> None:
-            source = here.bytes(g * head + r * row)
-            with k.loop(count) as j:
-                tile[j * self.B + lane] = source.bytes(j * key)[0].to(self.real)
-
-        self.each_lane(lane)
+        strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
+        self._turn(self.address(name, type).bytes(column * strides[2]), strides, count, tile, 1.0)
 
     # Weights and output
 
@@ -368,32 +333,32 @@ class Item:
         """P = exp(S − m), l = Σ P, and by how much the span's older sums shrink."""
         k, kind = self.k, self.kind
         zero = k.constant(self.real, 0.0).spread(self.W)
-        with k.loop(self.B, step=self.W) as c:
-            m_old, m = self.load(self.m, c), self.load(self.top, c)
-            shift = self._finite(m)
-            total, e = k.variable(zero), k.variable(zero)
-            if kind.dropout:
-                keys = self.first.load(c, self.W), self.second.load(c, self.W)
-                threshold, kept = k.integer("threshold").to(I32), k.real("kept", self.real)
-            with k.loop(count) as j:
+        shifts = [self._finite(self.load(self.top, c)) for c in self.vectors()]
+        sums, entropies = ([k.variable(zero) for _ in self.vectors()] for _ in range(2))
+        with k.loop(count) as j:
+            for n, c in enumerate(self.vectors()):
                 at = j * self.B + c
-                s = self.load(self.P, at) - shift
+                s = self.load(self.P, at) - shifts[n]
                 p = self._power(s)
-                total.value = total.value + p
+                sums[n].value = sums[n].value + p
                 if kind.entropy:
                     # 0 · (S − m) must be 0 where S is −∞.
                     least = k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
-                    e.value = e.value + p * k.maximum(least, s)
+                    entropies[n].value = entropies[n].value + p * k.maximum(least, s)
                 if kind.dropout:
+                    keys = self.first.load(c, self.W), self.second.load(c, self.W)
                     bits = mathematics.random_bits(k, keys, column + k.integer("j") + j)
-                    p = k.where(bits.below(threshold), zero, p * kept)
+                    dropped = bits.below(k.integer("threshold").to(I32))
+                    p = k.where(dropped, zero, p * k.real("kept", self.real))
                 self.P[at] = p
-            difference = m_old - shift
+        for n, c in enumerate(self.vectors()):
+            difference = self.load(self.m, c) - shifts[n]
             rescale = self._power(difference)
             if kind.entropy:
-                self.e[c] = self._moved(self.load(self.e, c), self.load(self.l, c), rescale, difference) + e.value
-            self.l[c] = k.fma(self.load(self.l, c), rescale, total.value)
-            self.m[c], self.rescale[c] = m, rescale
+                moved = self._moved(self.load(self.e, c), self.load(self.l, c), rescale, difference)
+                self.e[c] = moved + entropies[n].value
+            self.l[c] = k.fma(self.load(self.l, c), rescale, sums[n].value)
+            self.m[c], self.rescale[c] = self.load(self.top, c), rescale
 
     def _moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
         """e = Σ exp(S − m) (S − m) for another m, `factor` = exp(difference); 0 where there was nothing."""
@@ -491,14 +456,12 @@ class Item:
         return bad.value != 0
 
     def _write(self) -> None:
+        self._turn_output()
         k, kind = self.k, self.kind
         lanes = self.word("lanes")
 
         def lane(n: Value, g: Value, r: Value) -> None:
             with k.when(n < lanes):
-                out = self.address("out", kind.element).bytes(g * k.integer("out_head") + r * k.integer("out_row"))
-                with k.loop(self.d_v) as a:
-                    out[a] = self.O[a * self.B + n].to(kind.element)
                 row = g * k.integer("row_head") + r
                 self.address("lse", self.real)[row] = self.top[n]
                 if kind.entropy:
@@ -507,6 +470,22 @@ class Item:
                     self.address("max", self.real)[row] = self.m[n]
 
         self.each_lane(lane)
+
+    def _turn_output(self) -> None:
+        k, W, B = self.k, self.W, self.B
+        lanes, out = self.word("lanes"), self.address("out", self.kind.element)
+        strides = k.integer("out_head"), k.integer("out_row")
+        whole = self.d_v - self.d_v % W
+        with k.loop(lanes, step=W) as c:
+            with k.loop(whole, step=W) as a:
+                turned = k.transpose([self.load(self.O, (a + x) * B, c) for x in range(W)])
+                for r in range(W):
+                    with k.when(c + r < lanes):
+                        self._row(out, c + r, *strides)[a] = turned[r].to(self.kind.element)
+            with k.loop(k.minimum(lanes, c + W), start=c) as n:
+                row = self._row(out, n, *strides)
+                with k.loop(self.d_v, start=whole) as a:
+                    row[a] = self.O[a * B + n].to(self.kind.element)
 
 
 @dataclass(frozen=True)

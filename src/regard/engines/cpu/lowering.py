@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.emit import BOOL, I64, Kernel, Pointer, Type, Value
+from regard.engines.cpu.element import BOOL, I64, Type
+from regard.engines.cpu.emit import Kernel, Pointer, Value
 from regard.rules import Instruction, Program
 
 

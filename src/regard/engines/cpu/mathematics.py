@@ -1,4 +1,4 @@
-"""Functions of numbers and vectors in the kernel language, each within 2 ulp: exp2, exp, log, tanh, random bits.
+"""Functions of numbers and vectors in the kernel language: exp2, exp, log, tanh within 2 ulp, weights within 3.
 
 exp2: 2ⁿ · p(f) with x = n + f, |f| ≤ 1/2, and p a minimax polynomial with p(0) = 1 exactly. log: the reduction and
 polynomial of FreeBSD's msun (e_log.c). tanh near 0: Cephes (Moshier 1989).
@@ -7,7 +7,8 @@ polynomial of FreeBSD's msun (e_log.c). tanh near 0: Cephes (Moshier 1989).
 import math
 from typing import Any
 
-from regard.engines.cpu.emit import F32, F64, I32, I64, Kernel, Type, Value
+from regard.engines.cpu.element import F32, F64, I32, I64, Type
+from regard.engines.cpu.emit import Kernel, Value
 
 LOG2_E, LN_2 = 1 / math.log(2), math.log(2)
 GOLDEN = 0x9E3779B97F4A7C15
@@ -20,6 +21,12 @@ EXP2 = {
           0.00015403530393363278, 1.5252733839934363e-05, 1.3215486830018637e-06, 1.0178057767236438e-07,
           7.054884988795769e-09, 4.455715822973832e-10, 2.5751021339944406e-11),
 }  # fmt: skip
+
+# The same for weights, which are summed: the relative error is below 1e-7.
+WEIGHT2 = {
+    F32: (0.6931469775915043, 0.2402224208035514, 0.05550733754236256, 0.009671512869931478, 0.0013264723896154462),
+    F64: EXP2[F64],
+}
 
 # Of log(1 + f), by powers of (f / (2 + f))².
 LOG = {
@@ -88,12 +95,12 @@ def weight2(k: Kernel, x: Value) -> Value:
         x = k.maximum(k.constant(x.type, -2.0 * BIAS[x.type]), x)
         n = k.rint(x)
         f = x - n
-        return scaled(k, k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
+        return scaled(k, k.fma(horner(k, f, WEIGHT2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
     least = 1.0 - BIAS[x.type]
     inside = k.maximum(k.constant(x.type, least), x)
     n = k.rint(inside)
     f = inside - n
-    p = k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0))
+    p = k.fma(horner(k, f, WEIGHT2[x.type][::-1]), f, k.constant(x.type, 1.0))
     word = integer(x)
     made = (p.bits(word) + (k.where(n.is_nan(), k.constant(x.type, 0), n).to(word) << MANTISSA[x.type])).bits(x.type)
     return k.where(x < least, k.constant(x.type, 0), made)

@@ -5,7 +5,7 @@ grow with n_q · n_k.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,12 +13,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from regard.engines.cpu import cache, pool
-from regard.engines.cpu.emit import BF16, F16, F32, F64, type_of
-from regard.engines.cpu.forward_kernel import ITEM, KEYS, Kind, forward, scratch_size
+from regard.engines.cpu.element import BF16, F16, F32, F64, type_of
+from regard.engines.cpu.forward_kernel import forward
+from regard.engines.cpu.layout import ITEM, KEYS, PART, Kind, scratch_size, tile_word
 from regard.engines.cpu.lowering import Arguments
 from regard.engines.cpu.target import Target, chosen
 from regard.problem import Problem
-from regard.rules import EVERYTHING, Node, Program, Ranges, Table, reads, tile_pairs
+from regard.rules import EVERYTHING, MIXED, NOTHING, Node, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -195,10 +196,9 @@ class Work:
         """Lists of tiles, and the items that point into them."""
         p = self.p
         step, blocks = self.blocks
-        groups = [
-            (kv * p.group + g, min(step, p.group - g)) for kv in range(p.kv_heads) for g in range(0, p.group, step)
-        ]
-        heads = np.array(groups, np.int64).reshape(-1, 2)
+        group = p.group
+        starts = (np.arange(p.kv_heads)[:, None] * group + np.arange(0, group, step)).reshape(-1)
+        heads = np.stack([starts, np.minimum(step, group - starts % group)], axis=1)
         rows = np.array(blocks, np.int64).reshape(-1, 2)
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
@@ -206,7 +206,7 @@ class Work:
         if not nodes:
             zero = np.zeros(len(rows), np.int64)
             yield (
-                tiles << 1,
+                tile_word(tiles, 0, KEYS, 0),
                 np.concatenate([self.items(b, heads, rows, zero, zero + len(tiles)) for b in range(p.batch)]),
             )
             return
@@ -241,8 +241,30 @@ class Work:
             zero = np.zeros(len(rows), np.int64)
             return zero[:0], zero, zero
         row, tile, kind = tile_pairs(p.mask_node, p.score_node, ranges, edges)
+        first, stop = np.zeros(len(tile), np.int64), np.full(len(tile), KEYS, np.int64)
+        mixed = np.flatnonzero(kind != EVERYTHING)
+        if len(mixed):
+            first[mixed], stop[mixed], kind[mixed] = self.visible_parts(ranges, row[mixed], tile[mixed], edges)
+            live = stop > 0
+            row, tile, first, stop, kind = (x[live] for x in (row, tile, first, stop, kind))
         begin = np.searchsorted(row, np.arange(len(rows) + 1))
-        return (tile << 1) | (kind != EVERYTHING), begin[:-1], np.diff(begin)
+        return tile_word(tile, first, stop, kind != EVERYTHING), begin[:-1], np.diff(begin)
+
+    def visible_parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> tuple[Array, Array, Array]:
+        """Of pairs of blocks and tiles: the first key that may be visible, the one after the last, and the kind."""
+        p = self.p
+        start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
+        low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
+        i = ranges.i[0][row, None], ranges.i[1][row, None]
+        kinds = classify(p.mask_node, p.score_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
+        outside = low > high
+        seen = (kinds != NOTHING) & ~outside
+        first, last = seen.argmax(axis=1), KEYS // PART - 1 - seen[:, ::-1].argmax(axis=1)
+        number = np.arange(KEYS // PART)
+        between = (number >= first[:, None]) & (number <= last[:, None]) & ~outside
+        whole = ((kinds == EVERYTHING) | ~between).all(axis=1)
+        stop = np.where(seen.any(axis=1), (last + 1) * PART, 0)
+        return first * PART, stop, np.where(whole, EVERYTHING, MIXED)
 
     def items(self, b: int, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
         """Items (heads × rows, words) of one batch element."""
@@ -257,8 +279,9 @@ class Work:
             column[name][...] = x.ctypes.data + of * x.strides[0] + at * (x.strides[1] if x.ndim > 1 else 0)
 
         place("q", p.leading(p.query, 3), h, first)
-        place("k", p.leading(p.key, 3), h // p.group, 0)
-        place("v", p.leading(p.value, 3), h // p.group, 0)
+        kv = h // p.group
+        place("k", p.leading(p.key, 3), kv, 0)
+        place("v", p.leading(p.value, 3), kv, 0)
         place("out", r.out, h, first)
         for name in ("lse", "entropy", "max"):
             x = getattr(r, name)
