@@ -1,4 +1,4 @@
-"""`python -m regard.bench`: the tiled engine beside naive NumPy, as ratios of times taken in turns.
+"""`python -m regard.bench`: an engine beside naive NumPy, as ratios of times taken in turns.
 
 One thread each on one pinned core unless --threads says otherwise; medians with their spread; nothing is reported
 for a call whose result is wrong.
@@ -52,13 +52,14 @@ def row(name: str, times: list[float], reference: list[float]) -> None:
     )
 
 
-def against_naive(h: int, n: int, d: int, rounds: int) -> None:
+def against_naive(h: int, n: int, d: int, rounds: int, engine: str | None) -> None:
     """Every wish, as a ratio to the naive plain call of the same size."""
+    attention = partial(regard.attention, engine=engine)
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, h, n, d), dtype=np.float32)
-    agree(regard.attention(q, k, v), naive.attention(q, k, v))
-    agree(regard.attention(q, k, v, causal=True), naive.attention(q, k, v, causal=True))
-    g = regard.attention_vjp(q, k, v, q)
+    agree(attention(q, k, v), naive.attention(q, k, v))
+    agree(attention(q, k, v, causal=True), naive.attention(q, k, v, causal=True))
+    g = regard.attention_vjp(q, k, v, q, engine=engine)
     for got, expected in zip((g.query, g.key, g.value), naive.gradients(q, k, v, q), strict=True):
         assert got is not None
         agree(got, expected)
@@ -78,30 +79,31 @@ def against_naive(h: int, n: int, d: int, rounds: int) -> None:
         "received": {"observe": ["received"]},
     }
     calls: dict[str, Call] = {"naive": lambda: naive.attention(q, k, v)}
-    calls |= {name: partial(regard.attention, q, k, v, **options) for name, options in wishes.items()}
-    calls["one query (decode)"] = lambda: regard.attention(q[:, -1:], k, v)
+    calls |= {name: partial(attention, q, k, v, **options) for name, options in wishes.items()}
+    calls["one query (decode)"] = lambda: attention(q[:, -1:], k, v)
     calls["naive gradients"] = lambda: naive.gradients(q, k, v, q)
-    calls["vjp (forward and backward)"] = lambda: regard.attention_vjp(q, k, v, q)
-    calls["jvp (forward and tangent)"] = lambda: regard.attention_jvp(q, k, v, q, k, v)
+    calls["vjp (forward and backward)"] = lambda: regard.attention_vjp(q, k, v, q, engine=engine)
+    calls["jvp (forward and tangent)"] = lambda: regard.attention_jvp(q, k, v, q, k, v, engine=engine)
     times = in_turns(calls, rounds)
     print(f"{h} heads, n = {n}, d = {d}, float32: time / time of naive NumPy's plain forward (least to most)")
     for name in list(calls)[1:]:
         row(name, times[name], times["naive"])
 
 
-def long(n: int, d: int, rounds: int) -> None:
+def long(n: int, d: int, rounds: int, engine: str | None) -> None:
     """One long head: what a window saves, and the memory beyond the output."""
+    attention = partial(regard.attention, engine=engine)
     rng = np.random.default_rng(0)
     q, k, v = rng.standard_normal((3, 1, n, d), dtype=np.float32)
     times = in_turns(
         {
-            "causal": lambda: regard.attention(q, k, v, causal=True),
-            "window": lambda: regard.attention(q, k, v, mask=regard.window(256)),
+            "causal": lambda: attention(q, k, v, causal=True),
+            "window": lambda: attention(q, k, v, mask=regard.window(256)),
         },
         rounds,
     )
     tracemalloc.start()
-    out = regard.attention(q, k, v, causal=True)
+    out = attention(q, k, v, causal=True)
     extra = tracemalloc.get_traced_memory()[1] - out.nbytes
     tracemalloc.stop()
     ratios = [a / b for a, b in zip(times["causal"], times["window"], strict=True)]
@@ -116,15 +118,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--n", type=int, nargs="*", default=[128, 512, 2048])
     parser.add_argument("--long", type=int, default=32768, help="length of the one long head; 0 leaves it out")
+    parser.add_argument("--engine", help="the first that supports the calls unless it is named")
     given = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-given.threads :])
     regard.set_num_threads(given.threads)
     with one_blas_thread():
         for n in given.n:
-            against_naive(8, n, 64, given.rounds)
+            against_naive(8, n, 64, given.rounds, given.engine)
         if given.long:
-            long(given.long, 64, 3)
+            long(given.long, 64, 3, given.engine)
 
 
 if __name__ == "__main__":
