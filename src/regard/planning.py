@@ -264,7 +264,7 @@ def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
 
 def _tiles(p: Problem) -> Tiles:
     """Count the tiles by the bounds of the rules, as the tiled engine cuts them: from i = 0 and j = 0."""
-    leaves = reads(*(node for node in (p.mask_node, p.score_node) if node is not None))
+    leaves = reads(*(node for node in (p.mask_node, p.hiding_node) if node is not None))
     edges = np.array([*range(-(p.origin[2] % KEYS), p.n_k, KEYS), p.n_k], np.int64).clip(0) + p.origin[2]
     blocks = [
         (same, start) for same in _alike(p, leaves) for start in range(-(int(p.offset[same.b]) % ROWS), p.n_q, ROWS)
@@ -311,7 +311,7 @@ def _sample(count: int, most: int) -> list[int]:
 
 def _visited(p: Problem, same: _Alike, first: int, last: int, edges: Array) -> tuple[Array, Array]:
     """The tiles of some rows that may hold a visible pair, and their kinds."""
-    if p.mask_node is None and p.score_node is None:
+    if p.mask_node is None and p.hiding_node is None:
         return np.arange(len(edges) - 1), np.full(len(edges) - 1, EVERYTHING)
     offset = int(p.offset[same.b])
     ranges = Ranges(
@@ -321,7 +321,7 @@ def _visited(p: Problem, same: _Alike, first: int, last: int, edges: Array) -> t
         keys=p.keys,
         dtype=p.compute.type,
     )
-    return key_tiles(p.mask_node, p.score_node, ranges, edges)
+    return key_tiles(p.mask_node, p.hiding_node, ranges, edges)
 
 
 def _visible(p: Problem, same: _Alike, first: int, last: int, left: int, right: int) -> int:

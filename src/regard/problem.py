@@ -126,6 +126,12 @@ class Problem:
         return self.origin[2] + self.n_k
 
     @cached_property
+    def hiding_node(self) -> Node | None:
+        """The score rule if its bounds can ever say that it hides a whole tile: if it chooses between values."""
+        chooses = self.score is not None and any(node.op in ("where", "minimum") for node in order([self.score.node]))
+        return self.score_node if chooses else None
+
+    @cached_property
     def extent(self) -> dict[str, tuple[int, int]]:
         """The absolute indices of the call, from the first to before the last: of "b", "h", "i" and "j"."""
         b, h, j = self.origin

@@ -166,7 +166,7 @@ class Band:
     def __iter__(self) -> Iterator["Rows"]:
         unit, p = self.unit, self.unit.p
         tiles = np.arange(len(unit.tile_starts))
-        if p.mask_node is None and p.score_node is None:
+        if p.mask_node is None and p.hiding_node is None:
             everything = np.full(len(tiles), EVERYTHING, np.int8)
             for start in self.starts:
                 yield Rows(unit, start, tiles, everything)
@@ -181,7 +181,7 @@ class Band:
             keys=p.keys,
             dtype=p.compute.type,
         )
-        row, tile, kind = tile_pairs(p.mask_node, p.score_node, ranges, edges)
+        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
         cuts = np.searchsorted(row, np.arange(len(self.starts) + 1))
         for start, (a, b) in zip(self.starts, pairwise(cuts), strict=True):
             yield Rows(unit, start, tile[a:b], kind[a:b])

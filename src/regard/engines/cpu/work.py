@@ -39,8 +39,8 @@ def table_array(table: Table, real: Any) -> Array:
 
 
 def nodes_of(p: Problem) -> list[Node]:
-    """The rules of a call."""
-    return [node for node in (p.mask_node, p.score_node) if node is not None]
+    """The rules of a call that may hide a tile."""
+    return [node for node in (p.mask_node, p.hiding_node) if node is not None]
 
 
 def bytes_of(x: Array) -> Array:
@@ -240,7 +240,7 @@ class Work:
         if len(edges) == 1:
             zero = np.zeros(len(rows), np.int64)
             return zero[:0], zero, zero
-        row, tile, kind = tile_pairs(p.mask_node, p.score_node, ranges, edges)
+        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
         first, stop = np.zeros(len(tile), np.int64), np.full(len(tile), KEYS, np.int64)
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
@@ -256,7 +256,7 @@ class Work:
         start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
         low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
         i = ranges.i[0][row, None], ranges.i[1][row, None]
-        kinds = classify(p.mask_node, p.score_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
+        kinds = classify(p.mask_node, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
         outside = low > high
         seen = (kinds != NOTHING) & ~outside
         first, last = seen.argmax(axis=1), KEYS // PART - 1 - seen[:, ::-1].argmax(axis=1)
