@@ -1,7 +1,7 @@
 """Train the small decoder that ships with regard, and watch its heads form.
 
     python examples/train_example_model.py
-    python examples/train_example_model.py --steps 300 --out /tmp/try
+    python examples/train_example_model.py --steps 300 --out trial
 
 With `--out DIR` it writes there what it otherwise writes into the repository: the weights and their card, the history
 of the training and its plot. The same options on the same machine give the same weights.
