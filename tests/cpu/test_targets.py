@@ -53,9 +53,9 @@ def work(case: Case, chosen: Target, dtype: Any) -> Work:
 def test_neon_compiles(case: Case, dtype: Any) -> None:
     neon = targets()["neon"]
     kernel = work(case, neon, dtype)
-    from regard.engines.cpu.forward_kernel import forward
+    from regard.engines.cpu.work import source
 
-    code = cache.compile_object(forward(kernel.kind, neon), neon, "neon")
+    code = cache.compile_object(source(kernel.kind, neon), neon, "neon")
     assert llvm.ObjectFileRef.from_data(code).sections()
 
 

@@ -246,6 +246,10 @@ class Pointer:
         """The same address, read as another type."""
         return Pointer(self.k, type, self.raw)
 
+    @property
+    def address(self) -> Value:
+        return Value(self.k, I64, 0, self.k.b.ptrtoint(self.raw, I64.raw))
+
     def __getitem__(self, n: Any) -> Value:
         return self.load(n)
 
@@ -333,6 +337,10 @@ class Kernel:
     def pointer_at(self, words: Pointer, n: Any, type: Type) -> Pointer:
         """The address that lies in the n-th word."""
         return Pointer(self, type, self.b.load((words + n).raw, typ=ir.PointerType()))
+
+    def at(self, address: Value, type: Type) -> Pointer:
+        """What lies at an address that was computed."""
+        return Pointer(self, type, self.b.inttoptr(address.raw, ir.PointerType()))
 
     def variable(self, first: Value) -> Variable:
         return Variable(self, first)
@@ -459,3 +467,24 @@ class Kernel:
     def rint(self, x: Value) -> Value:
         """To the nearest integer, ties to even."""
         return self.intrinsic("rint", x.type, x)
+
+    # Two numbers of 16 bits at once
+
+    def dot_pairs(self, total: Value, x: Value, y: Value) -> Value:
+        """total + x₀ y₀ + x₁ y₁ for words that hold two bfloat16 each; the target has `bf16_dot`."""
+        halves = ir.VectorType(BF16.raw, 32)
+        arguments = [total.raw, *(self.b.bitcast(v.raw, halves) for v in (x, y))]
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return total._like(self.call_named(name, total.raw.type, [a.type for a in arguments], arguments))
+
+    def pair(self, x: Value, y: Value) -> Value:
+        """Words of two bfloat16 each, from the lanes of x and of y, rounded to even; the target has `bf16_dot`."""
+        name, kind = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BF16.raw, 32)
+        both = Value(self, BF16, 32, self.call_named(name, kind, [y.raw.type, x.raw.type], [y.raw, x.raw]))
+        turned = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
+        return Value(self, I32, 16, self.b.bitcast(turned.raw, self.raw(I32, 16)))
+
+    def rounded(self, x: Value) -> Value:
+        """A float32 vector as bfloat16, rounded as `pair` rounds."""
+        name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", self.raw(BF16, 16)
+        return Value(self, BF16, 16, self.call_named(name, kind, [x.raw.type], [x.raw]))

@@ -13,10 +13,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from regard.engines.cpu import cache, pool
-from regard.engines.cpu.element import BF16, F16, F32, F64, type_of
-from regard.engines.cpu.forward_kernel import forward
-from regard.engines.cpu.layout import ITEM, KEYS, PART, Kind, scratch_size, tile_word
+from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
+from regard.engines.cpu.emit import Kernel
+from regard.engines.cpu.few_queries import FewQueries
+from regard.engines.cpu.layout import FIELDS, GROUP, KEYS, PART, TILES, Kind, scratch_size, span_area, tile_word
 from regard.engines.cpu.lowering import Arguments
+from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.target import Target, chosen
 from regard.problem import Problem
 from regard.rules import EVERYTHING, MIXED, NOTHING, Node, Program, Ranges, Table, classify, reads, tile_pairs
@@ -25,6 +27,7 @@ from regard.threads import num_threads
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WAVE = 64  # blocks of queries whose tiles are found together
+FEW = 4  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
@@ -64,65 +67,84 @@ class Work:
     def __init__(self, p: Problem, target: Target, results: Results, rows: range | None = None):
         self.p, self.target, self.results = p, target, results
         self.first, self.stop = (0, p.n_q) if rows is None or not rows else (min(rows), max(rows) + 1)
-        self.mask = self._arguments("mask", p.mask_node)
-        self.score = self._arguments("score", p.score_node)
-        real = F64 if p.compute == np.float64 else F32
-        element = type_of(p.dtype)
-        W = target.lanes(real.size)
-        lanes = max(1, min((self.stop - self.first) * p.group, W * target.tile[1]))
-        straight = all(x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value))
-        self.kind = Kind(
-            element=element,
-            real=real,
-            columns=-(-lanes // W),
-            copied=element in (F16, BF16) or not straight,
-            mask=self.mask,
-            score=self.score,
-            bias=None if p.bias is None else type_of(p.bias.dtype),
-            dropout=bool(p.dropout),
-            sink=p.sink is not None,
-            entropy=results.entropy is not None,
-        )
-        self.lanes = self.kind.columns * W
-
-    @staticmethod
-    def _arguments(prefix: str, node: Any) -> Arguments | None:
-        return None if node is None else Arguments(prefix, Program.of([node]))
-
-    @property
-    def scratch(self) -> int:
-        """Bytes that one thread needs."""
-        kind, p = self.kind, self.p
-        dense = kind.dense + (kind.bias is not None)
-        return scratch_size(self.lanes, p.d, p.d_v, dense, kind.copied) * kind.real.size
+        self.kind = kind_of(p, target, self.stop - self.first, results.entropy is not None)
+        self.mask, self.score = self.kind.mask, self.kind.score
 
     @property
     def kernel(self) -> cache.Compiled:
-        return cache.kernel(self.kind.key, "forward", self.target, lambda: forward(self.kind, self.target))
+        return cache.kernel(self.kind.key, "forward", self.target, lambda: source(self.kind, self.target))
 
     def run(self) -> None:
         """Fill the results."""
         if not self.p.batch * self.p.heads * (self.stop - self.first):
             return
-        kernel, p = self.kernel, self.p
+        p = self.p
         small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
         threads = 1 if small else num_threads()
-        scratch = pool.Scratch(self.scratch)
         for tiles, items in self.waves():
-            fields = self.fields(tiles)
-            width = items.shape[1] * 8
-            # Enough parts for every thread to end at about the same time, few enough to cost little.
-            parts = 1 if threads == 1 else min(len(items), 16 * threads)
-            cuts = np.linspace(0, len(items), parts + 1).astype(int)
+            apart = self.apart(tiles, items) if threads > 1 and len(items) < 2 * threads else None
+            if apart is None:
+                self.groups(tiles, items, threads)
+            else:
+                spans, rest, partial = apart
+                self.groups(tiles, spans, threads, 1)
+                self.groups(tiles, rest, threads)
+                del partial
 
-            def part(n: int, items: Array = items, fields: Array = fields, cuts: Array = cuts, w: int = width) -> None:
-                mine = fields.copy()
-                mine[0] = items.ctypes.data + int(cuts[n]) * w
-                mine[1] = cuts[n + 1] - cuts[n]
-                mine[3] = scratch.address
-                kernel(mine.ctypes.data)
+    def groups(self, tiles: Array, items: Array, threads: int, most: int = GROUP) -> None:
+        """Run items, in groups that share keys, the longest first."""
+        kernel, word = self.kernel, self.kind.item.index
+        size = max(1, min(most, len(items) // (8 * threads) if threads > 1 else most))
+        shared = items[:, word("k")], items[:, word("v")]
+        changes = np.flatnonzero((np.diff(shared[0]) != 0) | (np.diff(shared[1]) != 0)) + 1
+        ends = np.append(changes, len(items))
+        starts = np.concatenate([np.arange(a, b, size) for a, b in zip(np.append(0, changes), ends, strict=True)])
+        stops = np.append(starts[1:], len(items))
+        if len(starts) > 1 and (self.p.mask is not None or self.p.score is not None):
+            cost = np.add.reduceat(items[:, word("count")], starts)
+            order = np.argsort(-cost, kind="stable")
+            starts, stops = starts[order], stops[order]
+        bounds = np.stack([starts, stops], axis=1)
+        # Enough parts for every thread to end at about the same time, few enough to cost little.
+        parts = 1 if threads == 1 else min(len(bounds), 16 * threads)
+        cuts = np.linspace(0, len(bounds), parts + 1).astype(int)
+        most = int((stops - starts).max())
+        scratch = pool.Scratch(scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size)
+        fields = self.fields(tiles)
+        fields[FIELDS.index("items")] = items.ctypes.data
 
-            pool.spread(part, parts, threads)
+        def part(n: int) -> None:
+            mine = fields.copy()
+            mine[0] = bounds.ctypes.data + int(cuts[n]) * 16
+            mine[1] = cuts[n + 1] - cuts[n]
+            mine[FIELDS.index("scratch")] = scratch.address
+            kernel(mine.ctypes.data)
+
+        pool.spread(part, parts, threads)
+
+    def apart(self, tiles: Array, items: Array) -> tuple[Array, Array, Array] | None:
+        """Few items with many keys: each span by itself, then what merges them; None if there is nothing to split."""
+        kind, p = self.kind, self.p
+        word = {name: kind.item.index(name) for name in ("tiles", "count", "partial", "spans")}
+        size = sum(span_area(kind, p.d_v).values()) * kind.real.size
+        spans = ((tiles >> 32) + p.origin[2] // KEYS) // TILES
+        made, numbers = [], []
+        for item in items:
+            mine = spans[item[word["tiles"]] :][: item[word["count"]]]
+            starts = np.flatnonzero(np.diff(mine, prepend=-1))
+            part = np.repeat(item[None], len(starts), axis=0)
+            part[:, word["tiles"]] += starts
+            part[:, word["count"]] = np.diff(starts, append=len(mine))
+            made.append(part)
+            numbers.append(len(starts))
+        if max(numbers) < 2:
+            return None
+        partial = np.empty(sum(numbers) * size, np.uint8)
+        all_spans, rest = np.concatenate(made), items.copy()
+        all_spans[:, word["partial"]] = partial.ctypes.data + size * np.arange(len(all_spans))
+        rest[:, word["partial"]] = partial.ctypes.data + size * np.append(0, np.cumsum(numbers[:-1]))
+        rest[:, word["spans"]], rest[:, word["count"]] = numbers, 0
+        return all_spans, rest, partial
 
     # Fields
 
@@ -130,7 +152,7 @@ class Work:
         p, kind = self.p, self.kind
         j0 = p.origin[2]
         words: dict[str, int | float] = {
-            "items": 0, "count": 0, "tiles": tiles.ctypes.data, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
+            "groups": 0, "count": 0, "items": 0, "tiles": tiles.ctypes.data, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
             "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys, "scale": float(p.scale),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
             "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
@@ -188,9 +210,9 @@ class Work:
     def blocks(self) -> tuple[int, list[tuple[int, int]]]:
         """Heads of a group in one item, and its rows (first, number): whole heads where they fit into the lanes."""
         count = self.stop - self.first
-        if count <= self.lanes:
-            return min(self.p.group, self.lanes // count), [(self.first, count)]
-        return 1, [(r, min(self.lanes, self.stop - r)) for r in range(self.first, self.stop, self.lanes)]
+        if count <= self.kind.lanes:
+            return min(self.p.group, self.kind.lanes // count), [(self.first, count)]
+        return 1, [(r, min(self.kind.lanes, self.stop - r)) for r in range(self.first, self.stop, self.kind.lanes)]
 
     def waves(self) -> Iterator[tuple[Array, Array]]:
         """Lists of tiles, and the items that point into them."""
@@ -206,7 +228,7 @@ class Work:
         if not nodes:
             zero = np.zeros(len(rows), np.int64)
             yield (
-                tile_word(tiles, 0, KEYS, 0),
+                tile_word(tiles, 0, KEYS, (0, 0)),
                 np.concatenate([self.items(b, heads, rows, zero, zero + len(tiles)) for b in range(p.batch)]),
             )
             return
@@ -242,16 +264,17 @@ class Work:
             return zero[:0], zero, zero
         row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
         first, stop = np.zeros(len(tile), np.int64), np.full(len(tile), KEYS, np.int64)
+        low, high = first.copy(), first.copy()
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
-            first[mixed], stop[mixed], kind[mixed] = self.visible_parts(ranges, row[mixed], tile[mixed], edges)
+            first[mixed], stop[mixed], low[mixed], high[mixed] = self.visible_parts(ranges, row[mixed], tile[mixed], edges)
             live = stop > 0
-            row, tile, first, stop, kind = (x[live] for x in (row, tile, first, stop, kind))
+            row, tile, first, stop, low, high = (x[live] for x in (row, tile, first, stop, low, high))
         begin = np.searchsorted(row, np.arange(len(rows) + 1))
-        return tile_word(tile, first, stop, kind != EVERYTHING), begin[:-1], np.diff(begin)
+        return tile_word(tile, first, stop, (low, high)), begin[:-1], np.diff(begin)
 
-    def visible_parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> tuple[Array, Array, Array]:
-        """Of pairs of blocks and tiles: the first key that may be visible, the one after the last, and the kind."""
+    def visible_parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> tuple[Array, Array, Array, Array]:
+        """Of pairs of blocks and tiles: the first key that may be visible and the one after the last; those mixed."""
         p = self.p
         start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
         low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
@@ -259,20 +282,18 @@ class Work:
         kinds = classify(p.mask_node, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
         outside = low > high
         seen = (kinds != NOTHING) & ~outside
-        first, last = seen.argmax(axis=1), KEYS // PART - 1 - seen[:, ::-1].argmax(axis=1)
-        number = np.arange(KEYS // PART)
-        between = (number >= first[:, None]) & (number <= last[:, None]) & ~outside
-        whole = ((kinds == EVERYTHING) | ~between).all(axis=1)
-        stop = np.where(seen.any(axis=1), (last + 1) * PART, 0)
-        return first * PART, stop, np.where(whole, EVERYTHING, MIXED)
+        first, stop = ends(seen)
+        number = np.arange(0, KEYS, PART)
+        between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
+        return first, stop, *ends((kinds != EVERYTHING) & between)
 
     def items(self, b: int, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
         """Items (heads × rows, words) of one batch element."""
         p, r = self.p, self.results
-        made = np.zeros((len(rows), len(heads), len(self.kind.item)), np.int64)
+        made = np.zeros((len(heads), len(rows), len(self.kind.item)), np.int64)
         column = {name: made[..., n] for n, name in enumerate(self.kind.item)}
         index = tuple(int(x) for x in np.unravel_index(b, p.lead)) if p.lead else ()
-        h, first = heads[:, 0], rows[:, 0, None]
+        h, first = heads[:, 0, None], rows[:, 0]
 
         def place(name: str, x: Array, of: Array, at: Any) -> None:
             x = x[index]
@@ -295,24 +316,66 @@ class Work:
         column["h"][...] = p.origin[1] + h
         column["head"][...] = h
         column["i"][...] = first + int(p.offset[b])
-        column["rows"][...] = rows[:, 1, None]
-        column["lanes"][...] = rows[:, 1, None] * heads[:, 1]
-        column["tiles"][...] = begin[:, None]
-        column["count"][...] = number[:, None]
+        column["rows"][...] = rows[:, 1]
+        column["lanes"][...] = rows[:, 1] * heads[:, 1, None]
+        column["tiles"][...] = begin
+        column["count"][...] = number
         return made.reshape(-1, len(self.kind.item))
+
+
+def ends(marked: Array) -> tuple[Array, Array]:
+    """Of rows of parts: the first key of the first that is marked and the one after the last; 0 and 0 if none is."""
+    any_one, last = marked.any(axis=1), marked.shape[1] - marked[:, ::-1].argmax(axis=1)
+    return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
+
+
+def source(kind: Kind, target: Target) -> str:
+    """The IR of a kernel."""
+    k = Kernel("forward", target, kind.fields)
+    (FewQueries if kind.few else ManyQueries)(k, kind).run()
+    return k.text()
+
+
+def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
+    """The kernel for some rows of a call."""
+    mask, score = (
+        None if node is None else Arguments(prefix, Program.of([node]))
+        for prefix, node in (("mask", p.mask_node), ("score", p.score_node))
+    )
+    real = F64 if p.compute == np.float64 else F32
+    element = type_of(p.dtype)
+    W = target.lanes(real.size)
+    lanes = max(1, min(rows * p.group, W * target.tile[1]))
+    straight = all(x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value))
+    pairs = element is BF16 and target.bf16_dot and p.scale != 0
+    few = lanes <= FEW and straight and not (pairs and p.d % 2)
+    converted = element is not real and not pairs
+    return Kind(
+        element=element,
+        real=real,
+        integer=I64,
+        lanes=W if few else -(-lanes // W) * W,
+        few=1 << (lanes - 1).bit_length() if few else 0,
+        pairs=pairs,
+        copied=not few and (converted or not straight or (pairs and p.d % 2 != 0)),
+        mask=mask,
+        score=score,
+        bias=None if p.bias is None else type_of(p.bias.dtype),
+        dropout=bool(p.dropout),
+        sink=p.sink is not None,
+        entropy=entropy,
+    )
 
 
 def working_memory(p: Problem) -> int:
     """About how many bytes a call takes beyond inputs and outputs: tiles, items, and lists of tiles."""
-    target = chosen()
-    lanes = target.lanes(p.compute.itemsize) * target.tile[1]
-    blocks = p.heads * -(-p.n_q // lanes)
-    dense = (p.bias is not None) + (0 if p.mask is None else len(p.mask.dense))
-    scratch = scratch_size(lanes, p.d, p.d_v, dense, p.dtype != p.compute) * p.compute.itemsize
+    kind = kind_of(p, chosen(), p.n_q, False)
+    blocks = p.heads * -(-p.n_q // kind.lanes)
     nodes = nodes_of(p)
     items, lists = p.batch * blocks, 1
     if nodes:
         items = min(blocks, WAVE * p.heads)
-        lists = min(-(-p.n_q // lanes), WAVE) * (p.heads if "h" in reads(*nodes) else 1)
-    words = 2 * items * (len(ITEM) + dense) + 3 * lists * -(-p.n_k // KEYS)
+        lists = min(-(-p.n_q // kind.lanes), WAVE) * (p.heads if "h" in reads(*nodes) else 1)
+    words = 2 * items * len(kind.item) + 3 * lists * -(-p.n_k // KEYS)
+    scratch = scratch_size(kind, min(GROUP, items), p.d, p.d_v) * kind.real.size
     return min(num_threads(), p.batch * blocks) * scratch + 8 * words
