@@ -273,7 +273,7 @@ class Pointer:
 
     def prefetch(self) -> None:
         """Bring the cache line at this address near; the address need not be valid."""
-        words = [ir.Constant(I32.raw, x) for x in (0, 3, 1)]
+        words = [ir.Constant(I32.raw, x) for x in (0, 2, 1)]
         kinds = [ir.PointerType(), *(x.type for x in words)]
         self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
 
@@ -435,14 +435,41 @@ class Kernel:
 
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """As many vectors as they have lanes, rows and lanes exchanged."""
-        made, n = list(rows), len(rows)
-        half = n // 2
-        low = [x // 2 + n * (x % 2) for x in range(n)]
-        for _ in range(n.bit_length() - 1):
-            # Interleaving the first half with the second moves every index of (row, lane) by one bit.
-            made = [
-                self.shuffle(made[x // 2], made[x // 2 + half], [i + half * (x % 2) for i in low]) for x in range(n)
+        n = len(rows)
+        inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which moving them is cheapest
+        made = list(rows)
+        for first in range(0, n, inside):
+            made[first : first + inside] = self._interleaved(made[first : first + inside])
+        for column in range(inside):
+            made[column::inside] = self._gathered(made[column::inside], inside)
+        return made
+
+    def _interleaved(self, rows: list[Value]) -> list[Value]:
+        """Rows and lanes exchanged within every block of as many lanes as there are rows."""
+        n, half = rows[0].lanes, len(rows) // 2
+        for _ in range(half.bit_length()):
+            made = []
+            for x, y in zip(rows[:half], rows[half:], strict=True):
+                for start in (0, half):
+                    lanes = [block + start + i // 2 + n * (i % 2) for block in range(0, n, 2 * half) for i in range(2 * half)]
+                    made.append(self.shuffle(x, y, lanes))
+            rows = made
+        return rows
+
+    def _gathered(self, rows: list[Value], block: int) -> list[Value]:
+        """Vectors, and the blocks of lanes in them, exchanged."""
+        if len(rows) == 1:
+            return rows
+        n = rows[0].lanes
+        even, odd = (
+            [
+                self.shuffle(x, y, [i + b for b in range(start, 2 * n, 2 * block) for i in range(block)])
+                for x, y in zip(rows[::2], rows[1::2], strict=True)
             ]
+            for start in (0, block)
+        )
+        made: list[Value] = [None] * len(rows)  # type: ignore[list-item]
+        made[::2], made[1::2] = self._gathered(even, block), self._gathered(odd, block)
         return made
 
     def shuffle(self, x: Value, y: Value, lanes: Sequence[int]) -> Value:

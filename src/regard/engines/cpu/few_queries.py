@@ -16,6 +16,7 @@ from regard.engines.cpu.lowering import Place
 
 
 SUMS = 8  # vectors of O that grow at once
+BOTH = 1  # vectors of scores that do: a chain of sums alone would be waited for
 
 
 class FewQueries(Forward):
@@ -81,36 +82,55 @@ class FewQueries(Forward):
         count = self.d // 2 if kind.pairs else self.d
         whole = count - count % W
         tops = [k.variable(k.constant(self.real, -math.inf).spread(W)) for _ in self.rows]
-        with self._keys(tile) as p:
-            lanes = k.lane_numbers(I64, W) + p
-            there = (lanes >= tile.first) & (lanes < tile.stop)
-            near = [k.minimum(k.maximum(p + n, tile.first), tile.stop - 1) for n in range(W)]
+        with k.loop(tile.stop, start=tile.first & -W, step=BOTH * W) as p:
+            self._prefetch("k", tile.start + KEYS + p, BOTH * W)
+            near = [k.minimum(k.maximum(p + n, tile.first), tile.stop - 1) for n in range(BOTH * W)]
             keys = [self._source("k", tile.start).bytes(n * row).of(type) for n in near]
-            sums = [k.variable(self.zero()) for _ in self.rows]
+            parts = range(BOTH)
+            sums = [[k.variable(self.zero()) for _ in self.rows] for _ in parts]
 
-            def add(x: Value, turned: Sequence[Value], sums: Sequence[Variable] = sums) -> None:
+            def add(x: Value, part: int, turned: Sequence[Value]) -> None:
                 for n, features in enumerate(turned):
                     features = features if kind.pairs else features.to(self.real)
-                    for r in self.rows:
+                    for r, total in zip(self.rows, sums[part], strict=True):
                         q = queries[count * r + x + n].spread(W)
                         if kind.pairs:
-                            sums[r].value = k.dot_pairs(sums[r].value, q, features)
+                            total.value = k.dot_pairs(total.value, q, features)
                         else:
-                            sums[r].value = k.fma(q, features, sums[r].value)
+                            total.value = k.fma(q, features, total.value)
 
             with k.loop(whole, step=W) as x:
-                add(x, k.transpose([key.load(x, W) for key in keys]))
+                for part in parts:
+                    add(x, part, k.transpose([key.load(x, W) for key in keys[part * W :][:W]]))
             with k.loop(count, start=whole) as x:
-                one = keys[0].load(x).spread(W)
-                for n in range(1, W):
-                    one = one.with_lane(n, keys[n][x])
-                add(x, [one])
-            for r in self.rows:
-                s = k.where(there, sums[r].value, k.constant(self.real, -math.inf))
-                self.P(r)[p] = s
-                tops[r].value = k.maximum(s, tops[r].value)
-        for r in self.rows:
-            self.tile.top[r] = self._across(tops[r].value, k.maximum)
+                for part in parts:
+                    one = keys[part * W].load(x).spread(W)
+                    for n in range(1, W):
+                        one = one.with_lane(n, keys[part * W + n][x])
+                    add(x, part, [one])
+            for part in parts:
+                at = p + part * W
+                there = self._there(tile, at)
+                for r in self.rows:
+                    s = k.where(there, sums[part][r].value, k.constant(self.real, -math.inf))
+                    self.P(r)[at] = s
+                    tops[r].value = k.maximum(s, tops[r].value)
+        self._store(self.tile.top, [self._across(top.value, k.maximum) for top in tops])
+
+    def _store(self, into: Pointer, numbers: Sequence[Value]) -> None:
+        """One number for each row, as a whole vector: a part of it would be read too soon after."""
+        vector = self.zero()
+        for r, x in enumerate(numbers):
+            vector = vector.with_lane(r, x)
+        into[0] = vector
+
+    def _prefetch(self, name: str, column: Value, count: int) -> None:
+        """Bring some rows of K or V near, which need not be there."""
+        k, width = self.k, (self.d if name == "k" else self.d_v) * self.kind.element.size
+        first, row = self._source(name, column), k.integer(f"{name}_row")
+        with k.loop(width, step=64) as x:
+            for n in range(count):
+                first.bytes(x + row * n).prefetch()
 
     def _there(self, tile: Tile, p: Value) -> Value:
         lanes = self.k.lane_numbers(I64, self.W) + p
@@ -168,6 +188,7 @@ class FewQueries(Forward):
         """P = exp(S − m) and its sums: those of keys that are W apart lie in lanes."""
         k, kind, W = self.k, self.kind, self.W
         shifts = self._new_maximum(0)[1]
+        across: list[list[Value]] = []
         for r in self.rows:
             shift = shifts.lane(r).spread(W)
             sums = [k.variable(self.zero()) for _ in range(2 if kind.entropy else 1)]
@@ -183,14 +204,16 @@ class FewQueries(Forward):
                     self.P(r).of(BF16)[p] = k.rounded(weight)
                 else:
                     self.P(r)[p] = weight
-            for name, x in zip(("sum", "sum_e"), sums, strict=False):
-                getattr(self.tile, name)[r] = self._across(x.value, lambda x, y: x + y)
+            across.append([self._across(x.value, lambda x, y: x + y) for x in sums])
+        for name, numbers in zip(("sum", "sum_e"), zip(*across, strict=True), strict=False):
+            self._store(getattr(self.tile, name), numbers)
 
     def _add(self, tile: Tile, careful: bool) -> None:
         """O ← rescale · O + P V; with care, what is hidden counts as 0 whatever it is."""
         k, W = self.k, self.W
         start = k.whole(0)
-        for vectors in (1,) if careful else (max(1, SUMS // self.kind.few), 1):
+        most = 1 if careful else max(1, SUMS // self.kind.few)
+        for vectors in (x for x in (8, 4, 2, 1) if x <= most):
             width = vectors * W
             stop = self.d_v - (self.d_v - start) % width
             with k.loop(stop, start=start, step=width) as a:
@@ -205,21 +228,24 @@ class FewQueries(Forward):
         step, wide = 2 if pairs else 1, self.W if pairs else lanes  # there are no pairs but in vectors
         sums = [[k.variable(k.constant(self.real, 0.0).spread(wide)) for _ in vectors] for _ in self.rows]
         add = k.dot_pairs if pairs else lambda total, x, y: k.fma(x, y, total)
-        with k.loop(tile.stop, start=tile.first & -step, step=step) as p:
-            value = self._pair_of_rows(tile, p, tile.first, tile.stop) if pairs else self._row_of_values(tile, p)
-            for n, offset in enumerate(vectors):
-                v = value((a + offset) * self.kind.element.size, lanes).spread(wide)
-                for r in self.rows:
-                    weight = (self.P(r).of(I32) if pairs else self.P(r))[p // step]
-                    shown = v
-                    if careful:
-                        visible = [seen[r * KEYS + p + x] != 0.0 for x in range(step)]
-                        if pairs:
-                            halves = [k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible)]
-                            shown = v & (halves[0] | halves[1])
-                        else:
-                            shown = k.where(visible[0], v, k.constant(self.real, 0.0))
-                    sums[r][n].value = add(sums[r][n].value, shown, weight.spread(wide))
+        with self._keys(tile) as block:
+            self._prefetch("v", tile.start + KEYS + block, self.W)
+            start, stop = k.maximum(block, tile.first & -step), k.minimum(block + self.W, tile.stop)
+            with k.loop(stop, start=start, step=step) as p:
+                value = self._pair_of_rows(tile, p, tile.first, tile.stop) if pairs else self._row_of_values(tile, p)
+                for n, offset in enumerate(vectors):
+                    v = value((a + offset) * self.kind.element.size, lanes).spread(wide)
+                    for r in self.rows:
+                        weight = (self.P(r).of(I32) if pairs else self.P(r))[p // step]
+                        shown = v
+                        if careful:
+                            visible = [seen[r * KEYS + p + x] != 0.0 for x in range(step)]
+                            if pairs:
+                                halves = [k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible)]
+                                shown = v & (halves[0] | halves[1])
+                            else:
+                                shown = k.where(visible[0], v, k.constant(self.real, 0.0))
+                        sums[r][n].value = add(sums[r][n].value, shown, weight.spread(wide))
         for r in self.rows:
             for n, offset in enumerate(vectors):
                 o, total = O + (r * self.d_v + a + offset), sums[r][n].value
