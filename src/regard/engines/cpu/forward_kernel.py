@@ -45,6 +45,12 @@ class Forward(ABC):
         self.real, self.W, self.B = kind.real, k.target.lanes(kind.real.size), kind.lanes
         self.d, self.d_v = k.integer("d"), k.integer("d_v")
         self.scale2 = mathematics.LOG2_E if kind.ruled else 1.0  # from scores to logarithms of base 2
+        scale = k.real("scale", kind.real) * (1.0 if kind.ruled else mathematics.LOG2_E)
+        # Queries take the scale; where products take pairs they would lose bits by it, and take its sign alone.
+        self.query_scale, self.product_scale = scale, None
+        if kind.pairs:
+            one = k.constant(kind.real, 1.0)
+            self.query_scale, self.product_scale = k.where(scale < 0.0, -one, one), k.intrinsic("fabs", kind.real, scale)
         self.mask = Lowering(k, kind.mask, kind.real, kind.integer) if kind.mask else None
         self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
         self.tile, rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
@@ -179,22 +185,6 @@ class Forward(ABC):
     @abstractmethod
     def _prepare_queries(self) -> None:
         """The item's queries as the products read them."""
-
-    @property
-    def query_scale(self) -> Value:
-        """What queries are multiplied with: all of the scale, but where products take pairs only its sign."""
-        scale, k = self.k.real("scale", self.real), self.k
-        if self.kind.pairs:
-            return k.where(scale < 0.0, k.constant(self.real, -1.0), k.constant(self.real, 1.0))
-        return scale if self.kind.ruled else scale * mathematics.LOG2_E
-
-    @property
-    def product_scale(self) -> Value | None:
-        """What is left of the scale for the products; None if nothing is."""
-        if not self.kind.pairs:
-            return None
-        scale = self.k.intrinsic("fabs", self.real, self.k.real("scale", self.real))
-        return scale if self.kind.ruled else scale * mathematics.LOG2_E
 
     # Spans and tiles
 

@@ -13,7 +13,7 @@ from regard.engines.cpu.forward_kernel import Forward, Tile
 from regard.engines.cpu.layout import TILES
 from regard.engines.cpu.lowering import Place
 
-UNROLL = 2
+UNROLL = 4
 
 
 class ManyQueries(Forward):
