@@ -445,7 +445,9 @@ class Kernel:
             made = []
             for x, y in zip(rows[:half], rows[half:], strict=True):
                 for start in (0, half):
-                    lanes = [block + start + i // 2 + n * (i % 2) for block in range(0, n, 2 * half) for i in range(2 * half)]
+                    lanes = [
+                        block + start + i // 2 + n * (i % 2) for block in range(0, n, 2 * half) for i in range(2 * half)
+                    ]
                     made.append(self.shuffle(x, y, lanes))
             rows = made
         return rows

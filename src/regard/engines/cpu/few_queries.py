@@ -241,7 +241,9 @@ class FewQueries(Forward):
                         if careful:
                             visible = [seen[r * KEYS + p + x] != 0.0 for x in range(step)]
                             if pairs:
-                                halves = [k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible)]
+                                halves = [
+                                    k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible)
+                                ]
                                 shown = v & (halves[0] | halves[1])
                             else:
                                 shown = k.where(visible[0], v, k.constant(self.real, 0.0))

@@ -1,7 +1,7 @@
 """Forward: O = softmax(score(scale · Q Kᵀ) + bias) V, one span of keys after the other.
 
 An *item* is a block of queries that share a key and a value head; a *tile* is KEYS keys, counted from the absolute
-position j = 0; a *span* is TILES tiles. Every span has its own running maximum, sum and output, which are merged in
+position j = 0; a *span* is some tiles, as `span_bits` says. Every span has its own running maximum, sum and output, which are merged in
 order, so that a query meets the same numbers in the same order whatever else the call holds. A *group* is some items
 with the same keys: each span is used by all of them before the next, so that its tiles are read from memory, and
 converted where they must be, once.
@@ -50,7 +50,10 @@ class Forward(ABC):
         self.query_scale, self.product_scale = scale, None
         if kind.pairs:
             one = k.constant(kind.real, 1.0)
-            self.query_scale, self.product_scale = k.where(scale < 0.0, -one, one), k.intrinsic("fabs", kind.real, scale)
+            self.query_scale, self.product_scale = (
+                k.where(scale < 0.0, -one, one),
+                k.intrinsic("fabs", kind.real, scale),
+            )
         self.mask = Lowering(k, kind.mask, kind.real, kind.integer) if kind.mask else None
         self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
         self.tile, rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
@@ -119,7 +122,7 @@ class Forward(ABC):
         each(self._end)
 
     def _span_of(self, word: Value) -> Value:
-        return ((word >> TILE_BITS) + self.k.integer("first_tile")) // TILES
+        return ((word >> TILE_BITS) + self.k.integer("first_tile")) >> self.k.integer("span_bits")
 
     def _next_span(self, none: Value) -> Value:
         """The span of the item's next tile."""
@@ -224,7 +227,11 @@ class Forward(ABC):
         stop = k.minimum((word >> 8) & 255, k.integer("n_k") - start)
         mixed = k.minimum(k.maximum((word >> 16) & 255, first), stop)
         return Tile(
-            number + k.integer("first_tile"), start, first, stop, (mixed, k.minimum(k.maximum(word >> 24 & 255, mixed), stop))
+            number + k.integer("first_tile"),
+            start,
+            first,
+            stop,
+            (mixed, k.minimum(k.maximum(word >> 24 & 255, mixed), stop)),
         )
 
     def _begin_span(self) -> None:
@@ -311,7 +318,7 @@ class Forward(ABC):
         k = self.k
         if not self.kind.copies:
             return
-        slot = tile.number % TILES
+        slot = self._slot(tile)
         ready = self.tile.ready.of(I64) + slot
         with k.when(ready[0] == 0):
             ready[0] = k.constant(I64, 1)
@@ -322,6 +329,11 @@ class Forward(ABC):
                 self._copy_pairs(tile, first, stop, self.v_copy(slot))
             elif self.kind.copied:
                 self._copy("v", tile, first, stop, self.v_copy(slot), self.d_v, self.d_v)
+
+    def _slot(self, tile: Tile) -> Value:
+        """Which tile of its span it is."""
+        k = self.k
+        return tile.number & ((k.whole(1) << k.integer("span_bits")) - 1)
 
     @property
     def key_type(self) -> Type:

@@ -11,11 +11,18 @@ from regard.engines.cpu.lowering import Arguments
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-KEYS, TILES = 128, 4
+KEYS = 128
+TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
-GROUP = 8  # items that share the tiles of a span while they are near
+GROUP = 16  # items that share the tiles of a span while they are near
 
 TILE_BITS = 32
+
+
+def span_bits(d: int, d_v: int, size: int) -> int:
+    """The logarithm of the number of tiles in a span. It decides about bits, so it is the same for every call."""
+    fit = SPAN // max(1, KEYS * (d + d_v) * size)
+    return min(max(1, fit), TILES).bit_length() - 1
 
 
 def tile_word(tile: Array, first: Array | int, stop: Array | int, mixed: tuple[Array | int, Array | int]) -> Array:
@@ -25,7 +32,8 @@ def tile_word(tile: Array, first: Array | int, stop: Array | int, mixed: tuple[A
 
 
 FIELDS = (
-    "groups", "count", "items", "tiles", "scratch", "d", "d_v", "n_k", "shift", "first_tile", "j", "keys", "scale",
+    "groups", "count", "items", "tiles", "scratch", "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys",
+    "scale",
     "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
 )  # fmt: skip

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from regard.engines.cpu.element import I8, I32, I64, Type
 from regard.engines.cpu.emit import Pointer, Value, Variable
 from regard.engines.cpu.forward_kernel import Forward, Tile
-from regard.engines.cpu.layout import TILES
 from regard.engines.cpu.lowering import Place
 
 UNROLL = 4
@@ -106,7 +105,7 @@ class ManyQueries(Forward):
         k, kind = self.k, self.kind
         if kind.copied:
             width = self.key_width * self.key_type.size
-            rows = self.k_copy(tile.number % TILES)
+            rows = self.k_copy(self._slot(tile))
         else:
             width, rows = k.integer("k_row"), self._source("k", tile.start)
         if kind.pairs:
@@ -252,7 +251,7 @@ class ManyQueries(Forward):
     def _values(self, tile: Tile) -> tuple[Pointer, Value]:
         """The first row of V of a tile, and the bytes from row to row; of pairs of rows where products take pairs."""
         if self.kind.copies:
-            return self.v_copy(tile.number % TILES), self.d_v * (4 if self.kind.pairs else self.real.size)
+            return self.v_copy(self._slot(tile)), self.d_v * (4 if self.kind.pairs else self.real.size)
         return self._source("v", tile.start), self.k.integer("v_row")
 
     def _add(self, tile: Tile) -> None:
@@ -292,7 +291,11 @@ class ManyQueries(Forward):
                 v = (values + a).bytes(p // step * row)[0]
                 if pairs:
                     masks = [
-                        k.where(self.load(seen, at + n * self.B) != 0.0, k.constant(I32, 0xFFFF << 16 * n), k.constant(I32, 0))
+                        k.where(
+                            self.load(seen, at + n * self.B) != 0.0,
+                            k.constant(I32, 0xFFFF << 16 * n),
+                            k.constant(I32, 0),
+                        )
                         for n in range(2)
                     ]
                     shown = v.spread(self.W) & (masks[0] | masks[1])

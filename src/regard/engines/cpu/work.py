@@ -16,7 +16,18 @@ from regard.engines.cpu import cache, pool
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.few_queries import FewQueries
-from regard.engines.cpu.layout import FIELDS, GROUP, KEYS, PART, TILES, Kind, scratch_size, span_area, tile_word
+from regard.engines.cpu.layout import (
+    FIELDS,
+    GROUP,
+    KEYS,
+    PART,
+    TILE_BITS,
+    Kind,
+    scratch_size,
+    span_area,
+    span_bits,
+    tile_word,
+)
 from regard.engines.cpu.lowering import Arguments
 from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.target import Target, chosen
@@ -127,7 +138,7 @@ class Work:
         kind, p = self.kind, self.p
         word = {name: kind.item.index(name) for name in ("tiles", "count", "partial", "spans")}
         size = sum(span_area(kind, p.d_v).values()) * kind.real.size
-        spans = ((tiles >> 32) + p.origin[2] // KEYS) // TILES
+        spans = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> span_bits(p.d, p.d_v, p.dtype.itemsize)
         made, numbers = [], []
         for item in items:
             mine = spans[item[word["tiles"]] :][: item[word["count"]]]
@@ -153,7 +164,7 @@ class Work:
         j0 = p.origin[2]
         words: dict[str, int | float] = {
             "groups": 0, "count": 0, "items": 0, "tiles": tiles.ctypes.data, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
-            "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys, "scale": float(p.scale),
+            "shift": j0 % KEYS, "first_tile": j0 // KEYS, "span_bits": span_bits(p.d, p.d_v, p.dtype.itemsize), "j": j0, "keys": p.keys, "scale": float(p.scale),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
             "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
             "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
@@ -267,7 +278,9 @@ class Work:
         low, high = first.copy(), first.copy()
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
-            first[mixed], stop[mixed], low[mixed], high[mixed] = self.visible_parts(ranges, row[mixed], tile[mixed], edges)
+            first[mixed], stop[mixed], low[mixed], high[mixed] = self.visible_parts(
+                ranges, row[mixed], tile[mixed], edges
+            )
             live = stop > 0
             row, tile, first, stop, low, high = (x[live] for x in (row, tile, first, stop, low, high))
         begin = np.searchsorted(row, np.arange(len(rows) + 1))
