@@ -1,5 +1,6 @@
 """One call of attention, normalized and frozen: what every engine is given."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ from regard.observing import Statistic
 from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, order, partials
 
 Array = np.ndarray[Any, np.dtype[Any]]
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class Outputs(NamedTuple):
@@ -80,7 +82,7 @@ class Problem:
 
     @cached_property
     def batch(self) -> int:
-        return int(np.prod(self.lead, dtype=np.int64))
+        return math.prod(self.lead)
 
     @property
     def heads(self) -> int:
@@ -135,7 +137,8 @@ class Problem:
     def extent(self) -> dict[str, tuple[int, int]]:
         """The absolute indices of the call, from the first to before the last: of "b", "h", "i" and "j"."""
         b, h, j = self.origin
-        first, last = (int(self.offset.min()), int(self.offset.max())) if self.batch else (0, -self.n_q)
+        offsets = self.offset.tolist()
+        first, last = (min(offsets), max(offsets)) if offsets else (0, -self.n_q)
         i = (first, last + self.n_q if self.n_q else first)
         return {"b": (b, b + self.batch), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
 
@@ -198,7 +201,7 @@ class Problem:
 
 
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    return FLOAT64 if dtype == FLOAT64 else FLOAT32
 
 
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:
