@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from regard.engines.cpu import cache, pool
+from regard.engines.cpu import cache
 from regard.engines.cpu.element import BF16, F16, F32, F64, type_of
 from regard.engines.cpu.forward_kernel import forward
 from regard.engines.cpu.layout import ITEM, KEYS, PART, Kind, scratch_size, tile_word
@@ -20,7 +20,7 @@ from regard.engines.cpu.lowering import Arguments
 from regard.engines.cpu.target import Target, chosen
 from regard.problem import Problem
 from regard.rules import EVERYTHING, MIXED, NOTHING, Node, Program, Ranges, Table, classify, reads, tile_pairs
-from regard.threads import num_threads
+from regard.threads import Scratch, num_threads, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -107,7 +107,7 @@ class Work:
         kernel, p = self.kernel, self.p
         small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
         threads = 1 if small else num_threads()
-        scratch = pool.Scratch(self.scratch)
+        scratch = Scratch(self.scratch)
         for tiles, items in self.waves():
             fields = self.fields(tiles)
             width = items.shape[1] * 8
@@ -122,7 +122,7 @@ class Work:
                 mine[3] = scratch.address
                 kernel(mine.ctypes.data)
 
-            pool.spread(part, parts, threads)
+            spread(part, range(parts), threads)
 
     # Fields
 
