@@ -37,10 +37,9 @@ FIELDS = (
     "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
 )  # fmt: skip
-ITEM = (
-    "q", "k", "v", "out", "lse", "entropy", "max", "bias", "partial", "spans", "b", "h", "head", "i", "rows", "lanes",
-    "tiles", "count",
-)  # fmt: skip
+# Words of an item: addresses, among them those of dense masks and, last, of memory for spans worked on apart; the rest.
+ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "bias")
+ITEM = ("spans", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Kind:
 
     @property
     def item(self) -> tuple[str, ...]:
-        return (*ITEM, *(f"dense{n}" for n in range(self.dense)))
+        return (*ADDRESSES, *(f"dense{n}" for n in range(self.dense)), "partial", *ITEM)
 
     @property
     def ruled(self) -> bool:
