@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from regard.engines.cpu.element import BF16, I8, I32, I64, Type
-from regard.engines.cpu.emit import Pointer, Value, Variable
+from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.forward_kernel import Forward, Tile
 from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.lowering import Place
-
 
 SUMS = 8  # vectors of O that grow at once
 BOTH = 1  # vectors of scores that do: a chain of sums alone would be waited for
@@ -69,7 +68,7 @@ class FewQueries(Forward):
 
     @contextmanager
     def _keys(self, tile: Tile) -> Iterator[Value]:
-        """Over vectors of keys; those of a tile are counted from its start, so a vector may hold keys that are not there."""
+        """Over vectors of keys, counted from the tile's start; the first and the last may hold keys that are not there."""
         with self.k.loop(tile.stop, start=tile.first & -self.W, step=self.W) as p:
             yield p
 

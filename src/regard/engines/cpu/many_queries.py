@@ -21,11 +21,9 @@ class ManyQueries(Forward):
         k, kind = self.k, self.kind
         strides = [k.integer(f"q_{axis}") for axis in ("head", "row", "feature")]
         base = self.address("q", kind.element)
-        if not kind.pairs:
-            self._turn(base, strides, self.d, self.item.q, self.query_scale)
-            return
-        # Features are turned as numbers, and then put together.
         self._turn(base, strides, self.d, self.item.q, self.query_scale)
+        if not kind.pairs:
+            return
         with k.when(self.d % 2 != 0):
             self.fill(self.item.q + self.d * self.B, 0.0)
         with k.loop(self.d + self.d % 2, step=2) as x:
@@ -48,6 +46,9 @@ class ManyQueries(Forward):
                 p = self._row(base, c + r, head, row)
                 with k.loop(count, start=whole) as x:
                     turned[x * B + c + r] = p.bytes(x * step)[0].to(self.real) * scale
+
+    def _end_span(self) -> None:
+        pass
 
     def _work(self, tile: Tile) -> None:
         k = self.k

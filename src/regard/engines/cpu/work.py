@@ -15,11 +15,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from regard.engines.cpu import cache
-from regard.engines.cpu.element import BF16, F32, F64, I32, I64, type_of
+from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.few_queries import FewQueries
 from regard.engines.cpu.layout import (
-    ADDRESSES,
     FIELDS,
     GROUP,
     KEYS,
@@ -35,7 +34,7 @@ from regard.engines.cpu.lowering import Arguments
 from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.target import Target, chosen
 from regard.problem import Problem
-from regard.rules import EVERYTHING, NOTHING, Node, Program, Ranges, Table, classify, reads, tile_pairs
+from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -91,14 +90,15 @@ class Stage:
     """Items with addresses counted from where each array begins, and the groups they are worked on in.
 
     bounds: the first item of each group and the one after its last. cuts: how the groups are parted between threads.
-    partial: bytes that its items write to be merged, or merge.
+    scratch: bytes that each thread needs. partial: bytes that its items write to be merged, or merge.
     """
 
     tiles: Array
     items: Array
     bounds: Array
     cuts: list[int]
-    partial: int = 0
+    scratch: int
+    partial: int
 
 
 class Plan:
@@ -125,33 +125,33 @@ class Plan:
         sink, tables, dense = _sink(p), _tables_of(p, kind), _dense_of(p, kind)
         fields = self.fields.copy()
         fields[word("seed")] = p.seed
-        fields[word("sink")] = 0 if sink is None else _address(sink)
+        if sink is not None:
+            fields[word("sink")] = _address(sink)
         for name, table in tables.items():
             fields[word(name)] = _address(table)
-        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias))
-        bases = [0 if x is None else _address(x) for x in (*arrays, *dense)]
-        bases.append(0)
-        partial = None
+        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
+        bases = np.array([*(0 if x is None else _address(x) for x in arrays), 0], np.int64)
+        partial: Array | None = None
         for stage in self.stages:
             if stage.partial and partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-            bases[-1] = _address(partial) if stage.partial and partial is not None else 0
+                bases[-1] = _address(partial)
+            elif not stage.partial and partial is not None:
+                partial, bases[-1] = None, 0
             items = stage.items.copy()
-            items[:, : len(bases)] += np.array(bases, np.int64)
+            items[:, : len(bases)] += bases
             fields[ITEMS], fields[TILE_LIST] = _address(items), _address(stage.tiles)
-            most = int((stage.bounds[:, 1] - stage.bounds[:, 0]).max())
-            scratch = Scratch(scratch_size(kind, most, p.d, p.d_v) * kind.real.size)
-            where, cuts = _address(stage.bounds), stage.cuts
+            scratch, bounds, cuts = Scratch(stage.scratch), _address(stage.bounds), stage.cuts
 
-            def part(n: int, where: int = where, cuts: list[int] = cuts, scratch: Scratch = scratch) -> None:
+            def part(
+                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Array = fields
+            ) -> None:
                 mine = fields.copy()
-                mine[GROUPS], mine[COUNT] = where + cuts[n] * 16, cuts[n + 1] - cuts[n]
+                mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
                 mine[SCRATCH] = scratch.address
                 kernel(_address(mine))
 
             spread(part, range(len(cuts) - 1), self.threads)
-            if not stage.partial:
-                partial = None
 
     def _fields(self, p: Problem, results: Results) -> Array:
         kind, j0 = self.kind, p.origin[2]
@@ -197,7 +197,7 @@ class _Stages:
 
     @cached_property
     def blocks(self) -> tuple[Array, Array]:
-        """Heads (first, number) and rows (first, number) of blocks of queries: whole heads where they fit into lanes."""
+        """Heads (first, number) and rows (first, number) of blocks of queries: whole heads where they fit."""
         p, count, lanes, first = self.p, len(self.rows), self.kind.lanes, self.rows.start
         step = min(p.group, lanes // count) if count <= lanes else 1
         if self.kind.few:
@@ -236,7 +236,10 @@ class _Stages:
             bounds = bounds[np.argsort(-cost, kind="stable")]
         # Enough parts for every thread to end at about the same time, few enough to cost little.
         parts = 1 if self.threads == 1 else min(len(bounds), 16 * self.threads)
-        return Stage(tiles, items, bounds, np.linspace(0, len(bounds), parts + 1).astype(int).tolist(), partial)
+        cuts = np.linspace(0, len(bounds), parts + 1).astype(int).tolist()
+        most = int((bounds[:, 1] - bounds[:, 0]).max())
+        scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
+        return Stage(tiles, items, bounds, cuts, scratch, partial)
 
     def apart(self, tiles: Array, items: Array) -> Iterator[Stage]:
         """Few items with many keys: each span by itself, then what merges them, if there is anything to merge."""
@@ -353,8 +356,7 @@ class _Stages:
 
 
 def _address(x: Array) -> int:
-    found: int = x.__array_interface__["data"][0]
-    return found
+    return int(x.ctypes.data)
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
