@@ -68,7 +68,7 @@ class FewQueries(Forward):
 
     @contextmanager
     def _keys(self, tile: Tile) -> Iterator[Value]:
-        """Over vectors of keys, counted from the tile's start; the first and the last may hold keys that are not there."""
+        """Over vectors of keys from the start of a tile; the first and the last may hold keys that are not there."""
         with self.k.loop(tile.stop, start=tile.first & -self.W, step=self.W) as p:
             yield p
 
