@@ -75,13 +75,20 @@ def test_functions(name: str, dtype: Any, target: Target) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_weights_are_exact_at_0_and_vanish(dtype: Any, target: Target) -> None:
-    x = np.array([0, -0.0, np.nan, -np.inf, -1e30, -5000, -1, 0.25], dtype)
-    got = mapped(mathematics.weight2, x, dtype, target, target.lanes(x.itemsize) if target.vector < 64 else 8)
-    np.testing.assert_array_equal(got[:7], np.array([1, 1, np.nan, 0, 0, 0, 0.5], dtype))
-    many = np.linspace(-120, 0.5, 4096).astype(dtype)
-    # The polynomial of float32 adds 1e-7, which is 0.84 ulp where the ulp is smallest.
-    assert ulps(mapped(mathematics.weight2, many, dtype, target), np.exp2(many.astype(np.longdouble))) < 2.84
+def test_weights(dtype: Any, target: Target) -> None:
+    """Exactly 1 at 0 and 0 at −∞, within 2.5 ulp between, one by one as in vectors, whatever the neighbours."""
+    lanes, least = target.lanes(np.dtype(dtype).itemsize), np.finfo(dtype).minexp
+    special = np.array([0, -0.0, np.nan, -np.nan, -np.inf, -1e30, 8 * least, -1], dtype)
+    far, near, tiny = np.linspace(least + 1, 0.5, 2**18), np.linspace(-2, 0.5, 2**18), -np.geomspace(1e-30, 1, 2**10)
+    dense = np.concatenate([far, near, tiny])
+    x = np.concatenate([dense.astype(dtype), np.repeat(special, 2)])
+    got = mapped(mathematics.weight2, x, dtype, target, lanes)
+    np.testing.assert_array_equal(got[-16::2], np.array([1, 1, np.nan, np.nan, 0, 0, 0, 0.5], dtype))
+    assert ulps(got[: dense.size], np.exp2(x[: dense.size].astype(np.longdouble))) < 2.5
+    few = np.random.default_rng(0).permutation(x.size)[:256]
+    few[:16] = np.arange(x.size - 16, x.size)
+    np.testing.assert_array_equal(mapped(mathematics.weight2, x[few], dtype, target, 0), got[few])
+    np.testing.assert_array_equal(mapped(mathematics.weight2, x[few], dtype, target, lanes), got[few])
 
 
 @pytest.mark.parametrize("short", [np.float16, ml_dtypes.bfloat16])
@@ -149,6 +156,9 @@ def test_tails_and_gathers(target: Target) -> None:
 
 
 def test_mistakes_are_errors() -> None:
+    whole = Kernel("whole", targets()["avx512"], ("x",))
+    with pytest.raises(TypeError, match=r"takes a whole vector, not 8 lanes of f32"):
+        mathematics.weight2(whole, whole.constant(F32, 1).spread(8))
     k = Kernel("wrong", HERE[0], ("x",))
     x: Value = k.integer("x")
     y: Value = k.constant(F64, 1.0)

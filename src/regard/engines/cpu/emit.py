@@ -401,12 +401,6 @@ class Kernel:
         made = self.call_named(f"llvm.{name}{suffix}", self.raw(result, lanes), [x.type for x in raw], raw)
         return Value(self, result, lanes, made)
 
-    def masked_intrinsic(self, name: str, mask: str, x: Value, y: Value) -> Value:
-        """An AVX-512 intrinsic of two vectors in all lanes, under the current rounding."""
-        bits = ir.IntType(int(mask[1:]))
-        arguments = [x.raw, y.raw, x.raw, ir.Constant(bits, -1), ir.Constant(I32.raw, 4)]
-        return x._like(self.call_named(name, x.raw.type, [a.type for a in arguments], arguments))
-
     def library(self, name: str, x: Value) -> Value:
         """A function of the C library, such as "expm1", for each lane."""
         name = name + ("f" if x.type is F32 else "")
@@ -459,3 +453,34 @@ class Kernel:
     def rint(self, x: Value) -> Value:
         """To the nearest integer, ties to even."""
         return self.intrinsic("rint", x.type, x)
+
+    # Whole vectors on AVX-512
+
+    def scale_floor(self, x: Value, n: Value) -> Value:
+        """x · 2^⌊n⌋, rounded once; 0 where n is −∞."""
+        return self._avx512("mask.scalef", x, n, x, None, 4)
+
+    def fraction(self, x: Value, bits: int) -> Value:
+        """What lies beyond the first `bits` binary places: x − ⌊x · 2^bits⌋ / 2^bits; 0 of ±∞."""
+        return self._avx512("mask.reduce", x, bits << 4 | 9, x, None, 4)
+
+    def add_down(self, x: Value, y: Value) -> Value:
+        """x + y, rounded down, where multiplications are done: additions have more to do in our kernels."""
+        return self._avx512("vfmadd", x, self.constant(x.type, 1).spread(x.lanes), y.spread(x.lanes), 9)
+
+    def look_up(self, table: Sequence[float], index: Value, type: Type) -> Value:
+        """Of a table of two vectors, the numbers that the last bits of an index name."""
+        raw, half = self.raw(type, index.lanes), index.lanes
+        low, high = (Value(self, type, half, ir.Constant(raw, list(x))) for x in (table[:half], table[half:]))
+        return self._avx512("vpermi2var", low, index, high)
+
+    def _avx512(self, name: str, x: Value, *others: Value | int | None) -> Value:
+        """An instruction of a vector and others, numbers that are part of it, and a mask of all lanes (None)."""
+        if x.lanes * x.type.size != 64:
+            raise TypeError(f"{name} takes a whole vector, not {x.lanes} lanes of {x.type}")
+        every = ir.Constant(ir.IntType(x.lanes), -1)
+        arguments = [x.raw]
+        for y in others:
+            arguments.append(y.raw if isinstance(y, Value) else every if y is None else ir.Constant(I32.raw, y))
+        name = f"llvm.x86.avx512.{name}.{'ps' if x.type is F32 else 'pd'}.512"
+        return x._like(self.call_named(name, x.raw.type, [y.type for y in arguments], arguments))

@@ -27,6 +27,12 @@ WEIGHT2 = {
     F32: (0.6931469775915043, 0.2402224208035514, 0.05550733754236256, 0.009671512869931478, 0.0013264723896154462),
     F64: EXP2[F64],
 }
+# With a table of 2ᵏ in registers: its bits of k, and the polynomial for 0 ≤ f < 2^-bits; below 7e-8 and 2e-17.
+WEIGHT2_TABLE = {
+    F32: (5, (0.6931237316072931, 0.24265269229097688)),
+    F64: (4, (0.6931471805599398, 0.24022650696098072, 0.055504108455373305, 0.009618139634026504,
+              0.0013330915883793398, 0.0001572667865698423)),
+}  # fmt: skip
 
 # Of log(1 + f), by powers of (f / (2 + f))².
 LOG = {
@@ -74,8 +80,7 @@ def power_of_two(k: Kernel, n: Value, like: Type) -> Value:
 def scaled(k: Kernel, x: Value, n: Value) -> Value:
     """x · 2ⁿ for a whole number n, a float; rounded once, infinite or 0 beyond the range."""
     if k.target.scalef and x.lanes * x.type.size == 64:
-        name, mask = ("ps", "i16") if x.type is F32 else ("pd", "i8")
-        return k.masked_intrinsic(f"llvm.x86.avx512.mask.scalef.{name}.512", mask, x, n)
+        return k.scale_floor(x, n)
     half = k.intrinsic("floor", x.type, n * 0.5)
     return x * power_of_two(k, half, x.type) * power_of_two(k, n - half, x.type)
 
@@ -90,20 +95,24 @@ def exp2(k: Kernel, x: Value) -> Value:
 
 
 def weight2(k: Kernel, x: Value) -> Value:
-    """2ˣ for x ≤ 1/2, as weights need it: 0 instead of a number too small to be normal. NaN stays NaN."""
-    if k.target.scalef and x.lanes * x.type.size == 64:
-        x = k.maximum(k.constant(x.type, -2.0 * BIAS[x.type]), x)
-        n = k.rint(x)
-        f = x - n
-        return scaled(k, k.fma(horner(k, f, WEIGHT2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
-    least = 1.0 - BIAS[x.type]
-    inside = k.maximum(k.constant(x.type, least), x)
-    n = k.rint(inside)
-    f = inside - n
-    p = k.fma(horner(k, f, WEIGHT2[x.type][::-1]), f, k.constant(x.type, 1.0))
-    word = integer(x)
-    made = (p.bits(word) + (k.where(n.is_nan(), k.constant(x.type, 0), n).to(word) << MANTISSA[x.type])).bits(x.type)
-    return k.where(x < least, k.constant(x.type, 0), made)
+    """2ˣ for x ≤ 1/2 as weights need it: 0 for −∞ and far below what is normal, exactly 1 for 0. NaN stays NaN."""
+    type, word = x.type, integer(x)
+    mantissa, bias = MANTISSA[type], BIAS[type]
+    if k.target.permute:
+        if not x.lanes:
+            return weight2(k, x.spread(k.target.lanes(type.size))).lane(0)
+        bits, polynomial = WEIGHT2_TABLE[type]
+        # The sum's last bits count in units of 2^-bits, and the table is looked up by them. ±∞ have a fraction of 0.
+        shifted = k.add_down(x, k.constant(type, 1.5 * 2.0 ** (mantissa - bits)))
+        root = k.look_up([2.0 ** (n / 2**bits) for n in range(2**bits)], shifted.bits(word), type)
+        power, f = k.scale_floor(root, x), k.fraction(x, bits)
+    else:
+        # The sum's last bits count from −bias, so that they are the exponent's, and the least power is 0.
+        polynomial, magic = WEIGHT2[type], 1.5 * 2.0**mantissa + bias
+        x = k.maximum(k.constant(type, -bias), x)
+        shifted = x + magic
+        power, f = (shifted.bits(word) << mantissa).bits(type), x - (shifted - magic)
+    return k.fma(horner(k, f, polynomial[::-1]) * f, power, power)
 
 
 def exp(k: Kernel, x: Value) -> Value:
