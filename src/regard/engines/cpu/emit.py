@@ -274,7 +274,7 @@ class Pointer:
         self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
 
     def gather(self, index: Value) -> Value:
-        """The numbers at the places that a vector of 64-bit integers names."""
+        """The numbers at the places that a vector of integers names."""
         k, lanes = self.k, index.lanes
         if not lanes:
             return self[index]
