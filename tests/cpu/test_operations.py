@@ -48,6 +48,7 @@ def expressions() -> dict[str, Node]:
                 except TypeError:
                     continue
     found["where"] = build("where", build("less", leaf("i"), leaf("j")), leaf("s"), leaf("i"))
+    found["right_shift of int, far"] = build("add", build("right_shift", leaf("j"), number(40)), leaf("i"))
     found["truncated"] = build("multiply", cast(leaf("s"), "int"), leaf("i"))
     return found
 
@@ -120,14 +121,16 @@ def test_tables(kind: Any, target: Target) -> None:
             np.testing.assert_array_equal(got, expected)
 
 
-def test_what_leaves_determine_is_prepared() -> None:
-    i, j = leaf("i"), leaf("j")
-    program = Program.of([build("add", build("multiply", i, number(3)), build("absolute", j))])
+def test_what_leaves_determine_is_prepared_and_used() -> None:
+    product = build("multiply", leaf("i"), number(3))
+    program = Program.of([product, build("add", product, build("absolute", leaf("j")))])
     arguments = Arguments("rule", program)
     k = Kernel("rule", HERE[0], arguments.fields)
-    prepared = Lowering(k, arguments, F32).prepare(Place({"i": k.constant(I64, 1)}))
-    found = {x.op: value is not None for x, value in zip(program.instructions, prepared, strict=True)}
-    assert found == {"i": True, "number": True, "multiply": True, "j": False, "absolute": False, "add": False}
+    rule, leaves = Lowering(k, arguments, F32), {"i": k.constant(I64, 1)}
+    prepared = rule.prepare(Place(leaves))
+    found = {x.op: value for x, value in zip(program.instructions, prepared, strict=True)}
+    assert [op for op, value in found.items() if value is None] == ["j", "absolute", "add"]
+    assert rule.at(Place(leaves | {"j": k.constant(I64, 2)}), prepared)[0] is found["multiply"]
 
 
 def test_integers_of_32_bits_are_for_small_tables_too() -> None:
