@@ -147,29 +147,29 @@ class FewQueries(Forward):
         k, kind, W = self.k, self.kind, self.W
         if not kind.ruled and not kind.mask:
             return
-        leaves = {"b": self.word("b").to(kind.integer), "keys": k.integer("keys").to(kind.integer)}
         nothing = k.constant(self.real, -math.inf).spread(W)
         with k.loop(kind.few) as r:
             if kind.bias:
                 self._fetch("bias", kind.bias, r, tile)
             for n in range(kind.dense):
                 self._fetch(f"dense{n}", I8, r, tile)
+            row = {"b": self.word("b"), "keys": k.integer("keys"), "i": self.item.i[r], "h": self.item.h[r]}
+            prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
             top = k.variable(nothing)
             with self._keys(tile) as p:
                 at = r * KEYS + p
                 s = self._natural(self.load(self.tile.P, at))
-                j = (k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p)).to(kind.integer)
                 place = Place(
-                    leaves | {"i": self.item.i[r], "h": self.item.h[r], "j": j, "s": s},
+                    row | {"j": k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p), "s": s},
                     lambda n, p=p: self.load(getattr(self.tile, f"dense{n}"), p) != 0.0,  # type: ignore[misc]
                 )
                 if self.score is not None:
-                    s = self.score.at(place)[0].spread(W)
+                    s = self.score.at(place, prepared[0])[0].spread(W)
                 if kind.bias:
                     s = s + self.load(self.tile.bias, p)
                 visible = self._there(tile, p)
                 if self.mask is not None:
-                    visible = visible & self.mask.at(place)[0].spread(W)
+                    visible = visible & self.mask.at(place, prepared[1])[0].spread(W)
                 s = k.where(visible, s, nothing)
                 self.tile.P[at] = s
                 top.value = k.maximum(s, top.value)

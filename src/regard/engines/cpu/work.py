@@ -30,7 +30,7 @@ from regard.engines.cpu.layout import (
     span_bits,
     tile_word,
 )
-from regard.engines.cpu.lowering import Arguments
+from regard.engines.cpu.lowering import Arguments, integer_type
 from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.target import Target, chosen
 from regard.problem import Problem
@@ -430,7 +430,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     return Kind(
         element=element,
         real=real,
-        integer=I64,
+        integer=integer_type(p.integers, mask, score) if mask or score else I64,
         lanes=W if few else -(-lanes // W) * W,
         few=1 << (lanes - 1).bit_length() if few else 0,
         pairs=pairs,
