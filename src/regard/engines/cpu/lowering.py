@@ -42,9 +42,9 @@ class Place:
 class Lowering:
     """One program in one kernel."""
 
-    def __init__(self, k: Kernel, arguments: Arguments, real: Type):
+    def __init__(self, k: Kernel, arguments: Arguments, real: Type, integer: Type):
         self.k, self.real, self.prefix, self.program = k, real, arguments.prefix, arguments.program
-        self.types = {"bool": BOOL, "int": I64, "float": real}
+        self.types = {"bool": BOOL, "int": integer, "float": real}
         self.numbers = [self._number(f"{self.prefix}_number{n}", x) for n, x in enumerate(self.program.numbers)]
         self.tables = [self._table(n) for n in range(len(self.program.tables))]
 
