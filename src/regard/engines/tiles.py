@@ -149,7 +149,7 @@ def units(p: Problem) -> Iterator[Unit]:
     apart = p.mask_node is not None and "h" in reads(p.mask_node)
     tiles = min(-(-p.n_k // KEYS) or 1, TILES)
     heads = 1 if apart else max(1, CHUNK // (ROWS * KEYS * tiles))
-    for b in range(p.batch):
+    for b in range(p.batch if p.heads else 0):
         if heads >= p.group:
             step = max(1, heads // p.group)
             for kv in range(0, p.kv_heads, step):
