@@ -36,6 +36,7 @@ def test_ranges() -> None:
     ranges = p.ranges(4, range(1, 3), np.array([0, 20]), np.array([19, 49]))
     assert (ranges.b, ranges.h, ranges.keys, ranges.dtype) == ((11, 11), (3, 4), 160, np.float32)
     assert [x.tolist() for x in ranges.i] == [[40, 60], [59, 89]]
+    assert p.extent == {"b": (7, 13), "h": (2, 6), "i": (0, 100), "j": (100, 160)}
 
 
 def test_rules_that_may_hide_a_tile() -> None:
