@@ -232,7 +232,7 @@ class _Stages:
         shared = (np.diff(items[:, self.word("k")]) == 0) & (np.diff(items[:, self.word("v")]) == 0)
         ends = np.append(np.flatnonzero(~shared) + 1, len(items)).tolist()
         starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
-        bounds = np.stack([starts, np.append(starts[1:], len(items))], axis=1)
+        bounds = np.array([starts, [*starts[1:], len(items)]], np.int64).T.copy()
         if len(bounds) > 1:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
