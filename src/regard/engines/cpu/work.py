@@ -185,7 +185,7 @@ class Plan:
 
     @staticmethod
     def span_bits(p: Problem) -> int:
-        return span_bits(p.d, p.d_v, p.dtype.itemsize)
+        return span_bits(p.d, p.dtype.itemsize)
 
 
 GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
