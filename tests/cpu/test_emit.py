@@ -109,14 +109,6 @@ def test_weights(dtype: Any, target: Target) -> None:
     np.testing.assert_array_equal(mapped(mathematics.weight2, x[few], dtype, target, lanes), got[few])
 
 
-def test_rough_weights(target: Target) -> None:
-    x = np.concatenate([np.linspace(-125, 0.5, 2**16 - 2), [0.0, -np.inf]]).astype(np.float32)
-    got = mapped(lambda k, x: mathematics.weight2(k, x, rough=True), x, np.float32, target, target.lanes(4))
-    expected = np.exp2(x.astype(np.float64))
-    assert np.all(np.abs(got - expected) <= 5e-5 * expected)
-    assert got[-2:].tolist() == [1, 0]
-
-
 @pytest.mark.parametrize("short", [np.float16, ml_dtypes.bfloat16])
 def test_16_bits(short: Any, target: Target) -> None:
     if short is np.float16 and target.name == "baseline":

@@ -264,15 +264,15 @@ class Forward(ABC):
         scale = self.product_scale if self.kind.ruled else None
         return s if scale is None else s * scale
 
-    def _power(self, x: Value, rough: bool = False) -> Value:
+    def _power(self, x: Value) -> Value:
         """The exponential of a difference of maxima, at most 1."""
-        return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x, rough)
+        return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x)
 
     def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
         """exp(s − m) and s − m, in the units of maxima, for what the product and the rules left of a score."""
         scale = None if self.kind.ruled else self.product_scale
         difference = s - shift if scale is None else self.k.fma(s, scale, -shift)
-        return self._power(difference, rough=self.kind.pairs), difference
+        return self._power(difference), difference
 
     def _entropy_term(self, p: Value, difference: Value) -> Value:
         """p · (s − m), 0 where the score is −∞."""

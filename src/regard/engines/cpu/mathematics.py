@@ -35,8 +35,6 @@ WEIGHT2_TABLE = {
               0.0013330915883793398, 0.0001572667865698423)),
 }  # fmt: skip
 
-WEIGHT2_ROUGH = 5, (0.699396,)
-
 # Of log(1 + f), by powers of (f / (2 + f))².
 LOG = {
     F32: (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841),
@@ -100,17 +98,14 @@ def exp2(k: Kernel, x: Value) -> Value:
     return scaled(k, k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
 
 
-def weight2(k: Kernel, x: Value, rough: bool = False) -> Value:
-    """2ˣ for x ≤ 1/2 as weights need it: 0 for −∞ and far below what is normal, exactly 1 for 0. NaN stays NaN.
-
-    rough: within 5e-5, for weights that are rounded to 8 bits.
-    """
+def weight2(k: Kernel, x: Value) -> Value:
+    """2ˣ for x ≤ 1/2 as weights need it: 0 for −∞ and far below what is normal, exactly 1 for 0. NaN stays NaN."""
     type, word = x.type, integer(x)
     mantissa, bias = MANTISSA[type], BIAS[type]
     if k.target.permute:
         if not x.lanes:
-            return weight2(k, x.spread(k.target.lanes(type.size)), rough).lane(0)
-        bits, polynomial = WEIGHT2_ROUGH if rough else WEIGHT2_TABLE[type]
+            return weight2(k, x.spread(k.target.lanes(type.size))).lane(0)
+        bits, polynomial = WEIGHT2_TABLE[type]
         # The sum's last bits count in units of 2^-bits, and the table is looked up by them. ±∞ have a fraction of 0.
         shifted = k.add_down(x, k.constant(type, 1.5 * 2.0 ** (mantissa - bits)))
         root = k.look_up([2.0 ** (n / 2**bits) for n in range(2**bits)], shifted.bits(word), type)
