@@ -172,15 +172,25 @@ class Lanes:
     # Products
 
     def _product(
-        self, rows: int, start: Value, stop: Value, factor: Callable[[int, Value], Value], vector: Callable[..., Value]
+        self,
+        rows: int,
+        start: Value,
+        stop: Value,
+        factor: Callable[[int, Value], Value],
+        vector: Callable[..., Value],
+        columns: range | None = None,
     ) -> list[list[Variable]]:
-        """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each."""
+        """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each.
+
+        columns: where the vectors begin, the lanes unless they are given.
+        """
         k = self.k
-        sums = [[k.variable(self.zero()) for _ in self.vectors()] for _ in range(rows)]
+        columns = self.vectors() if columns is None else columns
+        sums = [[k.variable(self.zero()) for _ in columns] for _ in range(rows)]
         add = k.dot_pairs if self.kind.pairs else lambda total, x, y: k.fma(x, y, total)
 
         def step(x: Value) -> None:
-            vectors = [vector(x, c) for c in self.vectors()]
+            vectors = [vector(x, c) for c in columns]
             for r in range(rows):
                 f = factor(r, x).spread(self.W)
                 for c, v in enumerate(vectors):
@@ -196,9 +206,9 @@ class Lanes:
                 step(x)
         return sums
 
-    def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None]) -> None:
-        """Work on as many rows at a time as registers hold, and on what is left one at a time."""
-        k, rows = self.k, self.k.target.tile[0]
+    def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
+        """Work on so many rows at a time, or as many as registers hold, and on what is left one at a time."""
+        k, rows = self.k, rows or self.k.target.tile[0]
         whole = stop - (stop - start) % rows
         with k.loop(whole, start=start, step=rows) as n:
             work(rows, n)

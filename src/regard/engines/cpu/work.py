@@ -66,7 +66,7 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    dense = _dense(p)
+    dense = dense_masks(p)
     arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     rules = tuple(
@@ -111,17 +111,17 @@ class Plan:
         kind = kind_of(p, target, len(rows), results.entropy is not None)
         self.key, self.names = kind.key, kind.fields
         self.fields = self._fields(p, results)
-        self.stages: Iterable[Stage] = _Stages(kind, p, results, rows, threads)
+        self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
 
     def keep(self) -> bool:
         """Keep all stages, and no array of the problem or its rules; False if they are too many."""
-        if not isinstance(self.stages, _Stages) or not self.stages.short:
+        if not isinstance(self.stages, Stages) or not self.stages.short:
             return False
         self.stages = tuple(self.stages)
         return True
 
     def run(self, p: Problem, results: Results) -> None:
-        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), _dense(p)
+        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), dense_masks(p)
 
         def code() -> str:
             return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
@@ -130,22 +130,22 @@ class Plan:
         fields = self.fields.copy()
         fields[word("seed")] = p.seed
         if sink is not None:
-            fields[word("sink")] = _address(sink)
+            fields[word("sink")] = address_of(sink)
         for name, table in tables.items():
-            fields[word(name)] = _address(table)
+            fields[word(name)] = address_of(table)
         arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
-        bases = np.array([*(0 if x is None else _address(x) for x in arrays), 0], np.int64)
+        bases = np.array([*(0 if x is None else address_of(x) for x in arrays), 0], np.int64)
         partial: Array | None = None
         for stage in self.stages:
             if stage.partial and partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-                bases[-1] = _address(partial)
+                bases[-1] = address_of(partial)
             elif not stage.partial and partial is not None:
                 partial, bases[-1] = None, 0
             items = stage.items.copy()
             items[:, : len(bases)] += bases
-            fields[ITEMS], fields[TILE_LIST] = _address(items), _address(stage.tiles)
-            scratch, bounds, cuts = Scratch(stage.scratch), _address(stage.bounds), stage.cuts
+            fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(stage.tiles)
+            scratch, bounds, cuts = Scratch(stage.scratch), address_of(stage.bounds), stage.cuts
 
             def part(
                 n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Array = fields
@@ -153,7 +153,7 @@ class Plan:
                 mine = fields.copy()
                 mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
                 mine[SCRATCH] = scratch.address
-                kernel(_address(mine))
+                kernel(address_of(mine))
 
             spread(part, range(len(cuts) - 1), self.threads)
 
@@ -172,7 +172,7 @@ class Plan:
         }  # fmt: skip
         if p.bias is not None:
             words |= zip(("bias_head", "bias_row", "bias_key"), p.dense(p.bias).strides[-3:], strict=True)
-        for n, x in enumerate(_dense(p)):
+        for n, x in enumerate(dense_masks(p)):
             words |= zip((f"dense{n}_head", f"dense{n}_row", f"dense{n}_key"), x.strides[-3:], strict=True)
         for prefix, program in _programs(p):
             words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
@@ -191,7 +191,7 @@ class Plan:
 GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
 
 
-class _Stages:
+class Stages:
     """The stages of a plan, found one after the other each time they are asked for."""
 
     def __init__(self, kind: Kind, p: Problem, results: Results, rows: range, threads: int):
@@ -324,28 +324,31 @@ class _Stages:
         between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
         return first, stop, *_ends((kinds != EVERYTHING) & between)
 
+    def arrays(self) -> Iterator[tuple[str, Array | None, int, bool]]:
+        """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
+        heads of a group share it, and all rows.
+        """
+        p, r = self.p, self.results
+        yield from (("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", r.out, 3, False))
+        for name in ("lse", "entropy", "max"):
+            yield name, getattr(r, name), 2, False
+        yield "bias", None if p.bias is None else p.dense(p.bias), 3, False
+        for n, x in enumerate(dense_masks(p)):
+            yield f"dense{n}", x, 3, False
+
     def items(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
         """Items (batch × heads × rows, words) of some batch elements."""
-        p, r = self.p, self.results
+        p = self.p
         made = np.zeros((len(batch), len(heads), len(rows), len(self.kind.item)), np.int64)
         column = {name: made[..., n] for n, name in enumerate(self.kind.item)}
         h, first = heads[:, 0, None], rows[:, 0]
         b = np.arange(batch.start, batch.stop)[:, None, None]
 
-        def place(name: str, x: Array | None, head: Array, row: Array | int, keep: int = 3) -> None:
+        for name, x, keep, shared in self.arrays():
             if x is not None:
-                step, width = x.strides[-keep], x.strides[1 - keep]
-                column[name][...] = _batch_offsets(x, p.lead, keep)[b] + head * step + row * width
-
-        place("q", p.query, h, first)
-        place("k", p.key, h // p.group, 0)
-        place("v", p.value, h // p.group, 0)
-        place("out", r.out, h, first)
-        for name in ("lse", "entropy", "max"):
-            place(name, getattr(r, name), h, first, 2)
-        place("bias", None if p.bias is None else p.dense(p.bias), h, first)
-        for n, x in enumerate(_dense(p)):
-            place(f"dense{n}", x, h, first)
+                step, width = x.strides[-keep], 0 if shared else x.strides[1 - keep]
+                place = (h // p.group if shared else h) * step + first * width
+                column[name][...] = _batch_offsets(x, p.lead, keep)[b] + place
         column["b"][...] = p.origin[0] + b
         column["h"][...] = p.origin[1] + h
         column["head"][...] = h
@@ -357,7 +360,7 @@ class _Stages:
         return made.reshape(-1, len(self.kind.item))
 
 
-def _address(x: Array) -> int:
+def address_of(x: Array) -> int:
     return int(x.ctypes.data)
 
 
@@ -387,13 +390,13 @@ def _programs(p: Problem) -> list[tuple[str, Program]]:
 def _table_fields(p: Problem) -> dict[str, Array]:
     """The arrays of each rule's tables by their fields' names."""
     return {
-        f"{prefix}_table{n}": _table_array(table, p.compute)
+        f"{prefix}_table{n}": table_array(table, p.compute)
         for prefix, program in _programs(p)
         for n, table in enumerate(program.tables)
     }
 
 
-def _table_array(table: Table, real: Any) -> Array:
+def table_array(table: Table, real: Any) -> Array:
     """The array of a table as kernels read it: the call's float type, or int64."""
     kept = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
@@ -402,7 +405,7 @@ def _table_array(table: Table, real: Any) -> Array:
     return kept[dtype]
 
 
-def _dense(p: Problem) -> list[Array]:
+def dense_masks(p: Problem) -> list[Array]:
     """The dense masks (..., h, n_q, n_k) as bytes; views."""
     return [] if p.mask_node is None else [p.dense(x.view(np.int8)) for x in Program.of([p.mask_node]).dense]
 

@@ -1,0 +1,507 @@
+"""Backward: the gradients of Q, K, V, of the bias and of tables, from lse and the cotangents.
+
+    P = exp(S − lse)        dP = D · (dO Vᵀ)        dS = P · (dP + c − dH (log P + 1))        dT = scale · dS · ∂score
+    dQ = dT K               dK = dTᵀ Q              dV = (P · D)ᵀ dO
+
+with one c = dlse + dH (Σ P − H) − Σ dO · O for each row. Each pair of an item (a block of queries of one head) and a
+tile of keys costs five products. Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane, as forward has;
+dK and dV have features there, and read numbers of dT and P through broadcasts.
+
+A *group* is some items that share K and V: each tile is used by all of them before the next. dQ of a row is summed
+tile by tile in the order of keys, dK and dV item by item in the order of items; whoever hands out groups and ranges of
+tiles sees to it that this order is kept.
+
+What is hidden has no influence. Its weight is −0, which no other weight is: it counts as 0 in sums, and where a row
+of Q, K, V or dO is not finite, so that 0 · NaN would be NaN, tells what to leave out.
+"""
+
+import math
+from collections.abc import Callable
+
+from regard.engines.cpu import mathematics
+from regard.engines.cpu.backward_layout import BackwardKind, Reading, item_area, padded, tile_area
+from regard.engines.cpu.element import I8, I32, I64
+from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.lanes import Lanes, Tile
+from regard.engines.cpu.layout import KEYS, TILE_BITS
+from regard.engines.cpu.lowering import Place
+
+NONE = 2**62
+
+
+class Backward(Lanes):
+    """The kernel. A query is in every lane."""
+
+    kind: BackwardKind
+
+    def __init__(self, k: Kernel, kind: BackwardKind):
+        super().__init__(k, kind)
+        self.scale = k.real("scale", kind.real)
+        # Scores are logarithms of base 2 unless a rule wants natural ones.
+        self.unit = 1.0 if kind.ruled else mathematics.LOG2_E
+        self.tile, self.rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
+        self.state = self.tile.state.of(I64)
+
+    def run(self) -> None:
+        """All groups of the call."""
+        k = self.k
+        groups = k.pointer("groups", I64)
+        with k.loop(k.integer("count")) as n:
+            self._group(groups[n * 2], groups[n * 2 + 1])
+
+    # Items
+
+    def _open(self, n: Value, state: Pointer) -> None:
+        """The n-th item is the one that is worked on; `state` is where it keeps what it must."""
+        self.words = self.k.pointer("items", I64) + n * len(self.kind.item)
+        self.item, _ = self._area(state, item_area(self.kind, self.d, self.d_v))
+        for name, type in (("i", self.kind.integer), ("h", self.kind.integer), ("first", I32), ("second", I32)):
+            setattr(self.item, name, getattr(self.item, name).of(type))
+        for name in ("g", "r", "state"):
+            setattr(self.item, name, getattr(self.item, name).of(I64))
+
+    @property
+    def cursor(self) -> Pointer:
+        """The next of the item's tiles, in the list of tiles."""
+        return self.item.state
+
+    def _group(self, first: Value, stop: Value) -> None:
+        k = self.k
+        size = sum(item_area(self.kind, self.d, self.d_v).values(), k.whole(0))
+        tiles = k.pointer("tiles", I64)
+        none, current = k.constant(I64, NONE), k.variable(k.constant(I64, NONE))
+
+        def each(work: Callable[[], None]) -> None:
+            with k.loop(stop, start=first) as n:
+                self._open(n, self.rest + (n - first) * size)
+                work()
+
+        def next_tile() -> Value:
+            found, end = k.variable(none), self.word("tiles") + self.word("count")
+            with k.when(self.cursor[0] < end):
+                number = tiles[self.cursor[0]] >> TILE_BITS
+                found.value = k.where(number < k.integer("to"), number, none)
+            return found.value
+
+        def find() -> None:
+            current.value = k.minimum(current.value, next_tile())
+
+        def pass_over() -> None:
+            with k.when(next_tile() == current.value):
+                word = tiles[self.cursor[0]]
+                self.cursor[0] = self.cursor[0] + 1
+                self._work(self._tile(word))
+
+        each(self._begin)
+        each(find)
+        with k.loop_while(lambda: current.value != none):
+            self._open(first, self.rest)
+            self._copies(current.value)
+            each(pass_over)
+            current.value = none
+            each(find)
+        each(self._end)
+
+    def _begin(self) -> None:
+        k, kind, item = self.k, self.kind, self.item
+        tiles, end = k.pointer("tiles", I64), self.word("tiles") + self.word("count")
+        at = k.variable(self.word("tiles"))
+        with k.loop_while(lambda: at.value < end):
+            with k.when((tiles[at.value] >> TILE_BITS) >= k.integer("from")):
+                item.state[1] = at.value
+                at.value = k.constant(I64, NONE)
+            at.value = at.value + 1
+        self.cursor[0] = k.where(at.value > NONE, item.state[1], end)
+        self.each_lane(self._begin_lane)
+        self.each_lane(self._begin_row)
+        rows = {}
+        for name in ("q", "dout", "out"):
+            strides = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "feature")]
+            rows[name] = self.address(name, kind.element), strides
+        self._turn(*rows["q"], self.d, item.q, self.scale * self.unit)
+        self._turn(*rows["dout"], self.d_v, item.dout, 1.0)
+        self._turn(*rows["out"], self.d_v, self.tile.O, 1.0)
+        self._rows(*rows["q"], self.d, item.q_rows)
+        self._rows(*rows["dout"], self.d_v, item.dout_rows)
+        with k.loop(self.B, step=self.W) as c:
+            total = k.variable(self.load(item.c, c))
+            with k.loop(self.d_v) as x:
+                at_x = x * self.B + c
+                total.value = k.fma(-self.load(item.dout, at_x), self.load(self.tile.O, at_x), total.value)
+            item.c[c] = total.value
+        with k.choice(k.integer("from") == 0) as (fresh, more):
+            with fresh:
+                self.fill(item.dq, 0.0, self.d)
+            with more:
+                strides = [k.integer("dq_head"), k.integer("dq_row"), k.constant(I64, self.real.size)]
+                self._turn(self.address("dq", self.real), strides, self.d, item.dq, 1.0)
+        wild = self._wild(item.q_rows, self.B * padded(kind, self.d))
+        item.state[1] = (wild | self._wild(item.dout_rows, self.B * padded(kind, self.d_v))).to(I64)
+
+    def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
+        k, item, real = self.k, self.item, self.real
+        row = g * k.integer("row_head") + r
+        item.lse[lane] = self._finite(self.address("lse", real)[row] * self.unit)
+        item.c[lane] = k.constant(real, 0.0)
+        with k.when(self.word("given") != 0):
+            item.c[lane] = self.address("given", real)[row]
+        if self.kind.entropy:
+            item.d_entropy[lane] = self.address("d_entropy", real)[row]
+
+    def _rows(self, base: Pointer, strides: list[Value], count: Value, into: Pointer) -> None:
+        """The rows of the item's lanes one behind the other, padded with zeros; lanes without one are zero."""
+        k, W = self.k, self.W
+        head, row, step = strides
+        width = padded(self.kind, count)
+        whole = k.where(step == base.type.size, count - count % W, k.whole(0))
+        with k.loop(self.B * width, step=W) as x:
+            into[x] = self.zero()
+        with k.loop(self.word("lanes")) as n:
+            source, here = self._row(base, n, head, row), into + n * width
+            with k.loop(whole, step=W) as x:
+                here[x] = source.load(x, W).to(self.real)
+            with k.loop(count, start=whole) as x:
+                here[x] = source.bytes(x * step)[0].to(self.real)
+
+    def _wild(self, p: Pointer, count: Value) -> Value:
+        """Whether any of `count` numbers, in whole vectors, is infinite or NaN."""
+        k = self.k
+        total = k.variable(self.zero())
+        with k.loop(count, step=self.W) as n:
+            total.value = k.fma(self.load(p, n), 0.0, total.value)
+        return total.value.is_nan().any()
+
+    def _end(self) -> None:
+        k = self.k
+        self._turn_back(self.item.dq, self.d, self.address("dq", self.real), k.integer("dq_head"), k.integer("dq_row"))
+        if self.kind.sink:
+
+            def write(lane: Value, g: Value, r: Value) -> None:
+                self.address("c", self.real)[g * k.integer("row_head") + r] = self.item.c[lane]
+
+            self.each_lane(write)
+
+    # Tiles
+
+    def _copies(self, number: Value) -> None:
+        """A tile of K and V, one row behind the other; whether they are finite."""
+        k = self.k
+        start = number * KEYS - k.integer("shift")
+        first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)
+        tile = Tile(number, start, first, stop, (first, stop))
+        wild = k.variable(k.constant(I64, 0))
+        for name, copy, width in (("k", self.tile.k_copy, self.d), ("v", self.tile.v_copy, self.d_v)):
+            with k.when(stop - first < KEYS), k.loop(KEYS * width, step=self.W) as n:
+                copy[n] = self.zero()
+            self._copy(name, tile, first, stop, copy, width, width)
+            wild.value = wild.value | self._wild(copy, KEYS * width).to(I64)
+        self.state[0] = wild.value
+
+    def _work(self, tile: Tile) -> None:
+        k = self.k
+        self._scores(tile)
+        self._fetch_dense(tile)
+        self._slopes(tile)
+        if self.kind.bias:
+            self._add_bias(tile)
+        with k.choice((self.state[0] | self.item.state[1]) != 0) as (wild, tame):
+            with wild:
+                self._add_queries(tile, careful=True)
+                self._add_keys(tile, careful=True)
+            with tame:
+                self._add_queries(tile, careful=False)
+                self._add_keys(tile, careful=False)
+
+    def _scores(self, tile: Tile) -> None:
+        """Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
+        k = self.k
+        with k.loop(2) as which:
+            s = which == 0
+            width = k.where(s, self.d, self.d_v)
+            rows, turned, into = (
+                self._either(s, x, y)
+                for x, y in (
+                    (self.tile.k_copy, self.tile.v_copy),
+                    (self.item.q, self.item.dout),
+                    (self.tile.P, self.tile.dS),
+                )
+            )
+
+            def block(
+                count: int,
+                p: Value,
+                width: Value = width,
+                rows: Pointer = rows,
+                turned: Pointer = turned,
+                into: Pointer = into,
+            ) -> None:
+                keys = [rows + (p + r) * width for r in range(count)]
+                sums = self._product(
+                    count,
+                    k.whole(0),
+                    width,
+                    lambda r, x: keys[r][x],
+                    lambda x, c: (turned + x * self.B + c).load(0, self.W),
+                )
+                for r in range(count):
+                    for c, x in zip(self.vectors(), sums[r], strict=True):
+                        into[(p + r) * self.B + c] = x.value
+
+            self._blocks(tile.first, tile.stop, block)
+
+    def _either(self, condition: Value, x: Pointer, y: Pointer) -> Pointer:
+        return self.k.at(self.k.where(condition, x.address, y.address), x.type)
+
+    # Weights
+
+    def _fetch_dense(self, tile: Tile) -> None:
+        if self.kind.bias:
+            self._fetch("bias", self.kind.bias, self.tile.bias, tile, tile.first, tile.stop)
+        for n in range(self.kind.dense):
+            self._fetch(f"dense{n}", I8, self._dense(n), tile, *tile.mixed)
+
+    def _slopes(self, tile: Tile) -> None:
+        """P · D and dT for the keys that a mask may hide, and for those before and behind."""
+        k = self.k
+        if not self.kind.mask:
+            self._slopes_in(tile, tile.first, tile.stop, False)
+            return
+        self._slopes_in(tile, *tile.mixed, True)
+        with k.loop(2) as part:
+            before = part == 0
+            start = k.where(before, tile.first, tile.mixed[1])
+            self._slopes_in(tile, start, k.where(before, tile.mixed[0], tile.stop), False)
+
+    def _slopes_in(self, tile: Tile, start: Value, stop: Value, masked: bool) -> None:
+        k, kind, item = self.k, self.kind, self.item
+        zero = self.zero()
+        with k.loop(self.B, step=self.W) as c:
+            row = {"b": self.word("b"), "keys": k.integer("keys")}
+            row |= {"i": item.i.load(c, self.W), "h": item.h.load(c, self.W)}
+            prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
+            lse, rest = self.load(item.lse, c), self.load(item.c, c)
+            absent = k.lane_numbers(I64, self.W) + c >= self.word("lanes")
+            sums = _Sums(self, prepared[0])
+            with k.loop(stop, start=start) as p:
+                at = p * self.B + c
+                s = self.load(self.tile.P, at)
+                place = Place(
+                    row | {"j": tile.start + k.integer("j") + p, "s": s},
+                    lambda n, at=at: self.load(self._dense(n), at) != 0.0,  # type: ignore[misc]
+                )
+                results = [s]
+                if self.score is not None:
+                    results = [x.spread(self.W) for x in self.score.at(place, prepared[0])]
+                s = results[0]
+                if kind.bias:
+                    s = s + self.load(self.tile.bias, at)
+                hidden = (s == -math.inf) | absent
+                if masked and self.mask is not None:
+                    hidden = hidden | ~self.mask.at(place, prepared[1])[0].spread(self.W)
+                difference = s - lse
+                P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.unit))
+                dP, PD = self.load(self.tile.dS, at), P
+                if kind.dropout:
+                    keys = item.first.load(c, self.W), item.second.load(c, self.W)
+                    D = self._kept(keys, tile.start + k.integer("j") + p)
+                    dP, PD = dP * D, P * D
+                G = dP + rest
+                if kind.entropy:
+                    G = G - self.load(item.d_entropy, c) * (difference * (1 / self.unit) + 1.0)
+                dS = k.where(hidden, zero, P * G)
+                dT = dS * self.scale
+                if kind.bent:
+                    dT = k.where(hidden, zero, dT * results[1])
+                if kind.bias:
+                    self.tile.dbias[at] = dS
+                sums.add(results[1 + kind.bent :], dS, hidden)
+                self.tile.P[at] = k.where(hidden, k.constant(self.real, -0.0), PD)
+                self.tile.dS[at] = dT
+            sums.end()
+
+    def _kept(self, keys: tuple[Value, Value], j: Value) -> Value:
+        k = self.k
+        dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
+        return k.where(dropped, self.zero(), k.real("kept", self.real))
+
+    # Sums
+
+    def _add_queries(self, tile: Tile, careful: bool) -> None:
+        """dQᵀ += Kᵀ dTᵀ."""
+        k, rows, dq, dS = self.k, self.tile.k_copy, self.item.dq, self.tile.dS
+
+        def add(count: int, a: Value, sums: list[list[Value]]) -> None:
+            for r in range(count):
+                for c, x in zip(self.vectors(), sums[r], strict=True):
+                    at = (a + r) * self.B + c
+                    dq[at] = self.load(dq, at) + x
+
+        def block(count: int, a: Value) -> None:
+            sums = self._product(
+                count,
+                tile.first,
+                tile.stop,
+                lambda r, p: rows[p * self.d + a + r],
+                lambda p, c: self.load(dS, p * self.B + c),
+            )
+            add(count, a, [[x.value for x in row] for row in sums])
+
+        if not careful:
+            self._blocks(k.whole(0), self.d, block)
+            return
+        with k.loop(self.d) as a, k.loop(self.B, step=self.W) as c:
+            total = k.variable(self.zero())
+            with k.loop(tile.stop, start=tile.first) as p:
+                at = p * self.B + c
+                shown = k.where(self._is_hidden(self.load(self.tile.P, at)), self.zero(), rows[p * self.d + a])
+                total.value = k.fma(shown, self.load(dS, at), total.value)
+            dq[a * self.B + c] = self.load(dq, a * self.B + c) + total.value
+
+    def _is_hidden(self, weight: Value) -> Value:
+        """Whether a weight is that of a hidden pair, −0."""
+        word = mathematics.integer(weight)
+        return weight.bits(word) == -(2 ** (8 * word.size - 1))
+
+    def _add_keys(self, tile: Tile, careful: bool) -> None:
+        """dV += (P · D)ᵀ dO and dK += dTᵀ Q: features in lanes."""
+        k, vectors = self.k, 4 if self.k.target.registers >= 32 else 2
+        with k.loop(2) as which:
+            v = which == 0
+            weights = self._either(v, self.tile.P, self.tile.dS)
+            rows = self._either(v, self.item.dout_rows, self.item.q_rows)
+            width = padded(self.kind, k.where(v, self.d_v, self.d))
+            row = k.where(v, k.integer("dv_row"), k.integer("dk_row"))
+            base = self._either(v, self.address("dv", self.real), self.address("dk", self.real)).bytes(tile.start * row)
+            whole = width - width % (vectors * self.W)
+            chunks = ((0, width, 1),) if careful else ((0, whole, vectors), (whole, width, 1))
+            for start, stop, count in chunks:
+                with k.loop(stop, start=start, step=count * self.W) as a:
+                    self._add_features(tile, weights, rows + a, width, base + a, row, count, careful)
+
+    def _add_features(
+        self,
+        tile: Tile,
+        weights: Pointer,
+        rows: Pointer,
+        width: Value,
+        base: Pointer,
+        row: Value,
+        vectors: int,
+        careful: bool,
+    ) -> None:
+        """base[j, a] += Σ_i weights[j, i] rows[i, a] for so many vectors of features."""
+        k, columns = self.k, range(0, vectors * self.W, self.W)
+
+        def block(count: int, p: Value) -> None:
+            sums = self._product(
+                count,
+                k.whole(0),
+                k.whole(self.B),
+                lambda r, i: weights[(p + r) * self.B + i],
+                lambda i, c: self.load(rows, i * width + c),
+                columns,
+            )
+            for r in range(count):
+                into = base.bytes((p + r) * row)
+                for c, x in zip(columns, sums[r], strict=True):
+                    into[c] = self.load(into, c) + x.value
+
+        if not careful:
+            self._blocks(tile.first, tile.stop, block, 6 if vectors > 1 else 8)
+            return
+        with k.loop(tile.stop, start=tile.first) as p:
+            total = k.variable(self.zero())
+            with k.loop(self.B) as i:
+                hidden = self._is_hidden(self.tile.P[p * self.B + i])
+                shown = k.where(hidden, self.zero(), self.load(rows, i * width))
+                total.value = k.fma(shown, weights[p * self.B + i], total.value)
+            into = base.bytes(p * row)
+            into[0] = self.load(into) + total.value
+
+    def _add_bias(self, tile: Tile) -> None:
+        """dbias += dS, summed over the keys or the rows that a bias does not have."""
+        k, W, B, dS = self.k, self.W, self.B, self.tile.dbias
+        base, lanes = self.address("dbias", self.real), self.word("lanes")
+        row, key = k.integer("dbias_row"), k.integer("dbias_key")
+        if not self.kind.bias_rows:
+            with k.loop(tile.stop, start=tile.first) as p:
+                total = k.variable(self.zero())
+                with k.loop(B, step=W) as c:
+                    total.value += self.load(dS, p * B + c)
+                into = base.bytes((tile.start + p) * key)
+                into[0] = into[0] + self._sum(total.value)
+            return
+        if not self.kind.bias_keys:
+            with k.loop(B, step=W) as c:
+                total = k.variable(self.zero())
+                with k.loop(tile.stop, start=tile.first) as p:
+                    total.value += self.load(dS, p * B + c)
+                dS[tile.first * B + c] = total.value
+            with k.loop(lanes) as n:
+                into = base.bytes(n * row)
+                into[0] = into[0] + dS[tile.first * B + n]
+            return
+        whole = tile.stop - (tile.stop - tile.first) % W
+        here = base.bytes(tile.start * key)
+        with k.loop(lanes, step=W) as c:
+            with k.loop(whole, start=tile.first, step=W) as p:
+                turned = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])
+                for r in range(W):
+                    with k.when(c + r < lanes):
+                        into = here.bytes((c + r) * row) + p
+                        into[0] = self.load(into) + turned[r]
+            with k.loop(tile.stop, start=whole) as p, k.loop(k.minimum(lanes, c + W), start=c) as n:
+                into = here.bytes(n * row) + p
+                into[0] = into[0] + dS[p * B + n]
+
+    def _sum(self, x: Value) -> Value:
+        """Of all lanes, the halves added again and again."""
+        while x.lanes > 1:
+            half = x.lanes // 2
+            low, high = (self.k.shuffle(x, x, range(start, start + half)) for start in (0, half))
+            x = low + high
+        return x.lane(0)
+
+
+class _Sums:
+    """The gradients of tables over some keys: what is read by the row alone is summed first."""
+
+    def __init__(self, kernel: Backward, prepared: list[Value | None] | None):
+        self.kernel, self.kind, self.k = kernel, kernel.kind, kernel.k
+        self.fixed: list[list[Value] | None] = []
+        self.totals: list[Variable | None] = []
+        if kernel.score is None or prepared is None:
+            return
+        results, n = kernel.score.program.results, 1 + self.kind.bent
+        for reading in self.kind.readings:
+            indices = [prepared[m] for m in results[n + 1 : n + 1 + reading.indices]]
+            n += 1 + reading.indices
+            known = [x.spread(kernel.W) for x in indices if x is not None]
+            once = len(known) == len(indices)
+            self.fixed.append(known if once else None)
+            self.totals.append(self.k.variable(kernel.zero()) if once else None)
+
+    def add(self, results: list[Value], dS: Value, hidden: Value) -> None:
+        for reading, total in zip(self.kind.readings, self.totals, strict=True):
+            slope, *indices = results[: 1 + reading.indices]
+            results = results[1 + reading.indices :]
+            part = self.k.where(hidden, self.kernel.zero(), dS * slope)
+            if total is None:
+                self._scatter(reading, indices, part)
+            else:
+                total.value += part
+
+    def end(self) -> None:
+        for reading, indices, total in zip(self.kind.readings, self.fixed, self.totals, strict=True):
+            if indices is not None and total is not None:
+                self._scatter(reading, indices, total.value)
+
+    def _scatter(self, reading: Reading, indices: list[Value], part: Value) -> None:
+        """Add to the gradient of a table where it was read, one lane after the other."""
+        kernel = self.kernel
+        assert kernel.score is not None
+        into = self.k.pointer(f"dtable{reading.table}", kernel.real)
+        position = kernel.score.position(reading.table, indices).spread(kernel.W).to(I64)
+        for n in range(kernel.W):
+            at = position.lane(n)
+            into[at] = into[at] + part.lane(n)
