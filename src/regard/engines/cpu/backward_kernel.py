@@ -114,15 +114,7 @@ class Backward(Lanes):
         self.cursor[0] = k.where(at.value > NONE, item.state[1], end)
         self.each_lane(self._begin_lane)
         self.each_lane(self._begin_row)
-        rows = {}
-        for name in ("q", "dout", "out"):
-            strides = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "feature")]
-            rows[name] = self.address(name, kind.element), strides
-        self._turn(*rows["q"], self.d, item.q, self.scale * self.unit)
-        self._turn(*rows["dout"], self.d_v, item.dout, 1.0)
-        self._turn(*rows["out"], self.d_v, self.tile.O, 1.0)
-        self._rows(*rows["q"], self.d, item.q_rows)
-        self._rows(*rows["dout"], self.d_v, item.dout_rows)
+        self._begin_rows()
         with k.loop(self.B, step=self.W) as c:
             total = k.variable(self.load(item.c, c))
             with k.loop(self.d_v) as x:
@@ -132,11 +124,31 @@ class Backward(Lanes):
         with k.choice(k.integer("from") == 0) as (fresh, more):
             with fresh:
                 self.fill(item.dq, 0.0, self.d)
-            with more:
-                strides = [k.integer("dq_head"), k.integer("dq_row"), k.constant(I64, self.real.size)]
-                self._turn(self.address("dq", self.real), strides, self.d, item.dq, 1.0)
+            with more, k.loop(self.word("lanes")) as n:
+                row = self._row(self.address("dq", self.real), n, k.integer("dq_head"), k.integer("dq_row"))
+                with k.loop(self.d) as x:
+                    item.dq[x * self.B + n] = row[x]
         wild = self._wild(item.q_rows, self.B * padded(kind, self.d))
         item.state[1] = (wild | self._wild(item.dout_rows, self.B * padded(kind, self.d_v))).to(I64)
+
+    def _begin_rows(self) -> None:
+        """Q, dO and O turned, Q with the scale; Q and dO as they are."""
+        k, item, element = self.k, self.item, self.kind.element
+        one = k.constant(self.real, 1.0)
+        with k.loop(3) as which:
+
+            def choose(q: Value, dout: Value, out: Value) -> Value:
+                return k.where(which == 0, q, k.where(which == 1, dout, out))
+
+            names = ("q", "dout", "out")
+            base = k.at(choose(*(self.address(name, element).address for name in names)), element)
+            strides = [choose(*(k.integer(f"{name}_{axis}") for name in names)) for axis in ("head", "row", "feature")]
+            turned = k.at(choose(item.q.address, item.dout.address, self.tile.O.address), self.real)
+            count = choose(self.d, self.d_v, self.d_v)
+            self._turn(base, strides, count, turned, choose(self.scale * self.unit, one, one))
+            with k.when(which != 2):
+                rows = choose(item.q_rows.address, item.dout_rows.address, item.dout_rows.address)
+                self._rows(base, strides, count, k.at(rows, self.real))
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         k, item, real = self.k, self.item, self.real
@@ -166,10 +178,14 @@ class Backward(Lanes):
     def _wild(self, p: Pointer, count: Value) -> Value:
         """Whether any of `count` numbers, in whole vectors, is infinite or NaN."""
         k = self.k
-        total = k.variable(self.zero())
-        with k.loop(count, step=self.W) as n:
-            total.value = k.fma(self.load(p, n), 0.0, total.value)
-        return total.value.is_nan().any()
+        totals = [k.variable(self.zero()) for _ in range(4)]
+        whole = count - count % (4 * self.W)
+        with k.loop(whole, step=4 * self.W) as n:
+            for x, total in enumerate(totals):
+                total.value = k.fma(self.load(p, n + x * self.W), 0.0, total.value)
+        with k.loop(count, start=whole, step=self.W) as n:
+            totals[0].value = k.fma(self.load(p, n), 0.0, totals[0].value)
+        return (totals[0].value + totals[1].value + (totals[2].value + totals[3].value)).is_nan().any()
 
     def _end(self) -> None:
         k = self.k
@@ -393,6 +409,9 @@ class Backward(Lanes):
         k, columns = self.k, range(0, vectors * self.W, self.W)
 
         def block(count: int, p: Value) -> None:
+            for r in range(count):
+                for c in columns:
+                    (base.bytes((p + r) * row) + c).prefetch()
             sums = self._product(
                 count,
                 k.whole(0),
@@ -407,7 +426,7 @@ class Backward(Lanes):
                     into[c] = self.load(into, c) + x.value
 
         if not careful:
-            self._blocks(tile.first, tile.stop, block, 6 if vectors > 1 else 8)
+            self._blocks(tile.first, tile.stop, block, (6, 2, 1) if vectors > 1 else (8, 1))
             return
         with k.loop(tile.stop, start=tile.first) as p:
             total = k.variable(self.zero())

@@ -7,7 +7,7 @@ from typing import Any
 from regard.engines.cpu.element import I32
 from regard.engines.cpu.layout import ITEM, KEYS, Kind
 
-GROUP, GROUP_SIZE = 16, 2**19  # items that share tiles while they are near: at most, and their bytes
+GROUP, GROUP_SIZE = 16, 2**21  # items that share tiles while they are near: at most, and their bytes
 
 FIELDS = (
     "groups", "count", "items", "tiles", "scratch", "from", "to", "d", "d_v", "n_k", "shift", "first_tile", "j",
