@@ -63,7 +63,8 @@ class Backward(Lanes):
     @property
     def cursor(self) -> Pointer:
         """The next of the item's tiles, in the list of tiles."""
-        return self.item.state
+        state: Pointer = self.item.state
+        return state
 
     def _group(self, first: Value, stop: Value) -> None:
         k = self.k
@@ -376,7 +377,8 @@ class Backward(Lanes):
     def _is_hidden(self, weight: Value) -> Value:
         """Whether a weight is that of a hidden pair, −0."""
         word = mathematics.integer(weight)
-        return weight.bits(word) == -(2 ** (8 * word.size - 1))
+        made: Value = weight.bits(word) == -(2 ** (8 * word.size - 1))
+        return made
 
     def _add_keys(self, tile: Tile, careful: bool) -> None:
         """dV += (P · D)ᵀ dO and dK += dTᵀ Q: features in lanes."""
@@ -426,7 +428,7 @@ class Backward(Lanes):
                     into[c] = self.load(into, c) + x.value
 
         if not careful:
-            self._blocks(tile.first, tile.stop, block, (6, 2, 1) if vectors > 1 else (8, 1))
+            self._blocks(tile.first, tile.stop, block, 6 if vectors > 1 else 8)
             return
         with k.loop(tile.stop, start=tile.first) as p:
             total = k.variable(self.zero())

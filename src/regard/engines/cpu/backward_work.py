@@ -67,7 +67,7 @@ class Gradients:
         if self.given is not None:
             self.given = np.ascontiguousarray(self.given, real)
         self.c = None if p.sink is None else np.zeros(self.lse.shape, real)
-        self.dq = np.zeros(p.shape(p.n_q, p.d), real)
+        self.dq = np.empty(p.shape(p.n_q, p.d), real)
         self.dk, self.dv = (np.zeros((*p.lead, p.kv_heads, p.n_k, padded(kind, width)), real) for width in (p.d, p.d_v))
         self.bias = None if p.bias is None else np.zeros(self.bias_shape(kind, p.bias), real)
         self.tables = {table: np.zeros((STRANDS, *table.shape), real) for table in p.tables}
@@ -75,7 +75,7 @@ class Gradients:
     def bias_shape(self, kind: BackwardKind, bias: Array) -> tuple[int, ...]:
         """Of the sums of dS: for each batch element and head, but as the bias where that is n_q · n_k."""
         if kind.bias_rows and kind.bias_keys:
-            return bias.shape
+            return tuple(bias.shape)
         return self.p.shape(self.p.n_q if kind.bias_rows else 1, self.p.n_k if kind.bias_keys else 1)
 
     def result(self) -> Differential:
@@ -86,8 +86,8 @@ class Gradients:
 
         return Differential(
             query=fit(self.dq, p.query),
-            key=fit(self.dk[..., : p.d], p.key),
-            value=fit(self.dv[..., : p.d_v], p.value),
+            key=fit(np.ascontiguousarray(self.dk[..., : p.d]), p.key),
+            value=fit(np.ascontiguousarray(self.dv[..., : p.d_v]), p.value),
             bias=fit(self.bias, p.bias),
             sink=None if self.c is None else self.sink(self.c),
             tables={table: x.sum(axis=0).astype(table.dtype, copy=False) for table, x in self.tables.items()},

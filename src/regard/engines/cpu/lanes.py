@@ -206,18 +206,14 @@ class Lanes:
                 step(x)
         return sums
 
-    def _blocks(
-        self, start: Value, stop: Value, work: Callable[[int, Value], None], sizes: tuple[int, ...] = ()
-    ) -> None:
-        """Work on rows, as many at a time as the first size says (as registers hold), and on what is left by the next,
-        at last one at a time.
-        """
-        k = self.k
-        for rows in sizes or (k.target.tile[0], 1):
-            whole = stop - (stop - start) % rows if rows > 1 else stop
-            with k.loop(whole, start=start, step=rows) as n:
-                work(rows, n)
-            start = whole
+    def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
+        """Work on so many rows at a time, or as many as registers hold, and on what is left one at a time."""
+        k, rows = self.k, rows or self.k.target.tile[0]
+        whole = stop - (stop - start) % rows
+        with k.loop(whole, start=start, step=rows) as n:
+            work(rows, n)
+        with k.loop(stop, start=whole) as n:
+            work(1, n)
 
     # Dense arrays
 
