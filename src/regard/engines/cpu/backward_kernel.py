@@ -16,11 +16,12 @@ of Q, K, V or dO is not finite, so that 0 · NaN would be NaN, tells what to lea
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.backward_layout import BackwardKind, Reading, item_area, padded, tile_area
-from regard.engines.cpu.element import I8, I32, I64
+from regard.engines.cpu.element import BF16, I8, I16, I32, I64
 from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
 from regard.engines.cpu.lanes import Lanes, Tile
 from regard.engines.cpu.layout import KEYS, TILE_BITS
@@ -41,6 +42,9 @@ class Backward(Lanes):
         self.unit = 1.0 if kind.ruled else mathematics.LOG2_E
         self.tile, self.rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
         self.state = self.tile.state.of(I64)
+        # What products take at once: a number, or a word of two.
+        self.both, self.number = (2, I32) if kind.pairs else (1, kind.real)
+        self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else self.scale * self.unit
 
     def run(self) -> None:
         """All groups of the call."""
@@ -131,6 +135,8 @@ class Backward(Lanes):
                     item.dq[x * self.B + n] = row[x]
         wild = self._wild(item.q_rows, self.B * padded(kind, self.d))
         item.state[1] = (wild | self._wild(item.dout_rows, self.B * padded(kind, self.d_v))).to(I64)
+        if kind.pairs:
+            self._pair_rows()
 
     def _begin_rows(self) -> None:
         """Q, dO and O turned, Q with the scale; Q and dO as they are."""
@@ -146,10 +152,22 @@ class Backward(Lanes):
             strides = [choose(*(k.integer(f"{name}_{axis}") for name in names)) for axis in ("head", "row", "feature")]
             turned = k.at(choose(item.q.address, item.dout.address, self.tile.O.address), self.real)
             count = choose(self.d, self.d_v, self.d_v)
-            self._turn(base, strides, count, turned, choose(self.scale * self.unit, one, one))
+            self._turn(base, strides, count, turned, choose(self.query_scale, one, one))
             with k.when(which != 2):
                 rows = choose(item.q_rows.address, item.dout_rows.address, item.dout_rows.address)
                 self._rows(base, strides, count, k.at(rows, self.real))
+
+    def _pair_rows(self) -> None:
+        """Two features, and two rows, into each word: of Q and dO turned, and of their rows."""
+        k, item = self.k, self.item
+        for turned, rows, count in ((item.q, item.q_rows, self.d), (item.dout, item.dout_rows, self.d_v)):
+            with k.when(count % 2 != 0):
+                self.fill(turned + count * self.B, 0.0)
+            width = padded(self.kind, count)
+            for p, lines, size in ((turned, (count + 1) // 2, k.whole(self.B)), (rows, k.whole(self.B // 2), width)):
+                with k.loop(lines) as n, k.loop(size, step=self.W) as x:
+                    low, high = (self.load(p, (2 * n + m) * size, x) for m in range(2))
+                    p.of(I32)[n * size + x] = k.pair(low, high)
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         k, item, real = self.k, self.item, self.real
@@ -183,9 +201,9 @@ class Backward(Lanes):
         whole = count - count % (4 * self.W)
         with k.loop(whole, step=4 * self.W) as n:
             for x, total in enumerate(totals):
-                total.value = k.fma(self.load(p, n + x * self.W), 0.0, total.value)
+                total.value = k.fma(self.load(p, n + x * self.W).to(self.real), 0.0, total.value)
         with k.loop(count, start=whole, step=self.W) as n:
-            totals[0].value = k.fma(self.load(p, n), 0.0, totals[0].value)
+            totals[0].value = k.fma(self.load(p, n).to(self.real), 0.0, totals[0].value)
         return (totals[0].value + totals[1].value + (totals[2].value + totals[3].value)).is_nan().any()
 
     def _end(self) -> None:
@@ -207,12 +225,27 @@ class Backward(Lanes):
         first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)
         tile = Tile(number, start, first, stop, (first, stop))
         wild = k.variable(k.constant(I64, 0))
-        for name, copy, width in (("k", self.tile.k_copy, self.d), ("v", self.tile.v_copy, self.d_v)):
-            with k.when(stop - first < KEYS), k.loop(KEYS * width, step=self.W) as n:
-                copy[n] = self.zero()
-            self._copy(name, tile, first, stop, copy, width, width)
+        for name, copy, count in (("k", self.tile.k_copy, self.d), ("v", self.tile.v_copy, self.d_v)):
+            width = self._copy_width(count)
+            copy = copy.of(self.kind.element if self.kind.pairs else self.real)
+            with k.when((stop - first < KEYS) | (count < width)), k.loop(KEYS * width, step=self.W) as n:
+                copy[n] = k.constant(copy.type, 0.0).spread(self.W)
+            self._copy(name, tile, first, stop, copy, width, count)
             wild.value = wild.value | self._wild(copy, KEYS * width).to(I64)
         self.state[0] = wild.value
+        if self.kind.pairs:
+            self._pair_keys()
+
+    def _copy_width(self, count: Value) -> Value:
+        """Of a row in the copy of a tile."""
+        return padded(self.kind, count) if self.kind.pairs else count
+
+    def _pair_keys(self) -> None:
+        """Rows of K two by two."""
+        k, width, keys = self.k, padded(self.kind, self.d), self.tile.k_copy.of(I16)
+        with k.loop(KEYS // 2) as n, k.loop(width, step=self.W) as x:
+            low, high = (self.load(keys, (2 * n + m) * width, x).to(I32) & 0xFFFF for m in range(2))
+            self.tile.k_pairs.of(I32)[n * width + x] = low | (high << 16)
 
     def _work(self, tile: Tile) -> None:
         k = self.k
@@ -234,20 +267,17 @@ class Backward(Lanes):
         k = self.k
         with k.loop(2) as which:
             s = which == 0
-            width = k.where(s, self.d, self.d_v)
-            rows, turned, into = (
-                self._either(s, x, y)
-                for x, y in (
-                    (self.tile.k_copy, self.tile.v_copy),
-                    (self.item.q, self.item.dout),
-                    (self.tile.P, self.tile.dS),
-                )
-            )
+            count = k.where(s, self.d, self.d_v)
+            width, stop = self._copy_width(count) // self.both, (count + (self.both - 1)) // self.both
+            rows = self._either(s, self.tile.k_copy, self.tile.v_copy).of(self.number)
+            turned = self._either(s, self.item.q, self.item.dout).of(self.number)
+            into = self._either(s, self.tile.P, self.tile.dS)
 
             def block(
                 count: int,
                 p: Value,
                 width: Value = width,
+                stop: Value = stop,
                 rows: Pointer = rows,
                 turned: Pointer = turned,
                 into: Pointer = into,
@@ -256,7 +286,7 @@ class Backward(Lanes):
                 sums = self._product(
                     count,
                     k.whole(0),
-                    width,
+                    stop,
                     lambda r, x: keys[r][x],
                     lambda x, c: (turned + x * self.B + c).load(0, self.W),
                 )
@@ -291,50 +321,70 @@ class Backward(Lanes):
 
     def _slopes_in(self, tile: Tile, start: Value, stop: Value, masked: bool) -> None:
         k, kind, item = self.k, self.kind, self.item
-        zero = self.zero()
         with k.loop(self.B, step=self.W) as c:
             row = {"b": self.word("b"), "keys": k.integer("keys")}
             row |= {"i": item.i.load(c, self.W), "h": item.h.load(c, self.W)}
             prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
-            lse, rest = self.load(item.lse, c), self.load(item.c, c)
-            absent = k.lane_numbers(I64, self.W) + c >= self.word("lanes")
-            sums = _Sums(self, prepared[0])
-            with k.loop(stop, start=start) as p:
-                at = p * self.B + c
-                s = self.load(self.tile.P, at)
-                place = Place(
-                    row | {"j": tile.start + k.integer("j") + p, "s": s},
-                    lambda n, at=at: self.load(self._dense(n), at) != 0.0,  # type: ignore[misc]
-                )
-                results = [s]
-                if self.score is not None:
-                    results = [x.spread(self.W) for x in self.score.at(place, prepared[0])]
-                s = results[0]
-                if kind.bias:
-                    s = s + self.load(self.tile.bias, at)
-                hidden = (s == -math.inf) | absent
-                if masked and self.mask is not None:
-                    hidden = hidden | ~self.mask.at(place, prepared[1])[0].spread(self.W)
-                difference = s - lse
-                P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.unit))
-                dP, PD = self.load(self.tile.dS, at), P
-                if kind.dropout:
-                    keys = item.first.load(c, self.W), item.second.load(c, self.W)
-                    D = self._kept(keys, tile.start + k.integer("j") + p)
-                    dP, PD = dP * D, P * D
-                G = dP + rest
-                if kind.entropy:
-                    G = G - self.load(item.d_entropy, c) * (difference * (1 / self.unit) + 1.0)
-                dS = k.where(hidden, zero, P * G)
-                dT = dS * self.scale
-                if kind.bent:
-                    dT = k.where(hidden, zero, dT * results[1])
-                if kind.bias:
-                    self.tile.dbias[at] = dS
-                sums.add(results[1 + kind.bent :], dS, hidden)
-                self.tile.P[at] = k.where(hidden, k.constant(self.real, -0.0), PD)
-                self.tile.dS[at] = dT
-            sums.end()
+            lanes = _Lanes(
+                c,
+                row,
+                prepared,
+                absent=k.lane_numbers(I64, self.W) + c >= self.word("lanes"),
+                lse=self.load(item.lse, c),
+                rest=self.load(item.c, c),
+                d_entropy=self.load(item.d_entropy, c),
+                keys=(item.first.load(c, self.W), item.second.load(c, self.W)),
+                sums=_Sums(self, prepared[0]),
+            )
+            if not kind.pairs:
+                with k.loop(stop, start=start) as p:
+                    PD, dT = self._slope(tile, p, lanes, lanes.absent, masked)
+                    self.tile.P[p * self.B + c], self.tile.dS[p * self.B + c] = PD, dT
+            else:
+                # A key that is missing beside one that is there is hidden.
+                with k.when(start < stop), k.loop(stop, start=start - start % 2, step=2) as p:
+                    slopes = []
+                    for n in range(2):
+                        missing = (p + n < tile.first) | (p + n >= tile.stop)
+                        PD, dT = self._slope(tile, p + n, lanes, lanes.absent | missing, masked)
+                        at = (p + n) * self.B + c
+                        self.tile.P_short.of(BF16)[at], self.tile.dS_short.of(BF16)[at] = k.rounded(PD), k.rounded(dT)
+                        slopes.append(dT)
+                    self.tile.dS_pairs.of(I32)[p // 2 * self.B + c] = k.pair(*slopes)
+            lanes.sums.end()
+
+    def _slope(self, tile: Tile, p: Value, lanes: "_Lanes", hidden: Value, masked: bool) -> tuple[Value, Value]:
+        """P · D and dT of key p in some lanes; also dS, and its part in the gradients of tables."""
+        k, kind, zero = self.k, self.kind, self.zero()
+        at, j = p * self.B + lanes.c, tile.start + k.integer("j") + p
+        s = self.load(self.tile.P, at)
+        if kind.pairs:
+            s = s * (self.scale * self.unit)
+        place = Place({**lanes.leaves, "j": j, "s": s}, lambda n: self.load(self._dense(n), at) != 0.0)
+        results = [s] if self.score is None else [x.spread(self.W) for x in self.score.at(place, lanes.prepared[0])]
+        s = results[0]
+        if kind.bias:
+            s = s + self.load(self.tile.bias, at)
+        hidden = hidden | (s == -math.inf)
+        if masked and self.mask is not None:
+            hidden = hidden | ~self.mask.at(place, lanes.prepared[1])[0].spread(self.W)
+        difference = s - lanes.lse
+        P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.unit))
+        dP, PD = self.load(self.tile.dS, at), P
+        if kind.dropout:
+            D = self._kept(lanes.keys, j)
+            dP, PD = dP * D, P * D
+        G = dP + lanes.rest
+        if kind.entropy:
+            G = G - lanes.d_entropy * (difference * (1 / self.unit) + 1.0)
+        dS = k.where(hidden, zero, P * G)
+        dT = dS * self.scale
+        if kind.bent:
+            dT = k.where(hidden, zero, dT * results[1])
+        if kind.bias:
+            self.tile.dbias[at] = dS
+        lanes.sums.add(results[1 + kind.bent :], dS, hidden)
+        return k.where(hidden, k.constant(self.real, -0.0), PD), dT
 
     def _kept(self, keys: tuple[Value, Value], j: Value) -> Value:
         k = self.k
@@ -345,48 +395,57 @@ class Backward(Lanes):
 
     def _add_queries(self, tile: Tile, careful: bool) -> None:
         """dQᵀ += Kᵀ dTᵀ."""
-        k, rows, dq, dS = self.k, self.tile.k_copy, self.item.dq, self.tile.dS
-
-        def add(count: int, a: Value, sums: list[list[Value]]) -> None:
-            for r in range(count):
-                for c, x in zip(self.vectors(), sums[r], strict=True):
-                    at = (a + r) * self.B + c
-                    dq[at] = self.load(dq, at) + x
+        k, dq, width, n = self.k, self.item.dq, self._copy_width(self.d), self.both
+        rows = (self.tile.k_pairs if self.kind.pairs else self.tile.k_copy).of(self.number)
+        dS = (self.tile.dS_pairs if self.kind.pairs else self.tile.dS).of(self.number)
+        start, stop = tile.first // n, (tile.stop + (n - 1)) // n
 
         def block(count: int, a: Value) -> None:
             sums = self._product(
-                count,
-                tile.first,
-                tile.stop,
-                lambda r, p: rows[p * self.d + a + r],
-                lambda p, c: self.load(dS, p * self.B + c),
+                count, start, stop, lambda r, p: rows[p * width + a + r], lambda p, c: self.load(dS, p * self.B + c)
             )
-            add(count, a, [[x.value for x in row] for row in sums])
+            for r in range(count):
+                for c, x in zip(self.vectors(), sums[r], strict=True):
+                    at = (a + r) * self.B + c
+                    dq[at] = self.load(dq, at) + x.value
 
         if not careful:
             self._blocks(k.whole(0), self.d, block)
             return
         with k.loop(self.d) as a, k.loop(self.B, step=self.W) as c:
             total = k.variable(self.zero())
-            with k.loop(tile.stop, start=tile.first) as p:
-                at = p * self.B + c
-                shown = k.where(self._is_hidden(self.load(self.tile.P, at)), self.zero(), rows[p * self.d + a])
-                total.value = k.fma(shown, self.load(dS, at), total.value)
+            with k.loop(stop, start=start) as p:
+                shown = self._shown(rows[p * width + a], [self.weights + (n * p + m) * self.B + c for m in range(n)])
+                total.value = self.multiply_add(total.value, shown, self.load(dS, p * self.B + c))
             dq[a * self.B + c] = self.load(dq, a * self.B + c) + total.value
 
-    def _is_hidden(self, weight: Value) -> Value:
-        """Whether a weight is that of a hidden pair, −0."""
-        word = mathematics.integer(weight)
-        made: Value = weight.bits(word) == -(2 ** (8 * word.size - 1))
-        return made
+    @property
+    def weights(self) -> Pointer:
+        """P · D, one key after the other."""
+        found: Pointer = self.tile.P_short.of(BF16) if self.kind.pairs else self.tile.P
+        return found
+
+    def _shown(self, x: Value, weights: Sequence[Pointer], lanes: int | None = None) -> Value:
+        """x, or 0 where the weight at an address is that of a hidden pair, −0; for each half of a word its own."""
+        k, lanes = self.k, self.W if lanes is None else lanes
+        hidden = []
+        for weight in weights:
+            word = I16 if self.kind.pairs else mathematics.integer(self.zero())
+            hidden.append(weight.of(word).load(0, lanes) == -(2 ** (8 * word.size - 1)))
+        if not self.kind.pairs:
+            return k.where(hidden[0], k.constant(self.real, 0.0), x)
+        zero = k.constant(I32, 0)
+        low, high = (k.where(h, zero, k.constant(I32, 0xFFFF << 16 * m)) for m, h in enumerate(hidden))
+        return x & (low | high)
 
     def _add_keys(self, tile: Tile, careful: bool) -> None:
         """dV += (P · D)ᵀ dO and dK += dTᵀ Q: features in lanes."""
         k, vectors = self.k, 4 if self.k.target.registers >= 32 else 2
+        dS = self.tile.dS_short.of(BF16) if self.kind.pairs else self.tile.dS
         with k.loop(2) as which:
             v = which == 0
-            weights = self._either(v, self.tile.P, self.tile.dS)
-            rows = self._either(v, self.item.dout_rows, self.item.q_rows)
+            weights = self._either(v, self.weights, dS).of(self.number)
+            rows = self._either(v, self.item.dout_rows, self.item.q_rows).of(self.number)
             width = padded(self.kind, k.where(v, self.d_v, self.d))
             row = k.where(v, k.integer("dv_row"), k.integer("dk_row"))
             base = self._either(v, self.address("dv", self.real), self.address("dk", self.real)).bytes(tile.start * row)
@@ -408,7 +467,7 @@ class Backward(Lanes):
         careful: bool,
     ) -> None:
         """base[j, a] += Σ_i weights[j, i] rows[i, a] for so many vectors of features."""
-        k, columns = self.k, range(0, vectors * self.W, self.W)
+        k, columns, stop = self.k, range(0, vectors * self.W, self.W), self.B // self.both
 
         def block(count: int, p: Value) -> None:
             for r in range(count):
@@ -417,8 +476,8 @@ class Backward(Lanes):
             sums = self._product(
                 count,
                 k.whole(0),
-                k.whole(self.B),
-                lambda r, i: weights[(p + r) * self.B + i],
+                k.whole(stop),
+                lambda r, i: weights[(p + r) * stop + i],
                 lambda i, c: self.load(rows, i * width + c),
                 columns,
             )
@@ -432,10 +491,10 @@ class Backward(Lanes):
             return
         with k.loop(tile.stop, start=tile.first) as p:
             total = k.variable(self.zero())
-            with k.loop(self.B) as i:
-                hidden = self._is_hidden(self.tile.P[p * self.B + i])
-                shown = k.where(hidden, self.zero(), self.load(rows, i * width))
-                total.value = k.fma(shown, weights[p * self.B + i], total.value)
+            with k.loop(stop) as i:
+                at = self.weights + p * self.B + i * self.both
+                shown = self._shown(self.load(rows, i * width), [at + m for m in range(self.both)], 0)
+                total.value = self.multiply_add(total.value, shown, weights[p * stop + i].spread(self.W))
             into = base.bytes(p * row)
             into[0] = self.load(into) + total.value
 
@@ -482,6 +541,21 @@ class Backward(Lanes):
             low, high = (self.k.shuffle(x, x, range(start, start + half)) for start in (0, half))
             x = low + high
         return x.lane(0)
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """What is known of some lanes before their keys are looked at."""
+
+    c: Value  # the first of them
+    leaves: Mapping[str, Value]
+    prepared: Sequence[list[Value | None] | None]  # of the score and of the mask
+    absent: Value  # whether there is no row
+    lse: Value
+    rest: Value
+    d_entropy: Value
+    keys: tuple[Value, Value]  # of dropout
+    sums: "_Sums"
 
 
 class _Sums:

@@ -78,7 +78,11 @@ def tile_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
     area = {"P": tile, "dS": tile} | {f"dense{n}": tile for n in range(kind.dense)}
     if kind.bias:
         area |= {"bias": tile, "dbias": tile}
-    return area | {"O": kind.lanes * d_v, "k_copy": KEYS * d, "v_copy": KEYS * d_v, "state": 16}
+    if kind.pairs:
+        area |= dict.fromkeys(("P_short", "dS_short", "dS_pairs"), tile // 2)
+        area["k_pairs"] = KEYS // 2 * padded(kind, d)
+    copies = {"k_copy": KEYS * padded(kind, d), "v_copy": KEYS * padded(kind, d_v)}
+    return area | copies | {"O": kind.lanes * d_v, "state": 16}
 
 
 def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
@@ -88,7 +92,7 @@ def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
     integers = B * (1 if kind.integer is I32 else 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": B, "second": B, "lse": B, "c": B, "d_entropy": B}
     rows = {"q_rows": B * padded(kind, d), "dout_rows": B * padded(kind, d_v)}
-    return {"state": 16, **words, **lanes, **rows, "q": B * d, "dout": B * d_v, "dq": B * d}
+    return {"state": 16, **words, **lanes, **rows, "q": B * (d + 1), "dout": B * (d_v + 1), "dq": B * d}
 
 
 def scratch_size(kind: BackwardKind, items: int, d: int, d_v: int) -> int:

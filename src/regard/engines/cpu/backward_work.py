@@ -27,7 +27,7 @@ from regard.engines.cpu.backward_layout import (
     padded,
     scratch_size,
 )
-from regard.engines.cpu.element import F32, F64, I64, type_of
+from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.lowering import Arguments, integer_type
@@ -315,7 +315,7 @@ def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
         integer=integer_type(p.integers, mask, score) if mask or score else I64,
         lanes=-(-lanes // W) * W,
         few=0,
-        pairs=False,
+        pairs=type_of(p.dtype) is BF16 and target.bf16_dot,
         copied=True,
         mask=mask,
         score=score,

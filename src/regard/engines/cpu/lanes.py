@@ -171,6 +171,10 @@ class Lanes:
 
     # Products
 
+    def multiply_add(self, total: Value, x: Value, y: Value) -> Value:
+        """total + x · y; for words of two numbers each the product of both."""
+        return self.k.dot_pairs(total, x, y) if self.kind.pairs else self.k.fma(x, y, total)
+
     def _product(
         self,
         rows: int,
@@ -187,14 +191,13 @@ class Lanes:
         k = self.k
         columns = self.vectors() if columns is None else columns
         sums = [[k.variable(self.zero()) for _ in columns] for _ in range(rows)]
-        add = k.dot_pairs if self.kind.pairs else lambda total, x, y: k.fma(x, y, total)
 
         def step(x: Value) -> None:
             vectors = [vector(x, c) for c in columns]
             for r in range(rows):
                 f = factor(r, x).spread(self.W)
                 for c, v in enumerate(vectors):
-                    sums[r][c].value = add(sums[r][c].value, f, v)
+                    sums[r][c].value = self.multiply_add(sums[r][c].value, f, v)
 
         unroll = UNROLL if rows > 1 else 1
         whole = stop - (stop - start) % unroll
