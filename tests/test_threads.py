@@ -229,11 +229,15 @@ def test_each_thread_has_its_own_scratch_and_keeps_it() -> None:
 
 
 def test_scratch_outlives_a_call_that_needs_more() -> None:
-    small = Scratch(1000)
-    before, memory = small.address, weakref.ref(small.held[-1])
-    large = Scratch(100_000)
-    assert large.address != before
-    assert memory() is not None
-    del small
-    assert memory() is None
-    assert large.held[-1].size == 100_000
+    def work() -> None:
+        small = Scratch(1000)
+        before, memory = small.address, weakref.ref(small.held[-1])
+        large = Scratch(100_000)
+        assert large.address != before
+        assert memory() is not None
+        del small
+        assert memory() is None
+        assert large.held[-1].size == 100_000
+
+    with ThreadPoolExecutor(1) as fresh:  # a thread that has no memory yet
+        fresh.submit(work).result()
