@@ -59,7 +59,7 @@ def test_so_many_threads_and_the_calling_one(count: int) -> None:
         spread(work, range(count), count)
         assert len(met) == count
         assert threading.get_ident() in met
-    assert threads._helpers == count - 1  # those of the first call serve the others
+    assert threads._helpers <= count - 1  # those of the first call serve the others
 
 
 def test_no_more_threads_than_tasks_or_than_asked_for() -> None:
