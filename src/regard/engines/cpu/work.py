@@ -5,6 +5,7 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
+import gc
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -419,9 +420,15 @@ def source(kind: Kind, target: Target) -> str:
     from regard.engines.cpu.few_queries import FewQueries
     from regard.engines.cpu.many_queries import ManyQueries
 
-    k = Kernel("forward", target, kind.fields)
-    (FewQueries if kind.few else ManyQueries)(k, kind).run()
-    return k.text()
+    collects = gc.isenabled()
+    gc.disable()  # it would look again and again at a hundred thousand objects that all stay
+    try:
+        k = Kernel("forward", target, kind.fields)
+        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+        return k.text()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
