@@ -456,6 +456,16 @@ class Kernel:
         x, z = x._meet(z)
         return self.intrinsic("fma" if self.target.fma else "fmuladd", x.type, x, y.spread(x.lanes), z)
 
+    def dot_pairs(self, total: Value, x: Value, y: Value) -> Value:
+        """total + x₀ y₀ + x₁ y₁ in float32, where each 32-bit word of x and y holds two bfloat16: `target.bf16_dot`.
+
+        Small numbers are taken for 0.
+        """
+        pairs = ir.VectorType(BF16.raw, 2 * total.lanes)
+        arguments = [total.raw, self.b.bitcast(x.raw, pairs), self.b.bitcast(y.raw, pairs)]
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * total.lanes}"
+        return total._like(self.call_named(name, total.raw.type, [a.type for a in arguments], arguments))
+
     def rint(self, x: Value) -> Value:
         """To the nearest integer, ties to even."""
         return self.intrinsic("rint", x.type, x)
