@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -198,7 +200,8 @@ def check(got: Mapping[str, Array], exact: Mapping[str, Array], dtype: np.dtype[
     """Raise `Wrong` unless every result of a call in `dtype` agrees with that of float64, by its relative error."""
     import ml_dtypes
 
-    allowed = float(ml_dtypes.finfo(dtype).eps) * (1 if dtype.itemsize == 2 else TIGHT)
+    eps = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+    allowed = eps * (1 if dtype.itemsize == 2 else TIGHT)
     for name, expected in exact.items():
         x = got[name].astype(np.float64)
         if x.shape != expected.shape:
@@ -217,8 +220,16 @@ def fresh(code: str, *arguments: Any, **environment: str) -> Any:
     RuntimeError with the last line of its errors if it fails.
     """
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    # Modules are compiled to bytecode beforehand, as an installer does it, wherever they come from.
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": _bytecode().name}
+    done = subprocess.run(command, env=os.environ | bytecode | environment, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
-        raise RuntimeError(lines[-1][:160])
+        raise RuntimeError(lines[-1])
     return json.loads(done.stdout)
+
+
+@cache
+def _bytecode() -> "TemporaryDirectory[str]":
+    """Removed when this process ends; the first process that imports a module fills it."""
+    return TemporaryDirectory()

@@ -1,6 +1,7 @@
 """The memory that one call takes beyond its inputs and its output, at the peak, in a process of its own."""
 
 import contextlib
+import ctypes
 import json
 import sys
 from collections.abc import Callable
@@ -29,7 +30,7 @@ def inputs(n: int) -> tuple[Array, Array, Array, dict[str, Any]]:
 
 def regard_everything(n: int, engine: str | None) -> Call:
     q, k, v, options = inputs(n)
-    observe = ["lse", "entropy", "max", "argmax", "received", regard.top(8)]
+    observe: list[Any] = ["lse", "entropy", "max", "argmax", "received", regard.top(8)]
     return lambda: regard.attention(q, k, v, engine=engine, observe=observe, **options)
 
 
@@ -75,7 +76,7 @@ CALLS: dict[str, Callable[[int, str | None], Call]] = {
 
 
 def extra(name: str, n: int, engine: str | None = None, threads: int = 1) -> float:
-    """Bytes beyond what was there before the call and what it returns. RuntimeError if it does not survive, or off Linux."""
+    """Bytes beyond what was there before the call and what it returns; RuntimeError if it does not survive."""
     code = "from regard.bench.memory import main; main()"
     return float(fresh(code, name, n, engine or "", threads))
 
@@ -87,11 +88,16 @@ def main() -> None:
     regard.set_num_threads(threads)
     CALLS[name](SMALL, engine)()
     call = CALLS[name](n, engine)
-    with contextlib.suppress(OSError):  # the peak so far is then that of a small call
+    with contextlib.suppress(AttributeError):  # memory that was freed is not there for the call to use unseen
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):  # where it cannot be reset, the peak is that of a small call at least
         Path("/proc/self/clear_refs").write_text("5")
     stay_within_memory()
     before = memory("VmRSS")
-    result = call()
+    try:
+        result = call()
+    except (MemoryError, RuntimeError) as error:
+        raise SystemExit("out of memory" if "alloc" in str(error) else str(error)) from None
     print(json.dumps(max(memory("VmHWM") - before - size(result), 0)))
 
 

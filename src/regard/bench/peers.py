@@ -30,8 +30,8 @@ def naive_numpy(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Pre
     if q.itemsize == 2:
         raise Unable("NumPy has no products of 16-bit floats that use the processor's")
     shared = (len(k), len(q) // len(k), *q.shape[1:])
-    args = (q, k, v) if len(k) == len(q) else (q.reshape(shared), k[:, None], v[:, None])
-    return lambda: naive.attention(*args, causal=causal), lambda out: out.reshape(*q.shape[:-1], v.shape[-1])
+    query, key, value = (q, k, v) if len(k) == len(q) else (q.reshape(shared), k[:, None], v[:, None])
+    return lambda: naive.attention(query, key, value, causal), lambda out: out.reshape(*q.shape[:-1], v.shape[-1])
 
 
 def tiled(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepared:

@@ -4,6 +4,7 @@ import platform
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -16,8 +17,15 @@ from regard.threads import num_threads
 
 PACKAGES = ("numpy", "llvmlite", "torch", "jax", "onnxruntime", "openvino")
 
-Progress = Callable[[str, float], object]
+Progress = Callable[[str, int], object]
 """Told what is being done and how many rows are done."""
+
+QUICK: dict[str, Any] = {
+    "rounds": 3,
+    "seconds": 1.5,
+    "left_out": {"FlexAttention": "not in a quick run: compiling takes seconds a row"},
+}
+"""What a quick run sets otherwise."""
 
 
 def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done: None) -> Report:
@@ -31,8 +39,7 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
             for n, row in enumerate(rows):
                 label = f"{row.group}: {row.name}"
                 progress(label, n)
-                tick = lambda stage, label=label, n=n: progress(f"{label} · {stage}", n)  # noqa: E731
-                results.append(row.measure(replace(s, tick=tick)))
+                results.append(row.measure(replace(s, tick=partial(_tick, progress, label, n))))
         finally:
             regard.set_num_threads(before)
     method = {
@@ -42,6 +49,10 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
         "engine": s.engine or "the first that can",
     }
     return Report(machine(s), method, results)
+
+
+def _tick(progress: Progress, label: str, done: int, stage: str) -> None:
+    progress(f"{label} · {stage}", done)
 
 
 def machine(s: Setting) -> dict[str, str]:
