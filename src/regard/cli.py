@@ -243,12 +243,14 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
-    from regard.bench import measure, report
+    from regard.bench import report
+    from regard.bench.measure import Setting
+    from regard.bench.measure import cores as allowed
     from regard.bench.rows import chosen
     from regard.bench.run import QUICK, run
     from regard.engines import engines
 
-    quick, cores = arguments.quick, measure.cores()
+    quick, cores = arguments.quick, allowed()
     threads = _least("--threads", arguments.threads, 1)
     if threads > len(cores):
         raise Refusal(f"--threads must be at most {len(cores)}, the cores this process may use, got {threads}")
@@ -266,7 +268,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         return
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise Refusal(f"cannot write to {arguments.out}: it is not a directory")
-    setting = measure.Setting(cores, threads, engine=arguments.engine, **(QUICK if quick else {}))
+    setting = replace(Setting(cores, threads, engine=arguments.engine), **(QUICK if quick else {}))
     if arguments.rounds is not None:
         setting = replace(setting, rounds=_least("--rounds", arguments.rounds, 1))
     with _bar(len(rows)) as progress:

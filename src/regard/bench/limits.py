@@ -55,7 +55,9 @@ NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
 def bandwidth(threads: int = 1) -> Limit:
     """The rate at which memory can be read."""
     count = BUFFER // 4 // threads
-    return Limit("read bandwidth", "GB/s", 4.0 * count * threads, lambda: _run(_read(), _buffer(), threads, count))
+    return Limit(
+        "read bandwidth", "GB/s", 4.0 * count * threads, lambda: _run(_read(), _buffer(), threads, count, 4 * count)
+    )
 
 
 def chains(target: Target) -> int:
@@ -127,10 +129,9 @@ def _buffer() -> Array:
     return np.ones(BUFFER, np.uint8)
 
 
-def _run(compiled: Compiled, source: Array, threads: int, count: int) -> None:
-    """Once on each thread; the buffer is shared out if it is large enough."""
+def _run(compiled: Compiled, source: Array, threads: int, count: int, share: int = 0) -> None:
+    """Once on each thread, each `share` bytes further on in the source."""
     results = np.zeros((threads, 64), np.uint8)
-    share = len(source) // threads if len(source) == BUFFER else 0
 
     def one(n: int) -> None:
         fields = np.array([source.ctypes.data + n * share, results[n].ctypes.data, count], np.uint64)

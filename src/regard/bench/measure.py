@@ -6,7 +6,6 @@ leaves out what other programs took of the core; on several cores it is the time
 """
 
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -58,14 +57,16 @@ class Result:
     """What was measured in one row.
 
     samples: for each contender seconds of one call, or bytes, one for each round. work: the FLOPs or bytes of one call
-    where rates are compared, in 10⁹ a second, and more is better; elsewhere less is. The figure of a contender is
-    its sample divided by that of `reference` in the same round; without a reference the sample itself. `goal` is for
-    the figure of `regard`. failures: why others have no samples. facts: sizes, for tables and plots.
+    where rates are compared, in 10⁹ a second. The figure of a contender is its sample or rate divided by that of
+    `reference` in the same round; without a reference the sample or rate itself. `goal` is for the figure of `regard`,
+    which should be as large as that if `higher_is_better`, else as small. failures: why others have no samples. facts:
+    sizes, for tables and plots.
     """
 
     group: str
     name: str
     unit: str
+    higher_is_better: bool = False
     goal: float | None = None
     reference: str | None = None
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -98,22 +99,18 @@ class Result:
         return low, high
 
     @property
-    def more_is_better(self) -> bool:
-        return bool(self.work)
-
-    @property
     def met(self) -> bool | None:
         """Whether the goal is reached; None where there is none."""
         if self.goal is None:
             return None
         figure = self.figure()
-        return figure is not None and (figure >= self.goal if self.more_is_better else figure <= self.goal)
+        return figure is not None and (figure >= self.goal if self.higher_is_better else figure <= self.goal)
 
     @property
     def peers(self) -> list[str]:
         """The others that were measured, the best first."""
         names = [name for name in self.samples if name not in (SUBJECT, self.reference)]
-        return sorted(names, key=lambda name: self.figure(name) or 0.0, reverse=self.more_is_better)
+        return sorted(names, key=lambda name: self.figure(name) or 0.0, reverse=self.higher_is_better)
 
 
 @dataclass
@@ -143,20 +140,22 @@ def in_turns(contenders: Mapping[str, Contender], s: Setting, threads: int | Non
     """Seconds of one call of each, one after the other in every round; all have run before."""
     clock = time.process_time if (threads or s.threads) == 1 else time.perf_counter
 
-    def sample(call: Call, repeats: int) -> float:
+    def seconds(call: Call, repeats: int) -> float:
         start = clock()
         for _ in range(repeats):
             call()
-        return max(clock() - start, 1e-9) / repeats
+        return max(clock() - start, 1e-9)
 
-    first = {name: sample(c.call, 1) for name, c in contenders.items()}
-    repeats = {name: max(1, math.ceil(SAMPLE / t)) for name, t in first.items()}
-    about = sum(t * repeats[name] for name, t in first.items())
+    repeats, about = dict.fromkeys(contenders, 1), 0.0
+    for name, contender in contenders.items():
+        while (spent := seconds(contender.call, repeats[name])) < SAMPLE:
+            repeats[name] *= 2
+        about += spent
     rounds = max(3, min(s.rounds, int(s.seconds / about)))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
-            times[name].append(sample(contender.call, repeats[name]))
+            times[name].append(seconds(contender.call, repeats[name]) / repeats[name])
     return times
 
 

@@ -166,7 +166,7 @@ def memory(report: Report) -> Plot | None:
     lines(axes, found, {text: (colour, marker) for text, colour, marker in drawn.values()})
     sizes = [(x.facts["n_q"], x.samples["q, k and v"][0] / 2**20) for x in results]
     axes.plot(*zip(*sizes, strict=True), color=INK, linewidth=1, linestyle=(0, (5, 3)))
-    put(axes, "size of q, k and v", sizes[0], (0, 5))
+    put(axes, "size of q, k and v", sizes[-1], (-6, 3), ha="right")
     for name, (text, colour, _) in drawn.items():
         if any(name in x.failures for x in results) and found[text]:
             put(axes, "out of memory", found[text][-1], (0, 8), ha="center", color=colour)
@@ -187,7 +187,7 @@ def canvas(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(SOFT)
-        axes.tick_params(colors=SOFT, labelsize=8)
+        axes.tick_params(color=SOFT, labelcolor=INK, labelsize=8)
         axes.xaxis.label.set(color=INK, fontsize=9)
         axes.yaxis.label.set(color=INK, fontsize=9)
     return figure, panels
@@ -200,8 +200,8 @@ def headline(figure: Figure, text: str) -> None:
 def put(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], coords: Any = "data",
         **style: Any) -> None:  # fmt: skip
     """A text some points away from a place."""
-    style = {"fontsize": 8, "color": INK} | style
-    axes.annotate(text, at, xycoords=coords, xytext=offset, textcoords="offset points", annotation_clip=False, **style)
+    options: dict[str, Any] = {"fontsize": 8, "color": INK, "annotation_clip": False} | style
+    axes.annotate(text, at, xycoords=coords, xytext=offset, textcoords="offset points", **options)
 
 
 def threads(report: Report) -> str:
@@ -211,7 +211,8 @@ def threads(report: Report) -> str:
 
 def of_kind(report: Report, kind: str) -> list[Result]:
     """The rows of a sweep, by n."""
-    return sorted((x for x in report.group("growth") if x.name.startswith(kind)), key=lambda x: x.facts["n_q"])
+    found = report.group("window over n" if kind == "window" else "growth")
+    return sorted((x for x in found if x.name.startswith(kind)), key=lambda x: x.facts["n_q"])
 
 
 def points(

@@ -21,6 +21,7 @@ TITLES = {
     "cold": "Cold: each in a process of its own",
     "memory": "Memory beyond inputs and outputs",
     "memory over n": "Memory over n: MiB beyond inputs and outputs, 2 heads, d = 64, float32",
+    "window over n": "A window of 256 against the plain call of the same n: 8 heads, d = 64, float32",
     "growth": "Over n: share of the peak, 8 heads, d = 64, float32",
 }
 
@@ -67,15 +68,15 @@ def middle(result: Result, name: str = SUBJECT) -> list[str]:
 def goal(result: Result) -> str:
     if result.goal is None:
         return ""
-    return f"{'≥' if result.more_is_better else '≤'} {shown(result, result.goal)}"
+    return f"{'≥' if result.higher_is_better else '≤'} {shown(result, result.goal)}"
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """One for each group of rows, and one of those that did not take part."""
+def tables(report: Report, wide: bool = True) -> Iterator[Table]:
+    """One for each group of rows, and one of those that did not take part. wide: with a column for every peer."""
     for group in dict.fromkeys(x.group for x in report.results):
         results = report.group(group)
         if group in ("forward", "decode", "growth"):
-            yield _side_by_side(TITLES[group], results)
+            yield _side_by_side(TITLES[group], results, wide)
         elif group == "memory over n":
             yield _memory(TITLES[group], results)
         else:
@@ -110,20 +111,19 @@ def _plain(title: str, results: list[Result]) -> Table:
     return Table(title, header + (["goal", "met"] if goals else []), rows)
 
 
-def _side_by_side(title: str, results: list[Result]) -> Table:
-    peers = list(dict.fromkeys(name for x in results for name in [*x.samples, *x.failures]))
-    peers = [name for name in peers if name not in (SUBJECT, LIMIT)]
+def _side_by_side(title: str, results: list[Result], wide: bool) -> Table:
+    names = list(dict.fromkeys(name for x in results for name in [*x.samples, *x.failures]))
+    peers = [name for name in names if name not in (SUBJECT, LIMIT)]
     goals = any(x.goal is not None for x in results)
-    rows = []
-    for x in results:
-        first = not x.peers or (x.figure() or 0.0) > (x.figure(x.peers[0]) or 0.0)
-        rows.append(
-            [x.name, *middle(x)]
-            + ([goal(x), verdict(x)] if goals else [])
-            + ["yes" if first else "no"]
-            + [shown(x, x.figure(name)) for name in peers]
-        )
-    return Table(title, ["", SUBJECT, "quartiles", *(["goal", "met"] if goals else []), "first", *peers], rows)
+    header = ["", SUBJECT, *(["quartiles"] if wide else []), *(["goal", "met"] if goals else []), "fastest peer"]
+    rows = [
+        [x.name, *(middle(x) if wide else middle(x)[:1])]
+        + ([goal(x), verdict(x)] if goals else [])
+        + [f"{x.peers[0]} {shown(x, x.figure(x.peers[0]))}" if x.peers else ABSENT]
+        + ([shown(x, x.figure(name)) for name in peers] if wide else [])
+        for x in results
+    ]
+    return Table(title, header + (peers if wide else []), rows)
 
 
 def _memory(title: str, results: list[Result]) -> Table:
@@ -162,7 +162,7 @@ def show(report: Report, console: Any) -> None:
 
     for name, value in report.machine.items():
         console.print(Text.assemble((f"{name:12s}", "bold"), value))
-    for table in tables(report):
+    for table in tables(report, wide=False):
         drawn = Drawn(title=table.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for n, name in enumerate(table.header):
             drawn.add_column(Text(name), justify="left" if n == 0 or name in ("why", "where") else "right")

@@ -98,7 +98,7 @@ class Rate:
 
     def measure(self, s: Setting) -> Result:
         threads = len(s.cores) if self.every_core else s.threads
-        found = Result(self.group, self.name, "", facts={"threads": threads})
+        found = Result(self.group, self.name, "", True, facts={"threads": threads})
         try:
             limit = self.limit(threads)
             with pinned(s.cores[-threads:]):
@@ -127,7 +127,7 @@ class Share:
         q, k, v, options = self.case.inputs(dtype_of(self.dtype))
         limit = limits.bandwidth(s.threads) if self.reads else limits.peak(self.dtype, s.threads)
         work = float(k.nbytes + v.nbytes) if self.reads else flops(self.case, options)
-        found = Result(self.group, self.name, f"of the {limit.name}", self.goal, "limit")
+        found = Result(self.group, self.name, f"of the {limit.name}", True, self.goal, "limit")
         found.facts = facts(self.case) | {
             "dtype": self.dtype,
             "causal": bool(options.get("causal")),
@@ -185,7 +185,8 @@ class Cost:
     quick: bool = True
 
     def measure(self, s: Setting) -> Result:
-        found = Result(self.group, self.name, f"× {self.base.name}", self.goal, self.base.name, facts=facts(self.case))
+        found = Result(self.group, self.name, f"× {self.base.name}", False, self.goal, self.base.name)
+        found.facts = facts(self.case)
         try:
             more: Options = {"observe": list(self.observe)} if self.observe else {}
             call, options = checked(self.case, np.float32, s, **more)
@@ -218,7 +219,8 @@ class Speedup:
     quick: bool = True
 
     def measure(self, s: Setting) -> Result:
-        found = Result(self.group, self.name, "× one thread", self.goal, "one thread", facts=facts(self.case))
+        found = Result(self.group, self.name, "× one thread", True, self.goal, "one thread")
+        found.facts = facts(self.case)
         if len(s.cores) < self.threads:
             found.failures[SUBJECT] = f"needs {self.threads} cores, may use {len(s.cores)}"
             return found
@@ -256,7 +258,8 @@ class Small:
     quick: bool = True
 
     def measure(self, s: Setting) -> Result:
-        found = Result(self.group, self.name, "× PyTorch", self.goal, "PyTorch", facts=facts(self.case))
+        found = Result(self.group, self.name, "× PyTorch", False, self.goal, "PyTorch")
+        found.facts = facts(self.case)
         q, k, v, options = self.case.inputs(np.float32)
         expected = exact(q, k, v, options)
         adapters: dict[str, Adapter] = {SUBJECT: partial(self.from_tensors, s.engine), "PyTorch": PEERS["PyTorch"]}
@@ -293,7 +296,8 @@ class Import:
 
     def measure(self, s: Setting) -> Result:
         code = "import sys, time; t = time.process_time(); __import__(sys.argv[1]); print(time.process_time() - t)"
-        found = Result(self.group, self.name, "× import numpy", self.goal, "numpy", {SUBJECT: [], "numpy": []})
+        found = Result(self.group, self.name, "× import numpy", False, self.goal, "numpy")
+        found.samples = {SUBJECT: [], "numpy": []}
         for turn in range(s.rounds + 1):
             for name in ("numpy", SUBJECT):
                 seconds = fresh(code, name)
@@ -335,7 +339,7 @@ class First:
         return f"first call, {self.kind}, {'from the disk cache' if self.cached else 'compiled'}"
 
     def measure(self, s: Setting) -> Result:
-        found = Result(self.group, self.name, "s", self.goal)
+        found = Result(self.group, self.name, "s", False, self.goal)
         code = FIRST.format(engine=s.engine, options=KINDS[self.kind])
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -362,7 +366,8 @@ class Memory:
 
     def measure(self, s: Setting) -> Result:
         size = float(sum(x.nbytes for x in memory.inputs(self.n)[:3]))
-        found = Result(self.group, self.name, "× q, k and v", self.goal, "q, k and v", {"q, k and v": [size]})
+        found = Result(self.group, self.name, "× q, k and v", False, self.goal, "q, k and v")
+        found.samples = {"q, k and v": [size]}
         found.facts = {"n_q": self.n}
         for name in self.contenders:
             s.tick(name)
@@ -467,9 +472,9 @@ def rows() -> Iterator[Row]:
                 peers=IN_GROWTH,
                 quick=kind == "plain" and n in (128, 512, 2048),
             )
-    for n in (2**x for x in range(10, 17)):
+    for n in (2**x for x in range(10, 14)):
         fixed = replace(sized("window", n), name="window of 256", wishes=lambda rng, c: {"mask": regard.window(256)})
-        yield Share("growth", f"window of 256, n = {n}", fixed, peers=(), quick=n <= 4096)
+        yield Cost("window over n", f"window of 256, n = {n}", fixed, sized("plain", n), visible=True, quick=n <= 4096)
 
 
 def chosen(pattern: str | None = None, quick: bool = False) -> list[Row]:
