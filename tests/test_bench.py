@@ -84,9 +84,12 @@ def test_every_number_is_read(target: Any) -> None:
 
 
 def test_a_limit_knows_its_work() -> None:
+    target = targets()[limits.chosen().name]
     one, two = limits.peak("float32"), limits.peak("float32", threads=2)
     one.call()
     two.call()
+    assert one.work == limits.chains(target) * target.lanes(4) * 2 * limits.STEPS
+    assert limits.peak("bfloat16").work == one.work * (2 if target.bf16_dot else 1)
     assert two.work == 2 * one.work
     assert limits.peak("float64").work == one.work / 2
     assert limits.bandwidth().work == limits.BUFFER
@@ -154,6 +157,8 @@ def test_a_row_is_measured_beside_its_limit_and_peers() -> None:
     rate, peak = (found.work[x] / found.samples[x][0] / 1e9 for x in (SUBJECT, "limit"))
     assert math.isclose(found.figures()[0], rate / peak)
     assert sorted(found.peers) == sorted(HERE)
+    causal = replace(share(), case=tiny("causal")).measure(TINY)
+    assert causal.work[SUBJECT] == found.work[SUBJECT] / 2
 
 
 def test_wrong_and_failing_peers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -219,16 +217,13 @@ def fresh(code: str, *arguments: Any, **environment: str) -> Any:
     RuntimeError with the last line of its errors if it fails.
     """
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    # Modules are compiled to bytecode beforehand, as an installer does it, wherever they come from.
-    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": _bytecode().name}
-    done = subprocess.run(command, env=os.environ | bytecode | environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
         raise RuntimeError(lines[-1])
     return json.loads(done.stdout)
 
 
-@cache
-def _bytecode() -> "TemporaryDirectory[str]":
-    """Removed when this process ends; the first process that imports a module fills it."""
-    return TemporaryDirectory()
+def as_installed(folder: str) -> dict[str, str]:
+    """The environment in which modules are compiled to bytecode once, as an installer does, wherever they come from."""
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}

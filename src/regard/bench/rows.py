@@ -13,7 +13,18 @@ import numpy as np
 import regard
 from regard.bench import limits, memory
 from regard.bench.cases import Case, case
-from regard.bench.measure import SUBJECT, Contender, Result, Setting, Wrong, check, fresh, in_turns, pinned
+from regard.bench.measure import (
+    SUBJECT,
+    Contender,
+    Result,
+    Setting,
+    Wrong,
+    as_installed,
+    check,
+    fresh,
+    in_turns,
+    pinned,
+)
 from regard.bench.peers import PEERS, Adapter, reason, tensors
 from regard.observing import Top
 from regard.planning import plan
@@ -298,11 +309,12 @@ class Import:
         code = "import sys, time; t = time.process_time(); __import__(sys.argv[1]); print(time.process_time() - t)"
         found = Result(self.group, self.name, "× import numpy", False, self.goal, "numpy")
         found.samples = {SUBJECT: [], "numpy": []}
-        for turn in range(s.rounds + 1):
-            for name in ("numpy", SUBJECT):
-                seconds = fresh(code, name)
-                if turn:
-                    found.samples[name].append(seconds)
+        with tempfile.TemporaryDirectory() as folder:
+            for turn in range(s.rounds + 1):
+                for name in ("numpy", SUBJECT):
+                    seconds = fresh(code, name, **as_installed(folder))
+                    if turn:
+                        found.samples[name].append(seconds)
         return found
 
 
@@ -344,7 +356,8 @@ class First:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 caches = [os.path.join(folder, "0" if self.cached else str(n)) for n in range(s.rounds + 1)]
-                found.samples[SUBJECT] = [fresh(code, REGARD_CACHE=cache) for cache in caches][1:]
+                times = [fresh(code, **as_installed(folder), REGARD_CACHE=cache) for cache in caches]
+                found.samples[SUBJECT] = times[1:]
             except RuntimeError as error:
                 found.failures[SUBJECT] = reason(error)
         return found
