@@ -372,6 +372,14 @@ def test_where_naive_numpy_falls_behind(found: Report) -> None:
     assert report.crossings(replace(made, results=made.results[:1])) == ["plain: slower than naive NumPy at n = 8"]
 
 
+def test_names_beside_lines_do_not_overlap() -> None:
+    made = plots.apart([0.1, 0.5, 0.5, 0.52, 0.9], gap=0.05)
+    assert made[0] == 0.1
+    assert made[-1] == 0.9
+    assert min(np.diff(made)) > 0.049
+    assert np.mean(made[1:4]) == pytest.approx(np.mean([0.5, 0.5, 0.52]))
+
+
 # The command
 
 

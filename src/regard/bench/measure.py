@@ -36,7 +36,7 @@ class Setting:
     cores: tuple[int, ...]
     threads: int = 1
     rounds: int = 9
-    seconds: float = 20.0
+    seconds: float = 12.0
     engine: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)  # peers, and why
     tick: Callable[[str], object] = lambda stage: None

@@ -139,7 +139,7 @@ def growth(report: Report) -> Plot | None:
     }
     lines(axes, found, {name: (colour, marker) for name, (_, _, colour, marker) in drawn.items()})
     over_n(axes, results)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
     axes.set_ylabel("milliseconds of one call")
     headline(figure, f"Time against n: 8 heads, d = 64, float32, {threads(report)}")
     return "time against n: a window's cost is linear", figure
@@ -169,7 +169,7 @@ def memory(report: Report) -> Plot | None:
     put(axes, "size of q, k and v", sizes[-1], (-6, 3), ha="right")
     for name, (text, colour, _) in drawn.items():
         if any(name in x.failures for x in results) and found[text]:
-            put(axes, "out of memory", found[text][-1], (0, 8), ha="center", color=colour)
+            put(axes, "then out of memory", found[text][-1], (9, 0), va="center", color=colour)
     over_n(axes, results)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,g}"))
     axes.set_ylabel("MiB at the peak, beyond inputs and outputs")
@@ -237,12 +237,23 @@ def lines(axes: Axes, found: Mapping[str, Points], styles: Mapping[str, tuple[st
     axes.autoscale_view()
     to_fraction = axes.transData + axes.transAxes.inverted()
     ends = sorted((float(to_fraction.transform(line[-1])[1]), name) for name, line in found.items())
-    gap = 13 / 72 / (axes.figure.get_figure(root=True).get_figheight() - 1.2)
-    last = -1.0
-    for height, name in ends:
-        last = max(height, last + gap)
+    heights = apart(
+        [height for height, _ in ends], gap=0.18 / (axes.figure.get_figure(root=True).get_figheight() - 1.2)
+    )
+    for height, (_, name) in zip(heights, ends, strict=True):
         weight = "bold" if name.startswith(SUBJECT) else "normal"
-        put(axes, name, (1, last), (8, 0), "axes fraction", va="center", color=styles[name][0], fontweight=weight)
+        put(axes, name, (1, height), (8, 0), "axes fraction", va="center", color=styles[name][0], fontweight=weight)
+
+
+def apart(heights: list[float], gap: float) -> list[float]:
+    """Rising heights, moved as little as makes neighbours differ by `gap`: where they meet, both give way."""
+    made = list(heights)
+    for _ in range(100):
+        for n in range(1, len(made)):
+            short = (gap - (made[n] - made[n - 1])) / 2
+            if short > 0:
+                made[n - 1], made[n] = made[n - 1] - short, made[n] + short
+    return made
 
 
 def over_n(axes: Axes, results: Iterable[Result]) -> None:
