@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.cpu import pool
 from regard.engines.cpu.cache import Compiled, kernel
 from regard.engines.cpu.element import BF16, F32, F64, I32, Type
 from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.target import Target, chosen
+from regard.threads import spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -137,4 +137,4 @@ def _run(compiled: Compiled, source: Array, threads: int, count: int, share: int
         fields = np.array([source.ctypes.data + n * share, results[n].ctypes.data, count], np.uint64)
         compiled(fields.ctypes.data)
 
-    pool.spread(one, threads, threads)
+    spread(one, range(threads), threads)

@@ -246,6 +246,10 @@ class Pointer:
         """The same address, read as another type."""
         return Pointer(self.k, type, self.raw)
 
+    @property
+    def address(self) -> Value:
+        return Value(self.k, I64, 0, self.k.b.ptrtoint(self.raw, I64.raw))
+
     def __getitem__(self, n: Any) -> Value:
         return self.load(n)
 
@@ -274,7 +278,7 @@ class Pointer:
         self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
 
     def gather(self, index: Value) -> Value:
-        """The numbers at the places that a vector of 64-bit integers names."""
+        """The numbers at the places that a vector of integers names."""
         k, lanes = self.k, index.lanes
         if not lanes:
             return self[index]
@@ -333,6 +337,10 @@ class Kernel:
     def pointer_at(self, words: Pointer, n: Any, type: Type) -> Pointer:
         """The address that lies in the n-th word."""
         return Pointer(self, type, self.b.load((words + n).raw, typ=ir.PointerType()))
+
+    def at(self, address: Value, type: Type) -> Pointer:
+        """What lies at an address that was computed."""
+        return Pointer(self, type, self.b.inttoptr(address.raw, ir.PointerType()))
 
     def variable(self, first: Value) -> Variable:
         return Variable(self, first)
@@ -401,12 +409,6 @@ class Kernel:
         made = self.call_named(f"llvm.{name}{suffix}", self.raw(result, lanes), [x.type for x in raw], raw)
         return Value(self, result, lanes, made)
 
-    def masked_intrinsic(self, name: str, mask: str, x: Value, y: Value) -> Value:
-        """An AVX-512 intrinsic of two vectors in all lanes, under the current rounding."""
-        bits = ir.IntType(int(mask[1:]))
-        arguments = [x.raw, y.raw, x.raw, ir.Constant(bits, -1), ir.Constant(I32.raw, 4)]
-        return x._like(self.call_named(name, x.raw.type, [a.type for a in arguments], arguments))
-
     def library(self, name: str, x: Value) -> Value:
         """A function of the C library, such as "expm1", for each lane."""
         name = name + ("f" if x.type is F32 else "")
@@ -427,14 +429,43 @@ class Kernel:
 
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
         """As many vectors as they have lanes, rows and lanes exchanged."""
-        made, n = list(rows), len(rows)
-        half = n // 2
-        low = [x // 2 + n * (x % 2) for x in range(n)]
-        for _ in range(n.bit_length() - 1):
-            # Interleaving the first half with the second moves every index of (row, lane) by one bit.
-            made = [
-                self.shuffle(made[x // 2], made[x // 2 + half], [i + half * (x % 2) for i in low]) for x in range(n)
+        n = len(rows)
+        inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which moving them is cheapest
+        made = list(rows)
+        for first in range(0, n, inside):
+            made[first : first + inside] = self._interleaved(made[first : first + inside])
+        for column in range(inside):
+            made[column::inside] = self._gathered(made[column::inside], inside)
+        return made
+
+    def _interleaved(self, rows: list[Value]) -> list[Value]:
+        """Rows and lanes exchanged within every block of as many lanes as there are rows."""
+        n, half = rows[0].lanes, len(rows) // 2
+        for _ in range(half.bit_length()):
+            made = []
+            for x, y in zip(rows[:half], rows[half:], strict=True):
+                for start in (0, half):
+                    lanes = [
+                        block + start + i // 2 + n * (i % 2) for block in range(0, n, 2 * half) for i in range(2 * half)
+                    ]
+                    made.append(self.shuffle(x, y, lanes))
+            rows = made
+        return rows
+
+    def _gathered(self, rows: list[Value], block: int) -> list[Value]:
+        """Vectors, and the blocks of lanes in them, exchanged."""
+        if len(rows) == 1:
+            return rows
+        n = rows[0].lanes
+        even, odd = (
+            [
+                self.shuffle(x, y, [i + b for b in range(start, 2 * n, 2 * block) for i in range(block)])
+                for x, y in zip(rows[::2], rows[1::2], strict=True)
             ]
+            for start in (0, block)
+        )
+        made: list[Value] = [None] * len(rows)  # type: ignore[list-item]
+        made[::2], made[1::2] = self._gathered(even, block), self._gathered(odd, block)
         return made
 
     def shuffle(self, x: Value, y: Value, lanes: Sequence[int]) -> Value:
@@ -456,16 +487,58 @@ class Kernel:
         x, z = x._meet(z)
         return self.intrinsic("fma" if self.target.fma else "fmuladd", x.type, x, y.spread(x.lanes), z)
 
-    def dot_pairs(self, total: Value, x: Value, y: Value) -> Value:
-        """total + x₀ y₀ + x₁ y₁ in float32, where each 32-bit word of x and y holds two bfloat16: `target.bf16_dot`.
-
-        Small numbers are taken for 0.
-        """
-        pairs = ir.VectorType(BF16.raw, 2 * total.lanes)
-        arguments = [total.raw, self.b.bitcast(x.raw, pairs), self.b.bitcast(y.raw, pairs)]
-        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * total.lanes}"
-        return total._like(self.call_named(name, total.raw.type, [a.type for a in arguments], arguments))
-
     def rint(self, x: Value) -> Value:
         """To the nearest integer, ties to even."""
         return self.intrinsic("rint", x.type, x)
+
+    # Two numbers of 16 bits at once
+
+    def dot_pairs(self, total: Value, x: Value, y: Value) -> Value:
+        """total + x₀ y₀ + x₁ y₁ for words that hold two bfloat16 each; the target has `bf16_dot`."""
+        halves = ir.VectorType(BF16.raw, 32)
+        arguments = [total.raw, *(self.b.bitcast(v.raw, halves) for v in (x, y))]
+        name = "llvm.x86.avx512bf16.dpbf16ps.512"
+        return total._like(self.call_named(name, total.raw.type, [a.type for a in arguments], arguments))
+
+    def pair(self, x: Value, y: Value) -> Value:
+        """Words of two bfloat16 each, from the lanes of x and of y, rounded to even; the target has `bf16_dot`."""
+        name, kind = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BF16.raw, 32)
+        both = Value(self, BF16, 32, self.call_named(name, kind, [y.raw.type, x.raw.type], [y.raw, x.raw]))
+        turned = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
+        return Value(self, I32, 16, self.b.bitcast(turned.raw, self.raw(I32, 16)))
+
+    def rounded(self, x: Value) -> Value:
+        """A float32 vector as bfloat16, rounded as `pair` rounds."""
+        name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", self.raw(BF16, 16)
+        return Value(self, BF16, 16, self.call_named(name, kind, [x.raw.type], [x.raw]))
+
+    # Whole vectors on AVX-512
+
+    def scale_floor(self, x: Value, n: Value) -> Value:
+        """x · 2^⌊n⌋, rounded once; 0 where n is −∞."""
+        return self._avx512("mask.scalef", x, n, x, None, 4)
+
+    def fraction(self, x: Value, bits: int) -> Value:
+        """What lies beyond the first `bits` binary places: x − ⌊x · 2^bits⌋ / 2^bits; 0 of ±∞."""
+        return self._avx512("mask.reduce", x, bits << 4 | 9, x, None, 4)
+
+    def add_down(self, x: Value, y: Value) -> Value:
+        """x + y, rounded down, where multiplications are done: additions have more to do in our kernels."""
+        return self._avx512("vfmadd", x, self.constant(x.type, 1).spread(x.lanes), y.spread(x.lanes), 9)
+
+    def look_up(self, table: Sequence[float], index: Value, type: Type) -> Value:
+        """Of a table of two vectors, the numbers that the last bits of an index name."""
+        raw, half = self.raw(type, index.lanes), index.lanes
+        low, high = (Value(self, type, half, ir.Constant(raw, list(x))) for x in (table[:half], table[half:]))
+        return self._avx512("vpermi2var", low, index, high)
+
+    def _avx512(self, name: str, x: Value, *others: Value | int | None) -> Value:
+        """An instruction of a vector and others, numbers that are part of it, and a mask of all lanes (None)."""
+        if x.lanes * x.type.size != 64:
+            raise TypeError(f"{name} takes a whole vector, not {x.lanes} lanes of {x.type}")
+        every = ir.Constant(ir.IntType(x.lanes), -1)
+        arguments = [x.raw]
+        for y in others:
+            arguments.append(y.raw if isinstance(y, Value) else every if y is None else ir.Constant(I32.raw, y))
+        name = f"llvm.x86.avx512.{name}.{'ps' if x.type is F32 else 'pd'}.512"
+        return x._like(self.call_named(name, x.raw.type, [y.type for y in arguments], arguments))

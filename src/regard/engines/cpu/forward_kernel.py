@@ -1,48 +1,88 @@
-"""Forward: O = softmax(score(scale · Q Kᵀ) + bias) V with lanes as queries, Sᵀ = K Qᵀ and Oᵀ += Vᵀ Pᵀ.
+"""Forward: O = softmax(score(scale · Q Kᵀ) + bias) V, one span of keys after the other.
 
-An *item* is a block of queries that share a key and a value head, one in each lane; a *tile* is KEYS keys, counted from
-the absolute position j = 0; a *span* is TILES tiles. Every span has its own running maximum, sum and output, which are
-merged in order, so that a query meets the same numbers in the same order whatever else the call holds. What is vertical
-(maximum, sum, mask, rule, dropout) costs one vector operation for each key; K and V are read through broadcasts where
-they lie, or from a converted copy of one tile.
+An *item* is a block of queries that share a key and a value head; a *tile* is KEYS keys, counted from the absolute
+position j = 0; a *span* is as many tiles as `span_bits` says. Every span has its own running maximum, sum and output,
+which are merged in order, so that a query meets the same numbers in the same order whatever else the call holds. A
+*group* is some items with the same keys: each span is used by all of them before the next, so that its tiles are read
+from memory, and converted where they must be, once.
+
+How a tile is worked on differs: `ManyQueries` has a query in every lane, `FewQueries` a key. Both do the same
+operations on every number in the same order, so that which one runs is a question of speed alone.
 """
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.element import F32, I8, I32, I64, Type
-from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
-from regard.engines.cpu.layout import KEYS, TILE_BITS, TILES, Kind
-from regard.engines.cpu.lowering import Lowering, Place
-from regard.engines.cpu.target import Target
+from regard.engines.cpu.element import F32, I16, I32, I64, Type
+from regard.engines.cpu.emit import Kernel, Pointer, Value
+from regard.engines.cpu.layout import KEYS, TILE_BITS, TILES, Kind, item_area, span_area, tile_area
+from regard.engines.cpu.lowering import Lowering
 
-UNROLL = 2
-
-
-def forward(kind: Kind, target: Target) -> str:
-    """The IR of the kernel."""
-    k = Kernel("forward", target, kind.fields)
-    items = k.pointer("items", I64)
-    with k.loop(k.integer("count")) as n:
-        Item(k, kind, items + n * len(kind.item)).run()
-    return k.text()
+LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 
 
-class Item:
-    """The kernel's work on one block of queries."""
+@dataclass(frozen=True)
+class Tile:
+    """A tile of an item. Keys are counted from its start: those from `first` to before `stop` are there."""
 
-    def __init__(self, k: Kernel, kind: Kind, words: Pointer):
-        self.k, self.kind, self.words = k, kind, words
-        self.real, self.W, self.C = kind.real, k.target.lanes(kind.real.size), kind.columns
-        self.B = self.W * self.C
-        self.ROWS = k.target.tile[0]
+    number: Value  # counted from the absolute j = 0
+    start: Value  # the column of its first key; negative if it begins before the call's keys
+    first: Value
+    stop: Value
+    mixed: tuple[Value, Value]  # the keys of which a mask may hide some
+
+
+class Forward(ABC):
+    """What both layouts share: groups, spans, merging, and the end."""
+
+    def __init__(self, k: Kernel, kind: Kind):
+        self.k, self.kind = k, kind
+        self.real, self.W, self.B = kind.real, k.target.lanes(kind.real.size), kind.lanes
         self.d, self.d_v = k.integer("d"), k.integer("d_v")
         self.scale2 = mathematics.LOG2_E if kind.ruled else 1.0  # from scores to logarithms of base 2
-        self.mask = Lowering(k, kind.mask, kind.real) if kind.mask else None
-        self.score = Lowering(k, kind.score, kind.real) if kind.score else None
-        self._divide_scratch()
+        scale = k.real("scale", kind.real) * (1.0 if kind.ruled else mathematics.LOG2_E)
+        # Queries take the scale; where products take pairs they would lose bits by it, and take its sign alone.
+        self.query_scale, self.product_scale = scale, None
+        if kind.pairs:
+            one = k.constant(kind.real, 1.0)
+            self.query_scale, self.product_scale = (
+                k.where(scale < 0.0, -one, one),
+                k.intrinsic("fabs", kind.real, scale),
+            )
+        self.mask = Lowering(k, kind.mask, kind.real, kind.integer) if kind.mask else None
+        self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
+        self.tile, rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
+        self.own, self.rest = self._area(rest, span_area(kind, self.d_v))
+
+    def run(self) -> None:
+        """All groups of the call."""
+        k = self.k
+        groups = k.pointer("groups", I64)
+        with k.loop(k.integer("count")) as n:
+            self._group(groups[n * 2], groups[n * 2 + 1])
+
+    def _area(self, start: Pointer, sizes: Mapping[str, Any]) -> tuple[SimpleNamespace, Pointer]:
+        """Pointers to parts of memory that lie one behind the other, and what follows them."""
+        made = {}
+        for name, size in sizes.items():
+            made[name], start = start, start + size
+        return SimpleNamespace(**made), start
+
+    # Items
+
+    def _open(self, n: Value, state: Pointer) -> None:
+        """The n-th item is the one that is worked on; `state` is where it keeps what it must."""
+        self.words = self.k.pointer("items", I64) + n * len(self.kind.item)
+        self.item, _ = self._area(state, item_area(self.kind, self.d, self.d_v))
+        for name, type in (("i", self.kind.integer), ("h", self.kind.integer), ("first", I32), ("second", I32)):
+            setattr(self.item, name, getattr(self.item, name).of(type))
+        for name in ("g", "r", "cursor"):
+            setattr(self.item, name, getattr(self.item, name).of(I64))
 
     def word(self, name: str) -> Value:
         return self.words[self.kind.item.index(name)]
@@ -50,28 +90,47 @@ class Item:
     def address(self, name: str, type: Type) -> Pointer:
         return self.k.pointer_at(self.words, self.kind.item.index(name), type)
 
-    def _divide_scratch(self) -> None:
-        place = self.k.pointer("scratch", self.real)
+    def _group(self, first: Value, stop: Value) -> None:
+        k = self.k
+        sizes = sum(item_area(self.kind, self.d, self.d_v).values(), k.whole(0))
 
-        def take(size: object) -> Pointer:
-            nonlocal place
-            taken, place = place, place + size
-            return taken
+        def each(work: Callable[[], None]) -> None:
+            with k.loop(stop, start=first) as n:
+                self._open(n, self.rest + (n - first) * sizes)
+                work()
 
-        B = self.B
-        take_lanes = [take(B) for _ in range(12)]
-        self.m, self.l, self.e, self.top, self.rescale = take_lanes[:5]
-        self.m_all, self.l_all, self.e_all, self.old, self.new = take_lanes[5:10]
-        first, second = take_lanes[10:]
-        self.first, self.second = first.of(I32), second.of(I32)
-        words = B * 8 // self.real.size
-        self.i_lane, self.h_lane, self.g_lane, self.r_lane = (take(words).of(I64) for _ in range(4))
-        self.qt, self.P, self.seen = take(self.d * B), take(KEYS * B), take(KEYS * B)
-        self.O, self.O_all = take(self.d_v * B), take(self.d_v * B)
-        self.bias = take(KEYS * B) if self.kind.bias else None
-        self.dense = [take(KEYS * B) for _ in range(self.kind.dense)]
-        if self.kind.copied:
-            self.k_copy, self.v_copy = take(KEYS * self.d), take(KEYS * self.d_v)
+        each(self._begin)
+        none = k.constant(I64, 2**62)
+        current = k.variable(none)
+
+        def find() -> None:
+            current.value = k.minimum(current.value, self._next_span(none))
+
+        def pass_over() -> None:
+            with k.when(self._next_span(none) == current.value):
+                self._span()
+
+        each(find)
+        with k.loop_while(lambda: current.value != none):
+            if self.kind.copies:
+                ready = self.tile.ready.of(I64)
+                for slot in range(TILES):
+                    ready[slot] = k.constant(I64, 0)
+            each(pass_over)
+            current.value = none
+            each(find)
+        each(self._end)
+
+    def _span_of(self, word: Value) -> Value:
+        return ((word >> TILE_BITS) + self.k.integer("first_tile")) >> self.k.integer("span_bits")
+
+    def _next_span(self, none: Value) -> Value:
+        """The span of the item's next tile."""
+        k = self.k
+        found, cursor = k.variable(none), self.item.cursor[0]
+        with k.when(cursor < self.word("tiles") + self.word("count")):
+            found.value = self._span_of(k.pointer("tiles", I64)[cursor])
+        return found.value
 
     # Lanes
 
@@ -88,6 +147,9 @@ class Item:
         with self.k.loop(self.k.whole(rows) * self.B, step=self.W) as n:
             p[n] = self.k.constant(self.real, x).spread(self.W)
 
+    def zero(self) -> Value:
+        return self.k.constant(self.real, 0.0).spread(self.W)
+
     def each_lane(self, work: Callable[[Value, Value, Value], None]) -> None:
         """Work on every lane, given its number, its head in the item and its row; lanes without one repeat the last."""
         k, last, rows = self.k, self.word("lanes") - 1, self.word("rows")
@@ -95,270 +157,149 @@ class Item:
             n = k.minimum(lane, last)
             work(lane, n // rows, n % rows)
 
-    def run(self) -> None:
-        k = self.k
-        self.each_lane(self._start_lane)
-        self._turn_queries()
-        # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows in the output, all is done again with care.
-        self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
-        with k.loop_while(lambda: again.value != 0):
-            for p, x in ((self.m_all, -math.inf), (self.l_all, 0.0), (self.e_all, 0.0)):
-                self.fill(p, x)
-            self.fill(self.O_all, 0.0, self.d_v)
-            self._spans()
-            bad = self._finish()
-            again.value = (bad & (self.careful.value == 0)).to(I64)
-            self.careful.value = k.constant(I64, 1)
-        self._write()
-
-    def _start_lane(self, lane: Value, g: Value, r: Value) -> None:
-        """What rules and dropout must know of the row."""
-        k, kind = self.k, self.kind
-        i, h = self.word("i") + r, self.word("h") + g
-        self.i_lane[lane], self.h_lane[lane] = i, h
-        self.g_lane[lane], self.r_lane[lane] = g, r
-        if kind.dropout:
-            first, second = mathematics.row_key(k, k.integer("seed"), self.word("b"), h, i)
-            self.first[lane], self.second[lane] = first, second
-
-    def _turn_queries(self) -> None:
-        """Qᵀ with the scale folded in."""
-        k = self.k
-        scale = k.real("scale", self.real) * (1.0 if self.kind.ruled else mathematics.LOG2_E)
-        strides = [k.integer(f"q_{axis}") for axis in ("head", "row", "feature")]
-        self._turn(self.address("q", self.kind.element), strides, self.d, self.qt, scale)
-
     def _row(self, base: Pointer, lane: Value, head: Value, row: Value) -> Pointer:
         """The row that belongs to a lane, in an array that begins at the item's first row."""
-        return base.bytes(self.g_lane[lane] * head + self.r_lane[lane] * row)
+        return base.bytes(self.item.g[lane] * head + self.item.r[lane] * row)
 
-    def _turn(self, base: Pointer, strides: list[Value], count: Value, turned: Pointer, scale: Value | float) -> None:
-        """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""
-        k, W, B = self.k, self.W, self.B
-        head, row, step = strides
-        whole = k.where(step == base.type.size, count - count % W, k.whole(0))
-        with k.loop(B, step=W) as c:
-            rows = [self._row(base, c + r, head, row) for r in range(W)]
-            with k.loop(whole, step=W) as x:
-                vectors = k.transpose([p.load(x, W).to(self.real) * scale for p in rows])
-                for n, vector in enumerate(vectors):
-                    turned[(x + n) * B + c] = vector
-            with k.loop(W) as r:
-                p = self._row(base, c + r, head, row)
-                with k.loop(count, start=whole) as x:
-                    turned[x * B + c + r] = p.bytes(x * step)[0].to(self.real) * scale
+    def _begin(self) -> None:
+        k, item = self.k, self.item
+        item.cursor[0] = self.word("tiles")
+        self.each_lane(self._begin_lane)
+        self._prepare_queries()
+        for p, x in ((item.m, -math.inf), (item.l, 0.0), (item.e, 0.0)):
+            self.fill(p, x)
+        self.fill(item.O, 0.0, self.d_v)
+        # The item of a call whose spans were worked on apart.
+        spans, _ = self._area(k.at(self.word("partial"), self.real), span_area(self.kind, self.d_v))
+        with k.loop(self.word("spans")) as n:
+            size = sum(span_area(self.kind, self.d_v).values(), k.whole(0)) * n
+            self._merge(SimpleNamespace(**{name: p + size for name, p in vars(spans).items()}))
+
+    def _begin_lane(self, lane: Value, g: Value, r: Value) -> None:
+        """What rules and dropout must know of the row."""
+        k, item = self.k, self.item
+        i, h = self.word("i") + r, self.word("h") + g
+        item.i[lane], item.h[lane] = i.to(self.kind.integer), h.to(self.kind.integer)
+        item.g[lane], item.r[lane] = g, r
+        if self.kind.dropout:
+            first, second = mathematics.row_key(k, k.integer("seed"), self.word("b"), h, i)
+            item.first[lane], item.second[lane] = first, second
+
+    @abstractmethod
+    def _prepare_queries(self) -> None:
+        """The item's queries as the products read them."""
 
     # Spans and tiles
 
-    def _spans(self) -> None:
-        """Tiles of one span after the other, each span merged when it is done."""
-        k = self.k
-        t, end = k.variable(self.word("tiles")), self.word("tiles") + self.word("count")
-        tiles, first = k.pointer("tiles", I64), k.integer("first_tile")
-
-        def span() -> Value:
-            return ((tiles[t.value] >> TILE_BITS) + first) // TILES
-
-        with k.loop_while(lambda: t.value < end):
-            for p, x in ((self.m, -math.inf), (self.l, 0.0), (self.e, 0.0)):
-                self.fill(p, x)
-            self.fill(self.O, 0.0, self.d_v)
-            current = span()
+    def _span(self) -> None:
+        """The tiles of the item's next span."""
+        k, item = self.k, self.item
+        partial, tiles = self.word("partial"), k.pointer("tiles", I64)
+        home = k.where(partial == 0, self.own.m.address, partial)
+        self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
+        first, end = item.cursor[0], self.word("tiles") + self.word("count")
+        current = self._span_of(tiles[first])
+        # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
+        self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
+        t = k.variable(first)
+        with k.loop_while(lambda: again.value != 0):
+            self._begin_span()
+            t.value = first
             inside = k.variable(k.constant(I64, 1))
             with k.loop_while(lambda: inside.value != 0):
-                self._tile(tiles[t.value])
+                self._work(self._tile(tiles[t.value]))
                 t.value = t.value + 1
                 inside.value = k.constant(I64, 0)
                 with k.when(t.value < end):
-                    inside.value = (span() == current).to(I64)
-            self._merge()
+                    inside.value = (self._span_of(tiles[t.value]) == current).to(I64)
+            self._end_span()
+            again.value = (self._has_nan() & (self.careful.value == 0)).to(I64)
+            self.careful.value = k.constant(I64, 1)
+        item.cursor[0] = t.value
+        with k.when(partial == 0):
+            self._merge(self.span)
 
-    def _tile(self, word: Value) -> None:
+    def _tile(self, word: Value) -> Tile:
         k = self.k
-        start = (word >> TILE_BITS) * KEYS - k.integer("shift")
-        column = k.maximum(start + ((word >> 9) & 255), k.whole(0))
-        count = k.minimum(start + ((word >> 1) & 255), k.integer("n_k")) - column
-        key, value = self._operands(column, count)
-        self._scores(key, count)
-        self._rules(column, count, (word & 1) != 0)
-        with k.when(self.careful.value != 0):
-            self._remember_visible(count)
-        self._weights(column, count)
-        with k.choice(self.careful.value != 0) as (yes, no):
-            with yes:
-                self._add_visible(value, count)
-            with no:
-                self._add(value, count)
+        number = word >> TILE_BITS
+        start = number * KEYS - k.integer("shift")
+        first = k.maximum(word & 255, -start)
+        stop = k.minimum((word >> 8) & 255, k.integer("n_k") - start)
+        mixed = k.minimum(k.maximum((word >> 16) & 255, first), stop)
+        return Tile(
+            number + k.integer("first_tile"),
+            start,
+            first,
+            stop,
+            (mixed, k.minimum(k.maximum(word >> 24 & 255, mixed), stop)),
+        )
 
-    def _operands(self, column: Value, count: Value) -> tuple["Rows", "Rows"]:
-        """The rows of K and V of a tile."""
-        k, kind, result = self.k, self.kind, []
-        for name in ("k", "v"):
-            row, feature = k.integer(f"{name}_row"), k.integer(f"{name}_feature")
-            here = self.address(name, kind.element).bytes(column * row)
-            if kind.copied:
-                copy, width = (self.k_copy, self.d) if name == "k" else (self.v_copy, self.d_v)
-                self._copy(here, row, feature, copy, width, count)
-                here, row = copy, width * self.real.size
-            result.append(Rows(here, row))
-        return result[0], result[1]
+    def _begin_span(self) -> None:
+        for p, x in ((self.span.m, -math.inf), (self.span.l, 0.0), (self.span.e, 0.0)):
+            self.fill(p, x)
+        self.fill(self.span.O, 0.0, self.d_v)
 
-    def _copy(self, source: Pointer, row: Value, feature: Value, copy: Pointer, width: Value, count: Value) -> None:
-        k, size = self.k, self.kind.element.size
-        with k.loop(count) as j:
-            whole = k.where(feature == size, width - width % self.W, k.whole(0))
-            with k.loop(whole, step=self.W) as x:
-                copy[j * width + x] = source.bytes(j * row + x * size).load(0, self.W).to(self.real)
-            with k.loop(width, start=whole) as x:
-                copy[j * width + x] = source.bytes(j * row + x * feature)[0].to(self.real)
+    @abstractmethod
+    def _end_span(self) -> None:
+        """Whatever is left to do so that the span lies as `span_area` says."""
 
-    def _product(
-        self, rows: int, n: Value, factor: Callable[[int, Value], Value], vector: Callable[[Value, int], Value]
-    ) -> list[list[Variable]]:
-        """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each."""
+    @abstractmethod
+    def _work(self, tile: Tile) -> None:
+        """A tile into the span."""
+
+    def _has_nan(self) -> Value:
         k = self.k
-        zero = k.constant(self.real, 0.0).spread(self.W)
-        sums = [[k.variable(zero) for _ in self.vectors()] for _ in range(rows)]
-
-        def step(x: Value) -> None:
-            vectors = [vector(x, c) for c in self.vectors()]
-            for r in range(rows):
-                f = factor(r, x).spread(self.W)
-                for c, v in enumerate(vectors):
-                    sums[r][c].value = k.fma(f, v, sums[r][c].value)
-
-        unroll = UNROLL if rows > 1 else 1
-        whole = n - n % unroll
-        with k.loop(whole, step=unroll) as x:
-            for u in range(unroll):
-                step(x + u)
-        if unroll > 1:
-            with k.loop(n, start=whole) as x:
-                step(x)
-        return sums
-
-    def _blocks(self, stop: Value, work: Callable[[int, Value], None]) -> None:
-        """Work on ROWS at a time, and on what is left one at a time."""
-        k = self.k
-        whole = stop - stop % self.ROWS
-        with k.loop(whole, step=self.ROWS) as n:
-            work(self.ROWS, n)
-        with k.loop(stop, start=whole) as n:
-            work(1, n)
-
-    def _scores(self, key: "Rows", count: Value) -> None:
-        """Sᵀ = K Qᵀ and its maximum."""
-        k = self.k
-        tops = [k.variable(self.load(self.m, c)) for c in self.vectors()]
-
-        def block(rows: int, j: Value) -> None:
-            keys = [key.at(j + r) for r in range(rows)]
-            sums = self._product(rows, self.d, lambda r, x: keys[r][x], lambda x, c: self.load(self.qt, x * self.B, c))
-            for r in range(rows):
-                for c, top, s in zip(self.vectors(), tops, sums[r], strict=True):
-                    self.P[(j + r) * self.B + c] = s.value
-                    top.value = k.maximum(s.value, top.value)
-
-        self._blocks(count, block)
-        for c, top in zip(self.vectors(), tops, strict=True):
-            self.top[c] = top.value
-
-    # Rules
-
-    def _rules(self, column: Value, count: Value, masked: Value) -> None:
-        """S ← score(S) + bias, −∞ where the mask hides the pair; the maximum is taken again."""
-        k = self.k
-        if self.mask is None:
-            if self.kind.ruled:
-                self._rules_in(column, count, False)
-            return
-        with k.choice(masked) as (yes, no):
-            with yes:
-                self._rules_in(column, count, True)
-            with no:
-                if self.kind.ruled:
-                    self._rules_in(column, count, False)
-
-    def _rules_in(self, column: Value, count: Value, masked: bool) -> None:
-        k = self.k
-        if self.bias is not None and self.kind.bias is not None:
-            self._fetch("bias", self.kind.bias, self.bias, column, count)
-        if masked:
-            for n, tile in enumerate(self.dense):
-                self._fetch(f"dense{n}", I8, tile, column, count)
-        leaves = {"b": self.word("b"), "keys": k.integer("keys")}
-        with k.loop(self.B, step=self.W) as c:
-            leaves |= {"i": self.i_lane.load(c, self.W), "h": self.h_lane.load(c, self.W)}
-            top = k.variable(self.load(self.m, c))
-            with k.loop(count) as j:
-                at = j * self.B + c
-                s = self.load(self.P, at)
-                place = Place(
-                    leaves | {"j": column + k.integer("j") + j, "s": s},
-                    lambda n, at=at: self.load(self.dense[n], at) != 0.0,  # type: ignore[misc]
-                )
-                if self.score is not None:
-                    s = self.score.at(place)[0].spread(self.W)
-                if self.bias is not None:
-                    s = s + self.load(self.bias, at)
-                if masked and self.mask is not None:
-                    visible = self.mask.at(place)[0].spread(self.W)
-                    s = k.where(visible, s, k.constant(self.real, -math.inf))
-                self.P[at] = s
-                top.value = k.maximum(s, top.value)
-            self.top[c] = top.value
-
-    def _fetch(self, name: str, type: Type, tile: Pointer, column: Value, count: Value) -> None:
-        """A tile of a dense array, turned so that lanes are queries."""
-        strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
-        self._turn(self.address(name, type).bytes(column * strides[2]), strides, count, tile, 1.0)
-
-    # Weights and output
-
-    def _remember_visible(self, count: Value) -> None:
-        k = self.k
-        with k.loop(count * self.B, step=self.W) as n:
-            hidden = self.load(self.P, n) == -math.inf
-            self.seen[n] = k.where(hidden, k.constant(self.real, 0.0), k.constant(self.real, 1.0)).spread(self.W)
+        bad = k.variable(k.constant(self.real, 0.0).spread(self.W))
+        with k.loop(self.d_v * self.B, step=self.W) as n:
+            o = self.load(self.span.O, n)
+            bad.value = k.where(o.is_nan(), o, bad.value)
+        return bad.value.is_nan().any()
 
     def _finite(self, m: Value) -> Value:
         """The least number for a maximum of nothing, so that −∞ − m is not NaN."""
         return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
 
+    def _natural(self, s: Value) -> Value:
+        """What rules are given for what the product left of a score."""
+        scale = self.product_scale if self.kind.ruled else None
+        return s if scale is None else s * scale
+
     def _power(self, x: Value) -> Value:
-        """The exponential of a difference of scores, at most 1."""
+        """The exponential of a difference of maxima, at most 1."""
         return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x)
 
-    def _weights(self, column: Value, count: Value) -> None:
-        """P = exp(S − m), l = Σ P, and by how much the span's older sums shrink."""
-        k, kind = self.k, self.kind
-        zero = k.constant(self.real, 0.0).spread(self.W)
-        shifts = [self._finite(self.load(self.top, c)) for c in self.vectors()]
-        sums, entropies = ([k.variable(zero) for _ in self.vectors()] for _ in range(2))
-        with k.loop(count) as j:
-            for n, c in enumerate(self.vectors()):
-                at = j * self.B + c
-                s = self.load(self.P, at) - shifts[n]
-                p = self._power(s)
-                sums[n].value = sums[n].value + p
-                if kind.entropy:
-                    # 0 · (S − m) must be 0 where S is −∞.
-                    least = k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
-                    entropies[n].value = entropies[n].value + p * k.maximum(least, s)
-                if kind.dropout:
-                    keys = self.first.load(c, self.W), self.second.load(c, self.W)
-                    bits = mathematics.random_bits(k, keys, column + k.integer("j") + j)
-                    dropped = bits.below(k.integer("threshold").to(I32))
-                    p = k.where(dropped, zero, p * k.real("kept", self.real))
-                self.P[at] = p
-        for n, c in enumerate(self.vectors()):
-            difference = self.load(self.m, c) - shifts[n]
+    def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
+        """exp(s − m) and s − m, in the units of maxima, for what the product and the rules left of a score."""
+        scale = None if self.kind.ruled else self.product_scale
+        difference = s - shift if scale is None else self.k.fma(s, scale, -shift)
+        return self._power(difference), difference
+
+    def _entropy_term(self, p: Value, difference: Value) -> Value:
+        """p · (s − m), 0 where the score is −∞."""
+        least = self.k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
+        return p * self.k.maximum(least, difference)
+
+    def _new_maximum(self, c: int) -> tuple[Value, Value]:
+        """Of the vector of lanes at c: the span's maximum with this tile, and what scores are shifted by."""
+        k = self.k
+        top, scale = self.load(self.tile.top, c), None if self.kind.ruled else self.product_scale
+        if scale is not None:
+            top = top * scale
+        m = k.maximum(top, self.load(self.span.m, c))
+        return m, self._finite(m)
+
+    def _add_sums(self) -> None:
+        """The sums of a tile into the span's, and by how much the older output shrinks."""
+        k, span, tile = self.k, self.span, self.tile
+        for c in self.vectors():
+            m, shift = self._new_maximum(c)
+            difference = self.load(span.m, c) - shift
             rescale = self._power(difference)
-            if kind.entropy:
-                moved = self._moved(self.load(self.e, c), self.load(self.l, c), rescale, difference)
-                self.e[c] = moved + entropies[n].value
-            self.l[c] = k.fma(self.load(self.l, c), rescale, sums[n].value)
-            self.m[c], self.rescale[c] = self.load(self.top, c), rescale
+            if self.kind.entropy:
+                moved = self._moved(self.load(span.e, c), self.load(span.l, c), rescale, difference)
+                span.e[c] = moved + self.load(tile.sum_e, c)
+            span.l[c] = k.fma(self.load(span.l, c), rescale, self.load(tile.sum, c))
+            span.m[c], tile.rescale[c] = m, rescale
 
     def _moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
         """e = Σ exp(S − m) (S − m) for another m, `factor` = exp(difference); 0 where there was nothing."""
@@ -367,107 +308,172 @@ class Item:
         inside = k.where(factor == 0.0, zero, difference)
         return k.where(factor == 0.0, zero, factor * k.fma(inside, l, e))
 
-    def _add(self, value: "Rows", count: Value) -> None:
-        """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ."""
-
-        def block(rows: int, a: Value) -> None:
-            start = value.first + a
-            sums = self._product(
-                rows,
-                count,
-                lambda r, j: (start + r).bytes(j * value.row)[0],
-                lambda j, c: self.load(self.P, j * self.B, c),
-            )
-            for r in range(rows):
-                for c, s in zip(self.vectors(), sums[r], strict=True):
-                    at = (a + r) * self.B + c
-                    self.O[at] = self.k.fma(self.load(self.O, at), self.load(self.rescale, c), s.value)
-
-        self._blocks(self.d_v, block)
-
-    def _add_visible(self, value: "Rows", count: Value) -> None:
-        """As `_add`, in the same order, but what is hidden counts as 0 whatever it is."""
+    def _drop(self, p: Value, keys: tuple[Value, Value], j: Value) -> Value:
+        """Weights after dropout at the absolute positions j."""
         k = self.k
-        zero = k.constant(self.real, 0.0).spread(self.W)
-        with k.loop(self.d_v) as a, k.loop(self.B, step=self.W) as c:
-            total = k.variable(zero)
-            with k.loop(count) as j:
-                at = j * self.B + c
-                v = k.where(self.load(self.seen, at) != 0.0, (value.first + a).bytes(j * value.row)[0], zero)
-                total.value = k.fma(v, self.load(self.P, at), total.value)
-            at = a * self.B + c
-            self.O[at] = k.fma(self.load(self.O, at), self.load(self.rescale, c), total.value)
+        dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
+        return k.where(dropped, self.zero(), p * k.real("kept", self.real))
 
-    def _merge(self) -> None:
-        """The span into the whole."""
+    def _copies(self, tile: Tile) -> None:
+        """Tiles of K and V as the products read them, made by the first item of the group that needs them."""
         k = self.k
-        with k.loop(self.B, step=self.W) as c:
-            m_old, m_new = self.load(self.m_all, c), self.load(self.m, c)
+        if not self.kind.copies:
+            return
+        slot = self._slot(tile)
+        ready = self.tile.ready.of(I64) + slot
+        with k.when(ready[0] == 0):
+            ready[0] = k.constant(I64, 1)
+            first, stop = k.maximum(-tile.start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - tile.start)
+            if self.kind.copied:
+                self._copy("k", tile, first, stop, self.k_copy(slot), self.key_width, self.d)
+            if self.kind.pairs:
+                self._copy_pairs(tile, first, stop, self.v_copy(slot))
+            elif self.kind.copied:
+                self._copy("v", tile, first, stop, self.v_copy(slot), self.d_v, self.d_v)
+
+    def _slot(self, tile: Tile) -> Value:
+        """Which tile of its span it is."""
+        k = self.k
+        return tile.number & ((k.whole(1) << k.integer("span_bits")) - 1)
+
+    @property
+    def key_type(self) -> Type:
+        """In which a tile of K is copied."""
+        return self.kind.element if self.kind.pairs else self.real
+
+    @property
+    def key_width(self) -> Value:
+        """Of a row of K in its copy; even where products take pairs."""
+        return self.d + self.d % 2 if self.kind.pairs else self.d
+
+    def k_copy(self, slot: Value) -> Pointer:
+        copy: Pointer = self.tile.k_copy.of(self.key_type) + slot * KEYS * self.key_width
+        return copy
+
+    def v_copy(self, slot: Value) -> Pointer:
+        copy: Pointer = self.tile.v_copy
+        return copy.of(I32) + slot * (KEYS // 2) * self.d_v if self.kind.pairs else copy + slot * KEYS * self.d_v
+
+    def _source(self, name: str, row: Value) -> Pointer:
+        """A row of K or V by its column."""
+        return self.address(name, self.kind.element).bytes(row * self.k.integer(f"{name}_row"))
+
+    def _copy(
+        self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
+    ) -> None:
+        k, size = self.k, self.kind.element.size
+        feature = k.integer(f"{name}_feature")
+        with k.loop(stop, start=first) as p:
+            source, into = self._source(name, tile.start + p), copy + p * width
+            whole = k.where(feature == size, count - count % self.W, k.whole(0))
+            with k.loop(whole, step=self.W) as x:
+                into[x] = source.bytes(x * size).load(0, self.W).to(copy.type)
+            with k.loop(count, start=whole) as x:
+                into[x] = source.bytes(x * feature)[0].to(copy.type)
+            if self.kind.pairs:
+                with k.when(count < width):
+                    into[count] = k.constant(copy.type, 0.0)
+
+    def _copy_pairs(self, tile: Tile, first: Value, stop: Value, copy: Pointer) -> None:
+        """Rows of V two by two, their numbers in the halves of words; a row that is not there is 0."""
+        k = self.k
+        feature, size = k.integer("v_feature"), self.kind.element.size
+        with k.loop(stop, start=first - first % 2, step=2) as p:
+            pair, into = self._pair_of_rows(tile, p, first, stop), copy + p // 2 * self.d_v
+            whole = k.where(feature == size, self.d_v - self.d_v % self.W, k.whole(0))
+            with k.loop(whole, step=self.W) as a:
+                into[a] = pair(a * size, self.W)
+            with k.loop(self.d_v, start=whole) as a:
+                into[a] = pair(a * feature, 0)
+
+    def _pair_of_rows(self, tile: Tile, p: Value, first: Value, stop: Value) -> Callable[[Value, int], Value]:
+        """Rows p and p + 1 of V as words, from so many bytes on; one that is not from `first` to before `stop` is 0."""
+        k, rows = self.k, []
+        for x in (p, p + 1):
+            there = (x >= first) & (x < stop)
+            nearest = k.minimum(k.maximum(x, first), stop - 1)
+            mask = k.where(there, k.constant(I32, 0xFFFF), 0)
+            rows.append((self._source("v", tile.start + nearest).of(I16), mask))
+
+        def words(offset: Value, lanes: int) -> Value:
+            low, high = (row.bytes(offset).load(0, lanes).to(I32) & mask for row, mask in rows)
+            return low | (high << 16)
+
+        return words
+
+    # Merging, and the end
+
+    def _merge(self, span: SimpleNamespace) -> None:
+        """A span into the item."""
+        k, item, tile = self.k, self.item, self.tile
+        for c in self.vectors():
+            m_old, m_new = self.load(item.m, c), self.load(span.m, c)
             m = k.maximum(m_old, m_new)
             shift = self._finite(m)
             old, new = self._power(m_old - shift), self._power(m_new - shift)
-            l_old, l_new = self.load(self.l_all, c), self.load(self.l, c)
+            l_old, l_new = self.load(item.l, c), self.load(span.l, c)
             if self.kind.entropy:
-                self.e_all[c] = self._moved(self.load(self.e_all, c), l_old, old, m_old - shift) + self._moved(
-                    self.load(self.e, c), l_new, new, m_new - shift
+                item.e[c] = self._moved(self.load(item.e, c), l_old, old, m_old - shift) + self._moved(
+                    self.load(span.e, c), l_new, new, m_new - shift
                 )
-            self.m_all[c], self.l_all[c] = m, k.fma(l_old, old, l_new * new)
-            self.old[c], self.new[c] = old, new
-            with k.loop(self.d_v) as a:
+            item.m[c], item.l[c] = m, k.fma(l_old, old, l_new * new)
+            tile.old[c], tile.new[c] = old, new
+        with k.loop(self.d_v) as a:
+            for c in self.vectors():
                 at = a * self.B + c
-                self.O_all[at] = k.fma(self.load(self.O_all, at), old, self.load(self.O, at) * new)
+                new = self.load(span.O, at) * self.load(tile.new, c)
+                item.O[at] = k.fma(self.load(item.O, at), self.load(tile.old, c), new)
 
-    def _finish(self) -> Value:
-        """The sink counted in, O / l, lse, entropy and the largest weight; whether an output is NaN."""
-        k, kind = self.k, self.kind
-        zero, one = (k.constant(self.real, x).spread(self.W) for x in (0.0, 1.0))
+    def _end(self) -> None:
+        with self.k.when((self.word("partial") == 0) | (self.word("spans") != 0)):
+            self._finish()
+            self._write()
+
+    def _finish(self) -> None:
+        """The sink counted in, O / l, lse, entropy and the largest weight."""
+        k, kind, item = self.k, self.kind, self.item
+        one = k.constant(self.real, 1.0).spread(self.W)
         unit = 1.0 if kind.ruled else mathematics.LN_2  # scores to natural ones
-        bad = k.variable(k.constant(I64, 0))
         sinks = k.pointer("sink", self.real)
         with k.loop(self.B, step=self.W) as c:
-            m_old, l = self.load(self.m_all, c), self.load(self.l_all, c)
+            m_old, l = self.load(item.m, c), self.load(item.l, c)
             m, old = m_old, one
             if kind.sink:
-                sink = sinks.gather(self.h_lane.load(c, self.W) - self.word("h") + self.word("head"))
+                h = item.h.load(c, self.W).to(I64)
+                sink = sinks.gather(h - self.word("h") + self.word("head"))
                 sink = sink if kind.ruled else sink * mathematics.LOG2_E
                 m = k.maximum(m_old, sink)
                 shift = self._finite(m)
                 old = self._power(m_old - shift)
                 l = k.fma(l, old, self._power(sink - shift))
-            inverse = k.where(l == 0.0, zero, one / l)
-            self.top[c] = m * unit + mathematics.log(k, l)  # lse
-            self.m[c] = old * inverse  # the largest weight
+            inverse = k.where(l == 0.0, self.zero(), one / l)
+            self.tile.top[c] = m * unit + mathematics.log(k, l)  # lse
             if kind.entropy:
-                kept, e = self.load(self.l_all, c), self.load(self.e_all, c) * unit
+                kept, e = self.load(item.l, c), self.load(item.e, c) * unit
                 if kind.sink:
                     e = self._moved(e, kept, old, (m_old - self._finite(m)) * unit)
                 positive = k.where(l == 0.0, one, l)
-                self.e[c] = (kept * old * mathematics.log(k, positive) - e) / positive
+                item.e[c] = (kept * old * mathematics.log(k, positive) - e) / positive
             factor = old * inverse
+            # The largest weight is that of a key.
+            item.m[c] = k.where(m_old == -math.inf, self.zero(), factor)
             with k.loop(self.d_v) as a:
                 at = a * self.B + c
-                o = self.load(self.O_all, at) * factor + 0.0  # not −0
-                self.O[at] = o
-                with k.when(o.is_nan().any()):
-                    bad.value = k.constant(I64, 1)
-            if kind.sink:
-                # The largest weight is that of a key.
-                self.m[c] = k.where(m_old == -math.inf, zero, self.load(self.m, c))
-        return bad.value != 0
+                item.O[at] = self.load(item.O, at) * factor + 0.0  # not −0
 
     def _write(self) -> None:
         self._turn_output()
-        k, kind = self.k, self.kind
+        k, kind, item = self.k, self.kind, self.item
         lanes = self.word("lanes")
 
         def lane(n: Value, g: Value, r: Value) -> None:
             with k.when(n < lanes):
                 row = g * k.integer("row_head") + r
-                self.address("lse", self.real)[row] = self.top[n]
+                self.address("lse", self.real)[row] = self.tile.top[n]
                 if kind.entropy:
-                    self.address("entropy", self.real)[row] = self.e[n]
+                    self.address("entropy", self.real)[row] = item.e[n]
                 with k.when(self.word("max") != 0):
-                    self.address("max", self.real)[row] = self.m[n]
+                    self.address("max", self.real)[row] = item.m[n]
 
         self.each_lane(lane)
 
@@ -478,25 +484,11 @@ class Item:
         whole = self.d_v - self.d_v % W
         with k.loop(lanes, step=W) as c:
             with k.loop(whole, step=W) as a:
-                turned = k.transpose([self.load(self.O, (a + x) * B, c) for x in range(W)])
+                turned = k.transpose([self.load(self.item.O, (a + x) * B, c) for x in range(W)])
                 for r in range(W):
                     with k.when(c + r < lanes):
                         self._row(out, c + r, *strides)[a] = turned[r].to(self.kind.element)
             with k.loop(k.minimum(lanes, c + W), start=c) as n:
                 row = self._row(out, n, *strides)
                 with k.loop(self.d_v, start=whole) as a:
-                    row[a] = self.O[a * B + n].to(self.kind.element)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of K or V of one tile: the first, and the bytes from each to the next; features lie together."""
-
-    first: Pointer
-    row: Value | int
-
-    def at(self, n: Value) -> Pointer:
-        return self.first.bytes(n * self.row)
-
-
-LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
+                    row[a] = self.item.O[a * B + n].to(self.kind.element)

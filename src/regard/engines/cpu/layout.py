@@ -1,46 +1,62 @@
 """What a kernel and its caller agree on: fields, items, lists of tiles, scratch memory, and what is compiled anew."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from regard.engines.cpu.element import Type
+from regard.engines.cpu.element import I32, Type
 from regard.engines.cpu.lowering import Arguments
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-KEYS, TILES = 128, 8
-PART = 16  # keys: of a tile, what lies before the first and after the last part that is visible is left out
+KEYS = 128
+TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
+PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
+GROUP = 16  # items that share the tiles of a span while they are near
 
-TILE_BITS = 17
+TILE_BITS = 32
 
 
-def tile_word(tile: Array, first: Array | int, stop: Array | int, masked: Array | int) -> Array:
-    """A tile in the list of an item: its number, its first key and the one after its last, whether it is masked."""
-    word: Array = (tile << TILE_BITS) | (first << 9) | (stop << 1) | masked
+def span_bits(d: int, d_v: int, size: int) -> int:
+    """The logarithm of the number of tiles in a span. It decides about bits, so it is the same for every call."""
+    fit = SPAN // max(1, KEYS * (d + d_v) * size)
+    return min(max(1, fit), TILES).bit_length() - 1
+
+
+def tile_word(tile: Array, first: Array | int, stop: Array | int, mixed: tuple[Array | int, Array | int]) -> Array:
+    """A tile in the list of an item: its number, its first key and the one after its last, and those that are mixed."""
+    word: Array = (tile << TILE_BITS) | (mixed[1] << 24) | (mixed[0] << 16) | (stop << 8) | first
     return word
 
 
 FIELDS = (
-    "items", "count", "tiles", "scratch", "d", "d_v", "n_k", "shift", "first_tile", "j", "keys", "scale",
+    "groups", "count", "items", "tiles", "scratch", "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys",
+    "scale",
     "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
 )  # fmt: skip
-ITEM = ("q", "k", "v", "out", "lse", "entropy", "max", "bias", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
+# Words of an item: addresses, among them those of dense masks and, last, of memory for spans worked on apart; the rest.
+ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "bias")
+ITEM = ("spans", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 
 
 @dataclass(frozen=True)
 class Kind:
     """What a kernel is compiled for.
 
-    element: of q, k, v and out. real: of sums. columns: vectors of queries. copied: whether tiles of K and V are copied
-    (16 bits, or features that do not lie together). bias: the type of a dense bias.
+    element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of an item, whole vectors.
+    few: rows of an item whose lanes are keys, 0 where lanes are queries. pairs: whether products take two numbers of
+    16 bits at once. copied: whether tiles of K and V are copied before use. bias: the type of a dense bias.
     """
 
     element: Type
     real: Type
-    columns: int
+    integer: Type
+    lanes: int
+    few: int
+    pairs: bool
     copied: bool
     mask: Arguments | None
     score: Arguments | None
@@ -65,7 +81,7 @@ class Kind:
 
     @property
     def item(self) -> tuple[str, ...]:
-        return (*ITEM, *(f"dense{n}" for n in range(self.dense)))
+        return (*ADDRESSES, *(f"dense{n}" for n in range(self.dense)), "partial", *ITEM)
 
     @property
     def ruled(self) -> bool:
@@ -73,13 +89,51 @@ class Kind:
         return self.score is not None or self.bias is not None
 
     @property
+    def copies(self) -> bool:
+        """Whether copies of tiles are kept, of V at least."""
+        return self.copied or (self.pairs and not self.few)
+
+    @property
     def key(self) -> str:
         rules = [None if x is None else x.program.structure for x in (self.mask, self.score)]
         ranks = [[len(t.shape) for t in x.program.tables] for x in (self.mask, self.score) if x]
-        rest = (self.element, self.real, self.columns, self.copied, self.bias, self.dropout, self.sink, self.entropy)
-        return repr(("forward", rest, rules, ranks))
+        rest = (self.element, self.real, self.integer, self.lanes, self.few, self.pairs, self.copied, self.bias)
+        return repr(("forward", rest, self.dropout, self.sink, self.entropy, rules, ranks))
 
 
-def scratch_size(lanes: int, d: int, d_v: int, dense: int, copied: bool) -> int:
-    """Numbers of scratch memory that a kernel for `lanes` queries needs; dense: biases and masks."""
-    return lanes * (30 + d + 2 * d_v + KEYS * (2 + dense)) + (KEYS * (d + d_v) if copied else 0) + 256
+# Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
+
+
+def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """What one tile needs, and the copies of the tiles of a span."""
+    tile = KEYS * kind.lanes
+    area = dict.fromkeys(("top", "rescale", "sum", "sum_e", "old", "new"), kind.lanes)
+    area |= {"P": tile, "seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
+    if kind.bias:
+        area["bias"] = tile
+    if kind.few:
+        area["O_rows"] = kind.few * d_v
+    if kind.copied:
+        area["k_copy"] = TILES * KEYS * (d + 1)
+    if kind.copies:
+        area |= {"v_copy": TILES * KEYS * d_v, "ready": TILES * 2}
+    return area
+
+
+def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:
+    """Maximum, sum, sum for the entropy and output of a span; also what is merged from spans."""
+    return {"m": kind.lanes, "l": kind.lanes, "e": kind.lanes, "O": kind.lanes * d_v}
+
+
+def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """What an item keeps from span to span."""
+    integers = kind.lanes * (1 if kind.integer is I32 else 8 // kind.real.size)
+    words = dict.fromkeys(("g", "r"), kind.lanes * 8 // kind.real.size)
+    lanes = {"i": integers, "h": integers, "first": kind.lanes, "second": kind.lanes}
+    return {"cursor": 16, **words, **lanes, "q": kind.lanes * (d + 1), **span_area(kind, d_v)}
+
+
+def scratch_size(kind: Kind, items: int, d: int, d_v: int) -> int:
+    """Numbers of scratch memory for a group of items."""
+    once = sum(tile_area(kind, d, d_v).values()) + sum(span_area(kind, d_v).values())
+    return int(once + items * sum(item_area(kind, d, d_v).values()))

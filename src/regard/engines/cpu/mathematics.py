@@ -1,7 +1,8 @@
-"""Functions of numbers and vectors in the kernel language: exp2, exp, log, tanh within 2 ulp, weights within 3.
+"""Functions of numbers and vectors in the kernel language: exp2, exp and log within 2 ulp, tanh
+and weights within 3.
 
 exp2: 2ⁿ · p(f) with x = n + f, |f| ≤ 1/2, and p a minimax polynomial with p(0) = 1 exactly. log: the reduction and
-polynomial of FreeBSD's msun (e_log.c). tanh near 0: Cephes (Moshier 1989).
+polynomial of FreeBSD's msun (e_log.c). tanh: a minimax rational function of half of x.
 """
 
 import math
@@ -27,6 +28,12 @@ WEIGHT2 = {
     F32: (0.6931469775915043, 0.2402224208035514, 0.05550733754236256, 0.009671512869931478, 0.0013264723896154462),
     F64: EXP2[F64],
 }
+# With a table of 2ᵏ in registers: its bits of k, and the polynomial for 0 ≤ f < 2^-bits; below 7e-8 and 2e-17.
+WEIGHT2_TABLE = {
+    F32: (5, (0.6931237316072931, 0.24265269229097688)),
+    F64: (4, (0.6931471805599398, 0.24022650696098072, 0.055504108455373305, 0.009618139634026504,
+              0.0013330915883793398, 0.0001572667865698423)),
+}  # fmt: skip
 
 # Of log(1 + f), by powers of (f / (2 + f))².
 LOG = {
@@ -37,15 +44,18 @@ LOG = {
 LN_2_HIGH = {F32: 6.9313812256e-01, F64: 6.93147180369123816490e-01}
 LN_2_LOW = {F32: 9.0580006145e-06, F64: 1.90821492927058770002e-10}
 
-# tanh x = x + x³ P(x²) / Q(x²) for |x| < 0.625, the highest power first.
+# 2 tanh(x/2) = x + x³ P(x²) / Q(x²) up to where tanh x is 1: the error of tanh x is below 2e-8 and 3e-18.
+TANH_LIMIT = {F32: 9.5, F64: 19.5}
 TANH_P = {
-    F32: (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1),
-    F64: (-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3),
-}
+    F32: (-79.45206392517508, -0.9271227911341358, -6.491510969369767e-05),
+    F64: (-40849711784027.71, -809067281739.9486, -4417320527.176472, -8674215.144701324, -5950.603198485429,
+          -0.9901950754683119),
+}  # fmt: skip
 TANH_Q = {
-    F32: (1.0,),
-    F64: (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3),
-}
+    F32: (953.4256058234795, 106.46717624035541, 1.0),
+    F64: (490196541408332.6, 58728461521712.445, 965531853294.1073, 4897472935.399394, 9223026.956141027,
+          6146.885269118053, 1.0),
+}  # fmt: skip
 
 MANTISSA = {F32: 23, F64: 52}
 BIAS = {F32: 127, F64: 1023}
@@ -74,8 +84,7 @@ def power_of_two(k: Kernel, n: Value, like: Type) -> Value:
 def scaled(k: Kernel, x: Value, n: Value) -> Value:
     """x · 2ⁿ for a whole number n, a float; rounded once, infinite or 0 beyond the range."""
     if k.target.scalef and x.lanes * x.type.size == 64:
-        name, mask = ("ps", "i16") if x.type is F32 else ("pd", "i8")
-        return k.masked_intrinsic(f"llvm.x86.avx512.mask.scalef.{name}.512", mask, x, n)
+        return k.scale_floor(x, n)
     half = k.intrinsic("floor", x.type, n * 0.5)
     return x * power_of_two(k, half, x.type) * power_of_two(k, n - half, x.type)
 
@@ -90,20 +99,24 @@ def exp2(k: Kernel, x: Value) -> Value:
 
 
 def weight2(k: Kernel, x: Value) -> Value:
-    """2ˣ for x ≤ 1/2, as weights need it: 0 instead of a number too small to be normal. NaN stays NaN."""
-    if k.target.scalef and x.lanes * x.type.size == 64:
-        x = k.maximum(k.constant(x.type, -2.0 * BIAS[x.type]), x)
-        n = k.rint(x)
-        f = x - n
-        return scaled(k, k.fma(horner(k, f, WEIGHT2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
-    least = 1.0 - BIAS[x.type]
-    inside = k.maximum(k.constant(x.type, least), x)
-    n = k.rint(inside)
-    f = inside - n
-    p = k.fma(horner(k, f, WEIGHT2[x.type][::-1]), f, k.constant(x.type, 1.0))
-    word = integer(x)
-    made = (p.bits(word) + (k.where(n.is_nan(), k.constant(x.type, 0), n).to(word) << MANTISSA[x.type])).bits(x.type)
-    return k.where(x < least, k.constant(x.type, 0), made)
+    """2ˣ for x ≤ 1/2 as weights need it: 0 for −∞ and far below what is normal, exactly 1 for 0. NaN stays NaN."""
+    type, word = x.type, integer(x)
+    mantissa, bias = MANTISSA[type], BIAS[type]
+    if k.target.permute:
+        if not x.lanes:
+            return weight2(k, x.spread(k.target.lanes(type.size))).lane(0)
+        bits, polynomial = WEIGHT2_TABLE[type]
+        # The sum's last bits count in units of 2^-bits, and the table is looked up by them. ±∞ have a fraction of 0.
+        shifted = k.add_down(x, k.constant(type, 1.5 * 2.0 ** (mantissa - bits)))
+        root = k.look_up([2.0 ** (n / 2**bits) for n in range(2**bits)], shifted.bits(word), type)
+        power, f = k.scale_floor(root, x), k.fraction(x, bits)
+    else:
+        # The sum's last bits count from −bias, so that they are the exponent's, and the least power is 0.
+        polynomial, magic = WEIGHT2[type], 1.5 * 2.0**mantissa + bias
+        x = k.maximum(k.constant(type, -bias), x)
+        shifted = x + magic
+        power, f = (shifted.bits(word) << mantissa).bits(type), x - (shifted - magic)
+    return k.fma(horner(k, f, polynomial[::-1]) * f, power, power)
 
 
 def exp(k: Kernel, x: Value) -> Value:
@@ -139,11 +152,13 @@ def log(k: Kernel, x: Value) -> Value:
 
 
 def tanh(k: Kernel, x: Value) -> Value:
-    size = k.intrinsic("fabs", x.type, x)
+    """The hyperbolic tangent, from that of x / 2: the doubling damps the error where tanh x is near 1."""
+    limit = k.constant(x.type, TANH_LIMIT[x.type])
+    x = k.maximum(-limit, k.minimum(limit, x))
     z = x * x
-    near = k.fma(x * z, horner(k, z, TANH_P[x.type]) / horner(k, z, TANH_Q[x.type]), x)
-    far = k.intrinsic("copysign", x.type, 1.0 - 2.0 / (exp(k, size * 2.0) + 1.0), x)
-    return k.where(x.is_nan(), x, k.where(size < 0.625, near, far))
+    t = k.fma(x, z * horner(k, z, TANH_P[x.type][::-1]) / horner(k, z, TANH_Q[x.type][::-1]), x)
+    # The sum above loses the sign of −0.
+    return k.intrinsic("copysign", x.type, t / k.fma(t * 0.25, t, k.constant(x.type, 1.0)), x)
 
 
 # Dropout: the generator of regard.spec

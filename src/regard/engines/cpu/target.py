@@ -12,7 +12,7 @@ class Target:
     """An instruction set.
 
     vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
-    the processor must have. scalef: x · 2ⁿ in one instruction.
+    the processor must have. scalef: x · 2ⁿ in one instruction. permute: a table of two vectors looked up in one.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Target:
     fma: bool
     needs: tuple[str, ...] = ()
     scalef: bool = False
+    permute: bool = False
     bf16_dot: bool = False
 
     def lanes(self, size: int) -> int:
@@ -56,8 +57,8 @@ def targets() -> dict[str, Target]:
     """Every target, the fastest first."""
     arm = native_triple() if native_triple().startswith(("aarch64", "arm64")) else "aarch64-unknown-linux-gnu"
     found = (
-        x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), scalef=True, bf16_dot=True),
-        x86("avx512", "skylake-avx512", 64, 32, AVX512, scalef=True),
+        x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), scalef=True, permute=True, bf16_dot=True),
+        x86("avx512", "skylake-avx512", 64, 32, AVX512, scalef=True, permute=True),
         x86("avx2", "haswell", 32, 16, AVX2),
         x86("baseline", "x86-64", 16, 16, ()),
         Target("neon", arm, "generic", "+neon", 16, 32, True),
@@ -80,7 +81,11 @@ def chosen() -> Target:
 
     Raises ValueError for a name that is unknown or that this processor cannot run, RuntimeError if none runs.
     """
-    name = os.environ.get("REGARD_CPU", "")
+    return _chosen(os.environ.get("REGARD_CPU", ""))
+
+
+@cache
+def _chosen(name: str) -> Target:
     known = targets()
     if name:
         if name not in known:

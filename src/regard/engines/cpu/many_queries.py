@@ -1,0 +1,325 @@
+"""Tiles with a query in every lane: Sᵀ = K Qᵀ and Oᵀ += Vᵀ Pᵀ.
+
+What is vertical (maximum, sum, mask, rule, dropout) costs one vector operation for each key; K and V are read through
+broadcasts where they lie, or from a copy of the tile.
+"""
+
+import math
+from collections.abc import Callable
+
+from regard.engines.cpu.element import I8, I32, I64, Type
+from regard.engines.cpu.emit import Pointer, Value, Variable
+from regard.engines.cpu.forward_kernel import Forward, Tile
+from regard.engines.cpu.layout import KEYS
+from regard.engines.cpu.lowering import Place
+
+UNROLL = 4
+
+
+class ManyQueries(Forward):
+    def _prepare_queries(self) -> None:
+        """Qᵀ, scaled; where products take pairs, each word holds two features."""
+        k, kind = self.k, self.kind
+        strides = [k.integer(f"q_{axis}") for axis in ("head", "row", "feature")]
+        base = self.address("q", kind.element)
+        self._turn(base, strides, self.d, self.item.q, self.query_scale)
+        if not kind.pairs:
+            return
+        with k.when(self.d % 2 != 0):
+            self.fill(self.item.q + self.d * self.B, 0.0)
+        with k.loop(self.d + self.d % 2, step=2) as x:
+            for c in self.vectors():
+                low, high = (self.load(self.item.q, (x + n) * self.B, c) for n in range(2))
+                self.item.q.of(I32)[x // 2 * self.B + c] = k.pair(low, high)
+
+    def _turn(self, base: Pointer, strides: list[Value], count: Value, turned: Pointer, scale: Value | float) -> None:
+        """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""
+        k, W, B = self.k, self.W, self.B
+        head, row, step = strides
+        whole = k.where(step == base.type.size, count - count % W, k.whole(0))
+        with k.loop(B, step=W) as c:
+            rows = [self._row(base, c + r, head, row) for r in range(W)]
+            with k.loop(whole, step=W) as x:
+                vectors = k.transpose([p.load(x, W).to(self.real) * scale for p in rows])
+                for n, vector in enumerate(vectors):
+                    turned[(x + n) * B + c] = vector
+            with k.loop(W) as r:
+                p = self._row(base, c + r, head, row)
+                with k.loop(count, start=whole) as x:
+                    turned[x * B + c + r] = p.bytes(x * step)[0].to(self.real) * scale
+
+    def _end_span(self) -> None:
+        pass
+
+    def _work(self, tile: Tile) -> None:
+        k = self.k
+        self._copies(tile)
+        self._scores(tile)
+        self._rules(tile)
+        with k.when(self.careful.value != 0):
+            self._remember_visible(tile)
+        self._weights(tile)
+        self._add_sums()
+        with k.choice(self.careful.value != 0) as (yes, no):
+            with yes:
+                self._add_visible(tile)
+            with no:
+                self._add(tile)
+
+    # Products
+
+    def _product(
+        self, rows: int, start: Value, stop: Value, factor: Callable[[int, Value], Value], vector: Callable[..., Value]
+    ) -> list[list[Variable]]:
+        """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each."""
+        k = self.k
+        sums = [[k.variable(self.zero()) for _ in self.vectors()] for _ in range(rows)]
+        add = k.dot_pairs if self.kind.pairs else lambda total, x, y: k.fma(x, y, total)
+
+        def step(x: Value) -> None:
+            vectors = [vector(x, c) for c in self.vectors()]
+            for r in range(rows):
+                f = factor(r, x).spread(self.W)
+                for c, v in enumerate(vectors):
+                    sums[r][c].value = add(sums[r][c].value, f, v)
+
+        unroll = UNROLL if rows > 1 else 1
+        whole = stop - (stop - start) % unroll
+        with k.loop(whole, start=start, step=unroll) as x:
+            for u in range(unroll):
+                step(x + u)
+        if unroll > 1:
+            with k.loop(stop, start=whole) as x:
+                step(x)
+        return sums
+
+    def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None]) -> None:
+        """Work on as many rows at a time as registers hold, and on what is left one at a time."""
+        k, rows = self.k, self.k.target.tile[0]
+        whole = stop - (stop - start) % rows
+        with k.loop(whole, start=start, step=rows) as n:
+            work(rows, n)
+        with k.loop(stop, start=whole) as n:
+            work(1, n)
+
+    def _scores(self, tile: Tile) -> None:
+        """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
+        k, kind = self.k, self.kind
+        if kind.copied:
+            width = self.key_width * self.key_type.size
+            rows = self.k_copy(self._slot(tile))
+        else:
+            width, rows = k.integer("k_row"), self._source("k", tile.start)
+        if kind.pairs:
+            rows = rows.of(I32)
+        queries = self.item.q.of(rows.type) if kind.pairs else self.item.q
+        tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
+
+        def block(count: int, p: Value) -> None:
+            if kind.bias and count > 1:
+                self._approach(kind.bias, tile, p, count)
+            keys = [rows.bytes((p + r) * width) for r in range(count)]
+            stop = (self.d + 1) // 2 if kind.pairs else self.d
+            sums = self._product(
+                count,
+                k.whole(0),
+                stop,
+                lambda r, x: keys[r][x],
+                lambda x, c: (queries + x * self.B + c).load(0, self.W),
+            )
+            for r in range(count):
+                for c, s in zip(self.vectors(), sums[r], strict=True):
+                    self.tile.P[(p + r) * self.B + c] = s.value
+            if not kind.ruled:
+                with k.when(plain.value != 0):
+                    for r in range(count):
+                        for top, s in zip(tops, sums[r], strict=True):
+                            top.value = k.maximum(s.value, top.value)
+
+        plain = k.variable(k.constant(I64, 1))
+        if kind.mask and not kind.ruled:
+            ends = tile.first, *tile.mixed, tile.stop
+            with k.loop(3) as part:
+                start, stop = (
+                    k.where(part == 0, ends[n], k.where(part == 1, ends[n + 1], ends[n + 2])) for n in range(2)
+                )
+                plain.value = (part != 1).to(I64)
+                self._blocks(start, stop, block)
+        else:
+            self._blocks(tile.first, tile.stop, block)
+        for c, top in zip(self.vectors(), tops, strict=True):
+            self.tile.top[c] = top.value
+
+    # Rules
+
+    def _rules(self, tile: Tile) -> None:
+        """S ← score(S) + bias, −∞ where the mask hides the pair; the maximum of what that changes."""
+        k, kind = self.k, self.kind
+        if kind.bias:
+            self._fetch("bias", kind.bias, self.tile.bias, tile, tile.first, tile.stop)
+        for n in range(kind.dense):
+            self._fetch(f"dense{n}", I8, getattr(self.tile, f"dense{n}"), tile, *tile.mixed)
+        if kind.mask:
+            self._rules_in(tile, *tile.mixed, True)
+        if kind.ruled and kind.mask:
+            with k.loop(2) as part:
+                before = part == 0
+                start = k.where(before, tile.first, tile.mixed[1])
+                self._rules_in(tile, start, k.where(before, tile.mixed[0], tile.stop), False)
+        elif kind.ruled:
+            self._rules_in(tile, tile.first, tile.stop, False)
+
+    def _rules_in(self, tile: Tile, start: Value, stop: Value, masked: bool) -> None:
+        k = self.k
+        with k.loop(self.B, step=self.W) as c:
+            row = {"b": self.word("b"), "keys": k.integer("keys")}
+            row |= {"i": self.item.i.load(c, self.W), "h": self.item.h.load(c, self.W)}
+            prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
+            top = k.variable(self.load(self.tile.top, c))
+            with k.loop(stop, start=start) as p:
+                at = p * self.B + c
+                s = self._natural(self.load(self.tile.P, at))
+                place = Place(
+                    row | {"j": tile.start + k.integer("j") + p, "s": s},
+                    lambda n, at=at: self.load(self._dense(n), at) != 0.0,  # type: ignore[misc]
+                )
+                if self.score is not None:
+                    s = self.score.at(place, prepared[0])[0].spread(self.W)
+                if self.kind.bias:
+                    s = s + self.load(self.tile.bias, at)
+                if masked and self.mask is not None:
+                    visible = self.mask.at(place, prepared[1])[0].spread(self.W)
+                    s = k.where(visible, s, k.constant(self.real, -math.inf))
+                self.tile.P[at] = s
+                top.value = k.maximum(s, top.value)
+            self.tile.top[c] = top.value
+
+    def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
+        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
+        k, lanes = self.k, -(-self.B * count // KEYS)
+        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
+        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
+        for n in range(lanes):
+            lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
+            line = self._row(base, lane, head, row)
+            for x in range(0, KEYS * type.size, 64):
+                line.bytes(x).prefetch()
+
+    def _dense(self, n: int) -> Pointer:
+        found: Pointer = getattr(self.tile, f"dense{n}")
+        return found
+
+    def _fetch(self, name: str, type: Type, into: Pointer, tile: Tile, start: Value, stop: Value) -> None:
+        """Some keys of a dense array, turned so that lanes are queries."""
+        strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
+        base = self.address(name, type).bytes((tile.start + start) * strides[2])
+        self._turn(base, strides, stop - start, into + start * self.B, 1.0)
+
+    # Weights and output
+
+    def _remember_visible(self, tile: Tile) -> None:
+        k = self.k
+        with k.loop(tile.stop * self.B, start=tile.first * self.B, step=self.W) as n:
+            hidden = self.load(self.tile.P, n) == -math.inf
+            self.tile.seen[n] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
+
+    def _weights(self, tile: Tile) -> None:
+        """P = exp(S − m) and its sums: of keys that are W apart first, then over those."""
+        k, kind, P = self.k, self.kind, self.tile.P
+        # Keys are taken two by two, so one that is missing must be there and weigh nothing.
+        low, nothing = tile.first - tile.first % 2, k.constant(self.real, -math.inf).spread(self.W)
+        for c in self.vectors():
+            with k.when(tile.first != low):
+                P[low * self.B + c] = nothing
+            with k.when(tile.stop % 2 != 0):
+                P[tile.stop * self.B + c] = nothing
+        shifts = [self._new_maximum(c)[1] for c in self.vectors()]
+        totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2 if kind.entropy else 1)]
+        parts = [[[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2)] for _ in totals]
+        with k.loop(self.W, step=2) as r:
+            for part in parts:
+                for n in range(2):
+                    for x in part[n]:
+                        x.value = self.zero()
+            with k.loop(tile.stop, start=low + ((r - low) & (self.W - 1)), step=self.W) as p:
+                for number, c in enumerate(self.vectors()):
+                    pair = []
+                    for n in range(2):
+                        at = (p + n) * self.B + c
+                        weight, difference = self._weight(self.load(P, at), shifts[number])
+                        parts[0][n][number].value += weight
+                        if kind.entropy:
+                            parts[1][n][number].value += self._entropy_term(weight, difference)
+                        if kind.dropout:
+                            keys = self.item.first.load(c, self.W), self.item.second.load(c, self.W)
+                            weight = self._drop(weight, keys, tile.start + k.integer("j") + p + n)
+                        pair.append(weight)
+                        if not kind.pairs:
+                            P[at] = weight
+                    if kind.pairs:
+                        P.of(I32)[p * self.B + c] = k.pair(*pair)
+            for total, part in zip(totals, parts, strict=True):
+                for n in range(2):
+                    for x, y in zip(total, part[n], strict=True):
+                        x.value += y.value
+        for name, total in zip(("sum", "sum_e"), totals, strict=False):
+            for c, x in zip(self.vectors(), total, strict=True):
+                getattr(self.tile, name)[c] = x.value
+
+    def _values(self, tile: Tile) -> tuple[Pointer, Value]:
+        """The first row of V of a tile, and the bytes from row to row; of pairs of rows where products take pairs."""
+        if self.kind.copies:
+            return self.v_copy(self._slot(tile)), self.d_v * (4 if self.kind.pairs else self.real.size)
+        return self._source("v", tile.start), self.k.integer("v_row")
+
+    def _add(self, tile: Tile) -> None:
+        """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ."""
+        k, kind, O = self.k, self.kind, self.span.O
+        values, row = self._values(tile)
+        start, stop, step, P = tile.first, tile.stop, self.B, self.tile.P
+        if kind.pairs:
+            start, stop, step, P = start // 2, (stop + 1) // 2, 2 * self.B, P.of(I32)
+
+        def block(rows: int, a: Value) -> None:
+            here = values + a
+            sums = self._product(
+                rows,
+                start,
+                stop,
+                lambda r, p: (here + r).bytes(p * row)[0],
+                lambda p, c: (P + p * step + c).load(0, self.W),
+            )
+            for r in range(rows):
+                for c, s in zip(self.vectors(), sums[r], strict=True):
+                    at = (a + r) * self.B + c
+                    O[at] = k.fma(self.load(O, at), self.load(self.tile.rescale, c), s.value)
+
+        self._blocks(k.whole(0), self.d_v, block)
+
+    def _add_visible(self, tile: Tile) -> None:
+        """As `_add`, in the same order, but what is hidden counts as 0 whatever it is."""
+        k, O, P, seen = self.k, self.span.O, self.tile.P, self.tile.seen
+        values, row = self._values(tile)
+        pairs = self.kind.pairs
+        step = 2 if pairs else 1
+        with k.loop(self.d_v) as a, k.loop(self.B, step=self.W) as c:
+            total = k.variable(self.zero())
+            with k.loop(tile.stop, start=tile.first - tile.first % step, step=step) as p:
+                at = p * self.B + c
+                v = (values + a).bytes(p // step * row)[0]
+                if pairs:
+                    masks = [
+                        k.where(
+                            self.load(seen, at + n * self.B) != 0.0,
+                            k.constant(I32, 0xFFFF << 16 * n),
+                            k.constant(I32, 0),
+                        )
+                        for n in range(2)
+                    ]
+                    shown = v.spread(self.W) & (masks[0] | masks[1])
+                    total.value = k.dot_pairs(total.value, shown, P.of(I32).load(at, self.W))
+                else:
+                    shown = k.where(self.load(seen, at) != 0.0, v, self.zero())
+                    total.value = k.fma(shown, self.load(P, at), total.value)
+            at = a * self.B + c
+            O[at] = k.fma(self.load(O, at), self.load(self.tile.rescale, c), total.value)
