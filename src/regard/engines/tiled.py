@@ -56,10 +56,9 @@ def spread_blocks(p: Problem, work: Callable[[Rows], None], rows: range | None =
         for block in band:
             work(block)
 
-    threads = threads_for(p)
-    blocks = p.batch * p.heads * -(-p.n_q // ROWS)
-    size = max(1, min(BAND, blocks // (4 * threads)))
-    spread_numpy(each, [band for unit in units(p) for band in unit.bands(size, first, last)], threads)
+    threads, parts = threads_for(p), list(units(p))
+    size = max(1, min(BAND, len(parts) * -(-p.n_q // ROWS) // (4 * threads)))
+    spread_numpy(each, [band for unit in parts for band in unit.bands(size, first, last)], threads)
 
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:

@@ -24,7 +24,7 @@ from regard.spec import kept
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ROWS, KEYS, TILES = 128, 128, 8
-CHUNK = 2**17  # scores computed at once: half a megabyte of float32, so that a chunk stays in cache
+CHUNK = 2**18  # scores computed at once: a megabyte of float32, in cache, and Python between them counts for little
 BAND = 16  # blocks whose tiles are found together, at most
 
 
@@ -149,7 +149,7 @@ def units(p: Problem) -> Iterator[Unit]:
     apart = p.mask_node is not None and "h" in reads(p.mask_node)
     tiles = min(-(-p.n_k // KEYS) or 1, TILES)
     heads = 1 if apart else max(1, CHUNK // (ROWS * KEYS * tiles))
-    for b in range(p.batch):
+    for b in range(p.batch if p.heads else 0):
         if heads >= p.group:
             step = max(1, heads // p.group)
             for kv in range(0, p.kv_heads, step):

@@ -1,8 +1,8 @@
 """From a problem to the kernel's memory: its fields, the items (blocks of queries) and the tiles that each may see.
 
-What does not depend on addresses is a *plan*. That of a call whose rules read no arrays is kept, because for short
-sequences making it takes longer than attention; a long call's rules are looked at for WAVE blocks of queries at once
-and what is found is forgotten when those are done, so that it does not grow with n_q · n_k.
+What does not depend on addresses is a *plan*. It is kept, because for short sequences making it takes longer than
+attention; but of a long call the rules are looked at for WAVE blocks of queries at once, and what is found is forgotten
+when those are done, so that it does not grow with n_q · n_k.
 """
 
 import struct
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
@@ -66,14 +66,16 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    programs = [None if node is None else Program.of([node]) for node in (p.mask_node, p.score_node)]
-    if any(program and (program.tables or program.dense) for program in programs):
-        return Plan(p, target, results, rows, threads)
-    arrays = (p.query, p.key, p.value, *results, p.bias)
+    dense = _dense(p)
+    arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
+    # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
+    rules = tuple(
+        (prefix, program.structure, program.numbers, tuple(ref(table) for table in program.tables))
+        for prefix, program in _programs(p)
+    )
     signature = (
-        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None,
+        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
         *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
-        *((None if x is None else (x.structure, x.numbers)) for x in programs),
     )  # fmt: skip
     found = _plans.get(signature)
     if found is None:
@@ -106,23 +108,25 @@ class Plan:
 
     def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
-        self.kind = kind_of(p, target, len(rows), results.entropy is not None)
-        self.key = self.kind.key
+        kind = kind_of(p, target, len(rows), results.entropy is not None)
+        self.key, self.names = kind.key, kind.fields
         self.fields = self._fields(p, results)
-        self.kept: tuple[Stage, ...] | None = None
-        self.stages: Iterable[Stage] = _Stages(self, p, results)
+        self.stages: Iterable[Stage] = _Stages(kind, p, results, rows, threads)
 
     def keep(self) -> bool:
-        """Keep all stages, and nothing of the problem; False if they are too many."""
+        """Keep all stages, and no array of the problem or its rules; False if they are too many."""
         if not isinstance(self.stages, _Stages) or not self.stages.short:
             return False
         self.stages = tuple(self.stages)
         return True
 
     def run(self, p: Problem, results: Results) -> None:
-        kind, word = self.kind, self.kind.fields.index
-        kernel = cache.kernel(self.key, "forward", self.target, lambda: source(kind, self.target))
-        sink, tables, dense = _sink(p), _tables_of(p, kind), _dense_of(p, kind)
+        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), _dense(p)
+
+        def code() -> str:
+            return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
+
+        kernel = cache.kernel(self.key, "forward", self.target, code)
         fields = self.fields.copy()
         fields[word("seed")] = p.seed
         if sink is not None:
@@ -154,7 +158,7 @@ class Plan:
             spread(part, range(len(cuts) - 1), self.threads)
 
     def _fields(self, p: Problem, results: Results) -> Array:
-        kind, j0 = self.kind, p.origin[2]
+        j0 = p.origin[2]
         words: dict[str, int | float] = {
             "groups": 0, "count": 0, "items": 0, "tiles": 0, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
             "shift": j0 % KEYS, "first_tile": j0 // KEYS, "span_bits": self.span_bits(p), "j": j0, "keys": p.keys,
@@ -166,17 +170,16 @@ class Plan:
             "bias_head": 0, "bias_row": 0, "bias_key": 0, "sink": 0,
             "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))), "seed": 0,
         }  # fmt: skip
-        dense = _dense_of(p, kind)
         if p.bias is not None:
             words |= zip(("bias_head", "bias_row", "bias_key"), p.dense(p.bias).strides[-3:], strict=True)
-        for n, x in enumerate(dense):
+        for n, x in enumerate(_dense(p)):
             words |= zip((f"dense{n}_head", f"dense{n}_row", f"dense{n}_key"), x.strides[-3:], strict=True)
-        for rule in filter(None, (kind.mask, kind.score)):
-            words |= {f"{rule.prefix}_number{n}": number for n, number in enumerate(rule.program.numbers)}
-        for name, table in _tables_of(p, kind).items():
+        for prefix, program in _programs(p):
+            words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
+        for name, table in _table_fields(p).items():
             words[name] = 0
             words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
-        values = [words[name] for name in kind.fields]
+        values = [words[name] for name in self.names]
         layout = "".join("d" if isinstance(x, float) else "q" for x in values)
         return np.frombuffer(struct.pack(layout, *values), np.uint64)
 
@@ -191,9 +194,8 @@ GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", 
 class _Stages:
     """The stages of a plan, found one after the other each time they are asked for."""
 
-    def __init__(self, plan: Plan, p: Problem, results: Results):
-        self.p, self.results, self.kind, self.threads = p, results, plan.kind, plan.threads
-        self.rows = plan.rows
+    def __init__(self, kind: Kind, p: Problem, results: Results, rows: range, threads: int):
+        self.kind, self.p, self.results, self.rows, self.threads = kind, p, results, rows, threads
 
     @cached_property
     def blocks(self) -> tuple[Array, Array]:
@@ -342,7 +344,7 @@ class _Stages:
         for name in ("lse", "entropy", "max"):
             place(name, getattr(r, name), h, first, 2)
         place("bias", None if p.bias is None else p.dense(p.bias), h, first)
-        for n, x in enumerate(_dense_of(p, self.kind)):
+        for n, x in enumerate(_dense(p)):
             place(f"dense{n}", x, h, first)
         column["b"][...] = p.origin[0] + b
         column["h"][...] = p.origin[1] + h
@@ -376,13 +378,18 @@ def _sink(p: Problem) -> Array | None:
     return np.ascontiguousarray(np.broadcast_to(p.sink.astype(p.compute), (p.heads,)))
 
 
-def _tables_of(p: Problem, kind: Kind) -> dict[str, Array]:
+def _programs(p: Problem) -> list[tuple[str, Program]]:
+    """The rules of a call, with what their fields' names begin with."""
+    nodes = (("mask", p.mask_node), ("score", p.score_node))
+    return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
+
+
+def _table_fields(p: Problem) -> dict[str, Array]:
     """The arrays of each rule's tables by their fields' names."""
     return {
-        f"{rule.prefix}_table{n}": _table_array(table, p.compute)
-        for rule in (kind.mask, kind.score)
-        if rule
-        for n, table in enumerate(rule.program.tables)
+        f"{prefix}_table{n}": _table_array(table, p.compute)
+        for prefix, program in _programs(p)
+        for n, table in enumerate(program.tables)
     }
 
 
@@ -395,9 +402,9 @@ def _table_array(table: Table, real: Any) -> Array:
     return kept[dtype]
 
 
-def _dense_of(p: Problem, kind: Kind) -> list[Array]:
+def _dense(p: Problem) -> list[Array]:
     """The dense masks (..., h, n_q, n_k) as bytes; views."""
-    return [p.dense(x.view(np.int8)) for x in (kind.mask.program.dense if kind.mask else ())]
+    return [] if p.mask_node is None else [p.dense(x.view(np.int8)) for x in Program.of([p.mask_node]).dense]
 
 
 def _ends(marked: Array) -> tuple[Array, Array]:
@@ -415,10 +422,8 @@ def source(kind: Kind, target: Target) -> str:
 
 def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     """The kernel for so many rows of a call."""
-    mask, score = (
-        None if node is None else Arguments(prefix, Program.of([node]))
-        for prefix, node in (("mask", p.mask_node), ("score", p.score_node))
-    )
+    rules = {prefix: Arguments(prefix, program) for prefix, program in _programs(p)}
+    mask, score = rules.get("mask"), rules.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
     W = target.lanes(real.size)
