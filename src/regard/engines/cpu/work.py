@@ -232,7 +232,8 @@ class _Stages:
         shared = (np.diff(items[:, self.word("k")]) == 0) & (np.diff(items[:, self.word("v")]) == 0)
         ends = np.append(np.flatnonzero(~shared) + 1, len(items)).tolist()
         starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
-        bounds = np.stack([starts, np.append(starts[1:], len(items))], axis=1)
+        edges = np.array([*starts, len(items)])
+        bounds = np.stack([edges[:-1], edges[1:]], axis=1)
         if len(bounds) > 1:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
