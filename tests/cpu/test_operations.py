@@ -126,7 +126,7 @@ def test_what_leaves_determine_is_prepared_and_used() -> None:
     program = Program.of([product, build("add", product, build("absolute", leaf("j")))])
     arguments = Arguments("rule", program)
     k = Kernel("rule", HERE[0], arguments.fields)
-    rule, leaves = Lowering(k, arguments, F32), {"i": k.constant(I64, 1)}
+    rule, leaves = Lowering(k, arguments, F32, I64), {"i": k.constant(I64, 1)}
     prepared = rule.prepare(Place(leaves))
     found = {x.op: value for x, value in zip(program.instructions, prepared, strict=True)}
     assert [op for op, value in found.items() if value is None] == ["j", "absolute", "add"]

@@ -523,8 +523,8 @@ class Kernel:
         return self._avx512("mask.reduce", x, bits << 4 | 9, x, None, 4)
 
     def add_down(self, x: Value, y: Value) -> Value:
-        """x + y, rounded down, where multiplications are done: additions have more to do in our kernels."""
-        return self._avx512("vfmadd", x, self.constant(x.type, 1).spread(x.lanes), y.spread(x.lanes), 9)
+        """x + y, rounded down."""
+        return self._avx512("add", x, y.spread(x.lanes), 9)
 
     def look_up(self, table: Sequence[float], index: Value, type: Type) -> Value:
         """Of a table of two vectors, the numbers that the last bits of an index name."""

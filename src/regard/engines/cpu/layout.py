@@ -19,9 +19,9 @@ GROUP = 16  # items that share the tiles of a span while they are near
 TILE_BITS = 32
 
 
-def span_bits(d: int, d_v: int, size: int) -> int:
-    """The logarithm of the number of tiles in a span. It decides about bits, so it is the same for every call."""
-    fit = SPAN // max(1, KEYS * (d + d_v) * size)
+def span_bits(d: int, size: int) -> int:
+    """The logarithm of the number of tiles in a span, for d numbers of some bytes: bits depend on it, so on no more."""
+    fit = SPAN // max(1, KEYS * 2 * d * size)
     return min(max(1, fit), TILES).bit_length() - 1
 
 

@@ -185,7 +185,7 @@ class Plan:
 
     @staticmethod
     def span_bits(p: Problem) -> int:
-        return span_bits(p.d, p.d_v, p.dtype.itemsize)
+        return span_bits(p.d, p.dtype.itemsize)
 
 
 GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
@@ -232,8 +232,7 @@ class _Stages:
         shared = (np.diff(items[:, self.word("k")]) == 0) & (np.diff(items[:, self.word("v")]) == 0)
         ends = np.append(np.flatnonzero(~shared) + 1, len(items)).tolist()
         starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
-        edges = np.array([*starts, len(items)])
-        bounds = np.stack([edges[:-1], edges[1:]], axis=1)
+        bounds = np.array([starts, [*starts[1:], len(items)]], np.int64).T.copy()
         if len(bounds) > 1:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
