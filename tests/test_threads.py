@@ -20,7 +20,8 @@ LONG = 60  # seconds, for what takes no time unless it hangs
 
 @pytest.fixture(autouse=True)
 def no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test starts without helpers; those of other tests sleep on."""
+    """Each test starts without helpers and without memory that is kept; helpers of other tests sleep on."""
+    monkeypatch.setattr(threads, "_mine", threading.local())
     monkeypatch.setattr(threads, "_idle", [])
     monkeypatch.setattr(threads, "_helpers", 0)
 
@@ -186,7 +187,7 @@ def test_nothing_is_kept_of_a_call() -> None:
     for _ in range(20):
         spread(work, range(4), 2)
     del work
-    until(lambda: len(threads._idle) == 1)  # the helper may be late, and find nothing left to do
+    until(lambda: alive() is None)  # a helper may be late, and find nothing left to do
     assert alive() is None
 
 
