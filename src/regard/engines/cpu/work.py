@@ -69,8 +69,9 @@ def plan(p: Problem, target: Target, results: Results, rows: range, threads: int
     dense = _dense(p)
     arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
+    # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
-        (prefix, program.structure, program.numbers, tuple(ref(table) for table in program.tables))
+        (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
         for prefix, program in _programs(p)
     )
     signature = (
