@@ -274,7 +274,7 @@ class Pointer:
 
     def prefetch(self) -> None:
         """Bring the cache line at this address near; the address need not be valid."""
-        words = [ir.Constant(I32.raw, x) for x in (0, 2, 1)]
+        words = [ir.Constant(I32.raw, x) for x in (0, 3, 1)]
         kinds = [ir.PointerType(), *(x.type for x in words)]
         self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
 

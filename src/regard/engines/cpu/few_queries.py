@@ -15,7 +15,9 @@ from regard.engines.cpu.layout import KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
 SUMS = 16  # vectors of O that grow at once
-PART = 4
+PART = 1  # vectors of keys whose scores grow by turns: a chain of sums alone would be waited for
+AHEAD = 2**14  # bytes of K and V that are on their way: the processor does not see far enough itself
+LINE = 64  # bytes that come at once
 
 
 class FewQueries(Forward):
@@ -28,6 +30,7 @@ class FewQueries(Forward):
         # Features of V, two vectors in one step where rows are taken by pairs.
         self.step = self.W * (2 if kind.pairs else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
+        self.k_ahead, self.v_ahead = (k.whole(AHEAD) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v))
 
     @property
     def rows(self) -> range:
@@ -61,10 +64,21 @@ class FewQueries(Forward):
             with k.loop(self.d_v, start=whole) as a:
                 row[a] = O[a].to(element)
 
-    def _work(self, tile: Tile) -> None:
-        k = self.k
+    def _work(self, first: Value) -> Value:
+        """All of the span's keys before its values: each is read from memory in one go."""
+        self._tiles(first, self._score)
+        return self._tiles(first, self._weigh)
+
+    def _score(self, tile: Tile) -> None:
+        self._at(tile)
         self._scores(tile)
         self._rules(tile)
+        self.tops[0] = self.load(self.tile.top)
+
+    def _weigh(self, tile: Tile) -> None:
+        k = self.k
+        self._at(tile)
+        self.tile.top[0] = self.load(self.tops)
         with k.when(self.careful.value != 0):
             for r in self.rows:
                 with self._keys(tile) as p:
@@ -78,9 +92,15 @@ class FewQueries(Forward):
             with no:
                 self._add(tile, careful=False)
 
+    def _at(self, tile: Tile) -> None:
+        """Scores and maxima lie where those of this tile do."""
+        slot = self._slot(tile)
+        self.scores = self.tile.P + slot * (KEYS * self.kind.few)
+        self.tops = self.tile.tops + slot * self.W
+
     def P(self, r: int) -> Pointer:
         """Scores, then weights, of a row."""
-        row: Pointer = self.tile.P + r * KEYS
+        row: Pointer = self.scores + r * KEYS
         return row
 
     @contextmanager
@@ -102,6 +122,8 @@ class FewQueries(Forward):
             with k.loop(self.count, step=W) as x, k.loop(stop, start=part, step=W) as p:
                 block = keys.bytes((p - part) * row) + x
                 turned = k.transpose([block.bytes(row * n).load(0, W) for n in range(W)])
+                for n in range(W):
+                    block.bytes(row * (self.k_ahead + n)).prefetch()
                 sums = [self.load(self.P(r), p) for r in self.rows]
                 for n, features in enumerate(turned):
                     features = features if kind.pairs else features.to(self.real)
@@ -176,7 +198,7 @@ class FewQueries(Forward):
             top = k.variable(nothing)
             with self._keys(tile) as p:
                 at = r * KEYS + p
-                s = self._natural(self.load(self.tile.P, at))
+                s = self._natural(self.load(self.scores, at))
                 j = (k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p)).to(kind.integer)
                 place = Place(
                     leaves | {"i": self.item.i[r], "h": self.item.h[r], "j": j, "s": s},
@@ -190,7 +212,7 @@ class FewQueries(Forward):
                 if self.mask is not None:
                     visible = visible & self.mask.at(place)[0].spread(W)
                 s = k.where(visible, s, nothing)
-                self.tile.P[at] = s
+                self.scores[at] = s
                 top.value = k.maximum(s, top.value)
             self.tile.top[r] = self._across(top.value, k.maximum)
 
@@ -241,12 +263,16 @@ class FewQueries(Forward):
 
     def _add_features(self, tile: Tile, a: Value, steps: int, count: Value | None, careful: bool) -> None:
         """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
-        k, pairs, W = self.k, self.kind.pairs, self.W
+        k, pairs, W, size = self.k, self.kind.pairs, self.W, self.kind.element.size
         vectors = steps * self.step // W
         sums = [[k.variable(self.zero()) for _ in range(vectors)] for _ in self.rows]
         keys = 2 if pairs else 1
         with k.loop(tile.stop, start=tile.first & -keys, step=keys) as p:
             values = self._values(tile, p, a, steps, count)
+            for n in range(keys):
+                row = self._source("v", tile.start + p + self.v_ahead + n).bytes(a * size)
+                for line in range(0, steps * self.step * size, LINE):
+                    row.bytes(line).prefetch()
             for r in self.rows:
                 weight = (self.P(r).of(I32) if pairs else self.P(r))[p // keys].spread(W)
                 visible = [self.tile.seen[r * KEYS + p + n] != 0.0 for n in range(keys)] if careful else []

@@ -205,30 +205,34 @@ class Forward(ABC):
     def _span(self) -> None:
         """The tiles of the item's next span."""
         k, item = self.k, self.item
-        partial, tiles = self.word("partial"), k.pointer("tiles", I64)
+        partial = self.word("partial")
         home = k.where(partial == 0, self.own.m.address, partial)
         self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
-        first, end = item.cursor[0], self.word("tiles") + self.word("count")
-        current = self._span_of(tiles[first])
+        first = item.cursor[0]
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
         t = k.variable(first)
         with k.loop_while(lambda: again.value != 0):
             self._begin_span()
-            t.value = first
-            inside = k.variable(k.constant(I64, 1))
-            with k.loop_while(lambda: inside.value != 0):
-                self._work(self._tile(tiles[t.value]))
-                t.value = t.value + 1
-                inside.value = k.constant(I64, 0)
-                with k.when(t.value < end):
-                    inside.value = (self._span_of(tiles[t.value]) == current).to(I64)
-            self._end_span()
+            t.value = self._work(first)
             again.value = (self._has_nan() & (self.careful.value == 0)).to(I64)
             self.careful.value = k.constant(I64, 1)
         item.cursor[0] = t.value
         with k.when(partial == 0):
             self._merge(self.span)
+
+    def _tiles(self, first: Value, work: Callable[[Tile], None]) -> Value:
+        """Work on the tiles of a span from its first in the list on; the place of what follows them."""
+        k, tiles = self.k, self.k.pointer("tiles", I64)
+        end, current = self.word("tiles") + self.word("count"), self._span_of(tiles[first])
+        t, inside = k.variable(first), k.variable(k.constant(I64, 1))
+        with k.loop_while(lambda: inside.value != 0):
+            work(self._tile(tiles[t.value]))
+            t.value = t.value + 1
+            inside.value = k.constant(I64, 0)
+            with k.when(t.value < end):
+                inside.value = (self._span_of(tiles[t.value]) == current).to(I64)
+        return t.value
 
     def _tile(self, word: Value) -> Tile:
         k = self.k
@@ -250,12 +254,9 @@ class Forward(ABC):
             self.fill(p, x)
         self._clear(self.span.O)
 
-    def _end_span(self) -> None:
-        """Whatever is left to do so that the span lies as `span_area` says."""
-
     @abstractmethod
-    def _work(self, tile: Tile) -> None:
-        """A tile into the span."""
+    def _work(self, first: Value) -> Value:
+        """The tiles of a span, as `_tiles` finds them, into the span; what `_tiles` returns."""
 
     def _has_nan(self) -> Value:
         k = self.k

@@ -16,7 +16,7 @@ TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
 GROUP = 16  # items that share the tiles of a span while they are near
 
-PART_OF_KEYS = 4
+PART_OF_KEYS = 8
 TILE_BITS = 32
 
 
@@ -108,12 +108,13 @@ class Kind:
 
 def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs, and the copies of the tiles of a span."""
-    tile = KEYS * kind.lanes
+    tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1
     area = dict.fromkeys(("top", "rescale", "sum", "sum_e", "old", "new"), kind.lanes)
-    area |= {"P": tile, "seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
+    area |= {"P": tile * slots, "seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
     if kind.bias:
         area["bias"] = tile
     if kind.few:
+        area["tops"] = kind.lanes * slots
         area["keys"] = PART_OF_KEYS * kind.lanes * (d + 2 * kind.lanes)
     if kind.copied:
         area["k_copy"] = TILES * KEYS * (d + 1)
