@@ -10,9 +10,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -229,23 +229,17 @@ def large(dtype: str) -> Results:
 
 @pytest.mark.parametrize(("name", "dtype"), [("scores", "float32"), ("dropout", "float64"), ("window", "bfloat16")])
 def test_any_number_of_threads_and_every_run(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pools: list[int] = []
-
-    class Pool(ThreadPoolExecutor):
-        def __init__(self, workers: int, *args: Any) -> None:
-            pools.append(workers)
-            super().__init__(workers, *args)
-
-    monkeypatch.setattr(threads, "ThreadPoolExecutor", Pool)
+    wake = Mock(wraps=threads._wake)
+    monkeypatch.setattr(threads, "_wake", wake)
     regard.set_num_threads(1)
     alone = everything(name, dtype), large(dtype)
-    assert not pools
+    wake.assert_not_called()
     for n in (2, 3, 3):
         regard.set_num_threads(n)
         assert_same(everything(name, dtype), alone[0])
         assert_same(large(dtype), alone[1])
-    assert set(pools) == {2, 3}
-    assert len(pools) >= 12  # forward, `received`, forward mode
+    assert {call.args for call in wake.mock_calls} == {(1,), (2,)}
+    assert wake.call_count >= 12  # forward, `received`, forward mode
 
 
 def digest() -> str:

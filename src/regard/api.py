@@ -1,8 +1,9 @@
 """The public calls: validate once, build one frozen `Problem`, run the first engine that supports it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,8 +20,7 @@ MaskLike = Mask | Array | Callable[..., Any] | None
 ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | None
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """How the caller's arrays lie: `inward` makes them (..., h, n, d), `outward` turns results back; views, no copies.
 
     matrices: plain (n, d), one head. positions_first: (..., n, h, d).
@@ -93,7 +93,7 @@ def problem_from(
     h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
     rule = checks.mask(mask, lead, h, n_q, n_k)
     if checks.boolean("causal", causal):
-        rule = causal_rule() if rule is None else causal_rule() & rule
+        rule = causally(rule)
     p_drop, seed_int = checks.dropout(dropout, seed)
     problem = Problem(
         query=q,
@@ -112,9 +112,22 @@ def problem_from(
         positions_first=frame.positions_first,
         observe=checks.observe(observe),
     )
-    for rule_of_call in (problem.mask, problem.score):
-        checks.covers(rule_of_call, problem.extent)
+    checks.covers(problem)
     return problem
+
+
+_causal = causal_rule()
+_causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
+
+
+def causally(mask: Mask | None) -> Mask:
+    """What a mask allows of the keys up to the query; as long as the mask is there, the same rule each time."""
+    if mask is None:
+        return _causal
+    found = _causally.get(mask)
+    if found is None:
+        found = _causally[mask] = _causal & mask
+    return found
 
 
 def attention(

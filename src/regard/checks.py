@@ -1,5 +1,6 @@
 """Every validation of a call and its message. Nothing here computes; what passes is valid for every engine."""
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -7,17 +8,19 @@ from typing import Any
 import numpy as np
 
 from regard.observing import NAMES, Statistic
-from regard.rules import Mask, Rule, Score, as_mask, as_score, type_name
+from regard.problem import Problem
+from regard.rules import Mask, Score, as_mask, as_score, type_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+BOOLS = (bool, np.bool_)
 FARTHEST = 2**62  # the farthest position: differences of two still fit into 64 bits
 
 
 def is_float(x: Array) -> bool:
     """Whether the dtype is one of the floating dtypes of the field (bfloat16 comes from ml_dtypes)."""
-    return x.dtype.name in FLOATS and x.dtype.isnative
+    return x.dtype.type.__name__ in FLOATS and x.dtype.isnative
 
 
 def array(name: str, x: object) -> Array:
@@ -40,8 +43,9 @@ def same_dtype(**arrays: Array) -> None:
 def operands(query: object, key: object, value: object) -> tuple[Array, Array, Array]:
     q, k, v = array("query", query), array("key", key), array("value", value)
     given = (q, k) if v is k else (q, k, v)
-    same_dtype(**dict(zip(("query", "key", "value"), given, strict=False)))
-    if {x.ndim == 2 for x in (q, k, v)} == {True, False} or min(x.ndim for x in (q, k, v)) < 2:
+    same_dtype(query=q, key=k, **({} if v is k else {"value": v}))
+    ranks = q.ndim, k.ndim, v.ndim
+    if min(ranks) < 2 or (min(ranks) == 2 < max(ranks)):
         raise ValueError(
             f"query, key and value must all be matrices (n, d) or all have heads (..., h, n, d), got {_shapes(*given)}"
         )
@@ -64,10 +68,11 @@ def sizes(q: Array, k: Array, v: Array, given: tuple[Array, Array, Array] | None
     if (h % h_kv if h_kv else h) != 0:
         shapes = _shapes(query, key)
         raise ValueError(f"the heads of query must be a multiple of those of key, got {h} and {h_kv} in {shapes}")
+    leads = q.shape[:-3], k.shape[:-3], v.shape[:-3]
     try:
-        return np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
+        return leads[0] if leads[0] == leads[1] == leads[2] else np.broadcast_shapes(*leads)
     except ValueError:
-        shapes = _shapes(query, key) if v.shape[:-3] == k.shape[:-3] else _shapes(query, key, value)
+        shapes = _shapes(query, key) if leads[1] == leads[2] else _shapes(query, key, value)
         raise ValueError(f"the leading dimensions must broadcast, got {shapes}") from None
 
 
@@ -126,7 +131,7 @@ def sink(x: object, h: int) -> Array | None:
 
 def scale(x: object, d: int, dtype: np.dtype[Any]) -> float:
     if x is None:
-        return 1.0 / float(np.sqrt(d)) if d else 1.0
+        return 1.0 / math.sqrt(d) if d else 1.0
     value = _number("scale", x)
     if abs(value) > float(np.finfo(dtype).max):
         raise ValueError(f"scale must be finite in {dtype}, got {value}")
@@ -149,29 +154,28 @@ def dropout(p: object, seed: object) -> tuple[float, int]:
 
 def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
     """The absolute index of row 0, for each row-major index of the leading dimensions: int64, (batch,)."""
-    batch = int(np.prod(lead, dtype=np.int64))
-    if x is None:
-        x = n_k - n_q
+    result = np.empty(lead, np.int64)
     if type(x) is np.ndarray:
         if x.dtype.kind not in "iu":
             raise TypeError(f"offset must be an int or an integer array, got {x.dtype}")
-        values = x
+        ends = (int(x.min()), int(x.max())) if x.size else (0, 0)
     else:
-        values = np.array(integer("offset", x, "an int or an integer array"), object)
-    if values.size:
-        farthest = max(int(values.min()), int(values.max()), key=abs)
-        if abs(farthest) > FARTHEST:
-            raise ValueError(f"offset must be within ±2**62, got {farthest}")
+        x = n_k - n_q if x is None else integer("offset", x, "an int or an integer array")
+        ends = x, x
+    farthest = max(ends, key=abs)
+    if abs(farthest) > FARTHEST:
+        raise ValueError(f"offset must be within ±2**62, got {farthest}")
     try:
-        return np.broadcast_to(values, lead).reshape(batch).astype(np.int64)
+        result[...] = x if isinstance(x, int) else np.broadcast_to(x, lead)
     except ValueError:
-        raise ValueError(f"offset must broadcast to the leading dimensions {lead}, got shape {values.shape}") from None
+        raise ValueError(f"offset must broadcast to the leading dimensions {lead}, got shape {np.shape(x)}") from None
+    return result.reshape(-1)
 
 
 def origin(x: object) -> tuple[int, int, int]:
     if not isinstance(x, tuple) or len(x) != 3:
         raise TypeError(f"origin must be a tuple (b, h, j) of integers, got {x!r}")
-    b, h, j = (integer(f"{axis} of origin", part) for axis, part in zip("bhj", x, strict=True))
+    b, h, j = integer("b of origin", x[0]), integer("h of origin", x[1]), integer("j of origin", x[2])
     if min(b, h, j) < 0 or max(b, h, j) > FARTHEST:
         raise ValueError(f"origin must be between 0 and 2**62, got {x}")
     return b, h, j
@@ -184,7 +188,7 @@ def layout(x: object) -> str:
 
 
 def observe(x: object) -> tuple[Statistic, ...]:
-    if isinstance(x, str | Statistic):
+    if isinstance(x, (str, Statistic)):
         raise TypeError(f"observe must be a sequence of statistics, got {x!r}; give observe=[{x!r}]")
     if not isinstance(x, Sequence):
         raise TypeError(f"observe must be a sequence of statistics, got {type_name(x)}")
@@ -195,20 +199,21 @@ def observe(x: object) -> tuple[Statistic, ...]:
     return tuple(dict.fromkeys(s if isinstance(s, Statistic) else Statistic(s) for s in x))
 
 
-def covers(rule: Rule | None, ranges: dict[str, tuple[int, int]]) -> None:
+def covers(p: Problem) -> None:
     """Rules that hold one entry for each position, batch element or head must have those of the call."""
-    for need in rule.requires if rule is not None else ():
-        need.check(*ranges[need.axis])
+    for rule in (p.mask, p.score):
+        for need in rule.requires if rule is not None else ():
+            need.check(*p.extent[need.axis])
 
 
 def boolean(name: str, x: object) -> bool:
-    if not isinstance(x, bool | np.bool_):
+    if not isinstance(x, BOOLS):
         raise TypeError(f"{name} must be a bool, got {x!r}")
     return bool(x)
 
 
 def integer(name: str, x: object, expected: str = "an int") -> int:
-    if isinstance(x, bool | np.bool_):
+    if isinstance(x, BOOLS):
         raise TypeError(f"{name} must be {expected}, got {x!r}")
     try:
         return operator.index(x)  # type: ignore[arg-type]
@@ -237,7 +242,7 @@ def shaped(name: str, x: object, shape: tuple[int, ...], dtype: np.dtype[Any] | 
 
 
 def _number(name: str, x: object) -> float:
-    if isinstance(x, bool | np.bool_ | str | bytes) or (isinstance(x, np.ndarray) and x.ndim):
+    if isinstance(x, (*BOOLS, str, bytes)) or (isinstance(x, np.ndarray) and x.ndim):
         raise TypeError(f"{name} must be a number, got {x!r}")
     try:
         value = float(x)  # type: ignore[arg-type]
@@ -245,7 +250,7 @@ def _number(name: str, x: object) -> float:
         raise TypeError(f"{name} must be a number, got {x!r}") from None
     except OverflowError:
         value = np.inf
-    if not np.isfinite(value):
+    if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
     return value
 

@@ -10,7 +10,7 @@ from regard.api import Layout, MaskLike, ScoreLike, problem_from
 from regard.engines import choose, refusals
 from regard.engines.tiles import CHUNK, KEYS, ROWS
 from regard.problem import Problem
-from regard.rules import EVERYTHING, At, Ranges, evaluate, key_tiles, reads
+from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -264,8 +264,7 @@ def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
 
 def _tiles(p: Problem) -> Tiles:
     """Count the tiles by the bounds of the rules, as the tiled engine cuts them: from i = 0 and j = 0."""
-    leaves = reads(*(node for node in (p.mask_node, p.hiding_node) if node is not None))
-    edges = np.array([*range(-(p.origin[2] % KEYS), p.n_k, KEYS), p.n_k], np.int64).clip(0) + p.origin[2]
+    leaves, edges = reads(*p.hiding), p.key_edges(KEYS)
     blocks = [
         (same, start) for same in _alike(p, leaves) for start in range(-(int(p.offset[same.b]) % ROWS), p.n_q, ROWS)
     ]
@@ -311,16 +310,9 @@ def _sample(count: int, most: int) -> list[int]:
 
 def _visited(p: Problem, same: _Alike, first: int, last: int, edges: Array) -> tuple[Array, Array]:
     """The tiles of some rows that may hold a visible pair, and their kinds."""
-    if p.mask_node is None and p.hiding_node is None:
+    if not p.hiding:
         return np.arange(len(edges) - 1), np.full(len(edges) - 1, EVERYTHING)
-    offset = int(p.offset[same.b])
-    ranges = Ranges(
-        b=(p.origin[0] + same.b,) * 2,
-        h=(p.origin[1] + same.h,) * 2,
-        i=(first + offset, last - 1 + offset),
-        keys=p.keys,
-        dtype=p.compute.type,
-    )
+    ranges = p.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
     return key_tiles(p.mask_node, p.hiding_node, ranges, edges)
 
 

@@ -1,5 +1,6 @@
 """One call of attention, normalized and frozen: what every engine is given."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.observing import Statistic
-from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, order, partials
+from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, once, order, partials
 
 Array = np.ndarray[Any, np.dtype[Any]]
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class Outputs(NamedTuple):
@@ -80,7 +82,7 @@ class Problem:
 
     @cached_property
     def batch(self) -> int:
-        return int(np.prod(self.lead, dtype=np.int64))
+        return math.prod(self.lead)
 
     @property
     def heads(self) -> int:
@@ -127,15 +129,41 @@ class Problem:
 
     @cached_property
     def hiding_node(self) -> Node | None:
-        """The score rule if its bounds can ever say that it hides a whole tile: if it chooses between values."""
-        chooses = self.score is not None and any(node.op in ("where", "minimum") for node in order([self.score.node]))
-        return self.score_node if chooses else None
+        """The score rule if its bounds can ever say that it hides a whole tile."""
+        return self.score.node if self.score is not None and _chooses(self.score.node) else None
+
+    @property
+    def hiding(self) -> tuple[Node, ...]:
+        """The rules by which a tile may hold nothing visible; without any, each holds nothing else."""
+        return tuple(node for node in (self.mask_node, self.hiding_node) if node is not None)
+
+    def ranges(self, b: int, heads: range, first: Any, last: Any) -> Ranges:
+        """The absolute indices of a batch element, of some heads, and of the queries from first to last (integers or
+        arrays), all counted from those of the call; of no keys.
+        """
+        offset, first_head = int(self.offset[b]), self.origin[1]
+        return Ranges(
+            b=(self.origin[0] + b,) * 2,
+            h=(first_head + heads.start, first_head + heads.stop - 1),
+            i=(first + offset, last + offset),
+            keys=self.keys,
+            dtype=self.compute.type,
+        )
+
+    def key_edges(self, size: int) -> Array:
+        """The absolute first key of each tile, and the end: int64 (tiles + 1,). Tiles are cut at multiples of `size`
+        from j = 0; the first and the last may be smaller.
+        """
+        first, end = self.origin[2], self.keys
+        starts = np.arange(first - first % size if self.n_k else end, end, size, dtype=np.int64)
+        return np.append(np.maximum(starts, first), end)
 
     @cached_property
     def extent(self) -> dict[str, tuple[int, int]]:
         """The absolute indices of the call, from the first to before the last: of "b", "h", "i" and "j"."""
         b, h, j = self.origin
-        first, last = (int(self.offset.min()), int(self.offset.max())) if self.batch else (0, -self.n_q)
+        offsets = self.offset.tolist()
+        first, last = (min(offsets), max(offsets)) if offsets else (0, -self.n_q)
         i = (first, last + self.n_q if self.n_q else first)
         return {"b": (b, b + self.batch), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
 
@@ -198,7 +226,13 @@ class Problem:
 
 
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    return FLOAT64 if dtype == FLOAT64 else FLOAT32
+
+
+@once
+def _chooses(node: Node) -> bool:
+    """Whether an expression chooses between values, without which its bounds never say that it is −∞ for all."""
+    return any(x.op in ("where", "minimum") for x in order([node]))
 
 
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:

@@ -1,19 +1,29 @@
-"""How many threads a call may use, and how work is spread over them without changing a bit of any result."""
+"""How many threads a call may use, and how work is spread over them without changing a bit of any result.
 
+Helpers stand by, each asleep at a letter box of its own, so that waking one costs a few microseconds. There are at most
+as many as one call has asked for beside its own thread; where others keep them busy, a call does its work alone.
+"""
+
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import numpy as np
 
 from regard import checks
 
+T = TypeVar("T")
+
 _chosen: int | None = None
-_lock = Lock()
+_lock = threading.Lock()
+_helpers = 0
+_idle: list["SimpleQueue[_Pile]"] = []
+_mine = threading.local()
 _inside = 0
 _limit: Any = None
 
@@ -41,25 +51,143 @@ def num_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def spread(work: Callable[[Any], None], tasks: Iterable[Any], threads: int) -> None:
-    """Run independent tasks, on the calling thread alone if one is all there is, NumPy's warnings off.
+def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
+    """work(task) for each task, begun in order, on at most so many threads, the calling one among them.
+
+    Once a task has raised an error none is begun any more, and the first error is raised when those begun have ended.
+    May be called from many threads at once, and by `work` itself.
+    """
+    threads = min(threads, len(tasks))
+    if threads <= 1:
+        for task in tasks:
+            work(task)
+        return
+    pile = _Pile(work, tasks)
+    for box in _wake(threads - 1):
+        box.put(pile)
+    pile.take()
+    pile.close()
+    error, pile.error = pile.error, None
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # which holds this frame
+
+
+def spread_numpy(work: Callable[[T], None], tasks: Iterable[T], threads: int) -> None:
+    """`spread` for work that NumPy does: BLAS on one thread each, warnings off.
 
     −∞ and NaN are ordinary numbers to attention: a masked score, a value that must be seen.
     """
-    tasks = list(tasks)
 
-    def quietly(task: Any) -> None:
+    def quietly(task: T) -> None:
         with np.errstate(all="ignore"):
             work(task)
 
     with one_blas_thread():
-        if min(threads, len(tasks)) <= 1:
-            for task in tasks:
-                quietly(task)
-        else:
-            with ThreadPoolExecutor(min(threads, len(tasks)), "regard") as pool:
-                for future in [pool.submit(quietly, task) for task in tasks]:
-                    future.result()
+        spread(quietly, list(tasks), threads)
+
+
+class _Pile:
+    """Tasks that threads take one after the other, until none is left or one has failed."""
+
+    def __init__(self, work: Callable[[Any], None], tasks: Sequence[Any]):
+        self.work, self.tasks, self.numbers = work, tasks, itertools.count()
+        self.lock, self.left = threading.Lock(), threading.Lock()
+        self.left.acquire()
+        self.helping, self.closed = 0, False
+        self.error: BaseException | None = None
+
+    def take(self) -> None:
+        try:
+            while self.error is None and (n := next(self.numbers)) < len(self.tasks):
+                self.work(self.tasks[n])
+        except BaseException as error:
+            with self.lock:
+                self.error = error if self.error is None else self.error
+
+    def enter(self) -> bool:
+        """Whether a helper may take tasks: not when all are done."""
+        with self.lock:
+            self.helping += not self.closed
+            return not self.closed
+
+    def leave(self) -> None:
+        with self.lock:
+            self.helping -= 1
+            last = self.closed and not self.helping
+        if last:
+            self.left.release()
+
+    def close(self) -> None:
+        """Let no more helpers in, and wait until those inside have left."""
+        with self.lock:
+            self.closed = True
+            wait = self.helping > 0
+        if wait:
+            self.left.acquire()
+
+
+def _wake(count: int) -> Iterator[SimpleQueue[_Pile]]:
+    """The letter boxes of at most `count` helpers that have nothing to do."""
+    global _helpers
+    for _ in range(count):
+        try:
+            yield _idle.pop()
+        except IndexError:
+            with _lock:
+                if _helpers >= count:
+                    return
+                _helpers += 1
+            box: SimpleQueue[_Pile] = SimpleQueue()
+            try:
+                threading.Thread(target=_stand_by, args=(box,), name="regard", daemon=True).start()
+            except RuntimeError:  # the system has no more threads to give
+                with _lock:
+                    _helpers -= 1
+                return
+            yield box
+
+
+def _stand_by(box: SimpleQueue[_Pile]) -> None:
+    while True:
+        _help(box.get(), box)
+
+
+def _help(pile: _Pile, box: SimpleQueue[_Pile]) -> None:
+    entered = pile.enter()
+    if entered:
+        pile.take()
+    _idle.append(box)  # before the caller goes on, whose next call may be at once
+    if entered:
+        pile.leave()
+
+
+class _Memory:
+    def __init__(self, size: int):
+        self.size, self.bytes = size, np.empty(size + 64, np.uint8)
+        first = int(self.bytes.ctypes.data)
+        self.address = first + -first % 64
+
+
+class Scratch:
+    """Memory for one call: `size` bytes on a cache line, for each thread that asks for its `address`.
+
+    A thread keeps its memory for later calls, which find it mapped and in cache.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self.held: list[_Memory] = []  # a call that comes in between may need more, and replace it
+
+    @property
+    def address(self) -> int:
+        memory: _Memory | None = getattr(_mine, "memory", None)
+        if memory is None or memory.size < self.size:
+            memory = _mine.memory = _Memory(self.size)
+        self.held.append(memory)
+        return memory.address
 
 
 @contextmanager
@@ -88,3 +216,14 @@ def _blas() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(user_api="blas")
+
+
+def _after_fork() -> None:
+    """A process made by fork has none of its parent's threads, one of which may have held the lock."""
+    global _lock, _helpers
+    _lock, _helpers = threading.Lock(), 0
+    _idle.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

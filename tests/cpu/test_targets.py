@@ -11,8 +11,8 @@ import regard
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines.cpu import cache, target
-from regard.engines.cpu.target import Target, targets
-from regard.engines.cpu.work import Results, Work
+from regard.engines.cpu.target import targets
+from regard.engines.cpu.work import kind_of, source
 from regard.problem import Outputs
 from support import assert_outputs
 
@@ -41,21 +41,13 @@ def test_forward(forced: str, case: Case, dtype: Any) -> None:
     assert_outputs(problem_from(q, k, v, **options), Outputs(frame.inward(out), seen.lse, seen.entropy))
 
 
-def work(case: Case, chosen: Target, dtype: Any) -> Work:
-    q, k, v, options = case.inputs(dtype)
-    p = problem_from(q, k, v, **options)
-    lse = np.empty(p.shape(p.n_q), p.compute)
-    return Work(p, chosen, Results(p.new_output(), lse, np.empty_like(lse), np.empty_like(lse)))
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_neon_compiles(case: Case, dtype: Any) -> None:
     neon = targets()["neon"]
-    kernel = work(case, neon, dtype)
-    from regard.engines.cpu.work import source
-
-    code = cache.compile_object(source(kernel.kind, neon), neon, "neon")
+    q, k, v, options = case.inputs(dtype)
+    kind = kind_of(problem_from(q, k, v, **options), neon, q.shape[-2], entropy=True)
+    code = cache.compile_object(source(kind, neon), neon, "neon")
     assert llvm.ObjectFileRef.from_data(code).sections()
 
 

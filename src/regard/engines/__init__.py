@@ -5,6 +5,7 @@ reason`, and the functions `forward`, `weights`, `backward` and `jvp` over a `Pr
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ class Engine(Protocol):
     def jvp(self, p: Problem, t: Differential, /) -> tuple[Outputs, Outputs]: ...
 
 
+@cache
 def engines() -> dict[str, Engine]:
     """By name; the last, the specification, runs only when it is named."""
     from regard.engines import cpu, specification, tiled
@@ -45,19 +47,19 @@ def choose(p: Problem, name: str | None) -> Engine:
         if reason:
             raise ValueError(f"engine {name!r} refuses this call: {reason}")
         return known[name]
-    reasons = refusals(p)
     for engine in known.values():
-        if not reasons[engine.NAME]:
+        if refusal(engine, p) is None:
             return engine
-    raise ValueError("no engine supports this call: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    raise ValueError("no engine supports this call: " + "; ".join(f"{n}: {why}" for n, why in refusals(p).items()))
+
+
+def refusal(engine: Engine, p: Problem) -> str | None:
+    """Why an engine would not be chosen for a problem; None if it could be."""
+    return engine.state() or ("runs only when named" if engine.NAME == "spec" else engine.supports(p))
 
 
 def refusals(p: Problem) -> dict[str, str | None]:
-    """Why each engine would not be chosen for a problem; None for those that could be."""
-    return {
-        name: engine.state() or ("runs only when named" if name == "spec" else engine.supports(p))
-        for name, engine in engines().items()
-    }
+    return {name: refusal(engine, p) for name, engine in engines().items()}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from regard.engines.tiles import BAND, KEYS, ROWS, Band, Chunk, Rows, Unit, masked, product, units
 from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem
-from regard.threads import num_threads, spread
+from regard.threads import num_threads, spread_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,10 +56,9 @@ def spread_blocks(p: Problem, work: Callable[[Rows], None], rows: range | None =
         for block in band:
             work(block)
 
-    threads = threads_for(p)
-    blocks = p.batch * p.heads * -(-p.n_q // ROWS)
-    size = max(1, min(BAND, blocks // (4 * threads)))
-    spread(each, [band for unit in units(p) for band in unit.bands(size, first, last)], threads)
+    threads, parts = threads_for(p), list(units(p))
+    size = max(1, min(BAND, len(parts) * -(-p.n_q // ROWS) // (4 * threads)))
+    spread_numpy(each, [band for unit in parts for band in unit.bands(size, first, last)], threads)
 
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
@@ -266,7 +265,7 @@ def received(p: Problem, lse: Array) -> Array:
                 P = given.weights(chunk, chunk.raw())[1][..., rows.inside, :].sum(axis=-2)
                 mine[..., chunk.outside] += P.reshape(*P.shape[:2], -1)[..., chunk.inside]
 
-    spread(work, units(p), threads_for(p))
+    spread_numpy(work, units(p), threads_for(p))
     return total
 
 

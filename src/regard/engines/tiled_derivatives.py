@@ -12,7 +12,7 @@ from regard.engines.tiles import KEYS, ROWS, Chunk, Rows, Unit, masked, product,
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import Table, scatter, tangent
-from regard.threads import spread
+from regard.threads import spread_numpy
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -170,7 +170,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
             for rows in unit.blocks:
                 work(rows)
 
-    spread(each, by_key_head(p), 1 if total.shared else threads_for(p))
+    spread_numpy(each, by_key_head(p), 1 if total.shared else threads_for(p))
     return total.result()
 
 

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from regard.problem import Problem
-from regard.rules import EVERYTHING, At, Node, Ranges, evaluate, reads, tile_pairs
+from regard.rules import EVERYTHING, At, Node, evaluate, reads, tile_pairs
 from regard.spec import kept
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ROWS, KEYS, TILES = 128, 128, 8
-CHUNK = 2**17  # scores computed at once: half a megabyte of float32, so that a chunk stays in cache
+CHUNK = 2**18  # scores computed at once: a megabyte of float32, in cache, and Python between them counts for little
 BAND = 16  # blocks whose tiles are found together, at most
 
 
@@ -70,11 +70,16 @@ class Unit:
         return int(self.p.offset[self.b])
 
     @cached_property
+    def heads(self) -> range:
+        """The query heads of this unit, counted from the first of the call."""
+        first, stop, _ = self.group.indices(self.p.group)
+        return range(self.kv.start * self.p.group + first, (self.kv.stop - 1) * self.p.group + stop)
+
+    @cached_property
     def h(self) -> Array:
         """The absolute query heads, (kv heads, group, 1, 1, 1)."""
-        p = self.p
-        heads: Array = np.arange(p.heads, dtype=np.int64).reshape(p.kv_heads, p.group)[self.kv, self.group]
-        return heads[:, :, None, None, None] + p.origin[1]
+        heads = np.array(self.heads, np.int64).reshape(self.kv.stop - self.kv.start, -1)
+        return heads[:, :, None, None, None] + self.p.origin[1]
 
     def per_query_head(self, x: Array, tail: int) -> Array:
         """The part of x (..., h, *tail) that belongs to this unit, (kv heads, group, *tail); a view."""
@@ -121,8 +126,7 @@ class Unit:
     @cached_property
     def tile_starts(self) -> range:
         """The first key of each tile as a column of this call; the first may be negative."""
-        j0 = self.p.origin[2]
-        return range(-(j0 % KEYS), self.p.n_k, KEYS)
+        return range(-(self.p.origin[2] % KEYS) if self.p.n_k else 0, self.p.n_k, KEYS)
 
     @cached_property
     def row_starts(self) -> range:
@@ -145,7 +149,7 @@ def units(p: Problem) -> Iterator[Unit]:
     apart = p.mask_node is not None and "h" in reads(p.mask_node)
     tiles = min(-(-p.n_k // KEYS) or 1, TILES)
     heads = 1 if apart else max(1, CHUNK // (ROWS * KEYS * tiles))
-    for b in range(p.batch):
+    for b in range(p.batch if p.heads else 0):
         if heads >= p.group:
             step = max(1, heads // p.group)
             for kv in range(0, p.kv_heads, step):
@@ -166,22 +170,14 @@ class Band:
     def __iter__(self) -> Iterator["Rows"]:
         unit, p = self.unit, self.unit.p
         tiles = np.arange(len(unit.tile_starts))
-        if p.mask_node is None and p.hiding_node is None:
+        if not p.hiding:
             everything = np.full(len(tiles), EVERYTHING, np.int8)
             for start in self.starts:
                 yield Rows(unit, start, tiles, everything)
             return
-        edges = np.array([*unit.tile_starts, p.n_k], np.int64).clip(0) + p.origin[2]
-        first = np.maximum(self.starts, 0) + unit.offset
-        last = np.minimum(np.add(self.starts, ROWS), p.n_q) - 1 + unit.offset
-        ranges = Ranges(
-            b=(p.origin[0] + unit.b,) * 2,
-            h=(int(unit.h.min()), int(unit.h.max())),
-            i=(first, last),
-            keys=p.keys,
-            dtype=p.compute.type,
-        )
-        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
+        first, last = np.maximum(self.starts, 0), np.minimum(np.add(self.starts, ROWS), p.n_q) - 1
+        ranges = p.ranges(unit.b, unit.heads, first, last)
+        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, p.key_edges(KEYS))
         cuts = np.searchsorted(row, np.arange(len(self.starts) + 1))
         for start, (a, b) in zip(self.starts, pairwise(cuts), strict=True):
             yield Rows(unit, start, tile[a:b], kind[a:b])

@@ -19,11 +19,12 @@ Operations are named as NumPy names them. To add one: an entry in `OPS`, one in 
 result is a float, one in ``derivative.TANGENTS``; the tests enumerate `OPS` and fail until all are there.
 """
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Kind = Literal["bool", "int", "float"]
 Number = bool | int | float
+T = TypeVar("T")
 
 KINDS: tuple[Kind, ...] = ("bool", "int", "float")
 MASK_LEAVES = ("b", "h", "i", "j")
@@ -50,13 +52,14 @@ class Node:
     """One value of an expression: what computes it, from what. Equal expressions are one object.
 
     op: an operation in `OPS`. args: its operands. kind: of its result. payload: the value of a ``number`` or
-    ``literal``, the `Table` of a ``gather``, the array of a ``dense``.
+    ``literal``, the `Table` of a ``gather``, the array of a ``dense``. known: see `once`.
     """
 
     op: str
     kind: Kind
     args: "tuple[Node, ...]" = ()
     payload: Any = None
+    known: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make, (self.op, self.kind, self.args, self.payload)
@@ -111,6 +114,24 @@ def order(nodes: Iterable[Node]) -> list[Node]:
     return list(done)
 
 
+def once(function: Callable[[Node], T]) -> Callable[[Node], T]:
+    """A function whose result is kept with the node, which never changes. The result must not refer to the node."""
+
+    @functools.wraps(function)
+    def known(node: Node) -> T:
+        if function not in node.known:
+            node.known[function] = function(node)
+        result: T = node.known[function]
+        return result
+
+    return known
+
+
+@once
+def _leaves(node: Node) -> frozenset[str]:
+    return frozenset(x.op for x in order([node]) if OPS[x.op].rule == "leaf" and x.op != "literal")
+
+
 def reads(*nodes: Node) -> frozenset[str]:
     """The names of the leaves that `nodes` depend on: of "b" "h" "i" "j" "s" "ds" "keys" "number" "gather" "dense".
 
@@ -118,7 +139,7 @@ def reads(*nodes: Node) -> frozenset[str]:
     >>> sorted(reads(prefix(2).node))
     ['j', 'number']
     """
-    return frozenset(node.op for node in order(nodes) if OPS[node.op].rule == "leaf" and node.op != "literal")
+    return frozenset().union(*map(_leaves, nodes))
 
 
 def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, order
+from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, once, order
 from regard.rules.tracing import Table, Traced, as_array, trace, type_name
 
 Axis = Literal["b", "h", "i", "j"]
@@ -43,6 +43,11 @@ class Requirement:
         )
 
 
+@once
+def _dense(node: Node) -> tuple[Array, ...]:
+    return tuple(x.payload for x in order([node]) if x.op == "dense")
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Rule:
     """A traced rule: its expression, the text that it prints as, and what it requires of a call."""
@@ -54,7 +59,7 @@ class Rule:
     @property
     def dense(self) -> tuple[Array, ...]:
         """The dense arrays it reads, each aligned right to (..., h, n_q, n_k)."""
-        return tuple(node.payload for node in order([self.node]) if node.op == "dense")
+        return _dense(self.node)
 
     def __repr__(self) -> str:
         return self.text

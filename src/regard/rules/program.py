@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.rules.expression import Array, Kind, Node, Number, order
+from regard.rules.expression import Array, Kind, Node, Number, once, order
 from regard.rules.tracing import Table
 
 
@@ -36,9 +36,9 @@ class Program:
     dense: tuple[Array, ...]
     structure: str
 
-    @classmethod
-    def of(cls, nodes: Sequence[Node]) -> "Program":
-        """The program that computes `nodes`.
+    @staticmethod
+    def of(nodes: Sequence[Node]) -> "Program":
+        """The program that computes `nodes`; that of a single node is kept with it.
 
         >>> from regard.rules import causal
         >>> print(Program.of([causal().node]))
@@ -47,29 +47,38 @@ class Program:
         %2 = less_equal %0 %1 : bool
         return %2
         """
-        slots: dict[str, dict[Any, tuple[int, Any]]] = {"number": {}, "gather": {}, "dense": {}}
-        position: dict[Node, int] = {}
-        instructions = []
-        for node in order(nodes):
-            slot = node.payload
-            if node.op in slots:
-                # A number is a slot of its own; arrays are shared by identity.
-                key = id(node) if node.op == "number" else id(node.payload)
-                found = slots[node.op]
-                slot, _ = found.setdefault(key, (len(found), node.payload))
-            position[node] = len(position)
-            instructions.append(Instruction(node.op, node.kind, tuple(position[arg] for arg in node.args), slot))
-        numbers, tables, dense = (tuple(value for _, value in found.values()) for found in slots.values())
-        results = tuple(position[node] for node in nodes)
-        signature = [f"table {table.dtype}" for table in tables]
-        structure = "\n".join([*signature, *_lines(instructions, results)])
-        return cls(tuple(instructions), results, numbers, tables, dense, structure)
+        return _of_one(nodes[0]) if len(nodes) == 1 else _of(nodes)
 
     def __str__(self) -> str:
         arguments = [f"number {slot} = {value!r}" for slot, value in enumerate(self.numbers)]
         arguments += [f"table {slot} = {value!r}" for slot, value in enumerate(self.tables)]
         arguments += [f"dense {slot} = array of shape {value.shape}" for slot, value in enumerate(self.dense)]
         return "\n".join([*arguments, *_lines(self.instructions, self.results)])
+
+
+def _of(nodes: Sequence[Node]) -> Program:
+    slots: dict[str, dict[Any, tuple[int, Any]]] = {"number": {}, "gather": {}, "dense": {}}
+    position: dict[Node, int] = {}
+    instructions = []
+    for node in order(nodes):
+        slot = node.payload
+        if node.op in slots:
+            # A number is a slot of its own; arrays are shared by identity.
+            key = id(node) if node.op == "number" else id(node.payload)
+            found = slots[node.op]
+            slot, _ = found.setdefault(key, (len(found), node.payload))
+        position[node] = len(position)
+        instructions.append(Instruction(node.op, node.kind, tuple(position[arg] for arg in node.args), slot))
+    numbers, tables, dense = (tuple(value for _, value in found.values()) for found in slots.values())
+    results = tuple(position[node] for node in nodes)
+    signature = [f"table {table.dtype}" for table in tables]
+    structure = "\n".join([*signature, *_lines(instructions, results)])
+    return Program(tuple(instructions), results, numbers, tables, dense, structure)
+
+
+@once
+def _of_one(node: Node) -> Program:
+    return _of([node])
 
 
 def _lines(instructions: Sequence[Instruction], results: Sequence[int]) -> list[str]:

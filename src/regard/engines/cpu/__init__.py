@@ -49,7 +49,7 @@ def supports(p: Problem) -> str | None:
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
     from regard.engines.cpu.target import chosen
-    from regard.engines.cpu.work import Results, Work
+    from regard.engines.cpu.work import Results, run
 
     names = {s.name for s in p.observe}
     lse = np.empty(p.shape(p.n_q), p.compute)
@@ -59,7 +59,7 @@ def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statis
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,
     )
-    Work(p, chosen(), results, rows).run()
+    run(p, chosen(), results, rows)
     seen: dict[Statistic, Any] = {}
     others = tuple(s for s in p.observe if s.name in ("argmax", "top"))
     if others:

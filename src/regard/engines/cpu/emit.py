@@ -279,7 +279,7 @@ class Pointer:
         self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
 
     def gather(self, index: Value) -> Value:
-        """The numbers at the places that a vector of 64-bit integers names."""
+        """The numbers at the places that a vector of integers names."""
         k, lanes = self.k, index.lanes
         if not lanes:
             return self[index]
@@ -524,8 +524,8 @@ class Kernel:
         return self._avx512("mask.reduce", x, bits << 4 | 9, x, None, 4)
 
     def add_down(self, x: Value, y: Value) -> Value:
-        """x + y, rounded down, where multiplications are done: additions have more to do in our kernels."""
-        return self._avx512("vfmadd", x, self.constant(x.type, 1).spread(x.lanes), y.spread(x.lanes), 9)
+        """x + y, rounded down."""
+        return self._avx512("add", x, y.spread(x.lanes), 9)
 
     def look_up(self, table: Sequence[float], index: Value, type: Type) -> Value:
         """Of a table of two vectors, the numbers that the last bits of an index name."""

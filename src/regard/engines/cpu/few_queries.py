@@ -105,7 +105,7 @@ class FewQueries(Forward):
 
     @contextmanager
     def _keys(self, tile: Tile) -> Iterator[Value]:
-        """Over vectors of keys; those of a tile are counted from its start, so a vector may hold keys that are not there."""
+        """Over vectors of keys from the start of a tile; the first and the last may hold keys that are not there."""
         with self.k.loop(tile.stop, start=tile.first & -self.W, step=self.W) as p:
             yield p
 
@@ -188,29 +188,29 @@ class FewQueries(Forward):
         k, kind, W = self.k, self.kind, self.W
         if not kind.ruled and not kind.mask:
             return
-        leaves = {"b": self.word("b").to(kind.integer), "keys": k.integer("keys").to(kind.integer)}
         nothing = k.constant(self.real, -math.inf).spread(W)
         with k.loop(kind.few) as r:
             if kind.bias:
                 self._fetch("bias", kind.bias, r, tile)
             for n in range(kind.dense):
                 self._fetch(f"dense{n}", I8, r, tile)
+            row = {"b": self.word("b"), "keys": k.integer("keys"), "i": self.item.i[r], "h": self.item.h[r]}
+            prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
             top = k.variable(nothing)
             with self._keys(tile) as p:
                 at = r * KEYS + p
                 s = self._natural(self.load(self.scores, at))
-                j = (k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p)).to(kind.integer)
                 place = Place(
-                    leaves | {"i": self.item.i[r], "h": self.item.h[r], "j": j, "s": s},
+                    row | {"j": k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p), "s": s},
                     lambda n, p=p: self.load(getattr(self.tile, f"dense{n}"), p) != 0.0,  # type: ignore[misc]
                 )
                 if self.score is not None:
-                    s = self.score.at(place)[0].spread(W)
+                    s = self.score.at(place, prepared[0])[0].spread(W)
                 if kind.bias:
                     s = s + self.load(self.tile.bias, p)
                 visible = self._there(tile, p)
                 if self.mask is not None:
-                    visible = visible & self.mask.at(place)[0].spread(W)
+                    visible = visible & self.mask.at(place, prepared[1])[0].spread(W)
                 s = k.where(visible, s, nothing)
                 self.scores[at] = s
                 top.value = k.maximum(s, top.value)

@@ -1,10 +1,10 @@
 """Forward: O = softmax(score(scale · Q Kᵀ) + bias) V, one span of keys after the other.
 
 An *item* is a block of queries that share a key and a value head; a *tile* is KEYS keys, counted from the absolute
-position j = 0; a *span* is some tiles, as `span_bits` says. Every span has its own running maximum, sum and output, which are merged in
-order, so that a query meets the same numbers in the same order whatever else the call holds. A *group* is some items
-with the same keys: each span is used by all of them before the next, so that its tiles are read from memory, and
-converted where they must be, once.
+position j = 0; a *span* is as many tiles as `span_bits` says. Every span has its own running maximum, sum and output,
+which are merged in order, so that a query meets the same numbers in the same order whatever else the call holds. A
+*group* is some items with the same keys: each span is used by all of them before the next, so that its tiles are read
+from memory, and converted where they must be, once.
 
 How a tile is worked on differs: `ManyQueries` has a query in every lane, `FewQueries` a key. Both do the same
 operations on every number in the same order, so that which one runs is a question of speed alone.

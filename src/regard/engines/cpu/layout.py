@@ -20,9 +20,9 @@ PART_OF_KEYS = 8
 TILE_BITS = 32
 
 
-def span_bits(d: int, d_v: int, size: int) -> int:
-    """The logarithm of the number of tiles in a span. It decides about bits, so it is the same for every call."""
-    fit = SPAN // max(1, KEYS * (d + d_v) * size)
+def span_bits(d: int, size: int) -> int:
+    """The logarithm of the number of tiles in a span, for d numbers of some bytes: bits depend on it, so on no more."""
+    fit = SPAN // max(1, KEYS * 2 * d * size)
     return min(max(1, fit), TILES).bit_length() - 1
 
 
@@ -38,10 +38,9 @@ FIELDS = (
     "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
 )  # fmt: skip
-ITEM = (
-    "q", "k", "v", "out", "lse", "entropy", "max", "bias", "partial", "spans", "b", "h", "head", "i", "rows", "lanes",
-    "tiles", "count",
-)  # fmt: skip
+# Words of an item: addresses, among them those of dense masks and, last, of memory for spans worked on apart; the rest.
+ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "bias")
+ITEM = ("spans", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Kind:
 
     @property
     def item(self) -> tuple[str, ...]:
-        return (*ITEM, *(f"dense{n}" for n in range(self.dense)))
+        return (*ADDRESSES, *(f"dense{n}" for n in range(self.dense)), "partial", *ITEM)
 
     @property
     def ruled(self) -> bool:

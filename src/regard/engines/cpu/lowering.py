@@ -1,16 +1,21 @@
 """Rules as vector code: each instruction of a `Program` becomes the operations of the kernel language it means.
 
-What depends on the key alone stays one number, what depends on the query is a vector; they meet where they must.
+What depends on the key alone stays one number, what depends on the query is a vector; they meet where they must. What
+does not depend on the key is computed once (`prepare`). Integers have 32 bits where bounds prove that they fit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.element import BOOL, I64, Type
+from regard.engines.cpu.element import BOOL, F64, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value
 from regard.rules import Instruction, Program
+
+LEAVES = ("b", "h", "i", "j", "s", "keys")
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,25 @@ class Arguments:
         return numbers + tables
 
 
+def integer_type(integers: type[np.signedinteger[Any]], *rules: Arguments | None) -> Type:
+    """The type of the integers in rules: I32 if they fit (see `Problem.integers`), positions in tables included."""
+    sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
+    return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64
+
+
 @dataclass(frozen=True)
 class Place:
-    """Where a rule is read: the values of its leaves by name, and what a dense array holds here, by slot."""
+    """Where a rule is read: the values of its leaves by name, and what a dense array holds here, by slot.
+
+    For `Lowering.prepare`, leaves may be absent, and `dense` too.
+    """
 
     leaves: Mapping[str, Value]
-    dense: Callable[[int], Value]
+    dense: Callable[[int], Value] | None = None
 
 
 class Lowering:
-    """One program in one kernel."""
+    """One program in one kernel. integer: the type of its integers, see `integer_type`."""
 
     def __init__(self, k: Kernel, arguments: Arguments, real: Type, integer: Type):
         self.k, self.real, self.prefix, self.program = k, real, arguments.prefix, arguments.program
@@ -51,21 +65,31 @@ class Lowering:
     def _number(self, field: str, x: Any) -> Value:
         if isinstance(x, float):
             return self.k.real(field, self.real)
-        value = self.k.integer(field)
-        return value.to(BOOL) if isinstance(x, bool) else value
+        return self.k.integer(field).to(BOOL if isinstance(x, bool) else self.types["int"])
 
     def _table(self, n: int) -> tuple[Pointer, list[Value]]:
         table = self.program.tables[n]
         field = f"{self.prefix}_table{n}"
         type = self.real if table.kind == "float" else I64
-        sizes = [self.k.integer(f"{field}_size{axis}") for axis in range(len(table.shape))]
+        sizes = [self.k.integer(f"{field}_size{axis}").to(self.types["int"]) for axis in range(len(table.shape))]
         return self.k.pointer(field, type), sizes
 
-    def at(self, place: Place) -> list[Value]:
-        """The results of the program at a place."""
+    def prepare(self, place: Place) -> list[Value | None]:
+        """By instruction, the values that the leaves given determine; None for the others."""
+        values: list[Value | None] = []
+        for x in self.program.instructions:
+            operands = [values[n] for n in x.operands]
+            absent = (x.op in LEAVES and x.op not in place.leaves) or (x.op == "dense" and place.dense is None)
+            known = [y for y in operands if y is not None]
+            values.append(None if absent or len(known) < len(operands) else self._one(x, place, known))
+        return values
+
+    def at(self, place: Place, prepared: Sequence[Value | None] | None = None) -> list[Value]:
+        """The results of the program at a place, using what was prepared for the same values of some of its leaves."""
         values: list[Value] = []
-        for instruction in self.program.instructions:
-            values.append(self._one(instruction, place, [values[n] for n in instruction.operands]))
+        for n, x in enumerate(self.program.instructions):
+            known = None if prepared is None else prepared[n]
+            values.append(self._one(x, place, [values[m] for m in x.operands]) if known is None else known)
         return [values[n] for n in self.program.results]
 
     def _one(self, x: Instruction, place: Place, operands: list[Value]) -> Value:
@@ -75,11 +99,12 @@ class Lowering:
         if x.op == "number":
             return self.numbers[int(x.slot)]
         if x.op == "gather":
-            return self._gather(x, operands)
+            return self._gather(x, operands).to(type)
         if x.op == "dense":
+            assert place.dense is not None
             return place.dense(x.slot)
-        if x.op in place.leaves:
-            return place.leaves[x.op]
+        if x.op in LEAVES:
+            return place.leaves[x.op].to(type)
         if x.op in ("float", "int"):
             return operands[0].to(type)
         return OPERATIONS[x.op](k, *operands)
@@ -87,12 +112,10 @@ class Lowering:
     def _gather(self, x: Instruction, indices: list[Value]) -> Value:
         k = self.k
         table, sizes = self.tables[int(x.slot)]
-        flat = k.whole(0)
+        flat = zero = k.constant(self.types["int"], 0)
         for size, index in zip(sizes, indices, strict=True):
-            inside = k.maximum(k.minimum(index, size - 1), k.whole(0))
-            flat = flat * size + inside
-        found = table.gather(flat)
-        return found.to(BOOL) if x.kind == "bool" else found
+            flat = flat * size + k.maximum(k.minimum(index, size - 1), zero)
+        return table.gather(flat)
 
 
 def _is_float(x: Value) -> bool:
@@ -124,7 +147,12 @@ def _divided(k: Kernel, x: Value, y: Value) -> tuple[Value, Value]:
     # −1 is left to the negation, which wraps where a division would trap.
     plain = (y != 0) & (y != -1)
     safe = k.where(plain, y, k.constant(y.type, 1))
-    quotient, rest = x // safe, x % safe
+    if x.type is I32 and max(x.lanes, y.lanes):
+        # As floats, which is exact: a quotient that is not whole is off by 2^-31 of itself at least.
+        quotient = (x.to(F64) / safe.to(F64)).to(I32)
+        rest = x - quotient * safe
+    else:
+        quotient, rest = x // safe, x % safe
     below = (rest != 0) & ((rest ^ safe) < 0)
     quotient, rest = k.where(below, quotient - 1, quotient), k.where(below, rest + safe, rest)
     zero = k.constant(x.type, 0)
@@ -132,12 +160,13 @@ def _divided(k: Kernel, x: Value, y: Value) -> tuple[Value, Value]:
 
 
 def _left_shift(k: Kernel, x: Value, y: Value) -> Value:
-    inside = y.below(64)
+    inside = y.below(8 * y.type.size)
     return k.where(inside, x << k.where(inside, y, k.constant(y.type, 0)), k.constant(x.type, 0))
 
 
 def _right_shift(k: Kernel, x: Value, y: Value) -> Value:
-    return x >> k.where(y.below(64), y, k.constant(y.type, 63))
+    bits = 8 * y.type.size
+    return x >> k.where(y.below(bits), y, k.constant(y.type, bits - 1))
 
 
 def _log_of_base(base: float) -> Callable[[Kernel, Value], Value]:

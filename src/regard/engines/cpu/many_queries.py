@@ -10,6 +10,7 @@ from collections.abc import Callable
 from regard.engines.cpu.element import I8, I32, I64, Type
 from regard.engines.cpu.emit import Pointer, Value, Variable
 from regard.engines.cpu.forward_kernel import Forward, Tile
+from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.lowering import Place
 
 UNROLL = 4
@@ -21,11 +22,9 @@ class ManyQueries(Forward):
         k, kind = self.k, self.kind
         strides = [k.integer(f"q_{axis}") for axis in ("head", "row", "feature")]
         base = self.address("q", kind.element)
-        if not kind.pairs:
-            self._turn(base, strides, self.d, self.item.q, self.query_scale)
-            return
-        # Features are turned as numbers, and then put together.
         self._turn(base, strides, self.d, self.item.q, self.query_scale)
+        if not kind.pairs:
+            return
         with k.when(self.d % 2 != 0):
             self.fill(self.item.q + self.d * self.B, 0.0)
         with k.loop(self.d + self.d % 2, step=2) as x:
@@ -117,6 +116,8 @@ class ManyQueries(Forward):
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
 
         def block(count: int, p: Value) -> None:
+            if kind.bias and count > 1:
+                self._approach(kind.bias, tile, p, count)
             keys = [rows.bytes((p + r) * width) for r in range(count)]
             stop = (self.d + 1) // 2 if kind.pairs else self.d
             sums = self._product(
@@ -169,26 +170,40 @@ class ManyQueries(Forward):
             self._rules_in(tile, tile.first, tile.stop, False)
 
     def _rules_in(self, tile: Tile, start: Value, stop: Value, masked: bool) -> None:
-        k, type = self.k, self.kind.integer
-        leaves = {"b": self.word("b").to(type), "keys": k.integer("keys").to(type)}
+        k = self.k
         with k.loop(self.B, step=self.W) as c:
-            leaves |= {"i": self.item.i.load(c, self.W), "h": self.item.h.load(c, self.W)}
+            row = {"b": self.word("b"), "keys": k.integer("keys")}
+            row |= {"i": self.item.i.load(c, self.W), "h": self.item.h.load(c, self.W)}
+            prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
             top = k.variable(self.load(self.tile.top, c))
             with k.loop(stop, start=start) as p:
                 at = p * self.B + c
                 s = self._natural(self.load(self.tile.P, at))
-                j = (tile.start + k.integer("j") + p).to(type)
-                place = Place(leaves | {"j": j, "s": s}, lambda n, at=at: self.load(self._dense(n), at) != 0.0)  # type: ignore[misc]
+                place = Place(
+                    row | {"j": tile.start + k.integer("j") + p, "s": s},
+                    lambda n, at=at: self.load(self._dense(n), at) != 0.0,  # type: ignore[misc]
+                )
                 if self.score is not None:
-                    s = self.score.at(place)[0].spread(self.W)
+                    s = self.score.at(place, prepared[0])[0].spread(self.W)
                 if self.kind.bias:
                     s = s + self.load(self.tile.bias, at)
                 if masked and self.mask is not None:
-                    visible = self.mask.at(place)[0].spread(self.W)
+                    visible = self.mask.at(place, prepared[1])[0].spread(self.W)
                     s = k.where(visible, s, k.constant(self.real, -math.inf))
                 self.tile.P[at] = s
                 top.value = k.maximum(s, top.value)
             self.tile.top[c] = top.value
+
+    def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
+        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
+        k, lanes = self.k, -(-self.B * count // KEYS)
+        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
+        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
+        for n in range(lanes):
+            lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
+            line = self._row(base, lane, head, row)
+            for x in range(0, KEYS * type.size, 64):
+                line.bytes(x).prefetch()
 
     def _dense(self, n: int) -> Pointer:
         found: Pointer = getattr(self.tile, f"dense{n}")

@@ -81,7 +81,11 @@ def chosen() -> Target:
 
     Raises ValueError for a name that is unknown or that this processor cannot run, RuntimeError if none runs.
     """
-    name = os.environ.get("REGARD_CPU", "")
+    return _chosen(os.environ.get("REGARD_CPU", ""))
+
+
+@cache
+def _chosen(name: str) -> Target:
     known = targets()
     if name:
         if name not in known:

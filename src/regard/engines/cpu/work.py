@@ -1,18 +1,20 @@
 """From a problem to the kernel's memory: its fields, the items (blocks of queries) and the tiles that each may see.
 
-Tiles are found for WAVE blocks of queries at once and forgotten when those are done, so that what is kept does not
-grow with n_q · n_k.
+What does not depend on addresses is a *plan*. It is kept, because for short sequences making it takes longer than
+attention; but of a long call the rules are looked at for WAVE blocks of queries at once, and what is found is forgotten
+when those are done, so that it does not grow with n_q · n_k.
 """
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from regard.engines.cpu import cache, pool
+from regard.engines.cpu import cache
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.few_queries import FewQueries
@@ -28,42 +30,24 @@ from regard.engines.cpu.layout import (
     span_bits,
     tile_word,
 )
-from regard.engines.cpu.lowering import Arguments
+from regard.engines.cpu.lowering import Arguments, integer_type
 from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.target import Target, chosen
 from regard.problem import Problem
-from regard.rules import EVERYTHING, MIXED, NOTHING, Node, Program, Ranges, Table, classify, reads, tile_pairs
-from regard.threads import num_threads
+from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
+from regard.threads import Scratch, num_threads, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 4  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
+KEPT = 256  # plans
+_plans: dict[Any, "Plan"] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
-def table_array(table: Table, real: Any) -> Array:
-    """The array of a table as kernels read it: the call's float type, or int64."""
-    kept = _tables.setdefault(table, {})
-    dtype = np.dtype(real if table.kind == "float" else np.int64)
-    if dtype not in kept:
-        kept[dtype] = np.ascontiguousarray(table.array, dtype)
-    return kept[dtype]
-
-
-def nodes_of(p: Problem) -> list[Node]:
-    """The rules of a call that may hide a tile."""
-    return [node for node in (p.mask_node, p.hiding_node) if node is not None]
-
-
-def bytes_of(x: Array) -> Array:
-    """A boolean array as bytes; a view."""
-    return x.view(np.int8)
-
-
-@dataclass(frozen=True, eq=False)
-class Results:
+class Results(NamedTuple):
     """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q)."""
 
     out: Array
@@ -72,221 +56,261 @@ class Results:
     max: Array | None
 
 
-class Work:
-    """One call: its kernel, and its items in waves."""
+def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
+    """Fill the results, or those of some rows at least."""
+    first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
+    if p.batch * p.heads * (stop - first):
+        small = p.batch * p.heads * (stop - first) * p.n_k * (p.d + p.d_v + 16) < SMALL
+        plan(p, target, results, range(first, stop), 1 if small else num_threads()).run(p, results)
 
-    def __init__(self, p: Problem, target: Target, results: Results, rows: range | None = None):
-        self.p, self.target, self.results = p, target, results
-        self.first, self.stop = (0, p.n_q) if rows is None or not rows else (min(rows), max(rows) + 1)
-        self.kind = kind_of(p, target, self.stop - self.first, results.entropy is not None)
-        self.mask, self.score = self.kind.mask, self.kind.score
 
-    @property
-    def kernel(self) -> cache.Compiled:
-        return cache.kernel(self.kind.key, "forward", self.target, lambda: source(self.kind, self.target))
+def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
+    """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
+    dense = _dense(p)
+    arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
+    # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
+    rules = tuple(
+        (prefix, program.structure, program.numbers, tuple(ref(table) for table in program.tables))
+        for prefix, program in _programs(p)
+    )
+    signature = (
+        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+        *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
+    )  # fmt: skip
+    found = _plans.get(signature)
+    if found is None:
+        found = Plan(p, target, results, rows, threads)
+        if found.keep():
+            while len(_plans) >= KEPT:
+                _plans.pop(next(iter(_plans)), None)
+            _plans[signature] = found
+    return found
 
-    def run(self) -> None:
-        """Fill the results."""
-        if not self.p.batch * self.p.heads * (self.stop - self.first):
-            return
-        p = self.p
-        small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
-        threads = 1 if small else num_threads()
-        for tiles, items in self.waves():
-            apart = self.apart(tiles, items) if threads > 1 and len(items) < 2 * threads else None
-            if apart is None:
-                self.groups(tiles, items, threads)
-            else:
-                spans, rest, partial = apart
-                self.groups(tiles, spans, threads, 1)
-                self.groups(tiles, rest, threads)
-                del partial
 
-    def groups(self, tiles: Array, items: Array, threads: int, most: int = GROUP) -> None:
-        """Run items, in groups that share keys, the longest first."""
-        kernel, word = self.kernel, self.kind.item.index
-        size = max(1, min(most, len(items) // (8 * threads) if threads > 1 else most))
-        shared = items[:, word("k")], items[:, word("v")]
-        changes = np.flatnonzero((np.diff(shared[0]) != 0) | (np.diff(shared[1]) != 0)) + 1
-        ends = np.append(changes, len(items))
-        starts = np.concatenate([np.arange(a, b, size) for a, b in zip(np.append(0, changes), ends, strict=True)])
-        stops = np.append(starts[1:], len(items))
-        if len(starts) > 1 and (self.p.mask is not None or self.p.score is not None):
-            cost = np.add.reduceat(items[:, word("count")], starts)
-            order = np.argsort(-cost, kind="stable")
-            starts, stops = starts[order], stops[order]
-        bounds = np.stack([starts, stops], axis=1)
-        # Enough parts for every thread to end at about the same time, few enough to cost little.
-        parts = 1 if threads == 1 else min(len(bounds), 16 * threads)
-        cuts = np.linspace(0, len(bounds), parts + 1).astype(int)
-        most = int((stops - starts).max())
-        scratch = pool.Scratch(scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size)
-        fields = self.fields(tiles)
-        fields[FIELDS.index("items")] = items.ctypes.data
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Items with addresses counted from where each array begins, and the groups they are worked on in.
 
-        def part(n: int) -> None:
-            mine = fields.copy()
-            mine[0] = bounds.ctypes.data + int(cuts[n]) * 16
-            mine[1] = cuts[n + 1] - cuts[n]
-            mine[FIELDS.index("scratch")] = scratch.address
-            kernel(mine.ctypes.data)
+    bounds: the first item of each group and the one after its last. cuts: how the groups are parted between threads.
+    scratch: bytes that each thread needs. partial: bytes that its items write to be merged, or merge.
+    """
 
-        pool.spread(part, parts, threads)
+    tiles: Array
+    items: Array
+    bounds: Array
+    cuts: list[int]
+    scratch: int
+    partial: int
 
-    def apart(self, tiles: Array, items: Array) -> tuple[Array, Array, Array] | None:
-        """Few items with many keys: each span by itself, then what merges them; None if there is nothing to split."""
-        kind, p = self.kind, self.p
-        word = {name: kind.item.index(name) for name in ("tiles", "count", "partial", "spans")}
-        size = sum(span_area(kind, p.d_v).values()) * kind.real.size
-        spans = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> span_bits(p.d, p.d_v, p.dtype.itemsize)
-        made, numbers = [], []
-        for item in items:
-            mine = spans[item[word["tiles"]] :][: item[word["count"]]]
-            starts = np.flatnonzero(np.diff(mine, prepend=-1))
-            part = np.repeat(item[None], len(starts), axis=0)
-            part[:, word["tiles"]] += starts
-            part[:, word["count"]] = np.diff(starts, append=len(mine))
-            made.append(part)
-            numbers.append(len(starts))
-        if max(numbers) < 2:
-            return None
-        partial = np.empty(sum(numbers) * size, np.uint8)
-        all_spans, rest = np.concatenate(made), items.copy()
-        all_spans[:, word["partial"]] = partial.ctypes.data + size * np.arange(len(all_spans))
-        rest[:, word["partial"]] = partial.ctypes.data + size * np.append(0, np.cumsum(numbers[:-1]))
-        rest[:, word["spans"]], rest[:, word["count"]] = numbers, 0
-        return all_spans, rest, partial
 
-    # Fields
+class Plan:
+    """What a call has to do, but for addresses."""
 
-    def fields(self, tiles: Array) -> Array:
-        p, kind = self.p, self.kind
+    def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
+        self.target, self.rows, self.threads = target, rows, threads
+        kind = kind_of(p, target, len(rows), results.entropy is not None)
+        self.key, self.names = kind.key, kind.fields
+        self.fields = self._fields(p, results)
+        self.stages: Iterable[Stage] = _Stages(kind, p, results, rows, threads)
+
+    def keep(self) -> bool:
+        """Keep all stages, and no array of the problem or its rules; False if they are too many."""
+        if not isinstance(self.stages, _Stages) or not self.stages.short:
+            return False
+        self.stages = tuple(self.stages)
+        return True
+
+    def run(self, p: Problem, results: Results) -> None:
+        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), _dense(p)
+
+        def code() -> str:
+            return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
+
+        kernel = cache.kernel(self.key, "forward", self.target, code)
+        fields = self.fields.copy()
+        fields[word("seed")] = p.seed
+        if sink is not None:
+            fields[word("sink")] = _address(sink)
+        for name, table in tables.items():
+            fields[word(name)] = _address(table)
+        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
+        bases = np.array([*(0 if x is None else _address(x) for x in arrays), 0], np.int64)
+        partial: Array | None = None
+        for stage in self.stages:
+            if stage.partial and partial is None:
+                partial = np.empty(stage.partial, np.uint8)
+                bases[-1] = _address(partial)
+            elif not stage.partial and partial is not None:
+                partial, bases[-1] = None, 0
+            items = stage.items.copy()
+            items[:, : len(bases)] += bases
+            fields[ITEMS], fields[TILE_LIST] = _address(items), _address(stage.tiles)
+            scratch, bounds, cuts = Scratch(stage.scratch), _address(stage.bounds), stage.cuts
+
+            def part(
+                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Array = fields
+            ) -> None:
+                mine = fields.copy()
+                mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
+                mine[SCRATCH] = scratch.address
+                kernel(_address(mine))
+
+            spread(part, range(len(cuts) - 1), self.threads)
+
+    def _fields(self, p: Problem, results: Results) -> Array:
         j0 = p.origin[2]
         words: dict[str, int | float] = {
-            "groups": 0, "count": 0, "items": 0, "tiles": tiles.ctypes.data, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
-            "shift": j0 % KEYS, "first_tile": j0 // KEYS, "span_bits": span_bits(p.d, p.d_v, p.dtype.itemsize), "j": j0, "keys": p.keys, "scale": float(p.scale),
+            "groups": 0, "count": 0, "items": 0, "tiles": 0, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
+            "shift": j0 % KEYS, "first_tile": j0 // KEYS, "span_bits": self.span_bits(p), "j": j0, "keys": p.keys,
+            "scale": float(p.scale),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
             "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
             "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
-            "out_head": self.results.out.strides[-3], "out_row": self.results.out.strides[-2], "row_head": p.n_q,
-            "bias_head": 0, "bias_row": 0, "bias_key": 0,
-            "sink": 0 if self.sink is None else self.sink.ctypes.data,
-            "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))), "seed": p.seed,
+            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2], "row_head": p.n_q,
+            "bias_head": 0, "bias_row": 0, "bias_key": 0, "sink": 0,
+            "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))), "seed": 0,
         }  # fmt: skip
-        if self.bias is not None:
-            words |= zip(("bias_head", "bias_row", "bias_key"), self.bias.strides[-3:], strict=True)
-        for n, x in enumerate(self.dense):
+        if p.bias is not None:
+            words |= zip(("bias_head", "bias_row", "bias_key"), p.dense(p.bias).strides[-3:], strict=True)
+        for n, x in enumerate(_dense(p)):
             words |= zip((f"dense{n}_head", f"dense{n}_row", f"dense{n}_key"), x.strides[-3:], strict=True)
-        for rule in filter(None, (self.mask, self.score)):
-            words |= {f"{rule.prefix}_number{n}": number for n, number in enumerate(rule.program.numbers)}
-            for n, table in enumerate(self.tables[rule.prefix]):
-                name = f"{rule.prefix}_table{n}"
-                words[name] = table.ctypes.data
-                words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
-        made = np.zeros(len(kind.fields), np.uint64)
-        for n, name in enumerate(kind.fields):
-            word = words[name]
-            made[n] = np.float64(word).view(np.uint64) if isinstance(word, float) else int(word) % 2**64
-        return made
+        for prefix, program in _programs(p):
+            words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
+        for name, table in _table_fields(p).items():
+            words[name] = 0
+            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
+        values = [words[name] for name in self.names]
+        layout = "".join("d" if isinstance(x, float) else "q" for x in values)
+        return np.frombuffer(struct.pack(layout, *values), np.uint64)
+
+    @staticmethod
+    def span_bits(p: Problem) -> int:
+        return span_bits(p.d, p.dtype.itemsize)
+
+
+GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
+
+
+class _Stages:
+    """The stages of a plan, found one after the other each time they are asked for."""
+
+    def __init__(self, kind: Kind, p: Problem, results: Results, rows: range, threads: int):
+        self.kind, self.p, self.results, self.rows, self.threads = kind, p, results, rows, threads
 
     @cached_property
-    def tables(self) -> dict[str, list[Array]]:
-        """The arrays of each rule's tables, kept alive while the kernel runs."""
-        return {
-            rule.prefix: [table_array(t, self.p.compute) for t in rule.program.tables]
-            for rule in (self.mask, self.score)
-            if rule
-        }
+    def blocks(self) -> tuple[Array, Array]:
+        """Heads (first, number) and rows (first, number) of blocks of queries: whole heads where they fit."""
+        p, count, lanes, first = self.p, len(self.rows), self.kind.lanes, self.rows.start
+        step = min(p.group, lanes // count) if count <= lanes else 1
+        if self.kind.few:
+            step = min(p.group, self.kind.few // count)
+        starts = (np.arange(p.kv_heads)[:, None] * p.group + np.arange(0, p.group, step)).reshape(-1)
+        heads = np.stack([starts, np.minimum(step, p.group - starts % p.group)], axis=1)
+        rows = np.arange(first, self.rows.stop, lanes)
+        return heads, np.stack([rows, np.minimum(lanes, self.rows.stop - rows)], axis=1)
 
-    @cached_property
-    def sink(self) -> Array | None:
-        p = self.p
-        if p.sink is None:
-            return None
-        return np.ascontiguousarray(np.broadcast_to(p.sink.astype(p.compute), (p.heads,)))
+    @property
+    def short(self) -> bool:
+        """Whether the stages are few and small enough to keep."""
+        p, (heads, rows) = self.p, self.blocks
+        tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.hiding else 0
+        return len(rows) <= WAVE and p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
 
-    @cached_property
-    def bias(self) -> Array | None:
-        """(..., h, n_q, n_k); a view."""
-        return None if self.p.bias is None else self.p.dense(self.p.bias)
+    def __iter__(self) -> Iterator[Stage]:
+        for tiles, items in self.waves():
+            if self.threads > 1 and len(items) < 2 * self.threads:
+                yield from self.apart(tiles, items)
+            else:
+                yield self.stage(tiles, items)
 
-    @cached_property
-    def dense(self) -> list[Array]:
-        """The dense masks (..., h, n_q, n_k) as bytes; views."""
-        return [self.p.dense(bytes_of(x)) for x in (self.mask.program.dense if self.mask else ())]
+    def word(self, name: str) -> int:
+        return self.kind.item.index(name)
 
-    # Items
+    def stage(self, tiles: Array, items: Array, partial: int = 0, most: int = GROUP) -> Stage:
+        """Items in groups that share keys and values, the longest first."""
+        size = max(1, min(most, len(items) // (8 * self.threads))) if self.threads > 1 else most
+        shared = (np.diff(items[:, self.word("k")]) == 0) & (np.diff(items[:, self.word("v")]) == 0)
+        ends = np.append(np.flatnonzero(~shared) + 1, len(items)).tolist()
+        starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
+        bounds = np.array([starts, [*starts[1:], len(items)]], np.int64).T.copy()
+        if len(bounds) > 1:
+            cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
+            bounds = bounds[np.argsort(-cost, kind="stable")]
+        # Enough parts for every thread to end at about the same time, few enough to cost little.
+        parts = 1 if self.threads == 1 else min(len(bounds), 16 * self.threads)
+        cuts = np.linspace(0, len(bounds), parts + 1).astype(int).tolist()
+        most = int((bounds[:, 1] - bounds[:, 0]).max())
+        scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
+        return Stage(tiles, items, bounds, cuts, scratch, partial)
 
-    @cached_property
-    def blocks(self) -> tuple[int, list[tuple[int, int]]]:
-        """Heads of a group in one item, and its rows (first, number): whole heads where they fit into the lanes."""
-        count = self.stop - self.first
-        if count <= self.kind.lanes:
-            return min(self.p.group, self.kind.lanes // count), [(self.first, count)]
-        return 1, [(r, min(self.kind.lanes, self.stop - r)) for r in range(self.first, self.stop, self.kind.lanes)]
+    def apart(self, tiles: Array, items: Array) -> Iterator[Stage]:
+        """Few items with many keys: each span by itself, then what merges them, if there is anything to merge."""
+        kind, p = self.kind, self.p
+        size = sum(span_area(kind, p.d_v).values()) * kind.real.size
+        spans = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> Plan.span_bits(p)
+        made, numbers = [], []
+        for item in items:
+            mine = spans[item[self.word("tiles")] :][: item[self.word("count")]]
+            starts = np.flatnonzero(np.diff(mine, prepend=-1))
+            part = np.repeat(item[None], len(starts), axis=0)
+            part[:, self.word("tiles")] += starts
+            part[:, self.word("count")] = np.diff(starts, append=len(mine))
+            made.append(part)
+            numbers.append(len(starts))
+        if max(numbers) < 2:
+            yield self.stage(tiles, items)
+            return
+        each, merged = np.concatenate(made), items.copy()
+        each[:, self.word("partial")] = size * np.arange(len(each))
+        merged[:, self.word("partial")] = size * np.append(0, np.cumsum(numbers[:-1]))
+        merged[:, self.word("spans")], merged[:, self.word("count")] = numbers, 0
+        yield self.stage(tiles, each, size * len(each), most=1)
+        yield self.stage(tiles, merged, size * len(each))
 
     def waves(self) -> Iterator[tuple[Array, Array]]:
         """Lists of tiles, and the items that point into them."""
-        p = self.p
-        step, blocks = self.blocks
-        group = p.group
-        starts = (np.arange(p.kv_heads)[:, None] * group + np.arange(0, group, step)).reshape(-1)
-        heads = np.stack([starts, np.minimum(step, group - starts % group)], axis=1)
-        rows = np.array(blocks, np.int64).reshape(-1, 2)
+        p, (heads, rows) = self.p, self.blocks
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
-        nodes = nodes_of(p)
-        if not nodes:
+        everyone = range(p.batch)
+        if not p.hiding or len(tiles) <= 1:
+            # One tile is not worth a look at what it hides.
             zero = np.zeros(len(rows), np.int64)
-            yield (
-                tile_word(tiles, 0, KEYS, (0, 0)),
-                np.concatenate([self.items(b, heads, rows, zero, zero + len(tiles)) for b in range(p.batch)]),
-            )
+            mixed = KEYS if p.hiding else 0
+            yield tile_word(tiles, 0, KEYS, (0, mixed)), self.items(everyone, heads, rows, zero, zero + len(tiles))
             return
-        edges = np.append(np.maximum(tiles * KEYS - shift, 0), p.n_k) + p.origin[2]
-        reading = reads(*nodes)
+        edges, reading = p.key_edges(KEYS), reads(*p.hiding)
         apart = heads if "h" in reading else np.array([[0, p.heads]])
-        for b in range(p.batch):
+        alike = "b" not in reading and len(set(p.offset.tolist())) == 1
+        for batch in [everyone] if alike else [range(b, b + 1) for b in everyone]:
             # Later rows first: under a causal mask they see more.
             for stop in range(len(rows), 0, -WAVE):
                 band = rows[max(stop - WAVE, 0) : stop][::-1]
                 lists, parts, length = [], [], 0
-                for first, count in apart:
-                    found, begin, number = self.visible(b, int(first), int(count), band, edges)
+                for first, count in apart.tolist():
+                    ranges = p.ranges(batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1)
+                    found, begin, number = self.visible(ranges, edges)
                     mine = heads[heads[:, 0] == first] if "h" in reading else heads
-                    parts.append(self.items(b, mine, band, begin + length, number))
+                    parts.append(self.items(batch, mine, band, begin + length, number))
                     lists.append(found)
                     length += len(found)
                 yield np.concatenate(lists), np.concatenate(parts)
 
-    def visible(self, b: int, h: int, count: int, rows: Array, edges: Array) -> tuple[Array, Array, Array]:
+    def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
         """The tiles of some blocks of queries, where each block's begin, and how many there are."""
         p = self.p
-        i = rows[:, 0] + int(p.offset[b])
-        ranges = Ranges(
-            b=(p.origin[0] + b,) * 2,
-            h=(p.origin[1] + h, p.origin[1] + h + count - 1),
-            i=(i, i + rows[:, 1] - 1),
-            keys=p.keys,
-            dtype=p.compute.type,
-        )
-        if len(edges) == 1:
-            zero = np.zeros(len(rows), np.int64)
-            return zero[:0], zero, zero
         row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
         first, stop = np.zeros(len(tile), np.int64), np.full(len(tile), KEYS, np.int64)
         low, high = first.copy(), first.copy()
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
-            first[mixed], stop[mixed], low[mixed], high[mixed] = self.visible_parts(
-                ranges, row[mixed], tile[mixed], edges
-            )
+            first[mixed], stop[mixed], low[mixed], high[mixed] = self.parts(ranges, row[mixed], tile[mixed], edges)
             live = stop > 0
             row, tile, first, stop, low, high = (x[live] for x in (row, tile, first, stop, low, high))
-        begin = np.searchsorted(row, np.arange(len(rows) + 1))
+        begin = np.searchsorted(row, np.arange(len(ranges.i[0]) + 1))
         return tile_word(tile, first, stop, (low, high)), begin[:-1], np.diff(begin)
 
-    def visible_parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> tuple[Array, Array, Array, Array]:
+    def parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> tuple[Array, Array, Array, Array]:
         """Of pairs of blocks and tiles: the first key that may be visible and the one after the last; those mixed."""
         p = self.p
         start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
@@ -295,40 +319,37 @@ class Work:
         kinds = classify(p.mask_node, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
         outside = low > high
         seen = (kinds != NOTHING) & ~outside
-        first, stop = ends(seen)
+        first, stop = _ends(seen)
         number = np.arange(0, KEYS, PART)
         between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
-        return first, stop, *ends((kinds != EVERYTHING) & between)
+        return first, stop, *_ends((kinds != EVERYTHING) & between)
 
-    def items(self, b: int, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
-        """Items (heads × rows, words) of one batch element."""
+    def items(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
+        """Items (batch × heads × rows, words) of some batch elements."""
         p, r = self.p, self.results
-        made = np.zeros((len(heads), len(rows), len(self.kind.item)), np.int64)
+        made = np.zeros((len(batch), len(heads), len(rows), len(self.kind.item)), np.int64)
         column = {name: made[..., n] for n, name in enumerate(self.kind.item)}
-        index = tuple(int(x) for x in np.unravel_index(b, p.lead)) if p.lead else ()
         h, first = heads[:, 0, None], rows[:, 0]
+        b = np.arange(batch.start, batch.stop)[:, None, None]
 
-        def place(name: str, x: Array, of: Array, at: Any) -> None:
-            x = x[index]
-            column[name][...] = x.ctypes.data + of * x.strides[0] + at * (x.strides[1] if x.ndim > 1 else 0)
+        def place(name: str, x: Array | None, head: Array, row: Array | int, keep: int = 3) -> None:
+            if x is not None:
+                step, width = x.strides[-keep], x.strides[1 - keep]
+                column[name][...] = _batch_offsets(x, p.lead, keep)[b] + head * step + row * width
 
-        place("q", p.leading(p.query, 3), h, first)
-        kv = h // p.group
-        place("k", p.leading(p.key, 3), kv, 0)
-        place("v", p.leading(p.value, 3), kv, 0)
+        place("q", p.query, h, first)
+        place("k", p.key, h // p.group, 0)
+        place("v", p.value, h // p.group, 0)
         place("out", r.out, h, first)
         for name in ("lse", "entropy", "max"):
-            x = getattr(r, name)
-            if x is not None:
-                place(name, x, h, first)
-        if self.bias is not None:
-            place("bias", self.bias, h, first)
-        for n, x in enumerate(self.dense):
+            place(name, getattr(r, name), h, first, 2)
+        place("bias", None if p.bias is None else p.dense(p.bias), h, first)
+        for n, x in enumerate(_dense(p)):
             place(f"dense{n}", x, h, first)
         column["b"][...] = p.origin[0] + b
         column["h"][...] = p.origin[1] + h
         column["head"][...] = h
-        column["i"][...] = first + int(p.offset[b])
+        column["i"][...] = first + p.offset[b]
         column["rows"][...] = rows[:, 1]
         column["lanes"][...] = rows[:, 1] * heads[:, 1, None]
         column["tiles"][...] = begin
@@ -336,7 +357,57 @@ class Work:
         return made.reshape(-1, len(self.kind.item))
 
 
-def ends(marked: Array) -> tuple[Array, Array]:
+def _address(x: Array) -> int:
+    return int(x.ctypes.data)
+
+
+def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
+    """How many bytes after the first each batch element begins, in an array that broadcasts to the leading shape."""
+    offsets = np.zeros(1, np.int64)
+    given = x.ndim - keep
+    for axis, size in enumerate(lead):
+        mine = axis - (len(lead) - given)
+        step = x.strides[mine] if mine >= 0 and x.shape[mine] != 1 else 0
+        offsets = (offsets[:, None] + step * np.arange(size)).reshape(-1)
+    return offsets
+
+
+def _sink(p: Problem) -> Array | None:
+    if p.sink is None:
+        return None
+    return np.ascontiguousarray(np.broadcast_to(p.sink.astype(p.compute), (p.heads,)))
+
+
+def _programs(p: Problem) -> list[tuple[str, Program]]:
+    """The rules of a call, with what their fields' names begin with."""
+    nodes = (("mask", p.mask_node), ("score", p.score_node))
+    return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
+
+
+def _table_fields(p: Problem) -> dict[str, Array]:
+    """The arrays of each rule's tables by their fields' names."""
+    return {
+        f"{prefix}_table{n}": _table_array(table, p.compute)
+        for prefix, program in _programs(p)
+        for n, table in enumerate(program.tables)
+    }
+
+
+def _table_array(table: Table, real: Any) -> Array:
+    """The array of a table as kernels read it: the call's float type, or int64."""
+    kept = _tables.setdefault(table, {})
+    dtype = np.dtype(real if table.kind == "float" else np.int64)
+    if dtype not in kept:
+        kept[dtype] = np.ascontiguousarray(table.array, dtype)
+    return kept[dtype]
+
+
+def _dense(p: Problem) -> list[Array]:
+    """The dense masks (..., h, n_q, n_k) as bytes; views."""
+    return [] if p.mask_node is None else [p.dense(x.view(np.int8)) for x in Program.of([p.mask_node]).dense]
+
+
+def _ends(marked: Array) -> tuple[Array, Array]:
     """Of rows of parts: the first key of the first that is marked and the one after the last; 0 and 0 if none is."""
     any_one, last = marked.any(axis=1), marked.shape[1] - marked[:, ::-1].argmax(axis=1)
     return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
@@ -350,11 +421,9 @@ def source(kind: Kind, target: Target) -> str:
 
 
 def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
-    """The kernel for some rows of a call."""
-    mask, score = (
-        None if node is None else Arguments(prefix, Program.of([node]))
-        for prefix, node in (("mask", p.mask_node), ("score", p.score_node))
-    )
+    """The kernel for so many rows of a call."""
+    rules = {prefix: Arguments(prefix, program) for prefix, program in _programs(p)}
+    mask, score = rules.get("mask"), rules.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
     W = target.lanes(real.size)
@@ -366,7 +435,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     return Kind(
         element=element,
         real=real,
-        integer=I64,
+        integer=integer_type(p.integers, mask, score) if mask or score else I64,
         lanes=W if few else -(-lanes // W) * W,
         few=1 << (lanes - 1).bit_length() if few else 0,
         pairs=pairs,
@@ -384,11 +453,10 @@ def working_memory(p: Problem) -> int:
     """About how many bytes a call takes beyond inputs and outputs: tiles, items, and lists of tiles."""
     kind = kind_of(p, chosen(), p.n_q, False)
     blocks = p.heads * -(-p.n_q // kind.lanes)
-    nodes = nodes_of(p)
     items, lists = p.batch * blocks, 1
-    if nodes:
+    if p.hiding:
         items = min(blocks, WAVE * p.heads)
-        lists = min(-(-p.n_q // kind.lanes), WAVE) * (p.heads if "h" in reads(*nodes) else 1)
+        lists = min(-(-p.n_q // kind.lanes), WAVE) * (p.heads if "h" in reads(*p.hiding) else 1)
     words = 2 * items * len(kind.item) + 3 * lists * -(-p.n_k // KEYS)
     scratch = scratch_size(kind, min(GROUP, items), p.d, p.d_v) * kind.real.size
     return min(num_threads(), p.batch * blocks) * scratch + 8 * words
