@@ -196,8 +196,9 @@ class Value:
         return self.k.where(self.is_nan(), quiet, rounded).to(I16).bits(BF16)
 
     def bits(self, type: Type) -> "Value":
-        """The same bits as another type of that size."""
-        return Value(self.k, type, self.lanes, self.k.b.bitcast(self.raw, self.k.raw(type, self.lanes)))
+        """The same bits as numbers of another type, of another size in as many more or fewer lanes."""
+        lanes = self.lanes * self.type.size // type.size
+        return Value(self.k, type, lanes, self.k.b.bitcast(self.raw, self.k.raw(type, lanes)))
 
     def lane(self, n: int) -> "Value":
         return Value(self.k, self.type, 0, self.k.b.extract_element(self.raw, ir.Constant(I32.raw, n)))

@@ -16,6 +16,7 @@ TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
 GROUP = 16  # items that share the tiles of a span while they are near
 
+PART_OF_KEYS = 8
 TILE_BITS = 32
 
 
@@ -130,13 +131,14 @@ class Kind:
 
 def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs, and the copies of the tiles of a span."""
-    tile = KEYS * kind.lanes
+    tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1
     area = dict.fromkeys(("top", "rescale", "sum", "sum_e", "old", "new"), kind.lanes)
-    area |= {"P": tile, "seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
+    area |= {"P": tile * slots, "seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
     if kind.bias:
         area["bias"] = tile
     if kind.few:
-        area["O_rows"] = kind.few * d_v
+        area["tops"] = kind.lanes * slots
+        area["keys"] = PART_OF_KEYS * kind.lanes * (d + 2 * kind.lanes)
     if kind.copied:
         area["k_copy"] = TILES * KEYS * (d + 1)
     if kind.copies:
@@ -144,9 +146,17 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     return area
 
 
+def output_size(kind: Kind, d_v: Any) -> Any:
+    """Numbers of O: a row of lanes for each feature, or for each of few queries a row of features in whole vectors."""
+    if not kind.few:
+        return kind.lanes * d_v
+    step = kind.lanes * (2 if kind.pairs else 1)
+    return (d_v + (step - 1)) // step * (step * kind.few)
+
+
 def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:
     """Maximum, sum, sum for the entropy and output of a span; also what is merged from spans."""
-    return {"m": kind.lanes, "l": kind.lanes, "e": kind.lanes, "O": kind.lanes * d_v}
+    return {"m": kind.lanes, "l": kind.lanes, "e": kind.lanes, "O": output_size(kind, d_v)}
 
 
 def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
@@ -154,7 +164,8 @@ def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     integers = kind.lanes * (1 if kind.integer is I32 else 8 // kind.real.size)
     words = dict.fromkeys(("g", "r"), kind.lanes * 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": kind.lanes, "second": kind.lanes}
-    return {"cursor": 16, **words, **lanes, "q": kind.lanes * (d + 1), **span_area(kind, d_v)}
+    q = kind.few * (d + kind.lanes) if kind.few else kind.lanes * (d + 1)
+    return {"cursor": 16, **words, **lanes, "q": q, **span_area(kind, d_v)}
 
 
 def scratch_size(kind: Kind, items: int, d: int, d_v: int) -> int:

@@ -48,10 +48,10 @@ class ManyQueries(Forward):
                 with k.loop(count, start=whole) as x:
                     turned[x * B + c + r] = p.bytes(x * step)[0].to(self.real) * scale
 
-    def _end_span(self) -> None:
-        pass
+    def _work(self, first: Value) -> Value:
+        return self._tiles(first, self._work_on)
 
-    def _work(self, tile: Tile) -> None:
+    def _work_on(self, tile: Tile) -> None:
         k = self.k
         self._copies(tile)
         self._scores(tile)
