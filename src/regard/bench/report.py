@@ -50,7 +50,7 @@ def shown(result: Result, x: float | None) -> str:
         return f"{x * 1e3:.0f} ms"
     if result.reference is None:
         return f"{x:.1f} {result.unit}"
-    return f"{x:.3f}" if result.reference == "q, k and v" else f"{x:.2f}"
+    return f"{x:.3f}" if x < 0.5 else f"{x:.2f}"
 
 
 def verdict(result: Result) -> str:
