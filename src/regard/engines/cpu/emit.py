@@ -21,6 +21,13 @@ from regard.engines.cpu.element import BF16, BOOL, F32, F64, I8, I16, I32, I64, 
 from regard.engines.cpu.target import Target
 
 
+class _Splat(ir.FormattedConstant):  # type: ignore[misc]
+    """A vector of one constant; written out lane by lane, constants are half of a kernel's text."""
+
+    def __init__(self, vector: Any, one: Any):
+        self.type, self.constant = vector, f"splat ({one.type} {one.get_reference()})"
+
+
 class Value:
     """A number or a vector in a register. Comparisons give booleans, which `&` `|` `~` and `k.where` take."""
 
@@ -58,7 +65,7 @@ class Value:
             raise TypeError(f"{self.lanes} lanes meet {lanes}")
         vector = ir.VectorType(self.type.raw, lanes)
         if isinstance(self.raw, ir.Constant):
-            return Value(self.k, self.type, lanes, ir.Constant(vector, [self.raw.constant] * lanes))
+            return Value(self.k, self.type, lanes, _Splat(vector, self.raw))
         undefined = ir.Constant(vector, ir.Undefined)
         one = self.k.b.insert_element(undefined, self.raw, ir.Constant(I32.raw, 0))
         zeros = ir.Constant(ir.VectorType(I32.raw, lanes), [0] * lanes)

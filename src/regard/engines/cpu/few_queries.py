@@ -29,7 +29,9 @@ class FewQueries(Forward):
         # Features of V, two vectors in one step where rows are taken by pairs.
         self.step = self.W * (2 if kind.pairs else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
-        self.k_ahead, self.v_ahead = (k.whole(AHEAD) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v))
+        self.k_ahead, self.v_ahead = (
+            k.whole(AHEAD) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
+        )
 
     @property
     def rows(self) -> range:
@@ -271,7 +273,9 @@ class FewQueries(Forward):
                 for n, v in enumerate(values):
                     if pairs:
                         if careful:
-                            low, high = (k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible))
+                            low, high = (
+                                k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible)
+                            )
                             v = v & (low | high)
                         sums[r][n].value = k.dot_pairs(sums[r][n].value, v, weight)
                     else:

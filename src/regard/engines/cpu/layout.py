@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.cpu.element import I32, Type
-from regard.engines.cpu.lowering import Arguments
+from regard.engines.cpu.element import I32, I64, Type
+from regard.rules import Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,6 +40,30 @@ FIELDS = (
 # Words of an item: addresses, among them those of dense masks and, last, of memory for spans worked on apart; the rest.
 ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "bias")
 ITEM = ("spans", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The fields by which a program's numbers and tables reach a kernel; `prefix` sets programs apart."""
+
+    prefix: str
+    program: Program
+
+    @property
+    def fields(self) -> list[str]:
+        numbers = [f"{self.prefix}_number{n}" for n in range(len(self.program.numbers))]
+        tables = [
+            f"{self.prefix}_table{n}{part}"
+            for n, table in enumerate(self.program.tables)
+            for part in ("", *(f"_size{axis}" for axis in range(len(table.shape))))
+        ]
+        return numbers + tables
+
+
+def integer_type(integers: type[np.signedinteger[Any]], *rules: Arguments | None) -> Type:
+    """The type of the integers in rules: I32 if they fit (see `Problem.integers`), positions in tables included."""
+    sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
+    return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
+import gc
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,22 +17,20 @@ import numpy as np
 
 from regard.engines.cpu import cache
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
-from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.few_queries import FewQueries
 from regard.engines.cpu.layout import (
     FIELDS,
     GROUP,
     KEYS,
     PART,
     TILE_BITS,
+    Arguments,
     Kind,
+    integer_type,
     scratch_size,
     span_area,
     span_bits,
     tile_word,
 )
-from regard.engines.cpu.lowering import Arguments, integer_type
-from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.target import Target, chosen
 from regard.problem import Problem
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
@@ -43,6 +42,7 @@ WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 KEPT = 256  # plans
+PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, "Plan"] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
@@ -69,8 +69,9 @@ def plan(p: Problem, target: Target, results: Results, rows: range, threads: int
     dense = _dense(p)
     arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
+    # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
-        (prefix, program.structure, program.numbers, tuple(ref(table) for table in program.tables))
+        (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
         for prefix, program in _programs(p)
     )
     signature = (
@@ -214,7 +215,7 @@ class _Stages:
         """Whether the stages are few and small enough to keep."""
         p, (heads, rows) = self.p, self.blocks
         tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.hiding else 0
-        return len(rows) <= WAVE and p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
+        return p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
 
     def __iter__(self) -> Iterator[Stage]:
         for tiles, items in self.waves():
@@ -304,7 +305,8 @@ class _Stages:
         low, high = first.copy(), first.copy()
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
-            first[mixed], stop[mixed], low[mixed], high[mixed] = self.parts(ranges, row[mixed], tile[mixed], edges)
+            for some in np.split(mixed, range(PAIRS, len(mixed), PAIRS)):
+                first[some], stop[some], low[some], high[some] = self.parts(ranges, row[some], tile[some], edges)
             live = stop > 0
             row, tile, first, stop, low, high = (x[live] for x in (row, tile, first, stop, low, high))
         begin = np.searchsorted(row, np.arange(len(ranges.i[0]) + 1))
@@ -414,10 +416,20 @@ def _ends(marked: Array) -> tuple[Array, Array]:
 
 
 def source(kind: Kind, target: Target) -> str:
-    """The IR of a kernel."""
-    k = Kernel("forward", target, kind.fields)
-    (FewQueries if kind.few else ManyQueries)(k, kind).run()
-    return k.text()
+    """The IR of a kernel. The language of kernels is loaded only where one is written."""
+    from regard.engines.cpu.emit import Kernel
+    from regard.engines.cpu.few_queries import FewQueries
+    from regard.engines.cpu.many_queries import ManyQueries
+
+    collects = gc.isenabled()
+    gc.disable()  # it would look again and again at a hundred thousand objects that all stay
+    try:
+        k = Kernel("forward", target, kind.fields)
+        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+        return k.text()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
