@@ -15,7 +15,6 @@ from regard.engines.cpu.layout import KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
 SUMS = 16  # vectors of O that grow at once
-PART = 1  # vectors of keys whose scores grow by turns: a chain of sums alone would be waited for
 AHEAD = 2**14  # bytes of K and V that are on their way: the processor does not see far enough itself
 LINE = 64  # bytes that come at once
 
@@ -115,56 +114,49 @@ class FewQueries(Forward):
         """S = Q Kᵀ; −∞ for keys that are not there."""
         k, kind, W = self.k, self.kind, self.W
         queries = self.item.q.of(I32) if kind.pairs else self.item.q
-        for r in self.rows:
-            with self._keys(tile) as p:
-                self.P(r)[p] = self.zero()
-        with k.loop(tile.stop, start=tile.first & -W, step=PART * W) as part:
-            stop = k.minimum(part + PART * W, tile.stop)
-            keys, row = self._rows_of_keys(tile, part, part + PART * W)
-            with k.loop(self.count, step=W) as x, k.loop(stop, start=part, step=W) as p:
-                block = keys.bytes((p - part) * row) + x
-                turned = k.transpose([block.bytes(row * n).load(0, W) for n in range(W)])
+        nothing = k.constant(self.real, -math.inf).spread(W)
+        tops = [k.variable(nothing) for _ in self.rows]
+        with self._keys(tile) as p:
+            keys, row = self._block(tile, p)
+            sums = [k.variable(self.zero()) for _ in self.rows]
+            with k.loop(self.count, step=W) as x:
+                turned = k.transpose([(keys + x).bytes(row * n).load(0, W) for n in range(W)])
                 for n in range(W):
-                    block.bytes(row * (self.k_ahead + n)).prefetch()
-                sums = [self.load(self.P(r), p) for r in self.rows]
+                    (keys + x).bytes(row * (self.k_ahead + n)).prefetch()
                 for n, features in enumerate(turned):
                     features = features if kind.pairs else features.to(self.real)
-                    for r in self.rows:
+                    for r, total in zip(self.rows, sums, strict=True):
                         q = queries[self.padded * r + x + n].spread(W)
-                        sums[r] = k.dot_pairs(sums[r], q, features) if kind.pairs else k.fma(q, features, sums[r])
-                for r in self.rows:
-                    self.P(r)[p] = sums[r]
-        tops = []
-        for r in self.rows:
-            top = k.variable(k.constant(self.real, -math.inf).spread(W))
-            with self._keys(tile) as p:
-                s = k.where(self._there(tile, p), self.load(self.P(r), p), k.constant(self.real, -math.inf))
+                        add = k.dot_pairs(total.value, q, features) if kind.pairs else k.fma(q, features, total.value)
+                        total.value = add
+            there = self._there(tile, p)
+            for r, total, top in zip(self.rows, sums, tops, strict=True):
+                s = k.where(there, total.value, nothing)
                 self.P(r)[p] = s
                 top.value = k.maximum(s, top.value)
-            tops.append(self._across(top.value, k.maximum))
-        self._store(self.tile.top, tops)
+        self._store(self.tile.top, [self._across(top.value, k.maximum) for top in tops])
 
-    def _rows_of_keys(self, tile: Tile, start: Value, stop: Value) -> tuple[Pointer, Value]:
-        """Rows of K as whole vectors of words, and the bytes from row to row: where they lie, or a copy.
+    def _block(self, tile: Tile, p: Value) -> tuple[Pointer, Value]:
+        """W rows of K from p on as whole vectors of words, and the bytes from row to row: where they lie, or a copy.
 
         In the copy, rows and features that are not there are 0.
         """
         k, W, element = self.k, self.W, self.kind.element
         row, feature = k.integer("k_row"), k.integer("k_feature")
-        each = self.word_type.size // element.size
-        there = (start >= tile.first) & (stop <= tile.stop) & (self.padded * each == self.d) & (feature == element.size)
-        copy, width = self.tile.keys.of(element), self.padded * each
+        width = self.padded * (self.word_type.size // element.size)
+        there = (p >= tile.first) & (p + W <= tile.stop) & (width == self.d) & (feature == element.size)
+        copy, source = self.tile.block.of(element), self._source("k", tile.start)
         with k.when(~there):
-            with k.loop((stop - start) * width, step=W) as n:
+            with k.loop(width * W, step=W) as n:
                 copy[n] = k.constant(element, 0).spread(W)
-            with k.loop(k.minimum(stop, tile.stop), start=k.maximum(start, tile.first)) as p:
-                source, into = self._source("k", tile.start + p), copy + (p - start) * width
+            with k.loop(k.minimum(p + W, tile.stop), start=k.maximum(p, tile.first)) as n:
+                one, into = source.bytes(n * row), copy + (n - p) * width
                 whole = k.where(feature == element.size, self.d & -W, k.whole(0))
                 with k.loop(whole, step=W) as x:
-                    into[x] = source.load(x, W)
+                    into[x] = one.load(x, W)
                 with k.loop(self.d, start=whole) as x:
-                    into[x] = source.bytes(x * feature)[0]
-        home = k.where(there, self._source("k", tile.start + start).address, copy.address)
+                    into[x] = one.bytes(x * feature)[0]
+        home = k.where(there, source.bytes(p * row).address, copy.address)
         return k.at(home, self.word_type), k.where(there, row, width * element.size)
 
     def _store(self, into: Pointer, numbers: Sequence[Value]) -> None:

@@ -16,7 +16,6 @@ TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
 GROUP = 16  # items that share the tiles of a span while they are near
 
-PART_OF_KEYS = 8
 TILE_BITS = 32
 
 
@@ -138,7 +137,7 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
         area["bias"] = tile
     if kind.few:
         area["tops"] = kind.lanes * slots
-        area["keys"] = PART_OF_KEYS * kind.lanes * (d + 2 * kind.lanes)
+        area["block"] = kind.lanes * (d + 2 * kind.lanes)
     if kind.copied:
         area["k_copy"] = TILES * KEYS * (d + 1)
     if kind.copies:

@@ -39,7 +39,7 @@ from regard.threads import Scratch, num_threads, spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WAVE = 64  # blocks of queries whose tiles are found together
-FEW = 4  # queries of an item up to which lanes are keys
+FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 KEPT = 256  # plans
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
@@ -440,9 +440,9 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     element = type_of(p.dtype)
     W = target.lanes(real.size)
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
-    straight = all(x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value))
+    straight_key, straight = (x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value))
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = lanes <= FEW and straight and not (pairs and p.d % 2)
+    few = lanes <= min(FEW, W) and straight
     converted = element is not real and not pairs
     return Kind(
         element=element,
@@ -451,7 +451,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
         lanes=W if few else -(-lanes // W) * W,
         few=1 << (lanes - 1).bit_length() if few else 0,
         pairs=pairs,
-        copied=not few and (converted or not straight or (pairs and p.d % 2 != 0)),
+        copied=not few and (converted or not (straight and straight_key) or (pairs and p.d % 2 != 0)),
         mask=mask,
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),
