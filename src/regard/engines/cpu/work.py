@@ -440,9 +440,9 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     element = type_of(p.dtype)
     W = target.lanes(real.size)
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
-    straight_key, straight = (x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value))
+    straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value)]
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = lanes <= min(FEW, W) and straight
+    few = lanes <= min(FEW, W) and straight[1]
     converted = element is not real and not pairs
     return Kind(
         element=element,
@@ -451,7 +451,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
         lanes=W if few else -(-lanes // W) * W,
         few=1 << (lanes - 1).bit_length() if few else 0,
         pairs=pairs,
-        copied=not few and (converted or not (straight and straight_key) or (pairs and p.d % 2 != 0)),
+        copied=not few and (converted or not all(straight) or (pairs and p.d % 2 != 0)),
         mask=mask,
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),
