@@ -414,3 +414,11 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytes
     assert out == ""
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_without_a_compiler_there_is_nothing_to_measure_against(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("regard.engines.cpu.state", lambda: "llvmlite is missing: pip install llvmlite")
+    assert main(["bench", "--list"]) == 2
+    assert "compiled kernels: llvmlite is missing: pip install llvmlite" in capsys.readouterr().err

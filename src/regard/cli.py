@@ -243,6 +243,10 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
+    from regard.engines.cpu import state
+
+    if reason := state():
+        raise Refusal(f"regard bench measures limits with compiled kernels: {reason}")
     from regard.bench import report
     from regard.bench.measure import Setting
     from regard.bench.measure import cores as allowed
