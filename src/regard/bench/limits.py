@@ -54,9 +54,10 @@ NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
 
 def bandwidth(threads: int = 1) -> Limit:
     """The rate at which memory can be read."""
-    count = BUFFER // 4 // threads
+    size = BUFFER
+    count = size // 4 // threads
     return Limit(
-        "read bandwidth", "GB/s", 4.0 * count * threads, lambda: _run(_read(), _buffer(), threads, count, 4 * count)
+        "read bandwidth", "GB/s", 4.0 * count * threads, lambda: _run(_read(), _buffer(size), threads, count, 4 * count)
     )
 
 
@@ -125,8 +126,8 @@ def _operands() -> Array:
 
 
 @cache
-def _buffer() -> Array:
-    return np.ones(BUFFER, np.uint8)
+def _buffer(size: int) -> Array:
+    return np.ones(size, np.uint8)
 
 
 def _run(compiled: Compiled, source: Array, threads: int, count: int, share: int = 0) -> None:
