@@ -10,7 +10,7 @@ import pytest
 
 import regard
 from regard.engines.cpu import work
-from regard.engines.cpu.target import chosen
+from regard.engines.cpu.target import chosen, targets
 
 RNG = np.random.default_rng(0)
 H, N, D = 4, 1300, 24  # more than one span of 1024 keys
@@ -131,6 +131,7 @@ def test_grouped_heads_are_heads() -> None:
         assert run(q, k, v) == run(q, np.repeat(k, 2, axis=1), np.repeat(v, 2, axis=1))
 
 
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 FEW_WISHES: dict[str, Any] = {
     "plain": lambda seen: {"sink": np.linspace(-1, 1, 2), "scale": -0.3},
     "mask": lambda seen: {"mask": seen, "dropout": 0.3, "seed": 3, "origin": (0, 0, 37)},
@@ -138,24 +139,11 @@ FEW_WISHES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("wishes", FEW_WISHES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize(
-    ("rows", "group", "keys", "d", "d_v", "turned"),
-    [(1, 1, 1300, 33, 17, False), (2, 2, 700, 64, 40, True), (1, 5, 300, 16, 128, False)],
-)
-def test_few_queries_meet_the_operations_of_many(
-    rows: int,
-    group: int,
-    keys: int,
-    d: int,
-    d_v: int,
-    turned: bool,
-    dtype: Any,
-    wishes: str,
-    monkeypatch: pytest.MonkeyPatch,
+def few_and_many(
+    sizes: tuple[int, ...], dtype: Any, wishes: str, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lanes that are keys and lanes that are queries; what no query sees is not a number."""
+    rows, group, keys, d, d_v = sizes
     rng = np.random.default_rng(1)
     seen = rng.random((rows, keys)) < 0.5
     q, k, v = (rng.standard_normal(s).astype(dtype) for s in ((2 * group, rows, d), (2, keys, d), (2, keys, d_v)))
@@ -177,6 +165,28 @@ def test_few_queries_meet_the_operations_of_many(
         assert not np.isnan(out.astype(np.float64)).any()
     assert found[0] == found[1]
     assert layouts == [rows * group <= chosen().lanes(kinds[0].real.size), False]
+
+
+@pytest.mark.parametrize("wishes", FEW_WISHES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("sizes", "turned"), [((1, 1, 1300, 33, 17), False), ((2, 2, 700, 64, 40), True), ((1, 5, 300, 16, 128), False)]
+)
+def test_few_queries_meet_the_operations_of_many(
+    sizes: tuple[int, ...], turned: bool, dtype: Any, wishes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype is np.float16 and chosen().name == "baseline":
+        pytest.skip("this processor does not convert float16")
+    few_and_many(sizes, dtype, wishes, turned, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("target", [t.name for t in targets().values() if t.runs][1:])
+def test_few_queries_on_every_target(target: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if dtype is np.float16 and target == "baseline":
+        pytest.skip("it does not convert float16")
+    monkeypatch.setenv("REGARD_CPU", target)
+    few_and_many((1, 2, 300, 17, 21), dtype, "mask", False, monkeypatch)
 
 
 def test_another_key_changes_bits() -> None:

@@ -22,8 +22,10 @@ LINE = 64  # bytes that come at once
 class FewQueries(Forward):
     def __init__(self, k: Kernel, kind: Kind):
         super().__init__(k, kind)
+        # What is moved but not converted has the type that every target can move.
+        self.raw = I16 if kind.element.size == 2 else kind.element
         # K in words, one feature each or, where products take pairs, two; rows of Q are padded to whole vectors.
-        self.word_type = I32 if kind.pairs else kind.element
+        self.word_type = I32 if kind.pairs else self.raw
         self.count = (self.d + 1) // 2 if kind.pairs else self.d
         self.padded = (self.count + (self.W - 1)) & -self.W
         # Features of V, two vectors in one step where rows are taken by pairs.
@@ -124,7 +126,7 @@ class FewQueries(Forward):
                 for n in range(W):
                     (keys + x).bytes(row * (self.k_ahead + n)).prefetch()
                 for n, features in enumerate(turned):
-                    features = features if kind.pairs else features.to(self.real)
+                    features = features if kind.pairs else features.bits(kind.element).to(self.real)
                     for r, total in zip(self.rows, sums, strict=True):
                         q = queries[self.padded * r + x + n].spread(W)
                         add = k.dot_pairs(total.value, q, features) if kind.pairs else k.fma(q, features, total.value)
@@ -145,10 +147,10 @@ class FewQueries(Forward):
         row, feature = k.integer("k_row"), k.integer("k_feature")
         width = self.padded * (self.word_type.size // element.size)
         there = (p >= tile.first) & (p + W <= tile.stop) & (width == self.d) & (feature == element.size)
-        copy, source = self.tile.block.of(element), self._source("k", tile.start)
+        copy, source = self.tile.block.of(self.raw), self._source("k", tile.start).of(self.raw)
         with k.when(~there):
             with k.loop(width * W, step=W) as n:
-                copy[n] = k.constant(element, 0).spread(W)
+                copy[n] = k.constant(self.raw, 0).spread(W)
             with k.loop(k.minimum(p + W, tile.stop), start=k.maximum(p, tile.first)) as n:
                 one, into = source.bytes(n * row), copy + (n - p) * width
                 whole = k.where(feature == element.size, self.d & -W, k.whole(0))
@@ -296,18 +298,18 @@ class FewQueries(Forward):
         """Vectors of a row of V, or of two rows as pairs, interleaved within 16 bytes."""
         k, W, size = self.k, self.W, self.kind.element.size
 
-        def load(row: Pointer, n: int, type: Type) -> Value:
-            at = row.bytes((a + n * self.step) * size).of(type)
+        def load(row: Pointer, n: int) -> Value:
+            at = row.bytes((a + n * self.step) * size).of(self.raw)
             return at.load(0, self.step) if count is None else at.load_first(count, self.step)
 
         if not self.kind.pairs:
             row = self._source("v", tile.start + p)
-            return [load(row, n, self.kind.element).to(self.real) for n in range(steps)]
+            return [load(row, n).bits(self.kind.element).to(self.real) for n in range(steps)]
         # Of a pair at the edge, what is not there weighs nothing, and may be any number.
         rows = [self._source("v", tile.start + x) for x in (k.maximum(p, tile.first), k.minimum(p + 1, tile.stop - 1))]
         made = []
         for n in range(steps):
-            low, high = (load(row, n, I16) for row in rows)
+            low, high = (load(row, n) for row in rows)
             for half in (0, 4):
                 lanes = [x for b in range(half, 2 * W, 8) for i in range(b, b + 4) for x in (i, i + 2 * W)]
                 made.append(k.shuffle(low, high, lanes).bits(I32))
