@@ -53,7 +53,7 @@ def arrays():
 def test_version_and_help(run):
     assert good(run("--version")) == f"regard {regard.__version__}\n"
     text = good(run("--help"))
-    for name in ("look", "steps", "plan", "doctor"):
+    for name in ("look", "steps", "plan", "bench", "doctor"):
         assert re.search(rf"^ +{name} +\w", text, re.MULTILINE)
         assert f"usage: regard {name}" in good(run(name, "--help"))
 

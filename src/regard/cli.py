@@ -1,11 +1,13 @@
-"""The command line: `regard look`, `steps`, `plan` and `doctor`."""
+"""The command line: `regard look`, `steps`, `plan`, `bench` and `doctor`."""
 
 import argparse
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from zipfile import BadZipFile
@@ -126,6 +128,16 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--batch", type=int, metavar="B", help="batch size; 1 unless given")
     cost.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
 
+    bench = command("bench", _bench, "measure attention against this machine's limits and other libraries")
+    bench.add_argument("--quick", action="store_true", help="the rows that matter most, in some two minutes")
+    bench.add_argument("--roofline", action="store_true", help="the limits alone: peaks and read bandwidth")
+    bench.add_argument("--only", metavar="PATTERN", help="rows whose `group: name` this regular expression finds")
+    bench.add_argument("--list", action="store_true", help="print the rows instead of measuring them")
+    bench.add_argument("--threads", type=int, default=1, metavar="N", help="cores and threads; 1 unless given")
+    bench.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds; 9 unless given, 3 if quick")
+    bench.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
+    bench.add_argument("--out", type=Path, metavar="DIR", help="also write report.json, report.md and plots there")
+
     command("doctor", _doctor, "report versions, engines, threads and the processor")
     return parser
 
@@ -230,6 +242,51 @@ def _plan(arguments: argparse.Namespace) -> None:
     console.print(table)
 
 
+def _bench(arguments: argparse.Namespace) -> None:
+    from regard.engines.cpu import state
+
+    if reason := state():
+        raise Refusal(f"regard bench measures limits with compiled kernels: {reason}")
+    from regard.bench import report
+    from regard.bench.measure import Setting
+    from regard.bench.measure import cores as allowed
+    from regard.bench.rows import chosen
+    from regard.bench.run import QUICK, run
+    from regard.engines import engines
+
+    quick, cores = arguments.quick, allowed()
+    threads = _least("--threads", arguments.threads, 1)
+    if threads > len(cores):
+        raise Refusal(f"--threads must be at most {len(cores)}, the cores this process may use, got {threads}")
+    if arguments.engine is not None and arguments.engine not in engines():
+        raise Refusal(f"--engine must be one of {', '.join(engines())}, got {arguments.engine}")
+    try:
+        rows = chosen("^limits" if arguments.roofline else arguments.only, quick)
+    except re.error as error:
+        raise Refusal(f"--only must be a regular expression, got {arguments.only}: {error}") from None
+    if not rows:
+        raise Refusal(f"--only {arguments.only} finds no row; see `regard bench --list`")
+    console = _console(arguments)
+    if arguments.list:
+        report.show_rows(rows, console)
+        return
+    if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
+        raise Refusal(f"cannot write to {arguments.out}: it is not a directory")
+    setting = replace(Setting(cores, threads, engine=arguments.engine), **(QUICK if quick else {}))
+    if arguments.rounds is not None:
+        setting = replace(setting, rounds=_least("--rounds", arguments.rounds, 1))
+    with _bar(len(rows)) as progress:
+        found = run(rows, setting, progress)
+    report.show(found, console)
+    if arguments.out is not None:
+        try:
+            written = report.write(found, arguments.out)
+        except OSError as error:
+            raise Refusal(f"cannot write to {arguments.out}: {error.strerror}") from error
+        for path in written:
+            console.print(f"saved {path}", style="bold", soft_wrap=True)
+
+
 def _doctor(arguments: argparse.Namespace) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -266,6 +323,20 @@ def _progress() -> Iterator[Callable[[str], object]]:
         return
     with console.status("") as status:
         yield lambda stage: status.update(Text(stage))
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str, int], object]]:
+    """How many of the rows are done, on stderr, if someone is there to see it."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda stage, done: progress.update(task, description=escape(stage), completed=done)
 
 
 def _standard_input() -> str:

@@ -215,7 +215,10 @@ def _array(name: str, x: Any, dtype: Any) -> Array:
 
         dtype = ml_dtypes.bfloat16
     try:
-        return np.broadcast_to(np.zeros((), dtype), tuple(x))
+        one = np.zeros(1, dtype)
+        # The strides of an array of its own, without its memory: nothing is read.
+        strides = [int(np.prod(x[n + 1 :], dtype=np.int64)) * one.itemsize for n in range(len(x))]
+        return np.lib.stride_tricks.as_strided(one, tuple(x), strides, writeable=False)
     except TypeError:
         raise TypeError(f"dtype must be a floating dtype, got {dtype!r}") from None
 

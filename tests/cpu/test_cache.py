@@ -100,3 +100,28 @@ def test_a_dump_shows_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("REGARD_DUMP", str(tmp_path / "dump"))
     call()
     assert sorted(file.suffix for file in (tmp_path / "dump").iterdir()) == [".ll", ".s"]
+
+
+SCATTERED = """
+import mmap
+import numpy as np
+import regard
+from regard.engines.cpu import work  # with all that it loads
+holes, kept = [], []
+for _ in range(64):
+    holes.append(mmap.mmap(-1, 4096))
+    kept.append(mmap.mmap(-1, 4096))
+large = mmap.mmap(-1, 5 << 30)
+full = [mmap.mmap(-1, 8 * 4096) for _ in range(12000)]  # no room for code above the next one
+lower = mmap.mmap(-1, 5 << 30)
+for hole in holes:  # room for constants far from it
+    hole.close()
+x = np.ones((2, 16, 8), np.float32)
+for options in ({}, {"causal": True}, {"score": regard.softcap(1.0)}):
+    assert np.allclose(regard.attention(x, x, x, **options), 1)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="knows where Linux puts memory")
+def test_code_and_constants_lie_together() -> None:
+    subprocess.run([sys.executable, "-c", SCATTERED], check=True, capture_output=True)

@@ -4,10 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import regard
+from regard.engines.cpu import work
+from regard.engines.cpu.target import chosen, targets
 
 RNG = np.random.default_rng(0)
 H, N, D = 4, 1300, 24  # more than one span of 1024 keys
@@ -126,6 +129,64 @@ def test_grouped_heads_are_heads() -> None:
     for rows in (slice(0, 3), slice(None)):
         q = Q[..., rows, :]
         assert run(q, k, v) == run(q, np.repeat(k, 2, axis=1), np.repeat(v, 2, axis=1))
+
+
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+FEW_WISHES: dict[str, Any] = {
+    "plain": lambda seen: {"sink": np.linspace(-1, 1, 2), "scale": -0.3},
+    "mask": lambda seen: {"mask": seen, "dropout": 0.3, "seed": 3, "origin": (0, 0, 37)},
+    "score": lambda seen: {"score": regard.softcap(3.0), "bias": np.sin(np.arange(seen.size)).reshape(seen.shape)},
+}
+
+
+def few_and_many(
+    sizes: tuple[int, ...], dtype: Any, wishes: str, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lanes that are keys and lanes that are queries; what no query sees is not a number."""
+    rows, group, keys, d, d_v = sizes
+    rng = np.random.default_rng(1)
+    seen = rng.random((rows, keys)) < 0.5
+    q, k, v = (rng.standard_normal(s).astype(dtype) for s in ((2 * group, rows, d), (2, keys, d), (2, keys, d_v)))
+    k = np.ascontiguousarray(k.swapaxes(-1, -2)).swapaxes(-1, -2) if turned else k
+    if wishes == "mask":
+        v[:, ~seen.any(axis=0)] = np.nan
+    given = FEW_WISHES[wishes](seen)
+    if "sink" in given:
+        given["sink"] = np.repeat(given["sink"], group)
+    kinds, layouts, found = [], [], []
+    kind_of = work.kind_of
+    monkeypatch.setattr(work, "kind_of", lambda *args: kinds.append(kind_of(*args)) or kinds[-1])
+    for few in (work.FEW, 0):
+        monkeypatch.setattr(work, "FEW", few)
+        monkeypatch.setattr(work, "_plans", {})
+        out, s = regard.attention(q, k, v, **given, observe=["lse", "entropy", "max"], engine="cpu")
+        found.append([x.tobytes() for x in (out, s.lse, s.entropy, s.max)])
+        layouts.append(kinds[-1].few > 0)
+        assert not np.isnan(out.astype(np.float64)).any()
+    assert found[0] == found[1]
+    assert layouts == [rows * group <= chosen().lanes(kinds[0].real.size), False]
+
+
+@pytest.mark.parametrize("wishes", FEW_WISHES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("sizes", "turned"), [((1, 1, 1300, 33, 17), False), ((2, 2, 700, 64, 40), True), ((1, 5, 300, 16, 128), False)]
+)
+def test_few_queries_meet_the_operations_of_many(
+    sizes: tuple[int, ...], turned: bool, dtype: Any, wishes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype is np.float16 and chosen().name == "baseline":
+        pytest.skip("this processor does not convert float16")
+    few_and_many(sizes, dtype, wishes, turned, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("target", [t.name for t in targets().values() if t.runs][1:])
+def test_few_queries_on_every_target(target: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if dtype is np.float16 and target == "baseline":
+        pytest.skip("it does not convert float16")
+    monkeypatch.setenv("REGARD_CPU", target)
+    few_and_many((1, 2, 300, 17, 21), dtype, "mask", False, monkeypatch)
 
 
 def test_another_key_changes_bits() -> None:

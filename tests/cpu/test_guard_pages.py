@@ -15,7 +15,16 @@ import regard
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "PROT_NONE") and sys.platform == "win32", reason="needs mprotect")
 
 PAGE = mmap.PAGESIZE
-SIZES = [(1, 1, 1, 1), (3, 7, 5, 3), (50, 129, 17, 9), (49, 300, 64, 64), (16, 16, 16, 16), (5, 9, 33, 40)]
+SIZES = [
+    (1, 1, 1, 1),
+    (3, 7, 5, 3),
+    (50, 129, 17, 9),
+    (49, 300, 64, 64),
+    (16, 16, 16, 16),
+    (5, 9, 33, 40),
+    (1, 270, 64, 96),
+    (4, 272, 40, 50),
+]
 
 
 def between_guards(x: Any, at_end: bool) -> Any:

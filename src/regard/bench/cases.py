@@ -1,10 +1,11 @@
 """The table of cases: every wish a call can have, each in a small shape. Conformance tests and benchmarks read it.
 
-To add a wish, add a line to CASES; every engine and framework then has to answer for it.
+To add a wish, add a line to CASES; every engine and framework then has to answer for it. Benchmarks take a case by its
+name at another size, `case("window", n_q=2048, n_k=2048)`; the wishes that they measure follow the sizes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -111,18 +112,21 @@ CASES: tuple[Case, ...] = (
     Case("offset", lambda rng, c: {"causal": True, "offset": 7}),
     Case("offset for each batch element", lambda rng, c: {"causal": True, "offset": np.array([3, -2])}, n_q=5),
     Case("origin", lambda rng, c: {"causal": True, "offset": 30, "origin": (5, 7, 20), "dropout": 0.3, "seed": 3}),
-    Case("window", lambda rng, c: {"mask": regard.window(5)}),
+    Case("window", lambda rng, c: {"mask": regard.window(c.n_k // 8)}),
     Case("window both ways", lambda rng, c: {"mask": regard.window(2, 3)}),
     Case("window over tiles", lambda rng, c: {"mask": regard.window(40, 3)}, lead=(), n_q=400, n_k=700),
     Case("gap between tiles", lambda rng, c: {"mask": regard.prefix(140) | outside(512)}, lead=(), n_q=9, n_k=600),
-    Case("prefix", lambda rng, c: {"mask": regard.causal() | regard.prefix(np.array([3, 8]))}),
-    Case("padding", lambda rng, c: {"mask": regard.padding(np.array([4, 21]))}),
+    Case("prefix", lambda rng, c: {"mask": regard.causal() | regard.prefix(np.array([c.n_k // 7, c.n_k // 3]))}),
+    Case("padding", lambda rng, c: {"mask": regard.padding(np.array([c.n_k // 5, c.n_k]))}),
     Case("padding left", lambda rng, c: {"mask": regard.padding(np.array([4, 0]), side="left")}),
-    Case("documents", lambda rng, c: {"mask": regard.documents(np.repeat([7, 1, 4], 7)), "causal": True}),
+    Case("documents", lambda rng, c: {"mask": regard.documents(thirds(c)), "causal": True}),
     Case("strided", lambda rng, c: {"mask": regard.strided(4) | regard.global_tokens(2)}),
     Case("dilated", lambda rng, c: {"mask": regard.dilated(3, 4)}),
     Case("blocks", lambda rng, c: {"mask": regard.blocks(rng.random((c.h, 3, 3)) < 0.5, 8)}),
-    Case("composed masks", lambda rng, c: {"mask": ~regard.window(2) & regard.causal() | regard.global_tokens(1)}),
+    Case(
+        "composed masks",
+        lambda rng, c: {"mask": ~regard.window(c.n_k // 10) & regard.causal() | regard.global_tokens(1)},
+    ),
     Case("mask rule", lambda rng, c: {"mask": mixed_rule}),
     Case(
         "mask rule with large integers", lambda rng, c: {"mask": lambda b, h, i, j: (i - j) * 1000003 * 1000003 % 7 < 4}
@@ -133,7 +137,10 @@ CASES: tuple[Case, ...] = (
     Case("NaN behind the mask", lambda rng, c: {"mask": ~regard.mask(last_keys(c))}, poison=np.inf),
     Case("NaN behind causal", lambda rng, c: {"causal": True, "bias": normal(rng, c.h, 1, c.n_k)}, poison=np.nan),
     Case("softcap", lambda rng, c: {"score": regard.softcap(1.5)}),
-    Case("alibi", lambda rng, c: {"score": regard.alibi(regard.table(normal(rng, c.h))), "causal": True}),
+    Case(
+        "alibi",
+        lambda rng, c: {"score": regard.alibi(regard.table(normal(rng, c.h) * 21 / c.n_k)), "causal": True},
+    ),
     Case("relative", lambda rng, c: {"score": regard.relative(regard.table(normal(rng, c.h, 11)))}),
     Case("T5 buckets", lambda rng, c: {"score": regard.relative(regard.table(normal(rng, c.h, 16)), buckets="t5")}),
     Case("temperature", lambda rng, c: {"score": regard.temperature(regard.table(np.exp(normal(rng, c.h))))}),
@@ -154,7 +161,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "everything",
         lambda rng, c: {
-            "mask": regard.window(15, 6) & regard.padding(np.array([21, 13])),
+            "mask": regard.window(15, 6) & regard.padding(np.array([c.n_k, c.n_k * 13 // 21])),
             "causal": True,
             "score": [regard.softcap(5.0), tabled(regard.table(normal(rng, c.h, 9)))],
             "bias": normal(rng, c.h, 1, c.n_k),
@@ -171,9 +178,19 @@ CASES: tuple[Case, ...] = (
 )
 
 
+def thirds(c: Case) -> Array:
+    """Document ids that neither rise nor begin at 0."""
+    return np.array([7, 1, 4])[np.arange(c.n_k) * 3 // c.n_k]
+
+
 def outside(n: int) -> regard.Mask:
     return regard.mask(lambda b, h, i, j: j >= n)
 
 
 def last_keys(c: Case) -> Callable[..., Any]:
     return lambda b, h, i, j: (j == c.n_k - 3) | (j == c.n_k - 4)
+
+
+def case(name: str, **sizes: Any) -> Case:
+    """The case of that name in other sizes."""
+    return replace(next(c for c in CASES if c.name == name), **sizes)

@@ -29,8 +29,7 @@ from regard.engines.cpu.backward_layout import (
 )
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.layout import KEYS
-from regard.engines.cpu.lowering import Arguments, integer_type
+from regard.engines.cpu.layout import KEYS, Arguments, integer_type
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import SMALL, Results, Stages, address_of, dense_masks, table_array
 from regard.problem import Differential, Outputs, Problem, collapse

@@ -151,7 +151,8 @@ def _initialize(native: bool) -> None:
 
 @cache
 def _linker() -> Any:
-    return llvm.create_lljit_compiler()
+    # The other linker puts code and constants wherever there is room, maybe too far apart for the small code model.
+    return llvm.create_lljit_compiler(use_jit_link=True)
 
 
 _names = iter(range(1 << 62))

@@ -21,6 +21,13 @@ from regard.engines.cpu.element import BF16, BOOL, F32, F64, I8, I16, I32, I64, 
 from regard.engines.cpu.target import Target
 
 
+class _Splat(ir.FormattedConstant):  # type: ignore[misc]
+    """A vector of one constant; written out lane by lane, constants are half of a kernel's text."""
+
+    def __init__(self, vector: Any, one: Any):
+        self.type, self.constant = vector, f"splat ({one.type} {one.get_reference()})"
+
+
 class Value:
     """A number or a vector in a register. Comparisons give booleans, which `&` `|` `~` and `k.where` take."""
 
@@ -58,7 +65,7 @@ class Value:
             raise TypeError(f"{self.lanes} lanes meet {lanes}")
         vector = ir.VectorType(self.type.raw, lanes)
         if isinstance(self.raw, ir.Constant):
-            return Value(self.k, self.type, lanes, ir.Constant(vector, [self.raw.constant] * lanes))
+            return Value(self.k, self.type, lanes, _Splat(vector, self.raw))
         undefined = ir.Constant(vector, ir.Undefined)
         one = self.k.b.insert_element(undefined, self.raw, ir.Constant(I32.raw, 0))
         zeros = ir.Constant(ir.VectorType(I32.raw, lanes), [0] * lanes)
@@ -189,8 +196,9 @@ class Value:
         return self.k.where(self.is_nan(), quiet, rounded).to(I16).bits(BF16)
 
     def bits(self, type: Type) -> "Value":
-        """The same bits as another type of that size."""
-        return Value(self.k, type, self.lanes, self.k.b.bitcast(self.raw, self.k.raw(type, self.lanes)))
+        """The same bits as numbers of another type, of another size in as many more or fewer lanes."""
+        lanes = self.lanes * self.type.size // type.size
+        return Value(self.k, type, lanes, self.k.b.bitcast(self.raw, self.k.raw(type, lanes)))
 
     def lane(self, n: int) -> "Value":
         return Value(self.k, self.type, 0, self.k.b.extract_element(self.raw, ir.Constant(I32.raw, n)))

@@ -8,47 +8,81 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from regard.engines.cpu.element import BF16, I8, I32, I64, Type
-from regard.engines.cpu.emit import Pointer, Value
+from regard.engines.cpu.element import BF16, I8, I16, I32, I64, Type
+from regard.engines.cpu.emit import Kernel, Pointer, Value
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
-from regard.engines.cpu.layout import KEYS
+from regard.engines.cpu.layout import KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
-SUMS = 8  # vectors of O that grow at once
-BOTH = 1  # vectors of scores that do: a chain of sums alone would be waited for
+SUMS = 16  # vectors of O that grow at once
+AHEAD = 2**14  # bytes of K and V that are on their way: the processor does not see far enough itself
+LINE = 64  # bytes that come at once
 
 
 class FewQueries(Forward):
+    def __init__(self, k: Kernel, kind: Kind):
+        super().__init__(k, kind)
+        # What is moved but not converted has the type that every target can move.
+        self.raw = I16 if kind.element.size == 2 else kind.element
+        # K in words, one feature each or, where products take pairs, two; rows of Q are padded to whole vectors.
+        self.word_type = I32 if kind.pairs else self.raw
+        self.count = (self.d + 1) // 2 if kind.pairs else self.d
+        self.padded = (self.count + (self.W - 1)) & -self.W
+        # Features of V, two vectors in one step where rows are taken by pairs.
+        self.step = self.W * (2 if kind.pairs else 1)
+        self.width = (self.d_v + (self.step - 1)) & -self.step
+        self.k_ahead, self.v_ahead = (
+            k.whole(AHEAD) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
+        )
+
     @property
     def rows(self) -> range:
         return range(self.kind.few)
 
     def _prepare_queries(self) -> None:
         """The rows of Q, scaled, one behind the other; where products take pairs, as they are."""
-        k = self.k
+        k, item = self.k, self.item
         head, row, feature = (k.integer(f"q_{axis}") for axis in ("head", "row", "feature"))
-        q = self.item.q.of(self.key_type)
+        with k.loop(self.padded * self.kind.few, step=self.W) as n:
+            item.q[n] = self.zero()
         for r in self.rows:
             source = self._row(self.address("q", self.kind.element), k.whole(r), head, row)
+            q = (item.q + self.padded * r).of(BF16 if self.kind.pairs else self.real)
             with k.loop(self.d) as x:
-                scaled = source.bytes(x * feature)[0].to(self.real) * self.query_scale
-                q[r * self.key_width + x] = scaled.to(q.type)
+                q[x] = (source.bytes(x * feature)[0].to(self.real) * self.query_scale).to(q.type)
 
-    def _begin_span(self) -> None:
-        super()._begin_span()
-        with self.k.loop(self.kind.few * self.d_v) as n:
-            self.tile.O_rows[n] = self.k.constant(self.real, 0.0)
+    @contextmanager
+    def _outputs(self) -> Iterator[tuple[Value, Callable[[Pointer], Value]]]:
+        with self.k.loop(self.kind.few) as r, self.k.loop(self.width, step=self.W) as a:
+            yield r * self.width + a, lambda p: p[r].spread(self.W)
 
-    def _end_span(self) -> None:
-        for r in self.rows:
-            with self.k.loop(self.d_v) as a:
-                self.span.O[a * self.B + r] = self.tile.O_rows[r * self.d_v + a]
+    def _turn_output(self) -> None:
+        k, W, element = self.k, self.W, self.kind.element
+        out, strides = self.address("out", element), (k.integer("out_head"), k.integer("out_row"))
+        whole = self.d_v & -W
+        with k.loop(self.word("lanes")) as r:
+            row, O = self._row(out, r, *strides), self.item.O + r * self.width
+            with k.loop(whole, step=W) as a:
+                row[a] = O.load(a, W).to(element)
+            with k.loop(self.d_v, start=whole) as a:
+                row[a] = O[a].to(element)
 
-    def _work(self, tile: Tile) -> None:
-        k = self.k
+    def _work(self, first: Value) -> Value:
+        """All of the span's keys before its values: each is read from memory in one go."""
+        self._tiles(first, self._score)
+        return self._tiles(first, self._weigh)
+
+    def _score(self, tile: Tile) -> None:
+        self._at(tile)
         self._scores(tile)
         self._rules(tile)
+        self.tops[0] = self.load(self.tile.top)
+
+    def _weigh(self, tile: Tile) -> None:
+        k = self.k
+        self._at(tile)
+        self.tile.top[0] = self.load(self.tops)
         with k.when(self.careful.value != 0):
             for r in self.rows:
                 with self._keys(tile) as p:
@@ -62,9 +96,15 @@ class FewQueries(Forward):
             with no:
                 self._add(tile, careful=False)
 
+    def _at(self, tile: Tile) -> None:
+        """Scores and maxima lie where those of this tile do."""
+        slot = self._slot(tile)
+        self.scores = self.tile.P + slot * (KEYS * self.kind.few)
+        self.tops = self.tile.tops + slot * self.W
+
     def P(self, r: int) -> Pointer:
         """Scores, then weights, of a row."""
-        row: Pointer = self.tile.P + r * KEYS
+        row: Pointer = self.scores + r * KEYS
         return row
 
     @contextmanager
@@ -76,46 +116,51 @@ class FewQueries(Forward):
     def _scores(self, tile: Tile) -> None:
         """S = Q Kᵀ; −∞ for keys that are not there."""
         k, kind, W = self.k, self.kind, self.W
-        row = k.integer("k_row")
-        type = I32 if kind.pairs else kind.element
         queries = self.item.q.of(I32) if kind.pairs else self.item.q
-        count = self.d // 2 if kind.pairs else self.d
-        whole = count - count % W
-        tops = [k.variable(k.constant(self.real, -math.inf).spread(W)) for _ in self.rows]
-        with k.loop(tile.stop, start=tile.first & -W, step=BOTH * W) as p:
-            self._prefetch("k", tile.start + KEYS + p, BOTH * W)
-            near = [k.minimum(k.maximum(p + n, tile.first), tile.stop - 1) for n in range(BOTH * W)]
-            keys = [self._source("k", tile.start).bytes(n * row).of(type) for n in near]
-            parts = range(BOTH)
-            sums = [[k.variable(self.zero()) for _ in self.rows] for _ in parts]
-
-            def add(x: Value, part: int, turned: Sequence[Value]) -> None:
+        nothing = k.constant(self.real, -math.inf).spread(W)
+        tops = [k.variable(nothing) for _ in self.rows]
+        with self._keys(tile) as p:
+            keys, row = self._block(tile, p)
+            sums = [k.variable(self.zero()) for _ in self.rows]
+            with k.loop(self.count, step=W) as x:
+                turned = k.transpose([(keys + x).bytes(row * n).load(0, W) for n in range(W)])
+                for n in range(W):
+                    (keys + x).bytes(row * (self.k_ahead + n)).prefetch()
                 for n, features in enumerate(turned):
-                    features = features if kind.pairs else features.to(self.real)
-                    for r, total in zip(self.rows, sums[part], strict=True):
-                        q = queries[count * r + x + n].spread(W)
-                        if kind.pairs:
-                            total.value = k.dot_pairs(total.value, q, features)
-                        else:
-                            total.value = k.fma(q, features, total.value)
-
-            with k.loop(whole, step=W) as x:
-                for part in parts:
-                    add(x, part, k.transpose([key.load(x, W) for key in keys[part * W :][:W]]))
-            with k.loop(count, start=whole) as x:
-                for part in parts:
-                    one = keys[part * W].load(x).spread(W)
-                    for n in range(1, W):
-                        one = one.with_lane(n, keys[part * W + n][x])
-                    add(x, part, [one])
-            for part in parts:
-                at = p + part * W
-                there = self._there(tile, at)
-                for r in self.rows:
-                    s = k.where(there, sums[part][r].value, k.constant(self.real, -math.inf))
-                    self.P(r)[at] = s
-                    tops[r].value = k.maximum(s, tops[r].value)
+                    features = features if kind.pairs else features.bits(kind.element).to(self.real)
+                    for r, total in zip(self.rows, sums, strict=True):
+                        q = queries[self.padded * r + x + n].spread(W)
+                        add = k.dot_pairs(total.value, q, features) if kind.pairs else k.fma(q, features, total.value)
+                        total.value = add
+            there = self._there(tile, p)
+            for r, total, top in zip(self.rows, sums, tops, strict=True):
+                s = k.where(there, total.value, nothing)
+                self.P(r)[p] = s
+                top.value = k.maximum(s, top.value)
         self._store(self.tile.top, [self._across(top.value, k.maximum) for top in tops])
+
+    def _block(self, tile: Tile, p: Value) -> tuple[Pointer, Value]:
+        """W rows of K from p on as whole vectors of words, and the bytes from row to row: where they lie, or a copy.
+
+        In the copy, rows and features that are not there are 0.
+        """
+        k, W, element = self.k, self.W, self.kind.element
+        row, feature = k.integer("k_row"), k.integer("k_feature")
+        width = self.padded * (self.word_type.size // element.size)
+        there = (p >= tile.first) & (p + W <= tile.stop) & (width == self.d) & (feature == element.size)
+        copy, source = self.tile.block.of(self.raw), self._source("k", tile.start).of(self.raw)
+        with k.when(~there):
+            with k.loop(width * W, step=W) as n:
+                copy[n] = k.constant(self.raw, 0).spread(W)
+            with k.loop(k.minimum(p + W, tile.stop), start=k.maximum(p, tile.first)) as n:
+                one, into = source.bytes(n * row), copy + (n - p) * width
+                whole = k.where(feature == element.size, self.d & -W, k.whole(0))
+                with k.loop(whole, step=W) as x:
+                    into[x] = one.load(x, W)
+                with k.loop(self.d, start=whole) as x:
+                    into[x] = one.bytes(x * feature)[0]
+        home = k.where(there, source.bytes(p * row).address, copy.address)
+        return k.at(home, self.word_type), k.where(there, row, width * element.size)
 
     def _store(self, into: Pointer, numbers: Sequence[Value]) -> None:
         """One number for each row, as a whole vector: a part of it would be read too soon after."""
@@ -123,14 +168,6 @@ class FewQueries(Forward):
         for r, x in enumerate(numbers):
             vector = vector.with_lane(r, x)
         into[0] = vector
-
-    def _prefetch(self, name: str, column: Value, count: int) -> None:
-        """Bring some rows of K or V near, which need not be there."""
-        k, width = self.k, (self.d if name == "k" else self.d_v) * self.kind.element.size
-        first, row = self._source(name, column), k.integer(f"{name}_row")
-        with k.loop(width, step=64) as x:
-            for n in range(count):
-                first.bytes(x + row * n).prefetch()
 
     def _there(self, tile: Tile, p: Value) -> Value:
         lanes = self.k.lane_numbers(I64, self.W) + p
@@ -159,7 +196,7 @@ class FewQueries(Forward):
             top = k.variable(nothing)
             with self._keys(tile) as p:
                 at = r * KEYS + p
-                s = self._natural(self.load(self.tile.P, at))
+                s = self._natural(self.load(self.scores, at))
                 place = Place(
                     row | {"j": k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p), "s": s},
                     lambda n, p=p: self.load(getattr(self.tile, f"dense{n}"), p) != 0.0,  # type: ignore[misc]
@@ -172,7 +209,7 @@ class FewQueries(Forward):
                 if self.mask is not None:
                     visible = visible & self.mask.at(place, prepared[1])[0].spread(W)
                 s = k.where(visible, s, nothing)
-                self.tile.P[at] = s
+                self.scores[at] = s
                 top.value = k.maximum(s, top.value)
             self.tile.top[r] = self._across(top.value, k.maximum)
 
@@ -210,50 +247,81 @@ class FewQueries(Forward):
 
     def _add(self, tile: Tile, careful: bool) -> None:
         """O ← rescale · O + P V; with care, what is hidden counts as 0 whatever it is."""
-        k, W = self.k, self.W
-        start = k.whole(0)
-        most = 1 if careful else max(1, SUMS // self.kind.few)
-        for vectors in (x for x in (8, 4, 2, 1) if x <= most):
-            width = vectors * W
-            stop = self.d_v - (self.d_v - start) % width
-            with k.loop(stop, start=start, step=width) as a:
-                self._add_features(tile, a, [n * W for n in range(vectors)], W, careful)
+        k, step = self.k, self.step
+        start, whole = k.whole(0), self.d_v & -step
+        most = 1 if careful else max(1, SUMS * self.W // (self.kind.few * step))
+        for steps in (x for x in (8, 4, 2, 1) if x <= most):
+            stop = whole - (whole - start) % (steps * step)
+            with k.loop(stop, start=start, step=steps * step) as a:
+                self._add_features(tile, a, steps, None, careful)
             start = stop
-        with k.loop(self.d_v, start=start) as a:
-            self._add_features(tile, a, [0], 0, careful)
+        with k.when(whole < self.d_v):
+            self._add_features(tile, whole, 1, self.d_v - whole, careful)
 
-    def _add_features(self, tile: Tile, a: Value, vectors: Sequence[int], lanes: int, careful: bool) -> None:
-        """Some features of O."""
-        k, pairs, O, seen = self.k, self.kind.pairs, self.tile.O_rows, self.tile.seen
-        step, wide = 2 if pairs else 1, self.W if pairs else lanes  # there are no pairs but in vectors
-        sums = [[k.variable(k.constant(self.real, 0.0).spread(wide)) for _ in vectors] for _ in self.rows]
-        add = k.dot_pairs if pairs else lambda total, x, y: k.fma(x, y, total)
-        with self._keys(tile) as block:
-            self._prefetch("v", tile.start + KEYS + block, self.W)
-            start, stop = k.maximum(block, tile.first & -step), k.minimum(block + self.W, tile.stop)
-            with k.loop(stop, start=start, step=step) as p:
-                value = self._pair_of_rows(tile, p, tile.first, tile.stop) if pairs else self._row_of_values(tile, p)
-                for n, offset in enumerate(vectors):
-                    v = value((a + offset) * self.kind.element.size, lanes).spread(wide)
-                    for r in self.rows:
-                        weight = (self.P(r).of(I32) if pairs else self.P(r))[p // step]
-                        shown = v
+    def _add_features(self, tile: Tile, a: Value, steps: int, count: Value | None, careful: bool) -> None:
+        """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
+        k, pairs, W, size = self.k, self.kind.pairs, self.W, self.kind.element.size
+        vectors = steps * self.step // W
+        sums = [[k.variable(self.zero()) for _ in range(vectors)] for _ in self.rows]
+        keys = 2 if pairs else 1
+        with k.loop(tile.stop, start=tile.first & -keys, step=keys) as p:
+            values = self._values(tile, p, a, steps, count)
+            for n in range(keys):
+                row = self._source("v", tile.start + p + self.v_ahead + n).bytes(a * size)
+                for line in range(0, steps * self.step * size, LINE):
+                    row.bytes(line).prefetch()
+            for r in self.rows:
+                weight = (self.P(r).of(I32) if pairs else self.P(r))[p // keys].spread(W)
+                visible = [self.tile.seen[r * KEYS + p + n] != 0.0 for n in range(keys)] if careful else []
+                for n, v in enumerate(values):
+                    if pairs:
                         if careful:
-                            visible = [seen[r * KEYS + p + x] != 0.0 for x in range(step)]
-                            if pairs:
-                                halves = [
-                                    k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible)
-                                ]
-                                shown = v & (halves[0] | halves[1])
-                            else:
-                                shown = k.where(visible[0], v, k.constant(self.real, 0.0))
-                        sums[r][n].value = add(sums[r][n].value, shown, weight.spread(wide))
+                            low, high = (
+                                k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible)
+                            )
+                            v = v & (low | high)
+                        sums[r][n].value = k.dot_pairs(sums[r][n].value, v, weight)
+                    else:
+                        for there in visible:
+                            v = k.where(there, v, self.zero())
+                        sums[r][n].value = k.fma(v, weight, sums[r][n].value)
         for r in self.rows:
-            for n, offset in enumerate(vectors):
-                o, total = O + (r * self.d_v + a + offset), sums[r][n].value
-                total = total.lane(0) if wide and not lanes else total
-                o[0] = k.fma(o.load(0, lanes), self.tile.rescale[r].spread(lanes), total)
+            rescale, totals = self.tile.rescale[r].spread(W), [x.value for x in sums[r]]
+            for n, total in enumerate(self._in_order(totals)):
+                o = self.tile_output(r, a + n * W)
+                o[0] = k.fma(o.load(0, W), rescale, total)
 
-    def _row_of_values(self, tile: Tile, p: Value) -> Callable[[Value, int], Value]:
-        row = self._source("v", tile.start + p)
-        return lambda offset, lanes: row.bytes(offset).load(0, lanes).to(self.real)
+    def tile_output(self, r: int, a: Value) -> Pointer:
+        output: Pointer = self.span.O + (self.width * r + a)
+        return output
+
+    def _values(self, tile: Tile, p: Value, a: Value, steps: int, count: Value | None) -> list[Value]:
+        """Vectors of a row of V, or of two rows as pairs, interleaved within 16 bytes."""
+        k, W, size = self.k, self.W, self.kind.element.size
+
+        def load(row: Pointer, n: int) -> Value:
+            at = row.bytes((a + n * self.step) * size).of(self.raw)
+            return at.load(0, self.step) if count is None else at.load_first(count, self.step)
+
+        if not self.kind.pairs:
+            row = self._source("v", tile.start + p)
+            return [load(row, n).bits(self.kind.element).to(self.real) for n in range(steps)]
+        # Of a pair at the edge, what is not there weighs nothing, and may be any number.
+        rows = [self._source("v", tile.start + x) for x in (k.maximum(p, tile.first), k.minimum(p + 1, tile.stop - 1))]
+        made = []
+        for n in range(steps):
+            low, high = (load(row, n) for row in rows)
+            for half in (0, 4):
+                lanes = [x for b in range(half, 2 * W, 8) for i in range(b, b + 4) for x in (i, i + 2 * W)]
+                made.append(k.shuffle(low, high, lanes).bits(I32))
+        return made
+
+    def _in_order(self, totals: list[Value]) -> list[Value]:
+        """Sums of features in the order of features."""
+        if not self.kind.pairs:
+            return totals
+        k, W, made = self.k, self.W, []
+        for low, high in zip(totals[::2], totals[1::2], strict=True):
+            lanes = [x for b in range(0, W, 4) for x in (*range(b, b + 4), *range(b + W, b + W + 4))]
+            made += [k.shuffle(low, high, lanes[:W]), k.shuffle(low, high, lanes[W:])]
+        return made

@@ -12,7 +12,8 @@ operations on every number in the same order, so that which one runs is a questi
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 from regard.engines.cpu import mathematics
@@ -102,6 +103,16 @@ class Forward(Lanes, ABC):
 
     # Lanes
 
+    @contextmanager
+    def _outputs(self) -> Iterator[tuple[Value, Callable[[Pointer], Value]]]:
+        """Over the vectors of an output: where each begins, and what its lanes find in a row of lanes."""
+        with self.k.loop(self.d_v) as a, self.k.loop(self.B, step=self.W) as c:
+            yield a * self.B + c, lambda p: self.load(p, c)
+
+    def _clear(self, output: Pointer) -> None:
+        with self._outputs() as (at, _):
+            output[at] = self.zero()
+
     def _begin(self) -> None:
         k, item = self.k, self.item
         item.cursor[0] = self.word("tiles")
@@ -109,7 +120,7 @@ class Forward(Lanes, ABC):
         self._prepare_queries()
         for p, x in ((item.m, -math.inf), (item.l, 0.0), (item.e, 0.0)):
             self.fill(p, x)
-        self.fill(item.O, 0.0, self.d_v)
+        self._clear(item.O)
         # The item of a call whose spans were worked on apart.
         spans, _ = self._area(k.at(self.word("partial"), self.real), span_area(self.kind, self.d_v))
         with k.loop(self.word("spans")) as n:
@@ -125,49 +136,49 @@ class Forward(Lanes, ABC):
     def _span(self) -> None:
         """The tiles of the item's next span."""
         k, item = self.k, self.item
-        partial, tiles = self.word("partial"), k.pointer("tiles", I64)
+        partial = self.word("partial")
         home = k.where(partial == 0, self.own.m.address, partial)
         self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
-        first, end = item.cursor[0], self.word("tiles") + self.word("count")
-        current = self._span_of(tiles[first])
+        first = item.cursor[0]
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
         t = k.variable(first)
         with k.loop_while(lambda: again.value != 0):
             self._begin_span()
-            t.value = first
-            inside = k.variable(k.constant(I64, 1))
-            with k.loop_while(lambda: inside.value != 0):
-                self._work(self._tile(tiles[t.value]))
-                t.value = t.value + 1
-                inside.value = k.constant(I64, 0)
-                with k.when(t.value < end):
-                    inside.value = (self._span_of(tiles[t.value]) == current).to(I64)
-            self._end_span()
+            t.value = self._work(first)
             again.value = (self._has_nan() & (self.careful.value == 0)).to(I64)
             self.careful.value = k.constant(I64, 1)
         item.cursor[0] = t.value
         with k.when(partial == 0):
             self._merge(self.span)
 
+    def _tiles(self, first: Value, work: Callable[[Tile], None]) -> Value:
+        """Work on the tiles of a span from its first in the list on; the place of what follows them."""
+        k, tiles = self.k, self.k.pointer("tiles", I64)
+        end, current = self.word("tiles") + self.word("count"), self._span_of(tiles[first])
+        t, inside = k.variable(first), k.variable(k.constant(I64, 1))
+        with k.loop_while(lambda: inside.value != 0):
+            work(self._tile(tiles[t.value]))
+            t.value = t.value + 1
+            inside.value = k.constant(I64, 0)
+            with k.when(t.value < end):
+                inside.value = (self._span_of(tiles[t.value]) == current).to(I64)
+        return t.value
+
     def _begin_span(self) -> None:
         for p, x in ((self.span.m, -math.inf), (self.span.l, 0.0), (self.span.e, 0.0)):
             self.fill(p, x)
-        self.fill(self.span.O, 0.0, self.d_v)
+        self._clear(self.span.O)
 
     @abstractmethod
-    def _end_span(self) -> None:
-        """Whatever is left to do so that the span lies as `span_area` says."""
-
-    @abstractmethod
-    def _work(self, tile: Tile) -> None:
-        """A tile into the span."""
+    def _work(self, first: Value) -> Value:
+        """The tiles of a span, as `_tiles` finds them, into the span; what `_tiles` returns."""
 
     def _has_nan(self) -> Value:
         k = self.k
         bad = k.variable(k.constant(self.real, 0.0).spread(self.W))
-        with k.loop(self.d_v * self.B, step=self.W) as n:
-            o = self.load(self.span.O, n)
+        with self._outputs() as (at, _):
+            o = self.load(self.span.O, at)
             bad.value = k.where(o.is_nan(), o, bad.value)
         return bad.value.is_nan().any()
 
@@ -310,11 +321,8 @@ class Forward(Lanes, ABC):
                 )
             item.m[c], item.l[c] = m, k.fma(l_old, old, l_new * new)
             tile.old[c], tile.new[c] = old, new
-        with k.loop(self.d_v) as a:
-            for c in self.vectors():
-                at = a * self.B + c
-                new = self.load(span.O, at) * self.load(tile.new, c)
-                item.O[at] = k.fma(self.load(item.O, at), self.load(tile.old, c), new)
+        with self._outputs() as (at, of):
+            item.O[at] = k.fma(self.load(item.O, at), of(tile.old), self.load(span.O, at) * of(tile.new))
 
     def _end(self) -> None:
         with self.k.when((self.word("partial") == 0) | (self.word("spans") != 0)):
@@ -349,13 +357,16 @@ class Forward(Lanes, ABC):
             factor = old * inverse
             # The largest weight is that of a key.
             item.m[c] = k.where(m_old == -math.inf, self.zero(), factor)
-            with k.loop(self.d_v) as a:
-                at = a * self.B + c
-                item.O[at] = self.load(item.O, at) * factor + 0.0  # not −0
+            self.tile.rescale[c] = factor
+        with self._outputs() as (at, of):
+            item.O[at] = self.load(item.O, at) * of(self.tile.rescale) + 0.0  # not −0
+
+    @abstractmethod
+    def _turn_output(self) -> None:
+        """The item's output into that of the call."""
 
     def _write(self) -> None:
-        strides = self.k.integer("out_head"), self.k.integer("out_row")
-        self._turn_back(self.item.O, self.d_v, self.address("out", self.kind.element), *strides)
+        self._turn_output()
         k, kind, item = self.k, self.kind, self.item
         lanes = self.word("lanes")
 

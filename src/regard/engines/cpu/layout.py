@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.cpu.element import I32, Type
-from regard.engines.cpu.lowering import Arguments
+from regard.engines.cpu.element import I32, I64, Type
+from regard.rules import Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,6 +40,30 @@ FIELDS = (
 # Words of an item: addresses, among them those of dense masks and, last, of memory for spans worked on apart; the rest.
 ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "bias")
 ITEM = ("spans", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The fields by which a program's numbers and tables reach a kernel; `prefix` sets programs apart."""
+
+    prefix: str
+    program: Program
+
+    @property
+    def fields(self) -> list[str]:
+        numbers = [f"{self.prefix}_number{n}" for n in range(len(self.program.numbers))]
+        tables = [
+            f"{self.prefix}_table{n}{part}"
+            for n, table in enumerate(self.program.tables)
+            for part in ("", *(f"_size{axis}" for axis in range(len(table.shape))))
+        ]
+        return numbers + tables
+
+
+def integer_type(integers: type[np.signedinteger[Any]], *rules: Arguments | None) -> Type:
+    """The type of the integers in rules: I32 if they fit (see `Problem.integers`), positions in tables included."""
+    sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
+    return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64
 
 
 @dataclass(frozen=True)
@@ -106,13 +130,14 @@ class Kind:
 
 def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs, and the copies of the tiles of a span."""
-    tile = KEYS * kind.lanes
+    tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1
     area = dict.fromkeys(("top", "rescale", "sum", "sum_e", "old", "new"), kind.lanes)
-    area |= {"P": tile, "seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
+    area |= {"P": tile * slots, "seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
     if kind.bias:
         area["bias"] = tile
     if kind.few:
-        area["O_rows"] = kind.few * d_v
+        area["tops"] = kind.lanes * slots
+        area["block"] = kind.lanes * (d + 2 * kind.lanes)
     if kind.copied:
         area["k_copy"] = TILES * KEYS * (d + 1)
     if kind.copies:
@@ -120,9 +145,17 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     return area
 
 
+def output_size(kind: Kind, d_v: Any) -> Any:
+    """Numbers of O: a row of lanes for each feature, or for each of few queries a row of features in whole vectors."""
+    if not kind.few:
+        return kind.lanes * d_v
+    step = kind.lanes * (2 if kind.pairs else 1)
+    return (d_v + (step - 1)) // step * (step * kind.few)
+
+
 def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:
     """Maximum, sum, sum for the entropy and output of a span; also what is merged from spans."""
-    return {"m": kind.lanes, "l": kind.lanes, "e": kind.lanes, "O": kind.lanes * d_v}
+    return {"m": kind.lanes, "l": kind.lanes, "e": kind.lanes, "O": output_size(kind, d_v)}
 
 
 def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
@@ -130,7 +163,8 @@ def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     integers = kind.lanes * (1 if kind.integer is I32 else 8 // kind.real.size)
     words = dict.fromkeys(("g", "r"), kind.lanes * 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": kind.lanes, "second": kind.lanes}
-    return {"cursor": 16, **words, **lanes, "q": kind.lanes * (d + 1), **span_area(kind, d_v)}
+    q = kind.few * (d + kind.lanes) if kind.few else kind.lanes * (d + 1)
+    return {"cursor": 16, **words, **lanes, "q": q, **span_area(kind, d_v)}
 
 
 def scratch_size(kind: Kind, items: int, d: int, d_v: int) -> int:

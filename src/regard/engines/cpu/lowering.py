@@ -8,38 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import BOOL, F64, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value
-from regard.rules import Instruction, Program
+from regard.engines.cpu.layout import Arguments
+from regard.rules import Instruction
 
 LEAVES = ("b", "h", "i", "j", "s", "keys")
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The fields by which a program's numbers and tables reach a kernel; `prefix` sets programs apart."""
-
-    prefix: str
-    program: Program
-
-    @property
-    def fields(self) -> list[str]:
-        numbers = [f"{self.prefix}_number{n}" for n in range(len(self.program.numbers))]
-        tables = [
-            f"{self.prefix}_table{n}{part}"
-            for n, table in enumerate(self.program.tables)
-            for part in ("", *(f"_size{axis}" for axis in range(len(table.shape))))
-        ]
-        return numbers + tables
-
-
-def integer_type(integers: type[np.signedinteger[Any]], *rules: Arguments | None) -> Type:
-    """The type of the integers in rules: I32 if they fit (see `Problem.integers`), positions in tables included."""
-    sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
-    return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64
 
 
 @dataclass(frozen=True)

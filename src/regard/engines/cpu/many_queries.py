@@ -30,10 +30,14 @@ class ManyQueries(Forward):
                 low, high = (self.load(self.item.q, (x + n) * self.B, c) for n in range(2))
                 self.item.q.of(I32)[x // 2 * self.B + c] = k.pair(low, high)
 
-    def _end_span(self) -> None:
-        pass
+    def _turn_output(self) -> None:
+        strides = self.k.integer("out_head"), self.k.integer("out_row")
+        self._turn_back(self.item.O, self.d_v, self.address("out", self.kind.element), *strides)
 
-    def _work(self, tile: Tile) -> None:
+    def _work(self, first: Value) -> Value:
+        return self._tiles(first, self._work_on)
+
+    def _work_on(self, tile: Tile) -> None:
         k = self.k
         self._copies(tile)
         self._scores(tile)

@@ -5,6 +5,7 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
+import gc
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,22 +17,20 @@ import numpy as np
 
 from regard.engines.cpu import cache
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
-from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.few_queries import FewQueries
 from regard.engines.cpu.layout import (
     FIELDS,
     GROUP,
     KEYS,
     PART,
     TILE_BITS,
+    Arguments,
     Kind,
+    integer_type,
     scratch_size,
     span_area,
     span_bits,
     tile_word,
 )
-from regard.engines.cpu.lowering import Arguments, integer_type
-from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.target import Target, chosen
 from regard.problem import Problem
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
@@ -40,9 +39,10 @@ from regard.threads import Scratch, num_threads, spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WAVE = 64  # blocks of queries whose tiles are found together
-FEW = 4  # queries of an item up to which lanes are keys
+FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 KEPT = 256  # plans
+PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, "Plan"] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
@@ -69,8 +69,9 @@ def plan(p: Problem, target: Target, results: Results, rows: range, threads: int
     dense = dense_masks(p)
     arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
+    # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
-        (prefix, program.structure, program.numbers, tuple(ref(table) for table in program.tables))
+        (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
         for prefix, program in _programs(p)
     )
     signature = (
@@ -214,7 +215,7 @@ class Stages:
         """Whether the stages are few and small enough to keep."""
         p, (heads, rows) = self.p, self.blocks
         tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.hiding else 0
-        return len(rows) <= WAVE and p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
+        return p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
 
     def __iter__(self) -> Iterator[Stage]:
         for tiles, items in self.waves():
@@ -304,7 +305,8 @@ class Stages:
         low, high = first.copy(), first.copy()
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
-            first[mixed], stop[mixed], low[mixed], high[mixed] = self.parts(ranges, row[mixed], tile[mixed], edges)
+            for some in np.split(mixed, range(PAIRS, len(mixed), PAIRS)):
+                first[some], stop[some], low[some], high[some] = self.parts(ranges, row[some], tile[some], edges)
             live = stop > 0
             row, tile, first, stop, low, high = (x[live] for x in (row, tile, first, stop, low, high))
         begin = np.searchsorted(row, np.arange(len(ranges.i[0]) + 1))
@@ -417,10 +419,20 @@ def _ends(marked: Array) -> tuple[Array, Array]:
 
 
 def source(kind: Kind, target: Target) -> str:
-    """The IR of a kernel."""
-    k = Kernel("forward", target, kind.fields)
-    (FewQueries if kind.few else ManyQueries)(k, kind).run()
-    return k.text()
+    """The IR of a kernel. The language of kernels is loaded only where one is written."""
+    from regard.engines.cpu.emit import Kernel
+    from regard.engines.cpu.few_queries import FewQueries
+    from regard.engines.cpu.many_queries import ManyQueries
+
+    collects = gc.isenabled()
+    gc.disable()  # it would look again and again at a hundred thousand objects that all stay
+    try:
+        k = Kernel("forward", target, kind.fields)
+        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+        return k.text()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
@@ -431,9 +443,9 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     element = type_of(p.dtype)
     W = target.lanes(real.size)
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
-    straight = all(x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value))
+    straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value)]
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = lanes <= FEW and straight and not (pairs and p.d % 2)
+    few = lanes <= min(FEW, W) and straight[1]
     converted = element is not real and not pairs
     return Kind(
         element=element,
@@ -442,7 +454,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
         lanes=W if few else -(-lanes // W) * W,
         few=1 << (lanes - 1).bit_length() if few else 0,
         pairs=pairs,
-        copied=not few and (converted or not straight or (pairs and p.d % 2 != 0)),
+        copied=not few and (converted or not all(straight) or (pairs and p.d % 2 != 0)),
         mask=mask,
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),

@@ -1,0 +1,141 @@
+"""What the machine can do at best, measured by two kernels: multiplications and additions in registers, and reading.
+
+The peak counts two FLOPs for a fused multiply-add; the products of pairs of bfloat16, where the target has them, count
+four. Each thread runs its own copy of the kernel on its own data.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from regard.engines.cpu.cache import Compiled, kernel
+from regard.engines.cpu.element import BF16, F32, F64, I32, Type
+from regard.engines.cpu.emit import Kernel
+from regard.engines.cpu.target import Target, chosen
+from regard.threads import spread
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+STEPS = 2**22  # of the peak's loop: some 10 ms
+BUFFER = 2**28  # bytes that are read: far more than a cache holds
+STREAMS = 4  # places that one thread reads from at once
+AHEAD = 512  # numbers that are asked for before they are read
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What one call does, in FLOPs or bytes, and the call."""
+
+    name: str
+    unit: str
+    work: float
+    call: Callable[[], Any]
+
+    def rate(self, seconds: float) -> float:
+        """In 10⁹ a second."""
+        return self.work / seconds / 1e9
+
+
+def peak(dtype: str, threads: int = 1) -> Limit:
+    """The highest rate of multiply-adds at which a dtype can be computed: float16 in float32, bfloat16 if need be."""
+    target = chosen()
+    element = F64 if dtype == "float64" else BF16 if dtype == "bfloat16" and target.bf16_dot else F32
+    work = chains(target) * target.vector / element.size * 2 * STEPS * threads
+    return Limit(
+        f"peak of {NAMES[element]}", "GFLOP/s", work, lambda: _run(_peak(element), _operands(), threads, STEPS)
+    )
+
+
+NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
+
+
+def bandwidth(threads: int = 1) -> Limit:
+    """The rate at which memory can be read."""
+    size = BUFFER
+    count = size // 4 // threads
+    return Limit(
+        "read bandwidth", "GB/s", 4.0 * count * threads, lambda: _run(_read(), _buffer(size), threads, count, 4 * count)
+    )
+
+
+def chains(target: Target) -> int:
+    """Sums that do not wait for each other and leave registers for their operands: 24 of 32."""
+    return target.registers * 3 // 4
+
+
+def peak_kernel(element: Type, target: Target) -> str:
+    """IR of total ← total · x + y in every chain, or of total ← total + x · y over pairs of bfloat16."""
+    k = Kernel("peak", target, FIELDS)
+    paired = element is BF16
+    lanes = target.lanes(4 if paired else element.size)
+    total = F32 if paired else element
+    source = k.pointer("source", I32 if paired else element)
+    x, y = source.load(0, lanes), source.load(lanes, lanes)
+    totals = [k.variable(k.constant(total, 0).spread(lanes)) for _ in range(chains(target))]
+    with k.loop(k.integer("count")):
+        for t in totals:
+            t.value = k.dot_pairs(t.value, x, y) if paired else k.fma(t.value, x, y)
+    _store_sum(k, totals, lanes)
+    return k.text()
+
+
+def read_kernel(target: Target) -> str:
+    """IR of the sum of `count` float32 numbers, read at STREAMS places at once."""
+    k = Kernel("read", target, FIELDS)
+    lanes = target.lanes(4)
+    source, length = k.pointer("source", F32), k.integer("count") // STREAMS
+    totals = [k.variable(k.constant(F32, 0).spread(lanes)) for _ in range(STREAMS)]
+    with k.loop(length // lanes) as n:
+        for stream, t in enumerate(totals):
+            at = source + (length * stream + n * lanes)
+            (at + AHEAD).prefetch()
+            t.value = t.value + at.load(0, lanes)
+    _store_sum(k, totals, lanes)
+    return k.text()
+
+
+FIELDS = ("source", "result", "count")
+
+
+def _store_sum(k: Kernel, totals: list[Any], lanes: int) -> None:
+    """The result depends on every chain, so that none can be left out."""
+    values = [t.value for t in totals]
+    while len(values) > 1:
+        values = [sum(values[n + 1 : n + 2], values[n]) for n in range(0, len(values), 2)]
+    k.pointer("result", values[0].type)[0] = values[0]
+
+
+@cache
+def _peak(element: Type) -> Compiled:
+    target = chosen()
+    return kernel(f"peak {element}", "peak", target, lambda: peak_kernel(element, target))
+
+
+@cache
+def _read() -> Compiled:
+    target = chosen()
+    return kernel("read", "read", target, lambda: read_kernel(target))
+
+
+@cache
+def _operands() -> Array:
+    return np.zeros(256, np.uint8)
+
+
+@cache
+def _buffer(size: int) -> Array:
+    return np.ones(size, np.uint8)
+
+
+def _run(compiled: Compiled, source: Array, threads: int, count: int, share: int = 0) -> None:
+    """Once on each thread, each `share` bytes further on in the source."""
+    results = np.zeros((threads, 64), np.uint8)
+
+    def one(n: int) -> None:
+        fields = np.array([source.ctypes.data + n * share, results[n].ctypes.data, count], np.uint64)
+        compiled(fields.ctypes.data)
+
+    spread(one, range(threads), threads)

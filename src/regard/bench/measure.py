@@ -1,0 +1,229 @@
+"""How things are measured: in turns, pinned, checked first; memory and first calls in processes of their own.
+
+What is compared runs in turns within seconds, so that a ratio of two times of one round does not know how fast the
+machine was just then. On one core the clock is the processor time of this process, all its threads included, which
+leaves out what other programs took of the core; on several cores it is the time on the wall.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Call = Callable[[], Any]
+
+SAMPLE = 1e-3  # seconds: shorter calls are repeated until they take as long
+SUBJECT = "regard"
+
+
+class Wrong(Exception):
+    """A result that is not what it should be: no time is reported."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How to measure. `cores` may be used, `threads` of them by default; `seconds` is what one row should take."""
+
+    cores: tuple[int, ...]
+    threads: int = 1
+    rounds: int = 9
+    seconds: float = 12.0
+    engine: str | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)  # peers, and why
+    tick: Callable[[str], object] = lambda stage: None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A call, and what it does: FLOPs or bytes, if its rate counts."""
+
+    call: Call
+    work: float = 0.0
+
+
+@dataclass
+class Result:
+    """What was measured in one row.
+
+    samples: for each contender seconds of one call, or bytes, one for each round. work: the FLOPs or bytes of one call
+    where rates are compared, in 10⁹ a second. The figure of a contender is its sample or rate divided by that of
+    `reference` in the same round; without a reference the sample or rate itself. `goal` is for the figure of `regard`,
+    which should be as large as that if `higher_is_better`, else as small. failures: why others have no samples. facts:
+    sizes, for tables and plots.
+    """
+
+    group: str
+    name: str
+    unit: str
+    higher_is_better: bool = False
+    goal: float | None = None
+    reference: str | None = None
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    work: dict[str, float] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def values(self, name: str) -> list[float]:
+        """Of each round: rates in 10⁹ a second where work is counted, else the samples."""
+        return [self.work[name] / t / 1e9 if self.work else t for t in self.samples[name]]
+
+    def figures(self, name: str = SUBJECT) -> list[float]:
+        values = self.values(name)
+        if self.reference is None:
+            return values
+        others = self.values(self.reference)
+        # A reference that is a fact, not a measurement, is one number.
+        return [a / b for a, b in zip(values, others * (len(values) // len(others)), strict=True)]
+
+    def figure(self, name: str = SUBJECT) -> float | None:
+        """The median, None if there is no sample."""
+        return statistics.median(self.figures(name)) if name in self.samples else None
+
+    def spread(self, name: str = SUBJECT) -> tuple[float, float]:
+        """The quartiles."""
+        figures = self.figures(name)
+        if len(figures) == 1:
+            return figures[0], figures[0]
+        low, _, high = statistics.quantiles(figures, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached; None where there is none."""
+        if self.goal is None:
+            return None
+        figure = self.figure()
+        return figure is not None and (figure >= self.goal if self.higher_is_better else figure <= self.goal)
+
+    @property
+    def peers(self) -> list[str]:
+        """The others that were measured, the best first."""
+        names = [name for name in self.samples if name not in (SUBJECT, self.reference)]
+        return sorted(names, key=lambda name: self.figure(name) or 0.0, reverse=self.higher_is_better)
+
+
+@dataclass
+class Report:
+    """Everything that one run found: the machine, how it was measured, and the rows."""
+
+    machine: dict[str, str]
+    method: dict[str, Any]
+    results: list[Result]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        found = json.loads(text)
+        return cls(found["machine"], found["method"], [Result(**x) for x in found["results"]])
+
+    def group(self, name: str) -> list[Result]:
+        return [x for x in self.results if x.group == name]
+
+
+# Time
+
+
+def in_turns(contenders: Mapping[str, Contender], s: Setting, threads: int | None = None) -> dict[str, list[float]]:
+    """Seconds of one call of each, one after the other in every round; all have run before."""
+    clock = time.process_time if (threads or s.threads) == 1 else time.perf_counter
+
+    def seconds(call: Call, repeats: int) -> float:
+        start = clock()
+        for _ in range(repeats):
+            call()
+        return max(clock() - start, 1e-9)
+
+    repeats, about = dict.fromkeys(contenders, 1), 0.0
+    for name, contender in contenders.items():
+        while (spent := seconds(contender.call, repeats[name])) < SAMPLE:
+            repeats[name] *= 2
+        about += spent
+    rounds = max(3, min(s.rounds, int(s.seconds / about)))
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            times[name].append(seconds(contender.call, repeats[name]) / repeats[name])
+    return times
+
+
+@contextmanager
+def pinned(cores: tuple[int, ...]) -> Iterator[None]:
+    """Every thread of this process on these cores, and back; nothing where the system cannot."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+
+    def pin(cores: Any) -> None:
+        for thread in os.listdir("/proc/self/task"):
+            try:
+                os.sched_setaffinity(int(thread), cores)
+            except ProcessLookupError:  # it has ended
+                continue
+
+    before = os.sched_getaffinity(0)
+    pin(cores)
+    try:
+        yield
+    finally:
+        pin(before)
+
+
+def cores() -> tuple[int, ...]:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+# Results
+
+TIGHT = 64
+"""Units of eps that a result may be off, of its norm: some ten times what is seen. For 16 bits 1: it is sums in float32
+that are rounded. A key too many or too few changes far more."""
+
+
+def check(got: Mapping[str, Array], exact: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
+    """Raise `Wrong` unless every result of a call in `dtype` agrees with that of float64, by its relative error."""
+    import ml_dtypes
+
+    eps = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+    allowed = eps * (1 if dtype.itemsize == 2 else TIGHT)
+    for name, expected in exact.items():
+        x = got[name].astype(np.float64)
+        if x.shape != expected.shape:
+            raise Wrong(f"{name} has shape {x.shape}, not {expected.shape}")
+        error = float(np.linalg.norm((x - expected).ravel()) / np.linalg.norm(expected.ravel()))
+        if not error <= allowed:
+            raise Wrong(f"wrong {name}: relative error {error:.1e}, at most {allowed:.1e}")
+
+
+# Processes of their own
+
+
+def fresh(code: str, *arguments: Any, **environment: str) -> Any:
+    """What Python code prints, as JSON, in a process of its own. `arguments` are in sys.argv[1:].
+
+    RuntimeError with the last line of its errors if it fails.
+    """
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"]
+        raise RuntimeError(lines[-1])
+    return json.loads(done.stdout)
+
+
+def as_installed(folder: str) -> dict[str, str]:
+    """The environment in which modules are compiled to bytecode once, as an installer does, wherever they come from."""
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}

@@ -1,0 +1,128 @@
+"""The memory that one call takes beyond its inputs and its output, at the peak, in a process of its own."""
+
+import contextlib
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import regard
+from regard.bench import naive
+from regard.bench.cases import case
+from regard.bench.measure import Call, fresh
+from regard.observing import Top
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+WINDOW = 256
+SMALL = 256  # positions of the call that comes first: compiling and loading do not count
+D = 64
+
+
+def inputs(n: int) -> tuple[Array, Array, Array, dict[str, Any]]:
+    """query, key and value, (2, 1, n, 64) each, and every wish there is."""
+    return case("everything", h=1, h_kv=1, n_q=n, n_k=n, d=D, d_v=D).inputs(np.float32)
+
+
+def regard_everything(n: int, engine: str | None) -> Call:
+    q, k, v, options = inputs(n)
+    observe: list[Any] = ["lse", "entropy", "max", "argmax", "received", regard.top(8)]
+    return lambda: regard.attention(q, k, v, engine=engine, observe=observe, **options)
+
+
+def regard_causal(n: int, engine: str | None) -> Call:
+    q, k, v, _ = inputs(n)
+    return lambda: regard.attention(q, k, v, engine=engine, causal=True)
+
+
+def numpy_causal(n: int, engine: str | None) -> Call:
+    q, k, v, _ = inputs(n)
+    return lambda: naive.attention(q, k, v, causal=True)
+
+
+def torch_causal(n: int, engine: str | None) -> Call:
+    import torch
+
+    tensors = [torch.from_numpy(x) for x in inputs(n)[:3]]
+    return lambda: torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
+
+
+def torch_window(n: int, engine: str | None) -> Call:
+    """A causal window; PyTorch wants an n × n mask."""
+    import torch
+
+    tensors = [torch.from_numpy(x) for x in inputs(n)[:3]]
+
+    def call() -> Any:
+        i = torch.arange(n)
+        mask = (i[:, None] >= i) & (i[:, None] - i <= WINDOW)
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=mask)
+
+    return call
+
+
+CALLS: dict[str, Callable[[int, str | None], Call]] = {
+    "regard": regard_everything,
+    "regard, causal": regard_causal,
+    "PyTorch, causal": torch_causal,
+    "PyTorch, window": torch_window,
+    "NumPy, causal": numpy_causal,
+}
+"""By name; `regard` alone has every wish on."""
+
+
+def extra(name: str, n: int, engine: str | None = None, threads: int = 1) -> float:
+    """Bytes beyond what was there before the call and what it returns; RuntimeError if it does not survive."""
+    code = "from regard.bench.memory import main; main()"
+    return float(fresh(code, name, n, engine or "", threads))
+
+
+def main() -> None:
+    name, n, engine, threads = sys.argv[1], int(sys.argv[2]), sys.argv[3] or None, int(sys.argv[4])
+    if not Path("/proc/self/status").exists():
+        raise SystemExit("the peak of memory is known on Linux alone")
+    regard.set_num_threads(threads)
+    CALLS[name](SMALL, engine)()
+    call = CALLS[name](n, engine)
+    with contextlib.suppress(AttributeError):  # memory that was freed is not there for the call to use unseen
+        ctypes.CDLL(None).malloc_trim(0)
+    with contextlib.suppress(OSError):  # where it cannot be reset, the peak is that of a small call at least
+        Path("/proc/self/clear_refs").write_text("5")
+    stay_within_memory()
+    before = memory("VmRSS")
+    try:
+        result = call()
+    except (MemoryError, RuntimeError) as error:
+        raise SystemExit("out of memory" if "alloc" in str(error) else str(error)) from None
+    print(json.dumps(max(memory("VmHWM") - before - size(result), 0)))
+
+
+def size(result: Any) -> int:
+    """Bytes of everything that a call returns."""
+    if isinstance(result, tuple | list):
+        return sum(map(size, result))
+    if isinstance(result, regard.Seen):
+        return sum(map(size, result.values()))
+    if isinstance(result, Top):
+        return result.values.nbytes + result.indices.nbytes
+    return int(result.nbytes)
+
+
+def memory(name: str, file: str = "/proc/self/status") -> int:
+    """Bytes: VmRSS and VmHWM of this process are what it holds and held at most; MemAvailable is the machine's."""
+    for line in Path(file).read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(name)
+
+
+def stay_within_memory() -> None:
+    """A call that takes more than the machine has fails by itself, and does not take the machine with it."""
+    import resource
+
+    limit = memory("VmSize") + int(memory("MemAvailable", "/proc/meminfo") * 0.9)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,0 +1,77 @@
+"""Running rows one after the other, with what the machine is."""
+
+import platform
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+import regard
+from regard import doctor
+from regard.bench.measure import Report, Setting, pinned
+from regard.bench.rows import Row
+from regard.threads import num_threads
+
+PACKAGES = ("numpy", "llvmlite", "torch", "jax", "onnxruntime", "openvino")
+
+Progress = Callable[[str, int], object]
+"""Told what is being done and how many rows are done."""
+
+QUICK: dict[str, Any] = {
+    "rounds": 3,
+    "seconds": 1.5,
+    "left_out": {"FlexAttention": "not in a quick run: compiling takes seconds a row"},
+}
+"""What a quick run sets otherwise."""
+
+
+def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done: None) -> Report:
+    """Measure rows on the last of the cores that may be used, libraries held to as many threads."""
+    before = num_threads()
+    results = []
+    with pinned(s.cores[-s.threads :]), threadpool_limits(s.threads, "blas"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other libraries, about themselves
+        regard.set_num_threads(s.threads)
+        try:
+            for n, row in enumerate(rows):
+                label = f"{row.group}: {row.name}"
+                progress(label, n)
+                results.append(row.measure(replace(s, tick=partial(_tick, progress, label, n))))
+        finally:
+            regard.set_num_threads(before)
+    method = {
+        "threads": s.threads,
+        "rounds": s.rounds,
+        "seconds": s.seconds,
+        "engine": s.engine or "the first that can",
+    }
+    return Report(machine(s), method, results)
+
+
+def _tick(progress: Progress, label: str, done: int, stage: str) -> None:
+    progress(f"{label} · {stage}", done)
+
+
+def machine(s: Setting) -> dict[str, str]:
+    """The processor, the kernels' target and the versions of everything measured; nothing that names the machine."""
+    found: dict[str, Any] = {
+        "processor": doctor.report()["processor"]["name"],
+        "cores": f"{len(s.cores)}, {s.threads} of them measured unless a row says otherwise",
+        "target": _target(),
+        "python": platform.python_version(),
+        "regard": regard.__version__,
+    }
+    return found | {name: doctor.installed(name) or "not installed" for name in PACKAGES}
+
+
+def _target() -> str:
+    try:
+        from regard.engines.cpu.target import chosen
+
+        target = chosen()
+    except (ImportError, RuntimeError) as error:
+        return f"none: {error}"
+    return f"{target.name}, vectors of {target.vector} bytes, {target.registers} registers"

@@ -1,0 +1,75 @@
+"""A kept plan serves the calls it was made for, and no others; it keeps no array alive."""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard.engines.cpu import work
+
+RNG = np.random.default_rng(0)
+Q, K, V = (RNG.standard_normal((2, 200, 8)) for _ in range(3))
+
+
+def beyond(c: float) -> regard.Mask:
+    """Everything for c = 0.0, nothing for −0.0."""
+    return regard.mask(lambda b, h, i, j: 1.0 / (c * (j + 1)) > 0)
+
+
+def ids(n: int) -> np.ndarray[Any, Any]:
+    return np.arange(200) // n
+
+
+TWICE: dict[str, tuple[Any, Any]] = {
+    "window": ({"mask": regard.window(30)}, {"mask": regard.window(31)}),
+    "0.0 and −0.0": ({"mask": beyond(0.0)}, {"mask": beyond(-0.0)}),
+    "documents": ({"mask": regard.documents(ids(50))}, {"mask": regard.documents(ids(60))}),
+    "boolean mask": ({"mask": RNG.random((200, 200)) < 0.5}, {"mask": RNG.random((200, 200)) < 0.5}),
+    "offset": ({"causal": True}, {"causal": True, "offset": 5}),
+    "origin": ({"causal": True, "offset": 0}, {"causal": True, "offset": 0, "origin": (0, 0, 64)}),
+    "scale": ({"scale": 0.5}, {"scale": -0.5}),
+    "dropout": ({"dropout": 0.1, "seed": 1}, {"dropout": 0.3, "seed": 2}),
+    "seed": ({"dropout": 0.1, "seed": 1}, {"dropout": 0.1, "seed": 2}),
+    "sink": ({"sink": np.zeros(2)}, {}),
+    "bias": ({"bias": np.zeros((2, 200, 200))}, {"bias": RNG.standard_normal((200, 1))}),
+    "alibi": ({"score": regard.alibi(np.ones(2))}, {"score": regard.alibi(np.full(2, 0.5))}),
+    "statistics": ({}, {"observe": ["max", "entropy"]}),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_another_call_has_another_result(name: str) -> None:
+    for options in TWICE[name] * 2:
+        got, expected = (regard.attention(Q, K, V, **options, engine=engine) for engine in ("cpu", "tiled"))
+        got, expected = (x[0] if isinstance(x, tuple) else x for x in (got, expected))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+
+
+def test_other_strides_and_places() -> None:
+    for q in (Q, Q[:, ::-1], np.asfortranarray(Q), Q + 1):
+        got, expected = (regard.attention(q, K, V, causal=True, engine=engine) for engine in ("cpu", "tiled"))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+
+
+def test_plans_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_plans", {})
+    monkeypatch.setattr(work, "KEPT", 3)
+    for n in (5, 6, 7, 8, 8, 8):
+        regard.attention(Q, K, V, mask=regard.window(n), engine="cpu")
+    assert len(work._plans) == 3
+
+
+def test_a_plan_keeps_no_array() -> None:
+    mask = RNG.random((200, 200)) < 0.5
+    rule = regard.mask(lambda b, h, i, j: regard.table(ids(40))[i] == 1)
+    table = weakref.ref(rule.node.args[0].payload)
+    there = weakref.ref(mask)
+    for m in (rule, mask):
+        regard.attention(Q, K, V, mask=m, engine="cpu")
+    del rule, mask, m
+    gc.collect()
+    assert there() is None
+    assert table() is None

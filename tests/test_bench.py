@@ -1,0 +1,424 @@
+"""`regard bench` on tiny sizes: results are checked first, nobody is dropped in silence, and reports are whole."""
+
+import json
+import math
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import regard
+from regard.bench import limits, measure, memory, peers, plots, report
+from regard.bench.cases import CASES, case
+from regard.bench.measure import SUBJECT, Contender, Report, Result, Setting, Wrong
+from regard.bench.rows import KINDS, Cost, First, Import, Memory, Share, Small, Speedup, chosen, rows, sized
+from regard.bench.run import run
+from regard.cli import main
+from regard.engines.cpu.cache import kernel
+from regard.engines.cpu.element import BF16, F32, F64, Type
+from regard.engines.cpu.target import targets
+
+HERE = [peer for peer in ("NumPy", "tiled") if peer in peers.PEERS]
+TINY = Setting(measure.cores()[:1], rounds=3, seconds=1e-9)
+
+
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STEPS", 64)
+    monkeypatch.setattr(limits, "BUFFER", 2**16)
+
+
+def tiny(name: str = "plain", **sizes: Any) -> Any:
+    return sized(name, 24, d=8, h=2, **sizes)
+
+
+def share(**more: Any) -> Share:
+    return Share("forward", "tiny", tiny(), goal=0.5, peers=tuple(HERE), **more)
+
+
+# Limits
+
+
+def result_of(text: str, name: str, target: Any, source: Any, count: int, lanes: int, dtype: Any) -> Any:
+    compiled = kernel(f"test {name} {text}", name, target, lambda: text)
+    got = np.zeros(lanes, dtype)
+    fields = np.array([source.ctypes.data, got.ctypes.data, count], np.uint64)
+    compiled(fields.ctypes.data)
+    return got
+
+
+@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs], ids=lambda t: t.name)
+@pytest.mark.parametrize("element", [F32, F64, BF16], ids=str)
+def test_the_peak_is_made_of_the_operations_that_it_counts(target: Any, element: Type) -> None:
+    if element is BF16 and not target.bf16_dot:
+        pytest.skip("no products of bfloat16")
+    lanes = target.vector // max(element.size, 4)
+    steps, chains = 3, limits.chains(target)
+    assert chains >= 12
+    x, y = np.arange(1, 2 * lanes + 1) / 8, np.arange(2 * lanes, 0, -1) / 4
+    if element is BF16:
+        source, expected = np.concatenate([x, y]).astype(ml_dtypes.bfloat16), 0
+        for _ in range(steps):
+            expected = expected + (x * y).reshape(lanes, 2).sum(-1)
+    else:
+        source, expected = np.concatenate([x[:lanes], y[:lanes]]).astype(f"f{element.size}"), 0
+        for _ in range(steps):
+            expected = expected * x[:lanes] + y[:lanes]
+    text = limits.peak_kernel(element, target)
+    got = result_of(text, "peak", target, source, steps, lanes, np.float64 if element is F64 else np.float32)
+    np.testing.assert_allclose(got, expected * chains, rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs], ids=lambda t: t.name)
+def test_every_number_is_read(target: Any) -> None:
+    lanes = target.lanes(4)
+    source = np.arange(limits.STREAMS * lanes * 5, dtype=np.float32)
+    got = result_of(limits.read_kernel(target), "read", target, source, len(source), lanes, np.float32)
+    np.testing.assert_array_equal(got, source.reshape(-1, lanes).sum(0))
+
+
+def test_a_limit_knows_its_work() -> None:
+    target = targets()[limits.chosen().name]
+    one, two = limits.peak("float32"), limits.peak("float32", threads=2)
+    one.call()
+    two.call()
+    assert one.work == limits.chains(target) * target.lanes(4) * 2 * limits.STEPS
+    assert limits.peak("bfloat16").work == one.work * (2 if target.bf16_dot else 1)
+    assert two.work == 2 * one.work
+    assert limits.peak("float64").work == one.work / 2
+    assert limits.bandwidth().work == limits.BUFFER
+    assert one.rate(1e-9) == one.work
+
+
+# Measuring
+
+
+def test_what_is_compared_runs_in_turns() -> None:
+    order: list[str] = []
+
+    def call(name: str) -> Contender:
+        def run() -> None:
+            order.append(name)
+            sum(range(200_000))
+
+        return Contender(run)
+
+    times = measure.in_turns({"a": call("a"), "b": call("b")}, Setting((0,), rounds=4, seconds=60))
+    assert order == ["a", "b"] * 5
+    assert [len(x) for x in times.values()] == [4, 4]
+    assert min(map(min, times.values())) > 0
+
+
+def test_a_short_call_is_repeated() -> None:
+    count = 0
+
+    def call() -> None:
+        nonlocal count
+        count += 1
+
+    (times,) = measure.in_turns({"a": Contender(call)}, Setting((0,), rounds=3)).values()
+    assert count > 100
+    assert len(times) == 3
+
+
+def test_a_wrong_result_is_refused() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 5))
+    for dtype, off in ((np.float32, 1e-4), (ml_dtypes.bfloat16, 2e-2), (np.float64, 1e-12)):
+        measure.check({"out": x.astype(dtype)}, {"out": x}, np.dtype(dtype))
+        with pytest.raises(Wrong, match="wrong out: relative error"):
+            measure.check({"out": (x * (1 + off)).astype(np.float64)}, {"out": x}, np.dtype(dtype))
+    with pytest.raises(Wrong, match="wrong out"):
+        measure.check({"out": np.full_like(x, np.nan)}, {"out": x}, np.dtype(np.float32))
+    with pytest.raises(Wrong, match=r"shape \(5,\), not \(2, 5\)"):
+        measure.check({"out": x[0]}, {"out": x}, np.dtype(np.float32))
+
+
+def test_a_process_of_its_own() -> None:
+    assert measure.fresh("import sys; print(int(sys.argv[1]) + 1)", 41) == 42
+    with pytest.raises(RuntimeError, match="ValueError: no"):
+        measure.fresh("raise ValueError('no')")
+
+
+# Rows
+
+
+def test_a_row_is_measured_beside_its_limit_and_peers() -> None:
+    found = share().measure(TINY)
+    assert set(found.samples) == {"limit", SUBJECT, *HERE}
+    assert found.failures == {}
+    assert found.work["limit"] == limits.peak("float32").work
+    assert found.work[SUBJECT] == 2 * 2 * 24 * 24 * 16
+    rate, peak = (found.work[x] / found.samples[x][0] / 1e9 for x in (SUBJECT, "limit"))
+    assert math.isclose(found.figures()[0], rate / peak)
+    assert sorted(found.peers) == sorted(HERE)
+    causal = replace(share(), case=tiny("causal")).measure(TINY)
+    assert causal.work[SUBJECT] == found.work[SUBJECT] / 2
+
+
+def test_wrong_and_failing_peers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*given: Any) -> Any:
+        call, read = peers.naive_numpy(*given)
+        return call, lambda out: read(out) * 1.001
+
+    def failing(*given: Any) -> Any:
+        raise peers.Unable("is asleep")
+
+    monkeypatch.setitem(peers.PEERS, "NumPy", wrong)
+    monkeypatch.setitem(peers.PEERS, "tiled", failing)
+    found = share().measure(TINY)
+    assert set(found.samples) == {"limit", SUBJECT}
+    assert found.failures["NumPy"].startswith("wrong out: relative error 1.0e-03")
+    assert found.failures["tiled"] == "is asleep"
+    left_out = replace(TINY, left_out={"NumPy": "not now"})
+    assert share().measure(left_out).failures["NumPy"] == "not now"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        share(),
+        Cost("wishes", "tiny", tiny("softcap"), tiny()),
+        Cost("wishes", "tiny", tiny(), tiny(), observe=("lse", regard.top(2))),
+        Speedup("threads", "tiny", tiny(), threads=1),
+    ],
+    ids=lambda row: type(row).__name__,
+)
+def test_a_wrong_result_of_ours_has_no_time(row: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = regard.attention
+    assert SUBJECT in row.measure(TINY).samples
+
+    def wrong(*arrays: Any, engine: str | None = None, **options: Any) -> Any:
+        found = right(*arrays, engine=engine, **options)
+        if engine == "tiled":
+            return found
+        return (found[0] * 1.001, *found[1:]) if isinstance(found, tuple) else found * 1.001
+
+    monkeypatch.setattr(regard, "attention", wrong)
+    found = row.measure(TINY)
+    assert SUBJECT not in found.samples
+    assert found.failures[SUBJECT].startswith("wrong out")
+    assert found.met is (None if row.goal is None else False)
+
+
+@pytest.mark.parametrize("name", ["PyTorch", "FlexAttention", "JAX", "ONNX Runtime", "OpenVINO"])
+def test_a_missing_peer_gives_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("torch", "jax", "onnxruntime", "openvino"):
+        monkeypatch.setitem(sys.modules, module, None)
+    found = replace(share(), peers=(name,)).measure(TINY)
+    assert found.failures[name].startswith("not installed: ")
+    assert SUBJECT in found.samples
+
+
+AGREES = """
+import json, sys
+from regard.bench.rows import Setting, Share, sized
+found = [Share("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]).measure(Setting((0,))) for x in ("plain", "causal")]
+print(json.dumps([[list(x.samples), x.failures] for x in found]))
+"""
+
+
+@pytest.mark.parametrize("name", [name for name in peers.PEERS if name != "FlexAttention"])  # it compiles for long
+def test_peers_compute_the_same(name: str) -> None:
+    for samples, failures in measure.fresh(AGREES, name):
+        assert name in samples or failures[name].startswith("not installed: ")
+
+
+def test_naive_numpy_shares_heads() -> None:
+    q, k, v, _ = tiny("grouped heads", h_kv=1).inputs(np.float32)
+    call, read = peers.naive_numpy(q, k, v, False, 1)
+    measure.check({"out": read(call())}, {"out": regard.attention(q, k, v, engine="spec")}, np.dtype(np.float32))
+
+
+def test_the_cost_of_a_mask_follows_what_is_visible() -> None:
+    found = Cost("wishes", "tiny", tiny("padding", lead=(2,)), tiny(lead=(2,)), visible=True).measure(TINY)
+    visible = (24 // 5 + 24) / 48
+    assert found.facts["visible"] == visible
+    assert found.goal == pytest.approx(1.25 * visible + 0.05)
+    assert set(found.samples) == {"plain", SUBJECT}
+
+
+def test_small_calls_start_from_tensors() -> None:
+    pytest.importorskip("torch")
+    found = Small("tiny", tiny()).measure(TINY)
+    assert set(found.samples) == {SUBJECT, "PyTorch"}
+    assert found.figure() == pytest.approx(np.median(np.divide(found.samples[SUBJECT], found.samples["PyTorch"])))
+
+
+def test_threads_need_cores() -> None:
+    found = Speedup("threads", "tiny", tiny(), 1.9, threads=len(TINY.cores) + 1).measure(TINY)
+    assert found.met is False
+    assert found.failures[SUBJECT] == "needs 2 cores, may use 1"
+    assert report.goal(found) == "≥ 1.90"
+
+
+def test_cold_rows_run_in_processes_of_their_own() -> None:
+    once = replace(TINY, rounds=1)
+    found = Import().measure(once)
+    assert [len(x) for x in found.samples.values()] == [1, 1]
+    cached, compiled = (First("plain", cached, 0.3).measure(once) for cached in (True, False))
+    assert cached.samples[SUBJECT][0] < compiled.samples[SUBJECT][0]
+    assert set(KINDS) == {row.kind for row in rows() if isinstance(row, First)}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of memory is known on Linux alone")
+def test_memory_is_that_of_one_call() -> None:
+    n = 2048
+    found = Memory(n, ("NumPy, causal", "regard, causal", "nobody")).measure(TINY)
+    scores = 2 * n * n * 4
+    assert found.samples["NumPy, causal"][0] >= scores
+    assert found.samples["regard, causal"][0] < scores / 2
+    assert "KeyError" in found.failures["nobody"]
+    assert found.samples["q, k and v"] == [3 * 2 * n * 64 * 4]
+    assert memory.size(regard.attention(np.eye(4), np.eye(4), np.eye(4), observe=["lse", regard.top(2)])) == 8 * (
+        16 + 4 + 2 * 8
+    )
+
+
+def test_the_table_of_rows() -> None:
+    names = [f"{row.group}: {row.name}" for row in rows()]
+    assert len(set(names)) == len(names)
+    assert {row.group for row in rows()} == set(report.TITLES)
+    assert {row.group for row in chosen(quick=True)} == set(report.TITLES)
+    assert len(chosen(quick=True)) < len(names)
+    assert [row.name for row in chosen("softcap$")] == ["softcap"]
+    known = {c.name for c in CASES}
+    assert {row.case.name for row in rows() if isinstance(row, Cost)} <= known | {"window of 256"}
+    with pytest.raises(StopIteration):
+        case("no such case")
+
+
+# Results and reports
+
+
+def test_goals_have_a_direction() -> None:
+    faster = Result("g", "n", "×", True, 0.5, "limit", {"limit": [1.0, 2.0], SUBJECT: [1.0, 1.0]})
+    faster.work = {"limit": 1e9, SUBJECT: 0.5e9}
+    assert faster.figures() == [0.5, 1.0]
+    assert (faster.figure(), faster.spread()) == (0.75, (0.625, 0.875))
+    assert faster.met is True
+    assert replace(faster, goal=0.8).met is False
+    cost = Result("g", "n", "×", False, 1.2, "plain", {"plain": [2.0], SUBJECT: [2.2]})
+    assert cost.met is True
+    assert replace(cost, goal=1.0).met is False
+    assert replace(cost, goal=None).met is None
+    assert replace(cost, samples={}).met is False
+
+
+def sweep(kind: str, n: int) -> Share:
+    return Share("growth", f"{kind}, n = {n}", sized(kind, n, d=8, h=1), peers=("NumPy",))
+
+
+@pytest.fixture(scope="module")
+def found() -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "STEPS", 64)
+        patch.setattr(limits, "BUFFER", 2**16)
+        return run(
+            [
+                share(),
+                replace(share(), name="decode", group="decode", reads=True),
+                Cost("wishes", "softcap", tiny("softcap"), tiny(), 1e6),
+                Cost("wishes", "padding", tiny("padding", lead=(2,)), tiny(lead=(2,)), visible=True),
+                Speedup("threads", "too many", tiny(), 1.9, threads=1000),
+                *(sweep(kind, n) for kind in ("plain", "causal") for n in (8, 16)),
+                Cost("window over n", "window of 256, n = 16", sized("window", 16), sized("plain", 16)),
+                Memory(256, ("regard, causal", "nobody")),
+                replace(Memory(256, ("regard, causal", "nobody")), group="memory over n"),
+            ],
+            TINY,
+        )
+
+
+def test_a_report_survives_json(found: Report) -> None:
+    text = found.to_json()
+    assert Report.from_json(text) == found
+    assert Report.from_json(text).to_json() == text
+    assert json.loads(text)["machine"]["regard"] == regard.__version__
+
+
+def test_a_report_is_written_whole(found: Report, tmp_path: Path) -> None:
+    written = report.write(found, tmp_path / "deep" / "out")
+    pictures = {f"{name}.{ending}" for name in plots.plots(found) for ending in ("svg", "png")}
+    assert pictures >= {"speed.svg", "forward.png", "wishes.svg", "growth.png", "memory.svg"}
+    assert {path.name for path in written} == {"report.json", "report.md", *pictures}
+    for path in written:
+        head = path.read_bytes()[:200]
+        assert head.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in head or path.suffix != ".svg"
+    page = next(path for path in written if path.suffix == ".md").read_text()
+    for row in found.results:
+        assert row.name in page or row.group == "memory over n"
+    assert "needs 1000 cores" in page
+    assert "| nobody |" in page
+    assert "![" in page
+    for secret in (platform.node(), str(Path.home()), os.getcwd()):
+        assert secret not in page.split()
+        assert not any(len(secret) > 4 and secret in path.read_text() for path in written if path.suffix != ".png")
+
+
+def test_where_naive_numpy_falls_behind(found: Report) -> None:
+    def row(n: int, ours: float) -> Result:
+        samples = {"limit": [1.0], SUBJECT: [ours], "NumPy": [1.0]}
+        work = dict.fromkeys(samples, 1.0)
+        return Result("growth", f"plain, n = {n}", "", True, None, "limit", samples, work, facts={"n_q": n})
+
+    made = replace(found, results=[row(8, 2.0), row(16, 0.5), row(32, 2.0), row(64, 0.5), row(128, 0.5)])
+    assert report.crossings(made) == ["plain: faster than naive NumPy from n = 64 on, up to n = 128"]
+    assert report.crossings(replace(made, results=made.results[:1])) == ["plain: slower than naive NumPy at n = 8"]
+
+
+def test_names_beside_lines_do_not_overlap() -> None:
+    made = plots.apart([0.1, 0.5, 0.5, 0.52, 0.9], gap=0.05)
+    assert made[0] == 0.1
+    assert made[-1] == 0.9
+    assert min(np.diff(made)) > 0.049
+    assert np.mean(made[1:4]) == pytest.approx(np.mean([0.5, 0.5, 0.52]))
+
+
+# The command
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "--list", "--only", "wishes"]) == 0
+    assert "wishes: softcap" in capsys.readouterr().out
+    assert main(["bench", "--roofline", "--rounds", "1", "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "read bandwidth" in text
+    assert "GFLOP/s" in text
+    assert len(Report.from_json((tmp_path / "out" / "report.json").read_text()).results) == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--only", "("],
+            "--only must be a regular expression, got (: missing ), unterminated subpattern at position 0",
+        ),
+        (["--only", "no such row"], "--only no such row finds no row; see `regard bench --list`"),
+        (["--threads", "0"], "--threads must be at least 1, got 0"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["--threads", "100000"], "--threads must be at most"),
+        (["--engine", "steam"], "--engine must be one of cpu, tiled, spec, got steam"),
+        (["--out", __file__], "is not a directory"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_compiler_there_is_nothing_to_measure_against(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("regard.engines.cpu.state", lambda: "llvmlite is missing: pip install llvmlite")
+    assert main(["bench", "--list"]) == 2
+    assert "compiled kernels: llvmlite is missing: pip install llvmlite" in capsys.readouterr().err
