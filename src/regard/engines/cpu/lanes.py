@@ -183,14 +183,16 @@ class Lanes:
         factor: Callable[[int, Value], Value],
         vector: Callable[..., Value],
         columns: range | None = None,
+        sums: list[list[Variable]] | None = None,
     ) -> list[list[Variable]]:
         """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each.
 
-        columns: where the vectors begin, the lanes unless they are given.
+        columns: where the vectors begin, the lanes unless they are given. sums: what is added to, else 0.
         """
         k = self.k
         columns = self.vectors() if columns is None else columns
-        sums = [[k.variable(self.zero()) for _ in columns] for _ in range(rows)]
+        if sums is None:
+            sums = [[k.variable(self.zero()) for _ in columns] for _ in range(rows)]
 
         def step(x: Value) -> None:
             vectors = [vector(x, c) for c in columns]
