@@ -114,6 +114,11 @@ class Kind:
         return ("P",)
 
     @property
+    def fetched(self) -> tuple[str, ...]:
+        """Dense arrays, whose tiles are turned so that lanes are queries."""
+        return (*self.dense_names, *(["bias"] if self.bias else []))
+
+    @property
     def sums(self) -> tuple[tuple[str, str], ...]:
         """Σ w and Σ w (S − m) over the keys of a query, the second for the entropy."""
         return (("l", "e"),)
@@ -128,13 +133,17 @@ class Kind:
         return len(self.mask.program.dense) if self.mask else 0
 
     @property
+    def dense_names(self) -> list[str]:
+        return [f"dense{n}" for n in range(self.dense)]
+
+    @property
     def dense_fields(self) -> list[str]:
-        return [f"dense{n}_{axis}" for n in range(self.dense) for axis in ("head", "row", "key")]
+        return [f"{name}_{axis}" for name in self.dense_names for axis in ("head", "row", "key")]
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Of an item, those that are counted from an array."""
-        return (*ADDRESSES, *(f"dense{n}" for n in range(self.dense)))
+        return (*ADDRESSES, *self.dense_names)
 
     @property
     def item(self) -> tuple[str, ...]:
@@ -166,9 +175,7 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1
     area = dict.fromkeys(("top", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
     area |= dict.fromkeys(kind.weights, tile * slots)
-    area |= {"seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
-    if kind.bias:
-        area["bias"] = tile
+    area |= dict.fromkeys(("seen", *kind.fetched), tile)
     if kind.few:
         area["tops"] = kind.lanes * slots
         area["block"] = kind.lanes * (d + 2 * kind.lanes)

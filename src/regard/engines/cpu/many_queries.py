@@ -251,7 +251,9 @@ class ManyQueries(Forward):
             def add(a: Value, c: Value | int, total: Value, number: int = number) -> None:
                 at = a * self.B + c
                 O[at] = (
-                    self.load(O, at) + total if number else k.fma(self.load(O, at), self.load(self.tile.rescale, c), total)
+                    self.load(O, at) + total
+                    if number
+                    else k.fma(self.load(O, at), self.load(self.tile.rescale, c), total)
                 )
 
             (self._add_visible if careful else self._add_all)(tile, values, row, weights, add)

@@ -7,10 +7,10 @@ when those are done, so that it does not grow with n_q · n_k.
 
 import gc
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -47,13 +47,80 @@ _plans: dict[Any, "Plan"] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
-class Results(NamedTuple):
-    """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q)."""
+@dataclass(frozen=True)
+class Results:
+    """Where the forward kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); and what else it needs."""
 
     out: Array
     lse: Array
     entropy: Array | None
     max: Array | None
+    name = "forward"
+
+    def kind(self, p: Problem, target: Target, rows: int) -> Kind:
+        return kind_of(p, target, rows, self.programs(p), self.entropy is not None)
+
+    def wishes(self, p: Problem) -> tuple[bool, ...]:
+        """What a plan depends on beside rules and arrays with an address in items."""
+        return (p.sink is None,)
+
+    def kernel(self, kind: Kind) -> Any:
+        """The class that writes it."""
+        from regard.engines.cpu.few_queries import FewQueries
+        from regard.engines.cpu.many_queries import ManyQueries
+
+        return FewQueries if kind.few else ManyQueries
+
+    def programs(self, p: Problem) -> list[tuple[str, Program]]:
+        """The rules, with what their fields' names begin with."""
+        nodes = (("mask", p.mask_node), ("score", p.score_node))
+        return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
+
+    def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
+        """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
+        heads of a group share it, and all rows.
+        """
+        return [
+            ("q", p.query, 3, False),
+            ("k", p.key, 3, True),
+            ("v", p.value, 3, True),
+            ("out", self.out, 3, False),
+            ("lse", self.lse, 2, False),
+            ("entropy", self.entropy, 2, False),
+            ("max", self.max, 2, False),
+            ("bias", None if p.bias is None else p.dense(p.bias), 3, False),
+            *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
+        ]
+
+    def vectors(self, p: Problem) -> dict[str, Array]:
+        """What has an address among the fields: by its name, a contiguous array."""
+        return self.tables(p) | ({} if p.sink is None else {"sink": by_head(p, p.sink)})
+
+    def tables(self, p: Problem) -> dict[str, Array]:
+        """The arrays of each rule's tables by their fields' names."""
+        return {
+            f"{prefix}_table{n}": table_array(table, p.compute)
+            for prefix, program in self.programs(p)
+            for n, table in enumerate(program.tables)
+        }
+
+    def words(self, p: Problem) -> dict[str, int | float]:
+        """The fields that do not depend on addresses; those that are not named are 0."""
+        j0 = p.origin[2]
+        words: dict[str, int | float] = {
+            "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS,
+            "span_bits": Plan.span_bits(p), "j": j0, "keys": p.keys, "scale": float(p.scale), "row_head": p.n_q,
+            "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))),
+        }  # fmt: skip
+        for name, x, keep, _ in self.arrays(p):
+            if x is not None and keep == 3:
+                axes = ("head", "row", "key" if name.startswith(("bias", "dense")) else "feature")
+                words |= {f"{name}_{axis}": step for axis, step in zip(axes, x.strides[-3:], strict=True)}
+        for prefix, program in self.programs(p):
+            words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
+        for name, table in self.tables(p).items():
+            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
+        return words
 
 
 def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
@@ -66,17 +133,16 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    dense = dense_masks(p)
-    arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
         (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
-        for prefix, program in _programs(p)
+        for prefix, program in results.programs(p)
     )
     signature = (
-        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
-        *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
+        results.name, target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, rules,
+        results.wishes(p),
+        *((None if x is None else (x.dtype, x.shape, x.strides)) for _, x, _, _ in results.arrays(p)),
     )  # fmt: skip
     found = _plans.get(signature)
     if found is None:
@@ -109,9 +175,12 @@ class Plan:
 
     def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
-        kind = kind_of(p, target, len(rows), results.entropy is not None)
+        kind = results.kind(p, target, len(rows))
         self.key, self.names = kind.key, kind.fields
-        self.fields = self._fields(p, results)
+        words = results.words(p)
+        values = [words.get(name, 0) for name in self.names]
+        layout = "".join("d" if isinstance(x, float) else "q" for x in values)
+        self.fields = np.frombuffer(struct.pack(layout, *values), np.uint64)
         self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
 
     def keep(self) -> bool:
@@ -122,20 +191,17 @@ class Plan:
         return True
 
     def run(self, p: Problem, results: Results) -> None:
-        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), dense_masks(p)
-
         def code() -> str:
-            return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
+            return source(results.kind(p, self.target, len(self.rows)), self.target, results)
 
-        kernel = cache.kernel(self.key, "forward", self.target, code)
+        word, vectors = self.names.index, results.vectors(p)
+        kernel = cache.kernel(self.key, results.name, self.target, code)
         fields = self.fields.copy()
         fields[word("seed")] = p.seed
-        if sink is not None:
-            fields[word("sink")] = address_of(sink)
-        for name, table in tables.items():
-            fields[word(name)] = address_of(table)
-        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
-        bases = np.array([*(0 if x is None else address_of(x) for x in arrays), 0], np.int64)
+        for name, vector in vectors.items():
+            fields[word(name)] = address_of(vector)
+        arrays = results.arrays(p)
+        bases = np.array([*(0 if x is None else address_of(x) for _, x, _, _ in arrays), 0], np.int64)
         partial: Array | None = None
         for stage in self.stages:
             if stage.partial and partial is None:
@@ -157,32 +223,6 @@ class Plan:
                 kernel(address_of(mine))
 
             spread(part, range(len(cuts) - 1), self.threads)
-
-    def _fields(self, p: Problem, results: Results) -> Array:
-        j0 = p.origin[2]
-        words: dict[str, int | float] = {
-            "groups": 0, "count": 0, "items": 0, "tiles": 0, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
-            "shift": j0 % KEYS, "first_tile": j0 // KEYS, "span_bits": self.span_bits(p), "j": j0, "keys": p.keys,
-            "scale": float(p.scale),
-            "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
-            "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
-            "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
-            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2], "row_head": p.n_q,
-            "bias_head": 0, "bias_row": 0, "bias_key": 0, "sink": 0,
-            "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))), "seed": 0,
-        }  # fmt: skip
-        if p.bias is not None:
-            words |= zip(("bias_head", "bias_row", "bias_key"), p.dense(p.bias).strides[-3:], strict=True)
-        for n, x in enumerate(dense_masks(p)):
-            words |= zip((f"dense{n}_head", f"dense{n}_row", f"dense{n}_key"), x.strides[-3:], strict=True)
-        for prefix, program in _programs(p):
-            words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
-        for name, table in _table_fields(p).items():
-            words[name] = 0
-            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
-        values = [words[name] for name in self.names]
-        layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-        return np.frombuffer(struct.pack(layout, *values), np.uint64)
 
     @staticmethod
     def span_bits(p: Problem) -> int:
@@ -326,17 +366,8 @@ class Stages:
         between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
         return first, stop, *_ends((kinds != EVERYTHING) & between)
 
-    def arrays(self) -> Iterator[tuple[str, Array | None, int, bool]]:
-        """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
-        heads of a group share it, and all rows.
-        """
-        p, r = self.p, self.results
-        yield from (("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", r.out, 3, False))
-        for name in ("lse", "entropy", "max"):
-            yield name, getattr(r, name), 2, False
-        yield "bias", None if p.bias is None else p.dense(p.bias), 3, False
-        for n, x in enumerate(dense_masks(p)):
-            yield f"dense{n}", x, 3, False
+    def arrays(self) -> Iterable[tuple[str, Array | None, int, bool]]:
+        return self.results.arrays(self.p)
 
     def items(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
         """Items (batch × heads × rows, words) of some batch elements."""
@@ -377,25 +408,9 @@ def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
     return offsets
 
 
-def _sink(p: Problem) -> Array | None:
-    if p.sink is None:
-        return None
-    return np.ascontiguousarray(np.broadcast_to(p.sink.astype(p.compute), (p.heads,)))
-
-
-def _programs(p: Problem) -> list[tuple[str, Program]]:
-    """The rules of a call, with what their fields' names begin with."""
-    nodes = (("mask", p.mask_node), ("score", p.score_node))
-    return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
-
-
-def _table_fields(p: Problem) -> dict[str, Array]:
-    """The arrays of each rule's tables by their fields' names."""
-    return {
-        f"{prefix}_table{n}": table_array(table, p.compute)
-        for prefix, program in _programs(p)
-        for n, table in enumerate(program.tables)
-    }
+def by_head(p: Problem, x: Array) -> Array:
+    """What a sink says, for each query head."""
+    return np.ascontiguousarray(np.broadcast_to(x.astype(p.compute), (p.heads,)))
 
 
 def table_array(table: Table, real: Any) -> Array:
@@ -418,34 +433,43 @@ def _ends(marked: Array) -> tuple[Array, Array]:
     return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
 
 
-def source(kind: Kind, target: Target) -> str:
+def source(kind: Kind, target: Target, results: Results) -> str:
     """The IR of a kernel. The language of kernels is loaded only where one is written."""
     from regard.engines.cpu.emit import Kernel
-    from regard.engines.cpu.few_queries import FewQueries
-    from regard.engines.cpu.many_queries import ManyQueries
 
     collects = gc.isenabled()
     gc.disable()  # it would look again and again at a hundred thousand objects that all stay
     try:
-        k = Kernel("forward", target, kind.fields)
-        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+        k = Kernel(results.name, target, kind.fields)
+        results.kernel(kind)(k, kind).run()
         return k.text()
     finally:
         if collects:
             gc.enable()
 
 
-def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
-    """The kernel for so many rows of a call."""
-    rules = {prefix: Arguments(prefix, program) for prefix, program in _programs(p)}
+def kind_of(
+    p: Problem,
+    target: Target,
+    rows: int,
+    programs: Sequence[tuple[str, Program]],
+    entropy: bool,
+    few: bool = True,
+    more: Sequence[Array] = (),
+) -> Kind:
+    """The kernel for so many rows of a call.
+
+    few: whether lanes may be keys. more: arrays that are read as keys and values are.
+    """
+    rules = {prefix: Arguments(prefix, program) for prefix, program in programs}
     mask, score = rules.get("mask"), rules.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
     W = target.lanes(real.size)
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
-    straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value)]
+    straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value, *more)]
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = lanes <= min(FEW, W) and straight[1]
+    few = few and lanes <= min(FEW, W) and straight[1]
     converted = element is not real and not pairs
     return Kind(
         element=element,
@@ -466,7 +490,8 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
 
 def working_memory(p: Problem) -> int:
     """About how many bytes a call takes beyond inputs and outputs: tiles, items, and lists of tiles."""
-    kind = kind_of(p, chosen(), p.n_q, False)
+    nothing = np.empty(0)
+    kind = Results(nothing, nothing, None, None).kind(p, chosen(), p.n_q)
     blocks = p.heads * -(-p.n_q // kind.lanes)
     items, lists = p.batch * blocks, 1
     if p.hiding:
