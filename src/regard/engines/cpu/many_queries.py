@@ -248,13 +248,10 @@ class ManyQueries(Forward):
         for number, (name, weights) in enumerate(factors):
             values, row = self._values(tile, name)
 
-            def add(a: Value, c: Value | int, total: Value, number: int = number) -> None:
+            def add(a: Value, c: Value | int, total: Value, first: bool = number == 0) -> None:
                 at = a * self.B + c
-                O[at] = (
-                    self.load(O, at) + total
-                    if number
-                    else k.fma(self.load(O, at), self.load(self.tile.rescale, c), total)
-                )
+                old = self.load(O, at)
+                O[at] = k.fma(old, self.load(self.tile.rescale, c), total) if first else old + total
 
             (self._add_visible if careful else self._add_all)(tile, values, row, weights, add)
 
