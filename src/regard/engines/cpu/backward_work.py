@@ -324,8 +324,8 @@ def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
         entropy=entropy,
         bent=bent,
         readings=readings,
-        bias_rows=rows > 1 or keys == 1,
-        bias_keys=keys > 1,
+        bias_rows=rows != 1 or keys == 1,
+        bias_keys=keys != 1,
     )
 
 
