@@ -7,10 +7,10 @@ when those are done, so that it does not grow with n_q · n_k.
 
 import gc
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -36,14 +36,18 @@ from regard.problem import Problem
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread
 
+if TYPE_CHECKING:
+    from regard.engines.cpu.emit import Kernel
+
 Array = np.ndarray[Any, np.dtype[Any]]
+K = TypeVar("K", bound="Kept")
 
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 KEPT = 256  # plans
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
-_plans: dict[Any, "Plan"] = {}
+_plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
@@ -66,25 +70,38 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    dense = dense_masks(p)
-    arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
+    call = (rows, *signature(p, target, threads, (p.query, p.key, p.value, *results, p.bias, *dense_masks(p))))
+    return kept(call, lambda: Plan(p, target, results, rows, threads))
+
+
+def signature(p: Problem, target: Target, threads: int, arrays: Iterable[Array | None]) -> tuple[Any, ...]:
+    """What plans depend on: all of a call but the addresses of these arrays, and what they hold."""
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
         (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
-        for prefix, program in _programs(p)
+        for prefix, program in programs(p)
     )
-    signature = (
-        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+    return (
+        target.name, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
         *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
     )  # fmt: skip
-    found = _plans.get(signature)
+
+
+class Kept(Protocol):
+    def keep(self) -> bool:
+        """Make ready to be kept, with no array of a problem or its rules; False if that would be too much."""
+
+
+def kept(call: tuple[Any, ...], make: Callable[[], K]) -> K:
+    """The plan of such a call, which may be kept."""
+    found = _plans.get(call)
     if found is None:
-        found = Plan(p, target, results, rows, threads)
+        found = make()
         if found.keep():
             while len(_plans) >= KEPT:
                 _plans.pop(next(iter(_plans)), None)
-            _plans[signature] = found
+            _plans[call] = found
     return found
 
 
@@ -115,14 +132,14 @@ class Plan:
         self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
 
     def keep(self) -> bool:
-        """Keep all stages, and no array of the problem or its rules; False if they are too many."""
         if not isinstance(self.stages, Stages) or not self.stages.short:
             return False
         self.stages = tuple(self.stages)
         return True
 
     def run(self, p: Problem, results: Results) -> None:
-        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), dense_masks(p)
+        word, sink, dense = self.names.index, _sink(p), dense_masks(p)
+        tables = table_fields(programs(p), p.compute)
 
         def code() -> str:
             return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
@@ -159,30 +176,12 @@ class Plan:
             spread(part, range(len(cuts) - 1), self.threads)
 
     def _fields(self, p: Problem, results: Results) -> Array:
-        j0 = p.origin[2]
-        words: dict[str, int | float] = {
-            "groups": 0, "count": 0, "items": 0, "tiles": 0, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
-            "shift": j0 % KEYS, "first_tile": j0 // KEYS, "span_bits": self.span_bits(p), "j": j0, "keys": p.keys,
-            "scale": float(p.scale),
+        words = shared_fields(p, programs(p)) | {
+            "span_bits": self.span_bits(p),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
-            "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
-            "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
-            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2], "row_head": p.n_q,
-            "bias_head": 0, "bias_row": 0, "bias_key": 0, "sink": 0,
-            "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))), "seed": 0,
+            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2],
         }  # fmt: skip
-        if p.bias is not None:
-            words |= zip(("bias_head", "bias_row", "bias_key"), p.dense(p.bias).strides[-3:], strict=True)
-        for n, x in enumerate(dense_masks(p)):
-            words |= zip((f"dense{n}_head", f"dense{n}_row", f"dense{n}_key"), x.strides[-3:], strict=True)
-        for prefix, program in _programs(p):
-            words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
-        for name, table in _table_fields(p).items():
-            words[name] = 0
-            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
-        values = [words[name] for name in self.names]
-        layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-        return np.frombuffer(struct.pack(layout, *values), np.uint64)
+        return packed(self.names, words)
 
     @staticmethod
     def span_bits(p: Problem) -> int:
@@ -383,17 +382,46 @@ def _sink(p: Problem) -> Array | None:
     return np.ascontiguousarray(np.broadcast_to(p.sink.astype(p.compute), (p.heads,)))
 
 
-def _programs(p: Problem) -> list[tuple[str, Program]]:
+def programs(p: Problem) -> list[tuple[str, Program]]:
     """The rules of a call, with what their fields' names begin with."""
     nodes = (("mask", p.mask_node), ("score", p.score_node))
     return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
 
 
-def _table_fields(p: Problem) -> dict[str, Array]:
+def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
+    """The fields that every kernel has, but for addresses."""
+    j0 = p.origin[2]
+    words: dict[str, int | float] = {
+        "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
+        "scale": float(p.scale), "row_head": p.n_q,
+        "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
+        "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
+        "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))),
+    }  # fmt: skip
+    dense = {f"dense{n}": x for n, x in enumerate(dense_masks(p))}
+    if p.bias is not None:
+        dense["bias"] = p.dense(p.bias)
+    for name, x in dense.items():
+        words |= zip((f"{name}_head", f"{name}_row", f"{name}_key"), x.strides[-3:], strict=True)
+    for prefix, program in rules:
+        words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
+        for n, table in enumerate(program.tables):
+            words |= {f"{prefix}_table{n}_size{axis}": length for axis, length in enumerate(table.shape)}
+    return words
+
+
+def packed(names: Sequence[str], words: Mapping[str, int | float]) -> Array:
+    """The fields with these names, 0 where there is no word; not to be written to."""
+    values = [words.get(name, 0) for name in names]
+    layout = "".join("d" if isinstance(x, float) else "q" for x in values)
+    return np.frombuffer(struct.pack(layout, *values), np.uint64)
+
+
+def table_fields(rules: Sequence[tuple[str, Program]], real: Any) -> dict[str, Array]:
     """The arrays of each rule's tables by their fields' names."""
     return {
-        f"{prefix}_table{n}": table_array(table, p.compute)
-        for prefix, program in _programs(p)
+        f"{prefix}_table{n}": table_array(table, real)
+        for prefix, program in rules
         for n, table in enumerate(program.tables)
     }
 
@@ -419,16 +447,26 @@ def _ends(marked: Array) -> tuple[Array, Array]:
 
 
 def source(kind: Kind, target: Target) -> str:
+    """The IR of a kernel."""
+
+    def write(k: "Kernel") -> None:
+        from regard.engines.cpu.few_queries import FewQueries
+        from regard.engines.cpu.many_queries import ManyQueries
+
+        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+
+    return written("forward", kind.fields, target, write)
+
+
+def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
     """The IR of a kernel. The language of kernels is loaded only where one is written."""
     from regard.engines.cpu.emit import Kernel
-    from regard.engines.cpu.few_queries import FewQueries
-    from regard.engines.cpu.many_queries import ManyQueries
 
     collects = gc.isenabled()
     gc.disable()  # it would look again and again at a hundred thousand objects that all stay
     try:
-        k = Kernel("forward", target, kind.fields)
-        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+        k = Kernel(name, target, fields)
+        write(k)
         return k.text()
     finally:
         if collects:
@@ -437,7 +475,7 @@ def source(kind: Kind, target: Target) -> str:
 
 def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     """The kernel for so many rows of a call."""
-    rules = {prefix: Arguments(prefix, program) for prefix, program in _programs(p)}
+    rules = {prefix: Arguments(prefix, program) for prefix, program in programs(p)}
     mask, score = rules.get("mask"), rules.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
