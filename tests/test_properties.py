@@ -141,11 +141,22 @@ def check_forward(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) 
     assert (seen.entropy[~alone] == 0).all()
 
 
+def check_gradients(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    rng = np.random.default_rng(0)
+    dout = rng.standard_normal(frame.out_shape(p)).astype(q.dtype)
+    dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
+    g = regard.attention_vjp(q, k, v, dout, dlse=dlse, dentropy=dentropy, **options, engine=engine)
+    turned = (frame.inward(getattr(g, name)) for name in ("query", "key", "value"))
+    assert_gradients(p, Outputs(frame.inward(dout), dlse, dentropy), Differential(*turned, g.bias, g.sink, g.tables))
+
+
 @given(calls(STRUCTURES))
 def test_any_call_on_compiled_kernels(call: tuple[Any, Any, Any, dict[str, Any]]) -> None:
     q, k, v, options = call
     note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
     check_forward("cpu", q, k, v, options)
+    check_gradients("cpu", q, k, v, options)
 
 
 @given(calls())
@@ -153,15 +164,9 @@ def test_any_call_agrees_with_the_specification(call: tuple[Any, Any, Any, dict[
     q, k, v, options = call
     note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
     check_forward("tiled", q, k, v, options)
+    check_gradients("tiled", q, k, v, options)
     p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(0)
-
-    dout = rng.standard_normal(frame.out_shape(p)).astype(q.dtype)
-    dlse = rng.standard_normal(frame.per_head_shape(p.shape(p.n_q)))
-    g = regard.attention_vjp(q, k, v, dout, dlse=dlse, **options, engine="tiled")
-    turned = (frame.inward(getattr(g, name)) for name in ("query", "key", "value"))
-    assert_gradients(p, Outputs(frame.inward(dout), dlse, None), Differential(*turned, g.bias, g.sink, g.tables))
-
     dq, dk, dv = (rng.standard_normal(x.shape).astype(x.dtype) for x in (q, k, v))
     _, tangent = regard.attention_jvp(q, k, v, dq, dk, dv, **options, engine="tiled")
     assert tangent.out is not None

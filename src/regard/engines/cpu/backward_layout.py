@@ -8,13 +8,15 @@ from regard.engines.cpu.element import I32
 from regard.engines.cpu.layout import ITEM, KEYS, Kind
 
 GROUP, GROUP_SIZE = 16, 2**21  # items that share tiles while they are near: at most, and their bytes
+TRAINED_GROUP = 4  # the same where a table has a gradient
+STRANDS = 4, 4  # sums of a table's gradient that are made side by side: of batch elements and heads, of tiles
 
 FIELDS = (
     "groups", "count", "items", "tiles", "scratch", "from", "to", "d", "d_v", "n_k", "shift", "first_tile", "j",
     "keys", "scale", "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature",
     "out_head", "out_row", "out_feature", "dout_head", "dout_row", "dout_feature", "row_head",
     "dq_head", "dq_row", "dk_row", "dv_row", "bias_head", "bias_row", "bias_key", "dbias_row", "dbias_key",
-    "threshold", "kept", "seed",
+    "threshold", "kept", "seed", "strand_tiles",
 )  # fmt: skip
 ADDRESSES = (
     "q", "k", "v", "out", "dout", "lse", "given", "d_entropy", "c", "dq", "dk", "dv", "bias", "dbias",
@@ -47,7 +49,7 @@ class BackwardKind(Kind):
     @property
     def fields(self) -> tuple[str, ...]:
         rules = [name for program in (self.mask, self.score) if program for name in program.fields]
-        return (*FIELDS, *self.dense_fields, *rules, *(f"dtable{n}" for n in self.trained))
+        return (*FIELDS, *self.dense_fields, *rules, *(f"dtable{n}{x}" for n in self.trained for x in ("", "_step")))
 
     @property
     def trained(self) -> list[int]:
@@ -66,9 +68,9 @@ class BackwardKind(Kind):
 # Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
 
 
-def padded(kind: Kind, d: Any) -> Any:
-    """The length of a row of d features in whole vectors of 64 bytes, which any vector divides."""
-    lanes = 64 // kind.real.size
+def padded(size: int, d: Any) -> Any:
+    """The length of a row of d features of `size` bytes in whole vectors of 64 bytes, which any vector divides."""
+    lanes = 64 // size
     return (d + (lanes - 1)) // lanes * lanes
 
 
@@ -80,8 +82,8 @@ def tile_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
         area |= {"bias": tile, "dbias": tile}
     if kind.pairs:
         area |= dict.fromkeys(("P_short", "dS_short", "dS_pairs"), tile // 2)
-        area["k_pairs"] = KEYS // 2 * padded(kind, d)
-    copies = {"k_copy": KEYS * padded(kind, d), "v_copy": KEYS * padded(kind, d_v)}
+        area["k_pairs"] = KEYS // 2 * padded(kind.real.size, d)
+    copies = {"k_copy": KEYS * padded(kind.real.size, d), "v_copy": KEYS * padded(kind.real.size, d_v)}
     return area | copies | {"O": kind.lanes * d_v, "state": 16}
 
 
@@ -91,7 +93,7 @@ def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
     words = dict.fromkeys(("g", "r"), B * 8 // kind.real.size)
     integers = B * (1 if kind.integer is I32 else 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": B, "second": B, "lse": B, "c": B, "d_entropy": B}
-    rows = {"q_rows": B * padded(kind, d), "dout_rows": B * padded(kind, d_v)}
+    rows = {"q_rows": B * padded(kind.real.size, d), "dout_rows": B * padded(kind.real.size, d_v)}
     return {"state": 16, **words, **lanes, **rows, "q": B * (d + 1), "dout": B * (d_v + 1), "dq": B * d}
 
 

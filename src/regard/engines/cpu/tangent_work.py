@@ -1,7 +1,7 @@
 """From a problem and tangents of its inputs to the tangent kernel: forward's plans, with more arrays."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,9 +9,12 @@ from regard.engines.cpu.element import type_of
 from regard.engines.cpu.layout import Kind
 from regard.engines.cpu.tangent_layout import TangentKind
 from regard.engines.cpu.target import Target
-from regard.engines.cpu.work import Results, by_head, kind_of, run
+from regard.engines.cpu.work import Results, by_head, kind_of, run, written
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Program, Table, tangent
+
+if TYPE_CHECKING:
+    from regard.engines.cpu.emit import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,7 +35,7 @@ class Tangents(Results):
     def kind(self, p: Problem, target: Target, rows: int) -> TangentKind:
         t = self.t
         more = [x for x in (t.key, t.value) if x is not None]
-        plain = kind_of(p, target, rows, self.programs(p), True, few=False, more=more)
+        plain = kind_of(p, target, rows, self.rules(p), entropy=True, few=False, more=more)
         inputs = {"q": t.query, "k": t.key, "v": t.value, "sink": t.sink}
         return TangentKind(
             **vars(plain),
@@ -42,16 +45,20 @@ class Tangents(Results):
             given=self.given,
         )
 
-    def kernel(self, kind: Kind) -> Any:
-        from regard.engines.cpu.tangent_kernel import Tangent
+    def source(self, kind: Kind, target: Target) -> str:
+        def write(k: "Kernel") -> None:
+            from regard.engines.cpu.tangent_kernel import Tangent
 
-        return Tangent
+            assert isinstance(kind, TangentKind)
+            Tangent(k, kind).run()
 
-    def wishes(self, p: Problem) -> tuple[bool, ...]:
-        return (*super().wishes(p), self.t.sink is None, self.given)
+        return written(self.name, kind.fields, target, write)
 
-    def programs(self, p: Problem) -> list[tuple[str, Program]]:
-        found = dict(super().programs(p))
+    def wishes(self, p: Problem) -> tuple[Any, ...]:
+        return self.t.sink is None, self.given, *(table in self.t.tables for table in p.tables)
+
+    def rules(self, p: Problem) -> list[tuple[str, Program]]:
+        found = dict(super().rules(p))
         return list((found if self.score is None else found | {"score": self.score}).items())
 
     def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
@@ -69,6 +76,14 @@ class Tangents(Results):
 
     def vectors(self, p: Problem) -> dict[str, Array]:
         return super().vectors(p) | ({} if self.t.sink is None else {"sink_dot": by_head(p, self.t.sink)})
+
+    def words(self, p: Problem) -> dict[str, int | float]:
+        words = super().words(p) | {"out_feature": self.out.strides[-1]}
+        for name, x, keep, _ in self.arrays(p):
+            if x is not None and keep == 3 and name.endswith("_dot"):
+                axes = ("head", "row", "key" if name == "bias_dot" else "feature")
+                words |= {f"{name}_{axis}": step for axis, step in zip(axes, x.strides[-3:], strict=True)}
+        return words
 
 
 def jvp(p: Problem, target: Target, t: Differential, outputs: Outputs | None) -> tuple[Outputs, Outputs]:

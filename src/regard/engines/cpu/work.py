@@ -7,10 +7,10 @@ when those are done, so that it does not grow with n_q · n_k.
 
 import gc
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -36,14 +36,18 @@ from regard.problem import Problem
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread
 
+if TYPE_CHECKING:
+    from regard.engines.cpu.emit import Kernel
+
 Array = np.ndarray[Any, np.dtype[Any]]
+K = TypeVar("K", bound="Kept")
 
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 KEPT = 256  # plans
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
-_plans: dict[Any, "Plan"] = {}
+_plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
@@ -58,69 +62,41 @@ class Results:
     name = "forward"
 
     def kind(self, p: Problem, target: Target, rows: int) -> Kind:
-        return kind_of(p, target, rows, self.programs(p), self.entropy is not None)
+        return kind_of(p, target, rows, self.rules(p), self.entropy is not None)
 
-    def wishes(self, p: Problem) -> tuple[bool, ...]:
-        """What a plan depends on beside rules and arrays with an address in items."""
-        return (p.sink is None,)
+    def source(self, kind: Kind, target: Target) -> str:
+        return source(kind, target)
 
-    def kernel(self, kind: Kind) -> Any:
-        """The class that writes it."""
-        from regard.engines.cpu.few_queries import FewQueries
-        from regard.engines.cpu.many_queries import ManyQueries
+    def rules(self, p: Problem) -> list[tuple[str, Program]]:
+        return programs(p)
 
-        return FewQueries if kind.few else ManyQueries
-
-    def programs(self, p: Problem) -> list[tuple[str, Program]]:
-        """The rules, with what their fields' names begin with."""
-        nodes = (("mask", p.mask_node), ("score", p.score_node))
-        return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
+    def wishes(self, p: Problem) -> tuple[Any, ...]:
+        """What a plan depends on that is neither in the problem nor in `arrays`."""
+        return ()
 
     def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
         """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
         heads of a group share it, and all rows.
         """
         return [
-            ("q", p.query, 3, False),
-            ("k", p.key, 3, True),
-            ("v", p.value, 3, True),
-            ("out", self.out, 3, False),
-            ("lse", self.lse, 2, False),
-            ("entropy", self.entropy, 2, False),
-            ("max", self.max, 2, False),
+            ("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", self.out, 3, False),
+            ("lse", self.lse, 2, False), ("entropy", self.entropy, 2, False), ("max", self.max, 2, False),
             ("bias", None if p.bias is None else p.dense(p.bias), 3, False),
             *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
-        ]
+        ]  # fmt: skip
 
     def vectors(self, p: Problem) -> dict[str, Array]:
-        """What has an address among the fields: by its name, a contiguous array."""
-        return self.tables(p) | ({} if p.sink is None else {"sink": by_head(p, p.sink)})
-
-    def tables(self, p: Problem) -> dict[str, Array]:
-        """The arrays of each rule's tables by their fields' names."""
-        return {
-            f"{prefix}_table{n}": table_array(table, p.compute)
-            for prefix, program in self.programs(p)
-            for n, table in enumerate(program.tables)
-        }
+        """What has an address among the fields, contiguous arrays."""
+        sinks = {} if p.sink is None else {"sink": by_head(p, p.sink)}
+        return sinks | table_fields(self.rules(p), p.compute)
 
     def words(self, p: Problem) -> dict[str, int | float]:
-        """The fields that do not depend on addresses; those that are not named are 0."""
-        j0 = p.origin[2]
-        words: dict[str, int | float] = {
-            "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS,
-            "span_bits": Plan.span_bits(p), "j": j0, "keys": p.keys, "scale": float(p.scale), "row_head": p.n_q,
-            "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))),
+        """The fields but for addresses."""
+        return shared_fields(p, self.rules(p)) | {
+            "span_bits": span_bits(p.d, p.dtype.itemsize),
+            "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
+            "out_head": self.out.strides[-3], "out_row": self.out.strides[-2],
         }  # fmt: skip
-        for name, x, keep, _ in self.arrays(p):
-            if x is not None and keep == 3:
-                axes = ("head", "row", "key" if name.startswith(("bias", "dense")) else "feature")
-                words |= {f"{name}_{axis}": step for axis, step in zip(axes, x.strides[-3:], strict=True)}
-        for prefix, program in self.programs(p):
-            words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
-        for name, table in self.tables(p).items():
-            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
-        return words
 
 
 def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
@@ -133,24 +109,39 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
+    arrays = (x for _, x, _, _ in results.arrays(p))
+    call = (results.name, rows, results.wishes(p), *signature(p, target, threads, arrays))
+    return kept(call, lambda: Plan(p, target, results, rows, threads))
+
+
+def signature(p: Problem, target: Target, threads: int, arrays: Iterable[Array | None]) -> tuple[Any, ...]:
+    """What plans depend on: all of a call but the addresses of these arrays, and what they hold."""
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
         (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
-        for prefix, program in results.programs(p)
+        for prefix, program in programs(p)
     )
-    signature = (
-        results.name, target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, rules,
-        results.wishes(p),
-        *((None if x is None else (x.dtype, x.shape, x.strides)) for _, x, _, _ in results.arrays(p)),
+    return (
+        target.name, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+        *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
     )  # fmt: skip
-    found = _plans.get(signature)
+
+
+class Kept(Protocol):
+    def keep(self) -> bool:
+        """Make ready to be kept, with no array of a problem or its rules; False if that would be too much."""
+
+
+def kept(call: tuple[Any, ...], make: Callable[[], K]) -> K:
+    """The plan of such a call, which may be kept."""
+    found = _plans.get(call)
     if found is None:
-        found = Plan(p, target, results, rows, threads)
+        found = make()
         if found.keep():
             while len(_plans) >= KEPT:
                 _plans.pop(next(iter(_plans)), None)
-            _plans[signature] = found
+            _plans[call] = found
     return found
 
 
@@ -177,14 +168,10 @@ class Plan:
         self.target, self.rows, self.threads = target, rows, threads
         kind = results.kind(p, target, len(rows))
         self.key, self.names = kind.key, kind.fields
-        words = results.words(p)
-        values = [words.get(name, 0) for name in self.names]
-        layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-        self.fields = np.frombuffer(struct.pack(layout, *values), np.uint64)
+        self.fields = packed(self.names, results.words(p))
         self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
 
     def keep(self) -> bool:
-        """Keep all stages, and no array of the problem or its rules; False if they are too many."""
         if not isinstance(self.stages, Stages) or not self.stages.short:
             return False
         self.stages = tuple(self.stages)
@@ -192,16 +179,15 @@ class Plan:
 
     def run(self, p: Problem, results: Results) -> None:
         def code() -> str:
-            return source(results.kind(p, self.target, len(self.rows)), self.target, results)
+            return results.source(results.kind(p, self.target, len(self.rows)), self.target)
 
-        word, vectors = self.names.index, results.vectors(p)
+        vectors = results.vectors(p)
         kernel = cache.kernel(self.key, results.name, self.target, code)
         fields = self.fields.copy()
-        fields[word("seed")] = p.seed
+        fields[SEED] = p.seed
         for name, vector in vectors.items():
-            fields[word(name)] = address_of(vector)
-        arrays = results.arrays(p)
-        bases = np.array([*(0 if x is None else address_of(x) for _, x, _, _ in arrays), 0], np.int64)
+            fields[self.names.index(name)] = address_of(vector)
+        bases = np.array([*(0 if x is None else address_of(x) for _, x, _, _ in results.arrays(p)), 0], np.int64)
         partial: Array | None = None
         for stage in self.stages:
             if stage.partial and partial is None:
@@ -224,12 +210,10 @@ class Plan:
 
             spread(part, range(len(cuts) - 1), self.threads)
 
-    @staticmethod
-    def span_bits(p: Problem) -> int:
-        return span_bits(p.d, p.dtype.itemsize)
 
-
-GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
+GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SEED = (
+    FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch", "seed")
+)
 
 
 class Stages:
@@ -288,7 +272,7 @@ class Stages:
         """Few items with many keys: each span by itself, then what merges them, if there is anything to merge."""
         kind, p = self.kind, self.p
         size = sum(span_area(kind, p.d_v).values()) * kind.real.size
-        spans = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> Plan.span_bits(p)
+        spans = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> span_bits(p.d, p.dtype.itemsize)
         made, numbers = [], []
         for item in items:
             mine = spans[item[self.word("tiles")] :][: item[self.word("count")]]
@@ -413,6 +397,50 @@ def by_head(p: Problem, x: Array) -> Array:
     return np.ascontiguousarray(np.broadcast_to(x.astype(p.compute), (p.heads,)))
 
 
+def programs(p: Problem) -> list[tuple[str, Program]]:
+    """The rules of a call, with what their fields' names begin with."""
+    nodes = (("mask", p.mask_node), ("score", p.score_node))
+    return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
+
+
+def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
+    """The fields that every kernel has, but for addresses."""
+    j0 = p.origin[2]
+    words: dict[str, int | float] = {
+        "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
+        "scale": float(p.scale), "row_head": p.n_q,
+        "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
+        "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
+        "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))),
+    }  # fmt: skip
+    dense = {f"dense{n}": x for n, x in enumerate(dense_masks(p))}
+    if p.bias is not None:
+        dense["bias"] = p.dense(p.bias)
+    for name, x in dense.items():
+        words |= zip((f"{name}_head", f"{name}_row", f"{name}_key"), x.strides[-3:], strict=True)
+    for prefix, program in rules:
+        words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
+        for n, table in enumerate(program.tables):
+            words |= {f"{prefix}_table{n}_size{axis}": length for axis, length in enumerate(table.shape)}
+    return words
+
+
+def packed(names: Sequence[str], words: Mapping[str, int | float]) -> Array:
+    """The fields with these names, 0 where there is no word; not to be written to."""
+    values = [words.get(name, 0) for name in names]
+    layout = "".join("d" if isinstance(x, float) else "q" for x in values)
+    return np.frombuffer(struct.pack(layout, *values), np.uint64)
+
+
+def table_fields(rules: Sequence[tuple[str, Program]], real: Any) -> dict[str, Array]:
+    """The arrays of each rule's tables by their fields' names."""
+    return {
+        f"{prefix}_table{n}": table_array(table, real)
+        for prefix, program in rules
+        for n, table in enumerate(program.tables)
+    }
+
+
 def table_array(table: Table, real: Any) -> Array:
     """The array of a table as kernels read it: the call's float type, or int64."""
     kept = _tables.setdefault(table, {})
@@ -433,15 +461,27 @@ def _ends(marked: Array) -> tuple[Array, Array]:
     return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
 
 
-def source(kind: Kind, target: Target, results: Results) -> str:
+def source(kind: Kind, target: Target) -> str:
+    """The IR of a kernel."""
+
+    def write(k: "Kernel") -> None:
+        from regard.engines.cpu.few_queries import FewQueries
+        from regard.engines.cpu.many_queries import ManyQueries
+
+        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+
+    return written("forward", kind.fields, target, write)
+
+
+def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
     """The IR of a kernel. The language of kernels is loaded only where one is written."""
     from regard.engines.cpu.emit import Kernel
 
     collects = gc.isenabled()
     gc.disable()  # it would look again and again at a hundred thousand objects that all stay
     try:
-        k = Kernel(results.name, target, kind.fields)
-        results.kernel(kind)(k, kind).run()
+        k = Kernel(name, target, fields)
+        write(k)
         return k.text()
     finally:
         if collects:
@@ -452,7 +492,7 @@ def kind_of(
     p: Problem,
     target: Target,
     rows: int,
-    programs: Sequence[tuple[str, Program]],
+    rules: Sequence[tuple[str, Program]],
     entropy: bool,
     few: bool = True,
     more: Sequence[Array] = (),
@@ -461,8 +501,8 @@ def kind_of(
 
     few: whether lanes may be keys. more: arrays that are read as keys and values are.
     """
-    rules = {prefix: Arguments(prefix, program) for prefix, program in programs}
-    mask, score = rules.get("mask"), rules.get("score")
+    found = {prefix: Arguments(prefix, program) for prefix, program in rules}
+    mask, score = found.get("mask"), found.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
     W = target.lanes(real.size)
@@ -490,8 +530,7 @@ def kind_of(
 
 def working_memory(p: Problem) -> int:
     """About how many bytes a call takes beyond inputs and outputs: tiles, items, and lists of tiles."""
-    nothing = np.empty(0)
-    kind = Results(nothing, nothing, None, None).kind(p, chosen(), p.n_q)
+    kind = kind_of(p, chosen(), p.n_q, programs(p), entropy=False)
     blocks = p.heads * -(-p.n_q // kind.lanes)
     items, lists = p.batch * blocks, 1
     if p.hiding:
