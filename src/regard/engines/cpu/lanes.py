@@ -3,7 +3,7 @@
 Each works on *items*, blocks of queries that share a key and a value head, against *tiles* of keys.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +51,16 @@ class Lanes:
         for name, size in sizes.items():
             made[name], start = start, start + size
         return SimpleNamespace(**made), start
+
+    def _pick(self, n: Value, options: Sequence[Value]) -> Value:
+        """The n-th of some values."""
+        *others, chosen = options
+        for m, x in reversed(list(enumerate(others))):
+            chosen = self.k.where(n == m, x, chosen)
+        return chosen
+
+    def _pick_pointer(self, n: Value, options: Sequence[Pointer]) -> Pointer:
+        return self.k.at(self._pick(n, [x.address for x in options]), options[0].type)
 
     def word(self, name: str) -> Value:
         return self.words[self.kind.item.index(name)]
@@ -183,16 +193,14 @@ class Lanes:
         factor: Callable[[int, Value], Value],
         vector: Callable[..., Value],
         columns: range | None = None,
-        sums: list[list[Variable]] | None = None,
     ) -> list[list[Variable]]:
         """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each.
 
-        columns: where the vectors begin, the lanes unless they are given. sums: what is added to, else 0.
+        columns: where the vectors begin, the lanes unless they are given.
         """
         k = self.k
         columns = self.vectors() if columns is None else columns
-        if sums is None:
-            sums = [[k.variable(self.zero()) for _ in columns] for _ in range(rows)]
+        sums = [[k.variable(self.zero()) for _ in columns] for _ in range(rows)]
 
         def step(x: Value) -> None:
             vectors = [vector(x, c) for c in columns]

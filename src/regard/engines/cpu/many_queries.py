@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from regard.engines.cpu.element import I8, I32, I64, Type
-from regard.engines.cpu.emit import Pointer, Value, Variable
+from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import KEYS
@@ -55,62 +55,67 @@ class ManyQueries(Forward):
 
     # Products
 
+    def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
+        """What is multiplied: rows of keys, turned queries, and where the products go."""
+        return [("k", self.item.q, self.tile.P)]
+
     def _scores(self, tile: Tile) -> None:
         """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
-        k, kind = self.k, self.kind
+        k, kind, number = self.k, self.kind, I32 if self.kind.pairs else self.real
+        names, turned, results = zip(*self._products_of_keys(), strict=True)
+        stop = (self.d + 1) // 2 if kind.pairs else self.d
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
-
-        def block(count: int, p: Value) -> None:
-            if kind.bias and count > 1:
-                self._approach(kind.bias, tile, p, count)
-            sums = self._products_of_rows(tile, count, p, [("k", self.item.q)])
-            for r in range(count):
-                for c, s in zip(self.vectors(), sums[r], strict=True):
-                    self.tile.P[(p + r) * self.B + c] = s.value
-            if not kind.ruled:
-                with k.when(plain.value != 0):
-                    for r in range(count):
-                        for top, s in zip(tops, sums[r], strict=True):
-                            top.value = k.maximum(s.value, top.value)
-
         plain = k.variable(k.constant(I64, 1))
-        if kind.mask and not kind.ruled:
-            ends = tile.first, *tile.mixed, tile.stop
-            with k.loop(3) as part:
-                start, stop = (
-                    k.where(part == 0, ends[n], k.where(part == 1, ends[n + 1], ends[n + 2])) for n in range(2)
+        with k.loop(len(names)) as n:
+            keys, widths = zip(*(self._keys(tile, name) for name in names), strict=True)
+            rows, width = self._pick_pointer(n, keys).of(number), self._pick(n, widths)
+            queries, into = self._pick_pointer(n, turned).of(number), self._pick_pointer(n, results)
+
+            def block(count: int, p: Value) -> None:
+                if kind.bias and count > 1:
+                    with k.when(n == 0):
+                        self._approach(kind.bias, tile, p, count)
+                lines = [rows.bytes((p + r) * width) for r in range(count)]
+                sums = self._product(
+                    count,
+                    k.whole(0),
+                    stop,
+                    lambda r, x: lines[r][x],
+                    lambda x, c: (queries + x * self.B + c).load(0, self.W),
                 )
-                plain.value = (part != 1).to(I64)
-                self._blocks(start, stop, block)
-        else:
-            self._blocks(tile.first, tile.stop, block)
+                for r in range(count):
+                    for c, s in zip(self.vectors(), sums[r], strict=True):
+                        self._add_product(into, (p + r) * self.B + c, s.value, n, results)
+                if not kind.ruled:
+                    with k.when(plain.value != 0):
+                        for r in range(count):
+                            for top, s in zip(tops, sums[r], strict=True):
+                                top.value = k.maximum(s.value, top.value)
+
+            if kind.mask and not kind.ruled:
+                ends = tile.first, *tile.mixed, tile.stop
+                with k.loop(3) as part:
+                    start, end = (self._pick(part, ends[m : m + 3]) for m in range(2))
+                    plain.value = ((part != 1) & (n == 0)).to(I64)
+                    self._blocks(start, end, block)
+            else:
+                plain.value = (n == 0).to(I64)
+                self._blocks(tile.first, tile.stop, block)
         for c, top in zip(self.vectors(), tops, strict=True):
             self.tile.top[c] = top.value
 
-    def _products_of_rows(
-        self, tile: Tile, count: int, p: Value, factors: Sequence[tuple[str, Pointer]]
-    ) -> list[list[Variable]]:
-        """The products of some keys from the p-th on, or of their tangents, with turned queries; their sum."""
-        k, kind, sums = self.k, self.kind, None
-        for name, queries in factors:
-            if kind.copied:
-                width, rows = self.key_width * self.key_type.size, self.k_copy(self._slot(tile), name)
-            else:
-                width, rows = k.integer(f"{name}_row"), self._source(name, tile.start)
-            if kind.pairs:
-                rows, queries = rows.of(I32), queries.of(I32)
-            keys = [rows.bytes((p + r) * width) for r in range(count)]
-            stop = (self.d + 1) // 2 if kind.pairs else self.d
-            sums = self._product(
-                count,
-                k.whole(0),
-                stop,
-                lambda r, x, keys=keys: keys[r][x],  # type: ignore[misc]
-                lambda x, c, queries=queries: (queries + x * self.B + c).load(0, self.W),
-                sums=sums,
-            )
-        assert sums is not None
-        return sums
+    def _keys(self, tile: Tile, name: str) -> tuple[Pointer, Value]:
+        """The first row of K of a tile, and the bytes from row to row."""
+        if self.kind.copied:
+            return self.k_copy(self._slot(tile), name), self.key_width * self.key_type.size
+        return self._source(name, tile.start), self.k.integer(f"{name}_row")
+
+    def _add_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
+        """Write the n-th product, or add it if one before went to the same place."""
+        for m, result in enumerate(results):
+            if any(result is before for before in results[:m]):
+                x = self.k.where(n == m, self.load(into, at) + x, x)
+        into[at] = x
 
     # Rules
 
@@ -232,6 +237,10 @@ class ManyQueries(Forward):
         weight, difference = self._weight(self.load(self.tile.P, at), shift)
         return [weight], difference
 
+    def _products_of_values(self) -> list[tuple[str, Pointer, Pointer]]:
+        """What is multiplied: rows of values, weights, and the output that the products are added to."""
+        return [("v", self.tile.P, self.span.O)]
+
     def _values(self, tile: Tile, name: str) -> tuple[Pointer, Value]:
         """The first row of V of a tile, and the bytes from row to row; of pairs of rows where products take pairs."""
         if self.kind.copies:
@@ -240,20 +249,23 @@ class ManyQueries(Forward):
 
     def _add(self, tile: Tile, careful: bool) -> None:
         """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ; with care, what is hidden counts as 0 whatever it is."""
-        self._add_to(self.span.O, tile, [("v", self.tile.P)], careful)
+        products = self._products_of_values()
+        if not products:
+            return
+        k, (names, weights, outputs) = self.k, zip(*products, strict=True)
+        with k.loop(len(products)) as n:
+            values, widths = zip(*(self._values(tile, name) for name in names), strict=True)
+            O = self._pick_pointer(n, outputs)
+            again = [m for m, x in enumerate(outputs) if any(x is before for before in outputs[:m])]
 
-    def _add_to(self, O: Pointer, tile: Tile, factors: Sequence[tuple[str, Pointer]], careful: bool) -> None:
-        """Oᵀ ← rescale · Oᵀ + the sum of some products of values, or of their tangents, with weights."""
-        k = self.k
-        for number, (name, weights) in enumerate(factors):
-            values, row = self._values(tile, name)
+            def add(a: Value, c: Value | int, total: Value) -> None:
+                at, factor = a * self.B + c, self.load(self.tile.rescale, c)
+                for m in again:
+                    factor = k.where(n == m, k.constant(self.real, 1.0), factor)
+                O[at] = k.fma(self.load(O, at), factor, total)
 
-            def add(a: Value, c: Value | int, total: Value, first: bool = number == 0) -> None:
-                at = a * self.B + c
-                old = self.load(O, at)
-                O[at] = k.fma(old, self.load(self.tile.rescale, c), total) if first else old + total
-
-            (self._add_visible if careful else self._add_all)(tile, values, row, weights, add)
+            place = self._pick_pointer(n, values), self._pick(n, widths), self._pick_pointer(n, weights)
+            (self._add_visible if careful else self._add_all)(tile, *place, add)
 
     def _add_all(self, tile: Tile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
         k, start, stop, step = self.k, tile.first, tile.stop, self.B

@@ -30,21 +30,14 @@ class Tangent(ManyQueries):
 
     # Scores
 
-    def _scores(self, tile: Tile) -> None:
+    def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
         """Also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ."""
-        super()._scores(tile)
-        kind, item = self.kind, self.item
-        factors = [("k", item.q_dot)] if "q" in kind.varies else []
-        factors += [("k_dot", item.q)] if "k" in kind.varies else []
-
-        def block(count: int, p: Value) -> None:
-            sums = self._products_of_rows(tile, count, p, factors)
-            for r in range(count):
-                for c, s in zip(self.vectors(), sums[r], strict=True):
-                    self.tile.S_dot[(p + r) * self.B + c] = s.value
-
-        if factors:
-            self._blocks(tile.first, tile.stop, block)
+        products, varies = super()._products_of_keys(), self.kind.varies
+        if "q" in varies:
+            products.append(("k", self.item.q_dot, self.tile.S_dot))
+        if "k" in varies:
+            products.append(("k_dot", self.item.q, self.tile.S_dot))
+        return products
 
     def _rules(self, tile: Tile) -> None:
         if self.kind.bias_dot:
@@ -80,14 +73,14 @@ class Tangent(ManyQueries):
             weights.append(self.k.where(s == -math.inf, self.zero(), weights[0] * s_dot))
         return weights, difference
 
-    def _add(self, tile: Tile, careful: bool) -> None:
+    def _products_of_values(self) -> list[tuple[str, Pointer, Pointer]]:
         """Also Ȯᵀ ← rescale · Ȯᵀ + Vᵀ (P Ṡ)ᵀ + V̇ᵀ Pᵀ."""
-        kind = self.kind
-        if not kind.given:
-            super()._add(tile, careful)
-        factors = [("v", self.tile.S_dot)] if kind.moves else []
-        factors += [("v_dot", self.tile.P)] if "v" in kind.varies else []
-        self._add_to(self.span.O_dot, tile, factors, careful)
+        products = [] if self.kind.given else super()._products_of_values()
+        if self.kind.moves:
+            products.append(("v", self.tile.S_dot, self.span.O_dot))
+        if "v" in self.kind.varies:
+            products.append(("v_dot", self.tile.P, self.span.O_dot))
+        return products
 
     # The end
 
