@@ -88,15 +88,20 @@ class Tangents(Results):
 
 def jvp(p: Problem, target: Target, t: Differential, outputs: Outputs | None) -> tuple[Outputs, Outputs]:
     """Outputs, and their tangents along tangents of the inputs; outputs that are given are not made again."""
+    results = results_for(p, t, outputs)
+    run(p, target, results)
+    return outputs or Outputs(results.out, results.lse, results.entropy), results.d_outputs
+
+
+def results_for(p: Problem, t: Differential, outputs: Outputs | None) -> Tangents:
     score = None
     if p.score_node is not None and (t.query is not None or t.key is not None or t.tables):
         tables = {table: Table(x) for table, x in t.tables.items()}
         score = Program.of([p.score_node, tangent(p.score_node, tables)])
-    made, d_outputs = outputs or new_outputs(p), new_outputs(p)
-    assert made.out is not None
-    assert made.lse is not None
-    run(p, target, Tangents(made.out, made.lse, made.entropy, None, t, score, d_outputs, outputs is not None))
-    return made, d_outputs
+    known = outputs or new_outputs(p)
+    assert known.out is not None
+    assert known.lse is not None
+    return Tangents(known.out, known.lse, known.entropy, None, t, score, new_outputs(p), outputs is not None)
 
 
 def new_outputs(p: Problem) -> Outputs:
