@@ -273,8 +273,7 @@ class Waves(Stages):
 
     def cells(self, items: Array, units: list[tuple[int, int]]) -> Iterator[Cell]:
         """The cells of a wave; those that one call of the kernel can do are one where there is one thread."""
-        trained, bias = bool(self.sums.dtables), self.sums.dbias
-        chained = bias is not None and bias.shape != self.p.shape(*bias.shape[-2:])
+        trained, chained = bool(self.sums.dtables), self.backward.bias_shared
         last: dict[Any, _Grid] = {}
         grids: list[_Grid] = []
         for number, (first, stop) in enumerate(units):
@@ -421,6 +420,7 @@ def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
         readings=readings,
         bias_rows=rows,
         bias_keys=keys,
+        bias_shared=p.bias is not None and rows and keys and p.bias.size != p.batch * p.heads * p.n_q * p.n_k,
     )
 
 
