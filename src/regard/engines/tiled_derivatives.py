@@ -60,11 +60,16 @@ class Pairs:
         self.D = chunk.dropout()
 
     def visible(self, x: Array) -> Array:
-        """x, 0 where a pair is hidden, whatever stands there."""
-        return x if self.hidden is None else np.where(self.hidden, x.dtype.type(0), x)
+        """x, in place 0 where a pair is hidden, whatever stands there."""
+        if self.hidden is not None:
+            np.copyto(x, 0, where=self.hidden)
+        return x
 
     def dropped(self, x: Array) -> Array:
-        return x if self.D is None else x * self.D
+        """x · D, in place."""
+        if self.D is not None:
+            x *= self.D
+        return x
 
     @cached_property
     def surprise(self) -> Array:
@@ -114,12 +119,12 @@ class Moving:
             T += np.matmul(chunk.rows.q, chunk.take(self.k).swapaxes(-1, -2))
         S = T
         if way.score is not None:
-            S = np.array(np.broadcast_to(chunk.evaluate(way.score, x.raw, T), chunk.shape))
+            S = chunk.evaluate(way.score, x.raw, T)
+            if S is T or S.shape != chunk.shape:
+                S = np.array(np.broadcast_to(S, chunk.shape))
         if way.t.bias is not None:
             S += chunk.dense(way.t.bias)
-        if x.hidden is not None:
-            np.copyto(S, 0, where=x.hidden)
-        return T, S
+        return T, x.visible(S)
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
@@ -143,8 +148,8 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
         bend, moved = np.zeros_like(mean), np.zeros((*mean.shape, p.d_v), c)
         for chunk in rows.chunks():
             x = Pairs(known, chunk)
-            _, dS = moving.scores(x)
-            PS = x.P * dS
+            _, PS = moving.scores(x)
+            PS *= x.P
             mean += in_order(PS.sum(axis=-1))
             if d_entropy is not None:
                 bend += in_order((PS * x.surprise).sum(axis=-1))
