@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -142,7 +143,7 @@ def test_the_same_rule_in_a_longer_call() -> None:
         regard.attention(longer, longer, longer, mask=mask)
 
 
-@pytest.mark.parametrize("name", ["scale", "zero", "mask", "score", "layout", "strides", "causal"])
+@pytest.mark.parametrize("name", ["scale", "zero", "mask", "score", "layout", "causal", "query", "key", "value"])
 def test_a_call_of_another_form_has_another_result(name: str) -> None:
     upward = regard.score(lambda s, b, h, i, j: regard.where(1.0 / s > 0.0, 1.0, 2.0))
     forms: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -151,8 +152,8 @@ def test_a_call_of_another_form_has_another_result(name: str) -> None:
         "mask": ({"mask": regard.window(2)}, {"mask": regard.window(3)}),
         "score": ({"score": upward}, {"score": regard.softcap(0.5)}),
         "layout": ({"layout": "bhnd"}, {"layout": "bnhd"}),
-        "strides": ({}, {"key": X[::-1]}),
         "causal": ({}, {"causal": True}),
+        **{name: ({}, {name: X[::-1]}) for name in ("query", "key", "value")},  # other strides
     }
     inputs = {"query": X, "key": X, "value": X}
     with np.errstate(divide="ignore"):
@@ -163,6 +164,16 @@ def test_a_call_of_another_form_has_another_result(name: str) -> None:
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
             results.append(found)
     assert not np.allclose(*results[:2])
+
+
+def test_what_is_made_of_a_call_is_another_call() -> None:
+    """Weights without lse take a call whose values have no features."""
+    expected = regard.attention(X, X, np.eye(6)[None].repeat(2, 0), origin=ANEW)
+    for _ in range(2):
+        call()
+        np.testing.assert_allclose(regard.weights(X, X), expected, atol=1e-12)
+    assert problem_from(X, X, X).signature is not None
+    assert replace(problem_from(X, X, X), value=X[:, :, :0]).signature is None
 
 
 def test_forms_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

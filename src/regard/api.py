@@ -88,7 +88,7 @@ def problem_from(
     observe: Sequence[str | Statistic] = (),
 ) -> Problem:
     """The call with these arguments (see `attention`), checked and normalized to (..., h, n, d); nothing is copied."""
-    signature = None
+    signature: tuple[Any, ...] | None = None
     usual = bias is None and sink is None and seed is None and offset is None and origin is ORIGIN
     if usual and type(observe) is tuple and not observe:
         signature = _signature(query, key, value, mask, causal, score, scale, dropout, layout)
@@ -125,6 +125,7 @@ def problem_from(
     )
     checks.covers(problem)
     if signature is not None and problem.batch <= KEPT:
+        object.__setattr__(problem, "signature", signature)
         problem.offset.setflags(write=False)
         remember(_forms, signature, (frame, problem.form), KEPT)
     return problem
@@ -136,7 +137,7 @@ _forms: dict[Any, tuple[Frame, dict[str, Any]]] = {}
 def _signature(
     query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any, scale: Any, dropout: Any, layout: Any
 ) -> tuple[Any, ...] | None:
-    """What the checks of a call without other options look at; None if they look at more than shapes and rules.
+    """What a call without other options is but for the contents of arrays; None if its checks look at those.
 
     A rule never changes, and a reference that is dead equals no other: the form of a rule that is gone goes unused.
     """
@@ -152,7 +153,8 @@ def _signature(
     ):
         return None
     return (
-        query.dtype, query.shape, key.dtype, key.shape, value.dtype, value.shape,
+        query.dtype, query.shape, query.strides, key.dtype, key.shape, key.strides,
+        value.dtype, value.shape, value.strides,
         mask if mask is None else ref(mask), causal, score if score is None else ref(score), scale, layout,
     )  # fmt: skip
 

@@ -69,24 +69,30 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    dense = _dense(p)
-    arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
-    # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
-    # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
-    rules = tuple(
-        (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
-        for prefix, program in _programs(p)
-    )
-    signature = (
-        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
-        *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
-    )  # fmt: skip
+    lie = tuple(None if x is None else x.strides for x in results)
+    signature = (target.name, rows, threads, *lie, p.signature or _signature(p))
     found = _plans.get(signature)
     if found is None:
         found = Plan(p, target, results, rows, threads)
         if found.keep():
             remember(_plans, signature, found, KEPT)
     return found
+
+
+def _signature(p: Problem) -> tuple[Any, ...]:
+    """What a plan depends on of a problem."""
+    dense = _dense(p)
+    arrays = (p.query, p.key, p.value, p.bias, *dense)
+    # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
+    # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
+    rules = tuple(
+        (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
+        for prefix, program in _programs(p)
+    )
+    return (
+        p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+        *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
