@@ -5,8 +5,11 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
+import ctypes
 import gc
 import struct
+import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +35,7 @@ from regard.engines.cpu.layout import (
     tile_word,
 )
 from regard.engines.cpu.target import Target, chosen
-from regard.problem import Problem
+from regard.problem import Problem, remember
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread
 
@@ -70,12 +73,14 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    call = (rows, *signature(p, target, threads, (p.query, p.key, p.value, *results, p.bias, *dense_masks(p))))
+    lie = tuple(None if x is None else x.strides for x in results)
+    call = (target.name, rows, threads, *lie, p.signature or signature(p))
     return kept(call, lambda: Plan(p, target, results, rows, threads))
 
 
-def signature(p: Problem, target: Target, threads: int, arrays: Iterable[Array | None]) -> tuple[Any, ...]:
-    """What plans depend on: all of a call but the addresses of these arrays, and what they hold."""
+def signature(p: Problem) -> tuple[Any, ...]:
+    """What a plan depends on of a problem."""
+    arrays = (p.query, p.key, p.value, p.bias, *dense_masks(p))
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
@@ -83,7 +88,7 @@ def signature(p: Problem, target: Target, threads: int, arrays: Iterable[Array |
         for prefix, program in programs(p)
     )
     return (
-        target.name, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+        p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
         *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
     )  # fmt: skip
 
@@ -95,13 +100,11 @@ class Kept(Protocol):
 
 def kept(call: tuple[Any, ...], make: Callable[[], K]) -> K:
     """The plan of such a call, which may be kept."""
-    found = _plans.get(call)
+    found: K | None = _plans.get(call)
     if found is None:
         found = make()
         if found.keep():
-            while len(_plans) >= KEPT:
-                _plans.pop(next(iter(_plans)), None)
-            _plans[call] = found
+            remember(_plans, call, found, KEPT)
     return found
 
 
@@ -138,44 +141,36 @@ class Plan:
         return True
 
     def run(self, p: Problem, results: Results) -> None:
-        word, sink, dense = self.names.index, _sink(p), dense_masks(p)
-        tables = table_fields(programs(p), p.compute)
-
         def code() -> str:
             return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
 
         kernel = cache.kernel(self.key, "forward", self.target, code)
-        fields = self.fields.copy()
-        fields[word("seed")] = p.seed
-        if sink is not None:
-            fields[word("sink")] = address_of(sink)
-        for name, table in tables.items():
-            fields[word(name)] = address_of(table)
-        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
-        bases = np.array([*(0 if x is None else address_of(x) for x in arrays), 0], np.int64)
+        fields, sink = self.fields[:], _sink(p)
+        fields[SEED], fields[SINK] = p.seed, 0 if sink is None else address_of(sink)
+        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense_masks(p))
+        bases = [0 if x is None else address_of(x) for x in arrays]
         partial: Array | None = None
         for stage in self.stages:
-            if stage.partial and partial is None:
+            if not stage.partial:
+                partial = None
+            elif partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-                bases[-1] = address_of(partial)
-            elif not stage.partial and partial is not None:
-                partial, bases[-1] = None, 0
-            items = stage.items.copy()
-            items[:, : len(bases)] += bases
+            starts = [*bases, 0 if partial is None else address_of(partial)]
+            items = stage.items + np.array(starts + [0] * (stage.items.shape[1] - len(starts)))
             fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(stage.tiles)
             scratch, bounds, cuts = Scratch(stage.scratch), address_of(stage.bounds), stage.cuts
 
             def part(
-                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Array = fields
+                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Any = fields
             ) -> None:
-                mine = fields.copy()
+                mine = fields[:]
                 mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
                 mine[SCRATCH] = scratch.address
-                kernel(address_of(mine))
+                kernel(mine.buffer_info()[0])
 
             spread(part, range(len(cuts) - 1), self.threads)
 
-    def _fields(self, p: Problem, results: Results) -> Array:
+    def _fields(self, p: Problem, results: Results) -> "array[int]":
         words = shared_fields(p, programs(p)) | {
             "span_bits": self.span_bits(p),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
@@ -188,7 +183,9 @@ class Plan:
         return span_bits(p.d, p.dtype.itemsize)
 
 
-GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
+GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SINK, SEED = map(
+    FIELDS.index, ("groups", "count", "items", "tiles", "scratch", "sink", "seed")
+)
 
 
 class Stages:
@@ -362,7 +359,13 @@ class Stages:
 
 
 def address_of(x: Array) -> int:
-    return int(x.ctypes.data)
+    """Where an array begins."""
+    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
+    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
+
+
+IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
+_word = ctypes.c_size_t.from_address
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
@@ -389,7 +392,7 @@ def programs(p: Problem) -> list[tuple[str, Program]]:
 
 
 def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
-    """The fields that every kernel has, but for addresses."""
+    """The fields that every kernel has, but for addresses of arrays."""
     j0 = p.origin[2]
     words: dict[str, int | float] = {
         "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
@@ -406,24 +409,17 @@ def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str,
     for prefix, program in rules:
         words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
         for n, table in enumerate(program.tables):
-            words |= {f"{prefix}_table{n}_size{axis}": length for axis, length in enumerate(table.shape)}
+            name = f"{prefix}_table{n}"
+            words[name] = address_of(table_array(table, p.compute))
+            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
     return words
 
 
-def packed(names: Sequence[str], words: Mapping[str, int | float]) -> Array:
-    """The fields with these names, 0 where there is no word; not to be written to."""
+def packed(names: Sequence[str], words: Mapping[str, int | float]) -> "array[int]":
+    """The fields with these names, 0 where there is no word."""
     values = [words.get(name, 0) for name in names]
     layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-    return np.frombuffer(struct.pack(layout, *values), np.uint64)
-
-
-def table_fields(rules: Sequence[tuple[str, Program]], real: Any) -> dict[str, Array]:
-    """The arrays of each rule's tables by their fields' names."""
-    return {
-        f"{prefix}_table{n}": table_array(table, real)
-        for prefix, program in rules
-        for n, table in enumerate(program.tables)
-    }
+    return array("Q", struct.pack(layout, *values))
 
 
 def table_array(table: Table, real: Any) -> Array:
@@ -431,7 +427,7 @@ def table_array(table: Table, real: Any) -> Array:
     kept = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
     if dtype not in kept:
-        kept[dtype] = np.ascontiguousarray(table.array, dtype)
+        kept.setdefault(dtype, np.ascontiguousarray(table.array, dtype))  # one for all threads: plans hold its address
     return kept[dtype]
 
 
