@@ -209,7 +209,7 @@ def test_neon_compiles(dtype: Any) -> None:
     neon, case = targets()["neon"], next(case for case in CASES if case.name == "everything")
     q, k, v, options = case.inputs(dtype)
     p = problem_from(q, k, v, **options)
-    results = tangent_work.results_for(p, tangents_of(p, p.query, p.key, p.value), None)
+    results = tangent_work.tangents(p, tangents_of(p, p.query, p.key, p.value), None)
     kind = results.kind(p, neon, p.n_q)
     assert cache.compile_object(results.source(kind, neon), neon, "neon")
 

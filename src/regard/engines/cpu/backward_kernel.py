@@ -276,12 +276,16 @@ class Backward(Lanes):
             def block(
                 count: int,
                 p: Value,
+                s: Value = s,
                 width: Value = width,
                 stop: Value = stop,
                 rows: Pointer = rows,
                 turned: Pointer = turned,
                 into: Pointer = into,
             ) -> None:
+                if self.kind.bias and count > 1:
+                    with k.when(s):
+                        self._approach(self.kind.bias, tile, p, count)
                 keys = [rows + (p + r) * width for r in range(count)]
                 sums = self._product(
                     count,
@@ -382,7 +386,7 @@ class Backward(Lanes):
         if kind.bent:
             dT = k.where(hidden, zero, dT * results[1])
         if kind.bias:
-            self.tile.dbias[at] = dS
+            self.tile.bias[at] = dS
         lanes.sums.add(results[1 + kind.bent :], dS, hidden)
         return k.where(hidden, k.constant(self.real, -0.0), PD), dT
 
@@ -500,7 +504,7 @@ class Backward(Lanes):
 
     def _add_bias(self, tile: Tile) -> None:
         """dbias += dS, summed over the keys or the rows that a bias does not have."""
-        k, W, B, dS = self.k, self.W, self.B, self.tile.dbias
+        k, W, B, dS = self.k, self.W, self.B, self.tile.bias
         base, lanes = self.address("dbias", self.real), self.word("lanes")
         row, key = k.integer("dbias_row"), k.integer("dbias_key")
         if not self.kind.bias_rows:
@@ -529,10 +533,10 @@ class Backward(Lanes):
                 for r in range(W):
                     with k.when(c + r < lanes):
                         into = here.bytes((c + r) * row) + p
-                        into[0] = self.load(into) + turned[r]
+                        into[0] = self.load(into) + turned[r] if self.kind.bias_shared else turned[r]
             with k.loop(tile.stop, start=whole) as p, k.loop(k.minimum(lanes, c + W), start=c) as n:
-                into = here.bytes(n * row) + p
-                into[0] = into[0] + dS[p * B + n]
+                into, x = here.bytes(n * row) + p, dS[p * B + n]
+                into[0] = into[0] + x if self.kind.bias_shared else x
 
     def _sum(self, x: Value) -> Value:
         """Of all lanes, the halves added again and again."""

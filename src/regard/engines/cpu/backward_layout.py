@@ -38,13 +38,15 @@ class BackwardKind(Kind):
     """What a backward kernel is compiled for.
 
     The program of `score` has more results: the derivative in the score if it is `bent`, and for each of `readings`
-    the derivative in what is read, and the indices by which it is. rows, keys: whether the bias has them.
+    the derivative in what is read, and the indices by which it is. bias_rows, bias_keys: whether the sums of dS
+    for a bias have them; bias_shared: whether several heads add to each.
     """
 
     bent: bool
     readings: tuple[Reading, ...]
     bias_rows: bool
     bias_keys: bool
+    bias_shared: bool
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -62,7 +64,8 @@ class BackwardKind(Kind):
 
     @property
     def key(self) -> str:
-        return repr(("backward", super().key, self.bent, self.readings, self.bias_rows, self.bias_keys))
+        bias = self.bias_rows, self.bias_keys, self.bias_shared
+        return repr(("backward", super().key, self.bent, self.readings, bias))
 
 
 # Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
@@ -79,7 +82,7 @@ def tile_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
     tile = KEYS * kind.lanes
     area = {"P": tile, "dS": tile} | {f"dense{n}": tile for n in range(kind.dense)}
     if kind.bias:
-        area |= {"bias": tile, "dbias": tile}
+        area["bias"] = tile  # and then dS
     if kind.pairs:
         area |= dict.fromkeys(("P_short", "dS_short", "dS_pairs"), tile // 2)
         area["k_pairs"] = KEYS // 2 * padded(kind.real.size, d)

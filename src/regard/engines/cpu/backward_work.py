@@ -43,7 +43,6 @@ from regard.engines.cpu.work import (
     programs,
     shared_fields,
     signature,
-    table_array,
     written,
 )
 from regard.problem import Differential, Outputs, Problem, collapse
@@ -66,7 +65,7 @@ class Arrays:
         self.p, real = p, p.compute
         assert outputs.out is not None
         assert outputs.lse is not None
-        self.out, self.lse = outputs.out, outputs.lse
+        self.out, self.lse = outputs.out, np.ascontiguousarray(outputs.lse)
         self.dout = np.broadcast_to(np.zeros((), p.dtype), self.out.shape) if ct.out is None else ct.out
         self.p_sink: Any = real.type(0)
         if p.sink is not None:
@@ -139,7 +138,9 @@ def backward(p: Problem, target: Target, outputs: Outputs, ct: Outputs) -> Diffe
 
 def plan(p: Problem, target: Target, arrays: Arrays, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    call = ("backward", *signature(p, target, threads, (*arrays.addressed, p.bias)))
+    a = arrays
+    lie = tuple(None if x is None else x.strides for x in (a.out, a.dout, a.lse, a.given, a.d_entropy))
+    call = ("backward", target.name, threads, *lie, p.signature or signature(p))
     return kept(call, lambda: Plan(p, target, arrays, threads))
 
 
@@ -174,13 +175,8 @@ class Plan:
         kind = kind_of(p, target, arrays.d_entropy is not None)
         rules = [(rule.prefix, rule.program) for rule in (kind.mask, kind.score) if rule is not None]
         self.key, self.names = kind.key, kind.fields
-        # Rules that come with the call hold the tables, which are known by their place among all.
+        # The rules of each call hold the same tables; they are known here by their places.
         every = _tables(p)
-        self.tables = [
-            (self.names.index(f"{prefix}_table{n}"), every.index(table))
-            for prefix, program in rules
-            for n, table in enumerate(program.tables)
-        ]
         trained = [] if kind.score is None else [(n, kind.score.program.tables[n]) for n in kind.trained]
         self.trained = [(self.names.index(f"dtable{n}"), every.index(table)) for n, table in trained]
         self.fields = packed(self.names, self._words(p, arrays, rules))
@@ -197,26 +193,25 @@ class Plan:
             return source(kind_of(p, self.target, arrays.d_entropy is not None), self.target)
 
         kernel = cache.kernel(self.key, "backward", self.target, code)
-        fields, every = self.fields.copy(), _tables(p)
+        fields, trained = self.fields[:], []
         fields[SEED] = p.seed
-        for at, n in self.tables:
-            fields[at] = address_of(table_array(every[n], p.compute))
-        trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
-        bases = np.array([0 if x is None else address_of(x) for x in arrays.addressed], np.int64)
+        if self.trained:
+            every = _tables(p)
+            trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
+        bases = [0 if x is None else address_of(x) for x in arrays.addressed]
         for wave in self.waves:
-            items = wave.items.copy()
-            items[:, : len(bases)] += bases
+            items = wave.items + np.array(bases + [0] * (wave.items.shape[1] - len(bases)))
             fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(wave.tiles)
             scratch, done = Scratch(wave.scratch), _Done(wave.cells, self.threads)
 
-            def work(cell: Cell, fields: Array = fields, scratch: Scratch = scratch, done: _Done = done) -> None:
-                mine = fields.copy()
+            def work(cell: Cell, fields: Any = fields, scratch: Scratch = scratch, done: _Done = done) -> None:
+                mine = fields[:]
                 mine[GROUPS], mine[COUNT], mine[SCRATCH] = address_of(cell.groups), len(cell.groups), scratch.address
                 mine[FROM], mine[TO] = cell.tiles
                 for at, sums in trained:
                     mine[at] = address_of(sums[cell.strand])
                 with done.after(cell):
-                    kernel(address_of(mine))
+                    kernel(mine.buffer_info()[0])
 
             spread(work, wave.cells, self.threads)
 
@@ -273,8 +268,7 @@ class Waves(Stages):
 
     def cells(self, items: Array, units: list[tuple[int, int]]) -> Iterator[Cell]:
         """The cells of a wave; those that one call of the kernel can do are one where there is one thread."""
-        trained, bias = bool(self.sums.dtables), self.sums.dbias
-        chained = bias is not None and bias.shape != self.p.shape(*bias.shape[-2:])
+        trained, chained = bool(self.sums.dtables), self.backward.bias_shared
         last: dict[Any, _Grid] = {}
         grids: list[_Grid] = []
         for number, (first, stop) in enumerate(units):
@@ -421,6 +415,7 @@ def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
         readings=readings,
         bias_rows=rows,
         bias_keys=keys,
+        bias_shared=p.bias is not None and rows and keys and p.bias.size != p.batch * p.heads * p.n_q * p.n_k,
     )
 
 

@@ -7,11 +7,10 @@ broadcasts where they lie, or from a copy of the tile.
 import math
 from collections.abc import Callable, Sequence
 
-from regard.engines.cpu.element import I8, I32, I64, Type
+from regard.engines.cpu.element import I8, I32, I64
 from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
-from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.lowering import Place
 
 
@@ -163,17 +162,6 @@ class ManyQueries(Forward):
         if self.score is not None:
             s = self.score.at(place, prepared)[0].spread(self.W)
         return s + self.load(self.tile.bias, at) if self.kind.bias else s
-
-    def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
-        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
-        k, lanes = self.k, -(-self.B * count // KEYS)
-        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
-        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
-        for n in range(lanes):
-            lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
-            line = self._row(base, lane, head, row)
-            for x in range(0, KEYS * type.size, 64):
-                line.bytes(x).prefetch()
 
     # Weights and output
 

@@ -5,12 +5,15 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
+import ctypes
 import gc
 import struct
+import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -32,7 +35,7 @@ from regard.engines.cpu.layout import (
     tile_word,
 )
 from regard.engines.cpu.target import Target, chosen
-from regard.problem import Problem
+from regard.problem import Problem, remember
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread
 
@@ -51,33 +54,53 @@ _plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class Results:
-    """Where the forward kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); and what else it needs."""
+class Call(Protocol):
+    """What is known of a call of a kernel beside the problem."""
 
-    out: Array
-    lse: Array
-    entropy: Array | None
-    max: Array | None
-    name = "forward"
+    @property
+    def name(self) -> str: ...
 
     def kind(self, p: Problem, target: Target, rows: int) -> Kind:
-        return kind_of(p, target, rows, self.rules(p), self.entropy is not None)
+        """The kernel for so many rows."""
 
     def source(self, kind: Kind, target: Target) -> str:
-        return source(kind, target)
-
-    def rules(self, p: Problem) -> list[tuple[str, Program]]:
-        return programs(p)
-
-    def wishes(self, p: Problem) -> tuple[Any, ...]:
-        """What a plan depends on that is neither in the problem nor in `arrays`."""
-        return ()
+        """The IR of the kernel."""
 
     def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
         """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
         heads of a group share it, and all rows.
         """
+
+    def words(self, p: Problem) -> dict[str, int | float]:
+        """The fields that a plan keeps."""
+
+    def vectors(self, p: Problem) -> dict[str, Array]:
+        """The arrays with an address among the fields that a plan does not keep."""
+
+    @property
+    def lie(self) -> tuple[Any, ...]:
+        """What plans depend on beside the problem."""
+
+
+class Results(NamedTuple):
+    """Where the forward kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q)."""
+
+    out: Array
+    lse: Array
+    entropy: Array | None
+    max: Array | None
+
+    @property
+    def name(self) -> str:
+        return "forward"
+
+    def kind(self, p: Problem, target: Target, rows: int) -> Kind:
+        return kind_of(p, target, rows, programs(p), self.entropy is not None)
+
+    def source(self, kind: Kind, target: Target) -> str:
+        return source(kind, target)
+
+    def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
         return [
             ("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", self.out, 3, False),
             ("lse", self.lse, 2, False), ("entropy", self.entropy, 2, False), ("max", self.max, 2, False),
@@ -85,21 +108,25 @@ class Results:
             *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
         ]  # fmt: skip
 
-    def vectors(self, p: Problem) -> dict[str, Array]:
-        """What has an address among the fields, contiguous arrays."""
-        sinks = {} if p.sink is None else {"sink": by_head(p, p.sink)}
-        return sinks | table_fields(self.rules(p), p.compute)
-
     def words(self, p: Problem) -> dict[str, int | float]:
-        """The fields but for addresses."""
-        return shared_fields(p, self.rules(p)) | {
+        return self.words_with(p, programs(p))
+
+    def words_with(self, p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
+        return shared_fields(p, rules) | {
             "span_bits": span_bits(p.d, p.dtype.itemsize),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
             "out_head": self.out.strides[-3], "out_row": self.out.strides[-2],
         }  # fmt: skip
 
+    def vectors(self, p: Problem) -> dict[str, Array]:
+        return {} if p.sink is None else {"sink": by_head(p, p.sink)}
 
-def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
+    @property
+    def lie(self) -> tuple[Any, ...]:
+        return tuple(None if x is None else x.strides for x in self)
+
+
+def run(p: Problem, target: Target, results: Call, rows: range | None = None) -> None:
     """Fill the results, or those of some rows at least."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
     if p.batch * p.heads * (stop - first):
@@ -107,15 +134,15 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
         plan(p, target, results, range(first, stop), 1 if small else num_threads()).run(p, results)
 
 
-def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
+def plan(p: Problem, target: Target, results: Call, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    arrays = (x for _, x, _, _ in results.arrays(p))
-    call = (results.name, rows, results.wishes(p), *signature(p, target, threads, arrays))
+    call = (results.name, target.name, rows, threads, *results.lie, p.signature or signature(p))
     return kept(call, lambda: Plan(p, target, results, rows, threads))
 
 
-def signature(p: Problem, target: Target, threads: int, arrays: Iterable[Array | None]) -> tuple[Any, ...]:
-    """What plans depend on: all of a call but the addresses of these arrays, and what they hold."""
+def signature(p: Problem) -> tuple[Any, ...]:
+    """What a plan depends on of a problem."""
+    arrays = (p.query, p.key, p.value, p.bias, *dense_masks(p))
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
@@ -123,7 +150,7 @@ def signature(p: Problem, target: Target, threads: int, arrays: Iterable[Array |
         for prefix, program in programs(p)
     )
     return (
-        target.name, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+        p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
         *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
     )  # fmt: skip
 
@@ -135,13 +162,11 @@ class Kept(Protocol):
 
 def kept(call: tuple[Any, ...], make: Callable[[], K]) -> K:
     """The plan of such a call, which may be kept."""
-    found = _plans.get(call)
+    found: K | None = _plans.get(call)
     if found is None:
         found = make()
         if found.keep():
-            while len(_plans) >= KEPT:
-                _plans.pop(next(iter(_plans)), None)
-            _plans[call] = found
+            remember(_plans, call, found, KEPT)
     return found
 
 
@@ -164,7 +189,7 @@ class Stage:
 class Plan:
     """What a call has to do, but for addresses."""
 
-    def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
+    def __init__(self, p: Problem, target: Target, results: Call, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
         kind = results.kind(p, target, len(rows))
         self.key, self.names = kind.key, kind.fields
@@ -177,49 +202,47 @@ class Plan:
         self.stages = tuple(self.stages)
         return True
 
-    def run(self, p: Problem, results: Results) -> None:
+    def run(self, p: Problem, results: Call) -> None:
         def code() -> str:
             return results.source(results.kind(p, self.target, len(self.rows)), self.target)
 
-        vectors = results.vectors(p)
         kernel = cache.kernel(self.key, results.name, self.target, code)
-        fields = self.fields.copy()
+        fields, vectors = self.fields[:], results.vectors(p)
         fields[SEED] = p.seed
-        for name, vector in vectors.items():
-            fields[self.names.index(name)] = address_of(vector)
-        bases = np.array([*(0 if x is None else address_of(x) for _, x, _, _ in results.arrays(p)), 0], np.int64)
+        for name, x in vectors.items():
+            fields[self.names.index(name)] = address_of(x)
+        bases = [0 if x is None else address_of(x) for _, x, _, _ in results.arrays(p)]
         partial: Array | None = None
         for stage in self.stages:
-            if stage.partial and partial is None:
+            if not stage.partial:
+                partial = None
+            elif partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-                bases[-1] = address_of(partial)
-            elif not stage.partial and partial is not None:
-                partial, bases[-1] = None, 0
-            items = stage.items.copy()
-            items[:, : len(bases)] += bases
+            starts = [*bases, 0 if partial is None else address_of(partial)]
+            items = stage.items + np.array(starts + [0] * (stage.items.shape[1] - len(starts)))
             fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(stage.tiles)
             scratch, bounds, cuts = Scratch(stage.scratch), address_of(stage.bounds), stage.cuts
 
             def part(
-                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Array = fields
+                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Any = fields
             ) -> None:
-                mine = fields.copy()
+                mine = fields[:]
                 mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
                 mine[SCRATCH] = scratch.address
-                kernel(address_of(mine))
+                kernel(mine.buffer_info()[0])
 
             spread(part, range(len(cuts) - 1), self.threads)
 
 
-GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SEED = (
-    FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch", "seed")
+GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SEED = map(
+    FIELDS.index, ("groups", "count", "items", "tiles", "scratch", "seed")
 )
 
 
 class Stages:
     """The stages of a plan, found one after the other each time they are asked for."""
 
-    def __init__(self, kind: Kind, p: Problem, results: Results, rows: range, threads: int):
+    def __init__(self, kind: Kind, p: Problem, results: Call, rows: range, threads: int):
         self.kind, self.p, self.results, self.rows, self.threads = kind, p, results, rows, threads
 
     @cached_property
@@ -378,7 +401,13 @@ class Stages:
 
 
 def address_of(x: Array) -> int:
-    return int(x.ctypes.data)
+    """Where an array begins."""
+    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
+    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
+
+
+IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
+_word = ctypes.c_size_t.from_address
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
@@ -404,7 +433,7 @@ def programs(p: Problem) -> list[tuple[str, Program]]:
 
 
 def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
-    """The fields that every kernel has, but for addresses."""
+    """The fields that every kernel has, but for addresses of arrays."""
     j0 = p.origin[2]
     words: dict[str, int | float] = {
         "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
@@ -421,24 +450,17 @@ def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str,
     for prefix, program in rules:
         words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
         for n, table in enumerate(program.tables):
-            words |= {f"{prefix}_table{n}_size{axis}": length for axis, length in enumerate(table.shape)}
+            name = f"{prefix}_table{n}"
+            words[name] = address_of(table_array(table, p.compute))
+            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
     return words
 
 
-def packed(names: Sequence[str], words: Mapping[str, int | float]) -> Array:
-    """The fields with these names, 0 where there is no word; not to be written to."""
+def packed(names: Sequence[str], words: Mapping[str, int | float]) -> "array[int]":
+    """The fields with these names, 0 where there is no word."""
     values = [words.get(name, 0) for name in names]
     layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-    return np.frombuffer(struct.pack(layout, *values), np.uint64)
-
-
-def table_fields(rules: Sequence[tuple[str, Program]], real: Any) -> dict[str, Array]:
-    """The arrays of each rule's tables by their fields' names."""
-    return {
-        f"{prefix}_table{n}": table_array(table, real)
-        for prefix, program in rules
-        for n, table in enumerate(program.tables)
-    }
+    return array("Q", struct.pack(layout, *values))
 
 
 def table_array(table: Table, real: Any) -> Array:
@@ -446,7 +468,7 @@ def table_array(table: Table, real: Any) -> Array:
     kept = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
     if dtype not in kept:
-        kept[dtype] = np.ascontiguousarray(table.array, dtype)
+        kept.setdefault(dtype, np.ascontiguousarray(table.array, dtype))  # one for all threads: plans hold its address
     return kept[dtype]
 
 
