@@ -178,6 +178,7 @@ def test_any_call_on_compiled_kernels(call: tuple[Any, Any, Any, dict[str, Any]]
     note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
     check_forward("cpu", q, k, v, options)
     check_gradients("cpu", q, k, v, options)
+    check_second("cpu", q, k, v, options)
 
 
 @given(calls())

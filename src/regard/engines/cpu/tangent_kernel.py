@@ -85,7 +85,7 @@ class Tangent(ManyQueries):
     # The end
 
     def _finish(self) -> None:
-        """Also l̇se and Ḣ, in the rows of l and e, and Ȯ."""
+        """Also l̇se and Ḣ, which lie where factors of spans did, and Ȯ."""
         k, kind, item, tile = self.k, self.kind, self.item, self.tile
         unit = 1.0 if kind.ruled else mathematics.LN_2
         with k.loop(self.B, step=self.W) as c:
@@ -105,10 +105,10 @@ class Tangent(ManyQueries):
                 sink, sink_dot = (x.gather(h) for x in sinks)
                 p_sink = mathematics.weight2(k, (sink - self._finite(lse)) * mathematics.LOG2_E)
                 lse_dot = k.fma(p_sink, sink_dot, lse_dot)
-            item.l[c], item.e[c] = lse_dot, lse_dot * (total - entropy) - (bend + mean)
+            tile.old[c], tile.new[c] = lse_dot, lse_dot * (total - entropy) - (bend + mean)
         with self._outputs() as (at, of):
             moved = self.load(item.O_dot, at) * of(tile.rescale)
-            item.O_dot[at] = k.fma(-of(item.l), self.load(self.output, at), moved)
+            item.O_dot[at] = k.fma(-of(tile.old), self.load(self.output, at), moved)
 
     @property
     def output(self) -> Pointer:
@@ -124,16 +124,16 @@ class Tangent(ManyQueries):
         self._turn(self.address("out", self.kind.element), strides, self.d_v, self.output, 1.0)
 
     def _write(self) -> None:
-        k, item = self.k, self.item
+        k = self.k
         if not self.kind.given:
             super()._write()
         strides = k.integer("out_dot_head"), k.integer("out_dot_row")
-        self._turn_back(item.O_dot, self.d_v, self.address("out_dot", self.kind.element), *strides)
+        self._turn_back(self.item.O_dot, self.d_v, self.address("out_dot", self.kind.element), *strides)
 
         def lane(n: Value, g: Value, r: Value) -> None:
             with k.when(n < self.word("lanes")):
                 row = g * k.integer("row_head") + r
-                self.address("lse_dot", self.real)[row] = item.l[n]
-                self.address("entropy_dot", self.real)[row] = item.e[n]
+                self.address("lse_dot", self.real)[row] = self.tile.old[n]
+                self.address("entropy_dot", self.real)[row] = self.tile.new[n]
 
         self.each_lane(lane)
