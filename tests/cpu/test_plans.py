@@ -54,6 +54,13 @@ def test_other_strides_and_places() -> None:
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_addresses(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "IN_MEMORY", in_memory)
+    for x in (Q, Q[:, ::-1], Q[1:, 5:, 3:], np.broadcast_to(Q[:1], Q.shape), np.float32(1)[None], Q[:0]):
+        assert work._address(x) == x.__array_interface__["data"][0]
+
+
 def test_plans_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "_plans", {})
     monkeypatch.setattr(work, "KEPT", 3)

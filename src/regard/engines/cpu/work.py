@@ -5,8 +5,11 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
+import ctypes
 import gc
 import struct
+import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +35,7 @@ from regard.engines.cpu.layout import (
     tile_word,
 )
 from regard.engines.cpu.target import Target, chosen
-from regard.problem import Problem
+from regard.problem import Problem, remember
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread
 
@@ -66,26 +69,30 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
+    lie = tuple(None if x is None else x.strides for x in results)
+    signature = (target.name, rows, threads, *lie, p.signature or _signature(p))
+    found = _plans.get(signature)
+    if found is None:
+        found = Plan(p, target, results, rows, threads)
+        if found.keep():
+            remember(_plans, signature, found, KEPT)
+    return found
+
+
+def _signature(p: Problem) -> tuple[Any, ...]:
+    """What a plan depends on of a problem."""
     dense = _dense(p)
-    arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
+    arrays = (p.query, p.key, p.value, p.bias, *dense)
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
         (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
         for prefix, program in _programs(p)
     )
-    signature = (
-        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+    return (
+        p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
         *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
     )  # fmt: skip
-    found = _plans.get(signature)
-    if found is None:
-        found = Plan(p, target, results, rows, threads)
-        if found.keep():
-            while len(_plans) >= KEPT:
-                _plans.pop(next(iter(_plans)), None)
-            _plans[signature] = found
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,43 +129,36 @@ class Plan:
         return True
 
     def run(self, p: Problem, results: Results) -> None:
-        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), _dense(p)
-
         def code() -> str:
             return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
 
         kernel = cache.kernel(self.key, "forward", self.target, code)
-        fields = self.fields.copy()
-        fields[word("seed")] = p.seed
-        if sink is not None:
-            fields[word("sink")] = _address(sink)
-        for name, table in tables.items():
-            fields[word(name)] = _address(table)
-        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
-        bases = np.array([*(0 if x is None else _address(x) for x in arrays), 0], np.int64)
+        fields, sink = self.fields[:], _sink(p)
+        fields[SEED], fields[SINK] = p.seed, 0 if sink is None else _address(sink)
+        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *_dense(p))
+        bases = [0 if x is None else _address(x) for x in arrays]
         partial: Array | None = None
         for stage in self.stages:
-            if stage.partial and partial is None:
+            if not stage.partial:
+                partial = None
+            elif partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-                bases[-1] = _address(partial)
-            elif not stage.partial and partial is not None:
-                partial, bases[-1] = None, 0
-            items = stage.items.copy()
-            items[:, : len(bases)] += bases
+            starts = [*bases, 0 if partial is None else _address(partial)]
+            items = stage.items + np.array(starts + [0] * (stage.items.shape[1] - len(starts)))
             fields[ITEMS], fields[TILE_LIST] = _address(items), _address(stage.tiles)
             scratch, bounds, cuts = Scratch(stage.scratch), _address(stage.bounds), stage.cuts
 
             def part(
-                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Array = fields
+                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Any = fields
             ) -> None:
-                mine = fields.copy()
+                mine = fields[:]
                 mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
                 mine[SCRATCH] = scratch.address
-                kernel(_address(mine))
+                kernel(mine.buffer_info()[0])
 
             spread(part, range(len(cuts) - 1), self.threads)
 
-    def _fields(self, p: Problem, results: Results) -> Array:
+    def _fields(self, p: Problem, results: Results) -> "array[int]":
         j0 = p.origin[2]
         words: dict[str, int | float] = {
             "groups": 0, "count": 0, "items": 0, "tiles": 0, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
@@ -178,18 +178,20 @@ class Plan:
         for prefix, program in _programs(p):
             words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
         for name, table in _table_fields(p).items():
-            words[name] = 0
+            words[name] = _address(table)
             words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
         values = [words[name] for name in self.names]
         layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-        return np.frombuffer(struct.pack(layout, *values), np.uint64)
+        return array("Q", struct.pack(layout, *values))
 
     @staticmethod
     def span_bits(p: Problem) -> int:
         return span_bits(p.d, p.dtype.itemsize)
 
 
-GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
+GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SINK, SEED = map(
+    FIELDS.index, ("groups", "count", "items", "tiles", "scratch", "sink", "seed")
+)
 
 
 class _Stages:
@@ -360,7 +362,13 @@ class _Stages:
 
 
 def _address(x: Array) -> int:
-    return int(x.ctypes.data)
+    """Where an array begins."""
+    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
+    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
+
+
+IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
+_word = ctypes.c_size_t.from_address
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
@@ -400,7 +408,7 @@ def _table_array(table: Table, real: Any) -> Array:
     kept = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
     if dtype not in kept:
-        kept[dtype] = np.ascontiguousarray(table.array, dtype)
+        kept.setdefault(dtype, np.ascontiguousarray(table.array, dtype))  # one for all threads: plans hold its address
     return kept[dtype]
 
 
