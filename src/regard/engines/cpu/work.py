@@ -66,8 +66,9 @@ class Results(NamedTuple):
 def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
     """Fill the results, or those of some rows at least."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
-    if p.batch * p.heads * (stop - first):
-        small = p.batch * p.heads * (stop - first) * p.n_k * (p.d + p.d_v + 16) < SMALL
+    count = p.batch * p.heads * (stop - first)
+    if count:
+        small = count * p.n_k * (p.d + p.d_v + 16) < SMALL
         plan(p, target, results, range(first, stop), 1 if small else num_threads()).run(p, results)
 
 
@@ -130,7 +131,7 @@ class Plan:
     def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
         kind = kind_of(p, target, len(rows), results.entropy is not None)
-        self.key, self.names = kind.key, kind.fields
+        self.key, self.names, self.dense = kind.key, kind.fields, kind.dense
         self.fields = self._fields(p, results)
         self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
 
@@ -147,7 +148,8 @@ class Plan:
         kernel = cache.kernel(self.key, "forward", self.target, code)
         fields, sink = self.fields[:], _sink(p)
         fields[SEED], fields[SINK] = p.seed, 0 if sink is None else address_of(sink)
-        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense_masks(p))
+        dense = dense_masks(p) if self.dense else ()
+        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
         bases = [0 if x is None else address_of(x) for x in arrays]
         partial: Array | None = None
         for stage in self.stages:
@@ -234,7 +236,7 @@ class Stages:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
         # Enough parts for every thread to end at about the same time, few enough to cost little.
-        parts = 1 if self.threads == 1 else min(len(bounds), 16 * self.threads)
+        parts = 1 if self.threads == 1 else min(len(bounds), 64 * self.threads)
         cuts = np.linspace(0, len(bounds), parts + 1).astype(int).tolist()
         most = int((bounds[:, 1] - bounds[:, 0]).max())
         scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
