@@ -56,10 +56,10 @@ def _work() -> Any:
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    work, names = _work(), {s.name for s in p.observe}
-    lse = np.empty(p.shape(p.n_q), p.compute)
+    work, names, out = _work(), {s.name for s in p.observe}, p.new_output()
+    lse = np.empty(out.shape[:-1], p.compute)
     results = work.Results(
-        p.new_output(),
+        out,
         lse,
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,
@@ -82,7 +82,10 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
-    return tiled.backward(p, outputs, ct)
+    from regard.engines.cpu.backward_work import backward as run
+    from regard.engines.cpu.target import chosen
+
+    return run(p, chosen(), outputs, ct)
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:

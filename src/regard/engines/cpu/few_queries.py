@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from regard.engines.cpu.element import BF16, I8, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value
-from regard.engines.cpu.forward_kernel import Forward, Tile
+from regard.engines.cpu.forward_kernel import Forward
+from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
@@ -187,9 +188,9 @@ class FewQueries(Forward):
         nothing = k.constant(self.real, -math.inf).spread(W)
         with k.loop(kind.few) as r:
             if kind.bias:
-                self._fetch("bias", kind.bias, r, tile)
+                self._fetch_row("bias", kind.bias, r, tile)
             for n in range(kind.dense):
-                self._fetch(f"dense{n}", I8, r, tile)
+                self._fetch_row(f"dense{n}", I8, r, tile)
             row = {"b": self.word("b"), "keys": k.integer("keys"), "i": self.item.i[r], "h": self.item.h[r]}
             prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
             top = k.variable(nothing)
@@ -212,7 +213,7 @@ class FewQueries(Forward):
                 top.value = k.maximum(s, top.value)
             self.tile.top[r] = self._across(top.value, k.maximum)
 
-    def _fetch(self, name: str, type: Type, r: Value, tile: Tile) -> None:
+    def _fetch_row(self, name: str, type: Type, r: Value, tile: Tile) -> None:
         """The keys of a tile in a row of a dense array."""
         k, into = self.k, getattr(self.tile, name)
         head, row, key = (k.integer(f"{name}_{axis}") for axis in ("head", "row", "key"))
