@@ -215,7 +215,7 @@ class Problem:
         """An output (..., h, n_q, d_v) to be filled, in the caller's order in memory."""
         if self.positions_first:
             return np.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
-        return np.empty(self.shape(self.n_q, self.d_v), self.dtype)
+        return np.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
 
     @property
     def form(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward is a kernel; its lse and entropy are exact, and the largest weight comes with it. Derivatives, weights and the
-other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
+Forward, backward and the tangent of forward are kernels; lse and entropy are exact, and the largest weight comes with
+them. The tangent of backward, weights and the other statistics start from that lse and run on `regard.engines.tiled`,
+in O(n) memory as well.
 """
 
 import functools
@@ -56,10 +57,10 @@ def _work() -> Any:
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    work, names = _work(), {s.name for s in p.observe}
-    lse = np.empty(p.shape(p.n_q), p.compute)
+    work, names, out = _work(), {s.name for s in p.observe}, p.new_output()
+    lse = np.empty(out.shape[:-1], p.compute)
     results = work.Results(
-        p.new_output(),
+        out,
         lse,
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,

@@ -191,9 +191,9 @@ class Forward(Lanes, ABC):
         return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x)
 
     def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
-        """exp(s − m) and s − m, in the units of maxima, for what the product and the rules left of a score."""
+        """exp(s − m) and s − m, in the units of maxima, for what product and rules left of a score. shift: −m."""
         scale = None if self.kind.ruled else self.product_scale
-        difference = s - shift if scale is None else self.k.fma(s, scale, -shift)
+        difference = s + shift if scale is None else self.k.fma(s, scale, shift)
         return self._power(difference), difference
 
     def _entropy_term(self, p: Value, difference: Value) -> Value:

@@ -182,7 +182,7 @@ class ManyQueries(Forward):
                 P[low * self.B + c] = nothing
             with k.when(tile.stop % 2 != 0):
                 P[tile.stop * self.B + c] = nothing
-        shifts = [self._new_maximum(c)[1] for c in self.vectors()]
+        shifts = [-self._new_maximum(c)[1] for c in self.vectors()]
         totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in names]
         parts = [[[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2)] for _ in totals]
         with k.loop(self.W, step=2) as r:

@@ -129,8 +129,9 @@ class Results(NamedTuple):
 def run(p: Problem, target: Target, results: Call, rows: range | None = None) -> None:
     """Fill the results, or those of some rows at least."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
-    if p.batch * p.heads * (stop - first):
-        small = p.batch * p.heads * (stop - first) * p.n_k * (p.d + p.d_v + 16) < SMALL
+    count = p.batch * p.heads * (stop - first)
+    if count:
+        small = count * p.n_k * (p.d + p.d_v + 16) < SMALL
         plan(p, target, results, range(first, stop), 1 if small else num_threads()).run(p, results)
 
 
@@ -285,7 +286,7 @@ class Stages:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
         # Enough parts for every thread to end at about the same time, few enough to cost little.
-        parts = 1 if self.threads == 1 else min(len(bounds), 16 * self.threads)
+        parts = 1 if self.threads == 1 else min(len(bounds), 64 * self.threads)
         cuts = np.linspace(0, len(bounds), parts + 1).astype(int).tolist()
         most = int((bounds[:, 1] - bounds[:, 0]).max())
         scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
@@ -315,8 +316,8 @@ class Stages:
         yield self.stage(tiles, each, size * len(each), most=1)
         yield self.stage(tiles, merged, size * len(each))
 
-    def waves(self) -> Iterator[tuple[Array, Array]]:
-        """Lists of tiles, and the items that point into them."""
+    def waves(self, size: int = WAVE) -> Iterator[tuple[Array, Array]]:
+        """Lists of tiles, and the items that point into them, of so many blocks of queries at once."""
         p, (heads, rows) = self.p, self.blocks
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
@@ -332,8 +333,8 @@ class Stages:
         alike = "b" not in reading and len(set(p.offset.tolist())) == 1
         for batch in [everyone] if alike else [range(b, b + 1) for b in everyone]:
             # Later rows first: under a causal mask they see more.
-            for stop in range(len(rows), 0, -WAVE):
-                band = rows[max(stop - WAVE, 0) : stop][::-1]
+            for stop in range(len(rows), 0, -size):
+                band = rows[max(stop - size, 0) : stop][::-1]
                 lists, parts, length = [], [], 0
                 for first, count in apart.tolist():
                     ranges = p.ranges(batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1)
