@@ -168,6 +168,17 @@ class Problem:
         return {"b": (b, b + self.batch), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
 
     @property
+    def diagonals(self) -> int:
+        """The number of differences between a query and a key."""
+        return self.n_q + self.n_k - 1 if self.n_q and self.n_k else 0
+
+    @cached_property
+    def distances(self) -> Array:
+        """i − j on each of them, from the lowest: (..., 1, diagonals)."""
+        first = self.offset - self.origin[2] - (self.n_k - 1)
+        return (first[:, None] + np.arange(self.diagonals, dtype=np.int64)).reshape(*self.lead, 1, self.diagonals)
+
+    @property
     def mask_node(self) -> Node | None:
         return self.mask.node if self.mask is not None else None
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from regard.engines import tiled
-from regard.observing import Statistic
+from regard.engines.observed import basic, complete
+from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -49,9 +50,10 @@ def supports(p: Problem) -> str | None:
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
     from regard.engines.cpu.target import chosen
-    from regard.engines.cpu.work import Results, run
+    from regard.engines.cpu.work import BEST, Results, run
 
-    names = {s.name for s in p.observe}
+    observe = basic(p.observe)
+    names = {s.name for s in observe}
     lse = np.empty(p.shape(p.n_q), p.compute)
     results = Results(
         p.new_output(),
@@ -59,17 +61,25 @@ def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statis
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,
     )
+    k = max((s.of if s.name == "top" else 1 for s in observe if s.name in ("top", "argmax")), default=0)
+    width = next((n for n in BEST if n >= k), 0) if k else 0
+    if width:
+        shape = p.shape(p.n_q, width)
+        results = results._replace(values=np.empty(shape, p.compute), indices=np.empty(shape, np.int64))
     run(p, chosen(), results, rows)
-    seen: dict[Statistic, Any] = {}
-    others = tuple(s for s in p.observe if s.name in ("argmax", "top"))
+    seen: dict[Statistic, Any] = {s: getattr(results, s.name) for s in observe if s.name in ("lse", "entropy", "max")}
+    if results.values is not None and results.indices is not None:
+        for s in observe:
+            if s.name == "argmax":
+                seen[s] = np.ascontiguousarray(results.indices[..., 0])
+            elif s.name == "top":
+                best = (results.values, results.indices)
+                seen[s] = Top(*(np.ascontiguousarray(x[..., : s.of]) for x in best))
+    others = tuple(s for s in observe if s.name in ("argmax", "top", "visible") and s not in seen)
     if others:
         seen |= tiled.forward(replace(p, observe=others, value=p.value[..., :0]), rows)[1]
-    for s in p.observe:
-        if s.name in ("lse", "entropy", "max"):
-            seen[s] = getattr(results, s.name)
-        elif s.name == "received":
-            seen[s] = tiled.received(p, lse)
-    return Outputs(results.out, lse, results.entropy), {s: seen[s] for s in p.observe}
+    seen |= tiled.second_pass(p, lse, tuple(s for s in observe if s not in seen))
+    return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
