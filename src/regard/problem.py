@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -225,6 +225,18 @@ class Problem:
         if self.positions_first:
             return np.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
         return np.empty(self.shape(self.n_q, self.d_v), self.dtype)
+
+    def scores_alone(self, mask: Mask | None = None) -> "Problem":
+        """The same weights but for the sink, no values and no statistics; with another mask if one is given."""
+        return replace(
+            self,
+            mask=self.mask if mask is None else mask,
+            value=self.value[..., :0],
+            sink=None,
+            dropout=0.0,
+            positions_first=False,
+            observe=(),
+        )
 
     def leading(self, x: Array, keep: int) -> Array:
         """`x` with its leading dimensions broadcast to `lead`, its last `keep` as they are; a view."""

@@ -1,7 +1,6 @@
 """Statistics that follow from others, on whichever engine those were found."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,9 +50,7 @@ def mass(p: Problem, s: Statistic, lse: Array, forward: Callable[[Problem], tupl
 
     So only tiles that the rule may reach are looked at: the weight on a diagonal costs O(n).
     """
-    mask = s.of if p.mask is None else p.mask & s.of
-    narrow = replace(p, mask=mask, value=p.value[..., :0], sink=None, dropout=0.0, observe=(), positions_first=False)
-    part = forward(narrow)[0].lse
+    part = forward(p.scores_alone(s.of if p.mask is None else p.mask & s.of))[0].lse
     assert part is not None
     least = np.finfo(lse.dtype).min
     return np.where(part == -np.inf, 0, np.exp(part - np.maximum(lse, least))).astype(lse.dtype, copy=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.engines import tiled
 from regard.engines.observed import basic, complete
-from regard.observing import Statistic, Top
+from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,11 +75,24 @@ def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statis
             elif s.name == "top":
                 best = (results.values, results.indices)
                 seen[s] = Top(*(np.ascontiguousarray(x[..., : s.of]) for x in best))
-    others = tuple(s for s in observe if s.name in ("argmax", "top", "visible") and s not in seen)
+    seen |= passed(p, lse, tuple(s for s in observe if s.name in ("visible", "received", "profile", "pooled")))
+    others = tuple(s for s in observe if s.name == "top" and s not in seen)
     if others:
         seen |= tiled.forward(replace(p, observe=others, value=p.value[..., :0]), rows)[1]
     seen |= tiled.second_pass(p, lse, tuple(s for s in observe if s not in seen))
     return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
+
+
+def passed(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+    """What a second pass finds, given lse."""
+    if not observe:
+        return {}
+    from regard.engines.cpu.second_work import second_pass
+    from regard.engines.cpu.target import chosen
+
+    found: dict[Statistic, Any] = dict(second_pass(p, chosen(), lse, observe))
+    profile = Statistic("profile")
+    return found | ({profile: Profile(found[profile], p.distances)} if profile in found else {})
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:

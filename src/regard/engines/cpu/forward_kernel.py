@@ -355,10 +355,13 @@ class Forward(Lanes, ABC):
         """The best of a span into those of the item; earlier spans come first, and win ties."""
         k = self.k
         if self.kind.best:
-            with k.loop(self.B, step=self.W) as c, self._insertion(self._best(self.item), c) as insert:
-                with k.loop(self.kind.best) as n:
-                    at = n * self.B + c
-                    insert(self.load(best.values, at), best.indices.load(at, self.W))
+            with (
+                k.loop(self.B, step=self.W) as c,
+                self._insertion(self._best(self.item), c) as insert,
+                k.loop(self.kind.best) as n,
+            ):
+                at = n * self.B + c
+                insert(self.load(best.values, at), best.indices.load(at, self.W))
 
     # Merging, and the end
 

@@ -172,11 +172,10 @@ class ManyQueries(Forward):
             with k.loop(tile.stop, start=tile.first) as p:
                 candidates[count.value] = p
                 count.value = count.value + (self.load(P, p * self.B, c) > least).any().to(I64)
-            with k.when(count.value != 0), self._insertion(best, c) as insert:
-                with k.loop(count.value) as n:
-                    p = candidates[n]
-                    column = (tile.start + p).to(best.indices.type).spread(self.W)
-                    insert(self.load(P, p * self.B, c), column)
+            with k.when(count.value != 0), self._insertion(best, c) as insert, k.loop(count.value) as n:
+                p = candidates[n]
+                column = (tile.start + p).to(best.indices.type).spread(self.W)
+                insert(self.load(P, p * self.B, c), column)
 
     # Weights and output
 

@@ -131,21 +131,30 @@ class Plan:
         self.stages = tuple(self.stages)
         return True
 
-    def run(self, p: Problem, results: Results) -> None:
-        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), dense_masks(p)
-
-        def code() -> str:
-            return source(kind_of(p, self.target, len(self.rows), *results.wishes), self.target)
-
-        kernel = cache.kernel(self.key, "forward", self.target, code)
+    def at(self, p: Problem) -> tuple[Array, list[Any]]:
+        """The fields with the addresses that the problem gives, and what has to stay alive while they are used."""
+        word, sink, tables = self.names.index, _sink(p), _table_fields(p)
         fields = self.fields.copy()
         fields[word("seed")] = p.seed
         if sink is not None:
             fields[word("sink")] = address_of(sink)
         for name, table in tables.items():
             fields[word(name)] = address_of(table)
-        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
-        bases = np.array([*(0 if x is None else address_of(x) for x in arrays), 0], np.int64)
+        return fields, [sink, tables]
+
+    @staticmethod
+    def bases(p: Problem, results: Results) -> Array:
+        """The addresses that those in items are counted from."""
+        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense_masks(p))
+        return np.array([*(0 if x is None else address_of(x) for x in arrays), 0], np.int64)
+
+    def run(self, p: Problem, results: Results) -> None:
+        def code() -> str:
+            return source(kind_of(p, self.target, len(self.rows), *results.wishes), self.target)
+
+        kernel = cache.kernel(self.key, "forward", self.target, code)
+        fields, kept = self.at(p)
+        bases = self.bases(p, results)
         partial: Array | None = None
         for stage in self.stages:
             if stage.partial and partial is None:
@@ -167,8 +176,10 @@ class Plan:
                 kernel(address_of(mine))
 
             spread(part, range(len(cuts) - 1), self.threads)
+        del kept
 
-    def _fields(self, p: Problem, results: Results) -> Array:
+    def words(self, p: Problem, results: Results) -> dict[str, int | float]:
+        """The fields by name."""
         j0 = p.origin[2]
         words: dict[str, int | float] = {
             "groups": 0, "count": 0, "items": 0, "tiles": 0, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
@@ -190,6 +201,10 @@ class Plan:
         for name, table in _table_fields(p).items():
             words[name] = 0
             words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
+        return words
+
+    def _fields(self, p: Problem, results: Results) -> Array:
+        words = self.words(p, results)
         values = [words[name] for name in self.names]
         layout = "".join("d" if isinstance(x, float) else "q" for x in values)
         return np.frombuffer(struct.pack(layout, *values), np.uint64)
@@ -447,8 +462,8 @@ def source(kind: Kind, target: Target) -> str:
             gc.enable()
 
 
-def kind_of(p: Problem, target: Target, rows: int, entropy: bool, best: int = 0) -> Kind:
-    """The kernel for so many rows of a call, that keeps so many of the largest weights."""
+def kind_of(p: Problem, target: Target, rows: int, entropy: bool, best: int = 0, few: bool = True) -> Kind:
+    """The kernel for so many rows of a call, that keeps so many of the largest weights; few: lanes may be keys."""
     rules = {prefix: Arguments(prefix, program) for prefix, program in _programs(p)}
     mask, score = rules.get("mask"), rules.get("score")
     real = F64 if p.compute == np.float64 else F32
@@ -457,7 +472,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool, best: int = 0)
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value)]
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = lanes <= min(FEW, W) and straight[1] and not best
+    few = few and lanes <= min(FEW, W) and straight[1] and not best
     converted = element is not real and not pairs
     return Kind(
         element=element,
