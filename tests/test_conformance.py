@@ -97,6 +97,21 @@ class Conformance:
             picked = np.take_along_axis(P, np.maximum(top.indices[..., :k], 0), -1)
             assert (np.abs(np.where(top.indices[..., :k] < 0, 0, picked) - best) <= near[..., None])[sane].all()
 
+    @pytest.mark.parametrize(("n_q", "n_k"), [(40, 500), (2, 3000)])
+    def test_ties_go_to_the_lowest_key(self, n_q: int, n_k: int) -> None:
+        """Of scores that are exact, few values many times."""
+        rng = np.random.default_rng(0)
+        q, k = (rng.integers(-1, 2, (2, n, 3)).astype(np.float32) for n in (n_q, n_k))
+        p = problem_from(q, k, k, causal=True, scale=0.5)
+        order = np.pad(spec.statistics(p)["order"], [(0, 0), (0, 0), (0, 40)], constant_values=-1)
+        for threads in (1, 3):
+            regard.set_num_threads(threads)
+            for k_best in (1, 2, 8, 20, 40):
+                top = regard.top(k_best)
+                _, seen = regard.attention(q, k, k, causal=True, scale=0.5, observe=["argmax", top], engine=self.engine)
+                np.testing.assert_array_equal(seen[top].indices, order[..., :k_best])
+                np.testing.assert_array_equal(seen.argmax, order[..., 0])
+
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_weights(self, case: Case) -> None:
         p, _, (q, k, v), options = problem(case, np.float32)

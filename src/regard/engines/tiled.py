@@ -332,6 +332,10 @@ def touched(edges: Array, part: slice) -> tuple[slice, Array]:
 
 def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
     """P (..., h, rows, cols): any part of the weights, from the same tiles that forward computes."""
+    if isinstance(rows, range) and rows.step < 0:
+        return weights(p, lse, rows[::-1], cols)[..., ::-1, :]
+    if cols.step < 0:
+        return weights(p, lse, rows, cols[::-1])[..., ::-1]
     tile = np.zeros(p.shape(len(rows), len(cols)), p.compute)
 
     def work(block: Rows) -> None:
@@ -340,17 +344,25 @@ def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
         given = Given(block, lse)
         for chunk in block.chunks():
             columns, there = overlap(cols, chunk.start, chunk.T * KEYS)
-            if len(columns):
+            if there.start < there.stop:
                 P = given.weights(chunk, chunk.raw())[1].swapaxes(2, 3).reshape(*block.heads, ROWS, -1)
-                mine[..., put[:, None], there] = P[..., take[:, None], columns]
+                mine[..., put, there] = P[..., take, columns]
 
     if len(rows) and len(cols):
         spread_blocks(p, work, rows, cols)
     return tile
 
 
-def overlap(wanted: Positions, start: int, size: int) -> tuple[Array, Array]:
-    """The positions in [start, start + size) that are wanted, counted from start, and their places in `wanted`."""
+def overlap(wanted: Positions, start: int, size: int) -> tuple[Any, Any]:
+    """The positions in [start, start + size) that are wanted, counted from start, and their places in `wanted`: slices
+    of a rising range, else arrays.
+    """
+    if isinstance(wanted, range):
+        step = wanted.step
+        first, stop = (max(0, -((wanted.start - edge) // step)) for edge in (start, start + size))
+        first, stop = min(first, len(wanted)), min(stop, len(wanted))
+        begin = wanted.start + first * step - start
+        return slice(begin, begin + (stop - first) * step, step), slice(first, stop)
     positions = np.asarray(wanted, dtype=np.int64)
     places = np.flatnonzero((positions >= start) & (positions < start + size))
     return positions[places] - start, places

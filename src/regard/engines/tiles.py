@@ -232,7 +232,9 @@ class Rows:
         for tiles, kinds in zip(np.split(self.tiles, cuts), np.split(self.kinds, cuts), strict=True):
             inside = np.arange(tiles[0], tiles[-1] + 1)
             # A tile between them that was left out is here again, and has to be masked.
-            yield Chunk(self, inside, np.setdiff1d(inside, tiles[kinds == EVERYTHING], assume_unique=True))
+            mixed = np.ones(len(inside), bool)
+            mixed[tiles[kinds == EVERYTHING] - tiles[0]] = False
+            yield Chunk(self, inside, inside[mixed])
 
 
 class Chunk:

@@ -1,7 +1,7 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward is a kernel; its lse and entropy are exact, and the largest weight comes with it. Derivatives, weights and the
-other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
+Forward is a kernel; its lse and entropy are exact, and the largest weights come with it. Given lse, another makes what is
+summed over queries, and maps. What has no kernel starts from that lse and runs on `regard.engines.tiled`.
 """
 
 import functools
@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.engines import tiled
 from regard.engines.observed import basic, complete
-from regard.observing import Profile, Statistic, Top
+from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -54,45 +54,35 @@ def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statis
 
     observe = basic(p.observe)
     names = {s.name for s in observe}
-    lse = np.empty(p.shape(p.n_q), p.compute)
+    best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= BEST[-1])]
+    k = max((s.of or 1 for s in best), default=0)
+    width = min(n for n in (0, *BEST) if n >= k)
+    lse, shape = np.empty(p.shape(p.n_q), p.compute), p.shape(p.n_q, width)
     results = Results(
         p.new_output(),
         lse,
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,
+        np.empty(shape, p.compute) if best else None,
+        np.empty(shape, np.int64) if best else None,
     )
-    k = max((s.of if s.name == "top" else 1 for s in observe if s.name in ("top", "argmax")), default=0)
-    width = next((n for n in BEST if n >= k), 0) if k else 0
-    if width:
-        shape = p.shape(p.n_q, width)
-        results = results._replace(values=np.empty(shape, p.compute), indices=np.empty(shape, np.int64))
     run(p, chosen(), results, rows)
     seen: dict[Statistic, Any] = {s: getattr(results, s.name) for s in observe if s.name in ("lse", "entropy", "max")}
-    if results.values is not None and results.indices is not None:
-        for s in observe:
-            if s.name == "argmax":
-                seen[s] = np.ascontiguousarray(results.indices[..., 0])
-            elif s.name == "top":
-                best = (results.values, results.indices)
-                seen[s] = Top(*(np.ascontiguousarray(x[..., : s.of]) for x in best))
-    seen |= passed(p, lse, tuple(s for s in observe if s.name in ("visible", "received", "profile", "pooled")))
-    others = tuple(s for s in observe if s.name == "top" and s not in seen)
-    if others:
-        seen |= tiled.forward(replace(p, observe=others, value=p.value[..., :0]), rows)[1]
-    seen |= tiled.second_pass(p, lse, tuple(s for s in observe if s not in seen))
+    for s in best:
+        assert results.values is not None
+        assert results.indices is not None
+        values, indices = (np.ascontiguousarray(x[..., : s.of or 1]) for x in (results.values, results.indices))
+        seen[s] = indices[..., 0] if s.name == "argmax" else Top(values, indices)
+    passed = tuple(s for s in observe if s.name in ("visible", "received", "profile", "pooled"))
+    if passed:
+        from regard.engines.cpu.second_work import second_pass
+
+        seen |= second_pass(p, chosen(), lse, passed)
+    many = tuple(s for s in observe if s.name == "top" and s not in seen)
+    if many:
+        seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
+    seen |= tiled.second_pass(p, lse, tuple(s for s in observe if s.name == "weights_of"))
     return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
-
-
-def passed(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
-    """What a second pass finds, given lse."""
-    if not observe:
-        return {}
-    from regard.engines.cpu.second_work import second_pass
-    from regard.engines.cpu.target import chosen
-
-    found: dict[Statistic, Any] = dict(second_pass(p, chosen(), lse, observe))
-    profile = Statistic("profile")
-    return found | ({profile: Profile(found[profile], p.distances)} if profile in found else {})
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:

@@ -342,10 +342,16 @@ class Forward(Lanes, ABC):
         kept = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in places]
 
         def insert(s: Value, column: Value) -> None:
-            for value, index in kept:
-                better = s > value.value
-                (value.value, s) = k.where(better, s, value.value), k.where(better, value.value, s)
-                (index.value, column) = k.where(better, column, index.value), k.where(better, index.value, column)
+            better = [s > value.value for value, _ in kept]
+            for n in reversed(range(len(kept))):
+                value, index = kept[n]
+                if n == 0:
+                    above = s, column
+                else:  # what was above moves down, if it is not here that the score belongs
+                    (v, i), moved = kept[n - 1], better[n - 1]
+                    above = k.where(moved, v.value, s), k.where(moved, i.value, column)
+                value.value = k.where(better[n], above[0], value.value)
+                index.value = k.where(better[n], above[1], index.value)
 
         yield insert
         for n, (value, index) in zip(places, kept, strict=True):

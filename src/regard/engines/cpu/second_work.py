@@ -17,7 +17,7 @@ from regard.engines.cpu.layout import GROUP, KEYS, Kind, scratch_size
 from regard.engines.cpu.second_kernel import SecondKind, SecondPass
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import SMALL, Plan, Results, Stages, address_of, kind_of
-from regard.observing import Statistic, cells
+from regard.observing import Profile, Statistic, cells
 from regard.problem import Problem
 from regard.threads import Scratch, num_threads, spread
 
@@ -26,9 +26,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 STRANDS = 16  # of all heads together, where there are fewer heads
 
 
-def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Array]:
-    """`visible`, `received`, the values of `profile`, and `pooled`, for those that are observed."""
-    found: dict[Statistic, Array] = {}
+def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+    """`visible`, `received`, `profile` and `pooled`, for those that are observed."""
+    found: dict[Statistic, Any] = {}
     maps = dict.fromkeys(s.of[:2] for s in observe if s.name == "pooled") or {(1, 1): None}
     rest = tuple(s for s in observe if s.name != "pooled")
     for shape in maps:
@@ -106,13 +106,13 @@ class Pass(Plan):
                 made[word] = np.zeros((units, len(self.row_edges) - 1, len(self.col_edges) - 1), c)
         return made
 
-    def run_all(self) -> dict[Statistic, Array]:
+    def run_all(self) -> dict[Statistic, Any]:
         """What is observed, (..., h, ...)."""
         p, totals = self.p, self.totals
         if p.batch * p.heads * p.n_q * p.n_k:
             self._run()
 
-        def value(s: Statistic) -> Array:
+        def value(s: Statistic) -> Any:
             x = totals[word_of(s)]
             if s.name == "received":
                 first = p.origin[2] % KEYS
@@ -121,7 +121,8 @@ class Pass(Plan):
                 x = x.sum(axis=1)[:, KEYS : KEYS + p.diagonals]
             elif word_of(s) == "mass":
                 x /= np.diff(self.row_edges).astype(x.dtype)[:, None]
-            return np.ascontiguousarray(x).reshape(p.shape(*x.shape[1:]))
+            made = np.ascontiguousarray(x).reshape(p.shape(*x.shape[1:]))
+            return Profile(made, p.distances) if s.name == "profile" else made
 
         return {s: value(s) for s in self.observe}
 
