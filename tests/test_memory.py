@@ -15,6 +15,7 @@ import pytest
 
 import regard
 from regard import threads
+from regard.observing import NAMES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[Array, Array, Array, int], Any]
@@ -63,10 +64,12 @@ def documents(n: int) -> regard.Mask:
     return regard.documents(np.arange(n) // 700)
 
 
+SLOPE = regard.table([0.1])
+
 CALLS: dict[str, Call] = {
     "plain": lambda q, k, v, n: regard.attention(q, k, v),
     "statistics": lambda q, k, v, n: regard.attention(
-        q, k, v, mask=documents(n), observe=["lse", "entropy", "max", "argmax", "received", regard.top(4)]
+        q, k, v, mask=documents(n), observe=[*NAMES, regard.top(4), regard.pooled(32, 32), regard.mass(regard.window(3))]
     ),
     "a tile of the weights": lambda q, k, v, n: regard.weights(
         q, k, causal=True, rows=slice(n // 2, n // 2 + 64), cols=slice(0, 64)
@@ -88,6 +91,10 @@ CALLS: dict[str, Call] = {
     ),
     "forward mode": lambda q, k, v, n: regard.attention_jvp(
         q, k, v, q, k, v, bias=np.ones(n), dbias=np.ones(n), mask=documents(n)
+    ),
+    "double backward": lambda q, k, v, n: regard.attention_vjp_jvp(
+        q, k, v, v, regard.Differential(q, k, v, np.ones((1, 1, n)), tables={SLOPE: np.ones(1)}), causal=True,
+        bias=np.ones((1, 1, n)), score=[regard.softcap(9.0), regard.alibi(SLOPE)], dropout=0.1, seed=1,
     ),
     "bfloat16": lambda q, k, v, n: regard.attention(*(x.astype(np.float16) for x in (q, k, v)), mask=documents(n)),
     "positions first": lambda q, k, v, n: regard.attention(

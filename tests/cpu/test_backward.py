@@ -11,6 +11,7 @@ from test_targets import HERE, SOME
 import regard
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
+from regard.engines import cpu
 from regard.engines.cpu import backward_work, cache
 from regard.engines.cpu.target import chosen, targets
 from regard.problem import Differential, Outputs
@@ -80,14 +81,27 @@ def test_any_number_of_threads(wish: dict[str, Any], lead: Any, threads: int, mo
     assert bits(gradients(*part[0], part[1], **wish)) == alone
 
 
-def test_one_head_is_cut_for_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = []
-    wait = backward_work._Cell.wait
-    monkeypatch.setattr(backward_work._Cell, "wait", lambda cell: cells.append(cell) or wait(cell))
-    monkeypatch.setattr("regard.threads._chosen", 2)
-    gradients(Q[0, :1], K[0, :1], V[0, :1], DO[0, :1], ROWS[:, 0, :1], causal=True)
-    assert len(cells) > 16
-    assert len({(cell.first, cell.start) for cell in cells}) == len(cells)
+@pytest.mark.parametrize("heads", [1, H])
+def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) -> None:
+    """Every item meets every tile once, in order; enough is there to do at the same time."""
+    if heads == 1:
+        wish = {name: x for name, x in wish.items() if name not in ("score", "bias", "sink")}
+    q, k, v, dout = (x[0, : min(heads, len(x[0]))] for x in (Q, K, V, DO))
+    p = problem_from(q, k, v, **wish)
+    outputs, ct = cpu.forward(p)[0], Outputs(dout, None, None)
+    kind, arrays = backward_work.kind_of(p, chosen(), False), backward_work.Arrays(p, outputs, ct)
+    for wave in backward_work.Waves(kind, p, arrays, 2):
+        place = {cell: n for n, cell in enumerate(wave.cells)}
+        assert all(place[other] < n for cell, n in place.items() for other in cell.before)
+        met = [(item, *cell.tiles) for cell in wave.cells for first, stop in cell.groups for item in range(first, stop)]
+        for item in range(len(wave.items)):
+            tiles = [t for n, *t in met if n == item]
+            assert [start for start, _ in tiles[1:]] == [stop for _, stop in tiles[:-1]]
+            assert (tiles[0][0], tiles[-1][1]) == backward_work.EVERYWHERE
+        steps = {}
+        for cell in wave.cells:
+            steps[cell] = 1 + max((steps[other] for other in cell.before), default=0)
+        assert max(steps.values()) < 0.6 * len(wave.cells)
 
 
 @pytest.mark.parametrize("rows", [slice(N - 1, N), slice(500, 503), slice(31, 150), slice(0, 699)])

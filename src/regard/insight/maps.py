@@ -95,7 +95,7 @@ def copying(embedding: ArrayLike, value: ArrayLike, output: ArrayLike, unembeddi
     # The eigenvalues of a product that are not 0 stay when its first factor becomes the last.
     values = np.linalg.eigvals(o @ (U @ E) @ np.repeat(v, len(o) // len(v), axis=0))
     size = np.abs(values).sum(-1)
-    return np.divide(values.sum(-1).real, size, out=np.zeros(len(o)), where=size > 0)
+    return np.asarray(np.divide(values.sum(-1).real, size, out=np.zeros(len(o)), where=size > 0))
 
 
 def repeated_tokens(
@@ -125,4 +125,4 @@ def _maps(maps: ArrayLike) -> Floats:
 
 
 def _plogp(x: NDArray[Any]) -> Floats:
-    return x * np.log(x, out=np.zeros_like(x), where=x > 0)
+    return np.asarray(x * np.log(x, out=np.zeros_like(x), where=x > 0))

@@ -51,7 +51,7 @@ def measure_heads(
         "current": regard.mask(lambda b, h, i, j: i == j),
     }
     mass = {name: regard.mass(rule) for name, rule in rules.items()}
-    observe = ["visible", "entropy", "normalized_entropy", *mass.values()]
+    observe: list[Any] = ["visible", "entropy", "normalized_entropy", *mass.values()]
     _, seen = regard.attention(query, key, key[..., :0], observe=observe, engine=engine, **options)
     later = (seen.visible > 0) & (np.arange(n) > 0)
     says = {

@@ -1,7 +1,7 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward is a kernel; its lse and entropy are exact, and the largest weights come with it. Given lse, another makes what is
-summed over queries, and maps. What has no kernel starts from that lse and runs on `regard.engines.tiled`.
+Forward is a kernel; its lse and entropy are exact, and the largest weight comes with it. Derivatives, weights and the
+other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
 """
 
 import functools
@@ -47,26 +47,31 @@ def supports(p: Problem) -> str | None:
     return None
 
 
+@functools.cache
+def _work() -> Any:
+    """What needs the compiler, loaded by the first call; to import it in each one takes a microsecond."""
+    from regard.engines.cpu import work
+
+    return work
+
+
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    from regard.engines.cpu.target import chosen
-    from regard.engines.cpu.work import BEST, Results, run
-
-    observe = basic(p.observe)
+    work, out, observe = _work(), p.new_output(), basic(p.observe)
     names = {s.name for s in observe}
-    best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= BEST[-1])]
+    best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= work.BEST[-1])]
     k = max((s.of or 1 for s in best), default=0)
-    width = min(n for n in (0, *BEST) if n >= k)
-    lse, shape = np.empty(p.shape(p.n_q), p.compute), p.shape(p.n_q, width)
-    results = Results(
-        p.new_output(),
+    width = min(n for n in (0, *work.BEST) if n >= k)
+    lse, shape = np.empty(out.shape[:-1], p.compute), p.shape(p.n_q, width)
+    results = work.Results(
+        out,
         lse,
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,
         np.empty(shape, p.compute) if best else None,
         np.empty(shape, np.int64) if best else None,
     )
-    run(p, chosen(), results, rows)
+    work.run(p, work.chosen(), results, rows)
     seen: dict[Statistic, Any] = {s: getattr(results, s.name) for s in observe if s.name in ("lse", "entropy", "max")}
     for s in best:
         assert results.values is not None
@@ -77,7 +82,7 @@ def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statis
     if passed:
         from regard.engines.cpu.second_work import second_pass
 
-        seen |= second_pass(p, chosen(), lse, passed)
+        seen |= second_pass(p, work.chosen(), lse, passed)
     many = tuple(s for s in observe if s.name == "top" and s not in seen)
     if many:
         seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
@@ -96,7 +101,12 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
     return run(p, chosen(), outputs, ct)
 
 
-def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
+def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
     """The outputs are those of `forward`, to the bit."""
-    _, tangent = tiled.jvp(p, t)
-    return forward(replace(p, observe=(ENTROPY,)))[0], tangent
+    return tiled.jvp(p, t, outputs or forward(replace(p, observe=(ENTROPY,)))[0])
+
+
+def backward_jvp(
+    p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+) -> Differential:
+    return tiled.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)

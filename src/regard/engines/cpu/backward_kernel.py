@@ -133,8 +133,8 @@ class Backward(Lanes):
                 row = self._row(self.address("dq", self.real), n, k.integer("dq_head"), k.integer("dq_row"))
                 with k.loop(self.d) as x:
                     item.dq[x * self.B + n] = row[x]
-        wild = self._wild(item.q_rows, self.B * padded(kind, self.d))
-        item.state[1] = (wild | self._wild(item.dout_rows, self.B * padded(kind, self.d_v))).to(I64)
+        wild = self._wild(item.q_rows, self.B * padded(self.real.size, self.d))
+        item.state[1] = (wild | self._wild(item.dout_rows, self.B * padded(self.real.size, self.d_v))).to(I64)
         if kind.pairs:
             self._pair_rows()
 
@@ -163,7 +163,7 @@ class Backward(Lanes):
         for turned, rows, count in ((item.q, item.q_rows, self.d), (item.dout, item.dout_rows, self.d_v)):
             with k.when(count % 2 != 0):
                 self.fill(turned + count * self.B, 0.0)
-            width = padded(self.kind, count)
+            width = padded(self.real.size, count)
             for p, lines, size in ((turned, (count + 1) // 2, k.whole(self.B)), (rows, k.whole(self.B // 2), width)):
                 with k.loop(lines) as n, k.loop(size, step=self.W) as x:
                     low, high = (self.load(p, (2 * n + m) * size, x) for m in range(2))
@@ -183,7 +183,7 @@ class Backward(Lanes):
         """The rows of the item's lanes one behind the other, padded with zeros; lanes without one are zero."""
         k, W = self.k, self.W
         head, row, step = strides
-        width = padded(self.kind, count)
+        width = padded(self.real.size, count)
         whole = k.where(step == base.type.size, count - count % W, k.whole(0))
         with k.loop(self.B * width, step=W) as x:
             into[x] = self.zero()
@@ -238,11 +238,11 @@ class Backward(Lanes):
 
     def _copy_width(self, count: Value) -> Value:
         """Of a row in the copy of a tile."""
-        return padded(self.kind, count) if self.kind.pairs else count
+        return padded(self.real.size, count) if self.kind.pairs else count
 
     def _pair_keys(self) -> None:
         """Rows of K two by two."""
-        k, width, keys = self.k, padded(self.kind, self.d), self.tile.k_copy.of(I16)
+        k, width, keys = self.k, padded(self.real.size, self.d), self.tile.k_copy.of(I16)
         with k.loop(KEYS // 2) as n, k.loop(width, step=self.W) as x:
             low, high = (self.load(keys, (2 * n + m) * width, x).to(I32) & 0xFFFF for m in range(2))
             self.tile.k_pairs.of(I32)[n * width + x] = low | (high << 16)
@@ -276,12 +276,16 @@ class Backward(Lanes):
             def block(
                 count: int,
                 p: Value,
+                s: Value = s,
                 width: Value = width,
                 stop: Value = stop,
                 rows: Pointer = rows,
                 turned: Pointer = turned,
                 into: Pointer = into,
             ) -> None:
+                if self.kind.bias and count > 1:
+                    with k.when(s):
+                        self._approach(self.kind.bias, tile, p, count)
                 keys = [rows + (p + r) * width for r in range(count)]
                 sums = self._product(
                     count,
@@ -334,7 +338,7 @@ class Backward(Lanes):
                 rest=self.load(item.c, c),
                 d_entropy=self.load(item.d_entropy, c),
                 keys=(item.first.load(c, self.W), item.second.load(c, self.W)),
-                sums=_Sums(self, prepared[0]),
+                sums=_Sums(self, tile, prepared[0]),
             )
             if not kind.pairs:
                 with k.loop(stop, start=start) as p:
@@ -382,7 +386,7 @@ class Backward(Lanes):
         if kind.bent:
             dT = k.where(hidden, zero, dT * results[1])
         if kind.bias:
-            self.tile.dbias[at] = dS
+            self.tile.bias[at] = dS
         lanes.sums.add(results[1 + kind.bent :], dS, hidden)
         return k.where(hidden, k.constant(self.real, -0.0), PD), dT
 
@@ -446,7 +450,7 @@ class Backward(Lanes):
             v = which == 0
             weights = self._either(v, self.weights, dS).of(self.number)
             rows = self._either(v, self.item.dout_rows, self.item.q_rows).of(self.number)
-            width = padded(self.kind, k.where(v, self.d_v, self.d))
+            width = padded(self.real.size, k.where(v, self.d_v, self.d))
             row = k.where(v, k.integer("dv_row"), k.integer("dk_row"))
             base = self._either(v, self.address("dv", self.real), self.address("dk", self.real)).bytes(tile.start * row)
             whole = width - width % (vectors * self.W)
@@ -500,7 +504,7 @@ class Backward(Lanes):
 
     def _add_bias(self, tile: Tile) -> None:
         """dbias += dS, summed over the keys or the rows that a bias does not have."""
-        k, W, B, dS = self.k, self.W, self.B, self.tile.dbias
+        k, W, B, dS = self.k, self.W, self.B, self.tile.bias
         base, lanes = self.address("dbias", self.real), self.word("lanes")
         row, key = k.integer("dbias_row"), k.integer("dbias_key")
         if not self.kind.bias_rows:
@@ -529,10 +533,10 @@ class Backward(Lanes):
                 for r in range(W):
                     with k.when(c + r < lanes):
                         into = here.bytes((c + r) * row) + p
-                        into[0] = self.load(into) + turned[r]
+                        into[0] = self.load(into) + turned[r] if self.kind.bias_shared else turned[r]
             with k.loop(tile.stop, start=whole) as p, k.loop(k.minimum(lanes, c + W), start=c) as n:
-                into = here.bytes(n * row) + p
-                into[0] = into[0] + dS[p * B + n]
+                into, x = here.bytes(n * row) + p, dS[p * B + n]
+                into[0] = into[0] + x if self.kind.bias_shared else x
 
     def _sum(self, x: Value) -> Value:
         """Of all lanes, the halves added again and again."""
@@ -561,8 +565,8 @@ class _Lanes:
 class _Sums:
     """The gradients of tables over some keys: what is read by the row alone is summed first."""
 
-    def __init__(self, kernel: Backward, prepared: list[Value | None] | None):
-        self.kernel, self.kind, self.k = kernel, kernel.kind, kernel.k
+    def __init__(self, kernel: Backward, tile: Tile, prepared: list[Value | None] | None):
+        self.kernel, self.kind, self.k, self.tile = kernel, kernel.kind, kernel.k, tile
         self.fixed: list[list[Value] | None] = []
         self.totals: list[Variable | None] = []
         if kernel.score is None or prepared is None:
@@ -595,7 +599,9 @@ class _Sums:
         """Add to the gradient of a table where it was read, one lane after the other."""
         kernel = self.kernel
         assert kernel.score is not None
-        into = self.k.pointer(f"dtable{reading.table}", kernel.real)
+        k, name = self.k, f"dtable{reading.table}"
+        strand = (self.tile.number - k.integer("first_tile")) // k.integer("strand_tiles")
+        into = k.pointer(name, kernel.real).bytes(strand * k.integer(f"{name}_step"))
         position = kernel.score.position(reading.table, indices).spread(kernel.W).to(I64)
         for n in range(kernel.W):
             at = position.lane(n)

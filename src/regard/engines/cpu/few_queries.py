@@ -224,7 +224,7 @@ class FewQueries(Forward):
     def _weights(self, tile: Tile) -> None:
         """P = exp(S − m) and its sums: those of keys that are W apart lie in lanes."""
         k, kind, W = self.k, self.kind, self.W
-        shifts = self._new_maximum(0)[1]
+        shifts = -self._new_maximum(0)[1]
         across: list[list[Value]] = []
         for r in self.rows:
             shift = shifts.lane(r).spread(W)
@@ -264,10 +264,11 @@ class FewQueries(Forward):
         vectors = steps * self.step // W
         sums = [[k.variable(self.zero()) for _ in range(vectors)] for _ in self.rows]
         keys = 2 if pairs else 1
+        source, width = self._source("v", tile.start), k.integer("v_row")
         with k.loop(tile.stop, start=tile.first & -keys, step=keys) as p:
-            values = self._values(tile, p, a, steps, count)
+            values = self._values(lambda x: source.bytes(x * width), tile, p, a, steps, count)
             for n in range(keys):
-                row = self._source("v", tile.start + p + self.v_ahead + n).bytes(a * size)
+                row = source.bytes((p + self.v_ahead + n) * width + a * size)
                 for line in range(0, steps * self.step * size, LINE):
                     row.bytes(line).prefetch()
             for r in self.rows:
@@ -295,7 +296,9 @@ class FewQueries(Forward):
         output: Pointer = self.span.O + (self.width * r + a)
         return output
 
-    def _values(self, tile: Tile, p: Value, a: Value, steps: int, count: Value | None) -> list[Value]:
+    def _values(
+        self, at: Callable[[Value], Pointer], tile: Tile, p: Value, a: Value, steps: int, count: Value | None
+    ) -> list[Value]:
         """Vectors of a row of V, or of two rows as pairs, interleaved within 16 bytes."""
         k, W, size = self.k, self.W, self.kind.element.size
 
@@ -304,10 +307,10 @@ class FewQueries(Forward):
             return at.load(0, self.step) if count is None else at.load_first(count, self.step)
 
         if not self.kind.pairs:
-            row = self._source("v", tile.start + p)
+            row = at(p)
             return [load(row, n).bits(self.kind.element).to(self.real) for n in range(steps)]
         # Of a pair at the edge, what is not there weighs nothing, and may be any number.
-        rows = [self._source("v", tile.start + x) for x in (k.maximum(p, tile.first), k.minimum(p + 1, tile.stop - 1))]
+        rows = [at(k.maximum(p, tile.first)), at(k.minimum(p + 1, tile.stop - 1))]
         made = []
         for n in range(steps):
             low, high = (load(row, n) for row in rows)

@@ -210,9 +210,9 @@ class Forward(Lanes, ABC):
         return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x)
 
     def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
-        """exp(s − m) and s − m, in the units of maxima, for what the product and the rules left of a score."""
+        """exp(s − m) and s − m, in the units of maxima, for what product and rules left of a score. shift: −m."""
         scale = None if self.kind.ruled else self.product_scale
-        difference = s - shift if scale is None else self.k.fma(s, scale, -shift)
+        difference = s + shift if scale is None else self.k.fma(s, scale, shift)
         return self._power(difference), difference
 
     def _entropy_term(self, p: Value, difference: Value) -> Value:
@@ -422,7 +422,7 @@ class Forward(Lanes, ABC):
             factor = old * inverse
             for n in range(kind.best):
                 s = self.load(item.values, n * self.B, c)
-                kept_weight = self._weight(s, self._finite(m_old))[0] * (old * inverse)
+                kept_weight = self._weight(s, -self._finite(m_old))[0] * (old * inverse)
                 item.values[n * self.B + c] = k.where(s == -math.inf, self.zero(), kept_weight)
             # The largest weight is that of a key.
             item.m[c] = k.where(m_old == -math.inf, self.zero(), factor)

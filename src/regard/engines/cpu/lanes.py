@@ -229,3 +229,14 @@ class Lanes:
         strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
         base = self.address(name, type).bytes((tile.start + start) * strides[2])
         self._turn(base, strides, stop - start, into + start * self.B, 1.0)
+
+    def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
+        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
+        k, lanes = self.k, -(-self.B * count // KEYS)
+        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
+        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
+        for n in range(lanes):
+            lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
+            line = self._row(base, lane, head, row)
+            for x in range(0, KEYS * type.size, 64):
+                line.bytes(x).prefetch()

@@ -6,11 +6,10 @@ broadcasts where they lie, or from a copy of the tile.
 
 import math
 
-from regard.engines.cpu.element import I8, I32, I64, Type
+from regard.engines.cpu.element import I8, I32, I64
 from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
-from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.lowering import Place
 
 
@@ -149,17 +148,6 @@ class ManyQueries(Forward):
                 top.value = k.maximum(s, top.value)
             self.tile.top[c] = top.value
 
-    def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
-        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
-        k, lanes = self.k, -(-self.B * count // KEYS)
-        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
-        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
-        for n in range(lanes):
-            lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
-            line = self._row(base, lane, head, row)
-            for x in range(0, KEYS * type.size, 64):
-                line.bytes(x).prefetch()
-
     # The largest weights
 
     def _choose(self, tile: Tile) -> None:
@@ -195,7 +183,7 @@ class ManyQueries(Forward):
                 P[low * self.B + c] = nothing
             with k.when(tile.stop % 2 != 0):
                 P[tile.stop * self.B + c] = nothing
-        shifts = [self._new_maximum(c)[1] for c in self.vectors()]
+        shifts = [-self._new_maximum(c)[1] for c in self.vectors()]
         totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2 if kind.entropy else 1)]
         parts = [[[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2)] for _ in totals]
         with k.loop(self.W, step=2) as r:

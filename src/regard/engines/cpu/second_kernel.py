@@ -5,40 +5,18 @@ many keys a query sees; sums over queries (`received`); sums along diagonals (`p
 """
 
 import math
-from dataclasses import dataclass
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import I64
 from regard.engines.cpu.emit import Value
 from regard.engines.cpu.lanes import Tile
-from regard.engines.cpu.layout import KEYS, Kind
+from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.many_queries import ManyQueries
-
-FIELDS = ("row_cells", "tile_cells", "edges")
-WORDS = ("visible", "received", "profile", "mass", "max_map", "row")
-
-
-@dataclass(frozen=True)
-class SecondKind(Kind):
-    """What a second pass is compiled for; wants: some of WORDS."""
-
-    wants: tuple[str, ...]
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        return (*super().fields, *FIELDS)
-
-    @property
-    def item(self) -> tuple[str, ...]:
-        return (*super().item, *WORDS)
-
-    @property
-    def key(self) -> str:
-        return repr(("second", super().key, self.wants))
+from regard.engines.cpu.second_layout import SecondKind
 
 
 class SecondPass(ManyQueries):
-    """The kernel. Of an item, `m` holds lse in the units of scores, and `l` counts the keys that are seen."""
+    """The kernel. Of an item, `m` holds −lse in the units of scores, and `l` counts the keys that are seen."""
 
     kind: SecondKind
 
@@ -49,8 +27,8 @@ class SecondPass(ManyQueries):
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         lse = self.address("lse", self.real)[g * self.k.integer("row_head") + r]
         unit = 1.0 if self.kind.ruled else mathematics.LOG2_E
-        nobody = self.k.constant(self.real, math.inf)  # a lane without a query has no weight
-        self.item.m[lane] = self.k.where(lane < self.word("lanes"), self._finite(lse * unit), nobody)
+        nobody = self.k.constant(self.real, -math.inf)  # a lane without a query has no weight
+        self.item.m[lane] = self.k.where(lane < self.word("lanes"), -self._finite(lse * unit), nobody)
 
     def _span(self) -> None:
         self.item.cursor[0] = self._tiles(self.item.cursor[0], self._work_on)

@@ -7,19 +7,31 @@ strands are added in order. Strands are cut where cells of a map are, so that no
 
 from dataclasses import fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regard.engines.cpu import cache
-from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.layout import GROUP, KEYS, Kind, scratch_size
-from regard.engines.cpu.second_kernel import SecondKind, SecondPass
+from regard.engines.cpu.layout import GROUP, KEYS, Kind, scratch_size, span_bits
+from regard.engines.cpu.second_layout import SecondKind
 from regard.engines.cpu.target import Target
-from regard.engines.cpu.work import SMALL, Plan, Results, Stages, address_of, kind_of
+from regard.engines.cpu.work import (
+    SMALL,
+    Results,
+    Stages,
+    address_of,
+    kind_of,
+    packed,
+    programs,
+    shared_fields,
+    written,
+)
 from regard.observing import Profile, Statistic, cells
 from regard.problem import Problem
 from regard.threads import Scratch, num_threads, spread
+
+if TYPE_CHECKING:
+    from regard.engines.cpu.emit import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,7 +70,7 @@ class Strands(Stages):
         return np.stack([heads, np.ones_like(heads)], axis=1), rows[np.argsort(rows[:, 0], kind="stable"), 1:]
 
 
-class Pass(Plan):
+class Pass:
     """One pass over the weights, for some statistics and maps of one shape."""
 
     def __init__(self, p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...], shape: tuple[int, int]):
@@ -68,14 +80,9 @@ class Pass(Plan):
         wants = tuple(word_of(s) for s in observe)
         kind = kind_of(p, target, p.n_q, False, few=False)
         self.kind = SecondKind(**{x.name: getattr(kind, x.name) for x in fields(Kind)}, wants=tuple(sorted(wants)))
-        self.key, self.names = self.kind.key, self.kind.fields
         self.results = Results(p.new_output(), lse, None, None)
-        self.fields = self._fields(p, self.results)
         self.row_edges, self.col_edges = cells(shape[0], p.n_q), cells(shape[1], p.n_k)
         self.cuts = self._cuts()
-
-    def words(self, p: Problem, results: Results) -> dict[str, int | float]:
-        return super().words(p, results) | dict.fromkeys(("row_cells", "tile_cells", "edges"), 0)
 
     def _cuts(self) -> list[int]:
         """Where the rows of a head are cut."""
@@ -127,35 +134,39 @@ class Pass(Plan):
         return {s: value(s) for s in self.observe}
 
     def _run(self) -> None:
-        p, name = self.p, self.names.index
-        kernel = cache.kernel(self.key, "second", self.target, lambda: source(self.kind, self.target))
-        fields, kept = self.at(p)
+        p, kind = self.p, self.kind
+        kernel = cache.kernel(kind.key, "second", self.target, lambda: source(kind, self.target))
         width = len(self.col_edges) - 1
         of_row = np.append((np.searchsorted(self.row_edges, np.arange(p.n_q), side="right") - 1) * width, -1)
         firsts = np.maximum(np.arange(-(p.origin[2] % KEYS), p.n_k, KEYS), 0)
         of_tile = np.searchsorted(self.col_edges, firsts, side="right") - 1
-        for field, x in (("row_cells", of_row), ("tile_cells", of_tile), ("edges", self.col_edges)):
-            fields[name(field)] = address_of(x)
-            kept.append(x)
+        words = shared_fields(p, programs(p)) | {
+            "span_bits": span_bits(p.d, p.dtype.itemsize),
+            "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
+            "row_cells": address_of(of_row), "tile_cells": address_of(of_tile), "edges": address_of(self.col_edges),
+        }  # fmt: skip
+        fields, name = packed(kind.fields, words), kind.fields.index
         scratch = Scratch(scratch_size(self.kind, GROUP, p.d, 0) * self.kind.real.size)
-        for tiles, items in Strands(self.kind, p, self.results, self.cuts, self.threads).waves():
-            strands = self._place(items)
+        stages = Strands(kind, p, self.results, self.cuts, self.threads)
+        for tiles, items in stages.waves():
+            strands = self._place(stages, items)
             fields[name("tiles")] = address_of(tiles)
 
-            def work(mine: Array, fields: Array = fields) -> None:
+            def work(mine: Array) -> None:
                 bounds = [[n, min(n + GROUP, len(mine))] for n in range(0, len(mine), GROUP)]
-                groups, own = np.array(bounds, np.int64), fields.copy()
+                groups, own = np.array(bounds, np.int64), fields[:]
                 own[name("items")], own[name("groups")] = address_of(mine), address_of(groups)
                 own[name("count")], own[name("scratch")] = len(groups), scratch.address
-                kernel(address_of(own))
+                kernel(own.buffer_info()[0])
 
             spread(work, strands, self.threads)
 
-    def _place(self, items: Array) -> list[Array]:
+    def _place(self, stages: Strands, items: Array) -> list[Array]:
         """The addresses that items write to; the items of each strand."""
         p, word, size = self.p, self.kind.item.index, self.kind.real.size
-        bases = self.bases(p, self.results)
-        items[:, : len(bases)] += bases
+        for name, x, _, _ in stages.arrays():
+            if x is not None:
+                items[:, word(name)] += address_of(x)
         b = items[:, word("b")] - p.origin[0]
         unit, row = b * p.heads + items[:, word("head")], items[:, word("i")] - p.offset[b]
         number = len(self.cuts) - 1
@@ -177,6 +188,10 @@ def word_of(s: Statistic) -> str:
 
 def source(kind: SecondKind, target: Target) -> str:
     """The IR of a kernel."""
-    k = Kernel("second", target, kind.fields)
-    SecondPass(k, kind).run()
-    return k.text()
+
+    def write(k: "Kernel") -> None:
+        from regard.engines.cpu.second_kernel import SecondPass
+
+        SecondPass(k, kind).run()
+
+    return written("second", kind.fields, target, write)

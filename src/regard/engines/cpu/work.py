@@ -5,12 +5,15 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
+import ctypes
 import gc
 import struct
-from collections.abc import Iterable, Iterator
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -32,11 +35,15 @@ from regard.engines.cpu.layout import (
     tile_word,
 )
 from regard.engines.cpu.target import Target, chosen
-from regard.problem import Problem
+from regard.problem import Problem, remember
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread
 
+if TYPE_CHECKING:
+    from regard.engines.cpu.emit import Kernel
+
 Array = np.ndarray[Any, np.dtype[Any]]
+K = TypeVar("K", bound="Kept")
 
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
@@ -44,13 +51,13 @@ SMALL = 2**21  # products below which another thread would begin too late
 KEPT = 256  # plans
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
-_plans: dict[Any, "Plan"] = {}
+_plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
 class Results(NamedTuple):
     """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest
-    weights (..., h, n_q, BEST[n]).
+    weights (..., h, n_q, one of BEST).
     """
 
     out: Array
@@ -69,32 +76,46 @@ class Results(NamedTuple):
 def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
     """Fill the results, or those of some rows at least."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
-    if p.batch * p.heads * (stop - first):
-        small = p.batch * p.heads * (stop - first) * p.n_k * (p.d + p.d_v + 16) < SMALL
+    count = p.batch * p.heads * (stop - first)
+    if count:
+        small = count * p.n_k * (p.d + p.d_v + 16) < SMALL
         plan(p, target, results, range(first, stop), 1 if small else num_threads()).run(p, results)
 
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    dense = dense_masks(p)
-    arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
+    lie = tuple(None if x is None else x.strides for x in results)
+    call = (target.name, rows, threads, *lie, p.signature or signature(p))
+    return kept(call, lambda: Plan(p, target, results, rows, threads))
+
+
+def signature(p: Problem) -> tuple[Any, ...]:
+    """What a plan depends on of a problem."""
+    arrays = (p.query, p.key, p.value, p.bias, *dense_masks(p))
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
         (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
-        for prefix, program in _programs(p)
+        for prefix, program in programs(p)
     )
-    signature = (
-        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+    return (
+        p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
         *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
     )  # fmt: skip
-    found = _plans.get(signature)
+
+
+class Kept(Protocol):
+    def keep(self) -> bool:
+        """Make ready to be kept, with no array of a problem or its rules; False if that would be too much."""
+
+
+def kept(call: tuple[Any, ...], make: Callable[[], K]) -> K:
+    """The plan of such a call, which may be kept."""
+    found: K | None = _plans.get(call)
     if found is None:
-        found = Plan(p, target, results, rows, threads)
+        found = make()
         if found.keep():
-            while len(_plans) >= KEPT:
-                _plans.pop(next(iter(_plans)), None)
-            _plans[signature] = found
+            remember(_plans, call, found, KEPT)
     return found
 
 
@@ -120,101 +141,63 @@ class Plan:
     def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
         kind = kind_of(p, target, len(rows), *results.wishes)
-        self.key, self.names = kind.key, kind.fields
+        self.key, self.names, self.dense = kind.key, kind.fields, kind.dense
         self.fields = self._fields(p, results)
         self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
 
     def keep(self) -> bool:
-        """Keep all stages, and no array of the problem or its rules; False if they are too many."""
         if not isinstance(self.stages, Stages) or not self.stages.short:
             return False
         self.stages = tuple(self.stages)
         return True
-
-    def at(self, p: Problem) -> tuple[Array, list[Any]]:
-        """The fields with the addresses that the problem gives, and what has to stay alive while they are used."""
-        word, sink, tables = self.names.index, _sink(p), _table_fields(p)
-        fields = self.fields.copy()
-        fields[word("seed")] = p.seed
-        if sink is not None:
-            fields[word("sink")] = address_of(sink)
-        for name, table in tables.items():
-            fields[word(name)] = address_of(table)
-        return fields, [sink, tables]
-
-    @staticmethod
-    def bases(p: Problem, results: Results) -> Array:
-        """The addresses that those in items are counted from."""
-        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense_masks(p))
-        return np.array([*(0 if x is None else address_of(x) for x in arrays), 0], np.int64)
 
     def run(self, p: Problem, results: Results) -> None:
         def code() -> str:
             return source(kind_of(p, self.target, len(self.rows), *results.wishes), self.target)
 
         kernel = cache.kernel(self.key, "forward", self.target, code)
-        fields, kept = self.at(p)
-        bases = self.bases(p, results)
+        fields, sink = self.fields[:], _sink(p)
+        fields[SEED], fields[SINK] = p.seed, 0 if sink is None else address_of(sink)
+        dense = dense_masks(p) if self.dense else ()
+        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
+        bases = [0 if x is None else address_of(x) for x in arrays]
         partial: Array | None = None
         for stage in self.stages:
-            if stage.partial and partial is None:
+            if not stage.partial:
+                partial = None
+            elif partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-                bases[-1] = address_of(partial)
-            elif not stage.partial and partial is not None:
-                partial, bases[-1] = None, 0
-            items = stage.items.copy()
-            items[:, : len(bases)] += bases
+            starts = [*bases, 0 if partial is None else address_of(partial)]
+            items = stage.items + np.array(starts + [0] * (stage.items.shape[1] - len(starts)))
             fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(stage.tiles)
             scratch, bounds, cuts = Scratch(stage.scratch), address_of(stage.bounds), stage.cuts
 
             def part(
-                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Array = fields
+                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Any = fields
             ) -> None:
-                mine = fields.copy()
+                mine = fields[:]
                 mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
                 mine[SCRATCH] = scratch.address
-                kernel(address_of(mine))
+                kernel(mine.buffer_info()[0])
 
             spread(part, range(len(cuts) - 1), self.threads)
-        del kept
 
-    def words(self, p: Problem, results: Results) -> dict[str, int | float]:
-        """The fields by name."""
-        j0 = p.origin[2]
-        words: dict[str, int | float] = {
-            "groups": 0, "count": 0, "items": 0, "tiles": 0, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
-            "shift": j0 % KEYS, "first_tile": j0 // KEYS, "span_bits": self.span_bits(p), "j": j0, "keys": p.keys,
-            "scale": float(p.scale),
+    def _fields(self, p: Problem, results: Results) -> "array[int]":
+        words = shared_fields(p, programs(p)) | {
+            "span_bits": self.span_bits(p),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
-            "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
-            "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
-            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2], "row_head": p.n_q,
-            "bias_head": 0, "bias_row": 0, "bias_key": 0, "sink": 0,
-            "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))), "seed": 0,
+            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2],
         }  # fmt: skip
-        if p.bias is not None:
-            words |= zip(("bias_head", "bias_row", "bias_key"), p.dense(p.bias).strides[-3:], strict=True)
-        for n, x in enumerate(dense_masks(p)):
-            words |= zip((f"dense{n}_head", f"dense{n}_row", f"dense{n}_key"), x.strides[-3:], strict=True)
-        for prefix, program in _programs(p):
-            words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
-        for name, table in _table_fields(p).items():
-            words[name] = 0
-            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
-        return words
-
-    def _fields(self, p: Problem, results: Results) -> Array:
-        words = self.words(p, results)
-        values = [words[name] for name in self.names]
-        layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-        return np.frombuffer(struct.pack(layout, *values), np.uint64)
+        return packed(self.names, words)
 
     @staticmethod
     def span_bits(p: Problem) -> int:
         return span_bits(p.d, p.dtype.itemsize)
 
 
-GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
+GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SINK, SEED = map(
+    FIELDS.index, ("groups", "count", "items", "tiles", "scratch", "sink", "seed")
+)
 
 
 class Stages:
@@ -263,7 +246,7 @@ class Stages:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
         # Enough parts for every thread to end at about the same time, few enough to cost little.
-        parts = 1 if self.threads == 1 else min(len(bounds), 16 * self.threads)
+        parts = 1 if self.threads == 1 else min(len(bounds), 64 * self.threads)
         cuts = np.linspace(0, len(bounds), parts + 1).astype(int).tolist()
         most = int((bounds[:, 1] - bounds[:, 0]).max())
         scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
@@ -390,7 +373,13 @@ class Stages:
 
 
 def address_of(x: Array) -> int:
-    return int(x.ctypes.data)
+    """Where an array begins."""
+    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
+    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
+
+
+IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
+_word = ctypes.c_size_t.from_address
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
@@ -410,19 +399,41 @@ def _sink(p: Problem) -> Array | None:
     return np.ascontiguousarray(np.broadcast_to(p.sink.astype(p.compute), (p.heads,)))
 
 
-def _programs(p: Problem) -> list[tuple[str, Program]]:
+def programs(p: Problem) -> list[tuple[str, Program]]:
     """The rules of a call, with what their fields' names begin with."""
     nodes = (("mask", p.mask_node), ("score", p.score_node))
     return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
 
 
-def _table_fields(p: Problem) -> dict[str, Array]:
-    """The arrays of each rule's tables by their fields' names."""
-    return {
-        f"{prefix}_table{n}": table_array(table, p.compute)
-        for prefix, program in _programs(p)
-        for n, table in enumerate(program.tables)
-    }
+def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
+    """The fields that every kernel has, but for addresses of arrays."""
+    j0 = p.origin[2]
+    words: dict[str, int | float] = {
+        "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
+        "scale": float(p.scale), "row_head": p.n_q,
+        "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
+        "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
+        "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))),
+    }  # fmt: skip
+    dense = {f"dense{n}": x for n, x in enumerate(dense_masks(p))}
+    if p.bias is not None:
+        dense["bias"] = p.dense(p.bias)
+    for name, x in dense.items():
+        words |= zip((f"{name}_head", f"{name}_row", f"{name}_key"), x.strides[-3:], strict=True)
+    for prefix, program in rules:
+        words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
+        for n, table in enumerate(program.tables):
+            name = f"{prefix}_table{n}"
+            words[name] = address_of(table_array(table, p.compute))
+            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
+    return words
+
+
+def packed(names: Sequence[str], words: Mapping[str, int | float]) -> "array[int]":
+    """The fields with these names, 0 where there is no word."""
+    values = [words.get(name, 0) for name in names]
+    layout = "".join("d" if isinstance(x, float) else "q" for x in values)
+    return array("Q", struct.pack(layout, *values))
 
 
 def table_array(table: Table, real: Any) -> Array:
@@ -430,7 +441,7 @@ def table_array(table: Table, real: Any) -> Array:
     kept = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
     if dtype not in kept:
-        kept[dtype] = np.ascontiguousarray(table.array, dtype)
+        kept.setdefault(dtype, np.ascontiguousarray(table.array, dtype))  # one for all threads: plans hold its address
     return kept[dtype]
 
 
@@ -446,16 +457,26 @@ def _ends(marked: Array) -> tuple[Array, Array]:
 
 
 def source(kind: Kind, target: Target) -> str:
+    """The IR of a kernel."""
+
+    def write(k: "Kernel") -> None:
+        from regard.engines.cpu.few_queries import FewQueries
+        from regard.engines.cpu.many_queries import ManyQueries
+
+        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+
+    return written("forward", kind.fields, target, write)
+
+
+def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
     """The IR of a kernel. The language of kernels is loaded only where one is written."""
     from regard.engines.cpu.emit import Kernel
-    from regard.engines.cpu.few_queries import FewQueries
-    from regard.engines.cpu.many_queries import ManyQueries
 
     collects = gc.isenabled()
     gc.disable()  # it would look again and again at a hundred thousand objects that all stay
     try:
-        k = Kernel("forward", target, kind.fields)
-        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+        k = Kernel(name, target, fields)
+        write(k)
         return k.text()
     finally:
         if collects:
@@ -464,7 +485,7 @@ def source(kind: Kind, target: Target) -> str:
 
 def kind_of(p: Problem, target: Target, rows: int, entropy: bool, best: int = 0, few: bool = True) -> Kind:
     """The kernel for so many rows of a call, that keeps so many of the largest weights; few: lanes may be keys."""
-    rules = {prefix: Arguments(prefix, program) for prefix, program in _programs(p)}
+    rules = {prefix: Arguments(prefix, program) for prefix, program in programs(p)}
     mask, score = rules.get("mask"), rules.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
