@@ -12,7 +12,7 @@ from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines.cpu import cache, target
 from regard.engines.cpu.target import targets
-from regard.engines.cpu.work import kind_of, programs, source
+from regard.engines.cpu.work import kind_of, source
 from regard.problem import Outputs
 from support import assert_outputs
 
@@ -46,9 +46,8 @@ def test_forward(forced: str, case: Case, dtype: Any) -> None:
 def test_neon_compiles(case: Case, dtype: Any) -> None:
     neon = targets()["neon"]
     q, k, v, options = case.inputs(dtype)
-    p = problem_from(q, k, v, **options)
     for rows in (q.shape[-2], 1):
-        kind = kind_of(p, neon, rows, programs(p), entropy=True)
+        kind = kind_of(problem_from(q, k, v, **options), neon, rows, entropy=True)
         code = cache.compile_object(source(kind, neon), neon, "neon")
         assert llvm.ObjectFileRef.from_data(code).sections()
 

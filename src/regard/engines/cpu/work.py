@@ -49,6 +49,7 @@ WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 KEPT = 256  # plans
+BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
@@ -83,19 +84,28 @@ class Call(Protocol):
 
 
 class Results(NamedTuple):
-    """Where the forward kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q)."""
+    """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest
+    weights (..., h, n_q, one of BEST).
+    """
 
     out: Array
     lse: Array
     entropy: Array | None
     max: Array | None
+    values: Array | None = None
+    indices: Array | None = None
+
+    @property
+    def wishes(self) -> tuple[bool, int]:
+        """Whether the entropy is wanted, and how many of the largest weights."""
+        return self.entropy is not None, 0 if self.values is None else self.values.shape[-1]
 
     @property
     def name(self) -> str:
         return "forward"
 
     def kind(self, p: Problem, target: Target, rows: int) -> Kind:
-        return kind_of(p, target, rows, programs(p), self.entropy is not None)
+        return kind_of(p, target, rows, *self.wishes)
 
     def source(self, kind: Kind, target: Target) -> str:
         return source(kind, target)
@@ -104,6 +114,7 @@ class Results(NamedTuple):
         return [
             ("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", self.out, 3, False),
             ("lse", self.lse, 2, False), ("entropy", self.entropy, 2, False), ("max", self.max, 2, False),
+            ("values", self.values, 3, False), ("indices", self.indices, 3, False),
             ("bias", None if p.bias is None else p.dense(p.bias), 3, False),
             *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
         ]  # fmt: skip
@@ -515,16 +526,17 @@ def kind_of(
     p: Problem,
     target: Target,
     rows: int,
-    rules: Sequence[tuple[str, Program]],
     entropy: bool,
+    best: int = 0,
     few: bool = True,
+    rules: Sequence[tuple[str, Program]] | None = None,
     more: Sequence[Array] = (),
 ) -> Kind:
-    """The kernel for so many rows of a call.
+    """The kernel for so many rows of a call, that keeps so many of the largest weights.
 
-    few: whether lanes may be keys. more: arrays that are read as keys and values are.
+    few: lanes may be keys. rules: instead of those of the call. more: arrays that are read as keys and values are.
     """
-    found = {prefix: Arguments(prefix, program) for prefix, program in rules}
+    found = {prefix: Arguments(prefix, program) for prefix, program in (programs(p) if rules is None else rules)}
     mask, score = found.get("mask"), found.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
@@ -532,7 +544,7 @@ def kind_of(
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value, *more)]
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = few and lanes <= min(FEW, W) and straight[1]
+    few = few and lanes <= min(FEW, W) and straight[1] and not best
     converted = element is not real and not pairs
     return Kind(
         element=element,
@@ -548,12 +560,13 @@ def kind_of(
         dropout=bool(p.dropout),
         sink=p.sink is not None,
         entropy=entropy,
+        best=best,
     )
 
 
 def working_memory(p: Problem) -> int:
     """About how many bytes a call takes beyond inputs and outputs: tiles, items, and lists of tiles."""
-    kind = kind_of(p, chosen(), p.n_q, programs(p), entropy=False)
+    kind = kind_of(p, chosen(), p.n_q, False)
     blocks = p.heads * -(-p.n_q // kind.lanes)
     items, lists = p.batch * blocks, 1
     if p.hiding:
