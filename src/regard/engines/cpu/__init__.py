@@ -1,7 +1,7 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward is a kernel; its lse and entropy are exact, and the largest weight comes with it. Derivatives, weights and the
-other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
+Forward and backward are kernels; lse and entropy are exact, and the largest weight comes with them. Tangents, weights
+and the other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
 """
 
 import functools

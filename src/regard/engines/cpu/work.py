@@ -276,8 +276,8 @@ class Stages:
         yield self.stage(tiles, each, size * len(each), most=1)
         yield self.stage(tiles, merged, size * len(each))
 
-    def waves(self) -> Iterator[tuple[Array, Array]]:
-        """Lists of tiles, and the items that point into them."""
+    def waves(self, size: int = WAVE) -> Iterator[tuple[Array, Array]]:
+        """Lists of tiles, and the items that point into them, of so many blocks of queries at once."""
         p, (heads, rows) = self.p, self.blocks
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
@@ -293,8 +293,8 @@ class Stages:
         alike = "b" not in reading and len(set(p.offset.tolist())) == 1
         for batch in [everyone] if alike else [range(b, b + 1) for b in everyone]:
             # Later rows first: under a causal mask they see more.
-            for stop in range(len(rows), 0, -WAVE):
-                band = rows[max(stop - WAVE, 0) : stop][::-1]
+            for stop in range(len(rows), 0, -size):
+                band = rows[max(stop - size, 0) : stop][::-1]
                 lists, parts, length = [], [], 0
                 for first, count in apart.tolist():
                     ranges = p.ranges(batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1)
