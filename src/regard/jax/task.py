@@ -117,7 +117,7 @@ class Task:
     @cached_property
     def merged(self) -> bool:
         """Whether elements of a `vmap` may be computed together: what makes them differ lies along a leading axis."""
-        rules = [node_of(text) for text in (self.call.mask, self.call.score) if text is not None]
+        rules = [outline(text)[0] for text in (self.call.mask, self.call.score) if text is not None]
         alone = ("sink", "seed", "origin", "mask.table", "score.table")
         same = all(
             p is None
@@ -208,11 +208,12 @@ def build(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
 
 
 @lru_cache(maxsize=1024)
-def node_of(text: str) -> Node:
-    """The expression over tables and dense arrays without values, to ask what it reads."""
+def outline(text: str) -> tuple[Node, tuple[Table, ...], tuple[Array, ...]]:
+    """The expression over tables and dense arrays that only mark their places, and those."""
     steps, _ = json.loads(text)
     count = 1 + max((slot for op, *_, slot in steps if op in ("gather", "dense")), default=0)
-    return build(text, [Table([0.0]) for _ in range(count)], [np.zeros((), bool) for _ in range(count)])
+    tables, dense = tuple(Table([0.0]) for _ in range(count)), tuple(np.zeros((), bool) for _ in range(count))
+    return build(text, tables, dense), tables, dense
 
 
 @lru_cache(maxsize=64)
