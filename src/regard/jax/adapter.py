@@ -97,6 +97,14 @@ def attention(
     return results(p, call, [*operands.values(), *arrays], return_weights, matrices)
 
 
+def _flatten_seen(seen: Seen) -> tuple[list[Any], tuple[Any, ...]]:
+    return list(seen.values()), tuple(seen)
+
+
+jax.tree_util.register_pytree_node(Seen, _flatten_seen, lambda keys, x: Seen(dict(zip(keys, x, strict=True))))
+jax.tree_util.register_dataclass(Top, ["values", "indices"], [])
+
+
 def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
     """What the caller asked for, in the order of `regard.attention`."""
     operands = primitives.varying_alike(operands)
