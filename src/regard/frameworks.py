@@ -24,7 +24,7 @@ def adapter(*values: object) -> Any:
 
 
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
-    """A public function of NumPy arrays that leaves calls with other arrays to their adapter's function of that name."""
+    """A public function of NumPy arrays that leaves calls on other arrays to their adapter's function of its name."""
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -11,9 +11,10 @@ from regard.bench.cases import CASES, Case, case
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
-import jax
 import jax.numpy as jnp
 from jax.test_util import check_grads
+
+import jax
 
 Inputs = dict[str, Any]
 SMOOTH = [c for c in CASES if c.poison is None and 0 not in (*c.lead, c.n_q, c.n_k, c.d, c.d_v) and c.n_k < 100]
@@ -69,7 +70,7 @@ def test_second_derivatives_on_the_engine(c: Case) -> None:
     def random(like: Any) -> Any:
         return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape)), like)
 
-    ct, u, w = random(jax.eval_shape(call, inputs)), random(inputs), random(inputs)
+    ct, u = random(jax.eval_shape(call, inputs)), random(inputs)
 
     def loss(inputs: Inputs) -> Any:
         return jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: (jnp.sin(a) * b).sum(), call(inputs), ct))
@@ -159,14 +160,16 @@ def test_third_derivatives_are_those_of_the_plain_form(small: Any) -> None:
         return jax.nn.softmax(3.0 * jnp.tanh(q @ k.swapaxes(-1, -2) / 6)) @ v
 
     third = jax.grad(jax.grad(jax.grad(scalar)))
-    mixed = jax.jit(lambda t, call: jax.jvp(jax.grad(jax.grad(lambda t: scalar(t, call))), (t,), (1.0,))[1], static_argnums=1)
+    mixed = jax.jit(
+        lambda t, call: jax.jvp(jax.grad(jax.grad(lambda t: scalar(t, call))), (t,), (1.0,))[1], static_argnums=1
+    )
     call = lambda q, k, v: regard.attention(q, k, v, score=rule)  # noqa: E731
     np.testing.assert_allclose(mixed(0.7, call), third(0.7, capped), rtol=1e-9)
     np.testing.assert_allclose(third(0.7, call), third(0.7, capped), rtol=1e-9)
 
 
 def test_checkpoint_and_scan(small: Any) -> None:
-    q, k, v = small
+    q, k, _ = small
 
     def layer(x: Any) -> Any:
         return x + regard.attention(x, x, x, causal=True)
@@ -176,15 +179,22 @@ def test_checkpoint_and_scan(small: Any) -> None:
 
     expected = jax.grad(lambda x: layer(layer(layer(x))).sum())(q)
     np.testing.assert_allclose(jax.grad(stacked)(q, layer), expected, rtol=1e-12)
-    np.testing.assert_allclose(jax.jit(jax.grad(stacked), static_argnums=1)(q, jax.checkpoint(layer)), expected, rtol=1e-12)
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(stacked), static_argnums=1)(q, jax.checkpoint(layer)), expected, rtol=1e-12
+    )
     along = jax.jvp(jax.grad(lambda x: stacked(x, jax.checkpoint(layer))), (q,), (k,))[1]
-    np.testing.assert_allclose(along, jax.jvp(jax.grad(lambda x: layer(layer(layer(x))).sum()), (q,), (k,))[1], rtol=1e-9)
+    np.testing.assert_allclose(
+        along, jax.jvp(jax.grad(lambda x: layer(layer(layer(x))).sum()), (q,), (k,))[1], rtol=1e-9
+    )
 
 
 def test_weights_differentiate(small: Any) -> None:
     q, k, v = small
     check_grads(
-        lambda q, k: regard.attention(q, k, v, causal=True, return_weights=True)[1], (q, k), order=2, modes=["fwd", "rev"]
+        lambda q, k: regard.attention(q, k, v, causal=True, return_weights=True)[1],
+        (q, k),
+        order=2,
+        modes=["fwd", "rev"],
     )
 
 

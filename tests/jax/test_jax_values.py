@@ -11,8 +11,9 @@ from regard.bench.cases import CASES, Case
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
-import jax
 import jax.numpy as jnp
+
+import jax
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 EVERYTHING = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
@@ -64,8 +65,10 @@ def test_statistics_and_weights(case: Case) -> None:
     same(found_weights, weights)
     assert list(found) == list(seen)
     for s, x in seen.items():
-        pairs = [(found[s], x)] if s != regard.top(3) else zip(
-            (found[s].values, found[s].indices), (x.values, x.indices), strict=True
+        pairs = (
+            [(found[s], x)]
+            if s != regard.top(3)
+            else zip((found[s].values, found[s].indices), (x.values, x.indices), strict=True)
         )
         for got, expected in pairs:
             same(got, expected)

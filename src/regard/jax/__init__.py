@@ -1,4 +1,4 @@
-"""Attention as a primitive of JAX: `regard.attention` on JAX arrays, and `dot_product_attention` in jax.nn's conventions."""
+"""Attention as a primitive of JAX: `regard.attention` on JAX arrays, and `dot_product_attention` as jax.nn has it."""
 
 from regard.jax.drop_in import dot_product_attention
 

@@ -1,12 +1,11 @@
 """`regard.attention` on JAX arrays: checked as on NumPy arrays, by their shapes, then bound to the primitives."""
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax
 from regard import checks
 from regard.api import problem_from
 from regard.engines import engines

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax
 import regard
 from regard.rules import Mask, as_mask
 
@@ -32,7 +32,7 @@ def dot_product_attention(
     precision: Any = None,
     module: Any = None,
 ) -> Any:
-    """Attention with the signature and the conventions of `jax.nn.dot_product_attention`, and Flax's for `attention_fn`.
+    """Attention with the signature and the conventions of `jax.nn.dot_product_attention`; Flax's `attention_fn` too.
 
     In O(n) memory, forward and backward, with every derivative. Letters: B batch, T queries, S keys, N query heads, K
     key-value heads (N a multiple of K), H features.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 
+import jax
 from regard.jax.task import Task, run
 
 Array = np.ndarray[Any, np.dtype[Any]]

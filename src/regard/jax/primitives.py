@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+import jax
 from regard.jax import ffi, scan
 from regard.jax.task import Axes, Call, Task, run
 
@@ -32,7 +32,15 @@ Values = Sequence[Any]
 
 
 def varying_alike(operands: list[Any]) -> list[Any]:
-    return operands
+    """Operands that vary over the same mesh axes, which `shard_map` asks for."""
+    each = [frozenset() if type(x) is np.ndarray else jax.typeof(x).manual_axis_type.varying for x in operands]
+    every = frozenset().union(*each)
+    if not every:
+        return operands
+    return [
+        x if mine == every else jax.lax.pcast(x, tuple(every - mine), to="varying")
+        for x, mine in zip(operands, each, strict=True)
+    ]
 
 
 def bind(task: Task, operands: Values) -> list[Any]:
@@ -214,9 +222,7 @@ def scan_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any
             operands[n] = x
         return scan.run(task, operands)
 
-    _, dots = jax.jvp(
-        function, [primals[n] for n in live], [ad.instantiate_zeros(tangents[n]) for n in live]
-    )
+    _, dots = jax.jvp(function, [primals[n] for n in live], [ad.instantiate_zeros(tangents[n]) for n in live])
     return results, dots
 
 
@@ -261,7 +267,7 @@ def backward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[A
 
 
 def summed(x: Any, axes: Axes) -> Any:
-    """An output, whose axes of `vmap` come first, with those where `axes` says, summed over those that are not there."""
+    """An output, whose axes of `vmap` come first, with them where `axes` says, summed over those that are not there."""
     x = x.sum(tuple(n for n, axis in enumerate(axes) if axis is None), dtype=x.dtype)
     there = [axis for axis in axes if axis is not None]
     return jnp.moveaxis(x, range(len(there)), there)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 
+import jax
 from regard.rules import Table
 
 Array = np.ndarray[Any, np.dtype[Any]]

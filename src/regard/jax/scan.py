@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from regard.jax.task import OUTPUTS, Task, outline, series, turn
+import jax
+from jax import lax
+from regard.jax.task import Task, outline, series, turn
 from regard.jax.values import Place, evaluate, kept, scattered, seed_words, value
 from regard.problem import collapse, compute_dtype
-from regard.rules import order, partials
+from regard.rules import partials
 
 Arrays = dict[str, Any]
 BLOCK = 512
@@ -45,7 +45,9 @@ def run(task: Task, operands: Sequence[Any]) -> list[Any]:
 def vmapped(function: Any, ins: tuple[int | None, ...], outs: list[int | None], size: int, *operands: Any) -> list[Any]:
     """`jax.vmap`, where a gradient that lacks the axis is summed over it."""
     found = jax.vmap(function, ins, 0, axis_size=size)(*operands)
-    return [x.sum(0, dtype=x.dtype) if at is None else jnp.moveaxis(x, 0, at) for x, at in zip(found, outs, strict=True)]
+    return [
+        x.sum(0, dtype=x.dtype) if at is None else jnp.moveaxis(x, 0, at) for x, at in zip(found, outs, strict=True)
+    ]
 
 
 def one(task: Task, *operands: Any) -> list[Any]:
@@ -395,7 +397,13 @@ class Blocks:
         """The gradient of the bias with that of a block added, summed where the bias broadcasts."""
         axes = tuple(n for n, size in enumerate(self.bias.shape) if size == 1 != dS.shape[n])
         dS = dS.sum(axes, keepdims=True)
-        start = (0, 0, 0, 0 if self.bias.shape[3] == 1 else r * self.rows, 0 if self.bias.shape[4] == 1 else t * self.keys)
+        start = (
+            0,
+            0,
+            0,
+            0 if self.bias.shape[3] == 1 else r * self.rows,
+            0 if self.bias.shape[4] == 1 else t * self.keys,
+        )
         start = tuple(jnp.asarray(n, jnp.int64) for n in start)
         return lax.dynamic_update_slice(bias, lax.dynamic_slice(bias, start, dS.shape) + dS, start)
 

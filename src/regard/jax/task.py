@@ -4,8 +4,8 @@ Nothing here knows of JAX: operands come as NumPy views of its buffers, and resu
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -311,10 +311,13 @@ def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
             return a.reshape(a.shape[count:])
         return a.reshape(*a.shape[:count], *(1,) * (want + count - a.ndim), *a.shape[count:])
 
-    # An input has every axis that its tangent or its gradient has.
+    # An input has every axis that its tangent or its gradient has, and one of them has each.
+    alike = np.broadcast_shapes(*(x[name].shape[:count] for name in ("query", "key", "value"))) == task.sizes
     for name in task.call.differentiable:
         kin = [a for n, a in (*x.items(), *(y.items() if task.wrt else ())) if n in (name, f"t.{name}", f"s.{name}")]
         shape = np.broadcast_shapes(*(a.shape[:count] for a in kin))
+        if name == "query" and not alike:
+            shape = task.sizes
         for n in (name, f"t.{name}", f"s.{name}"):
             if n in x:
                 x[n] = np.broadcast_to(x[n], (*shape, *x[n].shape[count:]))

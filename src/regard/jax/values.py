@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax
 from regard.jax.task import outline
 from regard.rules import Node, order, partials
 from regard.spec import GOLDEN
