@@ -69,8 +69,7 @@ ALL = "slice(None, None, None)"
 SIGNATURES = {
     "attention": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE}, return_weights=False, observe=(), engine=None)",
     "weights": f"(query, key, *, lse=None, rows={ALL}, cols={ALL}, {RULES}, {PLACE}, engine=None)",
-    "attention_vjp": "(query, key, value, dout, *, dlse=None, dentropy=None, outputs=None, engine=None, "
-    "**options)",
+    "attention_vjp": "(query, key, value, dout, *, dlse=None, dentropy=None, outputs=None, engine=None, **options)",
     "attention_jvp": "(query, key, value, dquery=None, dkey=None, dvalue=None, *, dbias=None, dsink=None, "
     "dtables=None, outputs=None, engine=None, **options)",
     "attention_vjp_jvp": "(query, key, value, dout, tangents, *, dlse=None, dentropy=None, cotangent_tangents=None, "

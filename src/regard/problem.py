@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -61,7 +61,8 @@ class Problem:
 
     Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
     `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
-    output that lies as (..., n, h, d) in memory.
+    output that lies as (..., n, h, d) in memory. Calls with the same `signature`, where there is one, differ in nothing
+    but the contents and the addresses of query, key and value.
     """
 
     query: Array
@@ -79,6 +80,7 @@ class Problem:
     origin: tuple[int, int, int]
     positions_first: bool = False
     observe: tuple[Statistic, ...] = ()
+    signature: Any = field(default=None, init=False)  # `replace` leaves it out
 
     @cached_property
     def batch(self) -> int:
@@ -213,7 +215,20 @@ class Problem:
         """An output (..., h, n_q, d_v) to be filled, in the caller's order in memory."""
         if self.positions_first:
             return np.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
-        return np.empty(self.shape(self.n_q, self.d_v), self.dtype)
+        return np.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """All but arrays and rules: what `again` needs for the same call with others."""
+        varying = ("query", "key", "value", "mask", "score")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in varying} | {"batch": self.batch}
+
+    @classmethod
+    def again(cls, form: dict[str, Any], **varying: Any) -> "Problem":
+        """The call of a `form` with query, key, value, mask and score; its fields are set at once, for speed."""
+        problem = object.__new__(cls)
+        problem.__dict__.update(form, **varying)
+        return problem
 
     def leading(self, x: Array, keep: int) -> Array:
         """`x` with its leading dimensions broadcast to `lead`, its last `keep` as they are; a view."""
@@ -233,6 +248,13 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _chooses(node: Node) -> bool:
     """Whether an expression chooses between values, without which its bounds never say that it is −∞ for all."""
     return any(x.op in ("where", "minimum") for x in order([node]))
+
+
+def remember(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Keep a value for later calls; of more than `most` the oldest go. Any thread may be reading."""
+    for oldest in list(kept)[: max(0, len(kept) - most + 1)]:
+        kept.pop(oldest, None)
+    kept[key] = value
 
 
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:

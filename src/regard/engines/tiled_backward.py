@@ -72,7 +72,7 @@ class Gradients:
         dO: Array,
         dq: Array,
     ) -> None:
-        """dq += dT K, dk += dTᵀ Q, dv += (P D)ᵀ dO; a k or q that is None adds nothing. hidden: None if all is finite."""
+        """dq += dT K, dk += dTᵀ Q, dv += (P D)ᵀ dO; a k or q of None adds nothing. hidden: None if all is finite."""
         turned = None if hidden is None else hidden.swapaxes(-1, -2)
         if k is not None:
             dq += in_order(product(dT, k, hidden))
@@ -141,7 +141,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
             x = Pairs(known, chunk, plain=clean and chunk.full and p.score is None and p.bias is None)
             dS = g.through(x)
             dS *= x.P
-            dS = x.visible(dS)
+            x.visible(dS)
             total.add_bias(dS, chunk)
             for leaf, slope in d_tables.items():
                 scatter(leaf, x.through(slope, dS), chunk.at(), total.tables[leaf.payload])
@@ -177,15 +177,21 @@ def backward_jvp(
         dq = np.zeros((*rows.heads, ROWS, p.d), p.compute)
         for chunk in rows.chunks():
             x = Pairs(known, chunk)
-            T_dot, grown = moving.scores(x)
-            grown = grown - known_dot.lse  # P˙ / P
-            P_dot = x.visible(x.P * grown)
+            T_dot, S_dot = moving.scores(x)
+            grown = S_dot - known_dot.lse  # P˙ / P
             c, c_dot = g.through(x), g_dot.through(x)
             if moving.v is not None:
                 c_dot += x.dropped(np.matmul(g.dO, chunk.take(moving.v).swapaxes(-1, -2)))
             if g.dH is not None:
                 c_dot -= g.dH * grown
-            dS, dS_dot = x.visible(x.P * c), x.visible(P_dot * c + x.P * c_dot)
+            P_dot = grown
+            P_dot *= x.P
+            x.visible(P_dot)
+            c_dot *= x.P
+            c_dot += P_dot * c
+            c *= x.P
+            dS, dS_dot = x.visible(c), x.visible(c_dot)
+            del S_dot
             total.add_bias(dS_dot, chunk)
             for leaf, slope in d_tables.items():
                 part = x.through(slope, dS_dot) + x.through(d_tables_dot[leaf], dS, T_dot)

@@ -60,11 +60,16 @@ class Pairs:
         self.D = chunk.dropout()
 
     def visible(self, x: Array) -> Array:
-        """x, 0 where a pair is hidden, whatever stands there."""
-        return x if self.hidden is None else np.where(self.hidden, x.dtype.type(0), x)
+        """x, in place 0 where a pair is hidden, whatever stands there."""
+        if self.hidden is not None:
+            np.copyto(x, 0, where=self.hidden)
+        return x
 
     def dropped(self, x: Array) -> Array:
-        return x if self.D is None else x * self.D
+        """x · D, in place."""
+        if self.D is not None:
+            x *= self.D
+        return x
 
     @cached_property
     def surprise(self) -> Array:
@@ -114,12 +119,12 @@ class Moving:
             T += np.matmul(chunk.rows.q, chunk.take(self.k).swapaxes(-1, -2))
         S = T
         if way.score is not None:
-            S = np.array(np.broadcast_to(chunk.evaluate(way.score, x.raw, T), chunk.shape))
+            S = chunk.evaluate(way.score, x.raw, T)
+            if S is T or S.shape != chunk.shape:
+                S = np.array(np.broadcast_to(S, chunk.shape))
         if way.t.bias is not None:
             S += chunk.dense(way.t.bias)
-        if x.hidden is not None:
-            np.copyto(S, 0, where=x.hidden)
-        return T, S
+        return T, x.visible(S)
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
@@ -140,13 +145,15 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
         known = Known(rows, outputs)
         moving = Moving(known, way)
         mean = np.zeros((*rows.heads, ROWS), c)
-        bend, moved = np.zeros_like(mean), np.zeros((*mean.shape, p.d_v), c)
+        total, bend, moved = np.zeros_like(mean), np.zeros_like(mean), np.zeros((*mean.shape, p.d_v), c)
         for chunk in rows.chunks():
             x = Pairs(known, chunk)
-            _, dS = moving.scores(x)
-            PS = x.P * dS
+            _, PS = moving.scores(x)
+            PS *= x.P
             mean += in_order(PS.sum(axis=-1))
             if d_entropy is not None:
+                # Not 1 − p_sink, which is 0 where nearly all goes to the sink.
+                total += in_order(x.P.sum(axis=-1))
                 bend += in_order((PS * x.surprise).sum(axis=-1))
             clean = bool(rows.unit.finite_v[chunk.tiles].all())
             moved += in_order(product(x.dropped(PS), chunk.v, None if clean else x.hidden))
@@ -159,8 +166,8 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
         rows_of(rows, d_out, 2)[...] = out[:, :, 0, inside].astype(p.dtype)
         rows_of(rows, d_lse, 1)[...] = lse[:, :, 0, inside, 0]
         if d_entropy is not None:
-            entropy = lse * (known.total - known.entropy) - bend[:, :, None, :, None]
-            rows_of(rows, d_entropy, 1)[...] = entropy[:, :, 0, inside, 0]
+            entropy = lse[:, :, 0, :, 0] * (total - known.entropy[:, :, 0, :, 0]) - bend
+            rows_of(rows, d_entropy, 1)[...] = entropy[:, :, inside]
 
     spread_blocks(p, work)
     return outputs, Outputs(d_out, d_lse, d_entropy)

@@ -46,23 +46,28 @@ def supports(p: Problem) -> str | None:
     return None
 
 
+@functools.cache
+def _work() -> Any:
+    """What needs the compiler, loaded by the first call; to import it in each one takes a microsecond."""
+    from regard.engines.cpu import work
+
+    return work
+
+
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    from regard.engines.cpu.target import chosen
-    from regard.engines.cpu.work import Results, run
-
-    names = {s.name for s in p.observe}
-    lse = np.empty(p.shape(p.n_q), p.compute)
-    results = Results(
-        p.new_output(),
+    work, names, out = _work(), {s.name for s in p.observe}, p.new_output()
+    lse = np.empty(out.shape[:-1], p.compute)
+    results = work.Results(
+        out,
         lse,
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,
     )
-    run(p, chosen(), results, rows)
+    work.run(p, work.chosen(), results, rows)
     seen: dict[Statistic, Any] = {}
-    others = tuple(s for s in p.observe if s.name in ("argmax", "top"))
-    if others:
+    if names & {"argmax", "top"}:
+        others = tuple(s for s in p.observe if s.name in ("argmax", "top"))
         seen |= tiled.forward(replace(p, observe=others, value=p.value[..., :0]), rows)[1]
     for s in p.observe:
         if s.name in ("lse", "entropy", "max"):
@@ -77,7 +82,10 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
-    return tiled.backward(p, outputs, ct)
+    from regard.engines.cpu.backward_work import backward as run
+    from regard.engines.cpu.target import chosen
+
+    return run(p, chosen(), outputs, ct)
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
