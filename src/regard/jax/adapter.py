@@ -51,10 +51,10 @@ def attention(
         if options.get(name) is not None:
             options[name] = (as_mask if name == "mask" else as_score)(options[name])
     p = problem_from(
-        **{name: stand_in(x) for name, x in operands.items()},  # type: ignore[arg-type]
+        **{name: stand_in(x) for name, x in operands.items()},
         seed=0 if isinstance(seed, jax.Array) else seed,
         offset=plain_offset(offset),
-        origin=tuple(0 if traced(x) else x for x in origin) if isinstance(origin, tuple) else origin,
+        origin=plain_origin(origin),
         **options,
     )
     return_weights = checks.boolean("return_weights", return_weights)
@@ -144,6 +144,10 @@ def plain_offset(offset: Any) -> Any:
     if offset.dtype.kind not in "iu":
         raise TypeError(f"offset must be an int or an integer array, got {offset.dtype}")
     return np.zeros(offset.shape, np.int64)
+
+
+def plain_origin(origin: Any) -> Any:
+    return tuple(0 if traced(x) else x for x in origin) if isinstance(origin, tuple) else origin
 
 
 def shortest(offset: Any) -> tuple[int, ...]:

@@ -108,7 +108,7 @@ def dot_product_attention(
         raise ValueError(f"dropout_rate={dropout_rate} needs dropout_rng=, a key of jax.random")
     if dropping and broadcast_dropout:
         raise ValueError("the same weights cannot be dropped in all batch elements: give broadcast_dropout=False")
-    options = {
+    options: dict[str, Any] = {
         "causal": is_causal, "mask": rules, "score": score, "scale": None if scale is None else float(scale),
         "offset": 0, "layout": "bnhd", "engine": implementation,
     }  # fmt: skip

@@ -117,11 +117,12 @@ def view(buffer: Buffer) -> Array:
         size *= n
     if not size:
         return np.empty(shape, dtype)
-    return np.frombuffer((c_char * size).from_address(buffer.data), dtype).reshape(shape)
+    memory: Any = (c_char * size).from_address(buffer.data)
+    found: Array = np.frombuffer(memory, dtype).reshape(shape)
+    return found
 
 
-@ctypes.CFUNCTYPE(c_void_p, POINTER(Frame))
-def handler(pointer: Any) -> int | None:
+def handle(pointer: Any) -> int | None:
     frame = pointer.contents
     if frame.extension and frame.extension.contents.type == METADATA:
         metadata = ctypes.cast(frame.extension, POINTER(MetadataExtension)).contents.metadata.contents
@@ -140,4 +141,5 @@ def handler(pointer: Any) -> int | None:
         return created
 
 
+handler = ctypes.CFUNCTYPE(c_void_p, POINTER(Frame))(handle)  # XLA keeps its address
 jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.cast(handler, c_void_p).value), platform="cpu")

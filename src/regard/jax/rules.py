@@ -33,11 +33,13 @@ class TracedTable(Table):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.source.shape
+        shape: tuple[int, ...] = self.source.shape
+        return shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.source.dtype)
+        dtype: np.dtype[Any] = self.source.dtype
+        return dtype
 
     def __repr__(self) -> str:
         return f"traced table of shape {self.shape}, {self.dtype}"

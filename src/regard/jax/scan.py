@@ -17,7 +17,7 @@ from jax import lax
 from regard.jax.task import Task, outline, series, turn
 from regard.jax.values import Place, evaluate, kept, scattered, seed_words, value
 from regard.problem import collapse, compute_dtype
-from regard.rules import partials
+from regard.rules import Node, partials
 
 Arrays = dict[str, Any]
 BLOCK = 512
@@ -120,7 +120,7 @@ class Blocks:
         self.offset = jnp.broadcast_to(offset.reshape(-1), (self.B,))
         self.b0, self.h0, self.j0 = origin
         self.scale = self.real.type(call.scale)
-        self.bias = self.dense(x["bias"]).astype(self.real) if "bias" in x else None
+        self.bias: Any = self.dense(x["bias"]).astype(self.real) if "bias" in x else None
         self.masks = tuple(self.dense(a) for a in series(x, "mask.dense"))
         sink = x.get("sink", jnp.full((), -jnp.inf)).astype(self.real)
         self.sink = jnp.broadcast_to(sink, (self.h,)).reshape(1, self.kv, self.group, 1)  # −∞: none
@@ -321,7 +321,7 @@ class Blocks:
 
     def backward(self, ct: Arrays, outputs: Arrays) -> Arrays:
         """Gradients of ⟨ō, outputs⟩ with respect to every input that may vary, by name."""
-        call, x = self.call, self.x
+        x, rule = self.x, self.call.score
         lse = self.heads(outputs["lse"])
         dlse = self.heads(ct["lse"])
         out, dO = (self.heads(self.turned("out", a["out"]), 1) for a in (outputs, ct))
@@ -332,10 +332,11 @@ class Blocks:
         if "entropy" in ct:
             dH = self.heads(ct["entropy"])
             c = c + dH * (jnp.where(dead, 0, 1 - p_sink) - self.heads(outputs["entropy"]))
-        d_ds, d_tables = (None, {})
+        d_ds: Any = None
+        d_tables: dict[Node, Node] = {}
         tables = self.tables["score"][0]
-        if call.score is not None:
-            d_ds, d_tables = partials(outline(call.score)[0])
+        if rule is not None:
+            d_ds, d_tables = partials(outline(rule)[0])
         zeros = {n: jnp.zeros(t.shape, self.real) for n, t in enumerate(tables) if t is not None}
         bias = None if self.bias is None else jnp.zeros(padded(self.bias.shape, self), self.real)
         keys = jnp.zeros((self.tiles, self.B, self.kv, self.keys, self.d), self.real)
@@ -355,13 +356,13 @@ class Blocks:
                     G = G - self.band(dH, r, 3)[..., None] * (logP + 1)
                 dS = jnp.where(visible, P * G, 0)
                 dT = dS
-                if d_ds is not None:
-                    dT = jnp.where(visible, dS * value(call.score, d_ds, T, tables, at), 0)
+                if rule is not None:
+                    dT = jnp.where(visible, dS * value(rule, d_ds, T, tables, at), 0)
                     zeros = dict(zeros)
                     for leaf, part in d_tables.items():
-                        slot = outline(call.score)[1].index(leaf.payload)
-                        each = jnp.where(visible, dS * value(call.score, part, T, tables, at), 0)
-                        zeros[slot] = zeros[slot] + scattered(call.score, leaf, each, tables, at)
+                        slot = outline(rule)[1].index(leaf.payload)
+                        each = jnp.where(visible, dS * value(rule, part, T, tables, at), 0)
+                        zeros[slot] = zeros[slot] + scattered(rule, leaf, each, tables, at)
                 if bias is not None:
                     bias = self.add_bias(bias, dS, r, t)
                 dq = dq + product("bkgij,bkja->bkgia", dT, k)
@@ -390,7 +391,7 @@ class Blocks:
         if "sink" in x:
             found["sink"] = collapse((p_sink * c).sum((0, 3)).reshape(-1), x["sink"].shape)
         found |= {f"score.table{n}": a for n, a in zeros.items()}
-        shapes = {n: self.turned(n, x[n]) for n in call.differentiable}
+        shapes = {n: self.turned(n, x[n]) for n in self.call.differentiable}
         return {n: self.turned(n, collapse(found[n], a.shape)).astype(a.dtype) for n, a in shapes.items()}
 
     def add_bias(self, bias: Any, dS: Any, r: Any, t: Any) -> Any:

@@ -180,7 +180,7 @@ def front(x: Array, axes: Axes) -> Array:
     """A view with the axes that `vmap` took away first, of size 1 where `x` does not have one."""
     there = [axis for axis in axes if axis is not None]
     x = np.moveaxis(x, there, range(len(there)))
-    return x[tuple(None if axis is None else slice(None) for axis in axes)]
+    return x[(*(None if axis is None else slice(None) for axis in axes), ...)]
 
 
 # Rules as text
@@ -204,7 +204,8 @@ def build(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
     for op, kind, operands, slot in steps:
         payload = arrays[op][slot] if op in arrays else slot
         nodes.append(make(op, kind, tuple(nodes[n] for n in operands), payload))
-    return nodes[result]
+    found: Node = nodes[result]
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -246,7 +247,7 @@ def rule(kind: Any, prefix: str, text: str | None, x: Mapping[str, Array]) -> tu
 
 def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
     """The values named prefix0, prefix1, ..."""
-    found = []
+    found: list[Any] = []
     while f"{prefix}{len(found)}" in x:
         found.append(x[f"{prefix}{len(found)}"])
     return found
@@ -271,7 +272,7 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
     for index in np.ndindex(task.sizes):
 
         def pick(a: Array, index: Shape = index) -> Array:
-            part: Array = a[tuple(n if size > 1 else 0 for n, size in zip(index, a.shape, strict=False))]
+            part: Array = a[(*(n if size > 1 else 0 for n, size in zip(index, a.shape, strict=False)), ...)]
             return part
 
         mine = {name: pick(a) for name, a in y.items()}
@@ -340,9 +341,9 @@ def compute(task: Task, x: Mapping[str, Array], into: Mapping[str, Array]) -> li
         return Outputs(*(None if a is None else np.broadcast_to(a, s) for a, s in zip(found, shapes, strict=True)))
 
     def tangents(prefix: str) -> Differential:
-        parts = (x.get(prefix + name) for name in ("query", "key", "value", "bias", "sink"))
+        parts = {name: x.get(prefix + name) for name in ("query", "key", "value", "bias", "sink")}
         given = {t: x[prefix + name] for name, t in tables.items() if prefix + name in x}
-        return Differential(*parts, tables=given)
+        return Differential(**parts, tables=given)
 
     def gradients(g: Differential) -> list[tuple[str, Array]]:
         found = {name: getattr(g, name) for name in ("query", "key", "value", "bias", "sink")}

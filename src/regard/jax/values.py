@@ -81,7 +81,8 @@ def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: Place
         elif node.op == "float":
             value = args[0].astype(dtype)
         else:
-            value = SPECIAL.get(node.op, getattr(jnp, node.op, None))(*args)
+            operation = SPECIAL.get(node.op) or getattr(jnp, node.op)
+            value = operation(*args)
         values[node] = value
     return [values[node] for node in nodes]
 
@@ -92,7 +93,6 @@ def value(text: str, node: Node, s: Any, tables: Tables, at: Place) -> Any:
     return jnp.broadcast_to(evaluate(text, [node], s, tables, at, s.dtype)[0], s.shape)
 
 
-@value.defjvp
 def _value_jvp(text: str, node: Node, primals: Any, tangents: Any) -> tuple[Any, Any]:
     (s, tables, at), (ds, d_tables, _) = primals, tangents
     d_ds, parts = partials(node)
@@ -103,6 +103,9 @@ def _value_jvp(text: str, node: Node, primals: Any, tangents: Any) -> tuple[Any,
         read = d_table.reshape(-1)[flat_index(d_table.shape, indices)].astype(s.dtype)
         dot = dot + value(text, part, s, tables, at) * read
     return value(text, node, s, tables, at), dot
+
+
+value.defjvp(_value_jvp)
 
 
 def scattered(text: str, leaf: Node, x: Any, tables: Tables, at: Place) -> Any:

@@ -400,8 +400,9 @@ def _booleans(what: str, values: Array) -> Array:
         return values
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be booleans or 0/1 integers, got {values.dtype}")
-    if type(values) is not np.ndarray:
-        return values != 0  # its values are not there yet
+    if type(values) is not np.ndarray:  # its values are not there yet
+        traced: Array = values != 0
+        return traced
     wrong = values[(values != 0) & (values != 1)]
     if wrong.size:
         raise ValueError(f"{what} must be booleans or 0/1 integers, got {wrong[0]}")
