@@ -8,6 +8,8 @@ import pytest
 
 import regard
 from regard.bench.cases import CASES, Case, case
+from regard.rules import as_score, order
+from regard.rules.expression import rebuild
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
@@ -28,21 +30,17 @@ def differentiable(c: Case, dtype: Any = np.float64) -> tuple[Inputs, Callable[[
     for name in ("bias", "sink"):
         if name in options and np.isfinite(options[name]).all():
             inputs[name] = options.pop(name)
-    score = options.pop("score", None)
-    tables = [] if score is None else regard.api.checks.score(score).node
-    tables = [] if score is None else [x.payload for x in regard.rules.order([tables]) if x.op == "gather"]
-    tables = [t for t in dict.fromkeys(tables) if t.kind == "float"]
+    rule = as_score(options.pop("score", []))
+    read = dict.fromkeys(x.payload for x in order([rule.node]) if x.op == "gather")
+    tables = [t for t in read if t.kind == "float"]
     for n, t in enumerate(tables):
         inputs[f"table{n}"] = t.array.astype(dtype)
 
     def call(inputs: Inputs) -> Any:
         given = dict(inputs)
         traced = {id(t): regard.table(given.pop(f"table{n}")) for n, t in enumerate(tables)}
-        if score is not None:
-            rule = regard.api.checks.score(score)
-            node = regard.rules.expression.rebuild(rule.node, traced)
-            options["score"] = regard.Score(node, rule.text, rule.requires)
-        out, seen = regard.attention(**given, **options, observe=["lse", "entropy"])
+        score = regard.Score(rebuild(rule.node, traced), rule.text, rule.requires)
+        out, seen = regard.attention(**given, **options, score=score, observe=["lse", "entropy"])
         return out, jnp.where(jnp.isinf(seen.lse), 0, seen.lse), seen.entropy
 
     return jax.tree.map(jnp.asarray, inputs), call

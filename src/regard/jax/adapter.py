@@ -185,6 +185,12 @@ def _not_here(name: str, instead: str) -> Any:
     return refuse
 
 
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return _not_here(name, "np.asarray of them")
+
+
 weights = _not_here("weights", "regard.attention(..., return_weights=True)")
 attention_vjp = _not_here("attention_vjp", "jax.vjp of regard.attention")
 attention_jvp = _not_here("attention_jvp", "jax.jvp of regard.attention")

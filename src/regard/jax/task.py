@@ -272,7 +272,8 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
     for index in np.ndindex(task.sizes):
 
         def pick(a: Array, index: Shape = index) -> Array:
-            part: Array = a[(*(n if size > 1 else 0 for n, size in zip(index, a.shape, strict=False)), ...)]
+            at: Any = tuple(n if size > 1 else 0 for n, size in zip(index, a.shape, strict=False))
+            part: Array = a[(*at, ...)]
             return part
 
         mine = {name: pick(a) for name, a in y.items()}
