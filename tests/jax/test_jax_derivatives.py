@@ -188,12 +188,11 @@ def test_checkpoint_and_scan(small: Any) -> None:
 
 def test_weights_differentiate(small: Any) -> None:
     q, k, v = small
-    check_grads(
-        lambda q, k: regard.attention(q, k, v, causal=True, return_weights=True)[1],
-        (q, k),
-        order=2,
-        modes=["fwd", "rev"],
-    )
+
+    def weights(q: Any, k: Any) -> Any:
+        return regard.attention(jnp.asarray(q), jnp.asarray(k), v, causal=True, return_weights=True)[1]
+
+    check_grads(weights, (q, k), order=2, modes=["fwd", "rev"])
 
 
 @pytest.mark.parametrize("statistic", ["max", "received", regard.top(2)])

@@ -4,6 +4,7 @@ Nothing here knows of JAX: operands come as NumPy views of its buffers, and resu
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -259,13 +260,19 @@ def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
 def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None:
     """Compute a task into `results`, arrays in the caller's order of axes."""
     call = task.call
-    axes = [a for _, a in task.wrt] or [tuple(range(len(task.sizes)))] * len(results)
-    x = {name: front(a, axes) for (name, axes), a in zip(task.axes_of.items(), operands, strict=True)}
-    y = {name: front(a, axes) for name, axes, a in zip(task.results, axes, results, strict=True)}
+    x, y = task.named(operands), dict(zip(task.results, results, strict=True))
+    if task.sizes:
+        axes = dict(task.wrt) or dict.fromkeys(task.results, tuple(range(len(task.sizes))))
+        x = {name: front(a, task.axes_of[name]) for name, a in x.items()}
+        y = {name: front(a, axes[name]) for name, a in y.items()}
     if call.layout == "bnhd":
         x, y = ({n: turn(n, a) for n, a in given.items()} for given in (x, y))
     count = len(task.sizes)
-    if count and task.merged:
+    if not count:
+        for name, value in compute(task, x):
+            y[name][...] = value
+        return
+    if task.merged:
         merge(task, x, y)
         return
     totals: dict[str, Array] = {}
@@ -277,7 +284,7 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
             return part
 
         mine = {name: pick(a) for name, a in y.items()}
-        for name, value in compute(task, {name: pick(a) for name, a in x.items()}, mine):
+        for name, value in compute(task, {name: pick(a) for name, a in x.items()}):
             if y[name].shape[:count] == task.sizes:
                 mine[name][...] = value
             else:  # summed over the elements that share it
@@ -325,13 +332,13 @@ def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
                 x[n] = np.broadcast_to(x[n], (*shape, *x[n].shape[count:]))
     padded = {name: pad(name, a) for name, a in x.items()}
     into = {name: pad(name, a) for name, a in y.items()}
-    for name, value in compute(task, padded, into):
+    for name, value in compute(task, padded):
         target = into[name]
         target[...] = collapse(value.reshape((1,) * (target.ndim - value.ndim) + value.shape), target.shape)
 
 
-def compute(task: Task, x: Mapping[str, Array], into: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """The results of a task for one element, by name; "out" is already where it belongs where the engine can."""
+def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """The results of a task for one element, by name."""
     call = task.call
     p, tables = problem(task, x)
     engine = choose(p, call.engine)
@@ -384,12 +391,11 @@ def problem(task: Task, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Tabl
     q, k, v = x["query"], x["key"], x["value"]
     leads = q.shape[:-3], k.shape[:-3], v.shape[:-3]
     lead = leads[0] if leads[0] == leads[1] == leads[2] else np.broadcast_shapes(*leads)
-    batch = int(np.prod(lead))
-    offset: Array = np.array(call.offset, np.int64) if call.offset is not None else x["offset"].astype(np.int64)
-    if call.offset is not None and offset.size > 1:
-        # Given for the batch without the axes of vmap, which come first.
-        offset = np.tile(offset, batch // offset.size)
-    offset = np.broadcast_to(offset if call.offset is not None else np.broadcast_to(offset, lead).reshape(-1), batch)
+    batch = math.prod(lead)
+    if call.offset is None:
+        offset: Array = np.broadcast_to(x["offset"].astype(np.int64), lead).reshape(-1)
+    else:  # for the batch without the axes of vmap, which come first
+        offset = np.array(call.offset * (batch // len(call.offset)), np.int64)
     b, h, j = call.origin if call.origin is not None else x["origin"].tolist()
     seed = call.seed if call.seed is not None else seed_of(x["seed"])
     p = Problem(
