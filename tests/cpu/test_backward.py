@@ -13,6 +13,7 @@ from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu
 from regard.engines.cpu import backward_work, cache
+from regard.engines.cpu.layout import TILE_BITS
 from regard.engines.cpu.target import chosen, targets
 from regard.problem import Differential, Outputs
 from support import assert_gradients
@@ -90,18 +91,16 @@ def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) ->
     p = problem_from(q, k, v, **wish)
     outputs, ct = cpu.forward(p)[0], Outputs(dout, None, None)
     kind, arrays = backward_work.kind_of(p, chosen(), False), backward_work.Arrays(p, outputs, ct)
-    for wave in backward_work.Waves(kind, p, arrays, 2):
+    waves = backward_work.Waves(kind, p, arrays, 2)
+    for wave in waves:
         place = {cell: n for n, cell in enumerate(wave.cells)}
         assert all(place[other] < n for cell, n in place.items() for other in cell.before)
-        met = [(item, *cell.tiles) for cell in wave.cells for first, stop in cell.groups for item in range(first, stop)]
-        for item in range(len(wave.items)):
-            tiles = [t for n, *t in met if n == item]
-            assert [start for start, _ in tiles[1:]] == [stop for _, stop in tiles[:-1]]
-            assert (tiles[0][0], tiles[-1][1]) == backward_work.EVERYWHERE
-        steps = {}
-        for cell in wave.cells:
-            steps[cell] = 1 + max((steps[other] for other in cell.before), default=0)
-        assert max(steps.values()) < 0.6 * len(wave.cells)
+        for item, (begin, count) in enumerate(wave.items[:, [waves.word("tiles"), waves.word("count")]]):
+            cells = [cell for cell in wave.cells if any(first <= item < stop for first, stop in cell.groups)]
+            tiles = (wave.tiles[begin : begin + count] >> TILE_BITS).tolist()
+            assert [t for cell in cells for t in tiles if cell.tiles[0] <= t < cell.tiles[1]] == tiles
+            assert [cell.tiles[0] == 0 for cell in cells] == [True] + [False] * (len(cells) - 1)
+        assert max(cell.depth + 1 for cell in wave.cells) < 0.6 * len(wave.cells)
 
 
 @pytest.mark.parametrize("rows", [slice(N - 1, N), slice(500, 503), slice(31, 150), slice(0, 699)])

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import jax
 from regard.jax import scan
 
-EVERYTHING = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
+EVERYTHING = [
+    "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", regard.top(3)
+]  # fmt: skip
 
 
 def close(got: Any, expected: Any, name: str = "") -> None:
@@ -62,8 +64,10 @@ def test_statistics_and_weights(name: str) -> None:
         found_out, found_weights, found = call(*map(jnp.asarray, (q, k, v)))
     close(found_out, out)
     close(found_weights, weights)
-    for s in ("max", "received"):
+    for s in ("max", "received", "visible", "normalized_entropy", "group_received"):
         close(found[s], expected[s], s)
+    with pytest.raises(ValueError, match="engine 'xla' does not observe 'profile'; known: argmax, entropy"):
+        regard.attention(*map(jnp.asarray, (q, k, v)), observe=["profile"], engine="xla")
     np.testing.assert_array_equal(found.argmax, expected.argmax)
     np.testing.assert_array_equal(found[regard.top(3)].indices, expected[regard.top(3)].indices)
     close(found[regard.top(3)].values, expected[regard.top(3)].values)

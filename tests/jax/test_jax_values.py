@@ -16,7 +16,11 @@ import jax.numpy as jnp
 import jax
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
-EVERYTHING = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
+EVERYTHING = [
+    "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
+    regard.top(3), regard.mass(regard.window(1)), regard.mass(lambda b, h, i, j: i // 4 == j // 4),
+    regard.pooled(3, 2), regard.pooled(4, 5, "max"),
+]  # fmt: skip
 
 
 def same(got: Any, expected: Any) -> None:
@@ -65,13 +69,21 @@ def test_statistics_and_weights(case: Case) -> None:
     same(found_weights, weights)
     assert list(found) == list(seen)
     for s, x in seen.items():
-        pairs = (
-            [(found[s], x)]
-            if s != regard.top(3)
-            else zip((found[s].values, found[s].indices), (x.values, x.indices), strict=True)
-        )
-        for got, expected in pairs:
+        for got, expected in zip(jax.tree.leaves(found[s]), jax.tree.leaves(x), strict=True):
             same(got, expected)
+
+
+def test_a_mass_of_traced_arrays() -> None:
+    q, k, v, _ = CASES[0].inputs(np.float32)
+    ids = np.arange(21) // 5
+
+    def call(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        mass, rows = regard.mass(regard.documents(ids) | (ids[:, None] == 0)), regard.weights_of([2, 0])
+        seen = regard.attention(q, k, v, observe=[mass, rows])[1]
+        return seen[mass], seen[rows]
+
+    for got, expected in zip(jax.jit(call)(*map(jnp.asarray, (q, k, v, ids))), call(q, k, v, ids), strict=True):
+        same(got, expected)
 
 
 def test_without_x64() -> None:

@@ -1,5 +1,6 @@
 """`regard.attention` on JAX arrays: checked as on NumPy arrays, by their shapes, then bound to the primitives."""
 
+from dataclasses import fields
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
@@ -11,8 +12,8 @@ from regard.api import problem_from
 from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.rules import constant, flags, table, traced
-from regard.jax.task import Call, Task, rule_text
-from regard.observing import Seen, Top
+from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places, rule_text
+from regard.observing import Seen
 from regard.problem import Problem
 from regard.rules import as_mask, as_score, type_name
 
@@ -65,7 +66,8 @@ def attention(
         operands |= {name: operands[name][None] for name in ("query", "key", "value")}
     others: dict[str, Any] = {}
     texts: dict[str, str | None] = {"mask": None, "score": None}
-    for name, rule in (("score", p.score), ("mask", p.mask)):
+    observed = {f"mass{n}": s.of for n, s in enumerate(p.observe) if s.name == "mass"}
+    for name, rule in {"score": p.score, "mask": p.mask, **observed}.items():
         if rule is not None:
             texts[name], tables, dense = rule_text(rule.node)
             for n, t in enumerate(tables):
@@ -89,7 +91,7 @@ def attention(
         offset=None if "offset" in others else shortest(p.offset),
         origin=None if "origin" in others else p.origin,
         layout="bnhd" if p.positions_first else "bhnd",
-        observe=tuple((s.name, s.k) for s in p.observe),
+        observe=tuple((s.name, texts.get(f"mass{n}", s.of)) for n, s in enumerate(p.observe)),
         engine=engine,
     )
     arrays = jax.lax.stop_gradient(tuple(others.values()))
@@ -101,7 +103,8 @@ def _flatten_seen(seen: Seen) -> tuple[list[Any], tuple[Any, ...]]:
 
 
 jax.tree_util.register_pytree_node(Seen, _flatten_seen, lambda keys, x: Seen(dict(zip(keys, x, strict=True))))
-jax.tree_util.register_dataclass(Top, ["values", "indices"], [])
+for holder in HOLDERS.values():
+    jax.tree_util.register_dataclass(holder, [field.name for field in fields(holder)], [])
 
 
 def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
@@ -118,14 +121,11 @@ def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, m
         (w,) = primitives.bind(Task("weights", call, names, ((),) * len(names)), [*operands, lse])
         answer.append(w[0] if matrices else w)
     if p.observe:
-        answer.append(
-            Seen(
-                {
-                    s: Top(by_name[f"values.{s.k}"], by_name[f"indices.{s.k}"]) if s.name == "top" else by_name[s.name]
-                    for s in p.observe
-                }
-            )
-        )
+        seen = {}
+        for n, s in enumerate(p.observe):
+            arrays = [by_name[place] for place in ((s.name,) if s.name in OUTPUTS else places(n, s.name))]
+            seen[s] = HOLDERS[s.name](*arrays) if s.name in HOLDERS else arrays[0]
+        answer.append(Seen(seen))
     return answer[0] if len(answer) == 1 else tuple(answer)
 
 

@@ -185,7 +185,11 @@ def forward_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[
         dots[: len(outputs)] = bind(*along)
         for n, x in enumerate(results[len(outputs) :], len(outputs)):
             if jnp.issubdtype(x.dtype, jnp.floating):
-                dots[n] = underivable_p.bind(*(x for x, _ in t.values()), like=jax.typeof(x), name=task.results[n])
+                dots[n] = underivable_p.bind(
+                    *(x for x, _ in t.values()),
+                    like=jax.typeof(x),
+                    name=task.call.observe[int(task.results[n].partition(".")[0])][0],
+                )
     return results, dots
 
 

@@ -21,6 +21,7 @@ from regard.rules import Node, partials
 
 Arrays = dict[str, Any]
 BLOCK = 512
+KNOWN = {"lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "top", "received", "group_received"}
 
 
 def run(task: Task, operands: Sequence[Any]) -> list[Any]:
@@ -252,19 +253,35 @@ class Blocks:
 
     def forward(self) -> Arrays:
         """Outputs and every statistic that is observed."""
+        observe = self.call.observe
+        names = {name for name, _ in observe}
+        if unknown := names - KNOWN:
+            known = ", ".join(sorted(KNOWN))
+            raise ValueError(f"engine 'xla' does not observe {', '.join(map(repr, sorted(unknown)))}; known: {known}")
         found = self.outputs()
-        names = dict(self.call.observe)
-        if {"max", "argmax", "top"} & set(names):
-            k = max([1, *(k for name, k in self.call.observe if name == "top")])
-            P, index = self.each_band(partial(self.best, k))
-            found["max"], found["argmax"] = (self.per_query(a[..., 0], "max") for a in (P, index))
-            for name, k in self.call.observe:
-                if name == "top":
-                    found[f"values.{k}"] = self.per_query(P[..., :k], "max")
-                    found[f"indices.{k}"] = self.per_query(index[..., :k], "max")
-        if "received" in names:
-            found["received"] = self.received(found["lse"])
+        some: Arrays = {}
+        if names & {"max", "argmax", "top"}:
+            k = max([1, *(k for name, k in observe if name == "top")])
+            P, index = (self.per_query(a, "top") for a in self.each_band(partial(self.best, k)))
+            some = {"max": P[..., 0], "argmax": index[..., 0]}
+        if names & {"received", "group_received"}:
+            some["received"] = received = self.received(found["lse"])
+            some["group_received"] = received.reshape(*self.lead, self.kv, self.group, self.n_k).sum(-2)
+        if names & {"visible", "normalized_entropy"}:
+            some["visible"] = count = self.per_query(self.each_band(self.visible), "visible")
+            entropy = self.per_query(self.each_band(lambda r: self.running(r)[2]), "entropy")
+            most = jnp.log(jnp.maximum(count, 2).astype(self.real))
+            some["normalized_entropy"] = jnp.where(count > 1, entropy / most, 0)
+        for n, (name, of) in enumerate(observe):
+            if name == "top":
+                found |= {f"{n}.values": P[..., :of], f"{n}.indices": index[..., :of]}
+            elif name in some:
+                found[str(n)] = some[name]
         return found
+
+    def visible(self, r: Any) -> Any:
+        """How many keys each query of a band sees."""
+        return lax.map(lambda t: self.scores(r, t)[2].sum(-1, dtype=jnp.int64), jnp.arange(self.tiles)).sum(0)
 
     def best(self, k: int, r: Any) -> tuple[Any, Any]:
         """The k largest weights of a band and their columns, in falling order; ties to the lowest."""

@@ -6,14 +6,14 @@ Nothing here knows of JAX: operands come as NumPy views of its buffers, and resu
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 from regard.engines import choose
-from regard.observing import Statistic, Top
+from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.rules import Mask, Node, Program, Score, Table, reads
 from regard.rules.expression import make
@@ -23,6 +23,7 @@ Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]
 
 OUTPUTS = ("out", "lse", "entropy")
+HOLDERS: dict[str, Any] = {"top": Top, "profile": Profile}  # statistics of several arrays
 MATRICES = ("query", "key", "value", "out")  # what `layout` turns
 KEPT_BYTES = 2**22  # tables up to this size are compared by content, so that a rule is made once
 
@@ -33,7 +34,9 @@ class Call:
 
     inputs: the names of its arrays in order; the first `varying` of them may be differentiated. mask, score: rules as
     text (see `rule_text`), whose tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
-    offset, origin, seed: None where they are inputs; offset holds one number, or one for each batch element.
+    offset, origin, seed: None where they are inputs; offset holds one number, or one for each batch element. observe:
+    names and parameters of statistics; of `mass`, a rule as text, whose arrays are named "mass2.table0" if it is the
+    third.
     """
 
     inputs: tuple[str, ...]
@@ -46,7 +49,7 @@ class Call:
     offset: tuple[int, ...] | None
     origin: tuple[int, int, int] | None
     layout: str
-    observe: tuple[tuple[str, int], ...]
+    observe: tuple[tuple[str, Any], ...]
     engine: str | None
 
     @property
@@ -57,18 +60,18 @@ class Call:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The outputs that may carry a cotangent or a tangent."""
-        return OUTPUTS if ("entropy", 0) in self.observe else OUTPUTS[:2]
+        return OUTPUTS if ("entropy", None) in self.observe else OUTPUTS[:2]
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What forward computes: the outputs, then the other statistics that are observed."""
-        others: list[str] = []
-        for name, k in self.observe:
-            if name == "top":
-                others += [f"values.{k}", f"indices.{k}"]
-            elif name not in OUTPUTS:
-                others.append(name)
-        return (*self.outputs, *others)
+        """What forward computes: the outputs, then the arrays of the other statistics, "0", "1.values", ..."""
+        others = [places(n, name) for n, (name, _) in enumerate(self.observe) if name not in OUTPUTS]
+        return (*self.outputs, *(place for statistic in others for place in statistic))
+
+    def statistic(self, n: int, x: Mapping[str, Array]) -> Statistic:
+        """The n-th statistic that is observed."""
+        name, of = self.observe[n]
+        return Statistic(name, rule(Mask, f"mass{n}", of, x)[0] if name == "mass" else of)
 
 
 @dataclass(frozen=True)
@@ -118,14 +121,14 @@ class Task:
     @cached_property
     def merged(self) -> bool:
         """Whether elements of a `vmap` may be computed together: what makes them differ lies along a leading axis."""
-        rules = [outline(text)[0] for text in (self.call.mask, self.call.score) if text is not None]
-        alone = ("sink", "seed", "origin", "mask.table", "score.table")
-        same = all(
-            p is None
-            for name, axes in zip(self.operands, self.axes, strict=True)
-            for p in axes
-            if name.rpartition("ct.")[2].removeprefix("t.").startswith(alone)
-        ) and all(p is None for name, axes in self.wrt for p in axes if name.startswith(alone))
+        texts = (self.call.mask, self.call.score, *(of for name, of in self.call.observe if name == "mass"))
+        rules = [outline(text)[0] for text in texts if text is not None]
+
+        def alone(name: str) -> bool:
+            return ".table" in name or name.rpartition(".")[2] in ("sink", "seed", "origin")
+
+        every = (*zip(self.operands, self.axes, strict=True), *self.wrt)
+        same = all(axis is None for name, axes in every if alone(name) for axis in axes)
         return same and not self.call.dropout and "b" not in reads(*rules)
 
     def shapes(self, given: Mapping[str, tuple[Shape, Any]]) -> list[tuple[Shape, np.dtype[Any]]]:
@@ -139,19 +142,35 @@ class Task:
         compute = compute_dtype(dtype)
 
         def of(name: str) -> tuple[Shape, np.dtype[Any]]:
-            kind, _, k_top = name.partition(".")
-            if kind == "out":
+            if name == "out":
                 return turned((*rows, v[-1]), swap), dtype
-            if kind == "weights":
+            if name == "weights":
                 return (*rows, k[-2]), dtype
-            if kind == "received":
-                return (*lead, q[-3], k[-2]), compute
-            index = kind in ("argmax", "indices")
-            return (*rows, *([int(k_top)] if k_top else [])), np.dtype(np.int64) if index else compute
+            if name in OUTPUTS:
+                return rows, compute
+            number, _, part = name.partition(".")
+            kind, arguments = self.call.observe[int(number)]
+            n_q, n_k = rows[-1], k[-2]
+            tails = {
+                "top": lambda: (*rows, arguments),
+                "received": lambda: (*rows[:-1], n_k),
+                "group_received": lambda: (*lead, k[-3], n_k),
+                "profile": lambda: (*lead, 1 if part == "distances" else q[-3], n_q + n_k - 1 if n_q and n_k else 0),
+                "pooled": lambda: (*rows[:-1], min(arguments[0], n_q), min(arguments[1], n_k)),
+                "weights_of": lambda: (*rows[:-1], len(arguments), n_k),
+            }
+            index = kind in ("argmax", "visible") or part in ("indices", "distances")
+            return tails.get(kind, lambda: rows)(), np.dtype(np.int64) if index else compute
 
         if self.wrt:
             return [(with_axes(base[n], self.sizes, axes), np.dtype(given[n][1])) for n, axes in self.wrt]
         return [((*self.sizes, *shape), kind) for shape, kind in map(of, self.results)]
+
+
+def places(n: int, name: str) -> tuple[str, ...]:
+    """The names of the arrays of the n-th statistic."""
+    kind = HOLDERS.get(name)
+    return (str(n),) if kind is None else tuple(f"{n}.{field.name}" for field in fields(kind))
 
 
 def frozen(x: Any) -> Any:
@@ -361,11 +380,9 @@ def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
     if task.kind == "forward":
         made, seen = engine.forward(p, None)
         values: dict[str, Any] = dict(zip(OUTPUTS, made, strict=True))
-        for s, value in seen.items():
-            if isinstance(value, Top):
-                values |= {f"values.{s.k}": value.values, f"indices.{s.k}": value.indices}
-            else:
-                values[s.name] = value
+        for n, s in enumerate(p.observe):
+            for place in places(n, s.name):
+                values[place] = getattr(seen[s], place.partition(".")[2], seen[s])
         return [(name, values[name]) for name in task.results]
     if task.kind == "weights":
         return [("weights", engine.weights(p, x["lse"], range(p.n_q), range(p.n_k)))]
@@ -413,7 +430,7 @@ def problem(task: Task, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Tabl
         offset=offset,
         origin=(b, h, j),
         positions_first=call.layout == "bnhd",
-        observe=tuple(Statistic(name, size) for name, size in call.observe),
+        observe=tuple(call.statistic(n, x) for n in range(len(call.observe))),
     )
     return p, {f"score.table{n}": t for n, t in enumerate(tables) if t.kind == "float"}
 

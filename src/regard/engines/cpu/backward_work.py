@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, pairwise, zip_longest
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +30,11 @@ from regard.engines.cpu.backward_layout import (
     scratch_size,
 )
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
-from regard.engines.cpu.layout import KEYS, Arguments, integer_type
+from regard.engines.cpu.layout import KEYS, TILE_BITS, Arguments, integer_type
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
     SMALL,
+    WAVE,
     Results,
     Stages,
     address_of,
@@ -156,6 +157,11 @@ class Cell:
     strand: int
     before: "tuple[Cell, ...]" = ()
 
+    @cached_property
+    def depth(self) -> int:
+        """How many cells have to end one after the other before it."""
+        return max((cell.depth + 1 for cell in self.before), default=0)
+
 
 @dataclass(frozen=True, eq=False)
 class Wave:
@@ -257,59 +263,78 @@ class Waves(Stages):
 
     def __iter__(self) -> Iterator[Wave]:  # type: ignore[override]
         p, kind = self.p, self.backward
-        for tiles, given in self.waves():
+        # Where threads wait for each other at the end of a wave, it is longer.
+        for tiles, given in self.waves(WAVE * self.threads):
             unit = (given[:, self.word("b")] - p.origin[0]) * p.kv_heads + given[:, self.word("head")] // p.group
             order = np.argsort(unit, kind="stable")
             items, ends = given[order], np.flatnonzero(np.diff(unit[order], append=-1)) + 1
-            units = list(pairwise([0, *ends.tolist()]))
-            cells = list(self.cells(items, units))
-            most = min(self.group, max(stop - first for first, stop in units))
-            yield Wave(tiles, items, cells, scratch_size(kind, most, p.d, p.d_v) * kind.real.size)
+            units = [range(*ends) for ends in pairwise([0, *ends.tolist()])]
+            most = min(self.group, max(map(len, units)))
+            size = scratch_size(kind, most, p.d, p.d_v) * kind.real.size
+            yield Wave(tiles, items, self.cells(tiles >> TILE_BITS, items, units), size)
 
-    def cells(self, items: Array, units: list[tuple[int, int]]) -> Iterator[Cell]:
+    def cells(self, tiles: Array, items: Array, units: list[range]) -> list[Cell]:
         """The cells of a wave; those that one call of the kernel can do are one where there is one thread."""
         trained, chained = bool(self.sums.dtables), self.backward.bias_shared
-        last: dict[Any, _Grid] = {}
-        grids: list[_Grid] = []
-        for number, (first, stop) in enumerate(units):
-            # Units that add to the same numbers follow each other.
+        cut = self.threads > 1 and len(units) < 4 * self.threads
+        columns = self.cut_tiles(tiles, items, len(units)) if cut else [*EVERYWHERE]
+        # What each item has to do in each column.
+        lists = [tiles[begin : begin + count] for begin, count in items[:, [self.word("tiles"), self.word("count")]]]
+        work = np.array([np.diff(np.searchsorted(x, columns)) for x in lists])
+        above: dict[Any, Cell] = {}
+        found: list[Cell] = []
+        for number, unit in enumerate(units):
             strand = number % STRANDS[0] if trained else 0
+            # Units that add to the same numbers follow each other.
             shared = [("table", strand)] * trained
-            shared += [("bias", int(items[first:stop, self.word("dbias")].min()))] * chained
-            rows, columns = self.cuts(len(units), stop - first)
-            after = [last[x] for x in shared if x in last]
-            grids.append(_Grid([first + n for n in rows], columns, after, strand, self.group))
-            last |= dict.fromkeys(shared, grids[-1])
-        grids.sort(key=lambda grid: grid.depth)
-        every = [cell for _, level in groupby(grids, lambda grid: grid.depth) for cell in _by_step(level)]
+            shared += [("bias", int(items[unit, self.word("dbias")].min()))] * chained
+            for rows in self.cut_items(unit, work[unit].sum(axis=1)) if cut else [unit]:
+                before: list[Cell] = []
+                for m in np.flatnonzero(work[rows].any(axis=0)).tolist() or [0]:
+                    keys = [(key, m) for key in (number, *shared)]
+                    # The first cell of a row begins dq.
+                    ends = columns[m] if before else 0, columns[m + 1]
+                    others = dict.fromkeys([*before, *(above[key] for key in keys if key in above)])
+                    before = [Cell(self.groups(rows), ends, strand, tuple(others))]
+                    above |= dict.fromkeys(keys, before[0])
+                    found += before
         if self.threads > 1:
-            yield from every
-            return
+            return sorted(found, key=lambda cell: cell.depth)
         if not chained:
-            every.sort(key=lambda cell: cell.strand)
-        for strand, cells in groupby(every, lambda cell: cell.strand):
-            yield Cell(np.concatenate([cell.groups for cell in cells]), EVERYWHERE, strand)
+            found.sort(key=lambda cell: cell.strand)
+        alike = groupby(found, lambda cell: cell.strand)
+        return [Cell(np.concatenate([cell.groups for cell in cells]), EVERYWHERE, strand) for strand, cells in alike]
 
-    def cuts(self, units: int, items: int) -> tuple[list[int], list[int]]:
-        """Where the items and the tiles of a unit are cut: not at all if there are units enough for all threads."""
-        tiles, trained = _tiles(self.p), bool(self.sums.dtables)
-        apart = min(units, STRANDS[0]) if trained else units
-        if self.threads == 1 or tiles < 2 or apart >= (2 if trained else 4) * self.threads:
-            return [0, items], [*EVERYWHERE]
-        # Few columns, since each opens every item anew; many rows, so that threads wait little for each other.
-        rows = [min(items, n * self.step) for n in _cut(-(-items // self.step), 8 * self.threads)]
-        columns = [*range(0, tiles, _strand_tiles(self.p)), tiles] if trained else _cut(tiles, 2 * self.threads)
-        return rows, [*columns[:-1], ALL_TILES]
+    def groups(self, rows: range) -> Array:
+        starts = np.arange(rows.start, rows.stop, self.group)
+        return np.stack([starts, np.minimum(starts + self.group, rows.stop)], axis=1)
+
+    def cut_tiles(self, tiles: Array, items: Array, units: int) -> list[int]:
+        """Where the tiles are cut, into parts with as much to do: into few, since each opens every item anew."""
+        if self.sums.dtables:
+            return [*range(0, _tiles(self.p), _strand_tiles(self.p)), ALL_TILES]
+        work = np.zeros(_tiles(self.p) + 1)
+        for begin, count in items[:, [self.word("tiles"), self.word("count")]]:
+            work[tiles[begin : begin + count]] += 1
+        return [*_parts(work[:-1], min(2 * self.threads, -(-4 * self.threads // units)))[:-1], ALL_TILES]
+
+    def cut_items(self, unit: range, work: Array) -> list[range]:
+        """A unit's items in parts with as much to do, so many that threads wait little for each other."""
+        steps = np.add.reduceat(work, np.arange(0, len(unit), self.step))
+        ends = _parts(steps, max(4, min(8 * self.threads, len(unit) // min(self.group, 8))))
+        return [unit[first * self.step : stop * self.step] for first, stop in pairwise(ends)]
+
+
+def _parts(work: Array, most: int) -> list[int]:
+    """Where to cut a row of numbers into at most so many parts of about the same sum."""
+    total = np.cumsum(work)
+    inside = np.searchsorted(total, total[-1:] * np.arange(1, most) / most) + 1
+    return sorted({0, *inside.tolist(), len(work)}) if len(work) else [0, 0]
 
 
 def _tables(p: Problem) -> list[Table]:
     """The tables that the rules of a call read."""
     return list(dict.fromkeys(table for _, program in programs(p) for table in program.tables))
-
-
-def _cut(size: int, parts: int) -> list[int]:
-    found: list[int] = np.unique(np.linspace(0, size, min(size, parts) + 1).astype(int)).tolist()
-    return found
 
 
 def _tiles(p: Problem) -> int:
@@ -320,42 +345,6 @@ def _tiles(p: Problem) -> int:
 def _strand_tiles(p: Problem) -> int:
     """Tiles whose parts of the gradients of tables are summed together."""
     return max(1, -(-_tiles(p) // STRANDS[1]))
-
-
-class _Grid:
-    """The cells of a unit by row and column, given where its items and its tiles are cut.
-
-    after: the units that have to have added to what they share before this one does.
-    """
-
-    def __init__(self, rows: list[int], columns: list[int], after: "list[_Grid]", strand: int, group: int):
-        self.depth: int = max((grid.depth + 1 for grid in after), default=0)
-        self.cells: list[list[Cell]] = []
-        above = [grid.cells[-1] for grid in after]
-        for first, stop in pairwise(rows):
-            line: list[Cell] = []
-            starts = np.arange(first, stop, group)
-            groups = np.stack([starts, np.minimum(starts + group, stop)], axis=1)
-            for m, tiles in enumerate(pairwise(columns)):
-                before = *line[-1:], *(cells[m] for cells in above)
-                line.append(Cell(groups, tiles, strand, before))
-            self.cells.append(line)
-            above = [line]
-
-    def steps(self) -> list[list[Cell]]:
-        """Cells that can be worked on at the same time, in an order in which all before come first."""
-        height, width = len(self.cells), len(self.cells[0])
-        return [
-            [self.cells[r][n - r] for r in range(max(0, n - width + 1), min(height, n + 1))]
-            for n in range(height + width - 1)
-        ]
-
-
-def _by_step(grids: Iterable[_Grid]) -> Iterator[Cell]:
-    """The cells of the first steps of all grids, then of the second, ..."""
-    for together in zip_longest(*(grid.steps() for grid in grids), fillvalue=[]):
-        for cells in together:
-            yield from cells
 
 
 class _Done:
@@ -411,6 +400,7 @@ def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
         dropout=bool(p.dropout),
         sink=p.sink is not None,
         entropy=entropy,
+        best=0,
         bent=bent,
         readings=readings,
         bias_rows=rows,
