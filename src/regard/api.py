@@ -9,7 +9,8 @@ import numpy as np
 
 from regard import checks
 from regard.engines import Engine, choose
-from regard.observing import Seen, Statistic, Top
+from regard.frameworks import dispatched
+from regard.observing import Seen, Statistic, each_array
 from regard.problem import Differential, Outputs, Problem, compute_dtype, remember
 from regard.rules import Mask, Score, Table, type_name
 from regard.rules import causal as causal_rule
@@ -57,10 +58,7 @@ class Frame(NamedTuple):
         return tuple(self.outward(np.broadcast_to(np.float32(0), p.shape(p.n_q, p.d_v))).shape)
 
     def seen(self, found: Mapping[Statistic, Any]) -> Seen:
-        def turn(x: Any) -> Any:
-            return Top(self.per_head(x.values), self.per_head(x.indices)) if isinstance(x, Top) else self.per_head(x)
-
-        return Seen({s: turn(x) for s, x in found.items()})
+        return Seen({s: each_array(x, self.per_head) for s, x in found.items()})
 
     def outputs(self, x: Outputs) -> Outputs:
         out, *rest = x
@@ -124,6 +122,7 @@ def problem_from(
         observe=checks.observe(observe),
     )
     checks.covers(problem)
+    checks.observable(problem)
     if signature is not None and problem.batch <= KEPT:
         object.__setattr__(problem, "signature", signature)
         problem.offset.setflags(write=False)
@@ -173,6 +172,7 @@ def causally(mask: Mask | None) -> Mask:
     return found
 
 
+@dispatched
 def attention(
     query: Array,
     key: Array,
@@ -217,7 +217,9 @@ def attention(
         origin: (b, h, j) of this call's first batch element, head and key in the whole that it is a shard of.
         layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
         return_weights: also return the weights (..., h, n_q, n_k), before dropout. They take n_q · n_k memory.
-        observe: statistics to return, from "lse", "entropy" (nats), "max", "argmax", "received", `regard.top(k)`.
+        observe: statistics to return, see `Seen`: "lse", "entropy", "visible", "normalized_entropy", "max", "argmax",
+            "received", "group_received", "profile", `regard.top(k)`, `regard.mass(rule)`, `regard.pooled(rows, cols)`,
+            `regard.weights_of(rows)`.
         engine: the name of an engine; otherwise the first that supports the call.
 
     Returns:
@@ -255,6 +257,7 @@ def attention(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+@dispatched
 def weights(
     query: Array,
     key: Array,
@@ -303,6 +306,7 @@ def weights(
     return frame.per_head(tile.astype(p.dtype, copy=False))
 
 
+@dispatched
 def attention_vjp(
     query: Array,
     key: Array,
@@ -342,6 +346,7 @@ def attention_vjp(
     return differential_out(frame, chosen.backward(p, known, ct))
 
 
+@dispatched
 def attention_jvp(
     query: Array,
     key: Array,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -170,6 +170,17 @@ class Problem:
         return {"b": (b, b + self.batch), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
 
     @property
+    def diagonals(self) -> int:
+        """The number of differences between a query and a key."""
+        return self.n_q + self.n_k - 1 if self.n_q and self.n_k else 0
+
+    @cached_property
+    def distances(self) -> Array:
+        """i − j on each of them, from the lowest: (..., 1, diagonals)."""
+        first = self.offset - self.origin[2] - (self.n_k - 1)
+        return (first[:, None] + np.arange(self.diagonals, dtype=np.int64)).reshape(*self.lead, 1, self.diagonals)
+
+    @property
     def mask_node(self) -> Node | None:
         return self.mask.node if self.mask is not None else None
 
@@ -229,6 +240,18 @@ class Problem:
         problem = object.__new__(cls)
         problem.__dict__.update(form, **varying)
         return problem
+
+    def scores_alone(self, mask: Mask | None = None) -> "Problem":
+        """The same weights but for the sink, no values and no statistics; with another mask if one is given."""
+        return replace(
+            self,
+            mask=self.mask if mask is None else mask,
+            value=self.value[..., :0],
+            sink=None,
+            dropout=0.0,
+            positions_first=False,
+            observe=(),
+        )
 
     def leading(self, x: Array, keep: int) -> Array:
         """`x` with its leading dimensions broadcast to `lead`, its last `keep` as they are; a view."""

@@ -5,6 +5,7 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import regard
 from regard.bench import naive
 from regard.bench.cases import case
 from regard.bench.measure import Call, fresh
-from regard.observing import Top
+from regard.observing import NAMES, Profile, Top
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,7 +31,7 @@ def inputs(n: int) -> tuple[Array, Array, Array, dict[str, Any]]:
 
 def regard_everything(n: int, engine: str | None) -> Call:
     q, k, v, options = inputs(n)
-    observe: list[Any] = ["lse", "entropy", "max", "argmax", "received", regard.top(8)]
+    observe: list[Any] = [*NAMES, regard.top(8), regard.pooled(64, 64)]
     return lambda: regard.attention(q, k, v, engine=engine, observe=observe, **options)
 
 
@@ -149,8 +150,8 @@ def size(result: Any) -> int:
     if isinstance(result, regard.Differential):
         arrays = result.query, result.key, result.value, result.bias, result.sink, *result.tables.values()
         return sum(x.nbytes for x in arrays if x is not None)
-    if isinstance(result, Top):
-        return result.values.nbytes + result.indices.nbytes
+    if isinstance(result, (Top, Profile)):
+        return sum(getattr(result, field.name).nbytes for field in fields(result))
     return int(result.nbytes)
 
 

@@ -26,7 +26,7 @@ from regard.bench.measure import (
     pinned,
 )
 from regard.bench.peers import PEERS, Adapter, reason, tensors
-from regard.observing import Top
+from regard.observing import Profile, Top
 from regard.planning import plan
 from regard.threads import num_threads
 
@@ -62,11 +62,11 @@ def real_inputs(c: Case, dtype: Any) -> tuple[Array, Array, Array, Options]:
 
 
 def named(result: Any) -> Named:
-    """The arrays of a result of `regard.attention` by name; of the top weights the values."""
+    """The arrays of a result of `regard.attention` by name; of those in several the values."""
     if not isinstance(result, tuple):
         return {"out": result}
     out, seen = result
-    return {"out": out} | {str(s): x.values if isinstance(x, Top) else x for s, x in seen.items()}
+    return {"out": out} | {str(s): x.values if isinstance(x, (Top, Profile)) else x for s, x in seen.items()}
 
 
 def exact(q: Array, k: Array, v: Array, options: Options) -> Named:
@@ -488,6 +488,7 @@ def sized(name: str, n: int, d: int = 64, h: int = 8, lead: tuple[int, ...] = ()
     return case(name, lead=lead, h=h, n_q=n, n_k=n, d=d, d_v=d, **more)
 
 
+MASS_MAP, MAX_MAP = regard.pooled(256, 256), regard.pooled(256, 256, "max")
 FORWARD_GOALS = {
     ("float32", "plain"): 0.88,
     ("float32", "causal"): 0.84,
@@ -555,6 +556,7 @@ def rows() -> Iterator[Row]:
     yield Cost("wishes", "entropy", plain, plain, 1.15, observe=("entropy",))
     yield Cost("wishes", "top 8", plain, plain, 1.15, observe=(regard.top(8),))
     yield Cost("wishes", "received", plain, plain, 1.7, observe=("received",))
+    yield Cost("wishes", "maps of 256 × 256", plain, plain, observe=(MASS_MAP, MAX_MAP), quick=False)
     grouped = sized("grouped heads", 2048, h=32, h_kv=8)
     yield Cost("wishes", "32 heads over 8, against 32", grouped, replace(grouped, name="32 over 32", h_kv=32), 1.0)
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from regard.engines import tiled
-from regard.observing import Statistic
+from regard.engines.observed import basic, complete
+from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -56,25 +57,37 @@ def _work() -> Any:
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    work, names, out = _work(), {s.name for s in p.observe}, p.new_output()
-    lse = np.empty(out.shape[:-1], p.compute)
+    work, out, observe = _work(), p.new_output(), basic(p.observe)
+    names = {s.name for s in observe}
+    best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= work.BEST[-1])]
+    k = max((s.of or 1 for s in best), default=0)
+    width = min(n for n in (0, *work.BEST) if n >= k)
+    lse, shape = np.empty(out.shape[:-1], p.compute), p.shape(p.n_q, width)
     results = work.Results(
         out,
         lse,
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,
+        np.empty(shape, p.compute) if best else None,
+        np.empty(shape, np.int64) if best else None,
     )
     work.run(p, work.chosen(), results, rows)
-    seen: dict[Statistic, Any] = {}
-    if names & {"argmax", "top"}:
-        others = tuple(s for s in p.observe if s.name in ("argmax", "top"))
-        seen |= tiled.forward(replace(p, observe=others, value=p.value[..., :0]), rows)[1]
-    for s in p.observe:
-        if s.name in ("lse", "entropy", "max"):
-            seen[s] = getattr(results, s.name)
-        elif s.name == "received":
-            seen[s] = tiled.received(p, lse)
-    return Outputs(results.out, lse, results.entropy), {s: seen[s] for s in p.observe}
+    seen: dict[Statistic, Any] = {s: getattr(results, s.name) for s in observe if s.name in ("lse", "entropy", "max")}
+    for s in best:
+        assert results.values is not None
+        assert results.indices is not None
+        values, indices = (np.ascontiguousarray(x[..., : s.of or 1]) for x in (results.values, results.indices))
+        seen[s] = indices[..., 0] if s.name == "argmax" else Top(values, indices)
+    passed = tuple(s for s in observe if s.name in ("visible", "received", "profile", "pooled"))
+    if passed:
+        from regard.engines.cpu.second_work import second_pass
+
+        seen |= second_pass(p, work.chosen(), lse, passed)
+    many = tuple(s for s in observe if s.name == "top" and s not in seen)
+    if many:
+        seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
+    seen |= tiled.second_pass(p, lse, tuple(s for s in observe if s.name == "weights_of"))
+    return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:

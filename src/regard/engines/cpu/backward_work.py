@@ -396,6 +396,7 @@ def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
         dropout=bool(p.dropout),
         sink=p.sink is not None,
         entropy=entropy,
+        best=0,
         bent=bent,
         readings=readings,
         bias_rows=rows,

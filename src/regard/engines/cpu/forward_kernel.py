@@ -15,12 +15,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import F32, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value
 from regard.engines.cpu.lanes import Lanes, Tile
 from regard.engines.cpu.layout import KEYS, TILE_BITS, TILES, Kind, item_area, span_area, tile_area
+
+
+class Best(NamedTuple):
+    """The largest scores of every lane so far, in falling order, and the columns of their keys; −∞ and −1 for none."""
+
+    values: Pointer
+    indices: Pointer
 
 
 class Forward(Lanes, ABC):
@@ -58,6 +66,7 @@ class Forward(Lanes, ABC):
             setattr(self.item, name, getattr(self.item, name).of(type))
         for name in ("g", "r", "cursor"):
             setattr(self.item, name, getattr(self.item, name).of(I64))
+        self.best = self._best(self.item)
 
     def _group(self, first: Value, stop: Value) -> None:
         k = self.k
@@ -121,11 +130,14 @@ class Forward(Lanes, ABC):
         for p, x in ((item.m, -math.inf), (item.l, 0.0), (item.e, 0.0)):
             self.fill(p, x)
         self._clear(item.O)
+        self._forget(self.best)
         # The item of a call whose spans were worked on apart.
         spans, _ = self._area(k.at(self.word("partial"), self.real), span_area(self.kind, self.d_v))
         with k.loop(self.word("spans")) as n:
             size = sum(span_area(self.kind, self.d_v).values(), k.whole(0)) * n
-            self._merge(SimpleNamespace(**{name: p + size for name, p in vars(spans).items()}))
+            span = SimpleNamespace(**{name: p + size for name, p in vars(spans).items()})
+            self._merge(span)
+            self._merge_best(self._best(span))
 
     @abstractmethod
     def _prepare_queries(self) -> None:
@@ -139,6 +151,12 @@ class Forward(Lanes, ABC):
         partial = self.word("partial")
         home = k.where(partial == 0, self.own.m.address, partial)
         self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
+        with k.when(partial != 0):
+            self._forget(self._best(self.span))
+        apart, together = self._best(self.span), self._best(self.item)
+        self.best = Best(
+            *(k.at(k.where(partial == 0, x.address, y.address), x.type) for x, y in zip(together, apart, strict=True))
+        )
         first = item.cursor[0]
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
@@ -304,6 +322,53 @@ class Forward(Lanes, ABC):
 
         return words
 
+    # The largest weights
+
+    def _best(self, area: SimpleNamespace) -> Best:
+        """The best keys that an item or a span keeps."""
+        return Best(area.values, area.indices.of(mathematics.integer_of(self.real)))
+
+    def _forget(self, best: Best) -> None:
+        if self.kind.best:
+            self.fill(best.values, -math.inf, self.kind.best)
+            with self.k.loop(self.kind.best * self.B, step=self.W) as n:
+                best.indices[n] = self.k.constant(best.indices.type, -1).spread(self.W)
+
+    @contextmanager
+    def _insertion(self, best: Best, c: Value) -> Iterator[Callable[[Value, Value], None]]:
+        """What inserts a score and its column into the lists of the lanes from c on, where it is larger than others."""
+        k = self.k
+        places = [n * self.B + c for n in range(self.kind.best)]
+        kept = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in places]
+
+        def insert(s: Value, column: Value) -> None:
+            better = [s > value.value for value, _ in kept]
+            for n in reversed(range(len(kept))):
+                value, index = kept[n]
+                if n == 0:
+                    above = s, column
+                else:  # what was above moves down, if it is not here that the score belongs
+                    (v, i), moved = kept[n - 1], better[n - 1]
+                    above = k.where(moved, v.value, s), k.where(moved, i.value, column)
+                value.value = k.where(better[n], above[0], value.value)
+                index.value = k.where(better[n], above[1], index.value)
+
+        yield insert
+        for n, (value, index) in zip(places, kept, strict=True):
+            best.values[n], best.indices[n] = value.value, index.value
+
+    def _merge_best(self, best: Best) -> None:
+        """The best of a span into those of the item; earlier spans come first, and win ties."""
+        k = self.k
+        if self.kind.best:
+            with (
+                k.loop(self.B, step=self.W) as c,
+                self._insertion(self._best(self.item), c) as insert,
+                k.loop(self.kind.best) as n,
+            ):
+                at = n * self.B + c
+                insert(self.load(best.values, at), best.indices.load(at, self.W))
+
     # Merging, and the end
 
     def _merge(self, span: SimpleNamespace) -> None:
@@ -355,6 +420,10 @@ class Forward(Lanes, ABC):
                 positive = k.where(l == 0.0, one, l)
                 item.e[c] = (kept * old * mathematics.log(k, positive) - e) / positive
             factor = old * inverse
+            for n in range(kind.best):
+                s = self.load(item.values, n * self.B, c)
+                kept_weight = self._weight(s, -self._finite(m_old))[0] * (old * inverse)
+                item.values[n * self.B + c] = k.where(s == -math.inf, self.zero(), kept_weight)
             # The largest weight is that of a key.
             item.m[c] = k.where(m_old == -math.inf, self.zero(), factor)
             self.tile.rescale[c] = factor
@@ -378,5 +447,9 @@ class Forward(Lanes, ABC):
                     self.address("entropy", self.real)[row] = item.e[n]
                 with k.when(self.word("max") != 0):
                     self.address("max", self.real)[row] = item.m[n]
+                best, place = self._best(item), row * kind.best
+                for x in range(kind.best):
+                    self.address("values", self.real)[place + x] = best.values[n + x * self.B]
+                    self.address("indices", I64)[place + x] = best.indices[n + x * self.B].to(I64)
 
         self.each_lane(lane)

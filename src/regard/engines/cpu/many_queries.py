@@ -41,6 +41,9 @@ class ManyQueries(Forward):
         self._copies(tile)
         self._scores(tile)
         self._rules(tile)
+        if self.kind.best:
+            with k.when(self.careful.value == 0):
+                self._choose(tile)
         with k.when(self.careful.value != 0):
             self._remember_visible(tile)
         self._weights(tile)
@@ -144,6 +147,23 @@ class ManyQueries(Forward):
                 self.tile.P[at] = s
                 top.value = k.maximum(s, top.value)
             self.tile.top[c] = top.value
+
+    # The largest weights
+
+    def _choose(self, tile: Tile) -> None:
+        """The best keys of a tile into the lists: of those, seldom many, that beat the last of the list in any lane."""
+        k, P, best = self.k, self.tile.P, self.best
+        candidates = self.tile.candidates.of(I64)
+        with k.loop(self.B, step=self.W) as c:
+            least = self.load(best.values, (self.kind.best - 1) * self.B, c)
+            count = k.variable(k.constant(I64, 0))
+            with k.loop(tile.stop, start=tile.first) as p:
+                candidates[count.value] = p
+                count.value = count.value + (self.load(P, p * self.B, c) > least).any().to(I64)
+            with k.when(count.value != 0), self._insertion(best, c) as insert, k.loop(count.value) as n:
+                p = candidates[n]
+                column = (tile.start + p).to(best.indices.type).spread(self.W)
+                insert(self.load(P, p * self.B, c), column)
 
     # Weights and output
 

@@ -49,18 +49,28 @@ WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 KEPT = 256  # plans
+BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
 class Results(NamedTuple):
-    """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q)."""
+    """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest
+    weights (..., h, n_q, one of BEST).
+    """
 
     out: Array
     lse: Array
     entropy: Array | None
     max: Array | None
+    values: Array | None = None
+    indices: Array | None = None
+
+    @property
+    def wishes(self) -> tuple[bool, int]:
+        """Whether the entropy is wanted, and how many of the largest weights."""
+        return self.entropy is not None, 0 if self.values is None else self.values.shape[-1]
 
 
 def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
@@ -130,7 +140,7 @@ class Plan:
 
     def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
-        kind = kind_of(p, target, len(rows), results.entropy is not None)
+        kind = kind_of(p, target, len(rows), *results.wishes)
         self.key, self.names, self.dense = kind.key, kind.fields, kind.dense
         self.fields = self._fields(p, results)
         self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
@@ -143,7 +153,7 @@ class Plan:
 
     def run(self, p: Problem, results: Results) -> None:
         def code() -> str:
-            return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
+            return source(kind_of(p, self.target, len(self.rows), *results.wishes), self.target)
 
         kernel = cache.kernel(self.key, "forward", self.target, code)
         fields, sink = self.fields[:], _sink(p)
@@ -332,6 +342,8 @@ class Stages:
         yield from (("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", r.out, 3, False))
         for name in ("lse", "entropy", "max"):
             yield name, getattr(r, name), 2, False
+        for name in ("values", "indices"):
+            yield name, getattr(r, name), 3, False
         yield "bias", None if p.bias is None else p.dense(p.bias), 3, False
         for n, x in enumerate(dense_masks(p)):
             yield f"dense{n}", x, 3, False
@@ -471,8 +483,8 @@ def written(name: str, fields: Sequence[str], target: Target, write: Callable[["
             gc.enable()
 
 
-def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
-    """The kernel for so many rows of a call."""
+def kind_of(p: Problem, target: Target, rows: int, entropy: bool, best: int = 0, few: bool = True) -> Kind:
+    """The kernel for so many rows of a call, that keeps so many of the largest weights; few: lanes may be keys."""
     rules = {prefix: Arguments(prefix, program) for prefix, program in programs(p)}
     mask, score = rules.get("mask"), rules.get("score")
     real = F64 if p.compute == np.float64 else F32
@@ -481,7 +493,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value)]
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = lanes <= min(FEW, W) and straight[1]
+    few = few and lanes <= min(FEW, W) and straight[1] and not best
     converted = element is not real and not pairs
     return Kind(
         element=element,
@@ -497,6 +509,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
         dropout=bool(p.dropout),
         sink=p.sink is not None,
         entropy=entropy,
+        best=best,
     )
 
 
