@@ -9,6 +9,7 @@ import numpy as np
 
 from regard import checks
 from regard.engines import Engine, choose
+from regard.frameworks import dispatched
 from regard.observing import Seen, Statistic, each_array
 from regard.problem import Differential, Outputs, Problem, compute_dtype, remember
 from regard.rules import Mask, Score, Table, type_name
@@ -171,6 +172,7 @@ def causally(mask: Mask | None) -> Mask:
     return found
 
 
+@dispatched
 def attention(
     query: Array,
     key: Array,
@@ -255,6 +257,7 @@ def attention(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+@dispatched
 def weights(
     query: Array,
     key: Array,
@@ -303,6 +306,7 @@ def weights(
     return frame.per_head(tile.astype(p.dtype, copy=False))
 
 
+@dispatched
 def attention_vjp(
     query: Array,
     key: Array,
@@ -342,6 +346,7 @@ def attention_vjp(
     return differential_out(frame, chosen.backward(p, known, ct))
 
 
+@dispatched
 def attention_jvp(
     query: Array,
     key: Array,
