@@ -222,12 +222,12 @@ class Rows:
         """The rows of x (kv heads, group, n_q, d) as (kv heads, group, 1, ROWS, d)."""
         return block(x, self.start, ROWS, self.p.compute)[:, :, None]
 
-    def chunks(self) -> Iterator["Chunk"]:
-        """The tiles span by span, in rising order."""
+    def chunks(self, tiles_at_once: int = TILES) -> Iterator["Chunk"]:
+        """The tiles span by span, or by so many, in rising order."""
         if not len(self.tiles):
             return
         first = self.p.origin[2] // KEYS  # the absolute number of tile 0
-        spans = (self.tiles + first) // TILES
+        spans = (self.tiles + first) // tiles_at_once
         cuts = np.flatnonzero(np.diff(spans)) + 1
         for tiles, kinds in zip(np.split(self.tiles, cuts), np.split(self.kinds, cuts), strict=True):
             inside = np.arange(tiles[0], tiles[-1] + 1)

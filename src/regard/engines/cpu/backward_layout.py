@@ -7,7 +7,7 @@ from typing import Any
 from regard.engines.cpu.element import I32
 from regard.engines.cpu.layout import ITEM, KEYS, Kind
 
-GROUP, GROUP_SIZE = 16, 2**21  # items that share tiles while they are near: at most, and their bytes
+GROUP = 8  # items that share tiles while they are near
 TRAINED_GROUP = 4  # the same where a table has a gradient
 STRANDS = 4, 4  # sums of a table's gradient that are made side by side: of batch elements and heads, of tiles
 

@@ -20,12 +20,10 @@ from regard.engines.cpu import cache
 from regard.engines.cpu.backward_layout import (
     FIELDS,
     GROUP,
-    GROUP_SIZE,
     STRANDS,
     TRAINED_GROUP,
     BackwardKind,
     Reading,
-    item_area,
     padded,
     scratch_size,
 )
@@ -245,10 +243,8 @@ class Waves(Stages):
     def __init__(self, kind: BackwardKind, p: Problem, arrays: Arrays, threads: int):
         super().__init__(kind, p, Results(arrays.out, arrays.lse, None, None), range(p.n_q), threads)
         self.sums, self.backward = arrays, kind
-        size = sum(item_area(kind, p.d, p.d_v).values()) * kind.real.size
         # Groups are cut where rows are, which may not change the order in which a table's tiles are met.
-        self.step = TRAINED_GROUP if arrays.dtables else 1
-        self.group = TRAINED_GROUP if arrays.dtables else max(1, min(GROUP, GROUP_SIZE // size))
+        self.group, self.step = (TRAINED_GROUP, TRAINED_GROUP) if arrays.dtables else (GROUP, 1)
 
     @cached_property
     def blocks(self) -> tuple[Array, Array]:
@@ -321,7 +317,7 @@ class Waves(Stages):
     def cut_items(self, unit: range, work: Array) -> list[range]:
         """A unit's items in parts with as much to do, so many that threads wait little for each other."""
         steps = np.add.reduceat(work, np.arange(0, len(unit), self.step))
-        ends = _parts(steps, max(4, min(8 * self.threads, len(unit) // min(self.group, 8))))
+        ends = _parts(steps, max(4, min(8 * self.threads, len(unit) // self.group)))
         return [unit[first * self.step : stop * self.step] for first, stop in pairwise(ends)]
 
 
