@@ -28,13 +28,14 @@ _HOMES = {
     "regard.threads": "set_num_threads",
 }
 _MODULES = ("examplemodel", "insight", "positions")
+_FRAMEWORKS = ("torch",)  # not in __all__, so that `from regard import *` imports none
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted([*_HOME, *_MODULES])]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _MODULES or name in _FRAMEWORKS:
         return import_module(f"regard.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")

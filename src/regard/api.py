@@ -9,6 +9,7 @@ import numpy as np
 
 from regard import checks
 from regard.engines import Engine, choose
+from regard.frameworks import dispatched
 from regard.observing import Seen, Statistic, Top
 from regard.problem import Differential, Outputs, Problem, compute_dtype
 from regard.rules import Mask, Score, Table, type_name
@@ -130,6 +131,7 @@ def causally(mask: Mask | None) -> Mask:
     return found
 
 
+@dispatched
 def attention(
     query: Array,
     key: Array,
@@ -212,6 +214,7 @@ def attention(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+@dispatched
 def weights(
     query: Array,
     key: Array,
@@ -260,6 +263,7 @@ def weights(
     return frame.per_head(tile.astype(p.dtype, copy=False))
 
 
+@dispatched
 def attention_vjp(
     query: Array,
     key: Array,
@@ -299,6 +303,7 @@ def attention_vjp(
     return replace(g, query=q, key=k, value=v)
 
 
+@dispatched
 def attention_jvp(
     query: Array,
     key: Array,

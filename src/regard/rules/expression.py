@@ -151,6 +151,17 @@ def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:
     return new[node]
 
 
+def rebuild(node: Node, payloads: Mapping[int, Any]) -> Node:
+    """`node` with other tables and dense arrays: `payloads` maps the id of each that is replaced to its successor."""
+    new: dict[Node, Node] = {}
+    for old in order([node]):
+        args = tuple(new[arg] for arg in old.args)
+        payload = payloads.get(id(old.payload), old.payload) if old.op in ("gather", "dense") else old.payload
+        same = args == old.args and payload is old.payload
+        new[old] = old if same else make(old.op, old.kind, args, payload)
+    return new[node]
+
+
 def _text(node: Node, depth: int) -> str:
     if node.op in ("number", "literal"):
         return repr(node.payload)

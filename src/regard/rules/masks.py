@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regard.frameworks import adapter
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, once, order
 from regard.rules.tracing import Table, Traced, as_array, trace, type_name
 
@@ -158,6 +159,11 @@ def as_mask(mask: Any, argument: str = "mask") -> Mask:
     """
     if isinstance(mask, Mask):
         return mask
+    framework = adapter(mask)
+    if framework is not None:
+        mask = framework.flags(argument, mask)
+        if type(mask) is not np.ndarray:
+            return Mask(make("dense", "bool", (), mask), f"array of shape {mask.shape}")
     if callable(mask):
         return _traced(mask)
     if type(mask) is not np.ndarray:
@@ -418,4 +424,4 @@ def _document_ids(argument: str, ids: Any) -> Array:
 
 
 def _short(value: Any) -> str:
-    return repr(int(value)) if np.ndim(value) == 0 else f"array of shape {np.shape(value)}"
+    return repr(int(value)) if np.ndim(value) == 0 else f"array of shape {tuple(np.shape(value))}"

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regard.frameworks import adapter
 from regard.rules.expression import SCORE_LEAVES, make, substitute
 from regard.rules.masks import Requirement, Rule, whole
-from regard.rules.tracing import Table, as_array, trace, type_name
+from regard.rules.tracing import Table, as_table, trace, type_name
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -163,13 +164,15 @@ def relative(
 
 
 def _floats(what: str, value: Any, positive: bool = False) -> Table:
-    table = value if isinstance(value, Table) else Table(as_array(what, value))
+    table = value if isinstance(value, Table) else as_table(what, value)
     if table.kind != "float":
         raise TypeError(f"{what} must be an array of floats, got {table.dtype}")
-    if np.isnan(table.array).any():
-        raise ValueError(f"{what} must not hold NaN")
-    if positive and not (table.array > 0).all():
-        raise ValueError(f"{what} must be positive, got {table.array.min()}")
+    values = table.known
+    if values is not None:
+        if np.isnan(values).any():
+            raise ValueError(f"{what} must not hold NaN")
+        if positive and not (values > 0).all():
+            raise ValueError(f"{what} must be positive, got {values.min()}")
     return table
 
 
@@ -178,7 +181,7 @@ def _per_head(
 ) -> tuple[Callable[[Any], Any], str, tuple[Requirement, ...]]:
     """One number for all heads, or one for each head, as what a rule reads at h; its text; what it requires."""
     what = f"{argument} of {rule}"
-    if isinstance(value, Table | list | tuple) or getattr(value, "ndim", 0) > 0:
+    if isinstance(value, Table | list | tuple) or getattr(value, "ndim", 0) > 0 or adapter(value):
         table = _floats(what, value, positive)
         if len(table.shape) > 1:
             raise ValueError(f"{what} must be a number or (h,), got shape {table.shape}")

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regard.frameworks import adapter
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
 
 BRANCHING = (
@@ -22,7 +23,13 @@ def type_name(value: object) -> str:
 
 
 def as_array(what: str, value: Any) -> Array:
-    """A NumPy array, or numbers in lists, as an array. Other arrays, such as masked ones, mean more than numbers."""
+    """A NumPy array, or numbers in lists, as an array; a tensor as an array of the values that it has now.
+
+    Other arrays, such as masked ones, mean more than numbers.
+    """
+    framework = adapter(value)
+    if framework is not None:
+        value = framework.constant(what, value)
     if type(value) is not np.ndarray and not isinstance(value, list | tuple | bool | int | float | np.generic):
         raise TypeError(f"{what} must be a NumPy array, got {type_name(value)}")
     try:
@@ -74,6 +81,11 @@ class Table:
         return self.array.dtype
 
     @property
+    def known(self) -> Array | None:
+        """The values as far as they can be looked at now."""
+        return self.array
+
+    @property
     def kind(self) -> Kind:
         """The kind of value that looking it up gives."""
         kinds: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int"}
@@ -99,11 +111,20 @@ class Table:
 def table(array: ArrayLike) -> Table:
     """The array as a `Table`, to be looked up in rules and to receive a gradient.
 
+    Of a `torch.Tensor` of floats, the table is the tensor itself, with the values that it has at each call, and
+    gradients go to the tensor.
+
     >>> slopes = table(np.array([0.5, 0.25]))
     >>> def alibi(s, b, h, i, j):
     ...     return s - slopes[h] * abs(i - j)
     """
-    return Table(array)
+    return as_table("table", array)
+
+
+def as_table(what: str, value: Any) -> Table:
+    framework = adapter(value)
+    found: Table = Table(as_array(what, value)) if framework is None else framework.table(what, value)
+    return found
 
 
 def _operand(value: Any) -> Node:
