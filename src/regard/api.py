@@ -117,7 +117,7 @@ def problem_from(
     return problem
 
 
-_causal = causal_rule()
+_causal = causal_rule.__wrapped__()  # type: ignore[attr-defined]
 _causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
 
 
