@@ -226,7 +226,7 @@ def attention(
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor where others of the call are, got {type(x).__name__}")
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         raise NotImplementedError("regard.attention: a transform inside of a compiled region is not provided")
     if torch.is_autocast_enabled("cpu"):
         query, key, value = autocast(query), autocast(key), autocast(value)
