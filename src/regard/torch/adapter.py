@@ -39,6 +39,9 @@ def attention(
     for name in ("bias", "sink"):
         if options[name] is not None:
             given[name], options[name] = checked(name, options[name]), None
+    for name in ("mask", "offset"):
+        if isinstance(options[name], np.ndarray):
+            checked(name, options[name])
     for name, rule in (("mask", as_mask), ("score", as_score)):
         if options[name] is not None:
             options[name] = rule(options[name])
