@@ -21,7 +21,11 @@ def tensor(x: Any) -> Any:
     """Arrays as tensors, sharing their memory; all else as it is."""
     if not isinstance(x, np.ndarray):
         return x
-    return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16) if x.dtype == ml_dtypes.bfloat16 else torch.from_numpy(x)
+    return (
+        torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
+        if x.dtype == ml_dtypes.bfloat16
+        else torch.from_numpy(x)
+    )
 
 
 def array(x: torch.Tensor) -> Any:

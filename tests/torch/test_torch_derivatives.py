@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from on_tensors import SMALL, array, call, flat, smaller
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import regard
-from on_tensors import SMALL, array, call, flat, smaller
 from regard.bench.cases import CASES, Case, case
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -68,9 +68,7 @@ def everything(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     q, k, v, bias, sink, table = xs
     score = [regard.softcap(2.0), regard.alibi(table)]
     mask = regard.window(2, 1)
-    return flat(
-        regard.attention(q, k, v, bias=bias, sink=sink, score=score, mask=mask, observe=["lse", "entropy"])
-    )
+    return flat(regard.attention(q, k, v, bias=bias, sink=sink, score=score, mask=mask, observe=["lse", "entropy"]))
 
 
 def loss(*xs: torch.Tensor) -> torch.Tensor:
@@ -161,7 +159,7 @@ def test_weights_differentiate() -> None:
 
     assert gradcheck(weights, (q, k, bias, sink), check_forward_ad=True)
     assert gradgradcheck(weights, (q, k, bias, sink), fast_mode=True)
-    with pytest.raises(NotImplementedError, match="regard.weights does not differentiate, and key requires grad"):
+    with pytest.raises(NotImplementedError, match=r"regard\.weights does not differentiate, and key requires grad"):
         regard.weights(q.detach(), k)
 
 
@@ -200,7 +198,9 @@ BATCH = 3
 def test_vmap_is_a_loop(name: str, dims: tuple[int | None, ...]) -> None:
     attention, tensors, _, _ = call(smaller(case(name)), observe=["lse", "entropy"])
     tensors, rest = tensors[:3], tensors[3:]
-    stacked = [x if d is None else torch.stack([x + n for n in range(BATCH)], d) for x, d in zip(tensors, dims, strict=True)]
+    stacked = [
+        x if d is None else torch.stack([x + n for n in range(BATCH)], d) for x, d in zip(tensors, dims, strict=True)
+    ]
     every = [x.unbind(d) if d is not None else [x] * BATCH for x, d in zip(stacked, dims, strict=True)]
 
     def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -234,10 +234,14 @@ def test_vmap_over_everything_else() -> None:
 
     found = vmap(masked)(masks, offsets)
     assert torch.equal(found, torch.stack([masked(m, o) for m, o in zip(masks, offsets, strict=True)]))
-    nested = vmap(vmap(lambda q, k: regard.attention(q, k, k), (0, None)), (None, 0))(normal(2, 3, 5, 4), normal(3, 3, 6, 4))
+    nested = vmap(vmap(lambda q, k: regard.attention(q, k, k), (0, None)), (None, 0))(
+        normal(2, 3, 5, 4), normal(3, 3, 6, 4)
+    )
     assert nested.shape == (3, 2, 3, 5, 4)
     x = normal(3, 5, 4)
-    assert torch.equal(vmap(lambda x: regard.attention(x, x, x, causal=True))(x), regard.attention(x, x, x, causal=True))
+    assert torch.equal(
+        vmap(lambda x: regard.attention(x, x, x, causal=True))(x), regard.attention(x, x, x, causal=True)
+    )
 
 
 def test_rules_do_not_see_the_axis_that_vmap_took() -> None:

@@ -74,7 +74,9 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "heads that do not broadcast": lambda f: f(normal(4, 5, 8), normal(2, 6, 8), normal(2, 6, 8)),
     "heads that do not divide": lambda f: f(normal(3, 5, 8), normal(2, 6, 8), normal(2, 6, 8), enable_gqa=True),
     "features": lambda f: f(normal(4, 5, 8), normal(4, 6, 7), normal(4, 6, 8)),
-    "a mask that is larger": lambda f: f(normal(1, 4, 5, 8), normal(1, 4, 6, 8), normal(1, 4, 6, 8), dead().expand(3, 1, 5, 6)),
+    "a mask that is larger": lambda f: f(
+        normal(1, 4, 5, 8), normal(1, 4, 6, 8), normal(1, 4, 6, 8), dead().expand(3, 1, 5, 6)
+    ),
     "dropout": lambda f: f(normal(4, 5, 8), normal(4, 6, 8), normal(4, 6, 8), dropout_p=1.1),
 }
 
@@ -132,10 +134,15 @@ def test_models_call_ours_inside_of_the_context(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_context_nests_and_is_undone() -> None:
     before, fast = F.scaled_dot_product_attention, torch.backends.mha.get_fastpath_enabled()
-    with pytest.raises(Seen), regard.torch.sdpa():
+
+    def nested() -> None:
         with regard.torch.sdpa():
+            with regard.torch.sdpa():
+                assert F.scaled_dot_product_attention is ours
             assert F.scaled_dot_product_attention is ours
-        assert F.scaled_dot_product_attention is ours
-        raise Seen
+            raise Seen
+
+    with pytest.raises(Seen):
+        nested()
     assert F.scaled_dot_product_attention is before
     assert torch.backends.mha.get_fastpath_enabled() == fast

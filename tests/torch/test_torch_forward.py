@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from on_tensors import ARRAYS, array, call, tensor
 
 import regard
-from on_tensors import ARRAYS, array, call, tensor
 from regard.bench.cases import CASES, Case, case
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
@@ -188,9 +188,12 @@ NAMED = "must be a torch.Tensor where others of the call are, got numpy.ndarray;
         (TypeError, f"sink {NAMED}", lambda: regard.attention(Q, K, V, sink=np.zeros(4))),
         (TypeError, f"mask {NAMED}", lambda: regard.attention(Q, K, V, mask=np.ones((9, 9), bool))),
         (TypeError, f"offset {NAMED}", lambda: regard.attention(Q, K, V, offset=np.array(3))),
-        (ValueError, "query is on the device meta, and no engine serves 'meta' yet", lambda: regard.attention(Q.to("meta"), K, V)),
-        (TypeError, "key must be a dense tensor, got layout torch.sparse_coo", lambda: regard.attention(Q, K.to_sparse(), V)),
-        (TypeError, "query must be a plain torch.Tensor, got the subclass", lambda: regard.attention(Q.as_subclass(Subclass), K, V)),
+        (ValueError, "query is on the device meta, and no engine serves 'meta' yet",
+         lambda: regard.attention(Q.to("meta"), K, V)),
+        (TypeError, "key must be a dense tensor, got layout torch.sparse_coo",
+         lambda: regard.attention(Q, K.to_sparse(), V)),
+        (TypeError, "query must be a plain torch.Tensor, got the subclass",
+         lambda: regard.attention(Q.as_subclass(Subclass), K, V)),
         (TypeError, "query is a nested tensor: give jagged ones to regard.torch.jagged_attention",
          lambda: regard.attention(torch.nested.nested_tensor([Q[0]], layout=torch.jagged), K, V)),
         (TypeError, "query must have a floating dtype (float16, bfloat16, float32, float64), got complex64",
@@ -205,7 +208,8 @@ NAMED = "must be a torch.Tensor where others of the call are, got numpy.ndarray;
          lambda: regard.attention(Q, K, V, mask=torch.ones(2, 9, dtype=torch.bool))),
         (ValueError, "query and key must have the same number of features d, got query (9, 8), key (9, 4)",
          lambda: regard.attention(Q[0, 0], K[0, 0, :, :4], V[0, 0])),
-        (TypeError, "attention() got an unexpected keyword argument 'maks'", lambda: regard.attention(Q, K, V, maks=None)),
+        (TypeError, "attention() got an unexpected keyword argument 'maks'",
+         lambda: regard.attention(Q, K, V, maks=None)),
         (TypeError, "a rule that reads the table of shape (4,), torch.float32 tensor serves calls on tensors",
          lambda: regard.attention(Q.numpy(), K.numpy(), V.numpy(), score=regard.alibi(torch.ones(4)))),
         (ValueError, "cap of softcap must be positive, got -1.0", lambda: regard.softcap(torch.tensor(-1.0))),

@@ -82,5 +82,5 @@ def test_messages(message: str, change: dict[str, Any]) -> None:
 def test_what_is_not_packed_or_jagged() -> None:
     with pytest.raises(ValueError, match=r"query must be packed as \(total, heads, d\), got shape \(1, 10, 4, 8\)"):
         regard.torch.varlen_attention(Q[None], K, K, ENDS_Q, ENDS_K)
-    with pytest.raises(TypeError, match="query must be a nested tensor with layout torch.jagged, got torch.Tensor"):
+    with pytest.raises(TypeError, match=r"query must be a nested tensor with layout torch.jagged, got torch.Tensor"):
         regard.torch.jagged_attention(Q, Q, Q)
