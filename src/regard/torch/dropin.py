@@ -135,7 +135,7 @@ def sdpa() -> Iterator[None]:
 
     For models that cannot be edited: everything that looks the function up in `torch.nn.functional` when it calls it,
     `torch.nn.MultiheadAttention` and the Transformer layers among them, whose fused inference path is off meanwhile.
-    Code that has imported the function itself keeps PyTorch's, and a model that was compiled before keeps what it compiled.
+    Code that has imported the function itself keeps PyTorch's, and a compiled model what it compiled.
 
     May be nested. The function belongs to the process: while one thread is inside, all threads call it, and PyTorch's
     is back when the last has left.
