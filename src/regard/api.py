@@ -158,7 +158,7 @@ def _signature(
     )  # fmt: skip
 
 
-_causal = causal_rule.__wrapped__()  # type: ignore[attr-defined]
+_causal: Mask = causal_rule.__wrapped__()  # type: ignore[attr-defined]
 _causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
 
 

@@ -34,7 +34,7 @@ def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array
     (True, True)
     """
     outs, sums = validated(parts, sink)
-    real = np.float64 if sums[0].dtype == np.float64 else np.float32
+    real: Any = np.float64 if sums[0].dtype == np.float64 else np.float32
     stack = np.stack([lse.astype(real) for lse in sums])
     with np.errstate(all="ignore"):
         m = stack.max(axis=0)

@@ -209,7 +209,7 @@ def mask(function: Callable[..., Any] | Array) -> Mask:
     return Mask(node, f"mask({getattr(function, '__name__', type(function).__name__)})")
 
 
-_traced = mask.__wrapped__  # type: ignore[attr-defined]  # where an argument is called mask
+_traced: Callable[..., Mask] = mask.__wrapped__  # type: ignore[attr-defined]  # where an argument is called mask
 
 
 def _rule(text: str, function: Callable[..., Any], *requires: Requirement) -> Mask:

@@ -71,7 +71,7 @@ def score(function: Callable[..., Any]) -> Score:
     return Score(node, f"score({getattr(function, '__name__', type(function).__name__)})")
 
 
-_traced = score.__wrapped__  # type: ignore[attr-defined]  # where an argument is called score
+_traced: Callable[..., Score] = score.__wrapped__  # type: ignore[attr-defined]  # where an argument is called score
 
 
 @constructor

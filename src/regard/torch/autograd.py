@@ -186,10 +186,8 @@ class BackwardTangent(Operation):
         inputs, outputs, ct, t, d_outputs, d_ct = parts(call, given, 3, 3, len(call.floats), 3, 3)
         ready = Ready.of(call, arrays(inputs))
         along = ready.differential(arrays(t))
-        g = ready.engine.backward_jvp(
-            ready.problem, *(ready.outputs(*arrays(x)) for x in (outputs, ct)), along,
-            *(ready.outputs(*arrays(x)) for x in (d_outputs, d_ct)),
-        )  # fmt: skip
+        known, c, d, d_c = (ready.outputs(*arrays(x)) for x in (outputs, ct, d_outputs, d_ct))
+        g = ready.engine.backward_jvp(ready.problem, known, c, along, d, d_c)
         return tensors(ready.gradients(g))
 
     @staticmethod

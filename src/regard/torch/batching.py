@@ -22,7 +22,9 @@ def batched(
     a batch where an input has no leading axes. Engines have one sink, table and seed for all of a batch, so calls in
     which these, or their gradients, differ are done one by one; so is dropout, which would see the new axis.
     """
-    front = [None if x is None else x if d is None else x.movedim(d, 0) for x, d in zip(given, dims, strict=True)]
+    front: list[Any] = [
+        None if x is None else x if d is None else x.movedim(d, 0) for x, d in zip(given, dims, strict=True)
+    ]
     mapped = [d is not None for d in dims]
     one_for_all = [role == "sink" or role == "seed" or not isinstance(role, str | Flags) for role in roles]
     differ = [
@@ -38,9 +40,11 @@ def batched(
 
 def folded(
     apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, mapped: Sequence[bool], call: Call,
-    given: Given,
+    given: Sequence[Any],
 ) -> tuple[Any, ...]:  # fmt: skip
-    shapes = [None if x is None else x.shape[1:] if m else x.shape for x, m in zip(given, mapped, strict=True)]
+    shapes: list[Any] = [
+        None if x is None else x.shape[1:] if m else x.shape for x, m in zip(given, mapped, strict=True)
+    ]
     operands = (shape for role, shape in zip(roles, shapes, strict=True) if role in ("query", "key", "value") and shape)
     lead = max(map(len, operands)) - 3
     ranks = {"offset": lead, "lse": lead + 2, "entropy": lead + 2}
@@ -48,7 +52,7 @@ def folded(
     def inward(x: torch.Tensor | None, role: Any, m: bool) -> torch.Tensor | None:
         if x is None or role == "sink" or not isinstance(role, str | Flags) or not (m or isinstance(role, str)):
             return x
-        pad = (1,) * (ranks.get(role, lead + 3) - (x.ndim - m))
+        pad = (1,) * (ranks.get(str(role), lead + 3) - (x.ndim - m))
         return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)
 
     results = apply(replace(call, folded=call.folded + 1, again=None), *map(inward, given, roles, mapped))

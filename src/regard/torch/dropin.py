@@ -59,7 +59,7 @@ def scaled_dot_product_attention(
     if query.is_nested:
         if attn_mask is not None:
             raise RuntimeError("Explicit attn_mask is not supported with nested tensors")
-        if is_causal and not torch.equal(query.offsets(), key.offsets()):  # type: ignore[attr-defined]
+        if is_causal and not torch.equal(query.offsets(), key.offsets()):
             raise RuntimeError("is_causal needs the same lengths of query and key where they are nested tensors")
         given = {"causal": is_causal, "scale": scale, "dropout": dropout_p}
         return jagged_attention(query, key, value, **given)

@@ -181,7 +181,8 @@ def register(rule: Any, slots: tuple[Any, ...]) -> str:
     program = Program.of([rule.node])
     order = {id(x): n for n, x in enumerate(slots)}
     arrays = []
-    for x in (*program.tables, *program.dense):
+    read: tuple[Any, ...] = (*program.tables, *program.dense)
+    for x in read:
         values = (order[id(x)], x.shape) if id(x) in order else (x.shape, digest(getattr(x, "array", x)))
         arrays.append(values)
     numbers = [repr(x) for x in program.numbers]

@@ -34,11 +34,11 @@ def _backward(given: Given, call: str) -> Tensors:
     return [x.contiguous() for x in tensors(ready.gradients(g))]
 
 
-def _forward_fake(inputs: Tensors, call: str) -> Tensors:
+def _forward_fake(inputs: list[Any], call: str) -> Tensors:
     known = call_of(call)
-    named = dict(zip(known.inputs, inputs, strict=True))
+    named: dict[Any, Any] = dict(zip(known.inputs, inputs, strict=True))
     q, k = named["query"], named["key"]
-    v = named.get("value", k)
+    v: Any = named.get("value", k)
     first = known.options["layout"] == "bnhd"
     n, h = (-3, -2) if first else (-2, -3)
     lead = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
@@ -64,8 +64,8 @@ def _forward_fake(inputs: Tensors, call: str) -> Tensors:
     return results
 
 
-def _backward_fake(given: Given, call: str) -> Tensors:
-    floats: list[Any] = given[: len(call_of(call).floats)]  # type: ignore[assignment]
+def _backward_fake(given: list[Any], call: str) -> Tensors:
+    floats = given[: len(call_of(call).floats)]
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in floats if x is not None]
 
 

@@ -25,10 +25,10 @@ class TensorTable(Table):
     __slots__ = ("_dtype", "_shape", "last", "tensor")
     tensor: torch.Tensor | None
     last: Table | None
+    _shape: tuple[int, ...]
+    _dtype: torch.dtype
 
-    def __init__(
-        self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] | None = None, dtype: Any = None
-    ) -> None:
+    def __init__(self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] = (), dtype: Any = None) -> None:
         if tensor is not None:
             shape, dtype = tuple(tensor.shape), tensor.dtype
         if 0 in shape:

@@ -58,7 +58,9 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
 
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> Call | None:
-    plain = all(x.is_cpu and x.dtype in NUMPY and x.layout is torch.strided and not x.is_neg() and x.ndim > 2 for x in (q, k, v))
+    plain = all(
+        x.is_cpu and x.dtype in NUMPY and x.layout is torch.strided and not x.is_neg() and x.ndim > 2 for x in (q, k, v)
+    )
     if not plain or isinstance(options.get("offset"), torch.Tensor):
         return None
     from regard.engines import cpu

@@ -60,7 +60,10 @@ def varlen_attention(
     if len(ends_q) != len(ends_k):
         raise ValueError(f"cu_seqlens_q and cu_seqlens_k differ in length: {len(ends_q)} and {len(ends_k)}")
     own, at = _packed(ends_q, ends_k, causal)
-    rules = {"mask": None if mask is None else as_mask(mask), "score": None if score is None else as_score(score)}
+    rules: dict[str, Any] = {
+        "mask": None if mask is None else as_mask(mask),
+        "score": None if score is None else as_score(score),
+    }
     if at is not None:
         for name, rule in rules.items():
             if rule is not None:
@@ -92,7 +95,7 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     )
     if not torch.equal(offsets[1], offsets[2]):
         raise ValueError("key and value must have the same lengths")
-    out = varlen_attention(*packed, offsets[0], offsets[1], **options)
+    out = varlen_attention(packed[0], packed[1], packed[2], offsets[0], offsets[1], **options)
     jagged: torch.Tensor = torch.nested.nested_tensor_from_jagged(out, offsets[0])
     return jagged.transpose(1, 2)
 
@@ -100,12 +103,12 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 def _packed_values(name: str, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(x, torch.Tensor) or not x.is_nested or x.layout is not torch.jagged:
         raise TypeError(f"{name} must be a nested tensor with layout torch.jagged, got {type_name(x)}")
-    if x.dim() != 4 or x._ragged_idx != 2:  # type: ignore[attr-defined]
+    if x.dim() != 4 or x._ragged_idx != 2:
         raise ValueError(f"{name} must be (sequences, heads, n*, d) with lengths in dimension 2, got {tuple(x.shape)}")
-    if x.lengths() is not None:  # type: ignore[attr-defined]
+    if x.lengths() is not None:
         raise ValueError(f"{name} has holes between its sequences: give .contiguous()")
     rows: torch.Tensor = x.transpose(1, 2).values()
-    return rows, x.offsets()  # type: ignore[attr-defined]
+    return rows, x.offsets()
 
 
 def _ends(name: str, x: Any, total: int) -> tuple[int, ...]:
