@@ -1,1 +1,2 @@
 """regard for PyTorch."""
+from regard.torch.transformers import register_transformers
