@@ -79,7 +79,7 @@ class RuleMask(torch.Tensor):
         if function.overloadpacket in _COPIES:
             (x, *_), options = args, kwargs or {}
             return cls(x.shape, x.rule, x.offset, x.origin, options.get("device", x.device))
-        raise TypeError(
+        raise NotImplementedError(
             f"{function.overloadpacket} of an attention mask that attn_implementation='regard' keeps as a rule, "
             "without elements: give the model a mask of four dimensions, or use 'sdpa'"
         )
