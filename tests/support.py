@@ -1,11 +1,14 @@
 """The error bound of the project, and what tests of engines share."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from regard import spec
+from regard.api import Frame
 from regard.problem import Differential, Outputs, Problem
+from regard.rules import tangent
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -33,6 +36,8 @@ def norm(x: Array) -> float:
 def assert_within(name: str, got: Array, exact: Array, naive: Array, size: Array, dtype: np.dtype[Any]) -> None:
     """‖err‖ ≤ 2 ‖err of the naive computation‖ + 8 · eps · ‖size‖, and the same entries finite.
 
+    In float64 the relative error is at most 1e-10 besides, whatever the size (of 1 where a result is smaller).
+
     size: the same formula with every term taken absolutely, such as |P| |V| for the output.
     """
     assert got.shape == exact.shape, f"{name}: shape {got.shape}, expected {exact.shape}"
@@ -41,11 +46,28 @@ def assert_within(name: str, got: Array, exact: Array, naive: Array, size: Array
     np.testing.assert_array_equal(got[wild].astype(np.float64), exact[wild].astype(np.float64), err_msg=name)
     got, exact, naive, size = (np.where(wild, 0, x.astype(np.longdouble)) for x in (got, exact, naive, size))
     error, allowed = norm(got - exact), 2 * norm(naive - exact) + 8 * eps(dtype) * norm(size)
+    if dtype == np.float64:
+        allowed = min(allowed, 1e-10 * max(norm(exact), 1.0))
     assert error <= allowed, f"{name}: error {error:.3e} exceeds {allowed:.3e} (naive {norm(naive - exact):.3e})"
 
 
-def absolute(p: Problem, ct: Outputs | None = None, t: Differential | None = None) -> dict[str, Array]:
-    """The size of every result: its formula with each term taken absolutely, in float64."""
+def turned(frame: Frame, x: Differential) -> Differential:
+    """What a caller is given, or gives, as the problem has its inputs."""
+    arrays = {name: getattr(x, name) for name in ("query", "key", "value")}
+    return replace(x, **{name: None if a is None else frame.inward(a) for name, a in arrays.items()})
+
+
+def inward(frame: Frame, x: Outputs) -> Outputs:
+    return x._replace(out=None if x.out is None else frame.inward(x.out))
+
+
+def absolute(
+    p: Problem, ct: Outputs | None = None, t: Differential | None = None, d_ct: Outputs | None = None
+) -> dict[str, Array]:
+    """The size of every result: its formula with each term taken absolutely, in float64.
+
+    Of gradients with ct, of tangents with t, of the tangents of gradients with all three.
+    """
     with np.errstate(all="ignore"):
         f = spec.terms(p)
         z = {name: np.nan_to_num(np.abs(getattr(f, name)), posinf=0) for name in "qkv"}
@@ -63,32 +85,61 @@ def absolute(p: Problem, ct: Outputs | None = None, t: Differential | None = Non
             dO, dlse, dH = (np.abs(x) for x in spec.cotangents(p, ct, np.float64))
             G = f.D * spec.einsum("bhic,bhjc->bhij", dO, z["v"])
             row = (f.P * G).sum(-1) + dlse + dH * (1 + np.abs(f.H))
-            dS = f.P * (G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)) * (1 + reach)
+            c = G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)
+            dS = f.P * c * (1 + reach)
             d_ds, d_tables = p.score_partials
-            dT = np.abs(spec.through(f, d_ds, dS))
-            sizes |= {
-                "query": abs(p.scale) * spec.einsum("bhij,bhja->bhia", dT, z["k"]),
-                "key": abs(p.scale) * spec.einsum("bhij,bhia->bhja", dT, z["q"]),
-                "value": spec.einsum("bhij,bhic->bhjc", PD, dO),
-                "bias": dS,
-                "sink": (f.p_sink * row).sum(axis=(0, 2)),
-            }
-            parts = {leaf: np.abs(spec.through(f, node, dS)) for leaf, node in d_tables.items()}
-            sizes["tables"] = spec.gather(p, f, parts)  # type: ignore[assignment]
-            for name in ("query", "key", "value", "bias"):
-                sizes[name] = spec.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
-            sizes["sink"] = spec.sink_shape(p, sizes["sink"])  # type: ignore[assignment]
+
+            def through(node: Any, x: Array) -> Array:
+                return np.abs(spec.through(f, node, x))
+
+            def gradients(dS: Array, dT: Array, parts: Any) -> dict[str, Any]:
+                return {
+                    "query": abs(p.scale) * spec.einsum("bhij,bhja->bhia", dT, z["k"]),
+                    "key": abs(p.scale) * spec.einsum("bhij,bhia->bhja", dT, z["q"]),
+                    "bias": dS,
+                    "tables": spec.gather(p, f, parts),
+                }
+
+            dT = through(d_ds, dS)
+            sizes |= gradients(dS, dT, {leaf: through(node, dS) for leaf, node in d_tables.items()})
+            sizes |= {"value": spec.einsum("bhij,bhic->bhjc", PD, dO), "sink": (f.p_sink * row).sum(axis=(0, 2))}
         if t is not None:
             d = spec.dot(p, t, f)
-            dS = np.abs(d.S) * (1 + reach) + reach
-            mean = (f.P * dS).sum(-1)
+            moved = np.abs(d.S) * (1 + reach) + reach
+            mean = (f.P * moved).sum(-1)
             dv = np.nan_to_num(np.abs(d.v), posinf=0)
-            spread = f.P * (dS + mean[..., None])
+            grown = moved + mean[..., None]
+            spread = f.P * grown
             sizes |= {
                 "d_out": spec.einsum("bhij,bhjc->bhic", spread * f.D, z["v"]) + spec.einsum("bhij,bhjc->bhic", PD, dv),
                 "d_lse": mean,
                 "d_entropy": (spread * (1 + np.abs(f.logP))).sum(-1),
             }
+        if t is not None and d_ct is not None:
+            dO_dot, dlse_dot, dH_dot = (np.abs(x) for x in spec.cotangents(p, d_ct, np.float64))
+            G_dot = f.D * (spec.einsum("bhic,bhjc->bhij", dO_dot, z["v"]) + spec.einsum("bhic,bhjc->bhij", dO, dv))
+            row_dot = (spread * G + f.P * G_dot).sum(-1) + dlse_dot + dH_dot * (1 + np.abs(f.H))
+            row_dot += dH * (spread.sum(-1) + sizes["d_entropy"])
+            c_dot = G_dot + row_dot[..., None] + dH_dot[..., None] * (np.abs(f.logP) + 1) + dH[..., None] * grown
+            dS_dot = (spread * c + f.P * c_dot) * (1 + reach)
+
+            def second(node: Any) -> Array:
+                if node is None:
+                    return dS_dot
+                bend = spec.evaluate_one(tangent(node, d.tables), d.at, dS.shape)
+                return through(node, dS_dot) + np.where(f.visible, np.abs(dS * bend), 0) * (1 + reach)
+
+            sizes |= gradients(dS_dot, second(d_ds), {leaf: second(node) for leaf, node in d_tables.items()})
+            sizes["query"] += abs(p.scale) * spec.einsum("bhij,bhja->bhia", dT, np.abs(d.k))
+            sizes["key"] += abs(p.scale) * spec.einsum("bhij,bhia->bhja", dT, np.abs(d.q))
+            sizes["value"] = spec.einsum("bhij,bhic->bhjc", spread * f.D, dO) + spec.einsum(
+                "bhij,bhic->bhjc", PD, dO_dot
+            )
+            sizes["sink"] = (f.p_sink * ((1 + mean) * row + row_dot)).sum(axis=(0, 2))
+        if ct is not None:
+            for name in ("query", "key", "value", "bias"):
+                sizes[name] = spec.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
+            sizes["sink"] = spec.sink_shape(p, sizes["sink"])  # type: ignore[assignment]
     for name in ("out", "lse", "entropy", "d_out", "d_lse", "d_entropy"):
         if name in sizes:
             sizes[name] = sizes[name].reshape(p.shape(*sizes[name].shape[2:]))
@@ -128,18 +179,28 @@ def assert_outputs(p: Problem, got: Outputs, any_scores: bool = False) -> None:
 
 def assert_gradients(p: Problem, ct: Outputs, got: Differential) -> None:
     exact, plain = spec.gradients(p, ct, judge(p)), spec.gradients(p, ct, *naive(p))
-    sizes = absolute(p, ct=ct)
+    assert_differential(p, "d{}", got, exact, plain, absolute(p, ct=ct))
+
+
+def assert_second(p: Problem, t: Differential, ct: Outputs, d_ct: Outputs, got: Differential) -> None:
+    exact, plain = spec.gradients_jvp(p, t, ct, d_ct, judge(p)), spec.gradients_jvp(p, t, ct, d_ct, *naive(p))
+    assert_differential(p, "tangent of d{}", got, exact, plain, absolute(p, ct=ct, t=t, d_ct=d_ct))
+
+
+def assert_differential(
+    p: Problem, label: str, got: Differential, exact: Differential, plain: Differential, sizes: dict[str, Any]
+) -> None:
     for name in ("query", "key", "value", "bias", "sink"):
         value, like = getattr(got, name), getattr(p, name)
         assert (value is None) == (like is None), name
         if value is not None:
             assert value.dtype == like.dtype
             rounded = getattr(plain, name).astype(like.dtype)
-            assert_within(f"d{name}", value, getattr(exact, name), rounded, sizes[name], p.dtype)
+            assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[name], p.dtype)
     assert set(got.tables) == set(p.tables)
     for table, value in got.tables.items():
-        size = sizes["tables"][table]  # type: ignore[index]
-        assert_within("dtable", value, exact.tables[table], plain.tables[table], size, p.dtype)
+        size = sizes["tables"][table]
+        assert_within(label.format("table"), value, exact.tables[table], plain.tables[table], size, p.dtype)
 
 
 def assert_tangents(p: Problem, t: Differential, got: Outputs) -> None:

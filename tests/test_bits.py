@@ -212,9 +212,14 @@ def everything(name: str, dtype: str) -> Results:
     _, tangent = regard.attention_jvp(q, k, v, q, k, v, dsink=wishes["sink"], **wishes)
     gradients = {"dq": g.query, "dk": g.key, "dv": g.value, "dbias": g.bias, "dsink": g.sink, "dtable": g.tables[table]}
     tangents = {"t_out": tangent.out, "t_lse": tangent.lse, "t_entropy": tangent.entropy}
+    moving = regard.Differential(q, k, v, bias, wishes["sink"], {table: table.array})
+    second, _ = regard.attention_vjp_jvp(q, k, v, dout, moving, dlse=ones, dentropy=ones, **wishes)
+    names = {"query": "q", "key": "k", "value": "v", "bias": "bias", "sink": "sink"}
+    seconds = {f"t_d{short}": getattr(second, name) for name, short in names.items()}
+    seconds["t_dtable"] = second.tables[table]
     top = seen[regard.top(3)]
     found = {"values": top.values, "indices": top.indices} | {s: seen[s] for s in statistics if isinstance(s, str)}
-    return {"out": out} | found | gradients | tangents
+    return {"out": out} | found | gradients | tangents | seconds
 
 
 def large(dtype: str) -> Results:
@@ -224,7 +229,9 @@ def large(dtype: str) -> Results:
     q, dout = rng.standard_normal((2, 4, 300, 64)).astype(kind)
     k, v = rng.standard_normal((2, 1, 1100, 64)).astype(kind)
     g = regard.attention_vjp(q, k, v, dout, causal=True, engine="tiled")
-    return {"dq": g.query, "dk": g.key, "dv": g.value}
+    second, _ = regard.attention_vjp_jvp(q, k, v, dout, regard.Differential(q, k, v), causal=True, engine="tiled")
+    seconds = {"t_dq": second.query, "t_dk": second.key, "t_dv": second.value}
+    return {"dq": g.query, "dk": g.key, "dv": g.value} | seconds
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("scores", "float32"), ("dropout", "float64"), ("window", "bfloat16")])

@@ -10,9 +10,21 @@ import regard
 from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
+from regard.engines import cpu, tiled, tiled_derivatives
 from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem
-from support import assert_gradients, assert_outputs, assert_tangents, assert_within, eps, judge, norm
+from support import (
+    assert_gradients,
+    assert_outputs,
+    assert_second,
+    assert_tangents,
+    assert_within,
+    eps,
+    inward,
+    judge,
+    norm,
+    turned,
+)
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 EVERYTHING = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
@@ -88,9 +100,7 @@ class Conformance:
         dlse, dentropy = rng.standard_normal((2, *p.shape(p.n_q)))
         for ct in (Outputs(dout, None, None), Outputs(dout, dlse, dentropy), Outputs(None, None, dentropy)):
             got = regard.attention_vjp(*arrays, ct[0], dlse=ct[1], dentropy=ct[2], **options, engine=self.engine)
-            turned = {n: frame.inward(getattr(got, n)) for n in ("query", "key", "value")}
-            inward = Outputs(None if ct[0] is None else frame.inward(ct[0]), *ct[1:])
-            assert_gradients(p, inward, Differential(**turned, bias=got.bias, sink=got.sink, tables=got.tables))
+            assert_gradients(p, inward(frame, ct), turned(frame, got))
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
     @pytest.mark.parametrize("case", CASES, ids=str)
@@ -116,6 +126,73 @@ class Conformance:
             assert_tangents(p, t, tangent._replace(out=frame.inward(tangent.out)))
             assert primal.out.tobytes() == regard.attention(*arrays, **options, engine=self.engine).tobytes()
 
+    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_second_derivatives(self, case: Case, dtype: Any) -> None:
+        """Of everything that may vary along everything, of the output alone as double backward has it, of lse."""
+        p, frame, arrays, options = problem(case, dtype)
+        rng = np.random.default_rng(3)
+
+        def like(x: Any) -> Any:
+            return None if x is None else rng.standard_normal(x.shape).astype(x.dtype)
+
+        def cotangents() -> Outputs:
+            dlse, dentropy = rng.standard_normal((2, *p.shape(p.n_q)))
+            return Outputs(rng.standard_normal(frame.out_shape(p)).astype(dtype), dlse, dentropy)
+
+        everything = Differential(*map(like, arrays), like(p.bias), like(p.sink), {x: like(x) for x in p.tables})
+        ct, d_ct, none = cotangents(), cotangents(), Outputs(None, None, None)
+        for t, given, moving in (
+            (everything, ct, d_ct),
+            (everything, Outputs(ct.out, None, None), none),
+            (Differential(key=everything.key), Outputs(None, ct.lse, None), Outputs(None, None, d_ct.entropy)),
+        ):
+            got, tangent = regard.attention_vjp_jvp(
+                *arrays, given.out, t, dlse=given.lse, dentropy=given.entropy, cotangent_tangents=moving,
+                **options, engine=self.engine,
+            )  # fmt: skip
+            t, got = turned(frame, t), turned(frame, got)
+            given, moving, tangent = (inward(frame, x) for x in (given, moving, tangent))
+            assert_second(p, t, given, moving, got)
+            assert_tangents(p, t, tangent)
+
+    def test_what_is_hidden_has_no_derivative(self) -> None:
+        """First and second ones: 0 for what nothing sees and for rows that see nothing, finite elsewhere."""
+        rng, n, hidden, blind = np.random.default_rng(0), 150, 131, slice(3, 9)
+        q, k, v, dq, dk, dv, dout, ddout = rng.standard_normal((8, 2, n, 8))
+        rows = rng.standard_normal((2, n))
+        sees = np.ones((n, n), bool)
+        sees[blind], sees[:, hidden] = False, False
+        bias, dbias = rng.standard_normal((2, 1, n, n))
+        for x, bad in ((k, np.nan), (v, np.inf), (dk, np.inf), (dv, np.nan)):
+            x[:, hidden] = bad
+        for x in (q, dq, dout, ddout):
+            x[:, blind] = np.nan
+        bias[:, blind], dbias[..., hidden] = np.nan, np.nan
+        table = regard.table(rng.standard_normal((2, 3)))
+        wishes = {
+            "mask": sees, "bias": bias, "dropout": 0.2, "seed": 1, "engine": self.engine,
+            "score": lambda s, b, h, i, j: np.tanh(s) * table[h, j % 3] + s,
+        }  # fmt: skip
+        t = regard.Differential(dq, dk, dv, dbias, None, {table: rng.standard_normal((2, 3))})
+        moving = regard.Outputs(ddout, rows, -rows)
+        first = regard.attention_vjp(q, k, v, dout, dlse=rows, dentropy=rows, **wishes)
+        second, tangent = regard.attention_vjp_jvp(
+            q, k, v, dout, t, dlse=rows, dentropy=rows, cotangent_tangents=moving, **wishes
+        )
+        for g in (first, second):
+            for x in (g.query, g.key, g.value, g.bias, g.tables[table]):
+                assert x is not None
+                assert np.isfinite(x).all()
+                assert x.any()
+            for x in (g.query[:, blind], g.key[:, hidden], g.value[:, hidden], g.bias[:, ~sees]):  # type: ignore[index]
+                assert not x.any()
+        for x in tangent:
+            assert x is not None
+            assert np.isfinite(x).all()
+            assert x.any()
+            assert not x[:, blind].any()
+
 
 class TestCpu(Conformance):
     engine = "cpu"
@@ -127,6 +204,39 @@ class TestTiled(Conformance):
 
 class TestSpecification(Conformance):
     engine = "spec"
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled"])
+def test_outputs_that_are_known_are_not_made_again(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, options = CASES[-1].inputs(np.float32)
+    rng = np.random.default_rng(0)
+    out, seen = regard.attention(q, k, v, observe=["lse", "entropy"], engine=engine, **options)
+    dout, rows = rng.standard_normal(out.shape, np.float32), rng.standard_normal(seen.lse.shape)
+    t = regard.Differential(key=rng.standard_normal(k.shape, np.float32))
+    known = regard.Outputs(out, seen.lse, seen.entropy)
+
+    def derivatives(outputs: Outputs | None, rows: Any) -> list[Any]:
+        wishes = options | {"engine": engine, "outputs": outputs}
+        g = regard.attention_vjp(q, k, v, dout, dentropy=rows, **wishes)
+        primal, tangent = regard.attention_jvp(q, k, v, dkey=t.key, **wishes)
+        second, moved = regard.attention_vjp_jvp(q, k, v, dout, t, dentropy=rows, **wishes)
+        return [g.query, g.key, g.sink, *primal, *tangent, second.query, second.key, second.sink, *moved]
+
+    def bits(found: list[Any]) -> list[Any]:
+        return [None if x is None else x.tobytes() for x in found]
+
+    fresh = bits(derivatives(None, rows))
+
+    def forward(*args: Any) -> None:
+        pytest.fail("forward ran")
+
+    for module in (cpu, tiled, tiled_derivatives):
+        monkeypatch.setattr(module, "forward", forward)
+    assert bits(derivatives(known, rows)) == fresh
+    without = derivatives(Outputs(out, seen.lse, None), None)
+    assert [n for n, x in enumerate(without) if x is None] == [5, 8, 14]  # the entropy and its tangents
+    with pytest.raises(pytest.fail.Exception, match="forward ran"):
+        derivatives(None, rows)
 
 
 def test_the_bound_can_fail() -> None:

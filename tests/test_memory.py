@@ -63,6 +63,8 @@ def documents(n: int) -> regard.Mask:
     return regard.documents(np.arange(n) // 700)
 
 
+SLOPE = regard.table([0.1])
+
 CALLS: dict[str, Call] = {
     "plain": lambda q, k, v, n: regard.attention(q, k, v),
     "statistics": lambda q, k, v, n: regard.attention(
@@ -88,6 +90,10 @@ CALLS: dict[str, Call] = {
     ),
     "forward mode": lambda q, k, v, n: regard.attention_jvp(
         q, k, v, q, k, v, bias=np.ones(n), dbias=np.ones(n), mask=documents(n)
+    ),
+    "double backward": lambda q, k, v, n: regard.attention_vjp_jvp(
+        q, k, v, v, regard.Differential(q, k, v, np.ones((1, 1, n)), tables={SLOPE: np.ones(1)}), causal=True,
+        bias=np.ones((1, 1, n)), score=[regard.softcap(9.0), regard.alibi(SLOPE)], dropout=0.1, seed=1,
     ),
     "bfloat16": lambda q, k, v, n: regard.attention(*(x.astype(np.float16) for x in (q, k, v)), mask=documents(n)),
     "positions first": lambda q, k, v, n: regard.attention(

@@ -91,6 +91,37 @@ def test_a_sink_counts_once() -> None:
     assert np.abs(twice[1] - whole[1]).max() > 0.1
 
 
+def test_gradients_go_through_the_parts() -> None:
+    """With w = exp(lse_part − lse): dout_part = w · dout, and dlse_part = w · (dout · (out_part − out) + dlse)."""
+    q, k, v = inputs()
+    rng, edges = np.random.default_rng(1), [0, 100, 101, N]
+    sink = np.array([-1.0, 0.5, 3.0, 6.0])
+    dout, dlse = rng.standard_normal(q.shape), rng.standard_normal(q.shape[:-1])
+    whole = regard.attention_vjp(q, k, v, dout, dlse=dlse, sink=sink, causal=True, offset=0)
+    out, lse = regard.merge(*parts(q, k, v, edges, causal=True), sink=sink)
+    dq, dk, dv = np.zeros_like(q), [], []
+    for first, last in pairwise(edges):
+        shard = {"offset": 0, "origin": (0, 0, first), "causal": True}
+        keys, values = k[..., first:last, :], v[..., first:last, :]
+        mine, seen = regard.attention(q, keys, values, observe=["lse"], **shard)
+        w = np.exp(seen.lse - lse)
+        g = regard.attention_vjp(
+            q, keys, values, w[..., None] * dout,
+            dlse=w * ((dout * (mine - out)).sum(-1) + dlse), outputs=regard.Outputs(mine, seen.lse, None), **shard,
+        )  # fmt: skip
+        dq += g.query
+        dk.append(g.key)
+        dv.append(g.value)
+    for got, expected in (
+        (dq, whole.query),
+        (np.concatenate(dk, -2), whole.key),
+        (np.concatenate(dv, -2), whole.value),
+    ):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+    d_sink = (np.exp(sink[:, None] - lse) * (dlse - (dout * out).sum(-1))).sum(axis=(0, 2))
+    np.testing.assert_allclose(d_sink, whole.sink, rtol=1e-12)
+
+
 def test_matrices() -> None:
     q, k, v = (x[0, 0] for x in inputs())
     near(regard.merge(*parts(q, k, v, [0, 100, N])), part(q, k, v, 0, N))

@@ -23,6 +23,7 @@ def ones(*shape: int, dtype: Any = np.float32) -> Any:
 Q, K, V = ones(2, 4, 6, 8), ones(2, 2, 5, 8), ones(2, 2, 5, 3)  # batch 2, 4 heads in groups of 2, 6 queries, 5 keys
 MATRIX = ones(6, 8)
 DOUT, PER_QUERY = ones(2, 4, 6, 3), ones(2, 4, 6)
+NOWHERE = regard.Differential()
 SLOPES = regard.table(ones(4, dtype=np.float64))
 
 FLOATING = "must have a floating dtype (float16, bfloat16, float32, float64), got"
@@ -125,6 +126,10 @@ def weights(q: Any = Q, k: Any = K, /, **wishes: Any) -> Callable[[], Any]:
 
 def vjp(dout: Any = DOUT, /, **wishes: Any) -> Callable[[], Any]:
     return lambda: regard.attention_vjp(Q, K, V, dout, **wishes)
+
+
+def vjp_jvp(tangents: Any = NOWHERE, /, **wishes: Any) -> Callable[[], Any]:
+    return lambda: regard.attention_vjp_jvp(Q, K, V, DOUT, tangents, **wishes)
 
 
 def jvp(**wishes: Any) -> Callable[[], Any]:
@@ -511,6 +516,79 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         "dtables must map tables to their tangents, got list",
     ),
+    (vjp(outputs=(DOUT, PER_QUERY, None)), TypeError, "outputs must be a regard.Outputs, got tuple"),
+    (vjp(outputs=regard.Outputs(None, PER_QUERY, None)), ValueError, "outputs.out is None, but a derivative needs it"),
+    (jvp(outputs=regard.Outputs(DOUT, None, None)), ValueError, "outputs.lse is None, but a derivative needs it"),
+    (
+        vjp(dentropy=PER_QUERY, outputs=regard.Outputs(DOUT, PER_QUERY, None)),
+        ValueError,
+        "outputs.entropy is None, but dentropy needs it",
+    ),
+    (
+        vjp(outputs=regard.Outputs(DOUT[0], PER_QUERY, None)),
+        ValueError,
+        "outputs.out must have shape (2, 4, 6, 3), got (4, 6, 3)",
+    ),
+    (
+        vjp(outputs=regard.Outputs(DOUT, PER_QUERY.astype(np.float64), None)),
+        TypeError,
+        "outputs.lse must have dtype float32, got float64",
+    ),
+    (
+        jvp(outputs=regard.Outputs(DOUT, PER_QUERY, PER_QUERY[..., :2])),
+        ValueError,
+        "outputs.entropy must have shape (2, 4, 6), got (2, 4, 2)",
+    ),
+    (vjp_jvp({"query": Q}), TypeError, "tangents must be a regard.Differential, got dict"),
+    (
+        vjp_jvp(regard.Differential(query=K)),
+        ValueError,
+        "tangents.query must have shape (2, 4, 6, 8), got (2, 2, 5, 8)",
+    ),
+    (
+        vjp_jvp(regard.Differential(value=V.astype(np.float64))),
+        TypeError,
+        "tangents.value must have dtype float32, got float64",
+    ),
+    (
+        vjp_jvp(regard.Differential(bias=ones(6, 5))),
+        ValueError,
+        "tangents.bias is given, but this call has no bias",
+    ),
+    (
+        vjp_jvp(regard.Differential(tables={SLOPES: ones(4)})),
+        ValueError,
+        "tangents.tables: table of shape (4,), float64 is not a float table of this call's score",
+    ),
+    (
+        vjp_jvp(regard.Differential(tables=[ones(4)])),  # type: ignore[arg-type]
+        TypeError,
+        "tangents.tables must map tables to their tangents, got list",
+    ),
+    (
+        vjp_jvp(cotangent_tangents=(DOUT, None, None)),
+        TypeError,
+        "cotangent_tangents must be a regard.Outputs, got tuple",
+    ),
+    (
+        vjp_jvp(cotangent_tangents=regard.Outputs(DOUT.astype(np.float64), None, None)),
+        TypeError,
+        "cotangent_tangents.out must have dtype float32, got float64",
+    ),
+    (
+        vjp_jvp(cotangent_tangents=regard.Outputs(None, PER_QUERY[0], None)),
+        ValueError,
+        "cotangent_tangents.lse must have shape (2, 4, 6), got (4, 6)",
+    ),
+    (
+        vjp_jvp(
+            outputs=regard.Outputs(DOUT, PER_QUERY, None), cotangent_tangents=regard.Outputs(None, None, PER_QUERY)
+        ),
+        ValueError,
+        "outputs.entropy is None, but cotangent_tangents.entropy needs it",
+    ),
+    (vjp_jvp(dlse=PER_QUERY[0]), ValueError, "dlse must have shape (2, 4, 6), got (4, 6)"),
+    (vjp_jvp(observe=["lse"]), TypeError, "observe is not an option of a derivative"),
     # merge
     (merge(), ValueError, "merge needs at least one part (out, lse), got none"),
     (merge(DOUT, PER_QUERY), TypeError, "merge: part 0 must be a tuple (out, lse), got numpy.ndarray"),
@@ -547,7 +625,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("work was done before the error")
 
     for engine in (cpu, tiled, specification):
-        for function in ("forward", "weights", "backward", "jvp"):
+        for function in ("forward", "weights", "backward", "jvp", "backward_jvp"):
             monkeypatch.setattr(engine, function, work)
 
 
@@ -560,7 +638,7 @@ def test_the_whole_text(bad: Callable[[], Any], error: type[Exception], text: st
 
 
 def test_work_would_be_seen() -> None:
-    for good in (call(), weights(), vjp(), jvp()):
+    for good in (call(), weights(), vjp(), jvp(), vjp_jvp()):
         with pytest.raises(pytest.fail.Exception, match="work was done"):
             good()
 
@@ -572,10 +650,11 @@ def test_work_would_be_seen() -> None:
         lambda q, k, v, **wishes: regard.weights(q, k, **wishes),
         lambda q, k, v, **wishes: regard.attention_vjp(q, k, v, DOUT, **wishes),
         regard.attention_jvp,
+        lambda q, k, v, **wishes: regard.attention_vjp_jvp(q, k, v, DOUT, NOWHERE, **wishes),
         steps,
         plan,
     ],
-    ids=["attention", "weights", "attention_vjp", "attention_jvp", "steps", "plan"],
+    ids=["attention", "weights", "attention_vjp", "attention_jvp", "attention_vjp_jvp", "steps", "plan"],
 )
 def test_every_function_checks_its_call_alike(function: Callable[..., Any]) -> None:
     for wish in (
@@ -608,9 +687,9 @@ def test_engines_that_refuse_say_why(monkeypatch: pytest.MonkeyPatch, function: 
         monkeypatch.setattr(engine, function, lambda *args: f"needs an even number of heads ({engine.NAME})")
 
     refuse(tiled)
-    for refused in (call(engine="tiled"), weights(engine="tiled"), vjp(engine="tiled"), jvp(engine="tiled")):
+    for make in (call, weights, vjp, jvp, vjp_jvp):
         with pytest.raises(ValueError, match="refuses") as raised:
-            refused()
+            make(engine="tiled")()
         assert str(raised.value) == "engine 'tiled' refuses this call: needs an even number of heads (tiled)"
     refuse(specification)
     refuse(cpu)

@@ -17,7 +17,7 @@ from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
 from regard.problem import Differential, Outputs
-from support import assert_gradients, assert_outputs, assert_tangents
+from support import assert_gradients, assert_outputs, assert_second, assert_tangents, inward, turned
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 STRUCTURES = 24  # kinds of call that the compiled engine is tried on; each takes a second to compile
@@ -141,11 +141,43 @@ def check_forward(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) 
     assert (seen.entropy[~alone] == 0).all()
 
 
+def check_gradients(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    rng = np.random.default_rng(0)
+    dout = rng.standard_normal(frame.out_shape(p)).astype(q.dtype)
+    dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
+    g = regard.attention_vjp(q, k, v, dout, dlse=dlse, dentropy=dentropy, **options, engine=engine)
+    assert_gradients(p, inward(frame, Outputs(dout, dlse, dentropy)), turned(frame, g))
+
+
+def check_second(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    """The tangents of the gradients and those of the outputs, along everything that may vary."""
+    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    rng = np.random.default_rng(1)
+
+    def like(x: Any) -> Any:
+        return None if x is None else rng.standard_normal(x.shape).astype(x.dtype)
+
+    def cotangents() -> Outputs:
+        dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
+        return Outputs(rng.standard_normal(frame.out_shape(p)).astype(q.dtype), dlse, dentropy)
+
+    t = Differential(like(q), like(k), like(v), like(p.bias), like(p.sink), {x: like(x) for x in p.tables})
+    ct, moving = cotangents(), cotangents()
+    got, tangent = regard.attention_vjp_jvp(
+        q, k, v, ct.out, t, dlse=ct.lse, dentropy=ct.entropy, cotangent_tangents=moving, **options, engine=engine
+    )
+    t, got = (turned(frame, x) for x in (t, got))
+    assert_second(p, t, inward(frame, ct), inward(frame, moving), got)
+    assert_tangents(p, t, inward(frame, tangent))
+
+
 @given(calls(STRUCTURES))
 def test_any_call_on_compiled_kernels(call: tuple[Any, Any, Any, dict[str, Any]]) -> None:
     q, k, v, options = call
     note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
     check_forward("cpu", q, k, v, options)
+    check_gradients("cpu", q, k, v, options)
 
 
 @given(calls())
@@ -153,17 +185,5 @@ def test_any_call_agrees_with_the_specification(call: tuple[Any, Any, Any, dict[
     q, k, v, options = call
     note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
     check_forward("tiled", q, k, v, options)
-    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
-    rng = np.random.default_rng(0)
-
-    dout = rng.standard_normal(frame.out_shape(p)).astype(q.dtype)
-    dlse = rng.standard_normal(frame.per_head_shape(p.shape(p.n_q)))
-    g = regard.attention_vjp(q, k, v, dout, dlse=dlse, **options, engine="tiled")
-    turned = (frame.inward(getattr(g, name)) for name in ("query", "key", "value"))
-    assert_gradients(p, Outputs(frame.inward(dout), dlse, None), Differential(*turned, g.bias, g.sink, g.tables))
-
-    dq, dk, dv = (rng.standard_normal(x.shape).astype(x.dtype) for x in (q, k, v))
-    _, tangent = regard.attention_jvp(q, k, v, dq, dk, dv, **options, engine="tiled")
-    assert tangent.out is not None
-    t = Differential(frame.inward(dq), frame.inward(dk), frame.inward(dv))
-    assert_tangents(p, t, tangent._replace(out=frame.inward(tangent.out)))
+    check_gradients("tiled", q, k, v, options)
+    check_second("tiled", q, k, v, options)

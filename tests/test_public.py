@@ -29,6 +29,7 @@ PUBLIC = [
     "attention",
     "attention_jvp",
     "attention_vjp",
+    "attention_vjp_jvp",
     "available_engines",
     "blocks",
     "causal",
@@ -68,9 +69,11 @@ ALL = "slice(None, None, None)"
 SIGNATURES = {
     "attention": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE}, return_weights=False, observe=(), engine=None)",
     "weights": f"(query, key, *, lse=None, rows={ALL}, cols={ALL}, {RULES}, {PLACE}, engine=None)",
-    "attention_vjp": "(query, key, value, dout, *, dlse=None, dentropy=None, engine=None, **options)",
+    "attention_vjp": "(query, key, value, dout, *, dlse=None, dentropy=None, outputs=None, engine=None, **options)",
     "attention_jvp": "(query, key, value, dquery=None, dkey=None, dvalue=None, *, dbias=None, dsink=None, "
-    "dtables=None, engine=None, **options)",
+    "dtables=None, outputs=None, engine=None, **options)",
+    "attention_vjp_jvp": "(query, key, value, dout, tangents, *, dlse=None, dentropy=None, cotangent_tangents=None, "
+    "outputs=None, engine=None, **options)",
     "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE})",
     "plan": f"(query, key, value, *, dtype=<class 'numpy.float32'>, {RULES}, {DROPOUT}, {PLACE}, engine=None)",
     "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "

@@ -12,7 +12,7 @@ import numpy as _numpy  # noqa: F401  loaded here, so that the first call does n
 __version__ = "0.1.0"
 
 _HOMES = {
-    "regard.api": "attention attention_jvp attention_vjp weights",
+    "regard.api": "attention attention_jvp attention_vjp attention_vjp_jvp weights",
     "regard.engines": "available_engines",
     "regard.linear": "linear_attention",
     "regard.merging": "merge",

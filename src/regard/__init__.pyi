@@ -1,5 +1,5 @@
 from regard import examplemodel, insight, positions
-from regard.api import attention, attention_jvp, attention_vjp, weights
+from regard.api import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
 from regard.engines import available_engines
 from regard.linear import linear_attention
 from regard.merging import merge
@@ -46,6 +46,7 @@ __all__ = [
     "attention",
     "attention_jvp",
     "attention_vjp",
+    "attention_vjp_jvp",
     "available_engines",
     "blocks",
     "causal",

@@ -117,7 +117,7 @@ def problem_from(
     return problem
 
 
-_causal = causal_rule()
+_causal = causal_rule.__wrapped__()  # type: ignore[attr-defined]
 _causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
 
 
@@ -272,35 +272,35 @@ def attention_vjp(
     *,
     dlse: Array | None = None,
     dentropy: Array | None = None,
+    outputs: Outputs | None = None,
     engine: str | None = None,
     **options: Any,
 ) -> Differential:
     """Gradients of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ with respect to every input, in O(n) memory.
 
     dout has the shape and dtype of the output, dlse and dentropy are (..., h, n_q) and floating; None is zero. The
-    options are those of `attention`, but `return_weights` and `observe`. Returns a `Differential`: query, key, value,
-    bias and sink in the shapes and dtypes of the inputs, and `tables[t]` for every float `regard.table` t of a score.
+    options are those of `attention`, but `return_weights` and `observe`. With `outputs` of the same call, which
+    `observe=["lse"]` and `attention_jvp` give, forward does not run again; its entropy is needed for `dentropy` alone.
+
+    Returns a `Differential`: query, key, value, bias and sink in the shapes and dtypes of the inputs, and `tables[t]`
+    for every float `regard.table` t of a score.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 5, 4))
     >>> slopes = regard.table(np.array([0.5, 0.25]))
-    >>> g = regard.attention_vjp(q, k, v, np.ones((2, 5, 4)), score=regard.alibi(slopes))
+    >>> out, seen = regard.attention(q, k, v, score=regard.alibi(slopes), observe=["lse"])
+    >>> outputs = regard.Outputs(out, seen.lse, None)
+    >>> g = regard.attention_vjp(q, k, v, np.ones((2, 5, 4)), outputs=outputs, score=regard.alibi(slopes))
     >>> g.query.shape, g.tables[slopes].shape
     ((2, 5, 4), (2,))
     """
     p, frame, chosen = prepare(query, key, value, engine, options)
-    ct = Outputs(
-        None if dout is None else frame.inward(checks.shaped("dout", dout, frame.out_shape(p), p.dtype)),
-        *(
-            None if x is None else frame.inward_rows(checks.shaped(name, x, frame.per_head_shape(p.shape(p.n_q))))
-            for name, x in (("dlse", dlse), ("dentropy", dentropy))
-        ),
-    )
-    outputs, _ = chosen.forward(p if dentropy is None else replace(p, observe=(Statistic("entropy"),)))
-    g = chosen.backward(p, outputs, ct)
-    q, k, v = (None if x is None else frame.outward(x) for x in (g.query, g.key, g.value))
-    return replace(g, query=q, key=k, value=v)
+    ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
+    known = known_outputs(p, frame, outputs, "dentropy" if dentropy is not None else None)
+    if known is None:
+        known, _ = chosen.forward(p if dentropy is None else replace(p, observe=(Statistic("entropy"),)))
+    return differential_out(frame, chosen.backward(p, known, ct))
 
 
 @dispatched
@@ -315,6 +315,7 @@ def attention_jvp(
     dbias: Array | None = None,
     dsink: Array | None = None,
     dtables: Mapping[Table, Array] | None = None,
+    outputs: Outputs | None = None,
     engine: str | None = None,
     **options: Any,
 ) -> tuple[Outputs, Outputs]:
@@ -322,7 +323,8 @@ def attention_jvp(
 
     Each tangent has the shape of its input, and dquery, dkey, dvalue its dtype; None does not vary. `dtables` maps
     float tables of the score rules to tangents. The options are those of `attention`, but `return_weights` and
-    `observe`.
+    `observe`. With `outputs` of the same call forward does not run again; where their entropy is None, so is its
+    tangent.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -332,26 +334,59 @@ def attention_jvp(
     True
     """
     p, frame, chosen = prepare(query, key, value, engine, options)
-    inputs = {"dquery": (dquery, query), "dkey": (dkey, key), "dvalue": (dvalue, value)}
-    dq, dk, dv = (
-        None if x is None else frame.inward(checks.shaped(name, x, like.shape, p.dtype))
-        for name, (x, like) in inputs.items()
-    )
-    for name, given, like in (("dbias", dbias, p.bias), ("dsink", dsink, p.sink)):
-        if given is not None:
-            if like is None:
-                raise ValueError(f"{name} is given, but this call has no {name[1:]}")
-            checks.shaped(name, given, like.shape)
-    tables = {} if dtables is None else dtables
-    if not isinstance(tables, Mapping):
-        raise TypeError(f"dtables must map tables to their tangents, got {type_name(tables)}")
-    for table, x in tables.items():
-        if table not in p.tables:
-            raise ValueError(f"dtables: {table!r} is not a float table of this call's score")
-        checks.shaped(f"dtables[{table!r}]", x, table.shape)
-    t = Differential(dq, dk, dv, dbias, dsink, dict(tables))
-    primal, tangent = chosen.jvp(p, t)
+    given = Differential(dquery, dkey, dvalue, dbias, dsink, {} if dtables is None else dtables)
+    t = differential_in(p, frame, "d{}", given)
+    primal, tangent = chosen.jvp(p, t, known_outputs(p, frame, outputs))
     return frame.outputs(primal), frame.outputs(tangent)
+
+
+def attention_vjp_jvp(
+    query: Array,
+    key: Array,
+    value: Array,
+    dout: Array | None,
+    tangents: Differential,
+    *,
+    dlse: Array | None = None,
+    dentropy: Array | None = None,
+    cotangent_tangents: Outputs | None = None,
+    outputs: Outputs | None = None,
+    engine: str | None = None,
+    **options: Any,
+) -> tuple[Differential, Outputs]:
+    """Second derivatives: the tangents of the gradients of `attention_vjp`, and those of the outputs, in O(n) memory.
+
+    `tangents` are those of the inputs, `cotangent_tangents` those of dout, dlse and dentropy; what is None does not
+    vary. Shapes, dtypes, the options and `outputs` are as in `attention_vjp` and `attention_jvp`.
+
+    Forward over reverse: with ℓ = ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ it is the product of the Hessian of
+    ℓ with `tangents`. Reverse over reverse is the same: if a loss has the gradient u in the gradients that
+    `attention_vjp` returned, then along u the first result is its gradient in the inputs, and the second that in dout,
+    dlse and dentropy.
+
+    >>> import numpy as np, regard
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v, dout = rng.standard_normal((4, 2, 5, 4))
+    >>> def penalty(q, dout):  # of a gradient, as in a gradient penalty
+    ...     return 0.5 * (regard.attention_vjp(q, k, v, dout).query ** 2).sum()
+    >>> u = regard.Differential(query=regard.attention_vjp(q, k, v, dout).query)  # its gradient in dquery
+    >>> inputs, cotangents = regard.attention_vjp_jvp(q, k, v, dout, u)
+    >>> step = 1e-5 * rng.standard_normal(q.shape)
+    >>> slope = (penalty(q + step, dout) - penalty(q - step, dout)) / 2
+    >>> bool(np.isclose((inputs.query * step).sum(), slope))
+    True
+    >>> slope = (penalty(q, dout + step) - penalty(q, dout - step)) / 2
+    >>> bool(np.isclose((cotangents.out * step).sum(), slope))
+    True
+    """
+    p, frame, chosen = prepare(query, key, value, engine, options)
+    ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
+    t = differential_in(p, frame, "tangents.{}", checks.instance("tangents", tangents, Differential))
+    moving = Outputs(None, None, None) if cotangent_tangents is None else cotangent_tangents
+    d_ct = outputs_in(p, frame, "cotangent_tangents.{}", checks.instance("cotangent_tangents", moving, Outputs))
+    wish = "dentropy" if dentropy is not None else "cotangent_tangents.entropy" if d_ct.entropy is not None else None
+    primal, tangent = chosen.jvp(p, t, known_outputs(p, frame, outputs, wish))
+    return differential_out(frame, chosen.backward_jvp(p, primal, ct, t, tangent, d_ct)), frame.outputs(tangent)
 
 
 def prepare(
@@ -362,3 +397,55 @@ def prepare(
             raise TypeError(f"{name} is not an option of a derivative")
     p = problem_from(query, key, value, **options)
     return p, Frame.of(query, options.get("layout", "bhnd")), choose(p, engine)
+
+
+def outputs_in(p: Problem, frame: Frame, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
+    """Outputs, cotangents or their tangents of the caller, checked and as engines want them.
+
+    label: how messages name one of them, such as "d{}". lse_dtype: the dtype of lse and entropy if one is required.
+    """
+    rows = frame.per_head_shape(p.shape(p.n_q))
+    out = None if x.out is None else checks.shaped(label.format("out"), x.out, frame.out_shape(p), p.dtype)
+    lse, entropy = (
+        None if a is None else frame.inward_rows(checks.shaped(label.format(name), a, rows, lse_dtype))
+        for name, a in (("lse", x.lse), ("entropy", x.entropy))
+    )
+    return Outputs(None if out is None else frame.inward(out), lse, entropy)
+
+
+def known_outputs(p: Problem, frame: Frame, outputs: Outputs | None, entropy_for: str | None = None) -> Outputs | None:
+    """What the caller knows of forward, checked. entropy_for: the argument that needs the entropy, if one does."""
+    if outputs is None:
+        return None
+    checks.instance("outputs", outputs, Outputs)
+    for name, wish in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
+        if wish is not None and getattr(outputs, name) is None:
+            raise ValueError(f"outputs.{name} is None, but {wish} needs it")
+    return outputs_in(p, frame, "outputs.{}", outputs, p.compute)
+
+
+def differential_in(p: Problem, frame: Frame, label: str, t: Differential) -> Differential:
+    """Tangents of the caller, checked and as engines want them; `label` as in `outputs_in`."""
+    turned: dict[str, Array | None] = {}
+    for name in ("query", "key", "value"):
+        x, shape = getattr(t, name), frame.outward(getattr(p, name)).shape
+        turned[name] = None if x is None else frame.inward(checks.shaped(label.format(name), x, shape, p.dtype))
+    for name in ("bias", "sink"):
+        x, like = getattr(t, name), getattr(p, name)
+        if x is not None and like is None:
+            raise ValueError(f"{label.format(name)} is given, but this call has no {name}")
+        turned[name] = None if x is None else checks.shaped(label.format(name), x, like.shape)
+    tables = label.format("tables")
+    if not isinstance(t.tables, Mapping):
+        raise TypeError(f"{tables} must map tables to their tangents, got {type_name(t.tables)}")
+    for table, x in t.tables.items():
+        if table not in p.tables:
+            raise ValueError(f"{tables}: {table!r} is not a float table of this call's score")
+        checks.shaped(f"{tables}[{table!r}]", x, table.shape)
+    return Differential(**turned, tables=dict(t.tables))
+
+
+def differential_out(frame: Frame, g: Differential) -> Differential:
+    """Gradients, or their tangents, as the caller has the inputs."""
+    q, k, v = (None if x is None else frame.outward(x) for x in (g.query, g.key, g.value))
+    return replace(g, query=q, key=k, value=v)

@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from regard.observing import NAMES, Statistic
 from regard.problem import Problem
 from regard.rules import Mask, Score, as_mask, as_score, type_name
 
+T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -239,6 +240,12 @@ def shaped(name: str, x: object, shape: tuple[int, ...], dtype: np.dtype[Any] | 
     if dtype is not None and result.dtype != dtype:
         raise TypeError(f"{name} must have dtype {dtype}, got {result.dtype}")
     return result
+
+
+def instance(name: str, x: object, kind: type[T]) -> T:
+    if not isinstance(x, kind):
+        raise TypeError(f"{name} must be a regard.{kind.__name__}, got {type_name(x)}")
+    return x
 
 
 def _number(name: str, x: object) -> float:

@@ -3,7 +3,6 @@
 import functools
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
@@ -19,8 +18,16 @@ def adapter(*values: object) -> Any:
     if tensor is not None:
         for value in values:
             if isinstance(value, tensor):
-                return import_module("regard.torch.adapter")
+                import regard.torch.adapter
+
+                return regard.torch.adapter
     return None
+
+
+def compiling() -> bool:
+    """Whether PyTorch traces a graph now, in which there are no values."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
@@ -34,3 +41,17 @@ def dispatched(function: Callable[P, R]) -> Callable[P, R]:
         return cast(R, getattr(found, function.__name__)(*args, **kwargs))
 
     return either
+
+
+def constructor(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that makes a rule; in a graph that is being traced, one that only names the rule."""
+
+    @functools.wraps(function)
+    def make(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not compiling():
+            return function(*args, **kwargs)
+        from regard.torch import graph
+
+        return cast(R, graph.construct(function.__name__, args, kwargs))
+
+    return make

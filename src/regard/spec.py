@@ -317,10 +317,12 @@ def jvp(p: Problem, t: Differential, real: Real = np.float64, short: Any = None)
     return outputs(p, f.O, f.lse, f.H), outputs(p, d.O, d.lse, d.H)
 
 
-def gradients_jvp(p: Problem, t: Differential, ct: Outputs, ct_dot: Outputs, real: Real = np.float64) -> Differential:
+def gradients_jvp(
+    p: Problem, t: Differential, ct: Outputs, ct_dot: Outputs, real: Real = np.float64, short: Any = None
+) -> Differential:
     """The tangents of `gradients` along tangents of the inputs and of the cotangents."""
     with np.errstate(all="ignore"):
-        f = terms(p, real)
+        f = terms(p, real, short)
         d = dot(p, t, f)
         g = adjoint(p, ct, f)
         dO, dlse, dH = cotangents(p, ct_dot, real)

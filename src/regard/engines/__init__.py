@@ -1,7 +1,17 @@
 """The engines, in the order in which they are tried.
 
 An engine is a module with NAME, ABOUT, `state() -> None | reason` (can it run here), `supports(problem) -> None |
-reason`, and the functions `forward`, `weights`, `backward` and `jvp` over a `Problem`.
+reason`, and functions over a `Problem`: `forward`, `weights`, and the derivatives
+
+- `backward`, the gradients of ⟨ct, outputs⟩ with respect to the inputs;
+- `jvp`, the outputs and their tangents along tangents t of the inputs. Outputs that are given are not computed again;
+  where their entropy is None, so is its tangent;
+- `backward_jvp`, the tangents of `backward`'s gradients along t and along tangents d_ct of the cotangents; d_outputs
+  are the tangents of the outputs along t.
+
+Double backward is made of the last two: of ⟨u, gradients⟩ the gradient in the inputs is `backward_jvp` along u with
+cotangents that do not move, and that in ct is the tangent of `jvp` along u. The outputs that derivatives are given are
+those of `forward`, the entropy among them where a cotangent of it is not None; a None in cotangents or tangents is 0.
 """
 
 from dataclasses import dataclass
@@ -25,7 +35,10 @@ class Engine(Protocol):
     def forward(self, p: Problem, rows: range | None = None, /) -> tuple[Outputs, dict[Statistic, Any]]: ...
     def weights(self, p: Problem, lse: Array, rows: range, cols: range, /) -> Array: ...
     def backward(self, p: Problem, outputs: Outputs, ct: Outputs, /) -> Differential: ...
-    def jvp(self, p: Problem, t: Differential, /) -> tuple[Outputs, Outputs]: ...
+    def jvp(self, p: Problem, t: Differential, outputs: Outputs | None = None, /) -> tuple[Outputs, Outputs]: ...
+    def backward_jvp(
+        self, p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs, /
+    ) -> Differential: ...
 
 
 @cache

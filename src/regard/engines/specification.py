@@ -48,8 +48,8 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return spec.weights(p)[..., np.asarray(rows, dtype=int)[:, None], np.asarray(cols, dtype=int)].astype(p.compute)
 
 
-def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
-    g = spec.gradients(p, ct)
+def fitted(p: Problem, g: Differential) -> Differential:
+    """Each gradient in the dtype of its input."""
 
     def fit(x: Array | None, like: Array | None) -> Array | None:
         return None if x is None or like is None else x.astype(like.dtype)
@@ -64,6 +64,16 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
     )
 
 
-def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
+def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+    return fitted(p, spec.gradients(p, ct))
+
+
+def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
     primal, tangent = spec.jvp(p, t)
-    return rounded(p, primal), rounded(p, tangent)
+    return outputs or rounded(p, primal), rounded(p, tangent)
+
+
+def backward_jvp(
+    p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+) -> Differential:
+    return fitted(p, spec.gradients_jvp(p, t, ct, d_ct))

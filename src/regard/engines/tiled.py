@@ -2,7 +2,8 @@
 
 Forward keeps a running maximum, sum and output for each query and merges one span of keys after the other into them
 (the online softmax of Milakov and Gimelshein 2018; Rabe and Staats 2021; Dao et al. 2022). Sums over rows run over the
-blocks of a unit in order, on one thread. `backward` and `jvp` are in `regard.engines.tiled_derivatives`.
+blocks of a unit in order, on one thread. Derivatives are in `regard.engines.tiled_backward`
+and `tiled_derivatives`.
 """
 
 from collections.abc import Callable
@@ -32,15 +33,23 @@ def state() -> str | None:
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+    from regard.engines import tiled_backward
+
+    return tiled_backward.backward(p, outputs, ct)
+
+
+def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
     from regard.engines import tiled_derivatives
 
-    return tiled_derivatives.backward(p, outputs, ct)
+    return tiled_derivatives.jvp(p, t, outputs)
 
 
-def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
-    from regard.engines import tiled_derivatives
+def backward_jvp(
+    p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+) -> Differential:
+    from regard.engines import tiled_backward
 
-    return tiled_derivatives.jvp(p, t)
+    return tiled_backward.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
 
 
 def threads_for(p: Problem) -> int:

@@ -300,17 +300,25 @@ def evaluate(nodes: Sequence[Node], at: At) -> tuple[Array, ...]:
 
 
 class Reading:
-    """Nodes put in order once, to be evaluated (see `evaluate`) at many places."""
+    """Nodes put in order once, to be evaluated (see `evaluate`) at many places; no value outlives its last use."""
 
     def __init__(self, nodes: Sequence[Node]):
         self.nodes = tuple(nodes)
-        self._steps = [(node, OPS[node.op].evaluate, node.args) for node in order(nodes)]
+        steps: list[tuple[Node, Callable[..., Any], tuple[Node, ...], list[Node]]] = []
+        used = set(self.nodes)
+        for node in reversed(order(nodes)):
+            last = [x for x in dict.fromkeys(node.args) if x not in used]
+            used.update(last)
+            steps.append((node, OPS[node.op].evaluate, node.args, last))
+        self._steps = steps[::-1]
 
     def __call__(self, at: At) -> tuple[Array, ...]:
         values: dict[Node, Array] = {}
         with np.errstate(all="ignore"):
-            for node, value_of, args in self._steps:
+            for node, value_of, args, last in self._steps:
                 values[node] = value_of(node, at, *(values[arg] for arg in args))
+                for x in last:
+                    del values[x]
         return tuple(np.asarray(values[node]) for node in self.nodes)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.frameworks import adapter
+from regard.frameworks import adapter, constructor
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
 
 BRANCHING = (
@@ -108,6 +108,7 @@ class Table:
         return f"table of shape {self.shape}, {self.dtype}"
 
 
+@constructor
 def table(array: ArrayLike) -> Table:
     """The array as a `Table`, to be looked up in rules and to receive a gradient.
 

@@ -1,11 +1,16 @@
-"""regard for PyTorch."""
+"""regard for PyTorch: modules, transformers' models, and what follows PyTorch's conventions.
 
-from regard.torch.modules import FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
+`regard.attention` on tensors needs none of this.
+"""
+
+from regard.torch.dropin import scaled_dot_product_attention, sdpa
+from regard.torch.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.positions import Alibi, Relative, Rope
 from regard.torch.transformers import register_transformers
 
 __all__ = [
     "Alibi",
+    "BlockCache",
     "FeedForward",
     "KVCache",
     "MultiHeadAttention",
@@ -14,4 +19,6 @@ __all__ = [
     "Transformer",
     "TransformerBlock",
     "register_transformers",
+    "scaled_dot_product_attention",
+    "sdpa",
 ]

@@ -9,62 +9,49 @@ from regard import checks
 from regard.api import problem_from
 from regard.observing import Seen, Top
 from regard.rules import as_mask, as_score
-from regard.torch import rules
-from regard.torch.arrays import NUMPY, checked
+from regard.rules.masks import foreign
+from regard.torch import graph
+from regard.torch.arrays import NUMPY, autocast, checked
 from regard.torch.autograd import Attention, run
-from regard.torch.calls import Call
+from regard.torch.calls import DEFAULTS, Call, new_seed
 from regard.torch.rules import constant, flags, table
 
 __all__ = ["attention", "constant", "flags", "table"]
-SEEDS = 2**63 - 1
 
 
 def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    *,
-    mask: Any = None,
-    causal: bool = False,
-    score: Any = None,
-    bias: Any = None,
-    scale: float | None = None,
-    sink: Any = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    offset: Any = None,
-    origin: tuple[int, int, int] = (0, 0, 0),
-    layout: Any = "bhnd",
-    return_weights: bool = False,
-    observe: Any = (),
-    engine: str | None = None,
-) -> Any:
+    query: Any, key: Any, value: Any, *, return_weights: bool = False, observe: Any = (), engine: str | None = None,
+    **options: Any,
+) -> Any:  # fmt: skip
     """`regard.attention` on tensors."""
+    if torch.compiler.is_compiling():
+        return graph.attention(query, key, value, return_weights, observe, engine, options)
+    unknown = options.keys() - DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
     q, k, v = checked("query", query), checked("key", key), checked("value", value)
     if torch.is_autocast_enabled("cpu"):
         q, k, v = map(autocast, (q, k, v))
     given: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v}
-    for name, x in (("bias", bias), ("sink", sink)):
-        if x is not None:
-            given[name] = checked(name, x)
     others: dict[Any, torch.Tensor] = {}
-    options = {
-        "mask": None if mask is None else as_mask(mask),
-        "score": None if score is None else as_score(score),
-        "causal": causal, "scale": scale, "dropout": dropout, "seed": seed, "offset": offset, "origin": origin,
-        "layout": layout, "observe": checks.observe(observe),
-    }  # fmt: skip
+    options = DEFAULTS | options | {"observe": checks.observe(observe)}
+    for name in ("bias", "sink"):
+        if options[name] is not None:
+            given[name], options[name] = checked(name, options[name]), None
+    for name, rule in (("mask", as_mask), ("score", as_score)):
+        if options[name] is not None:
+            options[name] = rule(options[name])
     if options["score"] is not None:
-        for x in rules.inputs(options["score"].node):
+        for x in foreign(options["score"].node):
             (given if x.kind == "float" else others)[x] = x.tensor
     if options["mask"] is not None:
-        for x in rules.inputs(options["mask"].node):
+        for x in foreign(options["mask"].node):
             if x not in given:
                 others[x] = x.tensor
-    if isinstance(offset, torch.Tensor):
-        others["offset"], options["offset"] = checked("offset", offset), None
-    if dropout and seed is None:
-        others["seed"] = torch.randint(0, SEEDS, ())
+    if isinstance(options["offset"], torch.Tensor):
+        others["offset"], options["offset"] = checked("offset", options["offset"]), None
+    if options["dropout"] and options["seed"] is None:
+        others["seed"] = new_seed()
     return_weights = checks.boolean("return_weights", return_weights)
     matrices = q.ndim == 2
     if matrices:
@@ -93,13 +80,6 @@ def seen(call: Call, found: tuple[torch.Tensor, ...]) -> Seen:
     rest = iter(found[3 if "entropy" in call.results else 2 :])
     named = {"lse": lambda: found[1], "entropy": lambda: found[2], "top": lambda: Top(next(rest), next(rest))}
     return Seen({s: named.get(s.name, lambda: next(rest))() for s in call.observe})
-
-
-def autocast(x: torch.Tensor) -> torch.Tensor:
-    """What PyTorch's autocast makes of an operand of its own attention: 64 bits stay."""
-    if x.is_floating_point() and x.dtype is not torch.float64:
-        return x.to(torch.get_autocast_dtype("cpu"))
-    return x
 
 
 def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:

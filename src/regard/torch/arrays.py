@@ -70,3 +70,9 @@ def tensor(x: Any) -> torch.Tensor:
         return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(np.asarray(x))  # a gradient of a single number may be a NumPy scalar
 
+
+def autocast(x: torch.Tensor) -> torch.Tensor:
+    """What PyTorch's autocast makes of an operand of its own attention: 64 bits stay."""
+    if x.is_floating_point() and x.dtype is not torch.float64:
+        return x.to(torch.get_autocast_dtype("cpu"))
+    return x

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from regard.api import Frame, problem_from
 from regard.engines import Engine, choose
@@ -17,6 +18,7 @@ from regard.rules.expression import make, substitute
 from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
+DEFAULTS: dict[str, Any] = {name: x for name, x in (problem_from.__kwdefaults__ or {}).items() if name != "observe"}
 LSE, ENTROPY = Statistic("lse"), Statistic("entropy")
 
 
@@ -159,3 +161,8 @@ def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dic
         rest = tuple(need for need in rule.requires if need.axis != "b")
         changed[name] = replace(rule, node=substitute(rule.node, {b.node: inner.node}), requires=rest)
     return changed
+
+
+def new_seed() -> torch.Tensor:
+    """A seed for dropout from PyTorch's default generator, so that `torch.manual_seed` repeats it."""
+    return torch.randint(0, 2**63 - 1, ())

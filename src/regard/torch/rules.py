@@ -11,27 +11,32 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from regard.rules import Node, Rule, Table, once, order
+from regard.rules import Rule, Table
 from regard.rules.expression import rebuild
+from regard.rules.masks import foreign
 from regard.torch.arrays import NUMPY, array, checked, concrete
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class TensorTable(Table):
-    """A table whose values are those of a tensor at the time of the call."""
+    """A table whose values are those of a tensor at the time of the call; without one, of what takes its place."""
 
-    __slots__ = ("last", "tensor")
-    tensor: torch.Tensor
+    __slots__ = ("_dtype", "_shape", "last", "tensor")
+    tensor: torch.Tensor | None
     last: Table | None
 
-    def __init__(self, what: str, x: torch.Tensor) -> None:
-        if 0 in x.shape:
-            raise ValueError(f"{what} must not be empty, got shape {tuple(x.shape)}")
-        if x.dtype not in NUMPY or x.dtype.is_complex:
-            raise TypeError(f"{what} must be a tensor of booleans, integers or floats, got {x.dtype}")
-        object.__setattr__(self, "tensor", x)
-        object.__setattr__(self, "last", None)
+    def __init__(
+        self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] | None = None, dtype: Any = None
+    ) -> None:
+        if tensor is not None:
+            shape, dtype = tuple(tensor.shape), tensor.dtype
+        if 0 in shape:
+            raise ValueError(f"{what} must not be empty, got shape {shape}")
+        if dtype not in NUMPY or dtype.is_complex:
+            raise TypeError(f"{what} must be a tensor of booleans, integers or floats, got {dtype}")
+        for name, value in (("tensor", tensor), ("_shape", shape), ("_dtype", dtype), ("last", None)):
+            object.__setattr__(self, name, value)
 
     @property
     def array(self) -> Array:  # type: ignore[override]
@@ -39,21 +44,26 @@ class TensorTable(Table):
 
     @property
     def known(self) -> Array | None:
-        return array(self.tensor) if concrete(self.tensor) else None
+        return None if self.tensor is None or not concrete(self.tensor) else array(self.tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
+        return self._shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return NUMPY[self.tensor.dtype]
+        return NUMPY[self._dtype]
+
+    @property
+    def empty(self) -> "TensorTable":
+        """The same without the tensor."""
+        return TensorTable("table", None, self._shape, self._dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TensorTable, ("table", self.tensor)
+        return TensorTable, ("table", self.tensor, self._shape, self._dtype)
 
     def __repr__(self) -> str:
-        return f"table of shape {self.shape}, {self.tensor.dtype} tensor"
+        return f"table of shape {self.shape}, {self._dtype} tensor"
 
     def at(self, values: Array) -> Table:
         """A table of these values: the one of the last call if they are the same, for which plans are kept."""
@@ -70,17 +80,19 @@ def same_bits(a: Array, b: Array) -> bool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Flags:
-    """A dense mask given as a tensor whose values are known in the call."""
+    """A dense mask given as a tensor whose values are known in the call, aligned right to (..., h, n_q, n_k)."""
 
-    tensor: torch.Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.tensor.shape)
+    tensor: torch.Tensor | None
+    shape: tuple[int, ...]
 
     @property
     def ndim(self) -> int:
-        return self.tensor.ndim
+        return len(self.shape)
+
+    @property
+    def empty(self) -> "Flags":
+        """The same without the tensor."""
+        return Flags(None, self.shape)
 
 
 def table(what: str, x: torch.Tensor) -> Table:
@@ -104,14 +116,7 @@ def flags(argument: str, x: torch.Tensor) -> Any:
         return array(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
-    return Flags(x if x.dtype is torch.bool else x != 0)
-
-
-@once
-def inputs(node: Node) -> tuple[Any, ...]:
-    """The tables and masks of tensors that an expression reads, in order of first use."""
-    found = (x.payload for x in order([node]) if x.op in ("gather", "dense"))
-    return tuple({id(x): x for x in found if isinstance(x, TensorTable | Flags)}.values())
+    return Flags(x if x.dtype is torch.bool else x != 0, tuple(x.shape))
 
 
 class Bound(NamedTuple):
@@ -125,8 +130,8 @@ _bound: WeakKeyDictionary[Rule, tuple[tuple[Any, ...], Bound]] = WeakKeyDictiona
 
 
 def bind(rule: Any, values: dict[int, Array]) -> Bound:
-    """`rule` with arrays for its tensors: `values` maps the id of each of its `inputs` to one."""
-    reads = inputs(rule.node)
+    """`rule` with arrays for its tensors: `values` maps the id of each to one."""
+    reads = foreign(rule.node)
     if not reads:
         return Bound(rule, {})
     tables = {x: x.at(values[id(x)]) for x in reads if isinstance(x, TensorTable)}

@@ -80,7 +80,12 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
     return tiled.backward(p, outputs, ct)
 
 
-def jvp(p: Problem, t: Differential) -> tuple[Outputs, Outputs]:
+def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
     """The outputs are those of `forward`, to the bit."""
-    _, tangent = tiled.jvp(p, t)
-    return forward(replace(p, observe=(ENTROPY,)))[0], tangent
+    return tiled.jvp(p, t, outputs or forward(replace(p, observe=(ENTROPY,)))[0])
+
+
+def backward_jvp(
+    p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+) -> Differential:
+    return tiled.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
