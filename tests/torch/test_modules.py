@@ -1,4 +1,4 @@
-"""Attention modules: against PyTorch's own, against `regard.multihead_attention`, and the example model written in them."""
+"""Attention modules: against PyTorch's own and `regard.multihead_attention`; the example model written in them."""
 
 import copy
 import io
@@ -127,7 +127,7 @@ def test_attention_is_that_of_numpy(bias: bool | str) -> None:
         score=regard.softcap(2.0), scale=0.7, dtype=torch.float64,
     )  # fmt: skip
     x = randn(2, 3, 6, 12)
-    w = {name: array for name, array in arrays(randomized(module)).items()}
+    w = arrays(randomized(module))
     expected, weights = regard.multihead_attention(
         x.numpy(), x.numpy(), x.numpy(), 4, num_kv_heads=2, **w, causal=True, mask=regard.window(3),
         score=regard.softcap(2.0), scale=0.7, return_weights=True,
@@ -150,7 +150,9 @@ def arrays(module: Any) -> dict[str, Any]:
 def test_positions_in_a_module(positions: Any) -> None:
     module = randomized(MultiHeadAttention(16, 4, positions=positions, causal=True).double())
     x = randn(2, 7, 16)
-    q, k, v = (w(x).unflatten(-1, (4, 4)).transpose(1, 2).detach().numpy() for w in (module.w_q, module.w_k, module.w_v))
+    q, k, v = (
+        w(x).unflatten(-1, (4, 4)).transpose(1, 2).detach().numpy() for w in (module.w_q, module.w_k, module.w_v)
+    )
     score = None
     if positions == "rope":
         q, k = rope(q), rope(k)

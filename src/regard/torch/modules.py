@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any, Literal, Self
 
-import torch
 import torch.nn.functional as F
-from torch import nn
 
 import regard
+import torch
 from regard.rules import Mask, Score, as_mask, as_score
 from regard.torch.positions import Alibi, Relative, Rope
+from torch import nn
 
 Positions = Rope | Alibi | Relative | Literal["rope", "alibi", "relative"] | None
 Activation = Callable[[torch.Tensor], torch.Tensor] | Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu"]
@@ -197,7 +197,11 @@ class MultiHeadAttention(nn.Module):
             device=weight.device, dtype=weight.dtype, **options,
         )  # fmt: skip
         packed = module.in_proj_weight
-        weights = packed.chunk(3) if packed is not None else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        weights = (
+            packed.chunk(3)
+            if packed is not None
+            else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        )
         with torch.no_grad():
             for linear, w in zip((new.w_q, new.w_k, new.w_v, new.w_o), (*weights, weight), strict=True):
                 linear.weight.copy_(w)
@@ -418,7 +422,8 @@ class TransformerBlock(nn.Module):
                 f"got {type(layer).__name__}"
             )
         heads, up, down = layer.self_attn, layer.linear1, layer.linear2
-        activation = next((a for a in ("relu", "gelu") if layer.activation is _ACTIVATIONS[a]), layer.activation)
+        names: dict[Any, Activation] = {F.relu: "relu", F.gelu: "gelu"}
+        activation = names.get(layer.activation, layer.activation)
         new = cls(
             heads.embed_dim, heads.num_heads, up.out_features, activation=activation, dropout=layer.dropout.p,
             norm_eps=layer.norm1.eps, norm_first=layer.norm_first, bias=up.bias is not None, cross_attention=decoder,
@@ -460,6 +465,7 @@ class TransformerBlock(nn.Module):
             return self.attention(y, mask=mask, key_padding_mask=key_padding_mask, cache=kept)
 
         def other(y: torch.Tensor) -> torch.Tensor:
+            assert self.cross_attention is not None
             kept = None if cache is None else cache.context
             return self.cross_attention(
                 y, context, mask=context_mask, key_padding_mask=context_padding_mask, cache=kept
@@ -574,4 +580,6 @@ def _positions(given: Any, h: int, d: int, made: dict[str, Any]) -> Rope | Alibi
 def _norm(kind: str, d_model: int, eps: float, bias: bool, made: dict[str, Any]) -> nn.Module:
     if kind not in _NORMS:
         raise ValueError(f"norm must be 'layer' or 'rms', got {kind!r}")
-    return nn.LayerNorm(d_model, eps=eps, bias=bias, **made) if kind == "layer" else nn.RMSNorm(d_model, eps=eps, **made)
+    return (
+        nn.LayerNorm(d_model, eps=eps, bias=bias, **made) if kind == "layer" else nn.RMSNorm(d_model, eps=eps, **made)
+    )

@@ -3,10 +3,9 @@
 from typing import Any, Literal
 
 import torch
-from torch import nn
-
 from regard.positions import Scaling, alibi_slopes, rope_frequencies
 from regard.rules import Score, alibi, relative
+from torch import nn
 
 
 class Rope(nn.Module):
@@ -35,7 +34,7 @@ class Rope(nn.Module):
         self.factor = 1.0
         if scaling is not None:
             frequencies, self.factor = scaling(dim, base)
-        self.frequencies = frequencies.tolist()
+        self.frequencies = frequencies.tolist()  # no buffer: those change their dtype with the module's
 
     def forward(self, x: torch.Tensor, first: int) -> torch.Tensor:
         """`x` (..., n, h, d) with its rows at the positions first, first + 1, ..."""
@@ -59,7 +58,7 @@ class Rope(nn.Module):
 
 
 class Alibi(nn.Module):
-    """Scores lowered in proportion to distance (Press et al. 2022), with the slopes of the paper; nothing is learned."""
+    """Scores lowered in proportion to distance (Press et al. 2022), with the paper's slopes; nothing is learned."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -103,9 +102,7 @@ class Relative(nn.Module):
     def forward(self) -> Score:
         if self.num_buckets is None:
             return relative(self.table)
-        return relative(
-            self.table, buckets="t5", bidirectional=self.bidirectional, max_distance=self.max_distance
-        )
+        return relative(self.table, buckets="t5", bidirectional=self.bidirectional, max_distance=self.max_distance)
 
     def extra_repr(self) -> str:
         buckets = "" if self.num_buckets is None else f", num_buckets={self.num_buckets}"

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Self
 
-import torch
-
 import regard
+import torch
 from regard.rules import Mask, Traced
 from regard.rules.expression import literal
 
 NAME = "regard"
-TESTED = (5, 5), (5, 23)
+TESTED = (5, 20), (5, 23)
 
 
 def register_transformers() -> None:
@@ -114,7 +113,7 @@ class Index(Traced):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = {torch.where: regard.where, torch.abs: abs, torch.clamp: cls.clamp}
+        named: dict[Any, Callable[..., Any]] = {torch.where: regard.where, torch.abs: abs, torch.clamp: cls.clamp}
         if function not in named:
             raise TypeError(f"{getattr(function, '__name__', function)} of an index cannot be made a rule")
         return named[function](*args, **(kwargs or {}))
