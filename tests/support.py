@@ -106,7 +106,8 @@ def absolute(
         if t is not None:
             d = spec.dot(p, t, f)
             moved = np.abs(d.S) * (1 + reach) + reach
-            mean = (f.P * moved).sum(-1)
+            d_sink = np.zeros(()) if t.sink is None else np.broadcast_to(np.abs(t.sink), (p.heads,))[:, None]
+            mean = (f.P * moved).sum(-1) + f.p_sink * d_sink
             dv = np.nan_to_num(np.abs(d.v), posinf=0)
             grown = moved + mean[..., None]
             spread = f.P * grown

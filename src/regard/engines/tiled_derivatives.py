@@ -145,13 +145,15 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
         known = Known(rows, outputs)
         moving = Moving(known, way)
         mean = np.zeros((*rows.heads, ROWS), c)
-        bend, moved = np.zeros_like(mean), np.zeros((*mean.shape, p.d_v), c)
+        total, bend, moved = np.zeros_like(mean), np.zeros_like(mean), np.zeros((*mean.shape, p.d_v), c)
         for chunk in rows.chunks():
             x = Pairs(known, chunk)
             _, PS = moving.scores(x)
             PS *= x.P
             mean += in_order(PS.sum(axis=-1))
             if d_entropy is not None:
+                # Not 1 − p_sink, which is 0 where nearly all goes to the sink.
+                total += in_order(x.P.sum(axis=-1))
                 bend += in_order((PS * x.surprise).sum(axis=-1))
             clean = bool(rows.unit.finite_v[chunk.tiles].all())
             moved += in_order(product(x.dropped(PS), chunk.v, None if clean else x.hidden))
@@ -164,8 +166,8 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
         rows_of(rows, d_out, 2)[...] = out[:, :, 0, inside].astype(p.dtype)
         rows_of(rows, d_lse, 1)[...] = lse[:, :, 0, inside, 0]
         if d_entropy is not None:
-            entropy = lse * (known.total - known.entropy) - bend[:, :, None, :, None]
-            rows_of(rows, d_entropy, 1)[...] = entropy[:, :, 0, inside, 0]
+            entropy = lse[:, :, 0, :, 0] * (total - known.entropy[:, :, 0, :, 0]) - bend
+            rows_of(rows, d_entropy, 1)[...] = entropy[:, :, inside]
 
     spread_blocks(p, work)
     return outputs, Outputs(d_out, d_lse, d_entropy)

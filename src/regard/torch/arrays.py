@@ -11,15 +11,10 @@ from regard.rules import type_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-NUMPY = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-    torch.float16: np.dtype(np.float16),
-    torch.bfloat16: BFLOAT16,
-    **{dtype: torch.empty(0, dtype=dtype).numpy().dtype for dtype in (
-        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64, torch.complex128,
-    )},
-}  # fmt: skip
+NUMPY = {torch.bfloat16: BFLOAT16} | {
+    getattr(torch, name): np.dtype(name)
+    for name in "float16 float32 float64 bool uint8 int8 int16 int32 int64 complex64 complex128".split()
+}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -62,6 +57,12 @@ def array(x: torch.Tensor) -> Array:
         return view
     found: Array = x.numpy(force=True)
     return found
+
+
+def values(x: torch.Tensor) -> Array:
+    """The values of a `concrete` tensor, which a transform that is active would wrap."""
+    with torch._C._DisableFuncTorch():
+        return array(x)
 
 
 def tensor(x: Any) -> torch.Tensor:

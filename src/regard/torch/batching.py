@@ -39,7 +39,8 @@ def folded(
     given: Given,
 ) -> tuple[Any, ...]:  # fmt: skip
     shapes = [None if x is None else x.shape[1:] if m else x.shape for x, m in zip(given, mapped, strict=True)]
-    lead = max(len(shape) for role, shape in zip(roles, shapes, strict=True) if role in ("query", "key", "value")) - 3
+    operands = (shape for role, shape in zip(roles, shapes, strict=True) if role in ("query", "key", "value") and shape)
+    lead = max(map(len, operands)) - 3
     ranks = {"offset": lead, "lse": lead + 2, "entropy": lead + 2}
 
     def inward(x: torch.Tensor | None, role: Any, m: bool) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ import torch
 from regard.rules import Rule, Table
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
-from regard.torch.arrays import NUMPY, array, checked, concrete
+from regard.torch.arrays import NUMPY, checked, concrete, values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -44,7 +44,7 @@ class TensorTable(Table):
 
     @property
     def known(self) -> Array | None:
-        return None if self.tensor is None or not concrete(self.tensor) else array(self.tensor)
+        return None if self.tensor is None or not concrete(self.tensor) else values(self.tensor)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class Flags:
 def table(what: str, x: torch.Tensor) -> Table:
     """The table of a tensor. Integers that can be read are kept as they are now; floats, which train, are followed."""
     x = checked(what, x)
-    return TensorTable(what, x) if x.is_floating_point() or not concrete(x) else Table(array(x))
+    return TensorTable(what, x) if x.is_floating_point() or not concrete(x) else Table(values(x))
 
 
 def constant(what: str, x: torch.Tensor) -> Array:
@@ -106,14 +106,14 @@ def constant(what: str, x: torch.Tensor) -> Array:
     x = checked(what, x)
     if not concrete(x):
         raise TypeError(f"{what}: a rule is made of its values, which a tensor does not have while it is traced")
-    return array(x)
+    return values(x)
 
 
 def flags(argument: str, x: torch.Tensor) -> Any:
     """A mask given as a tensor, as what a rule may hold."""
     x = checked(argument, x)
     if concrete(x):
-        return array(x)
+        return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
     return Flags(x if x.dtype is torch.bool else x != 0, tuple(x.shape))
@@ -129,17 +129,17 @@ class Bound(NamedTuple):
 _bound: WeakKeyDictionary[Rule, tuple[tuple[Any, ...], Bound]] = WeakKeyDictionary()
 
 
-def bind(rule: Any, values: dict[int, Array]) -> Bound:
-    """`rule` with arrays for its tensors: `values` maps the id of each to one."""
+def bind(rule: Any, given: dict[int, Array]) -> Bound:
+    """`rule` with arrays for its tensors: `given` maps the id of each to one."""
     reads = foreign(rule.node)
     if not reads:
         return Bound(rule, {})
-    tables = {x: x.at(values[id(x)]) for x in reads if isinstance(x, TensorTable)}
+    tables = {x: x.at(given[id(x)]) for x in reads if isinstance(x, TensorTable)}
     key = tuple(map(id, tables.values()))
     kept = _bound.get(rule)
     if kept is not None and kept[0] == key and len(tables) == len(reads):
         return kept[1]
-    payloads: dict[int, Any] = {id(x): tables[x] if isinstance(x, TensorTable) else values[id(x)] for x in reads}
+    payloads: dict[int, Any] = {id(x): tables[x] if isinstance(x, TensorTable) else given[id(x)] for x in reads}
     bound = Bound(replace(rule, node=rebuild(rule.node, payloads)), tables)
     if len(tables) == len(reads):
         _bound[rule] = key, bound
