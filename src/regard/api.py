@@ -340,6 +340,7 @@ def attention_jvp(
     return frame.outputs(primal), frame.outputs(tangent)
 
 
+@dispatched
 def attention_vjp_jvp(
     query: Array,
     key: Array,

@@ -17,7 +17,7 @@ def adapter(*values: object) -> Any:
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None:
         for value in values:
-            if isinstance(value, tensor):
+            if isinstance(value, tensor) or (type(value) is tuple and any(isinstance(x, tensor) for x in value)):
                 import regard.torch.adapter
 
                 return regard.torch.adapter

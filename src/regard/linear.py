@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard import checks
+from regard.frameworks import dispatched
 from regard.api import Frame, Layout
 from regard.threads import one_blas_thread
 
@@ -80,6 +81,7 @@ def linear_spec(
     return np.einsum("...ij,...jb->...ib", p, v), p
 
 
+@dispatched
 def linear_attention(
     query: Array,
     key: Array,

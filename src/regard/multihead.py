@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 
 from regard import checks
+from regard.frameworks import dispatched
 from regard.api import attention
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@dispatched
 def multihead_attention(
     query: Array,
     key: Array,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard.frameworks import dispatched
 from regard.api import Layout, MaskLike, ScoreLike, problem_from
 from regard.engines import choose, refusals
 from regard.engines.tiles import CHUNK, KEYS, ROWS
@@ -141,6 +142,7 @@ class Plan:
         return "\n".join(f"{label:9} {text}" for label, text in self.rows())
 
 
+@dispatched
 def plan(
     query: Array | Sequence[int],
     key: Array | Sequence[int],

@@ -7,6 +7,7 @@ from typing import Any, overload
 import numpy as np
 
 from regard import spec
+from regard.frameworks import dispatched
 from regard.api import Frame, Layout, MaskLike, ScoreLike, problem_from
 from regard.problem import Problem
 from regard.rules import Score, as_score
@@ -91,6 +92,7 @@ class Steps(Sequence[Step]):
         return f"<Steps: {', '.join(self.names)}>"
 
 
+@dispatched
 def steps(
     query: Array,
     key: Array,

@@ -7,6 +7,7 @@ from regard.torch.dropin import scaled_dot_product_attention, sdpa
 from regard.torch.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.positions import Alibi, Relative, Rope
 from regard.torch.transformers import register_transformers
+from regard.torch.varlen import jagged_attention, varlen_attention
 
 __all__ = [
     "Alibi",
@@ -18,7 +19,9 @@ __all__ = [
     "Rope",
     "Transformer",
     "TransformerBlock",
+    "jagged_attention",
     "register_transformers",
     "scaled_dot_product_attention",
     "sdpa",
+    "varlen_attention",
 ]

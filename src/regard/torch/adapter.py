@@ -5,18 +5,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard import checks
+from regard import api, checks, merging, planning, stepping
 from regard.api import problem_from
 from regard.observing import Seen, Top
 from regard.rules import as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import graph
-from regard.torch.arrays import NUMPY, autocast, checked
+from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, values
 from regard.torch.autograd import Attention, run
 from regard.torch.calls import DEFAULTS, Call, new_seed
-from regard.torch.rules import constant, flags, table
+from regard.torch.rules import bind, constant, flags, table
 
-__all__ = ["attention", "constant", "flags", "table"]
+__all__ = ["attention", "constant", "flags", "merge", "plan", "steps", "table", "weights"]
+ALL = slice(None)
 
 
 def attention(
@@ -84,8 +85,97 @@ def seen(call: Call, found: tuple[torch.Tensor, ...]) -> Seen:
 
 def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
     """The checks of a call before its matrices become heads, so that messages show what was given."""
-    arrays = {
-        name: np.broadcast_to(np.empty((), NUMPY[x.dtype]), x.shape) for name, x in given.items() if type(name) is str
-    }
+    arrays = {name: hollow(x) for name, x in given.items() if type(name) is str}
     seed = 0 if options["seed"] is None else options["seed"]
     problem_from(**arrays, **{name: x for name, x in options.items() if name not in arrays} | {"seed": seed})
+
+
+def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """`regard.merge` on tensors; it differentiates as often as wanted, for it is made of PyTorch's own functions."""
+    for n, part in enumerate(parts):
+        for name, x in zip(("out", "lse"), part if isinstance(part, tuple) else (), strict=False):
+            checked(f"merge: {name} of part {n}", x)
+    merging.validated(
+        tuple(tuple(map(hollow, part)) if isinstance(part, tuple) else part for part in parts),
+        None if sink is None else hollow(checked("sink", sink)),
+    )
+    dtype = parts[0][0].dtype
+    real = torch.float64 if parts[0][1].dtype is torch.float64 else torch.float32
+    logits = torch.stack([lse.to(real) for _, lse in parts])
+    if sink is not None:
+        extra = sink.to(real)[..., None] if parts[0][0].ndim > 2 else sink.to(real)
+        logits = torch.cat([logits, extra.expand_as(logits[:1])])
+    m = logits.detach().amax(0)
+    m = torch.where(m == -torch.inf, 0.0, m)
+    scale = torch.exp(logits - m)
+    total = scale.sum(0)
+    empty = total == 0
+    share = scale / torch.where(empty, 1.0, total)
+    terms = (torch.where(w == 0, 0.0, x.to(real)) * w for (x, _), w in zip(parts, share[..., None], strict=False))
+    lse = torch.where(empty, -torch.inf, m + torch.log(torch.where(empty, 1.0, total)))
+    return sum(terms, start=torch.zeros((), dtype=real)).to(dtype), lse
+
+
+def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any = ALL, **options: Any) -> torch.Tensor:
+    """`regard.weights` on tensors, without a derivative."""
+    given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False)
+    return tensor(api.weights(**given, rows=rows, cols=cols))
+
+
+def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`regard.steps` on tensors; what it shows are NumPy arrays."""
+    return stepping.steps(**in_numpy({"query": query, "key": key, "value": value} | options))
+
+
+def plan(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`regard.plan` on tensors."""
+    return planning.plan(**in_numpy({"query": query, "key": key, "value": value} | options))
+
+
+def elsewhere(name: str, instead: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{name} takes NumPy arrays; on tensors, {instead}")
+
+    return refuse
+
+
+attention_vjp = elsewhere("attention_vjp", "differentiate regard.attention with .backward() or torch.func.vjp")
+attention_jvp = elsewhere("attention_jvp", "differentiate regard.attention with torch.func.jvp")
+attention_vjp_jvp = elsewhere("attention_vjp_jvp", "differentiate regard.attention twice, e.g. with torch.func.hessian")
+linear_attention = elsewhere("linear_attention", "give .detach().numpy()")
+multihead_attention = elsewhere(
+    "multihead_attention", "project with torch.nn.Linear and call regard.attention(..., layout='bnhd')"
+)
+
+
+def in_numpy(given: dict[str, Any], constant: bool = True) -> dict[str, Any]:
+    """Arguments with arrays for tensors, and rules with the values of the tensors that they read."""
+    found = {}
+    for name, x in given.items():
+        if name in ("mask", "score") and x is not None:
+            rule = (as_mask if name == "mask" else as_score)(x)
+            reads = {id(y): y.tensor for y in foreign(rule.node)}
+            found[name] = bind(rule, {n: readable(name, y, constant) for n, y in reads.items()}).rule
+        else:
+            found[name] = readable(name, x, constant) if isinstance(x, torch.Tensor) else x
+    for name in ("query", "key", "value"):
+        if name in given:
+            checked(name, given[name])
+    return found
+
+
+def readable(name: str, x: torch.Tensor, constant: bool) -> Any:
+    """constant: the result is no tensor, so that nobody expects a derivative of it."""
+    if not concrete(checked(name, x)):
+        raise NotImplementedError(f"{name} has no values that can be read while it is transformed or traced")
+    if x.requires_grad and torch.is_grad_enabled() and not constant:
+        raise NotImplementedError(
+            f"regard.weights does not differentiate, and {name} requires grad: call it under torch.no_grad(), or take "
+            "return_weights=True of regard.attention"
+        )
+    return values(x)
+
+
+def hollow(x: torch.Tensor) -> Any:
+    """An array of the shape and dtype of a tensor, to be checked in its place."""
+    return np.broadcast_to(np.empty((), NUMPY[x.dtype]), tuple(x.shape))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from regard.api import attention
+from regard.torch.varlen import jagged_attention
 
 
 def scaled_dot_product_attention(
@@ -54,6 +55,13 @@ def scaled_dot_product_attention(
     >>> torch.allclose(regard.torch.scaled_dot_product_attention(q, k, v, is_causal=True), expected, atol=1e-5)
     True
     """
+    if query.is_nested:
+        if attn_mask is not None:
+            raise RuntimeError("Explicit attn_mask is not supported with nested tensors")
+        if is_causal and not torch.equal(query.offsets(), key.offsets()):  # type: ignore[attr-defined]
+            raise RuntimeError("is_causal needs the same lengths of query and key where they are nested tensors")
+        given = {"causal": is_causal, "scale": scale, "dropout": dropout_p}
+        return jagged_attention(query, key, value, **given)
     dtypes = query.dtype, key.dtype, value.dtype
     if min(query.dim(), key.dim(), value.dim()) < 2:
         raise RuntimeError(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch.nn.functional as F
@@ -267,16 +267,14 @@ class MultiHeadAttention(nn.Module):
                 cache.append(k, v)
         if isinstance(self.positions, Rope):
             q = self.positions(q, k.shape[-3] - q.shape[-3])
-        masks = [self.mask] if self.mask is not None else []
-        if mask is not None:
-            masks.append(as_mask(mask))
-        if key_padding_mask is not None:
-            masks.append(real_keys(key_padding_mask, (*q.shape[:-3], k.shape[-3])))
+        visible = both(mask, key_padding_mask, (*q.shape[:-3], k.shape[-3]))
+        if self.mask is not None:
+            visible = self.mask if visible is None else self.mask & visible
         scores = [self.score] if self.score is not None else []
         if isinstance(self.positions, Alibi | Relative):
             scores.append(self.positions())
         out = regard.attention(
-            q, k, v, mask=reduce(Mask.__and__, masks) if masks else None, causal=self.causal,
+            q, k, v, mask=visible, causal=self.causal,
             score=(scores[0] if len(scores) == 1 else scores) if scores else None, scale=self.scale, sink=self.sink,
             dropout=self.dropout if self.training else 0.0, layout="bnhd", return_weights=bool(return_weights),
         )  # fmt: skip
@@ -540,14 +538,12 @@ class Transformer(nn.Module):
     ) -> torch.Tensor:
         """(..., n, d_model); the arguments are those of `TransformerBlock`, and a cache that `new_cache` made."""
         caches: Sequence[BlockCache | None] = [None] * len(self.blocks) if cache is None else cache
-        masks = {
-            "mask": None if mask is None else as_mask(mask),
-            "context_mask": None if context_mask is None else as_mask(context_mask),
-            "key_padding_mask": key_padding_mask,
-            "context_padding_mask": context_padding_mask,
-        }
+        seen = 0 if caches[0] is None else len(caches[0].own)
+        mask = both(mask, key_padding_mask, (*x.shape[:-2], seen + x.shape[-2]))
+        if context is not None:
+            context_mask = both(context_mask, context_padding_mask, (*context.shape[:-2], context.shape[-2]))
         for block, kept in zip(self.blocks, caches, strict=True):
-            x = block(x, context, **masks, cache=kept)
+            x = block(x, context, mask=mask, context_mask=context_mask, cache=kept)
         return x if self.norm is None else self.norm(x)
 
     def new_cache(self) -> tuple[BlockCache, ...]:
@@ -555,14 +551,28 @@ class Transformer(nn.Module):
         return tuple(block.new_cache() for block in self.blocks)
 
 
-def real_keys(mask: torch.Tensor, shape: tuple[int, ...]) -> Mask:
-    """The rule of a padding mask: a table of O(n) that is looked up, for it hides keys from all queries alike."""
-    if tuple(mask.shape[-1:]) != shape[-1:] or mask.shape[:-1].numel() not in (1, torch.Size(shape[:-1]).numel()):
-        raise ValueError(f"key_padding_mask must be (..., n_k) = {shape}, got {tuple(mask.shape)}")
-    if mask.is_floating_point():
-        raise TypeError(f"key_padding_mask must be booleans or 0/1 integers, True = attend, got {mask.dtype}")
-    real = regard.table(mask.reshape(-1, mask.shape[-1]) != 0)
-    return regard.mask(lambda b, h, i, j: real[b, j])
+def both(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[int, ...]) -> Any:
+    """What a mask and a padding mask (..., n_k) allow, which must have that shape.
+
+    The padding mask is a table that a rule looks up, O(n): it hides keys from all queries alike. In a graph that is
+    being compiled it stays a tensor, as an input of the graph.
+    """
+    if key_padding_mask is None:
+        return mask
+    found = tuple(key_padding_mask.shape)
+    if found[-1:] != shape[-1:] or found[:-1] not in (shape[:-1], (1,) * len(found[:-1])):
+        raise ValueError(f"key_padding_mask must be (..., n_k) = {shape}, got {found}")
+    if key_padding_mask.is_floating_point():
+        raise TypeError(
+            f"key_padding_mask must be booleans or 0/1 integers, True = attend, got {key_padding_mask.dtype}"
+        )
+    real: Any = key_padding_mask != 0
+    if torch.compiler.is_compiling():
+        real = real[..., None, None, :]
+    else:
+        table = regard.table(real.reshape(-1, shape[-1]))
+        real = regard.mask(lambda b, h, i, j: table[b, j])
+    return real if mask is None else mask & real
 
 
 def _positions(given: Any, h: int, d: int, made: dict[str, Any]) -> Rope | Alibi | Relative | None:

@@ -152,14 +152,16 @@ def mask(
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, prepare_padding_mask
 
     function = causal_mask_function if mask_function is None else mask_function
-    # The function of no mask still looks at its arguments, as it must return a tensor.
-    rule = None if function is bidirectional_mask_function else rule_of(function)
+    first, last = int(q_offset), int(kv_offset) + kv_length - 1
+    # In a step of decoding the query comes after every key; and the function of no mask looks at indices in vain.
+    everyone = function is bidirectional_mask_function or (function is causal_mask_function and first >= last)
+    rule = None if everyone else rule_of(function)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None and not padding.all():
         real = regard.table(padding)
         keys = regard.mask(lambda b, h, i, j: real[b, j])
         rule = keys if rule is None else rule & keys
-    return RuleMask((batch_size, 1, q_length, kv_length), rule, int(q_offset), (0, 0, int(kv_offset)), device)
+    return RuleMask((batch_size, 1, q_length, kv_length), rule, first, (0, 0, int(kv_offset)), device)
 
 
 def rule_of(function: Callable[..., Any]) -> Mask:
