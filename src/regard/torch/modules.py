@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import regard
 import torch
 from regard.rules import Mask, Score, as_mask, as_score
+from regard.torch.graph import in_graph
 from regard.torch.positions import Alibi, Relative, Rope
 from torch import nn
 
@@ -267,9 +268,8 @@ class MultiHeadAttention(nn.Module):
                 cache.append(k, v)
         if isinstance(self.positions, Rope):
             q = self.positions(q, k.shape[-3] - q.shape[-3])
-        visible = both(mask, key_padding_mask, (*q.shape[:-3], k.shape[-3]))
-        if self.mask is not None:
-            visible = self.mask if visible is None else self.mask & visible
+        visible = with_padding(mask, key_padding_mask, (*q.shape[:-3], k.shape[-3]))
+        visible = both(self.mask, visible)
         scores = [self.score] if self.score is not None else []
         if isinstance(self.positions, Alibi | Relative):
             scores.append(self.positions())
@@ -539,9 +539,9 @@ class Transformer(nn.Module):
         """(..., n, d_model); the arguments are those of `TransformerBlock`, and a cache that `new_cache` made."""
         caches: Sequence[BlockCache | None] = [None] * len(self.blocks) if cache is None else cache
         seen = 0 if caches[0] is None else len(caches[0].own)
-        mask = both(mask, key_padding_mask, (*x.shape[:-2], seen + x.shape[-2]))
+        mask = with_padding(mask, key_padding_mask, (*x.shape[:-2], seen + x.shape[-2]))
         if context is not None:
-            context_mask = both(context_mask, context_padding_mask, (*context.shape[:-2], context.shape[-2]))
+            context_mask = with_padding(context_mask, context_padding_mask, tuple(context.shape[:-1]))
         for block, kept in zip(self.blocks, caches, strict=True):
             x = block(x, context, mask=mask, context_mask=context_mask, cache=kept)
         return x if self.norm is None else self.norm(x)
@@ -551,7 +551,7 @@ class Transformer(nn.Module):
         return tuple(block.new_cache() for block in self.blocks)
 
 
-def both(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[int, ...]) -> Any:
+def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[int, ...]) -> Any:
     """What a mask and a padding mask (..., n_k) allow, which must have that shape.
 
     The padding mask is a table that a rule looks up, O(n): it hides keys from all queries alike. In a graph that is
@@ -572,7 +572,16 @@ def both(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[int, ...
     else:
         table = regard.table(real.reshape(-1, shape[-1]))
         real = regard.mask(lambda b, h, i, j: table[b, j])
-    return real if mask is None else mask & real
+    return both(mask, real)
+
+
+def both(a: Any, b: Any) -> Any:
+    """The mask that both masks are, each of a kind that `regard.attention` takes; None allows all."""
+    if a is None or b is None:
+        return b if a is None else a
+    if torch.compiler.is_compiling():
+        return in_graph("mask", a) & in_graph("mask", b)
+    return a & b
 
 
 def _positions(given: Any, h: int, d: int, made: dict[str, Any]) -> Rope | Alibi | Relative | None:
