@@ -353,6 +353,31 @@ def test_dtype_and_device() -> None:
     assert Transformer(1, 16, 4).double()(randn(2, 7, 16)).dtype is torch.float64
 
 
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        ({"causal": True, "positions": "rope"}, {}),
+        ({"positions": "relative", "sink": True, "score": regard.softcap(3.0)}, {"key_padding_mask": 1}),
+        ({"mask": regard.window(3)}, {"key_padding_mask": 1, "mask": 1}),
+        ({"positions": "alibi"}, {"mask": regard.window(2, 1)}),
+    ],
+    ids=repr,
+)
+def test_a_compiled_stack_is_one_graph(options: dict[str, Any], call: dict[str, Any]) -> None:
+    stack, x = randomized(Transformer(2, 16, 4, **options).double()), randn(2, 6, 16)
+    tensors = {
+        "key_padding_mask": torch.tensor([[1] * 6, [1, 0, 1, 1, 0, 0]]),
+        "mask": torch.ones(6, 6, dtype=torch.bool).tril(),
+    }
+    call = {name: tensors[name] if isinstance(given, int) else given for name, given in call.items()}
+    torch.compiler.reset()
+    compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
+    close(compiled(x, **call), stack(x, **call))
+    grads = [torch.autograd.grad(f(x, **call).square().sum(), list(stack.parameters())) for f in (compiled, stack)]
+    for got, expected in zip(*grads, strict=True):
+        close(got, expected)
+
+
 def test_functional_call_and_per_sample_gradients() -> None:
     module = Transformer(1, 8, 2, positions="rope", causal=True).double()
     parameters, x = dict(module.named_parameters()), randn(3, 4, 8)

@@ -258,6 +258,20 @@ def test_gradient_checkpointing_gives_the_same_gradients() -> None:
             assert_close(again[name], gradient)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own
+def test_a_compiled_model_gives_the_same() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    expected, gradients = logits_and_gradients(model, "regard", inputs)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    got, again = logits_and_gradients(compiled, "regard", inputs)
+    assert_close(got, expected)
+    for name, gradient in gradients.items():
+        assert_close(again[f"_orig_mod.{name}"], gradient)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model without fullgraph"):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs)
+
+
 # Masks
 
 

@@ -15,6 +15,7 @@ from regard.rules.expression import literal
 
 NAME = "regard"
 TESTED = (5, 20), (5, 23)
+OUTSIDE = "attn_implementation='regard' runs outside of compiled graphs: compile the model without fullgraph"
 
 
 def register_transformers() -> None:
@@ -28,7 +29,7 @@ def register_transformers() -> None:
     rules; nothing of size n × n is made of them. Soft caps, sinks, grouped heads, cross-attention and caches, dynamic
     and static, are served, in training and generation. What a model or its caller makes as an array of n × n, such as
     T5's position bias or a mask of four dimensions, is read as it is. `output_attentions=True` in a call returns the
-    weights, before dropout.
+    weights, before dropout. `torch.compile` compiles what lies between attentions; it cannot have `fullgraph=True`.
 
     Raises ImportError if transformers is missing, or is of a version that this was not tested with.
 
@@ -137,6 +138,7 @@ class Lookups(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+@torch.compiler.disable(reason=OUTSIDE)
 def mask(
     batch_size: int,
     q_length: int,
@@ -178,6 +180,7 @@ _traced_once = lru_cache(_traced)
 _softcap = lru_cache(regard.softcap)
 
 
+@torch.compiler.disable(reason=OUTSIDE)
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
