@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'regard[test]'")
+import torch
 
 import regard
 from regard.examplemodel import ExampleModel, repeated_bytes

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'regard[test]'")
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
+import torch
 
 import regard
 from regard.torch import transformers as integration
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 
 EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
 VOCABULARY, WINDOW = 61, 5
@@ -268,6 +268,7 @@ def test_a_compiled_model_gives_the_same() -> None:
     assert_close(got, expected)
     for name, gradient in gradients.items():
         assert_close(again[f"_orig_mod.{name}"], gradient)
+    torch.compiler.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model without fullgraph"):
         torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs)
 
