@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Self
 
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import regard
-import torch
 from regard.rules import Mask, Score, as_mask, as_score
 from regard.torch.graph import in_graph
 from regard.torch.positions import Alibi, Relative, Rope
-from torch import nn
 
 Positions = Rope | Alibi | Relative | Literal["rope", "alibi", "relative"] | None
 Activation = Callable[[torch.Tensor], torch.Tensor] | Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu"]

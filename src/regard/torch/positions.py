@@ -3,9 +3,10 @@
 from typing import Any, Literal
 
 import torch
+from torch import nn
+
 from regard.positions import Scaling, alibi_slopes, rope_frequencies
 from regard.rules import Score, alibi, relative
-from torch import nn
 
 
 class Rope(nn.Module):

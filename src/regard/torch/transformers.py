@@ -8,8 +8,9 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Self
 
-import regard
 import torch
+
+import regard
 from regard.rules import Mask, Traced
 from regard.rules.expression import literal
 
