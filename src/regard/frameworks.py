@@ -31,7 +31,7 @@ def compiling() -> bool:
 
 
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
-    """A public function of NumPy arrays that leaves calls with other arrays to their adapter's function of that name."""
+    """A public function of NumPy arrays; calls with other arrays go to the function of that name in their adapter."""
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard import checks
-from regard.frameworks import dispatched
 from regard.api import Frame, Layout
+from regard.frameworks import dispatched
 from regard.threads import one_blas_thread
 
 Array = np.ndarray[Any, np.dtype[Any]]

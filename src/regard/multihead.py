@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from regard import checks
-from regard.frameworks import dispatched
 from regard.api import attention
+from regard.frameworks import dispatched
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.frameworks import dispatched
 from regard.api import Layout, MaskLike, ScoreLike, problem_from
 from regard.engines import choose, refusals
 from regard.engines.tiles import CHUNK, KEYS, ROWS
+from regard.frameworks import dispatched
 from regard.problem import Problem
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.threads import num_threads

@@ -7,8 +7,8 @@ from typing import Any, overload
 import numpy as np
 
 from regard import spec
-from regard.frameworks import dispatched
 from regard.api import Frame, Layout, MaskLike, ScoreLike, problem_from
+from regard.frameworks import dispatched
 from regard.problem import Problem
 from regard.rules import Score, as_score
 

@@ -15,6 +15,7 @@ from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, valu
 from regard.torch.autograd import Attention, run
 from regard.torch.calls import DEFAULTS, Call, new_seed
 from regard.torch.rules import bind, constant, flags, table
+from regard.torch.short import short
 
 __all__ = ["attention", "constant", "flags", "merge", "plan", "steps", "table", "weights"]
 ALL = slice(None)
@@ -27,6 +28,10 @@ def attention(
     """`regard.attention` on tensors."""
     if torch.compiler.is_compiling():
         return graph.attention(query, key, value, return_weights, observe, engine, options)
+    call = None if return_weights or observe or engine is not None else short(query, key, value, options)
+    if call is not None:
+        out: torch.Tensor = applied(call, query, key, value)[0]
+        return out
     unknown = options.keys() - DEFAULTS.keys()
     if unknown:
         raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
@@ -39,6 +44,9 @@ def attention(
     for name in ("bias", "sink"):
         if options[name] is not None:
             given[name], options[name] = checked(name, options[name]), None
+    for name in ("mask", "offset"):
+        if isinstance(options[name], np.ndarray):
+            checked(name, options[name])
     for name, rule in (("mask", as_mask), ("score", as_score)):
         if options[name] is not None:
             options[name] = rule(options[name])
@@ -60,9 +68,7 @@ def attention(
         given |= {name: given[name][None] for name in ("query", "key", "value")}
     call = Call(options, tuple(given), tuple(others), engine)
     inputs = (*given.values(), *others.values())
-    plain = not (torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0)
-    plain = plain and not torch._C._are_functorch_transforms_active()
-    found = run(call, *inputs) if plain else Attention.apply(call, *inputs)
+    found = applied(call, *inputs)
     if matrices:
         found = tuple(x[0] for x in found)
     results: list[Any] = [found[0]]
@@ -70,11 +76,20 @@ def attention(
         floats = {name: x for name, x in given.items() if name != "value"}
         fixed = {name: x for name, x in others.items() if name != "seed"}
         one = Call(options | {"dropout": 0.0, "observe": ()}, tuple(floats), tuple(fixed), engine, weights=True)
-        tile = Attention.apply(one, *floats.values(), *fixed.values())[0]
+        tile = applied(one, *floats.values(), *fixed.values())[0]
         results.append(tile[0] if matrices else tile)
     if call.observe:
         results.append(seen(call, found))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The results of a call, with a derivative where one may be asked for."""
+    needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    if needed or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        found: tuple[torch.Tensor, ...] = Attention.apply(call, *inputs)
+        return found
+    return run(call, *inputs)
 
 
 def seen(call: Call, found: tuple[torch.Tensor, ...]) -> Seen:

@@ -13,7 +13,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 NUMPY = {torch.bfloat16: BFLOAT16} | {
     getattr(torch, name): np.dtype(name)
-    for name in "float16 float32 float64 bool uint8 int8 int16 int32 int64 complex64 complex128".split()
+    for name in [
+        "float16",
+        "float32",
+        "float64",
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "complex64",
+        "complex128",
+    ]
 }
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 

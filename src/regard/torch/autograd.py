@@ -1,7 +1,7 @@
 """Derivatives of attention for PyTorch: each of the four functions has derivatives that are made of the others.
 
-With x the inputs, F(x) the outputs, J(x) t their tangents, B(x, c) = J(x)ᵀ c the gradients of ⟨c, F⟩, and ∂B(x, c, t) the
-tangent of B along t:
+With x the inputs, F(x) the outputs, J(x) t their tangents, B(x, c) = J(x)ᵀ c the gradients of ⟨c, F⟩, and ∂B(x, c, t)
+the tangent of B along t:
 
     reverse of F along c:    B(x, c)
     forward of F along t:    J(x) t
@@ -9,7 +9,7 @@ tangent of B along t:
     forward of B along t, ċ: ∂B(x, c, t) + B(x, ċ)
     reverse of J along c:    ∂B(x, c, t) in x;  B(x, c) in t
 
-for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. Derivatives of ∂B, third ones, are an error, and so is forward over forward.
+for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. Derivatives of ∂B, third ones, are an error; so is forward over forward.
 B, J and ∂B are given the outputs too, which are functions of x: what comes back through them is counted in x.
 """
 
@@ -207,6 +207,9 @@ class BackwardTangent(Operation):
 
 def run(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Attention without a derivative."""
+    if call.again is not None:
+        found: tuple[torch.Tensor, ...] = call.again(*inputs)
+        return found
     return tuple(map(tensor, Ready.of(call, [array(x) for x in inputs]).forward()))
 
 

@@ -25,7 +25,9 @@ def batched(
     front = [None if x is None else x if d is None else x.movedim(d, 0) for x, d in zip(given, dims, strict=True)]
     mapped = [d is not None for d in dims]
     one_for_all = [role == "sink" or role == "seed" or not isinstance(role, str | Flags) for role in roles]
-    differ = [one and (m or (sums and role in call.floats)) for one, m, role in zip(one_for_all, mapped, roles, strict=True)]
+    differ = [
+        one and (m or (sums and role in call.floats)) for one, m, role in zip(one_for_all, mapped, roles, strict=True)
+    ]
     if any(differ) or call.options["dropout"]:
         each = [apply(call, *(x[n] if m else x for x, m in zip(front, mapped, strict=True))) for n in range(size)]
         results = tuple(None if xs[0] is None else torch.stack(xs) for xs in zip(*each, strict=True))
@@ -49,7 +51,7 @@ def folded(
         pad = (1,) * (ranks.get(role, lead + 3) - (x.ndim - m))
         return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)
 
-    results = apply(replace(call, folded=call.folded + 1), *map(inward, given, roles, mapped))
+    results = apply(replace(call, folded=call.folded + 1, again=None), *map(inward, given, roles, mapped))
     if not sums:
         return tuple(results)
     shapes = shapes[: len(results)]

@@ -29,7 +29,8 @@ class Call:
     floats: what has a derivative, in the order in which its tensors are given: "query", "key", "value", "bias", "sink",
     and the tables of the score. others: what has none: "offset", "seed", integers and masks in rules. options: of
     `regard.attention`, for what is no tensor. folded: leading axes that `vmap` took away, and that rules do not see.
-    weights: the output is the weights, and the value the identity.
+    weights: the output is the weights, and the value the identity. again: computes the call at once, on tensors like
+    those that it was made for.
     """
 
     options: dict[str, Any]
@@ -38,6 +39,7 @@ class Call:
     engine: str | None = None
     folded: int = 0
     weights: bool = False
+    again: Any = None
 
     @property
     def observe(self) -> tuple[Statistic, ...]:

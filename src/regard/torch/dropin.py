@@ -1,5 +1,6 @@
 """PyTorch's own function with PyTorch's conventions, and a way to put it in the place of PyTorch's."""
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,15 +111,15 @@ def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> 
     if grouped:
         if h_k == 0 or h_v == 0 or h % h_k or h % h_v:
             raise RuntimeError("Number of heads in key and value must divide the number of heads in query.")
-        most = max(h_k, h_v)
-        return q, *(x if n == most else x.repeat_interleave(h // n, -3) for x, n in ((k, h_k), (v, h_v)))
+        shared = math.lcm(h_k, h_v)
+        return q, *(x if n == shared else x.repeat_interleave(shared // n, -3) for x, n in ((k, h_k), (v, h_v)))
     most = max(h, h_k, h_v)
     for n in (h, h_k, h_v):
         if n not in (1, most):
             raise RuntimeError(f"The heads of query, key and value must broadcast, but got {h}, {h_k} and {h_v}.")
-    shared = h_k == h_v == 1
+    single = h_k == h_v == 1
     return tuple(
-        x if x.shape[-3] == most or (shared and x is not q) else x.expand(*x.shape[:-3], most, *x.shape[-2:])
+        x if x.shape[-3] == most or (single and x is not q) else x.expand(*x.shape[:-3], most, *x.shape[-2:])
         for x in (q, k, v)
     )
 
@@ -133,8 +134,8 @@ def sdpa() -> Iterator[None]:
     """`F.scaled_dot_product_attention` is `regard.torch.scaled_dot_product_attention` inside of this `with`.
 
     For models that cannot be edited: everything that looks the function up in `torch.nn.functional` when it calls it,
-    `torch.nn.MultiheadAttention` and the Transformer layers among them, whose fused inference path is off meanwhile. Code
-    that has imported the function itself keeps PyTorch's, and a model that was compiled before keeps what it compiled.
+    `torch.nn.MultiheadAttention` and the Transformer layers among them, whose fused inference path is off meanwhile.
+    Code that has imported the function itself keeps PyTorch's, and a compiled model what it compiled.
 
     May be nested. The function belongs to the process: while one thread is inside, all threads call it, and PyTorch's
     is back when the last has left.

@@ -1,4 +1,4 @@
-"""Calls in a graph that PyTorch traces (`torch.compile`, `torch.export`): one operation each, with tensors as its inputs.
+"""Calls in a graph that PyTorch traces (`torch.compile`, `torch.export`): one operation each, tensors as its inputs.
 
 All that is no tensor is known under a name, a digest of what it says, which is a constant of the graph. What runs while
 Dynamo traces comes in two kinds: functions that it follows, which see tensors and names, and functions marked as
@@ -14,9 +14,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import regard.rules
-from regard import checks
 from regard.observing import Seen, Statistic, Top
-from regard.rules import Mask, Program, Rule, as_mask, as_score, compose, type_name
+from regard.rules import Mask, Program, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.torch.arrays import autocast
@@ -205,10 +204,11 @@ def name_of_call(
     masks, scores = (Named(None, ()) if name is None else fresh(_rules[name]) for name in (mask, score))
     differentiable = tuple(x for x, f in zip(scores.slots, floats, strict=True) if f)
     others = tuple(x for x, f in zip(scores.slots, floats, strict=True) if not f)
+    whole = DEFAULTS | dict(options)
     given = tuple(name for name in ("bias", "sink") if name in tensors)
     fixed = tuple(name for name in ("offset", "seed") if name in tensors)
     call = Call(
-        DEFAULTS | dict(options) | {"mask": masks.rule, "score": scores.rule, "observe": [Statistic(*s) for s in observe]},
+        whole | {"mask": masks.rule, "score": scores.rule, "observe": [Statistic(*s) for s in observe]},
         ("query", "key", *(() if weights else ("value",)), *given, *differentiable),
         (*others, *masks.slots, *fixed), engine, weights=weights,
     )  # fmt: skip

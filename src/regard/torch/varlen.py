@@ -1,6 +1,7 @@
 """Sequences of different lengths without padding: packed one after the other, or as jagged nested tensors."""
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,9 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     for name in ("return_weights", "observe"):
         if options.get(name):
             raise TypeError(f"jagged_attention returns the output alone: for {name}, use varlen_attention")
-    packed, offsets = zip(*(_packed_values(n, x) for n, x in (("query", query), ("key", key), ("value", value))), strict=True)
+    packed, offsets = zip(
+        *(_packed_values(n, x) for n, x in (("query", query), ("key", key), ("value", value))), strict=True
+    )
     if not torch.equal(offsets[1], offsets[2]):
         raise ValueError("key and value must have the same lengths")
     out = varlen_attention(*packed, offsets[0], offsets[1], **options)
@@ -113,7 +116,7 @@ def _ends(name: str, x: Any, total: int) -> tuple[int, ...]:
     if x.is_floating_point() or x.dtype is torch.bool or x.ndim != 1 or x.numel() == 0:
         raise TypeError(f"{name} must be integers (sequences + 1,), got {x.dtype} of shape {tuple(x.shape)}")
     ends = tuple(values(x).tolist())
-    if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in zip(ends, ends[1:], strict=False)):
+    if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in itertools.pairwise(ends)):
         raise ValueError(f"{name} must rise from 0 to {total}, the rows of what it cuts, got {_few(ends)}")
     return ends
 

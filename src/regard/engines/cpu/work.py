@@ -7,7 +7,7 @@ when those are done, so that it does not grow with n_q · n_k.
 
 import gc
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
+SHORT = 2**25  # products below which a call on one thread is worth keeping whole
 KEPT = 256  # plans
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, "Plan"] = {}
@@ -187,6 +188,47 @@ class Plan:
     @staticmethod
     def span_bits(p: Problem) -> int:
         return span_bits(p.d, p.dtype.itemsize)
+
+
+class Again:
+    """A plan that one thread runs again and again, for arrays of the same shapes and strides at other addresses.
+
+    Nothing is allocated or looked up: of a call as short as these, the rest takes longer than attention.
+    """
+
+    def __init__(self, plan: Plan, kernel: Callable[[int], None]):
+        (stage,) = plan.stages
+        self.kernel, self.stage = kernel, stage
+        self.items = stage.items.copy()
+        bases = 9  # those of query, key, value, the four results, no bias, and nothing partial
+        self.bases = np.zeros(bases, np.int64)
+        self.relative, self.absolute = stage.items[:, :bases].copy(), self.items[:, :bases]
+        self.fields = plan.fields.copy()
+        self.fields[ITEMS], self.fields[TILE_LIST] = _address(self.items), _address(stage.tiles)
+        self.fields[GROUPS], self.fields[COUNT] = _address(stage.bounds), stage.cuts[-1]
+        self.address = _address(self.fields)
+
+    def __call__(self, *addresses: int) -> None:
+        """addresses: of query, key, value, out and lse."""
+        self.bases[:5] = addresses
+        np.add(self.relative, self.bases, out=self.absolute)
+        scratch = Scratch(self.stage.scratch)
+        self.fields[SCRATCH] = scratch.address
+        self.kernel(self.address)
+
+
+def again(p: Problem, target: Target) -> Again | None:
+    """What runs a short call without wishes but the mask of a rule once more; None for others."""
+    work = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16)
+    bare = p.bias is None and p.sink is None and p.score is None and not p.dropout and not p.observe
+    if not 0 < work < (SMALL if num_threads() > 1 else SHORT) or not bare or _table_fields(p) or _dense(p):
+        return None
+    results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
+    found = plan(p, target, results, range(p.n_q), 1)
+    if not isinstance(found.stages, tuple) or len(found.stages) != 1 or found.stages[0].partial:
+        return None
+    kind = kind_of(p, target, p.n_q, False)
+    return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
 
 
 GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
