@@ -117,26 +117,34 @@ def absolute(
                 "d_entropy": (spread * (1 + np.abs(f.logP))).sum(-1),
             }
         if t is not None and d_ct is not None:
+            # Terms of terms as they are: taken absolutely all the way down, the size would be hundreds of results.
+            g = spec.adjoint(p, ct, f)
+            g_dot = spec.adjoint(p, d_ct, f)
             dO_dot, dlse_dot, dH_dot = (np.abs(x) for x in spec.cotangents(p, d_ct, np.float64))
-            G_dot = f.D * (spec.einsum("bhic,bhjc->bhij", dO_dot, z["v"]) + spec.einsum("bhic,bhjc->bhij", dO, dv))
-            row_dot = (spread * G + f.P * G_dot).sum(-1) + dlse_dot + dH_dot * (1 + np.abs(f.H))
-            row_dot += dH * (spread.sum(-1) + sizes["d_entropy"])
+            G_dot = np.abs(g_dot.G) + f.D * np.abs(spec.einsum("bhic,bhjc->bhij", g.dO, d.v))
+            O, O_dot = np.nan_to_num(np.abs(f.O)), np.nan_to_num(np.abs(d.O))
+            row = (dO * O).sum(-1) + dlse + dH * (1 + np.abs(f.H))
+            row_dot = (dO_dot * O + dO * O_dot).sum(-1) + dlse_dot + dH_dot * (1 + np.abs(f.H))
+            row_dot += dH * (np.abs(d.P.sum(-1)) + np.abs(d.H))
+            grown = np.where(f.visible, np.abs(d.S) + np.abs(d.lse)[..., None], 0)
+            c = np.abs(g.G) + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)
+            G_dot, c = np.nan_to_num(G_dot, posinf=0), np.nan_to_num(c, posinf=0)
             c_dot = G_dot + row_dot[..., None] + dH_dot[..., None] * (np.abs(f.logP) + 1) + dH[..., None] * grown
-            dS_dot = (spread * c + f.P * c_dot) * (1 + reach)
+            dS_dot = f.P * (grown * c + c_dot)
+            dT = through(d_ds, f.P * c)
 
             def second(node: Any) -> Array:
                 if node is None:
                     return dS_dot
                 bend = spec.evaluate_one(tangent(node, d.tables), d.at, dS.shape)
-                return through(node, dS_dot) + np.where(f.visible, np.abs(dS * bend), 0) * (1 + reach)
+                return through(node, dS_dot) + np.where(f.visible, np.abs(f.P * c * bend), 0)
 
             sizes |= gradients(dS_dot, second(d_ds), {leaf: second(node) for leaf, node in d_tables.items()})
             sizes["query"] += abs(p.scale) * spec.einsum("bhij,bhja->bhia", dT, np.abs(d.k))
             sizes["key"] += abs(p.scale) * spec.einsum("bhij,bhia->bhja", dT, np.abs(d.q))
-            sizes["value"] = spec.einsum("bhij,bhic->bhjc", spread * f.D, dO) + spec.einsum(
-                "bhij,bhic->bhjc", PD, dO_dot
-            )
-            sizes["sink"] = (f.p_sink * ((1 + mean) * row + row_dot)).sum(axis=(0, 2))
+            PD_dot = PD * grown
+            sizes["value"] = spec.einsum("bhij,bhic->bhjc", PD_dot, dO) + spec.einsum("bhij,bhic->bhjc", PD, dO_dot)
+            sizes["sink"] = (f.p_sink * ((d_sink + np.abs(d.lse)) * row + row_dot)).sum(axis=(0, 2))
         if ct is not None:
             for name in ("query", "key", "value", "bias"):
                 sizes[name] = spec.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]

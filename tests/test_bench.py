@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,25 @@ import numpy as np
 import pytest
 
 import regard
-from regard.bench import limits, measure, memory, peers, plots, report
+from regard.bench import derivatives, limits, measure, memory, naive, peers, plots, report
 from regard.bench.cases import CASES, case
 from regard.bench.measure import SUBJECT, Contender, Report, Result, Setting, Wrong
-from regard.bench.rows import KINDS, Cost, First, Import, Memory, Share, Small, Speedup, chosen, rows, sized
+from regard.bench.rows import (
+    KINDS,
+    BackwardShare,
+    Cost,
+    Derivative,
+    First,
+    Import,
+    Memory,
+    Share,
+    Small,
+    Speedup,
+    chosen,
+    derivative_rows,
+    rows,
+    sized,
+)  # fmt: skip
 from regard.bench.run import run
 from regard.cli import main
 from regard.engines.cpu.cache import kernel
@@ -186,6 +202,7 @@ def test_wrong_and_failing_peers_are_shown(monkeypatch: pytest.MonkeyPatch) -> N
         Cost("wishes", "tiny", tiny("softcap"), tiny()),
         Cost("wishes", "tiny", tiny(), tiny(), observe=("lse", regard.top(2))),
         Speedup("threads", "tiny", tiny(), threads=1),
+        Derivative("tiny", "forward", tiny("softcap"), "forward", tiny()),
     ],
     ids=lambda row: type(row).__name__,
 )
@@ -206,6 +223,82 @@ def test_a_wrong_result_of_ours_has_no_time(row: Any, monkeypatch: pytest.Monkey
     assert found.met is (None if row.goal is None else False)
 
 
+def test_backward_is_a_share_of_the_peak_too() -> None:
+    row = BackwardShare("backward", "tiny", tiny(), goal=0.5, peers=tuple(HERE))
+    found = row.measure(TINY)
+    assert set(found.samples) == {"limit", SUBJECT, *HERE}
+    assert found.failures == {}
+    assert found.work[SUBJECT] == 2.5 * share().measure(TINY).work[SUBJECT]
+    short = replace(row, dtype="bfloat16").measure(TINY)
+    assert set(short.samples) == {"limit", SUBJECT, "tiled"}
+    assert short.failures["NumPy"].startswith("NumPy has no products of 16-bit")
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["plain", "causal"])
+def test_naive_gradients(causal: bool) -> None:
+    g = derivatives.Given.of(tiny("causal" if causal else "plain"), np.dtype(np.float64))
+    got = naive.gradients(g.q, g.k, g.v, g.dout, causal)
+    expected = regard.attention_vjp(g.q, g.k, g.v, g.dout, causal=causal, engine="spec")
+    for x, y in zip(got, (expected.query, expected.key, expected.value), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["backward", "JVP", "double backward", "forward over reverse"])
+def test_a_wrong_derivative_has_no_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Derivative("tiny", kind, tiny("bias", lead=(2,)), "forward", goal=1e9)
+    found = row.measure(TINY)
+    assert {"forward", SUBJECT} <= set(found.samples)
+    assert found.met is True
+    name = {"backward": "attention_vjp", "JVP": "attention_jvp"}.get(kind, "attention_vjp_jvp")
+    right = getattr(regard, name)
+
+    def wrong(*arrays: Any, engine: str | None = None, **options: Any) -> Any:
+        result = right(*arrays, engine=engine, **options)
+        if engine == "tiled":
+            return result
+        if kind == "JVP":
+            return result[0], result[1]._replace(out=result[1].out * 1.001)
+        bent = result if kind == "backward" else result[0]
+        bent = replace(bent, bias=bent.bias * 1.001)
+        return bent if kind == "backward" else (bent, result[1])
+
+    monkeypatch.setattr(regard, name, wrong)
+    found = row.measure(TINY)
+    assert found.samples == {}
+    assert found.failures[SUBJECT].startswith("wrong tangent of out" if kind == "JVP" else "wrong dbias")
+    assert found.met is False
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, about itself, as `run` does
+def test_every_derivative_is_measured() -> None:
+    """All rows at a tiny size, PyTorch beside them where it is installed and has the wish."""
+    torch = find_spec("torch") is not None
+    for row in derivative_rows():
+        assert isinstance(row, Derivative)
+        base = None if row.base_case is None else shrunk(row.base_case)
+        found = replace(row, case=shrunk(row.case), base_case=base).measure(TINY)
+        if row.versus and not torch:
+            assert found.failures["PyTorch"] == "not installed: torch"
+            continue
+        assert SUBJECT in found.samples
+        assert found.goal is not None
+        assert found.reference in found.samples
+        plain = row.case.name in ("plain", "causal", "bias", "bias of each head")
+        has = row.kind in derivatives.TORCH and plain
+        assert ("PyTorch" in found.samples) == (torch and has)
+    assert {row.kind for row in derivative_rows() if isinstance(row, Derivative)} == set(derivatives.OURS) - {"forward"}
+
+
+def shrunk(c: Any) -> Any:
+    return replace(c, n_q=24, n_k=24, d=8, d_v=8, h=2)
+
+
+def test_what_is_visible_sets_the_goal_of_a_backward() -> None:
+    c = tiny("padding", lead=(2,))
+    found = Derivative("tiny", "backward", c, base_case=tiny(lead=(2,)), visible=True).measure(TINY)
+    assert found.goal == pytest.approx(1.25 * (24 // 5 + 24) / 48 + 0.05)
+
+
 @pytest.mark.parametrize("name", ["PyTorch", "FlexAttention", "JAX", "ONNX Runtime", "OpenVINO"])
 def test_a_missing_peer_gives_a_reason(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("torch", "jax", "onnxruntime", "openvino"):
@@ -213,6 +306,21 @@ def test_a_missing_peer_gives_a_reason(name: str, monkeypatch: pytest.MonkeyPatc
     found = replace(share(), peers=(name,)).measure(TINY)
     assert found.failures[name].startswith("not installed: ")
     assert SUBJECT in found.samples
+
+
+BACKWARD_AGREES = """
+import json, sys
+from regard.bench.rows import BackwardShare, Setting, sized
+found = [BackwardShare("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]) for x in ("plain", "causal")]
+found = [row.measure(Setting((0,))) for row in found]
+print(json.dumps([[list(x.samples), x.failures] for x in found]))
+"""
+
+
+@pytest.mark.parametrize("name", [name for name in derivatives.BACKWARD if name != "FlexAttention"])
+def test_peers_have_the_same_gradients(name: str) -> None:
+    for samples, failures in measure.fresh(BACKWARD_AGREES, name):
+        assert name in samples or failures[name].startswith("not installed: ")
 
 
 AGREES = """
@@ -280,15 +388,32 @@ def test_memory_is_that_of_one_call() -> None:
     )
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of memory is known on Linux alone")
+def test_memory_of_training() -> None:
+    n = 1024
+    found = Memory(n, (SUBJECT, "PyTorch"), what=", training with bias and dropout").measure(TINY)
+    assert found.name == "training with bias and dropout, n = 1,024"
+    assert found.samples[SUBJECT][0] < 32 * 2**20
+    if "PyTorch" in found.samples:
+        assert found.samples["PyTorch"][0] > 3 * 2 * n * n * 4
+    else:
+        assert "torch" in found.failures["PyTorch"]
+    x = np.eye(4)
+    assert memory.size((x, regard.attention_vjp(x, x, x, x, sink=np.ones(1)))) == 8 * (4 * 16 + 1)
+
+
 def test_the_table_of_rows() -> None:
     names = [f"{row.group}: {row.name}" for row in rows()]
     assert len(set(names)) == len(names)
     assert {row.group for row in rows()} == set(report.TITLES)
     assert {row.group for row in chosen(quick=True)} == set(report.TITLES)
     assert len(chosen(quick=True)) < len(names)
-    assert [row.name for row in chosen("softcap$")] == ["softcap"]
+    assert [row.name for row in chosen("wishes: softcap$")] == ["softcap"]
     known = {c.name for c in CASES}
     assert {row.case.name for row in rows() if isinstance(row, Cost)} <= known | {"window of 256"}
+    assert {row.case.name for row in rows() if isinstance(row, Derivative)} <= known | {"bias of each head"}
+    assert set(derivatives.BACKWARD) <= set(peers.PEERS)
+    assert all(row.goal for row in chosen("^derivatives") if isinstance(row, Derivative) and not row.visible)
     with pytest.raises(StopIteration):
         case("no such case")
 
@@ -326,6 +451,8 @@ def found() -> Report:
                 Cost("wishes", "softcap", tiny("softcap"), tiny(), 1e6),
                 Cost("wishes", "padding", tiny("padding", lead=(2,)), tiny(lead=(2,)), visible=True),
                 Speedup("threads", "too many", tiny(), 1.9, threads=1000),
+                BackwardShare("backward", "tiny backward", tiny(), peers=("NumPy",)),
+                Derivative("double backward", "double backward", tiny(), goal=1e6),
                 *(sweep(kind, n) for kind in ("plain", "causal") for n in (8, 16)),
                 Cost("window over n", "window of 256, n = 16", sized("window", 16), sized("plain", 16)),
                 Memory(256, ("regard, causal", "nobody")),
@@ -345,7 +472,7 @@ def test_a_report_survives_json(found: Report) -> None:
 def test_a_report_is_written_whole(found: Report, tmp_path: Path) -> None:
     written = report.write(found, tmp_path / "deep" / "out")
     pictures = {f"{name}.{ending}" for name in plots.plots(found) for ending in ("svg", "png")}
-    assert pictures >= {"speed.svg", "forward.png", "wishes.svg", "growth.png", "memory.svg"}
+    assert pictures >= {"speed.svg", "forward.png", "wishes.svg", "derivatives.svg", "growth.png", "memory.svg"}
     assert {path.name for path in written} == {"report.json", "report.md", *pictures}
     for path in written:
         head = path.read_bytes()[:200]

@@ -205,7 +205,8 @@ def everything(name: str, dtype: str) -> Results:
     table, bias = regard.table(np.linspace(-1, 1, HEADS * 9).reshape(HEADS, 9)), np.linspace(-1, 1, n)
     rules = [*WISHES[name].get("score", []), regard.relative(table)]
     wishes = WISHES[name] | {"score": rules, "bias": bias, "sink": np.linspace(-1, 1, HEADS), "engine": "tiled"}
-    statistics = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
+    maps = {s.of[2]: s for s in (regard.pooled(9, 7), regard.pooled(9, 7, "max"))}
+    statistics = ["lse", "entropy", "max", "argmax", "received", "profile", "visible", regard.top(3), *maps.values()]
     out, seen = regard.attention(q, k, v, observe=statistics, **wishes)
     ones = np.ones(seen.lse.shape)
     g = regard.attention_vjp(q, k, v, dout, dlse=ones, dentropy=ones, **wishes)
@@ -218,7 +219,9 @@ def everything(name: str, dtype: str) -> Results:
     seconds = {f"t_d{short}": getattr(second, name) for name, short in names.items()}
     seconds["t_dtable"] = second.tables[table]
     top = seen[regard.top(3)]
-    found = {"values": top.values, "indices": top.indices} | {s: seen[s] for s in statistics if isinstance(s, str)}
+    found = {"values": top.values, "indices": top.indices, "profile": seen.profile.values}
+    found |= {s: seen[s] for s in statistics if isinstance(s, str) and s != "profile"}
+    found |= {f"{kind} map": seen[s] for kind, s in maps.items()}
     return {"out": out} | found | gradients | tangents | seconds
 
 

@@ -11,9 +11,10 @@ from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled, tiled_derivatives
-from regard.observing import Statistic, Top
+from regard.observing import NAMES, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 from support import (
+    absolute,
     assert_gradients,
     assert_outputs,
     assert_second,
@@ -27,13 +28,27 @@ from support import (
 )
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
-EVERYTHING = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
+NEAR = regard.mass(lambda b, h, i, j: (i - j) % 5 <= h % 2)
+POOLED = [regard.pooled(4, 3), regard.pooled(4, 3, "max"), regard.pooled(200, 1)]
+ROWS_OF = regard.weights_of([2, 0])
+SIMPLE = [*NAMES, regard.top(3)]
+EVERYTHING = [*SIMPLE, NEAR, *POOLED, ROWS_OF]
 
 
 def problem(case: Case, dtype: Any) -> tuple[Problem, Frame, tuple[Any, ...], dict[str, Any]]:
     q, k, v, options = case.inputs(dtype)
     frame = Frame.of(q, options.get("layout", "bhnd"))
     return problem_from(q, k, v, **options), frame, (q, k, v), options
+
+
+def distances(p: Problem) -> Any:
+    """i − j of every diagonal, (..., h, diagonals), from the indices themselves."""
+    at = spec.place(p, np.float64)
+    between = np.asarray(at.i - at.j)
+    if not p.diagonals:
+        return np.zeros(p.shape(0), np.int64)
+    lowest = np.concatenate([between[:, 0, 0, ::-1], between[:, 0, 1:, 0]], axis=-1)
+    return np.broadcast_to(lowest[:, None], (p.batch, p.heads, p.diagonals)).reshape(p.shape(p.diagonals))
 
 
 class Conformance:
@@ -46,21 +61,37 @@ class Conformance:
     def test_forward(self, case: Case, dtype: Any) -> None:
         p, frame, arrays, options = problem(case, dtype)
         before = [x.copy() for x in arrays]
-        out, seen = regard.attention(*arrays, **options, observe=EVERYTHING, engine=self.engine)
+        observe = [s for s in (EVERYTHING if dtype == np.float32 else SIMPLE) if s is not ROWS_OF or p.n_q > 2]
+        out, seen = regard.attention(*arrays, **options, observe=observe, engine=self.engine)
         assert_outputs(p, Outputs(frame.inward(out), seen.lse, seen.entropy))
         self.check_statistics(p, seen)
         assert regard.attention(*arrays, **options, engine=self.engine).tobytes() == out.tobytes()
         for x, y in zip(arrays, before, strict=True):
             assert x.tobytes() == y.tobytes(), "an input was written to"
 
-    @staticmethod
-    def check_statistics(p: Problem, seen: regard.Seen) -> None:
+    def check_statistics(self, p: Problem, seen: regard.Seen) -> None:
         P, found = spec.weights(p, judge(p)), spec.statistics(p, judge(p))
-        naive = spec.statistics(p, p.compute.type)
+        plain, naive = spec.weights(p, p.compute.type), spec.statistics(p, p.compute.type)
+        for name in ("max", "received", "group_received", "profile"):
+            got = seen.profile.values if name == "profile" else seen[name]
+            assert_within(name, got, found[name], naive[name], found[name] * 4, p.compute)
+        np.testing.assert_array_equal(np.broadcast_to(seen.profile.distances, found["profile"].shape), distances(p))
+        np.testing.assert_array_equal(seen.visible, found["visible"])
+        assert seen.visible.dtype == seen.profile.distances.dtype == np.int64
+        size = np.where(found["visible"] > 1, absolute(p)["entropy"] / np.log(np.maximum(found["visible"], 2)), 0)
+        name = "normalized_entropy"
+        assert_within(name, seen[name], found[name], naive[name], size, p.compute)
+        self.check_best(p, seen, P, found)
+        parts: list[tuple[Statistic, Any]] = [(s, lambda P, s=s: spec.pooled(P, *s.of)) for s in POOLED]
+        parts += [(NEAR, lambda P: spec.mass(p, P, NEAR.of)), (ROWS_OF, lambda P: P[..., ROWS_OF.of, :])]
+        for s, part in parts:
+            if s in seen:
+                assert_within(repr(s), seen[s], part(P), part(plain), part(P) * 4, p.compute)
+
+    @staticmethod
+    def check_best(p: Problem, seen: regard.Seen, P: Any, found: dict[str, Any]) -> None:
         sane = ~np.isnan(found["max"])
         near = 64 * eps(p.compute) * (1 + P.max(axis=-1, initial=0))
-        for name in ("max", "received"):
-            assert_within(name, seen[name], found[name], naive[name], found[name] * 4, p.compute)
         index = seen.argmax
         assert index.dtype == np.int64
         np.testing.assert_array_equal((index == -1)[sane], (found["argmax"] == -1)[sane])
@@ -78,6 +109,21 @@ class Conformance:
         if k:
             picked = np.take_along_axis(P, np.maximum(top.indices[..., :k], 0), -1)
             assert (np.abs(np.where(top.indices[..., :k] < 0, 0, picked) - best) <= near[..., None])[sane].all()
+
+    @pytest.mark.parametrize(("n_q", "n_k"), [(40, 500), (2, 3000)])
+    def test_ties_go_to_the_lowest_key(self, n_q: int, n_k: int) -> None:
+        """Of scores that are exact, few values many times."""
+        rng = np.random.default_rng(0)
+        q, k = (rng.integers(-1, 2, (2, n, 3)).astype(np.float32) for n in (n_q, n_k))
+        p = problem_from(q, k, k, causal=True, scale=0.5)
+        order = np.pad(spec.statistics(p)["order"], [(0, 0), (0, 0), (0, 40)], constant_values=-1)
+        for threads in (1, 3):
+            regard.set_num_threads(threads)
+            for k_best in (1, 2, 8, 20, 40):
+                top = regard.top(k_best)
+                _, seen = regard.attention(q, k, k, causal=True, scale=0.5, observe=["argmax", top], engine=self.engine)
+                np.testing.assert_array_equal(seen[top].indices, order[..., :k_best])
+                np.testing.assert_array_equal(seen.argmax, order[..., 0])
 
     @pytest.mark.parametrize("case", CASES, ids=str)
     def test_weights(self, case: Case) -> None:

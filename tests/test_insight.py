@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+import regard
 from regard import insight
+from regard.examplemodel import ExampleModel, repeated_bytes
 
 SCORES = (insight.previous_token, insight.current_token, insight.sink, insight.entropy, insight.normalized_entropy)
 
@@ -194,3 +196,126 @@ def test_kind_names_the_strongest_score():
 def test_bad_input_is_one_clear_error(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def measured(query, key, ids, *, prefix=1, **options):
+    """What `measure_heads` must find, from the weights."""
+    weights = regard.weights(query, key, **options)
+    return insight.head_statistics(weights, ids, prefix=prefix)
+
+
+@pytest.mark.parametrize("prefix", [1, 2])
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3)])
+def test_heads_measured_from_queries_and_keys(lead, prefix):
+    rng = np.random.default_rng(0)
+    query, key = rng.standard_normal((*lead, 4, 40, 6)), rng.standard_normal((*lead, 2, 40, 6))
+    ids = rng.integers(0, 7, (*lead, 40))
+    found = insight.measure_heads(query, key, ids, layer=3, prefix=prefix, causal=True, scale=0.7)
+    expected = measured(query, key, ids, prefix=prefix, causal=True, scale=0.7)
+    assert [(head.layer, head.head, head.kv_head) for head in found] == [(3, 0, 0), (3, 1, 0), (3, 2, 1), (3, 3, 1)]
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.scores == pytest.approx(other.scores, abs=1e-12)
+        assert mine.entropy == pytest.approx(other.entropy)
+        assert mine.normalized_entropy == pytest.approx(other.normalized_entropy)
+
+
+def test_heads_measured_when_rows_see_little_or_nothing():
+    rng = np.random.default_rng(1)
+    query, key = rng.standard_normal((2, 2, 30, 4))
+    hidden = regard.mask(lambda b, h, i, j: (j <= i) & (i % 4 != 2) & (i - j < 6))
+    ids = rng.integers(0, 4, 30)
+    found = insight.measure_heads(query, key, ids, mask=hidden)
+    expected = measured(query, key, ids, mask=hidden)
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.scores == pytest.approx(other.scores, abs=1e-12)
+        assert 0 < mine.normalized_entropy < 1
+    one = insight.measure_heads(query[:, :1], key[:, :1], [5])
+    assert one[0].scores == dict.fromkeys(insight.KINDS, 0.0)
+
+
+def test_the_shipped_model_has_induction_and_previous_token_heads():
+    model = ExampleModel.load()
+    ids = repeated_bytes(60, copies=3)[0]
+    trace = model.run(ids)
+    heads = [
+        head
+        for layer in range(trace.layers)
+        for head in insight.measure_heads(
+            trace.q[layer], trace.k[layer], ids, layer=layer, causal=True, scale=trace.scale
+        )
+    ]
+    induction, previous = (insight.strongest(heads, kind) for kind in ("induction", "previous token"))
+    assert induction.induction > 0.5
+    assert previous.previous > 0.5
+    assert previous.layer < induction.layer
+    weights = [insight.head_statistics(trace.weights(layer), ids, layer=layer) for layer in range(trace.layers)]
+    assert induction.scores == pytest.approx(weights[induction.layer][induction.head].scores, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        ((np.ones((1, 4, 2)), np.ones((1, 5, 2)), [1] * 4), {}, r"query and key must have shape \(..., h, n, d\) each"),
+        ((np.ones((1, 4, 2)), np.ones((1, 4, 2)), [1] * 5), {}, r"ids must have shape \(..., 4\) to fit query"),
+        ((np.ones((1, 4, 2)), np.ones((1, 4, 2)), [1] * 4), {"prefix": 0}, "prefix must be at least 1, got 0"),
+    ],
+)
+def test_measure_heads_says_what_is_wrong(arguments, options, text):
+    with pytest.raises(ValueError, match=text):
+        insight.measure_heads(*arguments, **options)
+
+
+def test_the_distance_of_heads():
+    a, b = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.0, 1.0], [0.5, 0.5]])
+    np.testing.assert_allclose(insight.head_distance([a, b]), [[0, np.log(2) / 2], [np.log(2) / 2, 0]], atol=1e-12)
+    np.testing.assert_allclose(insight.head_distance([a, 3 * a]), 0, atol=1e-12)  # shares, not sizes
+    blind = np.array([[0.0, 0.0], [0.5, 0.5]])
+    np.testing.assert_allclose(insight.head_distance([a, blind, 0 * a]), 0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"maps must have shape \(h, rows, cols\), got \(2, 2\)"):
+        insight.head_distance(a)
+
+
+def test_clusters_of_heads():
+    place = np.array([0.0, 10.0, 0.1, 10.2, 5.0])
+    distance = np.abs(place[:, None] - place)
+    before = distance.copy()
+    assert insight.cluster_heads(distance, 3).tolist() == [0, 1, 0, 1, 2]
+    assert insight.cluster_heads(distance, 5).tolist() == [0, 1, 2, 3, 4]
+    assert insight.cluster_heads(distance, 1).tolist() == [0] * 5
+    # By the nearest pair alone, the last would be left: the widest gap is before it.
+    near = np.array([0.0, 1.0, 2.5, 4.2, 6.0])
+    assert insight.cluster_heads(np.abs(near[:, None] - near), 2).tolist() == [0, 0, 1, 1, 1]
+    np.testing.assert_array_equal(distance, before)
+    for number in (0, 6):
+        with pytest.raises(ValueError, match=f"number must be from 1 to 5, got {number}"):
+            insight.cluster_heads(distance, number)
+    with pytest.raises(ValueError, match="distance must have shape"):
+        insight.cluster_heads(place, 1)
+
+
+def test_the_effective_rank_of_maps():
+    maps = np.stack([np.diag([1.0, 1, 0, 0]), np.diag([1.0, 0.5, 0, 0]), np.zeros((4, 4))])
+    p = np.array([2 / 3, 1 / 3])
+    np.testing.assert_allclose(insight.effective_rank(maps), [2, np.exp(-(p * np.log(p)).sum()), 0])
+
+
+def test_copying_is_that_of_the_whole_circuit():
+    rng = np.random.default_rng(0)
+    E, U = rng.standard_normal((9, 5)), rng.standard_normal((5, 9))
+    value, output = rng.standard_normal((2, 5, 3)), rng.standard_normal((4, 3, 5))
+    found = insight.copying(E, value, output, U)
+    for head, score in enumerate(found):
+        eigenvalues = np.linalg.eigvals(E @ value[head // 2] @ output[head] @ U)
+        assert score == pytest.approx((eigenvalues.sum() / np.abs(eigenvalues).sum()).real)
+    with pytest.raises(ValueError, match="must fit"):
+        insight.copying(E, value, output[:3], U)
+
+
+def test_repeated_tokens():
+    ids = insight.repeated_tokens(50, length=7, times=3, count=2, seed=1)
+    assert ids.shape == (2, 21)
+    assert 0 <= ids.min() <= ids.max() < 50
+    np.testing.assert_array_equal(ids[:, :14], ids[:, 7:])
+    assert (ids[0] != ids[1]).any()
+    with pytest.raises(ValueError, match="must be at least 1"):
+        insight.repeated_tokens(50, length=0)

@@ -15,6 +15,7 @@ import pytest
 
 import regard
 from regard import threads
+from regard.observing import NAMES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[Array, Array, Array, int], Any]
@@ -68,7 +69,8 @@ SLOPE = regard.table([0.1])
 CALLS: dict[str, Call] = {
     "plain": lambda q, k, v, n: regard.attention(q, k, v),
     "statistics": lambda q, k, v, n: regard.attention(
-        q, k, v, mask=documents(n), observe=["lse", "entropy", "max", "argmax", "received", regard.top(4)]
+        q, k, v, mask=documents(n),
+        observe=[*NAMES, regard.top(4), regard.pooled(32, 32), regard.mass(regard.window(3))],
     ),
     "a tile of the weights": lambda q, k, v, n: regard.weights(
         q, k, causal=True, rows=slice(n // 2, n // 2 + 64), cols=slice(0, 64)

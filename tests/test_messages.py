@@ -29,7 +29,10 @@ SLOPES = regard.table(ones(4, dtype=np.float64))
 FLOATING = "must have a floating dtype (float16, bfloat16, float32, float64), got"
 MASK = "mask must be a mask, a function of (b, h, i, j), or an array of booleans or 0/1 integers, got"
 SCORE = "must be a score rule, a function of (s, b, h, i, j), or a sequence of those, got"
-KNOWN = "known are 'lse', 'entropy', 'max', 'argmax', 'received' and regard.top(k)"
+KNOWN = (
+    "known are 'lse', 'entropy', 'visible', 'normalized_entropy', 'max', 'argmax', 'received', 'group_received', "
+    "'profile' and regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows)"
+)
 TRUTH = "a mask has no truth value; combine masks with & | ~ instead of and, or, not"
 BRANCHING = (
     "a rule is traced once for all indices, so a traced value has no truth value: use & | ~ for and, or, not; "
@@ -456,8 +459,39 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(observe={"lse"}), TypeError, "observe must be a sequence of statistics, got set"),
     (call(observe=None), TypeError, "observe must be a sequence of statistics, got NoneType"),
     (call(return_weights=regard.causal()), TypeError, "return_weights must be a bool, got causal()"),
-    (lambda: regard.top(0), ValueError, "top: k must be at least 1, got 0"),
-    (lambda: regard.top(2.0), TypeError, "top: k must be an int, got 2.0"),  # type: ignore[arg-type]
+    (lambda: regard.top(0), ValueError, "k of top must be at least 1, got 0"),
+    (lambda: regard.top(2.0), TypeError, "k of top must be an int, got 2.0"),  # type: ignore[arg-type]
+    (lambda: regard.top(True), TypeError, "k of top must be an int, got True"),
+    (lambda: regard.pooled(0, 4), ValueError, "rows of pooled must be at least 1, got 0"),
+    (lambda: regard.pooled(4, "4"), TypeError, "cols of pooled must be an int, got '4'"),  # type: ignore[arg-type]
+    (
+        lambda: regard.pooled(4, 4, "mean"),  # type: ignore[arg-type]
+        ValueError,
+        "kind of pooled must be 'mass' or 'max', got 'mean'",
+    ),
+    (
+        lambda: regard.weights_of(3),  # type: ignore[arg-type]
+        TypeError,
+        "rows of weights_of must be a sequence of ints, got 3",
+    ),
+    (lambda: regard.weights_of([0.5]), TypeError, "rows of weights_of must be an int, got 0.5"),  # type: ignore[list-item]
+    (
+        lambda: regard.mass(ones(2)),
+        TypeError,
+        "mask of mass must be booleans or 0/1 integers, got float32; to add to scores, use bias=",
+    ),
+    (call(observe=[regard.weights_of([0, 9])]), ValueError, "rows of weights_of must be from 0 to 5, got 9"),
+    (call(observe=[regard.weights_of([-1])]), ValueError, "rows of weights_of must be from 0 to 5, got -1"),
+    (
+        call(observe=[regard.mass(np.ones((2, 3), bool))]),
+        ValueError,
+        "mask of mass must align right to (..., h, n_q, n_k) = (2, 4, 6, 5), got shape (2, 3)",
+    ),
+    (
+        call(observe=[regard.mass(regard.documents(np.zeros(3, int)))]),
+        ValueError,
+        "ids of documents covers query index 0 to 2, but this call reaches query index -1",
+    ),
     (call(scale=1e300), ValueError, "scale must be finite in float32, got 1e+300"),
     # engines
     (call(engine="cuda"), ValueError, "engine must be one of 'cpu', 'tiled', 'spec', got 'cuda'"),

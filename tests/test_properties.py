@@ -17,7 +17,16 @@ from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
 from regard.problem import Differential, Outputs
-from support import assert_gradients, assert_outputs, assert_second, assert_tangents, inward, turned
+from support import (
+    assert_gradients,
+    assert_outputs,
+    assert_second,
+    assert_tangents,
+    assert_within,
+    inward,
+    judge,
+    turned,
+)
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 STRUCTURES = 24  # kinds of call that the compiled engine is tried on; each takes a second to compile
@@ -141,6 +150,44 @@ def check_forward(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) 
     assert (seen.entropy[~alone] == 0).all()
 
 
+def check_statistics(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    """Sums over keys, queries and diagonals, maps, and the largest weights; scores may be large, so that a weight is
+    known to eps / 2 of them alone.
+    """
+    p, per_head = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd")).per_head
+    maps = [regard.pooled(3, 4), regard.pooled(3, 4, "max")]
+    observe = ["visible", "received", "group_received", "profile", "max", "argmax", regard.top(2), *maps]
+    _, seen = regard.attention(q, k, v, **options, observe=observe, engine=engine)
+    exact, plain = spec.statistics(p, judge(p)), spec.statistics(p, p.compute.type)
+    P, naive = spec.weights(p, judge(p)), spec.weights(p, p.compute.type)
+    with np.errstate(all="ignore"):
+        f = spec.terms(p)
+        a, b = (np.nan_to_num(np.abs(x), posinf=0) for x in (f.q, f.k))
+        S = np.where(f.visible, np.abs(f.S), 0) + abs(p.scale) * spec.einsum("bhia,bhja->bhij", a, b)
+        lse = np.nan_to_num(np.abs(f.lse), posinf=0, neginf=0)
+    share = 4 + (S + lse[..., None]).reshape(P.shape) / 8  # of a weight: the size of what is lost
+    sizes = P * share
+    np.testing.assert_array_equal(seen.visible, per_head(exact["visible"]))
+    by_group = (*p.lead, p.kv_heads, p.group, p.n_k)
+    for name, size in (
+        ("max", sizes.max(-1, initial=0)),
+        ("received", sizes.sum(-2)),
+        ("group_received", sizes.sum(-2).reshape(by_group).sum(-2)),
+        ("profile", None),
+    ):
+        got = seen.profile.values if name == "profile" else seen[name]
+        bound = exact[name] * share.max(initial=0) if size is None else size
+        assert_within(name, got, per_head(exact[name]), per_head(plain[name]), per_head(bound), p.compute)
+    for s in maps:
+        parts = [per_head(spec.pooled(x, *s.of)) for x in (P, naive, sizes)]
+        assert_within(repr(s), seen[s], *parts, p.compute)
+    top = seen[regard.top(2)]
+    np.testing.assert_array_equal(top.indices[..., 0], seen.argmax)
+    sane = ~np.isnan(seen.max)
+    np.testing.assert_allclose(top.values[..., 0][sane], seen.max[sane], rtol=4 * np.finfo(p.compute).eps)
+    assert (top.values[..., 0] >= top.values[..., 1])[sane].all()
+
+
 def check_gradients(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
     p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(0)
@@ -177,6 +224,7 @@ def test_any_call_on_compiled_kernels(call: tuple[Any, Any, Any, dict[str, Any]]
     q, k, v, options = call
     note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
     check_forward("cpu", q, k, v, options)
+    check_statistics("cpu", q, k, v, options)
     check_gradients("cpu", q, k, v, options)
 
 
@@ -185,5 +233,6 @@ def test_any_call_agrees_with_the_specification(call: tuple[Any, Any, Any, dict[
     q, k, v, options = call
     note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
     check_forward("tiled", q, k, v, options)
+    check_statistics("tiled", q, k, v, options)
     check_gradients("tiled", q, k, v, options)
     check_second("tiled", q, k, v, options)

@@ -21,9 +21,11 @@ PUBLIC = [
     "Differential",
     "Mask",
     "Outputs",
+    "Profile",
     "Score",
     "Seen",
     "Table",
+    "Top",
     "__version__",
     "alibi",
     "attention",
@@ -40,10 +42,12 @@ PUBLIC = [
     "insight",
     "linear_attention",
     "mask",
+    "mass",
     "merge",
     "multihead_attention",
     "padding",
     "plan",
+    "pooled",
     "positions",
     "prefix",
     "relative",
@@ -56,6 +60,7 @@ PUBLIC = [
     "temperature",
     "top",
     "weights",
+    "weights_of",
     "where",
     "window",
 ]
@@ -83,6 +88,9 @@ SIGNATURES = {
     "available_engines": "()",
     "set_num_threads": "(n)",
     "top": "(k)",
+    "mass": "(mask)",
+    "pooled": "(rows, cols, kind='mass')",
+    "weights_of": "(rows)",
     "causal": "()",
     "window": "(left, right=0)",
     "prefix": "(length)",
@@ -174,7 +182,7 @@ def test_what_is_returned_is_frozen() -> None:
         seen["lse"] = x
     g = regard.attention_vjp(x, x, x, x)
     primal, _ = regard.attention_jvp(x, x, x, x)
-    for frozen, field in ((g, "query"), (seen[regard.top(1)], "values"), (regard.top(1), "k")):
+    for frozen, field in ((g, "query"), (seen[regard.top(1)], "values"), (regard.top(1), "of")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(frozen, field, x)
     with pytest.raises(AttributeError):

@@ -2,17 +2,20 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import regard
+from regard import api
 from regard.api import problem_from
 from regard.rules import Program, causal, window
 
 Array = np.ndarray[Any, np.dtype[Any]]
 X = np.random.default_rng(0).standard_normal((2, 6, 4))
+ANEW = tuple(map(int, "000"))  # not the default itself, so that nothing kept serves the call
 CAUSAL = np.tril(np.ones((6, 6), bool))
 
 
@@ -59,6 +62,13 @@ def test_a_number_that_a_rule_takes_from_elsewhere() -> None:
     reach[0] = 6
     np.testing.assert_array_equal(call(mask=near), call())
 
+    def near_only(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s - 1e9 * (abs(i - j) > reach[0])
+
+    np.testing.assert_allclose(call(score=near_only), call(), atol=1e-12)
+    reach[0] = 0
+    np.testing.assert_allclose(call(score=near_only), X, atol=1e-15)
+
 
 def test_the_same_rule_is_the_same_expression_in_every_call() -> None:
     """So that an engine knows it again without reading it."""
@@ -89,3 +99,86 @@ def test_what_is_remembered_of_a_rule_goes_with_it(more: dict[str, Any]) -> None
         assert [x() is None for x in alive] == [True, True]
     finally:
         gc.enable()
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "causal": ({"causal": 0}, "causal must be a bool"),
+    "scale": ({"scale": True}, "scale must be a number"),
+    "dropout": ({"dropout": False}, "dropout must be a number"),
+    "origin": ({"origin": (False, 0, 0)}, "b of origin must be an int"),
+    "layout": ({"layout": "BHND"}, "layout must be"),
+    "observe": ({"observe": "lse"}, "observe must be a sequence"),
+    "key": ({"key": X[:, :, :3]}, "the same number of features"),
+    "heads": ({"query": X[:1]}, "must be a multiple"),
+    "dtype": ({"value": X.astype(np.float32)}, "must share one dtype"),
+    "class": ({"query": np.ma.masked_array(np.ones((3, 6, 4)))}, "query must be a NumPy array"),
+    "documents": ({"mask": regard.documents(np.zeros(5, int))}, "but this call reaches"),
+    "slopes": ({"score": regard.alibi(np.ones(2))}, "but this call reaches"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_seen_after_the_right_one(name: str) -> None:
+    options, message = WRONG[name]
+    right: dict[str, Any] = dict.fromkeys(("query", "key", "value"), np.ones((3, 6, 4))) | {"scale": 1.0}
+    regard.attention(**right)
+    with pytest.raises((TypeError, ValueError), match=message):
+        regard.attention(**right | options)
+
+
+def test_a_mask_whose_shape_is_changed_in_place() -> None:
+    flags = CAUSAL.copy()
+    mask = regard.window(None, None) & flags
+    call(mask=mask)
+    flags.resize((4, 9), refcheck=False)
+    with pytest.raises(ValueError, match="mask must align right"):
+        call(mask=mask)
+
+
+def test_the_same_rule_in_a_longer_call() -> None:
+    mask = regard.documents(np.arange(6))
+    np.testing.assert_allclose(call(mask=mask), X, atol=1e-15)
+    longer = np.zeros((2, 7, 4))
+    with pytest.raises(ValueError, match="but this call reaches"):
+        regard.attention(longer, longer, longer, mask=mask)
+
+
+@pytest.mark.parametrize("name", ["scale", "zero", "mask", "score", "layout", "causal", "query", "key", "value"])
+def test_a_call_of_another_form_has_another_result(name: str) -> None:
+    upward = regard.score(lambda s, b, h, i, j: regard.where(1.0 / s > 0.0, 1.0, 2.0))
+    forms: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "scale": ({"scale": 0.5}, {"scale": 2.0}),
+        "zero": ({"scale": 0.0, "score": upward}, {"scale": -0.0, "score": upward}),
+        "mask": ({"mask": regard.window(2)}, {"mask": regard.window(3)}),
+        "score": ({"score": upward}, {"score": regard.softcap(0.5)}),
+        "layout": ({"layout": "bhnd"}, {"layout": "bnhd"}),
+        "causal": ({}, {"causal": True}),
+        **{name: ({}, {name: X[::-1]}) for name in ("query", "key", "value")},  # other strides
+    }
+    inputs = {"query": X, "key": X, "value": X}
+    with np.errstate(divide="ignore"):
+        results = []
+        for options in forms[name] * 2:
+            found = regard.attention(**inputs | options, engine="spec" if name == "zero" else None)
+            expected = regard.attention(**inputs | options, engine="spec", origin=ANEW)
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+            results.append(found)
+    assert not np.allclose(*results[:2])
+
+
+def test_what_is_made_of_a_call_is_another_call() -> None:
+    """Weights without lse take a call whose values have no features."""
+    expected = regard.attention(X, X, np.eye(6)[None].repeat(2, 0), origin=ANEW)
+    for _ in range(2):
+        call()
+        np.testing.assert_allclose(regard.weights(X, X), expected, atol=1e-12)
+    assert problem_from(X, X, X).signature is not None
+    assert replace(problem_from(X, X, X), value=X[:, :, :0]).signature is None
+
+
+def test_forms_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_forms", {})
+    monkeypatch.setattr(api, "KEPT", 3)
+    for n in (1, 2, 3, 4, 5, 5):
+        regard.attention(X[:, :n], X, X)
+    assert [signature[1] for signature in api._forms] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]

@@ -17,7 +17,7 @@ _HOMES = {
     "regard.linear": "linear_attention",
     "regard.merging": "merge",
     "regard.multihead": "multihead_attention",
-    "regard.observing": "Seen top",
+    "regard.observing": "Profile Seen Top mass pooled top weights_of",
     "regard.planning": "plan",
     "regard.problem": "Differential Outputs",
     "regard.rules": (

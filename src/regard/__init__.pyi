@@ -4,7 +4,7 @@ from regard.engines import available_engines
 from regard.linear import linear_attention
 from regard.merging import merge
 from regard.multihead import multihead_attention
-from regard.observing import Seen, top
+from regard.observing import Profile, Seen, Top, mass, pooled, top, weights_of
 from regard.planning import plan
 from regard.problem import Differential, Outputs
 from regard.rules import (
@@ -38,9 +38,11 @@ __all__ = [
     "Differential",
     "Mask",
     "Outputs",
+    "Profile",
     "Score",
     "Seen",
     "Table",
+    "Top",
     "__version__",
     "alibi",
     "attention",
@@ -57,10 +59,12 @@ __all__ = [
     "insight",
     "linear_attention",
     "mask",
+    "mass",
     "merge",
     "multihead_attention",
     "padding",
     "plan",
+    "pooled",
     "positions",
     "prefix",
     "relative",
@@ -73,6 +77,7 @@ __all__ = [
     "temperature",
     "top",
     "weights",
+    "weights_of",
     "where",
     "window",
 ]

@@ -16,6 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 BOOLS = (bool, np.bool_)
+MADE = "regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows)"
 FARTHEST = 2**62  # the farthest position: differences of two still fit into 64 bits
 
 
@@ -196,15 +197,27 @@ def observe(x: object) -> tuple[Statistic, ...]:
     for name in x:
         if not (isinstance(name, Statistic) or (isinstance(name, str) and name in NAMES)):
             known = ", ".join(map(repr, NAMES))
-            raise ValueError(f"observe: unknown statistic {name!r}; known are {known} and regard.top(k)")
+            raise ValueError(f"observe: unknown statistic {name!r}; known are {known} and {MADE}")
     return tuple(dict.fromkeys(s if isinstance(s, Statistic) else Statistic(s) for s in x))
 
 
 def covers(p: Problem) -> None:
     """Rules that hold one entry for each position, batch element or head must have those of the call."""
-    for rule in (p.mask, p.score):
+    for rule in (p.mask, p.score, *(s.of for s in p.observe if s.name == "mass")):
         for need in rule.requires if rule is not None else ():
             need.check(*p.extent[need.axis])
+
+
+def observable(p: Problem) -> None:
+    """Arrays in the rules of statistics must fit the call, and rows that they name be there."""
+    for s in p.observe:
+        if s.name == "mass":
+            for dense in s.of.dense:
+                aligned("mask of mass", dense, p.lead, p.heads, p.n_q, p.n_k)
+        elif s.name == "weights_of":
+            for row in s.of:
+                if not 0 <= row < p.n_q:
+                    raise ValueError(f"rows of weights_of must be from 0 to {p.n_q - 1}, got {row}")
 
 
 def boolean(name: str, x: object) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -61,7 +61,8 @@ class Problem:
 
     Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
     `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
-    output that lies as (..., n, h, d) in memory.
+    output that lies as (..., n, h, d) in memory. Calls with the same `signature`, where there is one, differ in nothing
+    but the contents and the addresses of query, key and value.
     """
 
     query: Array
@@ -79,6 +80,7 @@ class Problem:
     origin: tuple[int, int, int]
     positions_first: bool = False
     observe: tuple[Statistic, ...] = ()
+    signature: Any = field(default=None, init=False)  # `replace` leaves it out
 
     @cached_property
     def batch(self) -> int:
@@ -168,6 +170,17 @@ class Problem:
         return {"b": (b, b + self.batch), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
 
     @property
+    def diagonals(self) -> int:
+        """The number of differences between a query and a key."""
+        return self.n_q + self.n_k - 1 if self.n_q and self.n_k else 0
+
+    @cached_property
+    def distances(self) -> Array:
+        """i − j on each of them, from the lowest: (..., 1, diagonals)."""
+        first = self.offset - self.origin[2] - (self.n_k - 1)
+        return (first[:, None] + np.arange(self.diagonals, dtype=np.int64)).reshape(*self.lead, 1, self.diagonals)
+
+    @property
     def mask_node(self) -> Node | None:
         return self.mask.node if self.mask is not None else None
 
@@ -213,7 +226,32 @@ class Problem:
         """An output (..., h, n_q, d_v) to be filled, in the caller's order in memory."""
         if self.positions_first:
             return np.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
-        return np.empty(self.shape(self.n_q, self.d_v), self.dtype)
+        return np.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """All but arrays and rules: what `again` needs for the same call with others."""
+        varying = ("query", "key", "value", "mask", "score")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in varying} | {"batch": self.batch}
+
+    @classmethod
+    def again(cls, form: dict[str, Any], **varying: Any) -> "Problem":
+        """The call of a `form` with query, key, value, mask and score; its fields are set at once, for speed."""
+        problem = object.__new__(cls)
+        problem.__dict__.update(form, **varying)
+        return problem
+
+    def scores_alone(self, mask: Mask | None = None) -> "Problem":
+        """The same weights but for the sink, no values and no statistics; with another mask if one is given."""
+        return replace(
+            self,
+            mask=self.mask if mask is None else mask,
+            value=self.value[..., :0],
+            sink=None,
+            dropout=0.0,
+            positions_first=False,
+            observe=(),
+        )
 
     def leading(self, x: Array, keep: int) -> Array:
         """`x` with its leading dimensions broadcast to `lead`, its last `keep` as they are; a view."""
@@ -233,6 +271,13 @@ def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _chooses(node: Node) -> bool:
     """Whether an expression chooses between values, without which its bounds never say that it is −∞ for all."""
     return any(x.op in ("where", "minimum") for x in order([node]))
+
+
+def remember(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Keep a value for later calls; of more than `most` the oldest go. Any thread may be reading."""
+    for oldest in list(kept)[: max(0, len(kept) - most + 1)]:
+        kept.pop(oldest, None)
+    kept[key] = value
 
 
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:

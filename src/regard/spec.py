@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regard.observing import cells
 from regard.problem import Differential, Outputs, Problem, collapse
-from regard.rules import At, Node, Table, evaluate, scatter, tangent
+from regard.rules import At, Mask, Node, Table, evaluate, scatter, tangent
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Real = type[np.float32] | type[np.float64] | type[np.longdouble]
@@ -191,18 +192,43 @@ def weights(p: Problem, real: Real = np.float64) -> Array:
 
 
 def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
-    """`max`, `argmax` and `received` of the weights; `order` lists every key of a query, heaviest first."""
+    """The statistics that have no parameters; `order` lists every key of a query, heaviest first."""
     with np.errstate(all="ignore"):
         f = terms(p, real)
+        visible = f.visible.sum(axis=-1)
+        normalized = np.where(visible > 1, f.H / np.log(np.maximum(visible, 2).astype(real)), 0)
     order = np.lexsort((np.broadcast_to(np.arange(p.n_k), f.P.shape), -f.P, ~f.visible), axis=-1)
     first = order[..., 0] if p.n_k else np.zeros(f.lse.shape, np.int64)
+    received = f.P.sum(axis=-2)
+    on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.diagonals)]
     found = {
+        "lse": f.lse,
+        "entropy": f.H,
+        "visible": visible,
+        "normalized_entropy": normalized,
         "max": f.P.max(axis=-1, initial=0),
-        "argmax": np.where(f.visible.any(axis=-1), first, -1),
-        "received": f.P.sum(axis=-2),
+        "argmax": np.where(visible > 0, first, -1),
+        "received": received,
+        "profile": np.stack(on_diagonals, axis=-1) if on_diagonals else received[..., :0],
         "order": np.where(np.take_along_axis(f.visible, order, -1), order, -1),
     }
-    return {name: x.reshape(p.shape(*x.shape[2:])) for name, x in found.items()}
+    made = {name: x.reshape(p.shape(*x.shape[2:])) for name, x in found.items()}
+    return made | {"group_received": received.reshape(*p.lead, p.kv_heads, p.group, p.n_k).sum(axis=-2)}
+
+
+def mass(p: Problem, P: Array, rule: Mask) -> Array:
+    """Σ_j P over the pairs that a rule allows, (..., h, n_q)."""
+    chosen = evaluate_one(rule.node, place(p, p.compute.type), (p.batch, p.heads, p.n_q, p.n_k)).reshape(P.shape)
+    return np.asarray(np.where(chosen, P, 0).sum(axis=-1))
+
+
+def pooled(P: Array, rows: int, cols: int, kind: str) -> Array:
+    """P by cells of `rows` × `cols` (no more than there are): the mass of a query in it, on average, or the maximum."""
+    edges, columns = cells(rows, P.shape[-2]), cells(cols, P.shape[-1])
+    if kind == "max":
+        return np.maximum.reduceat(np.maximum.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
+    total = np.add.reduceat(np.add.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
+    return np.asarray(total / np.diff(edges)[:, None].astype(P.dtype))
 
 
 @dataclass(frozen=True)

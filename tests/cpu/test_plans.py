@@ -48,10 +48,29 @@ def test_another_call_has_another_result(name: str) -> None:
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", TWICE)
+def test_another_call_has_other_gradients(name: str) -> None:
+    for options in TWICE[name] * 2:
+        rest = {key: x for key, x in options.items() if key != "observe"}
+        got, expected = (regard.attention_vjp(Q, K, V, V, **rest, engine=engine) for engine in ("cpu", "tiled"))
+        for part in ("query", "key", "value", "bias", "sink"):
+            x, y = getattr(got, part), getattr(expected, part)
+            assert (x is None) == (y is None)
+            if x is not None:
+                np.testing.assert_allclose(x, y, rtol=0, atol=1e-11, err_msg=part)
+
+
 def test_other_strides_and_places() -> None:
     for q in (Q, Q[:, ::-1], np.asfortranarray(Q), Q + 1):
         got, expected = (regard.attention(q, K, V, causal=True, engine=engine) for engine in ("cpu", "tiled"))
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_addresses(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "IN_MEMORY", in_memory)
+    for x in (Q, Q[:, ::-1], Q[1:, 5:, 3:], np.broadcast_to(Q[:1], Q.shape), np.float32(1)[None], Q[:0]):
+        assert work.address_of(x) == x.__array_interface__["data"][0]
 
 
 def test_plans_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

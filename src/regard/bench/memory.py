@@ -5,6 +5,7 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import regard
 from regard.bench import naive
 from regard.bench.cases import case
 from regard.bench.measure import Call, fresh
-from regard.observing import Top
+from regard.observing import NAMES, Profile, Top
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -30,7 +31,7 @@ def inputs(n: int) -> tuple[Array, Array, Array, dict[str, Any]]:
 
 def regard_everything(n: int, engine: str | None) -> Call:
     q, k, v, options = inputs(n)
-    observe: list[Any] = ["lse", "entropy", "max", "argmax", "received", regard.top(8)]
+    observe: list[Any] = [*NAMES, regard.top(8), regard.pooled(64, 64)]
     return lambda: regard.attention(q, k, v, engine=engine, observe=observe, **options)
 
 
@@ -65,6 +66,40 @@ def torch_window(n: int, engine: str | None) -> Call:
     return call
 
 
+def training(n: int) -> tuple[Array, ...]:
+    """query, key, value and dO, (1, 2, n, 64) each, and a bias (1, 2, 1, n) that trains."""
+    rng = np.random.default_rng(0)
+    arrays = (rng.standard_normal((1, 2, n, D), np.float32) for _ in range(4))
+    return (*arrays, rng.standard_normal((1, 2, 1, n), np.float32))
+
+
+def regard_training(n: int, engine: str | None) -> Call:
+    """Forward and backward."""
+    q, k, v, dout, bias = training(n)
+    options: dict[str, Any] = {"causal": True, "bias": bias, "dropout": 0.1, "seed": 1, "engine": engine}
+
+    def call() -> Any:
+        out, seen = regard.attention(q, k, v, observe=["lse"], **options)
+        return out, regard.attention_vjp(q, k, v, dout, outputs=regard.Outputs(out, seen.lse, None), **options)
+
+    return call
+
+
+def torch_training(n: int, engine: str | None) -> Call:
+    """PyTorch takes a causal mask and a bias as one n × n bias."""
+    import torch
+
+    q, k, v, dout, bias = (torch.from_numpy(x).requires_grad_() for x in training(n))
+
+    def call() -> Any:
+        i = torch.arange(n)
+        mask = torch.where(i[:, None] >= i, bias, -torch.inf)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.1)
+        return out, *torch.autograd.grad(out, (q, k, v, bias), dout)
+
+    return call
+
+
 CALLS: dict[str, Callable[[int, str | None], Call]] = {
     "regard": regard_everything,
     "regard, causal": regard_causal,
@@ -72,7 +107,12 @@ CALLS: dict[str, Callable[[int, str | None], Call]] = {
     "PyTorch, window": torch_window,
     "NumPy, causal": numpy_causal,
 }
-"""By name; `regard` alone has every wish on."""
+FORWARD = tuple(CALLS)
+"""Those of forward; `regard` alone has every wish on."""
+CALLS |= {
+    "regard, training with bias and dropout": regard_training,
+    "PyTorch, training with bias and dropout": torch_training,
+}
 
 
 def extra(name: str, n: int, engine: str | None = None, threads: int = 1) -> float:
@@ -107,8 +147,11 @@ def size(result: Any) -> int:
         return sum(map(size, result))
     if isinstance(result, regard.Seen):
         return sum(map(size, result.values()))
-    if isinstance(result, Top):
-        return result.values.nbytes + result.indices.nbytes
+    if isinstance(result, regard.Differential):
+        arrays = result.query, result.key, result.value, result.bias, result.sink, *result.tables.values()
+        return sum(x.nbytes for x in arrays if x is not None)
+    if isinstance(result, (Top, Profile)):
+        return sum(getattr(result, field.name).nbytes for field in fields(result))
     return int(result.nbytes)
 
 

@@ -40,14 +40,16 @@ def tiled(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepared:
     return lambda: regard.attention(q, k, v, causal=causal, engine="tiled"), lambda out: out
 
 
-def tensors(*arrays: Array) -> list[Any]:
-    """Arrays (h, n, d) as PyTorch tensors (1, h, n, d) that share their memory."""
+def tensor(x: Array) -> Any:
+    """A PyTorch tensor that shares the array's memory."""
     import torch
 
-    return [
-        (torch.from_numpy(x) if x.dtype.kind == "f" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16))[None]
-        for x in arrays
-    ]
+    return torch.from_numpy(x) if x.dtype.kind == "f" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
+
+
+def tensors(*arrays: Array) -> list[Any]:
+    """Arrays (h, n, d) as PyTorch tensors (1, h, n, d) that share their memory."""
+    return [tensor(x)[None] for x in arrays]
 
 
 def array(x: Any) -> Array:

@@ -33,6 +33,7 @@ def plots(report: Report) -> dict[str, Plot]:
         "speed": speed,
         "forward": forward,
         "wishes": wishes,
+        "derivatives": derivatives,
         "growth": growth,
         "memory": memory,
     }
@@ -60,7 +61,8 @@ def speed(report: Report) -> Plot | None:
 
 def forward(report: Report) -> Plot | None:
     """A share of the limit for each row, of everybody who took part, and the goal."""
-    results = [x for x in report.results if x.group in ("forward", "decode") and SUBJECT in x.samples]
+    groups = {"forward": "", "backward": "backward, ", "decode": ""}
+    results = [x for x in report.results if x.group in groups and SUBJECT in x.samples]
     if not results:
         return None
     figure, (axes,) = canvas(1, width=9, height=1.6 + 0.27 * len(results))
@@ -78,22 +80,33 @@ def forward(report: Report) -> Plot | None:
     order = [name for name in (*STYLES, "goal") if name in names]
     axes.legend([names[x] for x in order], order, loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=len(order),
                 frameon=False, fontsize=8, columnspacing=1.2, handletextpad=0.3)  # fmt: skip
-    axes.set_yticks(range(len(results)), [x.name for x in results], fontsize=8)
+    axes.set_yticks(range(len(results)), [groups[x.group] + x.name for x in results], fontsize=8)
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel("share of the measured limit: the peak of the dtype, for decode the read bandwidth")
-    headline(figure, f"Forward and decode, {threads(report)}")
+    headline(figure, f"Forward, backward and decode, {threads(report)}")
     return "share of the measured limit, for every peer", figure
 
 
 def wishes(report: Report) -> Plot | None:
     """Time over the plain call as bars, with the goals."""
-    results = [x for x in report.group("wishes") if SUBJECT in x.samples]
+    return costs(report, "wishes", "that of the plain call of the same size", "What a wish costs: 8 heads, n = 2048, "
+                 "d = 64, float32", "wishes against the plain call, with their goals")  # fmt: skip
+
+
+def derivatives(report: Report) -> Plot | None:
+    """Time over what a derivative is measured against as bars, with the goals."""
+    return costs(report, "derivatives", "that of forward (JVP), of PyTorch's backward, or of backward",
+                 "What derivatives cost: 8 heads, n = 2048, d = 64", "derivatives, with their goals")  # fmt: skip
+
+
+def costs(report: Report, group: str, base: str, title: str, caption: str) -> Plot | None:
+    results = [x for x in report.group(group) if SUBJECT in x.samples]
     if not results:
         return None
     figure, (axes,) = canvas(1, width=8, height=1.2 + 0.3 * len(results))
-    most = 1.15 * max(x.goal for x in results if x.goal is not None)
+    most = 1.15 * max((x.goal for x in results if x.goal is not None), default=2.0)
     for y, x in enumerate(results):
         figure_of, (low, high) = x.figure() or 0.0, x.spread()
         colour = STYLES[SUBJECT][0] if x.met else MISSED
@@ -109,9 +122,9 @@ def wishes(report: Report) -> Plot | None:
     axes.set_yticks(range(len(results)), [label(x) for x in results], fontsize=8)
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.set_xlim(0, most)
-    axes.set_xlabel("time over that of the plain call of the same size; goal: black bar; missed: hatched")
-    headline(figure, "What a wish costs: 8 heads, n = 2048, d = 64, float32")
-    return "wishes against the plain call, with their goals", figure
+    axes.set_xlabel(f"time over {base}; goal: black bar; missed: hatched")
+    headline(figure, title)
+    return caption, figure
 
 
 def label(x: Result) -> str:

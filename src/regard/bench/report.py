@@ -14,6 +14,8 @@ LIMIT = "limit"
 TITLES = {
     "limits": "Limits of this machine",
     "forward": "Forward: share of the peak",
+    "backward": "Backward: share of the peak",
+    "derivatives": "Derivatives: 8 heads, n = 2048, d = 64, float32 unless it says otherwise",
     "decode": "Decode, one query: share of the read bandwidth",
     "threads": "Threads",
     "wishes": "A wish against the plain call: 8 heads, n = 2048, d = 64, float32",
@@ -30,7 +32,8 @@ Everything compared runs in turns, pinned to the same cores, with as many thread
 the rounds of a ratio within one round, with its quartiles. On one core times are processor time of the process. Limits
 are measured by two small kernels: multiply-adds in registers, and reading far more than the caches hold. Every result
 was compared with tiles in float64 before any time was taken; a wrong one is refused.
-FLOPs: 2 · b · h · n_q · n_k · (d + d_v), causal half of it."""
+FLOPs: 2 · b · h · n_q · n_k · (d + d_v), causal half of it; backward 2.5 times as many. Backward and double backward
+are given what forward computed; JVP computes the outputs too. PyTorch has its fused path for plain backward alone."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def tables(report: Report, wide: bool = True) -> Iterator[Table]:
     """One for each group of rows, and one of those that did not take part. wide: with a column for every peer."""
     for group in dict.fromkeys(x.group for x in report.results):
         results = report.group(group)
-        if group in ("forward", "decode", "growth"):
+        if group in ("forward", "backward", "decode", "growth"):
             yield _side_by_side(TITLES[group], results, wide)
         elif group == "memory over n":
             yield _memory(TITLES[group], results)
@@ -97,6 +100,7 @@ def _plain(title: str, results: list[Result]) -> Table:
     visible = any("visible" in x.facts for x in results)
     goals = any(x.goal is not None for x in results)
     units = len({x.unit for x in results}) > 1 and goals
+    peers = any(x.peers for x in results)
     header = ["", *(["visible"] if visible else []), "median", "quartiles", *(["unit"] if units else [])]
     rows = [
         [
@@ -105,10 +109,11 @@ def _plain(title: str, results: list[Result]) -> Table:
             *middle(x),
             *([x.unit] if units else []),
             *([goal(x), verdict(x)] if goals else []),
+            *([", ".join(f"{name} {shown(x, x.figure(name))}" for name in x.peers)] if peers else []),
         ]
         for x in results
     ]
-    return Table(title, header + (["goal", "met"] if goals else []), rows)
+    return Table(title, header + (["goal", "met"] if goals else []) + (["peers"] if peers else []), rows)
 
 
 def _side_by_side(title: str, results: list[Result], wide: bool) -> Table:

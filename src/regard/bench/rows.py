@@ -3,7 +3,7 @@
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 import regard
-from regard.bench import limits, memory
+from regard.bench import derivatives, limits, memory
 from regard.bench.cases import Case, case
 from regard.bench.measure import (
     SUBJECT,
@@ -26,13 +26,14 @@ from regard.bench.measure import (
     pinned,
 )
 from regard.bench.peers import PEERS, Adapter, reason, tensors
-from regard.observing import Top
+from regard.observing import Profile, Top
 from regard.planning import plan
 from regard.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Options = dict[str, Any]
 Named = dict[str, Array]
+Prepared = tuple[Callable[[], Any], Callable[[Any], Any]]  # what is timed, and how its result is read
 
 
 class Row(Protocol):
@@ -61,11 +62,11 @@ def real_inputs(c: Case, dtype: Any) -> tuple[Array, Array, Array, Options]:
 
 
 def named(result: Any) -> Named:
-    """The arrays of a result of `regard.attention` by name; of the top weights the values."""
+    """The arrays of a result of `regard.attention` by name; of those in several the values."""
     if not isinstance(result, tuple):
         return {"out": result}
     out, seen = result
-    return {"out": out} | {str(s): x.values if isinstance(x, Top) else x for s, x in seen.items()}
+    return {"out": out} | {str(s): x.values if isinstance(x, (Top, Profile)) else x for s, x in seen.items()}
 
 
 def exact(q: Array, k: Array, v: Array, options: Options) -> Named:
@@ -134,27 +135,31 @@ class Share:
     peers: tuple[str, ...] = tuple(PEERS)
     quick: bool = False
 
-    def measure(self, s: Setting) -> Result:
+    def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:
+        """What adapters are given, what they should compute, the adapters, and the work of one call."""
         q, k, v, options = self.case.inputs(dtype_of(self.dtype))
-        limit = limits.bandwidth(s.threads) if self.reads else limits.peak(self.dtype, s.threads)
         work = float(k.nbytes + v.nbytes) if self.reads else flops(self.case, options)
+        adapters = {SUBJECT: ours(s, options)} | {name: PEERS[name] for name in self.peers}
+        return (q, k, v, bool(options.get("causal")), s.threads), exact(q, k, v, options), adapters, work
+
+    def measure(self, s: Setting) -> Result:
+        limit = limits.bandwidth(s.threads) if self.reads else limits.peak(self.dtype, s.threads)
         found = Result(self.group, self.name, f"of the {limit.name}", True, self.goal, "limit")
         found.facts = facts(self.case) | {
             "dtype": self.dtype,
-            "causal": bool(options.get("causal")),
+            "causal": self.case.name == "causal",
             "rate": limit.unit,
         }
         if self.dtype == "bfloat16" and "bfloat16" not in limit.name:
             found.goal = None  # a processor without its products
-        expected = exact(q, k, v, options)
+        given, expected, adapters, work = self.prepare(s)
         contenders = {"limit": Contender(limit.call, limit.work)}
-        adapters: dict[str, Adapter] = {SUBJECT: ours(s, options)} | {name: PEERS[name] for name in self.peers}
         found.failures = {name: why for name, why in s.left_out.items() if name in adapters}
         for name, adapter in adapters.items():
             if name in s.left_out:
                 continue
             s.tick(name)
-            call = partly(found, name, adapter, (q, k, v, bool(options.get("causal")), s.threads), expected)
+            call = partly(found, name, adapter, given, expected, dtype_of(self.dtype))
             if call is not None:
                 contenders[name] = Contender(call, work)
         limit.call()
@@ -164,11 +169,34 @@ class Share:
         return found
 
 
-def partly(found: Result, name: str, adapter: Adapter, given: Any, expected: Named) -> Callable[[], Any] | None:
-    """A contender's call once its result is right; otherwise why not."""
+@dataclass(frozen=True)
+class BackwardShare(Share):
+    """The same for backward, given what forward computed."""
+
+    peers: tuple[str, ...] = tuple(derivatives.BACKWARD)
+
+    def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:
+        g = derivatives.Given.of(self.case, dtype_of(self.dtype))
+        adapters = {SUBJECT: partial(derivatives.backward, engine=s.engine)} | {
+            name: derivatives.BACKWARD[name] for name in self.peers
+        }
+        return (g, s.threads), derivatives.exact("backward", g), adapters, BACKWARD * flops(self.case, g.options)
+
+
+def partly(
+    found: Result,
+    name: str,
+    adapter: Callable[..., Prepared],
+    given: tuple[Any, ...],
+    expected: Named,
+    dtype: np.dtype[Any],
+) -> Callable[[], Any] | None:
+    """A contender's call once its result is right, as far as it has one; otherwise why not."""
     try:
         call, read = adapter(*given)
-        check({"out": read(call())}, expected, given[0].dtype)
+        got = read(call())
+        got = got if isinstance(got, dict) else {"out": got}
+        check(got, {x: expected[x] for x in got}, dtype)
     except Exception as error:  # whatever a library raises is its reason
         found.failures[name] = reason(error)
         return None
@@ -216,6 +244,60 @@ class Cost:
 def visible(c: Case, options: Options) -> float:
     q, k, v, _ = c.inputs(np.float32)
     return plan(q, k, v, **{x: options[x] for x in ("mask", "causal") if x in options}).tiles.visible
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The time of a derivative over that of `base`, a kind of call too; PyTorch's own over the same, where it has it.
+
+    versus: a peer to be measured against instead.
+    """
+
+    name: str
+    kind: str
+    case: Case
+    base: str = "backward"
+    base_case: Case | None = None  # the same unless given
+    goal: float | None = None
+    visible: bool = False  # the goal follows the share of pairs that may be seen
+    dtype: str = "float32"
+    versus: bool = False
+    group: str = "derivatives"
+    quick: bool = False
+
+    def measure(self, s: Setting) -> Result:
+        reference = "PyTorch" if self.versus else self.base
+        unit = f"× PyTorch's {self.base}" if self.versus else f"× {self.base}"
+        found = Result(self.group, self.name, unit, False, self.goal, reference)
+        found.facts = facts(self.case)
+        dtype = dtype_of(self.dtype)
+        try:
+            g = derivatives.Given.of(self.case, dtype)
+            base = g if self.base_case is None else derivatives.Given.of(self.base_case, dtype)
+            expected = derivatives.exact(self.kind, g)
+            own = expected if base is g and self.base == self.kind else derivatives.exact(self.base, base)
+        except (ValueError, MemoryError) as error:
+            found.failures[SUBJECT] = reason(error)
+            return found
+        wanted: list[tuple[str, Any, Any, Named]] = [
+            (SUBJECT, partial(derivatives.OURS[self.kind], engine=s.engine), g, expected)
+        ]
+        if not self.versus:
+            wanted.insert(0, (self.base, partial(derivatives.OURS[self.base], engine=s.engine), base, own))
+        if self.kind in derivatives.TORCH and "PyTorch" not in s.left_out:
+            wanted.append(("PyTorch", derivatives.TORCH[self.kind], g, expected))
+        contenders = {}
+        for name, adapter, given, result in wanted:
+            s.tick(name)
+            call = partly(found, name, adapter, (given, s.threads), result, dtype)
+            if call is not None:
+                contenders[name] = Contender(call)
+        if self.visible:
+            found.facts["visible"] = visible(self.case, g.options)
+            found.goal = 1.25 * found.facts["visible"] + 0.05
+        if {SUBJECT, reference} <= set(contenders):
+            found.samples = in_turns(contenders, s)
+        return found
 
 
 @dataclass(frozen=True)
@@ -274,10 +356,11 @@ class Small:
         q, k, v, options = self.case.inputs(np.float32)
         expected = exact(q, k, v, options)
         adapters: dict[str, Adapter] = {SUBJECT: partial(self.from_tensors, s.engine), "PyTorch": PEERS["PyTorch"]}
+        given = q, k, v, bool(options.get("causal")), s.threads
         contenders = {
             name: Contender(call)
             for name, adapter in adapters.items()
-            if (call := partly(found, name, adapter, (q, k, v, bool(options.get("causal")), s.threads), expected))
+            if (call := partly(found, name, adapter, given, expected, q.dtype))
         }
         if len(contenders) == len(adapters):
             found.samples = in_turns(contenders, s)
@@ -372,10 +455,11 @@ class Memory:
     goal: float | None = None
     group: str = "memory"
     quick: bool = True
+    what: str = ""  # they do, otherwise forward; its name in `memory.CALLS` after theirs
 
     @property
     def name(self) -> str:
-        return f"every wish, n = {self.n:,}"
+        return f"{self.what.removeprefix(', ') or 'every wish'}, n = {self.n:,}"
 
     def measure(self, s: Setting) -> Result:
         size = float(sum(x.nbytes for x in memory.inputs(self.n)[:3]))
@@ -385,7 +469,7 @@ class Memory:
         for name in self.contenders:
             s.tick(name)
             try:
-                found.samples[name] = [memory.extra(name, self.n, s.engine, s.threads)]
+                found.samples[name] = [memory.extra(name + self.what, self.n, s.engine, s.threads)]
             except RuntimeError as error:
                 found.failures[name] = reason(error)
         return found
@@ -404,6 +488,7 @@ def sized(name: str, n: int, d: int = 64, h: int = 8, lead: tuple[int, ...] = ()
     return case(name, lead=lead, h=h, n_q=n, n_k=n, d=d, d_v=d, **more)
 
 
+MASS_MAP, MAX_MAP = regard.pooled(256, 256), regard.pooled(256, 256, "max")
 FORWARD_GOALS = {
     ("float32", "plain"): 0.88,
     ("float32", "causal"): 0.84,
@@ -412,6 +497,9 @@ FORWARD_GOALS = {
 }
 
 
+BACKWARD = 2.5
+"""Products of backward over those of forward: five for two."""
+BACKWARD_GOALS = {"float32": 0.80, "bfloat16": 0.70}
 IN_GROWTH = tuple(name for name in PEERS if name != "FlexAttention")  # it would be compiled for every size
 
 
@@ -432,6 +520,14 @@ def rows() -> Iterator[Row]:
                     quick = (d, n) == (64, 2048)
                     goal = FORWARD_GOALS.get((dtype, kind))
                     yield Share("forward", name, sized(kind, n, d), dtype, goal, quick=quick)
+
+    for dtype in ("float32", "float64", "bfloat16", "float16"):
+        for kind in ("plain", "causal"):
+            for d, n in ((64, 2048), (128, 2048), (64, 4096)):
+                name = f"{dtype}, {kind}, d = {d}, n = {n}"
+                quick = (d, n) == (64, 2048) and dtype != "float16"
+                yield BackwardShare("backward", name, sized(kind, n, d), dtype, BACKWARD_GOALS.get(dtype), quick=quick)
+    yield from derivative_rows()
 
     for h, h_kv, d in ((8, 8, 64), (8, 8, 128), (32, 8, 64), (32, 8, 128)):
         one = case("one query", lead=(), h=h, h_kv=h_kv, n_k=16384, d=d, d_v=d)
@@ -460,6 +556,7 @@ def rows() -> Iterator[Row]:
     yield Cost("wishes", "entropy", plain, plain, 1.15, observe=("entropy",))
     yield Cost("wishes", "top 8", plain, plain, 1.15, observe=(regard.top(8),))
     yield Cost("wishes", "received", plain, plain, 1.7, observe=("received",))
+    yield Cost("wishes", "maps of 256 × 256", plain, plain, observe=(MASS_MAP, MAX_MAP), quick=False)
     grouped = sized("grouped heads", 2048, h=32, h_kv=8)
     yield Cost("wishes", "32 heads over 8, against 32", grouped, replace(grouped, name="32 over 32", h_kv=32), 1.0)
 
@@ -473,8 +570,11 @@ def rows() -> Iterator[Row]:
         yield First(kind, True, 0.03, quick=kind == "plain")
 
     yield Memory(2**17, goal=2.0)
+    for n in (2**12, 2**13, 2**16):
+        alone = (SUBJECT,) if n > 2**13 else (SUBJECT, "PyTorch")
+        yield Memory(n, alone, 2.0 if n > 2**13 else None, quick=n == 2**12, what=", training with bias and dropout")
     for n in (2**x for x in (10, 12, 14, 15, 17)):
-        yield Memory(n, tuple(memory.CALLS), group="memory over n", quick=n <= 4096)
+        yield Memory(n, memory.FORWARD, group="memory over n", quick=n <= 4096)
 
     for kind in ("plain", "causal"):
         for n in (2**x for x in range(4, 14)):
@@ -488,6 +588,31 @@ def rows() -> Iterator[Row]:
     for n in (2**x for x in range(10, 14)):
         fixed = replace(sized("window", n), name="window of 256", wishes=lambda rng, c: {"mask": regard.window(256)})
         yield Cost("window over n", f"window of 256, n = {n}", fixed, sized("plain", n), visible=True, quick=n <= 4096)
+
+
+def derivative_rows() -> Iterator[Row]:
+    plain, causal = sized("plain", 2048), sized("causal", 2048)
+    for dtype in ("float32", "bfloat16"):
+        for c in (plain, causal):
+            name = f"backward against PyTorch's, {dtype}, {c.name}"
+            yield Derivative(name, "backward", c, goal=0.5, dtype=dtype, versus=True, quick=c is plain)
+    for c in (plain, causal):
+        yield Derivative(f"JVP, {c.name}", "JVP", c, "forward", goal=3.3, quick=c is plain)
+        yield Derivative(f"double backward, {c.name}", "double backward", c, goal=3.3, quick=c is plain)
+        name = f"forward over reverse, dO moving, {c.name}"
+        yield Derivative(name, "forward over reverse", c, goal=3.8, quick=c is plain)
+    wish = partial(sized, n=2048, h=4, lead=(2,))
+    plain = wish("plain")
+    per_head = replace(wish("broadcast bias"), name="bias of each head", lead=(2,))
+    yield Derivative("dense bias and its gradient", "backward", wish("bias"), base_case=plain, goal=1.3)
+    yield Derivative("bias of a row for each head and its gradient", "backward", per_head, base_case=plain, goal=1.3)
+    yield Derivative("double backward of that, against its backward", "double backward", per_head, goal=3.3)
+    for name, label in (("window", "window of 256"), ("documents", "3 documents, causal"), ("padding", "padding")):
+        yield Derivative(f"backward, {label}", "backward", wish(name), base_case=plain, visible=True)
+    yield Derivative("double backward, window of 256", "double backward", wish("window"), "double backward", plain,
+                     visible=True)  # fmt: skip
+    yield Derivative("backward, softcap", "backward", wish("softcap"), base_case=plain, goal=1.2)
+    yield Derivative("backward, dropout", "backward", wish("dropout"), base_case=plain, goal=1.25)
 
 
 def chosen(pattern: str | None = None, quick: bool = False) -> list[Row]:

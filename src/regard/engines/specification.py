@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from regard import spec
-from regard.observing import Statistic, Top
+from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -31,15 +31,22 @@ def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statis
     outputs = rounded(p, spec.forward(p))
     found: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
     if any(s.name not in found for s in p.observe):
-        P, found = spec.weights(p), found | spec.statistics(p)
+        P, found = spec.weights(p), spec.statistics(p) | found
 
     def value(s: Statistic) -> Any:
         if s.name == "top":
-            index = np.full((*P.shape[:-1], s.k), -1, np.int64)
-            index[..., : p.n_k] = found["order"][..., : s.k]
+            index = np.full((*P.shape[:-1], s.of), -1, np.int64)
+            index[..., : p.n_k] = found["order"][..., : s.of]
             padded = np.concatenate([P, np.zeros((*P.shape[:-1], 1))], axis=-1)
             return Top(np.take_along_axis(padded, index, -1).astype(p.compute), index)
-        return found[s.name] if s.name == "argmax" else found[s.name].astype(p.compute)
+        if s.name == "mass":
+            return spec.mass(p, P, s.of).astype(p.compute)
+        if s.name == "pooled":
+            return spec.pooled(P, *s.of).astype(p.compute)
+        if s.name == "weights_of":
+            return P[..., s.of, :].astype(p.compute)
+        x = found[s.name] if s.name in ("argmax", "visible") else found[s.name].astype(p.compute)
+        return Profile(x, p.distances) if s.name == "profile" else x
 
     return outputs, {s: value(s) for s in p.observe}
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.tiles import BAND, KEYS, ROWS, Band, Chunk, Rows, Unit, masked, product, units
-from regard.observing import Statistic, Top
+from regard.engines.observed import basic, complete
+from regard.engines.tiles import BAND, KEYS, ROWS, Band, Chunk, Positions, Rows, Unit, masked, product, units
+from regard.observing import Profile, Statistic, Top, cells
 from regard.problem import Differential, Outputs, Problem
 from regard.threads import num_threads, spread_numpy
 
@@ -52,45 +53,50 @@ def backward_jvp(
     return tiled_backward.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
 
 
-def threads_for(p: Problem) -> int:
-    """One for a call that is done before another thread has started."""
-    return num_threads() if p.batch * p.heads * p.n_q * p.n_k >= 2**20 else 1
+def threads_for(p: Problem, rows: int | None = None) -> int:
+    """One for a call, or so many rows of it, that is done before another thread has started."""
+    return num_threads() if p.batch * p.heads * (p.n_q if rows is None else rows) * p.n_k >= 2**20 else 1
 
 
-def spread_blocks(p: Problem, work: Callable[[Rows], None], rows: range | None = None) -> None:
-    """Do independent work for every block of queries, or for those between the first and the last of `rows`."""
-    first, last = (0, p.n_q - 1) if rows is None or not rows else (min(rows), max(rows))
+def spread_blocks(
+    p: Problem, work: Callable[[Rows], None], rows: Positions | None = None, cols: Positions | None = None
+) -> None:
+    """Do independent work for every block of queries, or for those with some of `rows`; of keys, between `cols`."""
 
     def each(band: Band) -> None:
         for block in band:
             work(block)
 
-    threads, parts = threads_for(p), list(units(p))
+    threads, parts = threads_for(p, None if rows is None else len(rows)), list(units(p))
     size = max(1, min(BAND, len(parts) * -(-p.n_q // ROWS) // (4 * threads)))
-    spread_numpy(each, [band for unit in parts for band in unit.bands(size, first, last)], threads)
+    spread_numpy(each, [band for unit in parts for band in unit.bands(size, rows, cols)], threads)
 
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and every statistic observed, at least for `rows` if given."""
-    names = {s.name for s in p.observe}
+    observe = basic(p.observe)
+    names = {s.name for s in observe}
     out, lse = p.new_output(), np.empty(p.shape(p.n_q), p.compute)
     seen: dict[Statistic, Any] = {}
-    for s in p.observe:
+    for s in observe:
         if s.name in ("entropy", "max"):
             seen[s] = np.empty_like(lse)
-        elif s.name == "argmax":
+        elif s.name in ("argmax", "visible"):
             seen[s] = np.empty(lse.shape, np.int64)
         elif s.name == "top":
-            seen[s] = Top(np.empty((*lse.shape, s.k), p.compute), np.empty((*lse.shape, s.k), np.int64))
-    k = max((s.k if s.name == "top" else 1 for s in seen if s.name in ("top", "argmax")), default=0)
+            seen[s] = Top(np.empty((*lse.shape, s.of), p.compute), np.empty((*lse.shape, s.of), np.int64))
+    k = max((s.of if s.name == "top" else 1 for s in seen if s.name in ("top", "argmax")), default=0)
 
     def work(rows: Rows) -> None:
         best = Best(rows, k) if k else None
         running = Running(rows, "entropy" in names)
+        visible = np.zeros((*rows.heads, ROWS), np.int64)
         for chunk in rows.chunks():
             S = chunk.scores(chunk.raw())
             if best is not None:
                 best.add(chunk, S)
+            if "visible" in names:
+                visible += np.count_nonzero(S != -np.inf, axis=(2, 4))
             running.add(chunk, S)
         O, log_sum = running.finish()
         rows_of(rows, out, 2)[...] = O[:, :, rows.inside].astype(p.dtype)
@@ -98,22 +104,22 @@ def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statis
         for s, found in seen.items():
             if s.name == "entropy":
                 rows_of(rows, found, 1)[...] = running.entropy()[:, :, rows.inside]
+            elif s.name == "visible":
+                rows_of(rows, found, 1)[...] = visible[:, :, rows.inside]
             elif s.name == "max":
                 rows_of(rows, found, 1)[...] = weight(running.m, log_sum)[:, :, rows.inside]
             elif best is not None and s.name == "argmax":
                 rows_of(rows, found, 1)[...] = best.indices[:, :, rows.inside, 0]
             elif best is not None:
                 values = weight(best.values, log_sum[..., None])
-                rows_of(rows, found.values, 2)[...] = values[:, :, rows.inside, : s.k]
-                rows_of(rows, found.indices, 2)[...] = best.indices[:, :, rows.inside, : s.k]
+                rows_of(rows, found.values, 2)[...] = values[:, :, rows.inside, : s.of]
+                rows_of(rows, found.indices, 2)[...] = best.indices[:, :, rows.inside, : s.of]
 
     spread_blocks(p, work, rows)
-    for s in p.observe:
-        if s.name == "lse":
-            seen[s] = lse
-        elif s.name == "received":
-            seen[s] = received(p, lse)
-    return Outputs(out, lse, seen.get(Statistic("entropy"))), {s: seen[s] for s in p.observe}
+    seen[Statistic("lse")] = lse
+    seen |= second_pass(p, lse, tuple(s for s in observe if s not in seen))
+    seen = complete(p, lse, seen, lambda p: forward(p, rows))
+    return Outputs(out, lse, seen.get(Statistic("entropy"))), seen
 
 
 class Running:
@@ -262,44 +268,110 @@ class Given:
         return S, P
 
 
-def received(p: Problem, lse: Array) -> Array:
-    """Σ_i P (..., h, n_k): a second pass, given lse."""
-    total = np.zeros(p.shape(p.n_k), p.compute)
+def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
+    """The statistics that need the weights themselves, given lse: sums over queries, maps, and single rows."""
+    c = p.compute
+    seen: dict[Statistic, Any] = {}
+    for s in observe:
+        if s.name == "received":
+            seen[s] = np.zeros(p.shape(p.n_k), c)
+        elif s.name == "profile":
+            seen[s] = Profile(np.zeros(p.shape(p.diagonals), c), p.distances)
+        elif s.name == "pooled":
+            seen[s] = np.zeros(p.shape(min(s.of[0], p.n_q), min(s.of[1], p.n_k)), c)
+        else:
+            assert s.name == "weights_of"
+            seen[s] = weights(p, lse, s.of, range(p.n_k))
+    sums = [(s, found.values if s.name == "profile" else found) for s, found in seen.items() if s.name != "weights_of"]
 
     def work(unit: Unit) -> None:
-        mine = total[unit.index].reshape(p.kv_heads, p.group, p.n_k)[unit.kv, unit.group]
+        totals = [(s, unit.own(found)) for s, found in sums]
         for rows in unit.blocks:
             given = Given(rows, lse)
             for chunk in rows.chunks():
-                P = given.weights(chunk, chunk.raw())[1][..., rows.inside, :].sum(axis=-2)
-                mine[..., chunk.outside] += P.reshape(*P.shape[:2], -1)[..., chunk.inside]
+                P = given.weights(chunk, chunk.raw())[1].swapaxes(2, 3).reshape(*rows.heads, ROWS, -1)
+                for s, total in totals:
+                    if s.name == "received":
+                        total[..., chunk.outside] += P[..., rows.inside, chunk.inside].sum(axis=-2)
+                    elif s.name == "profile":
+                        add_diagonals(total, P, rows.start - chunk.start + p.n_k - 1)
+                    else:
+                        add_cells(total, s, P[..., rows.inside, chunk.inside], rows.outside, chunk.outside, p)
 
-    spread_numpy(work, units(p), threads_for(p))
-    return total
+    if sums:
+        spread_numpy(work, units(p), threads_for(p))
+    for s, total in sums:
+        if s.name == "pooled" and s.of[2] == "mass":
+            total /= np.diff(cells(s.of[0], p.n_q)).astype(c)[:, None]
+    return seen
 
 
-def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
+def add_diagonals(total: Array, P: Array, middle: int) -> None:
+    """Add the sums of P (..., n, m) along its diagonals, that of P[0, 0] to total[..., middle]; what lies beside the
+    total is 0.
+    """
+    n, m = P.shape[-2:]
+    # Rows that begin one later each: a row of the padded array with one number less.
+    skewed = np.zeros((*P.shape[:-2], n, m + n), P.dtype)
+    skewed[..., :m] = P[..., ::-1]
+    sums = skewed.reshape(*P.shape[:-2], -1)[..., :-n].reshape(*P.shape[:-2], n, m + n - 1).sum(axis=-2)
+    first = middle - (m - 1)
+    low, high = max(first, 0), min(first + n + m - 1, total.shape[-1])
+    total[..., low:high] += sums[..., low - first : high - first]
+
+
+def add_cells(total: Array, s: Statistic, P: Array, rows: slice, cols: slice, p: Problem) -> None:
+    """Add P to the cells of a map, or take the maximum; `rows` and `cols` say where in the call it lies."""
+    number_of_rows, number_of_cols, kind = s.of
+    (row, row_cuts), (col, col_cuts) = (
+        touched(cells(number, n), part)
+        for number, n, part in ((number_of_rows, p.n_q, rows), (number_of_cols, p.n_k, cols))
+    )
+    operation: Any = np.maximum if kind == "max" else np.add
+    part = operation.reduceat(operation.reduceat(P, col_cuts, axis=-1), row_cuts, axis=-2)
+    spot = total[..., row, col]
+    operation(spot, part, out=spot)
+
+
+def touched(edges: Array, part: slice) -> tuple[slice, Array]:
+    """The cells that a part of the positions touches, and where in it they begin."""
+    first, last = np.searchsorted(edges, [part.start, part.stop - 1], side="right") - 1
+    return slice(first, last + 1), np.maximum(edges[first : last + 1] - part.start, 0)
+
+
+def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
     """P (..., h, rows, cols): any part of the weights, from the same tiles that forward computes."""
+    if isinstance(rows, range) and rows.step < 0:
+        return weights(p, lse, rows[::-1], cols)[..., ::-1, :]
+    if cols.step < 0:
+        return weights(p, lse, rows, cols[::-1])[..., ::-1]
     tile = np.zeros(p.shape(len(rows), len(cols)), p.compute)
 
     def work(block: Rows) -> None:
-        mine = tile[block.unit.index].reshape(p.kv_heads, p.group, len(rows), len(cols))[
-            block.unit.kv, block.unit.group
-        ]
+        mine = block.unit.own(tile)
         take, put = overlap(rows, block.start, ROWS)
         given = Given(block, lse)
         for chunk in block.chunks():
             columns, there = overlap(cols, chunk.start, chunk.T * KEYS)
-            if len(columns):
+            if there.start < there.stop:
                 P = given.weights(chunk, chunk.raw())[1].swapaxes(2, 3).reshape(*block.heads, ROWS, -1)
-                mine[..., put[:, None], there] = P[..., take[:, None], columns]
+                mine[..., put, there] = P[..., take, columns]
 
-    spread_blocks(p, work, rows)
+    if len(rows) and len(cols):
+        spread_blocks(p, work, rows, cols)
     return tile
 
 
-def overlap(wanted: range, start: int, size: int) -> tuple[Array, Array]:
-    """The positions in [start, start + size) that are wanted, counted from start, and their places in `wanted`."""
+def overlap(wanted: Positions, start: int, size: int) -> tuple[Any, Any]:
+    """The positions in [start, start + size) that are wanted, counted from start, and their places in `wanted`: slices
+    of a rising range, else arrays.
+    """
+    if isinstance(wanted, range):
+        step = wanted.step
+        first, stop = (max(0, -((wanted.start - edge) // step)) for edge in (start, start + size))
+        first, stop = min(first, len(wanted)), min(stop, len(wanted))
+        begin = wanted.start + first * step - start
+        return slice(begin, begin + (stop - first) * step, step), slice(first, stop)
     positions = np.asarray(wanted, dtype=np.int64)
     places = np.flatnonzero((positions >= start) & (positions < start + size))
     return positions[places] - start, places

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard.engines.tiled import in_order, rows_of, threads_for
-from regard.engines.tiled_derivatives import Direction, Known, Moving, Pairs
+from regard.engines.tiled_derivatives import AT_ONCE, Direction, Known, Moving, Pairs
 from regard.engines.tiles import KEYS, ROWS, Chunk, Rows, Unit, product, units
 from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import scatter
@@ -175,7 +175,7 @@ def backward_jvp(
         if g.dH is not None:
             g_dot.c_row = g_dot.c_row - g.dH * (p_sink + known_dot.entropy)
         dq = np.zeros((*rows.heads, ROWS, p.d), p.compute)
-        for chunk in rows.chunks():
+        for chunk in rows.chunks(AT_ONCE):
             x = Pairs(known, chunk)
             T_dot, S_dot = moving.scores(x)
             grown = S_dot - known_dot.lse  # P˙ / P

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from regard.engines.tiled import Given, forward, in_order, rows_of, spread_blocks, weight
-from regard.engines.tiles import ROWS, Chunk, Rows, masked, product
+from regard.engines.tiles import ROWS, TILES, Chunk, Rows, masked, product
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Node, Table, tangent
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+AT_ONCE = TILES // 2  # along a direction twice as many arrays are alive
 
 
 class Known(Given):
@@ -146,7 +148,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
         moving = Moving(known, way)
         mean = np.zeros((*rows.heads, ROWS), c)
         total, bend, moved = np.zeros_like(mean), np.zeros_like(mean), np.zeros((*mean.shape, p.d_v), c)
-        for chunk in rows.chunks():
+        for chunk in rows.chunks(AT_ONCE):
             x = Pairs(known, chunk)
             _, PS = moving.scores(x)
             PS *= x.P

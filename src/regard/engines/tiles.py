@@ -22,6 +22,7 @@ from regard.rules import EVERYTHING, At, Node, evaluate, reads, tile_pairs
 from regard.spec import kept
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Positions = range | tuple[int, ...]
 
 ROWS, KEYS, TILES = 128, 128, 8
 CHUNK = 2**18  # scores computed at once: a megabyte of float32, in cache, and Python between them counts for little
@@ -133,14 +134,28 @@ class Unit:
         """The first query of each block as a row of this call; the first may be negative."""
         return range(-(self.offset % ROWS), self.p.n_q, ROWS)
 
-    def bands(self, size: int, first: int, last: int) -> list["Band"]:
-        """The blocks that hold the rows from first to last, at most `size` of them together."""
-        starts = [start for start in self.row_starts if start <= last and start + ROWS > first]
-        return [Band(self, starts[n : n + size]) for n in range(0, len(starts), size)]
+    def own(self, x: Array) -> Array:
+        """The part of a result (..., h, *tail) that belongs to this unit, (kv heads, group, *tail); a view."""
+        mine = x[self.index]
+        part: Array = mine.reshape(self.p.kv_heads, self.p.group, *mine.shape[1:])[self.kv, self.group]
+        return part
+
+    def bands(self, size: int, rows: Positions | None = None, cols: Positions | None = None) -> list["Band"]:
+        """The blocks that hold some of `rows`, at most `size` of them together, and the tiles from the first of `cols`
+        to the last; all unless they are given.
+        """
+        starts, tiles = list(self.row_starts), range(len(self.tile_starts))
+        if rows is not None:
+            first = self.row_starts.start
+            starts = [starts[n] for n in dict.fromkeys(sorted((row - first) // ROWS for row in rows))]
+        if cols is not None:
+            first = self.tile_starts.start
+            tiles = range((min(cols) - first) // KEYS, (max(cols) - first) // KEYS + 1)
+        return [Band(self, starts[n : n + size], tiles) for n in range(0, len(starts), size)]
 
     @property
     def blocks(self) -> Iterator["Rows"]:
-        for band in self.bands(BAND, 0, self.p.n_q - 1):
+        for band in self.bands(BAND):
             yield from band
 
 
@@ -166,10 +181,11 @@ class Band:
 
     unit: Unit
     starts: list[int]
+    tiles: range
 
     def __iter__(self) -> Iterator["Rows"]:
         unit, p = self.unit, self.unit.p
-        tiles = np.arange(len(unit.tile_starts))
+        tiles = np.arange(self.tiles.start, self.tiles.stop)
         if not p.hiding:
             everything = np.full(len(tiles), EVERYTHING, np.int8)
             for start in self.starts:
@@ -177,7 +193,9 @@ class Band:
             return
         first, last = np.maximum(self.starts, 0), np.minimum(np.add(self.starts, ROWS), p.n_q) - 1
         ranges = p.ranges(unit.b, unit.heads, first, last)
-        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, p.key_edges(KEYS))
+        edges = p.key_edges(KEYS)[self.tiles.start : self.tiles.stop + 1]
+        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
+        tile = tile + self.tiles.start
         cuts = np.searchsorted(row, np.arange(len(self.starts) + 1))
         for start, (a, b) in zip(self.starts, pairwise(cuts), strict=True):
             yield Rows(unit, start, tile[a:b], kind[a:b])
@@ -204,17 +222,19 @@ class Rows:
         """The rows of x (kv heads, group, n_q, d) as (kv heads, group, 1, ROWS, d)."""
         return block(x, self.start, ROWS, self.p.compute)[:, :, None]
 
-    def chunks(self) -> Iterator["Chunk"]:
-        """The tiles span by span, in rising order."""
+    def chunks(self, tiles_at_once: int = TILES) -> Iterator["Chunk"]:
+        """The tiles span by span, or by so many, in rising order."""
         if not len(self.tiles):
             return
         first = self.p.origin[2] // KEYS  # the absolute number of tile 0
-        spans = (self.tiles + first) // TILES
+        spans = (self.tiles + first) // tiles_at_once
         cuts = np.flatnonzero(np.diff(spans)) + 1
         for tiles, kinds in zip(np.split(self.tiles, cuts), np.split(self.kinds, cuts), strict=True):
             inside = np.arange(tiles[0], tiles[-1] + 1)
             # A tile between them that was left out is here again, and has to be masked.
-            yield Chunk(self, inside, np.setdiff1d(inside, tiles[kinds == EVERYTHING], assume_unique=True))
+            mixed = np.ones(len(inside), bool)
+            mixed[tiles[kinds == EVERYTHING] - tiles[0]] = False
+            yield Chunk(self, inside, inside[mixed])
 
 
 class Chunk:

@@ -15,18 +15,26 @@ from .heads import (
     sink_rate,
     strongest,
 )
+from .maps import cluster_heads, copying, effective_rank, head_distance, repeated_tokens
+from .streamed import measure_heads
 
 __all__ = [
     "KINDS",
     "HeadStatistics",
+    "cluster_heads",
+    "copying",
     "current_token",
     "duplicate_token",
+    "effective_rank",
     "entropy",
+    "head_distance",
     "head_statistics",
     "induction",
     "kind",
+    "measure_heads",
     "normalized_entropy",
     "previous_token",
+    "repeated_tokens",
     "sink",
     "sink_rate",
     "strongest",

@@ -24,6 +24,7 @@ class HeadStatistics:
     """What one head looks at, each an average over the rows that have something to say; weights lie in [0, 1].
 
     `entropy` is in nats, `normalized_entropy` relative to attending evenly. `sink` is the weight on the first token.
+    `kv_head` is the key-value head whose keys it reads, None where that is not known.
     """
 
     layer: int
@@ -35,6 +36,7 @@ class HeadStatistics:
     current: float
     entropy: float
     normalized_entropy: float
+    kv_head: int | None = None
 
     @property
     def scores(self) -> dict[str, float]:
@@ -160,7 +162,7 @@ def head_statistics(
     for start in range(0, ids.shape[-1], rows):
         tile = _Tile(np.asarray(give(slice(start, start + rows)), np.float64), ids, start, causal, prefix)
         sums = sums + np.stack([_sums(statistic(tile)) for statistic in _STATISTICS])
-    means = _divide(*np.moveaxis(sums, 1, 0))
+    means = divide(*np.moveaxis(sums, 1, 0))
     return tuple(HeadStatistics(layer, head, *values) for head, values in enumerate(means.T.tolist()))
 
 
@@ -276,7 +278,7 @@ def _whole(weights: ArrayLike, ids: ArrayLike | None = None, *, causal: bool = T
 def _mean(rows: Rows) -> Means:
     values, says = rows
     says = np.broadcast_to(says, values.shape)
-    return _divide(values.sum(-1, where=says), says.sum(-1))
+    return divide(values.sum(-1, where=says), says.sum(-1))
 
 
 def _sums(rows: Rows) -> NDArray[np.float64]:
@@ -287,6 +289,7 @@ def _sums(rows: Rows) -> NDArray[np.float64]:
     return np.stack([values.sum(others, where=says), says.sum(others)])
 
 
-def _divide(sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:
+def divide(sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:
+    """Means; 0 of nothing."""
     means: Means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
     return means

@@ -7,13 +7,12 @@ import torch
 
 from regard import api, checks, merging, planning, stepping
 from regard.api import problem_from
-from regard.observing import Seen, Top
 from regard.rules import as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import graph
 from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, values
 from regard.torch.autograd import Attention, run
-from regard.torch.calls import DEFAULTS, Call, new_seed
+from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
 from regard.torch.rules import bind, constant, flags, table
 from regard.torch.short import short
 
@@ -79,7 +78,7 @@ def attention(
         tile = applied(one, *floats.values(), *fixed.values())[0]
         results.append(tile[0] if matrices else tile)
     if call.observe:
-        results.append(seen(call, found))
+        results.append(seen_of(call.observe, found))
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -90,12 +89,6 @@ def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = Attention.apply(call, *inputs)
         return found
     return run(call, *inputs)
-
-
-def seen(call: Call, found: tuple[torch.Tensor, ...]) -> Seen:
-    rest = iter(found[3 if "entropy" in call.results else 2 :])
-    named = {"lse": lambda: found[1], "entropy": lambda: found[2], "top": lambda: Top(next(rest), next(rest))}
-    return Seen({s: named.get(s.name, lambda: next(rest))() for s in call.observe})
 
 
 def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:

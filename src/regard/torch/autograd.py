@@ -23,7 +23,7 @@ from regard.torch.calls import Call, Ready
 
 Tensors = tuple[torch.Tensor | None, ...]
 OUTPUTS = ("out", "lse", "entropy")
-INTEGERS = ("argmax", "indices")
+INTEGERS = ("argmax", "indices", "visible", "distances")
 NONE: Tensors = (None, None, None)
 
 

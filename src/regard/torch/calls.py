@@ -11,7 +11,7 @@ import torch
 
 from regard.api import Frame, problem_from
 from regard.engines import Engine, choose
-from regard.observing import Statistic, Top
+from regard.observing import Profile, Seen, Statistic, Top, each_array
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
@@ -55,7 +55,7 @@ class Call:
         """What comes out, by name: out and lse, entropy if it is observed, then the other statistics as observed."""
         if self.weights:
             return "out", "lse"
-        names = [x for s in self.observe for x in (("values", "indices") if s.name == "top" else (s.name,))]
+        names = [name for s in self.observe for name in arrays_of(s)]
         first = [name for name in ("entropy",) if name in names]
         return "out", "lse", *first, *(name for name in names if name not in ("lse", "entropy"))
 
@@ -102,14 +102,16 @@ class Ready:
         if self.call.weights:
             tile = self.engine.weights(p, outputs.lse, range(p.n_q), range(p.n_k)).astype(p.dtype, copy=False)
             return self.outward(Outputs(tile, outputs.lse, None))
-        others = [x for s, x in self.frame.seen(found).items() if s not in (LSE, ENTROPY)]
-        flat = (y for x in others for y in ((x.values, x.indices) if isinstance(x, Top) else (x,)))
+        flat: list[Array] = []
+        for s, x in self.frame.seen(found).items():
+            if s not in (LSE, ENTROPY):
+                each_array(x, flat.append)
         return [*self.outward(outputs), *flat]
 
     def outward(self, x: Outputs) -> list[Array]:
         """out, lse and, if it is observed, entropy, as the caller sees them."""
-        turned = self.frame.outputs(x._replace(out=None) if self.call.weights else x)
-        out = self.frame.per_head(x.out) if self.call.weights else turned.out
+        turned: Any = self.frame.outputs(x._replace(out=None) if self.call.weights else x)
+        out: Any = x.out if self.call.weights else turned.out
         return [out, turned.lse, *([turned.entropy] if "entropy" in self.call.results else [])]
 
     def outputs(self, out: Array | None, lse: Array | None, entropy: Array | None) -> Outputs:
@@ -123,8 +125,8 @@ class Ready:
         given = dict(zip(self.call.floats, arrays, strict=True))
         q, k, v = (given.get(name) for name in ("query", "key", "value"))
         tables = {self.tables[x]: t for x, t in given.items() if isinstance(x, TensorTable) and t is not None}
-        inward = (None if x is None else self.frame.inward(x) for x in (q, k, v))
-        return Differential(*inward, given.get("bias"), given.get("sink"), tables)
+        q, k, v = (None if x is None else self.frame.inward(x) for x in (q, k, v))
+        return Differential(q, k, v, given.get("bias"), given.get("sink"), tables)
 
     def gradients(self, g: Differential) -> list[Array | None]:
         """The arrays of a differential in the order of `floats`."""
@@ -163,6 +165,29 @@ def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dic
         rest = tuple(need for need in rule.requires if need.axis != "b")
         changed[name] = replace(rule, node=substitute(rule.node, {b.node: inner.node}), requires=rest)
     return changed
+
+
+def arrays_of(s: Statistic) -> tuple[str, ...]:
+    """The names of the arrays that a statistic is."""
+    return {"top": ("values", "indices"), "profile": ("profile", "distances")}.get(s.name, (s.name,))
+
+
+def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
+    """The statistics, of the results of a call."""
+    rest = iter(results[3 if ENTROPY in observe else 2 :])
+    values: dict[Statistic, Any] = {}
+    for s in observe:
+        if s.name == "lse":
+            values[s] = results[1]
+        elif s.name == "entropy":
+            values[s] = results[2]
+        elif s.name == "top":
+            values[s] = Top(next(rest), next(rest))
+        elif s.name == "profile":
+            values[s] = Profile(next(rest), next(rest))
+        else:
+            values[s] = next(rest)
+    return Seen(values)
 
 
 def new_seed() -> torch.Tensor:

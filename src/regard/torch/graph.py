@@ -6,7 +6,7 @@ constant, which it calls with constants, and which make rules and calls and give
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,12 +14,12 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import regard.rules
-from regard.observing import Seen, Statistic, Top
+from regard.observing import Statistic
 from regard.rules import Mask, Program, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
 from regard.torch.arrays import autocast
-from regard.torch.calls import DEFAULTS, Call, new_seed
+from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
 from regard.torch.rules import Flags, TensorTable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -198,7 +198,7 @@ def digest(x: Any) -> str:
 @constant
 def name_of_call(
     mask: str | None, score: str | None, floats: tuple[bool, ...], tensors: tuple[str, ...], engine: str | None,
-    weights: bool, observe: tuple[tuple[str, int], ...], options: tuple[tuple[str, Any], ...],
+    weights: bool, observe: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...],
 ) -> str:  # fmt: skip
     """floats: which tensors of the score have a derivative. tensors: which other inputs are given."""
     masks, scores = (Named(None, ()) if name is None else fresh(_rules[name]) for name in (mask, score))
@@ -235,7 +235,10 @@ def attention(
     matrices = query.ndim == 2
     if matrices:
         query, key, value = query[None], key[None], value[None]
-    names, floats, others, tail = [], [], [], []
+    names: list[str] = []
+    floats: list[Any] = []
+    others: list[Any] = []
+    tail: list[Any] = []
     for name, into in (("bias", floats), ("sink", floats), ("offset", tail)):
         given = options.get(name)
         if name == "offset" and isinstance(given, int):
@@ -252,11 +255,14 @@ def attention(
         others += mask.tensors
     numbers = {name: fixed(x) for name, x in options.items() if name not in ("mask", "score", *names)}
     seeded = bool(options.get("dropout")) and options.get("seed") is None
-    seen = [(s, 0) if isinstance(s, str) else (s.name, fixed(s.k)) for s in observe]
-    rules = [None if rule is None else rule.name for rule in (mask, score)]
+    seen = [(s, None) if isinstance(s, str) else (s.name, fixed(s.of)) for s in observe]
+    for name, _ in seen:
+        if name == "mass":
+            raise NotImplementedError("regard.mass is not observed in a graph that is traced")
+    masked, scored = None if mask is None else mask.name, None if score is None else score.name
 
     call = name_of_call(
-        *rules, tuple(trains), tuple([*names, "seed"] if seeded else names), engine, False, tuple(seen),
+        masked, scored, tuple(trains), tuple([*names, "seed"] if seeded else names), engine, False, tuple(seen),
         tuple(numbers.items()),
     )  # fmt: skip
     seeds = [new_seed()] if seeded else []
@@ -266,24 +272,9 @@ def attention(
     out = [results[0]]
     if return_weights:
         numbers = {name: x for name, x in numbers.items() if name not in ("dropout", "seed")}
-        call = name_of_call(*rules, tuple(trains), tuple(names), engine, True, (), tuple(numbers.items()))
+        call = name_of_call(masked, scored, tuple(trains), tuple(names), engine, True, (), tuple(numbers.items()))
         tile = forward([query, key, *floats, *others, *tail], call)[0]
         out.append(tile[0] if matrices else tile)
     if seen:
-        out.append(seen_of(seen, results))
+        out.append(seen_of([Statistic(*s) for s in seen], results))
     return out[0] if len(out) == 1 else tuple(out)
-
-
-def seen_of(observe: Sequence[tuple[str, int]], results: Sequence[torch.Tensor]) -> Seen:
-    entropy = any(name == "entropy" for name, _ in observe)
-    at, values = 3 if entropy else 2, {}
-    for name, k in observe:
-        if name in ("lse", "entropy"):
-            values[Statistic(name, k)] = results[1 if name == "lse" else 2]
-        elif name == "top":
-            values[Statistic(name, k)] = Top(results[at], results[at + 1])
-            at += 2
-        else:
-            values[Statistic(name, k)] = results[at]
-            at += 1
-    return Seen(values)

@@ -47,16 +47,25 @@ def _forward_fake(inputs: Tensors, call: str) -> Tensors:
     real = torch.float64 if q.dtype is torch.float64 else torch.float32
     matrix = (n_q, heads) if first else (heads, n_q)
     results = [q.new_empty((*rows, n_k) if known.weights else (*lead, *matrix, v.shape[-1]))]
-    widths = iter([s.k for s in known.observe if s.name == "top" for _ in ("values", "indices")])
+    shapes = {"received": (*lead, heads, n_k), "group_received": (*lead, k.shape[h], n_k)}
+    shapes |= {"profile": (*lead, heads, n_q + n_k - 1), "distances": (*lead, 1, n_q + n_k - 1)}
+    own: dict[str, list[Any]] = {}
+    for s in known.observe:
+        if s.name == "top":
+            own.setdefault("values", []).append((*rows, s.of))
+            own.setdefault("indices", []).append((*rows, s.of))
+        elif s.name == "pooled":
+            own.setdefault("pooled", []).append((*lead, heads, min(s.of[0], n_q), min(s.of[1], n_k)))
+        elif s.name == "weights_of":
+            own.setdefault("weights_of", []).append((*lead, heads, len(s.of), n_k))
     for name in known.results[1:]:
-        shape = (*lead, heads, n_k) if name == "received" else rows
-        shape = (*rows, next(widths)) if name in ("values", "indices") else shape
+        shape = own[name].pop(0) if name in own else shapes.get(name, rows)
         results.append(q.new_empty(shape, dtype=torch.int64 if name in INTEGERS else real))
     return results
 
 
 def _backward_fake(given: Given, call: str) -> Tensors:
-    floats = given[: len(call_of(call).floats)]
+    floats: list[Any] = given[: len(call_of(call).floats)]  # type: ignore[assignment]
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in floats if x is not None]
 
 

@@ -8,7 +8,7 @@ import torch
 from regard.api import problem_from
 from regard.engines import choose
 from regard.threads import num_threads
-from regard.torch.arrays import PLAIN, array
+from regard.torch.arrays import NUMPY, PLAIN, array
 from regard.torch.calls import DEFAULTS, Call
 
 OPTIONS = {"causal", "scale", "offset"}
@@ -58,7 +58,7 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
 
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> Call | None:
-    plain = all(x.is_cpu and x.layout is torch.strided and not x.is_neg() and x.ndim > 2 for x in (q, k, v))
+    plain = all(x.is_cpu and x.dtype in NUMPY and x.layout is torch.strided and not x.is_neg() and x.ndim > 2 for x in (q, k, v))
     if not plain or isinstance(options.get("offset"), torch.Tensor):
         return None
     from regard.engines import cpu

@@ -1,7 +1,7 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward is a kernel; its lse and entropy are exact, and the largest weight comes with it. Derivatives, weights and the
-other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
+Forward and backward are kernels; lse and entropy are exact, and the largest weight comes with them. Tangents, weights
+and the other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
 """
 
 import functools
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from regard.engines import tiled
-from regard.observing import Statistic
+from regard.engines.observed import basic, complete
+from regard.observing import Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -46,30 +47,47 @@ def supports(p: Problem) -> str | None:
     return None
 
 
+@functools.cache
+def _work() -> Any:
+    """What needs the compiler, loaded by the first call; to import it in each one takes a microsecond."""
+    from regard.engines.cpu import work
+
+    return work
+
+
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    from regard.engines.cpu.target import chosen
-    from regard.engines.cpu.work import Results, run
-
-    names = {s.name for s in p.observe}
-    lse = np.empty(p.shape(p.n_q), p.compute)
-    results = Results(
-        p.new_output(),
+    work, out, observe = _work(), p.new_output(), basic(p.observe)
+    names = {s.name for s in observe}
+    best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= work.BEST[-1])]
+    k = max((s.of or 1 for s in best), default=0)
+    width = min(n for n in (0, *work.BEST) if n >= k)
+    lse, shape = np.empty(out.shape[:-1], p.compute), p.shape(p.n_q, width)
+    results = work.Results(
+        out,
         lse,
         np.empty_like(lse) if "entropy" in names else None,
         np.empty_like(lse) if "max" in names else None,
+        np.empty(shape, p.compute) if best else None,
+        np.empty(shape, np.int64) if best else None,
     )
-    run(p, chosen(), results, rows)
-    seen: dict[Statistic, Any] = {}
-    others = tuple(s for s in p.observe if s.name in ("argmax", "top"))
-    if others:
-        seen |= tiled.forward(replace(p, observe=others, value=p.value[..., :0]), rows)[1]
-    for s in p.observe:
-        if s.name in ("lse", "entropy", "max"):
-            seen[s] = getattr(results, s.name)
-        elif s.name == "received":
-            seen[s] = tiled.received(p, lse)
-    return Outputs(results.out, lse, results.entropy), {s: seen[s] for s in p.observe}
+    work.run(p, work.chosen(), results, rows)
+    seen: dict[Statistic, Any] = {s: getattr(results, s.name) for s in observe if s.name in ("lse", "entropy", "max")}
+    for s in best:
+        assert results.values is not None
+        assert results.indices is not None
+        values, indices = (np.ascontiguousarray(x[..., : s.of or 1]) for x in (results.values, results.indices))
+        seen[s] = indices[..., 0] if s.name == "argmax" else Top(values, indices)
+    passed = tuple(s for s in observe if s.name in ("visible", "received", "profile", "pooled"))
+    if passed:
+        from regard.engines.cpu.second_work import second_pass
+
+        seen |= second_pass(p, work.chosen(), lse, passed)
+    many = tuple(s for s in observe if s.name == "top" and s not in seen)
+    if many:
+        seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
+    seen |= tiled.second_pass(p, lse, tuple(s for s in observe if s.name == "weights_of"))
+    return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
 
 
 def again(p: Problem) -> Any:
@@ -85,7 +103,10 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
-    return tiled.backward(p, outputs, ct)
+    from regard.engines.cpu.backward_work import backward as run
+    from regard.engines.cpu.target import chosen
+
+    return run(p, chosen(), outputs, ct)
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from regard.engines.cpu.element import BF16, I8, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value
-from regard.engines.cpu.forward_kernel import Forward, Tile
+from regard.engines.cpu.forward_kernel import Forward
+from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
@@ -187,9 +188,9 @@ class FewQueries(Forward):
         nothing = k.constant(self.real, -math.inf).spread(W)
         with k.loop(kind.few) as r:
             if kind.bias:
-                self._fetch("bias", kind.bias, r, tile)
+                self._fetch_row("bias", kind.bias, r, tile)
             for n in range(kind.dense):
-                self._fetch(f"dense{n}", I8, r, tile)
+                self._fetch_row(f"dense{n}", I8, r, tile)
             row = {"b": self.word("b"), "keys": k.integer("keys"), "i": self.item.i[r], "h": self.item.h[r]}
             prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
             top = k.variable(nothing)
@@ -212,7 +213,7 @@ class FewQueries(Forward):
                 top.value = k.maximum(s, top.value)
             self.tile.top[r] = self._across(top.value, k.maximum)
 
-    def _fetch(self, name: str, type: Type, r: Value, tile: Tile) -> None:
+    def _fetch_row(self, name: str, type: Type, r: Value, tile: Tile) -> None:
         """The keys of a tile in a row of a dense array."""
         k, into = self.k, getattr(self.tile, name)
         head, row, key = (k.integer(f"{name}_{axis}") for axis in ("head", "row", "key"))
@@ -223,7 +224,7 @@ class FewQueries(Forward):
     def _weights(self, tile: Tile) -> None:
         """P = exp(S − m) and its sums: those of keys that are W apart lie in lanes."""
         k, kind, W = self.k, self.kind, self.W
-        shifts = self._new_maximum(0)[1]
+        shifts = -self._new_maximum(0)[1]
         across: list[list[Value]] = []
         for r in self.rows:
             shift = shifts.lane(r).spread(W)
@@ -263,10 +264,11 @@ class FewQueries(Forward):
         vectors = steps * self.step // W
         sums = [[k.variable(self.zero()) for _ in range(vectors)] for _ in self.rows]
         keys = 2 if pairs else 1
+        source, width = self._source("v", tile.start), k.integer("v_row")
         with k.loop(tile.stop, start=tile.first & -keys, step=keys) as p:
-            values = self._values(tile, p, a, steps, count)
+            values = self._values(lambda x: source.bytes(x * width), tile, p, a, steps, count)
             for n in range(keys):
-                row = self._source("v", tile.start + p + self.v_ahead + n).bytes(a * size)
+                row = source.bytes((p + self.v_ahead + n) * width + a * size)
                 for line in range(0, steps * self.step * size, LINE):
                     row.bytes(line).prefetch()
             for r in self.rows:
@@ -294,7 +296,9 @@ class FewQueries(Forward):
         output: Pointer = self.span.O + (self.width * r + a)
         return output
 
-    def _values(self, tile: Tile, p: Value, a: Value, steps: int, count: Value | None) -> list[Value]:
+    def _values(
+        self, at: Callable[[Value], Pointer], tile: Tile, p: Value, a: Value, steps: int, count: Value | None
+    ) -> list[Value]:
         """Vectors of a row of V, or of two rows as pairs, interleaved within 16 bytes."""
         k, W, size = self.k, self.W, self.kind.element.size
 
@@ -303,10 +307,10 @@ class FewQueries(Forward):
             return at.load(0, self.step) if count is None else at.load_first(count, self.step)
 
         if not self.kind.pairs:
-            row = self._source("v", tile.start + p)
+            row = at(p)
             return [load(row, n).bits(self.kind.element).to(self.real) for n in range(steps)]
         # Of a pair at the edge, what is not there weighs nothing, and may be any number.
-        rows = [self._source("v", tile.start + x) for x in (k.maximum(p, tile.first), k.minimum(p + 1, tile.stop - 1))]
+        rows = [at(k.maximum(p, tile.first)), at(k.minimum(p + 1, tile.stop - 1))]
         made = []
         for n in range(steps):
             low, high = (load(row, n) for row in rows)

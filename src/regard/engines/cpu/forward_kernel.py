@@ -12,39 +12,30 @@ operations on every number in the same order, so that which one runs is a questi
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import NamedTuple
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import F32, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value
+from regard.engines.cpu.lanes import Lanes, Tile
 from regard.engines.cpu.layout import KEYS, TILE_BITS, TILES, Kind, item_area, span_area, tile_area
-from regard.engines.cpu.lowering import Lowering
-
-LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A tile of an item. Keys are counted from its start: those from `first` to before `stop` are there."""
+class Best(NamedTuple):
+    """The largest scores of every lane so far, in falling order, and the columns of their keys; −∞ and −1 for none."""
 
-    number: Value  # counted from the absolute j = 0
-    start: Value  # the column of its first key; negative if it begins before the call's keys
-    first: Value
-    stop: Value
-    mixed: tuple[Value, Value]  # the keys of which a mask may hide some
+    values: Pointer
+    indices: Pointer
 
 
-class Forward(ABC):
+class Forward(Lanes, ABC):
     """What both layouts share: groups, spans, merging, and the end."""
 
     def __init__(self, k: Kernel, kind: Kind):
-        self.k, self.kind = k, kind
-        self.real, self.W, self.B = kind.real, k.target.lanes(kind.real.size), kind.lanes
-        self.d, self.d_v = k.integer("d"), k.integer("d_v")
+        super().__init__(k, kind)
         self.scale2 = mathematics.LOG2_E if kind.ruled else 1.0  # from scores to logarithms of base 2
         scale = k.real("scale", kind.real) * (1.0 if kind.ruled else mathematics.LOG2_E)
         # Queries take the scale; where products take pairs they would lose bits by it, and take its sign alone.
@@ -55,8 +46,6 @@ class Forward(ABC):
                 k.where(scale < 0.0, -one, one),
                 k.intrinsic("fabs", kind.real, scale),
             )
-        self.mask = Lowering(k, kind.mask, kind.real, kind.integer) if kind.mask else None
-        self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
         self.tile, rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
         self.own, self.rest = self._area(rest, span_area(kind, self.d_v))
 
@@ -66,13 +55,6 @@ class Forward(ABC):
         groups = k.pointer("groups", I64)
         with k.loop(k.integer("count")) as n:
             self._group(groups[n * 2], groups[n * 2 + 1])
-
-    def _area(self, start: Pointer, sizes: Mapping[str, Any]) -> tuple[SimpleNamespace, Pointer]:
-        """Pointers to parts of memory that lie one behind the other, and what follows them."""
-        made = {}
-        for name, size in sizes.items():
-            made[name], start = start, start + size
-        return SimpleNamespace(**made), start
 
     # Items
 
@@ -84,12 +66,7 @@ class Forward(ABC):
             setattr(self.item, name, getattr(self.item, name).of(type))
         for name in ("g", "r", "cursor"):
             setattr(self.item, name, getattr(self.item, name).of(I64))
-
-    def word(self, name: str) -> Value:
-        return self.words[self.kind.item.index(name)]
-
-    def address(self, name: str, type: Type) -> Pointer:
-        return self.k.pointer_at(self.words, self.kind.item.index(name), type)
+        self.best = self._best(self.item)
 
     def _group(self, first: Value, stop: Value) -> None:
         k = self.k
@@ -135,19 +112,6 @@ class Forward(ABC):
 
     # Lanes
 
-    def vectors(self) -> range:
-        """Where the vectors of a row of lanes begin."""
-        return range(0, self.B, self.W)
-
-    def load(self, p: Pointer, *offsets: object) -> Value:
-        for x in offsets:
-            p = p + x
-        return p.load(0, self.W)
-
-    def fill(self, p: Pointer, x: float, rows: object = 1) -> None:
-        with self.k.loop(self.k.whole(rows) * self.B, step=self.W) as n:
-            p[n] = self.k.constant(self.real, x).spread(self.W)
-
     @contextmanager
     def _outputs(self) -> Iterator[tuple[Value, Callable[[Pointer], Value]]]:
         """Over the vectors of an output: where each begins, and what its lanes find in a row of lanes."""
@@ -158,20 +122,6 @@ class Forward(ABC):
         with self._outputs() as (at, _):
             output[at] = self.zero()
 
-    def zero(self) -> Value:
-        return self.k.constant(self.real, 0.0).spread(self.W)
-
-    def each_lane(self, work: Callable[[Value, Value, Value], None]) -> None:
-        """Work on every lane, given its number, its head in the item and its row; lanes without one repeat the last."""
-        k, last, rows = self.k, self.word("lanes") - 1, self.word("rows")
-        with k.loop(self.B) as lane:
-            n = k.minimum(lane, last)
-            work(lane, n // rows, n % rows)
-
-    def _row(self, base: Pointer, lane: Value, head: Value, row: Value) -> Pointer:
-        """The row that belongs to a lane, in an array that begins at the item's first row."""
-        return base.bytes(self.item.g[lane] * head + self.item.r[lane] * row)
-
     def _begin(self) -> None:
         k, item = self.k, self.item
         item.cursor[0] = self.word("tiles")
@@ -180,21 +130,14 @@ class Forward(ABC):
         for p, x in ((item.m, -math.inf), (item.l, 0.0), (item.e, 0.0)):
             self.fill(p, x)
         self._clear(item.O)
+        self._forget(self.best)
         # The item of a call whose spans were worked on apart.
         spans, _ = self._area(k.at(self.word("partial"), self.real), span_area(self.kind, self.d_v))
         with k.loop(self.word("spans")) as n:
             size = sum(span_area(self.kind, self.d_v).values(), k.whole(0)) * n
-            self._merge(SimpleNamespace(**{name: p + size for name, p in vars(spans).items()}))
-
-    def _begin_lane(self, lane: Value, g: Value, r: Value) -> None:
-        """What rules and dropout must know of the row."""
-        k, item = self.k, self.item
-        i, h = self.word("i") + r, self.word("h") + g
-        item.i[lane], item.h[lane] = i.to(self.kind.integer), h.to(self.kind.integer)
-        item.g[lane], item.r[lane] = g, r
-        if self.kind.dropout:
-            first, second = mathematics.row_key(k, k.integer("seed"), self.word("b"), h, i)
-            item.first[lane], item.second[lane] = first, second
+            span = SimpleNamespace(**{name: p + size for name, p in vars(spans).items()})
+            self._merge(span)
+            self._merge_best(self._best(span))
 
     @abstractmethod
     def _prepare_queries(self) -> None:
@@ -208,6 +151,12 @@ class Forward(ABC):
         partial = self.word("partial")
         home = k.where(partial == 0, self.own.m.address, partial)
         self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
+        with k.when(partial != 0):
+            self._forget(self._best(self.span))
+        apart, together = self._best(self.span), self._best(self.item)
+        self.best = Best(
+            *(k.at(k.where(partial == 0, x.address, y.address), x.type) for x, y in zip(together, apart, strict=True))
+        )
         first = item.cursor[0]
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
@@ -234,21 +183,6 @@ class Forward(ABC):
                 inside.value = (self._span_of(tiles[t.value]) == current).to(I64)
         return t.value
 
-    def _tile(self, word: Value) -> Tile:
-        k = self.k
-        number = word >> TILE_BITS
-        start = number * KEYS - k.integer("shift")
-        first = k.maximum(word & 255, -start)
-        stop = k.minimum((word >> 8) & 255, k.integer("n_k") - start)
-        mixed = k.minimum(k.maximum((word >> 16) & 255, first), stop)
-        return Tile(
-            number + k.integer("first_tile"),
-            start,
-            first,
-            stop,
-            (mixed, k.minimum(k.maximum(word >> 24 & 255, mixed), stop)),
-        )
-
     def _begin_span(self) -> None:
         for p, x in ((self.span.m, -math.inf), (self.span.l, 0.0), (self.span.e, 0.0)):
             self.fill(p, x)
@@ -266,10 +200,6 @@ class Forward(ABC):
             bad.value = k.where(o.is_nan(), o, bad.value)
         return bad.value.is_nan().any()
 
-    def _finite(self, m: Value) -> Value:
-        """The least number for a maximum of nothing, so that −∞ − m is not NaN."""
-        return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
-
     def _natural(self, s: Value) -> Value:
         """What rules are given for what the product left of a score."""
         scale = self.product_scale if self.kind.ruled else None
@@ -280,9 +210,9 @@ class Forward(ABC):
         return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x)
 
     def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
-        """exp(s − m) and s − m, in the units of maxima, for what the product and the rules left of a score."""
+        """exp(s − m) and s − m, in the units of maxima, for what product and rules left of a score. shift: −m."""
         scale = None if self.kind.ruled else self.product_scale
-        difference = s - shift if scale is None else self.k.fma(s, scale, -shift)
+        difference = s + shift if scale is None else self.k.fma(s, scale, shift)
         return self._power(difference), difference
 
     def _entropy_term(self, p: Value, difference: Value) -> Value:
@@ -365,26 +295,6 @@ class Forward(ABC):
         copy: Pointer = self.tile.v_copy
         return copy.of(I32) + slot * (KEYS // 2) * self.d_v if self.kind.pairs else copy + slot * KEYS * self.d_v
 
-    def _source(self, name: str, row: Value) -> Pointer:
-        """A row of K or V by its column."""
-        return self.address(name, self.kind.element).bytes(row * self.k.integer(f"{name}_row"))
-
-    def _copy(
-        self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
-    ) -> None:
-        k, size = self.k, self.kind.element.size
-        feature = k.integer(f"{name}_feature")
-        with k.loop(stop, start=first) as p:
-            source, into = self._source(name, tile.start + p), copy + p * width
-            whole = k.where(feature == size, count - count % self.W, k.whole(0))
-            with k.loop(whole, step=self.W) as x:
-                into[x] = source.bytes(x * size).load(0, self.W).to(copy.type)
-            with k.loop(count, start=whole) as x:
-                into[x] = source.bytes(x * feature)[0].to(copy.type)
-            if self.kind.pairs:
-                with k.when(count < width):
-                    into[count] = k.constant(copy.type, 0.0)
-
     def _copy_pairs(self, tile: Tile, first: Value, stop: Value, copy: Pointer) -> None:
         """Rows of V two by two, their numbers in the halves of words; a row that is not there is 0."""
         k = self.k
@@ -411,6 +321,53 @@ class Forward(ABC):
             return low | (high << 16)
 
         return words
+
+    # The largest weights
+
+    def _best(self, area: SimpleNamespace) -> Best:
+        """The best keys that an item or a span keeps."""
+        return Best(area.values, area.indices.of(mathematics.integer_of(self.real)))
+
+    def _forget(self, best: Best) -> None:
+        if self.kind.best:
+            self.fill(best.values, -math.inf, self.kind.best)
+            with self.k.loop(self.kind.best * self.B, step=self.W) as n:
+                best.indices[n] = self.k.constant(best.indices.type, -1).spread(self.W)
+
+    @contextmanager
+    def _insertion(self, best: Best, c: Value) -> Iterator[Callable[[Value, Value], None]]:
+        """What inserts a score and its column into the lists of the lanes from c on, where it is larger than others."""
+        k = self.k
+        places = [n * self.B + c for n in range(self.kind.best)]
+        kept = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in places]
+
+        def insert(s: Value, column: Value) -> None:
+            better = [s > value.value for value, _ in kept]
+            for n in reversed(range(len(kept))):
+                value, index = kept[n]
+                if n == 0:
+                    above = s, column
+                else:  # what was above moves down, if it is not here that the score belongs
+                    (v, i), moved = kept[n - 1], better[n - 1]
+                    above = k.where(moved, v.value, s), k.where(moved, i.value, column)
+                value.value = k.where(better[n], above[0], value.value)
+                index.value = k.where(better[n], above[1], index.value)
+
+        yield insert
+        for n, (value, index) in zip(places, kept, strict=True):
+            best.values[n], best.indices[n] = value.value, index.value
+
+    def _merge_best(self, best: Best) -> None:
+        """The best of a span into those of the item; earlier spans come first, and win ties."""
+        k = self.k
+        if self.kind.best:
+            with (
+                k.loop(self.B, step=self.W) as c,
+                self._insertion(self._best(self.item), c) as insert,
+                k.loop(self.kind.best) as n,
+            ):
+                at = n * self.B + c
+                insert(self.load(best.values, at), best.indices.load(at, self.W))
 
     # Merging, and the end
 
@@ -463,11 +420,19 @@ class Forward(ABC):
                 positive = k.where(l == 0.0, one, l)
                 item.e[c] = (kept * old * mathematics.log(k, positive) - e) / positive
             factor = old * inverse
+            for n in range(kind.best):
+                s = self.load(item.values, n * self.B, c)
+                kept_weight = self._weight(s, -self._finite(m_old))[0] * (old * inverse)
+                item.values[n * self.B + c] = k.where(s == -math.inf, self.zero(), kept_weight)
             # The largest weight is that of a key.
             item.m[c] = k.where(m_old == -math.inf, self.zero(), factor)
             self.tile.rescale[c] = factor
         with self._outputs() as (at, of):
             item.O[at] = self.load(item.O, at) * of(self.tile.rescale) + 0.0  # not −0
+
+    @abstractmethod
+    def _turn_output(self) -> None:
+        """The item's output into that of the call."""
 
     def _write(self) -> None:
         self._turn_output()
@@ -482,21 +447,9 @@ class Forward(ABC):
                     self.address("entropy", self.real)[row] = item.e[n]
                 with k.when(self.word("max") != 0):
                     self.address("max", self.real)[row] = item.m[n]
+                best, place = self._best(item), row * kind.best
+                for x in range(kind.best):
+                    self.address("values", self.real)[place + x] = best.values[n + x * self.B]
+                    self.address("indices", I64)[place + x] = best.indices[n + x * self.B].to(I64)
 
         self.each_lane(lane)
-
-    def _turn_output(self) -> None:
-        k, W, B = self.k, self.W, self.B
-        lanes, out = self.word("lanes"), self.address("out", self.kind.element)
-        strides = k.integer("out_head"), k.integer("out_row")
-        whole = self.d_v - self.d_v % W
-        with k.loop(lanes, step=W) as c:
-            with k.loop(whole, step=W) as a:
-                turned = k.transpose([self.load(self.item.O, (a + x) * B, c) for x in range(W)])
-                for r in range(W):
-                    with k.when(c + r < lanes):
-                        self._row(out, c + r, *strides)[a] = turned[r].to(self.kind.element)
-            with k.loop(k.minimum(lanes, c + W), start=c) as n:
-                row = self._row(out, n, *strides)
-                with k.loop(self.d_v, start=whole) as a:
-                    row[a] = self.item.O[a * B + n].to(self.kind.element)

@@ -38,7 +38,7 @@ FIELDS = (
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
 )  # fmt: skip
 # Words of an item: addresses, among them those of dense masks and, last, of memory for spans worked on apart; the rest.
-ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "bias")
+ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "values", "indices", "bias")
 ITEM = ("spans", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 
 
@@ -72,7 +72,8 @@ class Kind:
 
     element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of an item, whole vectors.
     few: rows of an item whose lanes are keys, 0 where lanes are queries. pairs: whether products take two numbers of
-    16 bits at once. copied: whether tiles of K and V are copied before use. bias: the type of a dense bias.
+    16 bits at once. copied: whether tiles of K and V are copied before use. bias: the type of a dense bias. best: how
+    many of the largest weights are kept.
     """
 
     element: Type
@@ -88,6 +89,7 @@ class Kind:
     dropout: bool
     sink: bool
     entropy: bool
+    best: int
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ class Kind:
         rules = [None if x is None else x.program.structure for x in (self.mask, self.score)]
         ranks = [[len(t.shape) for t in x.program.tables] for x in (self.mask, self.score) if x]
         rest = (self.element, self.real, self.integer, self.lanes, self.few, self.pairs, self.copied, self.bias)
-        return repr(("forward", rest, self.dropout, self.sink, self.entropy, rules, ranks))
+        return repr(("forward", rest, self.dropout, self.sink, self.entropy, self.best, rules, ranks))
 
 
 # Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
@@ -138,6 +140,8 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     if kind.few:
         area["tops"] = kind.lanes * slots
         area["block"] = kind.lanes * (d + 2 * kind.lanes)
+    if kind.best:
+        area["candidates"] = KEYS * 8 // kind.real.size
     if kind.copied:
         area["k_copy"] = TILES * KEYS * (d + 1)
     if kind.copies:
@@ -154,8 +158,9 @@ def output_size(kind: Kind, d_v: Any) -> Any:
 
 
 def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:
-    """Maximum, sum, sum for the entropy and output of a span; also what is merged from spans."""
-    return {"m": kind.lanes, "l": kind.lanes, "e": kind.lanes, "O": output_size(kind, d_v)}
+    """Maximum, sum, sum for the entropy, output and best keys of a span; also what is merged from spans."""
+    best = dict.fromkeys(("values", "indices"), kind.best * kind.lanes)
+    return {"m": kind.lanes, "l": kind.lanes, "e": kind.lanes, "O": output_size(kind, d_v), **best}
 
 
 def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:

@@ -85,12 +85,15 @@ class Lowering:
         return OPERATIONS[x.op](k, *operands)
 
     def _gather(self, x: Instruction, indices: list[Value]) -> Value:
+        return self.tables[int(x.slot)][0].gather(self.position(int(x.slot), indices))
+
+    def position(self, table: int, indices: Sequence[Value]) -> Value:
+        """Where in the memory of one of the program's tables these indices read."""
         k = self.k
-        table, sizes = self.tables[int(x.slot)]
         flat = zero = k.constant(self.types["int"], 0)
-        for size, index in zip(sizes, indices, strict=True):
+        for size, index in zip(self.tables[table][1], indices, strict=True):
             flat = flat * size + k.maximum(k.minimum(index, size - 1), zero)
-        return table.gather(flat)
+        return flat
 
 
 def _is_float(x: Value) -> bool:

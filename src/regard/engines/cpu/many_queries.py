@@ -5,15 +5,12 @@ broadcasts where they lie, or from a copy of the tile.
 """
 
 import math
-from collections.abc import Callable
 
-from regard.engines.cpu.element import I8, I32, I64, Type
-from regard.engines.cpu.emit import Pointer, Value, Variable
-from regard.engines.cpu.forward_kernel import Forward, Tile
-from regard.engines.cpu.layout import KEYS
+from regard.engines.cpu.element import I8, I32, I64
+from regard.engines.cpu.emit import Pointer, Value
+from regard.engines.cpu.forward_kernel import Forward
+from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.lowering import Place
-
-UNROLL = 4
 
 
 class ManyQueries(Forward):
@@ -32,21 +29,9 @@ class ManyQueries(Forward):
                 low, high = (self.load(self.item.q, (x + n) * self.B, c) for n in range(2))
                 self.item.q.of(I32)[x // 2 * self.B + c] = k.pair(low, high)
 
-    def _turn(self, base: Pointer, strides: list[Value], count: Value, turned: Pointer, scale: Value | float) -> None:
-        """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""
-        k, W, B = self.k, self.W, self.B
-        head, row, step = strides
-        whole = k.where(step == base.type.size, count - count % W, k.whole(0))
-        with k.loop(B, step=W) as c:
-            rows = [self._row(base, c + r, head, row) for r in range(W)]
-            with k.loop(whole, step=W) as x:
-                vectors = k.transpose([p.load(x, W).to(self.real) * scale for p in rows])
-                for n, vector in enumerate(vectors):
-                    turned[(x + n) * B + c] = vector
-            with k.loop(W) as r:
-                p = self._row(base, c + r, head, row)
-                with k.loop(count, start=whole) as x:
-                    turned[x * B + c + r] = p.bytes(x * step)[0].to(self.real) * scale
+    def _turn_output(self) -> None:
+        strides = self.k.integer("out_head"), self.k.integer("out_row")
+        self._turn_back(self.item.O, self.d_v, self.address("out", self.kind.element), *strides)
 
     def _work(self, first: Value) -> Value:
         return self._tiles(first, self._work_on)
@@ -56,6 +41,9 @@ class ManyQueries(Forward):
         self._copies(tile)
         self._scores(tile)
         self._rules(tile)
+        if self.kind.best:
+            with k.when(self.careful.value == 0):
+                self._choose(tile)
         with k.when(self.careful.value != 0):
             self._remember_visible(tile)
         self._weights(tile)
@@ -67,40 +55,6 @@ class ManyQueries(Forward):
                 self._add(tile)
 
     # Products
-
-    def _product(
-        self, rows: int, start: Value, stop: Value, factor: Callable[[int, Value], Value], vector: Callable[..., Value]
-    ) -> list[list[Variable]]:
-        """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each."""
-        k = self.k
-        sums = [[k.variable(self.zero()) for _ in self.vectors()] for _ in range(rows)]
-        add = k.dot_pairs if self.kind.pairs else lambda total, x, y: k.fma(x, y, total)
-
-        def step(x: Value) -> None:
-            vectors = [vector(x, c) for c in self.vectors()]
-            for r in range(rows):
-                f = factor(r, x).spread(self.W)
-                for c, v in enumerate(vectors):
-                    sums[r][c].value = add(sums[r][c].value, f, v)
-
-        unroll = UNROLL if rows > 1 else 1
-        whole = stop - (stop - start) % unroll
-        with k.loop(whole, start=start, step=unroll) as x:
-            for u in range(unroll):
-                step(x + u)
-        if unroll > 1:
-            with k.loop(stop, start=whole) as x:
-                step(x)
-        return sums
-
-    def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None]) -> None:
-        """Work on as many rows at a time as registers hold, and on what is left one at a time."""
-        k, rows = self.k, self.k.target.tile[0]
-        whole = stop - (stop - start) % rows
-        with k.loop(whole, start=start, step=rows) as n:
-            work(rows, n)
-        with k.loop(stop, start=whole) as n:
-            work(1, n)
 
     def _scores(self, tile: Tile) -> None:
         """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
@@ -194,26 +148,22 @@ class ManyQueries(Forward):
                 top.value = k.maximum(s, top.value)
             self.tile.top[c] = top.value
 
-    def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
-        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
-        k, lanes = self.k, -(-self.B * count // KEYS)
-        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
-        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
-        for n in range(lanes):
-            lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
-            line = self._row(base, lane, head, row)
-            for x in range(0, KEYS * type.size, 64):
-                line.bytes(x).prefetch()
+    # The largest weights
 
-    def _dense(self, n: int) -> Pointer:
-        found: Pointer = getattr(self.tile, f"dense{n}")
-        return found
-
-    def _fetch(self, name: str, type: Type, into: Pointer, tile: Tile, start: Value, stop: Value) -> None:
-        """Some keys of a dense array, turned so that lanes are queries."""
-        strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
-        base = self.address(name, type).bytes((tile.start + start) * strides[2])
-        self._turn(base, strides, stop - start, into + start * self.B, 1.0)
+    def _choose(self, tile: Tile) -> None:
+        """The best keys of a tile into the lists: of those, seldom many, that beat the last of the list in any lane."""
+        k, P, best = self.k, self.tile.P, self.best
+        candidates = self.tile.candidates.of(I64)
+        with k.loop(self.B, step=self.W) as c:
+            least = self.load(best.values, (self.kind.best - 1) * self.B, c)
+            count = k.variable(k.constant(I64, 0))
+            with k.loop(tile.stop, start=tile.first) as p:
+                candidates[count.value] = p
+                count.value = count.value + (self.load(P, p * self.B, c) > least).any().to(I64)
+            with k.when(count.value != 0), self._insertion(best, c) as insert, k.loop(count.value) as n:
+                p = candidates[n]
+                column = (tile.start + p).to(best.indices.type).spread(self.W)
+                insert(self.load(P, p * self.B, c), column)
 
     # Weights and output
 
@@ -233,7 +183,7 @@ class ManyQueries(Forward):
                 P[low * self.B + c] = nothing
             with k.when(tile.stop % 2 != 0):
                 P[tile.stop * self.B + c] = nothing
-        shifts = [self._new_maximum(c)[1] for c in self.vectors()]
+        shifts = [-self._new_maximum(c)[1] for c in self.vectors()]
         totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2 if kind.entropy else 1)]
         parts = [[[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2)] for _ in totals]
         with k.loop(self.W, step=2) as r:

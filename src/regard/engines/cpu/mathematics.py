@@ -63,7 +63,11 @@ BIAS = {F32: 127, F64: 1023}
 
 def integer(x: Value) -> Type:
     """The integer type of a float's size."""
-    return I32 if x.type is F32 else I64
+    return integer_of(x.type)
+
+
+def integer_of(real: Type) -> Type:
+    return I32 if real is F32 else I64
 
 
 def horner(k: Kernel, x: Value, coefficients: Any) -> Value:

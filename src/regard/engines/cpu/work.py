@@ -5,12 +5,15 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
+import ctypes
 import gc
 import struct
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
@@ -32,60 +35,88 @@ from regard.engines.cpu.layout import (
     tile_word,
 )
 from regard.engines.cpu.target import Target, chosen
-from regard.problem import Problem
+from regard.problem import Problem, remember
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread
 
+if TYPE_CHECKING:
+    from regard.engines.cpu.emit import Kernel
+
 Array = np.ndarray[Any, np.dtype[Any]]
+K = TypeVar("K", bound="Kept")
 
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
 SHORT = 2**25  # products below which a call on one thread is worth keeping whole
 KEPT = 256  # plans
+BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
-_plans: dict[Any, "Plan"] = {}
+_plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
 class Results(NamedTuple):
-    """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q)."""
+    """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest
+    weights (..., h, n_q, one of BEST).
+    """
 
     out: Array
     lse: Array
     entropy: Array | None
     max: Array | None
+    values: Array | None = None
+    indices: Array | None = None
+
+    @property
+    def wishes(self) -> tuple[bool, int]:
+        """Whether the entropy is wanted, and how many of the largest weights."""
+        return self.entropy is not None, 0 if self.values is None else self.values.shape[-1]
 
 
 def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
     """Fill the results, or those of some rows at least."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
-    if p.batch * p.heads * (stop - first):
-        small = p.batch * p.heads * (stop - first) * p.n_k * (p.d + p.d_v + 16) < SMALL
+    count = p.batch * p.heads * (stop - first)
+    if count:
+        small = count * p.n_k * (p.d + p.d_v + 16) < SMALL
         plan(p, target, results, range(first, stop), 1 if small else num_threads()).run(p, results)
 
 
 def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    dense = _dense(p)
-    arrays = (p.query, p.key, p.value, *results, p.bias, *dense)
+    lie = tuple(None if x is None else x.strides for x in results)
+    call = (target.name, rows, threads, *lie, p.signature or signature(p))
+    return kept(call, lambda: Plan(p, target, results, rows, threads))
+
+
+def signature(p: Problem) -> tuple[Any, ...]:
+    """What a plan depends on of a problem."""
+    arrays = (p.query, p.key, p.value, p.bias, *dense_masks(p))
     # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
         (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
-        for prefix, program in _programs(p)
+        for prefix, program in programs(p)
     )
-    signature = (
-        target.name, rows, threads, p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
+    return (
+        p.lead, p.offset.tobytes(), p.origin, p.scale, p.dropout, p.sink is None, rules,
         *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
     )  # fmt: skip
-    found = _plans.get(signature)
+
+
+class Kept(Protocol):
+    def keep(self) -> bool:
+        """Make ready to be kept, with no array of a problem or its rules; False if that would be too much."""
+
+
+def kept(call: tuple[Any, ...], make: Callable[[], K]) -> K:
+    """The plan of such a call, which may be kept."""
+    found: K | None = _plans.get(call)
     if found is None:
-        found = Plan(p, target, results, rows, threads)
+        found = make()
         if found.keep():
-            while len(_plans) >= KEPT:
-                _plans.pop(next(iter(_plans)), None)
-            _plans[signature] = found
+            remember(_plans, call, found, KEPT)
     return found
 
 
@@ -110,80 +141,55 @@ class Plan:
 
     def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
-        kind = kind_of(p, target, len(rows), results.entropy is not None)
-        self.key, self.names = kind.key, kind.fields
+        kind = kind_of(p, target, len(rows), *results.wishes)
+        self.key, self.names, self.dense = kind.key, kind.fields, kind.dense
         self.fields = self._fields(p, results)
-        self.stages: Iterable[Stage] = _Stages(kind, p, results, rows, threads)
+        self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
 
     def keep(self) -> bool:
-        """Keep all stages, and no array of the problem or its rules; False if they are too many."""
-        if not isinstance(self.stages, _Stages) or not self.stages.short:
+        if not isinstance(self.stages, Stages) or not self.stages.short:
             return False
         self.stages = tuple(self.stages)
         return True
 
     def run(self, p: Problem, results: Results) -> None:
-        word, sink, tables, dense = self.names.index, _sink(p), _table_fields(p), _dense(p)
-
         def code() -> str:
-            return source(kind_of(p, self.target, len(self.rows), results.entropy is not None), self.target)
+            return source(kind_of(p, self.target, len(self.rows), *results.wishes), self.target)
 
         kernel = cache.kernel(self.key, "forward", self.target, code)
-        fields = self.fields.copy()
-        fields[word("seed")] = p.seed
-        if sink is not None:
-            fields[word("sink")] = _address(sink)
-        for name, table in tables.items():
-            fields[word(name)] = _address(table)
+        fields, sink = self.fields[:], _sink(p)
+        fields[SEED], fields[SINK] = p.seed, 0 if sink is None else address_of(sink)
+        dense = dense_masks(p) if self.dense else ()
         arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
-        bases = np.array([*(0 if x is None else _address(x) for x in arrays), 0], np.int64)
+        bases = [0 if x is None else address_of(x) for x in arrays]
         partial: Array | None = None
         for stage in self.stages:
-            if stage.partial and partial is None:
+            if not stage.partial:
+                partial = None
+            elif partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-                bases[-1] = _address(partial)
-            elif not stage.partial and partial is not None:
-                partial, bases[-1] = None, 0
-            items = stage.items.copy()
-            items[:, : len(bases)] += bases
-            fields[ITEMS], fields[TILE_LIST] = _address(items), _address(stage.tiles)
-            scratch, bounds, cuts = Scratch(stage.scratch), _address(stage.bounds), stage.cuts
+            starts = [*bases, 0 if partial is None else address_of(partial)]
+            items = stage.items + np.array(starts + [0] * (stage.items.shape[1] - len(starts)))
+            fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(stage.tiles)
+            scratch, bounds, cuts = Scratch(stage.scratch), address_of(stage.bounds), stage.cuts
 
             def part(
-                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Array = fields
+                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Any = fields
             ) -> None:
-                mine = fields.copy()
+                mine = fields[:]
                 mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
                 mine[SCRATCH] = scratch.address
-                kernel(_address(mine))
+                kernel(mine.buffer_info()[0])
 
             spread(part, range(len(cuts) - 1), self.threads)
 
-    def _fields(self, p: Problem, results: Results) -> Array:
-        j0 = p.origin[2]
-        words: dict[str, int | float] = {
-            "groups": 0, "count": 0, "items": 0, "tiles": 0, "scratch": 0, "d": p.d, "d_v": p.d_v, "n_k": p.n_k,
-            "shift": j0 % KEYS, "first_tile": j0 // KEYS, "span_bits": self.span_bits(p), "j": j0, "keys": p.keys,
-            "scale": float(p.scale),
+    def _fields(self, p: Problem, results: Results) -> "array[int]":
+        words = shared_fields(p, programs(p)) | {
+            "span_bits": self.span_bits(p),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
-            "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
-            "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
-            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2], "row_head": p.n_q,
-            "bias_head": 0, "bias_row": 0, "bias_key": 0, "sink": 0,
-            "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))), "seed": 0,
+            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2],
         }  # fmt: skip
-        if p.bias is not None:
-            words |= zip(("bias_head", "bias_row", "bias_key"), p.dense(p.bias).strides[-3:], strict=True)
-        for n, x in enumerate(_dense(p)):
-            words |= zip((f"dense{n}_head", f"dense{n}_row", f"dense{n}_key"), x.strides[-3:], strict=True)
-        for prefix, program in _programs(p):
-            words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
-        for name, table in _table_fields(p).items():
-            words[name] = 0
-            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
-        values = [words[name] for name in self.names]
-        layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-        return np.frombuffer(struct.pack(layout, *values), np.uint64)
+        return packed(self.names, words)
 
     @staticmethod
     def span_bits(p: Problem) -> int:
@@ -199,18 +205,16 @@ class Again:
     def __init__(self, plan: Plan, kernel: Callable[[int], None]):
         (stage,) = plan.stages
         self.kernel, self.stage = kernel, stage
-        self.items = stage.items.copy()
-        bases = 9  # those of query, key, value, the four results, no bias, and nothing partial
-        self.bases = np.zeros(bases, np.int64)
-        self.relative, self.absolute = stage.items[:, :bases].copy(), self.items[:, :bases]
-        self.fields = plan.fields.copy()
-        self.fields[ITEMS], self.fields[TILE_LIST] = _address(self.items), _address(stage.tiles)
-        self.fields[GROUPS], self.fields[COUNT] = _address(stage.bounds), stage.cuts[-1]
-        self.address = _address(self.fields)
+        self.items, self.bases = stage.items.copy(), np.zeros(5, np.int64)
+        self.relative, self.absolute = stage.items[:, :5].copy(), self.items[:, :5]
+        self.fields = plan.fields[:]
+        self.fields[ITEMS], self.fields[TILE_LIST] = address_of(self.items), address_of(stage.tiles)
+        self.fields[GROUPS], self.fields[COUNT] = address_of(stage.bounds), stage.cuts[-1]
+        self.address = self.fields.buffer_info()[0]
 
     def __call__(self, *addresses: int) -> None:
         """addresses: of query, key, value, out and lse."""
-        self.bases[:5] = addresses
+        self.bases[:] = addresses
         np.add(self.relative, self.bases, out=self.absolute)
         scratch = Scratch(self.stage.scratch)
         self.fields[SCRATCH] = scratch.address
@@ -221,7 +225,8 @@ def again(p: Problem, target: Target) -> Again | None:
     """What runs a short call without wishes but the mask of a rule once more; None for others."""
     work = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16)
     bare = p.bias is None and p.sink is None and p.score is None and not p.dropout and not p.observe
-    if not 0 < work < (SMALL if num_threads() > 1 else SHORT) or not bare or _table_fields(p) or _dense(p):
+    bare = bare and not any(program.tables for _, program in programs(p))
+    if not 0 < work < (SMALL if num_threads() > 1 else SHORT) or not bare or dense_masks(p):
         return None
     results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
     found = plan(p, target, results, range(p.n_q), 1)
@@ -231,10 +236,12 @@ def again(p: Problem, target: Target) -> Again | None:
     return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
 
 
-GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH = (FIELDS.index(x) for x in ("groups", "count", "items", "tiles", "scratch"))
+GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SINK, SEED = map(
+    FIELDS.index, ("groups", "count", "items", "tiles", "scratch", "sink", "seed")
+)
 
 
-class _Stages:
+class Stages:
     """The stages of a plan, found one after the other each time they are asked for."""
 
     def __init__(self, kind: Kind, p: Problem, results: Results, rows: range, threads: int):
@@ -280,7 +287,7 @@ class _Stages:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
         # Enough parts for every thread to end at about the same time, few enough to cost little.
-        parts = 1 if self.threads == 1 else min(len(bounds), 16 * self.threads)
+        parts = 1 if self.threads == 1 else min(len(bounds), 64 * self.threads)
         cuts = np.linspace(0, len(bounds), parts + 1).astype(int).tolist()
         most = int((bounds[:, 1] - bounds[:, 0]).max())
         scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
@@ -310,8 +317,8 @@ class _Stages:
         yield self.stage(tiles, each, size * len(each), most=1)
         yield self.stage(tiles, merged, size * len(each))
 
-    def waves(self) -> Iterator[tuple[Array, Array]]:
-        """Lists of tiles, and the items that point into them."""
+    def waves(self, size: int = WAVE) -> Iterator[tuple[Array, Array]]:
+        """Lists of tiles, and the items that point into them, of so many blocks of queries at once."""
         p, (heads, rows) = self.p, self.blocks
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
@@ -327,8 +334,8 @@ class _Stages:
         alike = "b" not in reading and len(set(p.offset.tolist())) == 1
         for batch in [everyone] if alike else [range(b, b + 1) for b in everyone]:
             # Later rows first: under a causal mask they see more.
-            for stop in range(len(rows), 0, -WAVE):
-                band = rows[max(stop - WAVE, 0) : stop][::-1]
+            for stop in range(len(rows), 0, -size):
+                band = rows[max(stop - size, 0) : stop][::-1]
                 lists, parts, length = [], [], 0
                 for first, count in apart.tolist():
                     ranges = p.ranges(batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1)
@@ -368,28 +375,33 @@ class _Stages:
         between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
         return first, stop, *_ends((kinds != EVERYTHING) & between)
 
+    def arrays(self) -> Iterator[tuple[str, Array | None, int, bool]]:
+        """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
+        heads of a group share it, and all rows.
+        """
+        p, r = self.p, self.results
+        yield from (("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", r.out, 3, False))
+        for name in ("lse", "entropy", "max"):
+            yield name, getattr(r, name), 2, False
+        for name in ("values", "indices"):
+            yield name, getattr(r, name), 3, False
+        yield "bias", None if p.bias is None else p.dense(p.bias), 3, False
+        for n, x in enumerate(dense_masks(p)):
+            yield f"dense{n}", x, 3, False
+
     def items(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
         """Items (batch × heads × rows, words) of some batch elements."""
-        p, r = self.p, self.results
+        p = self.p
         made = np.zeros((len(batch), len(heads), len(rows), len(self.kind.item)), np.int64)
         column = {name: made[..., n] for n, name in enumerate(self.kind.item)}
         h, first = heads[:, 0, None], rows[:, 0]
         b = np.arange(batch.start, batch.stop)[:, None, None]
 
-        def place(name: str, x: Array | None, head: Array, row: Array | int, keep: int = 3) -> None:
+        for name, x, keep, shared in self.arrays():
             if x is not None:
-                step, width = x.strides[-keep], x.strides[1 - keep]
-                column[name][...] = _batch_offsets(x, p.lead, keep)[b] + head * step + row * width
-
-        place("q", p.query, h, first)
-        place("k", p.key, h // p.group, 0)
-        place("v", p.value, h // p.group, 0)
-        place("out", r.out, h, first)
-        for name in ("lse", "entropy", "max"):
-            place(name, getattr(r, name), h, first, 2)
-        place("bias", None if p.bias is None else p.dense(p.bias), h, first)
-        for n, x in enumerate(_dense(p)):
-            place(f"dense{n}", x, h, first)
+                step, width = x.strides[-keep], 0 if shared else x.strides[1 - keep]
+                place = (h // p.group if shared else h) * step + first * width
+                column[name][...] = _batch_offsets(x, p.lead, keep)[b] + place
         column["b"][...] = p.origin[0] + b
         column["h"][...] = p.origin[1] + h
         column["head"][...] = h
@@ -401,8 +413,14 @@ class _Stages:
         return made.reshape(-1, len(self.kind.item))
 
 
-def _address(x: Array) -> int:
-    return int(x.ctypes.data)
+def address_of(x: Array) -> int:
+    """Where an array begins."""
+    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
+    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
+
+
+IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
+_word = ctypes.c_size_t.from_address
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
@@ -422,31 +440,53 @@ def _sink(p: Problem) -> Array | None:
     return np.ascontiguousarray(np.broadcast_to(p.sink.astype(p.compute), (p.heads,)))
 
 
-def _programs(p: Problem) -> list[tuple[str, Program]]:
+def programs(p: Problem) -> list[tuple[str, Program]]:
     """The rules of a call, with what their fields' names begin with."""
     nodes = (("mask", p.mask_node), ("score", p.score_node))
     return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
 
 
-def _table_fields(p: Problem) -> dict[str, Array]:
-    """The arrays of each rule's tables by their fields' names."""
-    return {
-        f"{prefix}_table{n}": _table_array(table, p.compute)
-        for prefix, program in _programs(p)
-        for n, table in enumerate(program.tables)
-    }
+def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
+    """The fields that every kernel has, but for addresses of arrays."""
+    j0 = p.origin[2]
+    words: dict[str, int | float] = {
+        "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
+        "scale": float(p.scale), "row_head": p.n_q,
+        "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
+        "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
+        "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))),
+    }  # fmt: skip
+    dense = {f"dense{n}": x for n, x in enumerate(dense_masks(p))}
+    if p.bias is not None:
+        dense["bias"] = p.dense(p.bias)
+    for name, x in dense.items():
+        words |= zip((f"{name}_head", f"{name}_row", f"{name}_key"), x.strides[-3:], strict=True)
+    for prefix, program in rules:
+        words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
+        for n, table in enumerate(program.tables):
+            name = f"{prefix}_table{n}"
+            words[name] = address_of(table_array(table, p.compute))
+            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
+    return words
 
 
-def _table_array(table: Table, real: Any) -> Array:
+def packed(names: Sequence[str], words: Mapping[str, int | float]) -> "array[int]":
+    """The fields with these names, 0 where there is no word."""
+    values = [words.get(name, 0) for name in names]
+    layout = "".join("d" if isinstance(x, float) else "q" for x in values)
+    return array("Q", struct.pack(layout, *values))
+
+
+def table_array(table: Table, real: Any) -> Array:
     """The array of a table as kernels read it: the call's float type, or int64."""
     kept = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
     if dtype not in kept:
-        kept[dtype] = np.ascontiguousarray(table.array, dtype)
+        kept.setdefault(dtype, np.ascontiguousarray(table.array, dtype))  # one for all threads: plans hold its address
     return kept[dtype]
 
 
-def _dense(p: Problem) -> list[Array]:
+def dense_masks(p: Problem) -> list[Array]:
     """The dense masks (..., h, n_q, n_k) as bytes; views."""
     return [] if p.mask_node is None else [p.dense(x.view(np.int8)) for x in Program.of([p.mask_node]).dense]
 
@@ -458,25 +498,35 @@ def _ends(marked: Array) -> tuple[Array, Array]:
 
 
 def source(kind: Kind, target: Target) -> str:
+    """The IR of a kernel."""
+
+    def write(k: "Kernel") -> None:
+        from regard.engines.cpu.few_queries import FewQueries
+        from regard.engines.cpu.many_queries import ManyQueries
+
+        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+
+    return written("forward", kind.fields, target, write)
+
+
+def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
     """The IR of a kernel. The language of kernels is loaded only where one is written."""
     from regard.engines.cpu.emit import Kernel
-    from regard.engines.cpu.few_queries import FewQueries
-    from regard.engines.cpu.many_queries import ManyQueries
 
     collects = gc.isenabled()
     gc.disable()  # it would look again and again at a hundred thousand objects that all stay
     try:
-        k = Kernel("forward", target, kind.fields)
-        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+        k = Kernel(name, target, fields)
+        write(k)
         return k.text()
     finally:
         if collects:
             gc.enable()
 
 
-def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
-    """The kernel for so many rows of a call."""
-    rules = {prefix: Arguments(prefix, program) for prefix, program in _programs(p)}
+def kind_of(p: Problem, target: Target, rows: int, entropy: bool, best: int = 0, few: bool = True) -> Kind:
+    """The kernel for so many rows of a call, that keeps so many of the largest weights; few: lanes may be keys."""
+    rules = {prefix: Arguments(prefix, program) for prefix, program in programs(p)}
     mask, score = rules.get("mask"), rules.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
@@ -484,7 +534,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value)]
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = lanes <= min(FEW, W) and straight[1]
+    few = few and lanes <= min(FEW, W) and straight[1] and not best
     converted = element is not real and not pairs
     return Kind(
         element=element,
@@ -500,6 +550,7 @@ def kind_of(p: Problem, target: Target, rows: int, entropy: bool) -> Kind:
         dropout=bool(p.dropout),
         sink=p.sink is not None,
         entropy=entropy,
+        best=best,
     )
 
 

@@ -1,0 +1,105 @@
+"""What the backward kernel and its caller agree on: fields, items, scratch memory, and what is compiled anew."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regard.engines.cpu.element import I32
+from regard.engines.cpu.layout import ITEM, KEYS, Kind
+
+GROUP = 8  # items that share tiles while they are near
+TRAINED_GROUP = 4  # the same where a table has a gradient
+STRANDS = 4, 4  # sums of a table's gradient that are made side by side: of batch elements and heads, of tiles
+
+FIELDS = (
+    "groups", "count", "items", "tiles", "scratch", "from", "to", "d", "d_v", "n_k", "shift", "first_tile", "j",
+    "keys", "scale", "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature",
+    "out_head", "out_row", "out_feature", "dout_head", "dout_row", "dout_feature", "row_head",
+    "dq_head", "dq_row", "dk_row", "dv_row", "bias_head", "bias_row", "bias_key", "dbias_row", "dbias_key",
+    "threshold", "kept", "seed", "strand_tiles",
+)  # fmt: skip
+ADDRESSES = (
+    "q", "k", "v", "out", "dout", "lse", "given", "d_entropy", "c", "dq", "dk", "dv", "bias", "dbias",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A place where a score reads a float table that has a gradient: which of the program's tables, by how many
+    indices, and whether they depend on the key.
+    """
+
+    table: int
+    indices: int
+
+
+@dataclass(frozen=True)
+class BackwardKind(Kind):
+    """What a backward kernel is compiled for.
+
+    The program of `score` has more results: the derivative in the score if it is `bent`, and for each of `readings`
+    the derivative in what is read, and the indices by which it is. bias_rows, bias_keys: whether the sums of dS
+    for a bias have them; bias_shared: whether several heads add to each.
+    """
+
+    bent: bool
+    readings: tuple[Reading, ...]
+    bias_rows: bool
+    bias_keys: bool
+    bias_shared: bool
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        rules = [name for program in (self.mask, self.score) if program for name in program.fields]
+        return (*FIELDS, *self.dense_fields, *rules, *(f"dtable{n}{x}" for n in self.trained for x in ("", "_step")))
+
+    @property
+    def trained(self) -> list[int]:
+        """The program's tables that have a gradient."""
+        return sorted({reading.table for reading in self.readings})
+
+    @property
+    def item(self) -> tuple[str, ...]:
+        return (*ADDRESSES, *(f"dense{n}" for n in range(self.dense)), *ITEM)
+
+    @property
+    def key(self) -> str:
+        bias = self.bias_rows, self.bias_keys, self.bias_shared
+        return repr(("backward", super().key, self.bent, self.readings, bias))
+
+
+# Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
+
+
+def padded(size: int, d: Any) -> Any:
+    """The length of a row of d features of `size` bytes in whole vectors of 64 bytes, which any vector divides."""
+    lanes = 64 // size
+    return (d + (lanes - 1)) // lanes * lanes
+
+
+def tile_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """What one tile needs: P and dS with a query in every lane, and copies of K and V."""
+    tile = KEYS * kind.lanes
+    area = {"P": tile, "dS": tile} | {f"dense{n}": tile for n in range(kind.dense)}
+    if kind.bias:
+        area["bias"] = tile  # and then dS
+    if kind.pairs:
+        area |= dict.fromkeys(("P_short", "dS_short", "dS_pairs"), tile // 2)
+        area["k_pairs"] = KEYS // 2 * padded(kind.real.size, d)
+    copies = {"k_copy": KEYS * padded(kind.real.size, d), "v_copy": KEYS * padded(kind.real.size, d_v)}
+    return area | copies | {"O": kind.lanes * d_v, "state": 16}
+
+
+def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """What an item keeps from tile to tile: its rows and the same turned, and dQ."""
+    B = kind.lanes
+    words = dict.fromkeys(("g", "r"), B * 8 // kind.real.size)
+    integers = B * (1 if kind.integer is I32 else 8 // kind.real.size)
+    lanes = {"i": integers, "h": integers, "first": B, "second": B, "lse": B, "c": B, "d_entropy": B}
+    rows = {"q_rows": B * padded(kind.real.size, d), "dout_rows": B * padded(kind.real.size, d_v)}
+    return {"state": 16, **words, **lanes, **rows, "q": B * (d + 1), "dout": B * (d_v + 1), "dq": B * d}
+
+
+def scratch_size(kind: BackwardKind, items: int, d: int, d_v: int) -> int:
+    """Numbers of scratch memory for a group of items."""
+    return int(sum(tile_area(kind, d, d_v).values()) + items * sum(item_area(kind, d, d_v).values()))

@@ -1,0 +1,242 @@
+"""What kernels with a query in every lane, or some, share: memory, lanes, tiles, copies, products.
+
+Each works on *items*, blocks of queries that share a key and a value head, against *tiles* of keys.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from regard.engines.cpu import mathematics
+from regard.engines.cpu.element import Type
+from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.layout import KEYS, TILE_BITS, Kind
+from regard.engines.cpu.lowering import Lowering
+
+LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
+UNROLL = 4
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of an item. Keys are counted from its start: those from `first` to before `stop` are there."""
+
+    number: Value  # counted from the absolute j = 0
+    start: Value  # the column of its first key; negative if it begins before the call's keys
+    first: Value
+    stop: Value
+    mixed: tuple[Value, Value]  # the keys of which a mask may hide some
+
+
+class Lanes:
+    """The base of kernels."""
+
+    item: SimpleNamespace
+    tile: SimpleNamespace
+    words: Pointer
+
+    def __init__(self, k: Kernel, kind: Kind):
+        self.k, self.kind = k, kind
+        self.real, self.W, self.B = kind.real, k.target.lanes(kind.real.size), kind.lanes
+        self.d, self.d_v = k.integer("d"), k.integer("d_v")
+        self.mask = Lowering(k, kind.mask, kind.real, kind.integer) if kind.mask else None
+        self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
+
+    # Memory
+
+    def _area(self, start: Pointer, sizes: Mapping[str, Any]) -> tuple[SimpleNamespace, Pointer]:
+        """Pointers to parts of memory that lie one behind the other, and what follows them."""
+        made = {}
+        for name, size in sizes.items():
+            made[name], start = start, start + size
+        return SimpleNamespace(**made), start
+
+    def word(self, name: str) -> Value:
+        return self.words[self.kind.item.index(name)]
+
+    def address(self, name: str, type: Type) -> Pointer:
+        return self.k.pointer_at(self.words, self.kind.item.index(name), type)
+
+    # Lanes
+
+    def vectors(self) -> range:
+        """Where the vectors of a row of lanes begin."""
+        return range(0, self.B, self.W)
+
+    def load(self, p: Pointer, *offsets: object) -> Value:
+        for x in offsets:
+            p = p + x
+        return p.load(0, self.W)
+
+    def fill(self, p: Pointer, x: float, rows: object = 1) -> None:
+        with self.k.loop(self.k.whole(rows) * self.B, step=self.W) as n:
+            p[n] = self.k.constant(self.real, x).spread(self.W)
+
+    def zero(self) -> Value:
+        return self.k.constant(self.real, 0.0).spread(self.W)
+
+    def each_lane(self, work: Callable[[Value, Value, Value], None]) -> None:
+        """Work on every lane, given its number, its head in the item and its row; lanes without one repeat the last."""
+        k, last, rows = self.k, self.word("lanes") - 1, self.word("rows")
+        with k.loop(self.B) as lane:
+            n = k.minimum(lane, last)
+            work(lane, n // rows, n % rows)
+
+    def _row(self, base: Pointer, lane: Value, head: Value, row: Value) -> Pointer:
+        """The row that belongs to a lane, in an array that begins at the item's first row."""
+        return base.bytes(self.item.g[lane] * head + self.item.r[lane] * row)
+
+    def _begin_lane(self, lane: Value, g: Value, r: Value) -> None:
+        """What rules and dropout must know of the row."""
+        k, item = self.k, self.item
+        i, h = self.word("i") + r, self.word("h") + g
+        item.i[lane], item.h[lane] = i.to(self.kind.integer), h.to(self.kind.integer)
+        item.g[lane], item.r[lane] = g, r
+        if self.kind.dropout:
+            first, second = mathematics.row_key(k, k.integer("seed"), self.word("b"), h, i)
+            item.first[lane], item.second[lane] = first, second
+
+    # Tiles
+
+    def _tile(self, word: Value) -> Tile:
+        k = self.k
+        number = word >> TILE_BITS
+        start = number * KEYS - k.integer("shift")
+        first = k.maximum(word & 255, -start)
+        stop = k.minimum((word >> 8) & 255, k.integer("n_k") - start)
+        mixed = k.minimum(k.maximum((word >> 16) & 255, first), stop)
+        return Tile(
+            number + k.integer("first_tile"),
+            start,
+            first,
+            stop,
+            (mixed, k.minimum(k.maximum(word >> 24 & 255, mixed), stop)),
+        )
+
+    def _finite(self, m: Value) -> Value:
+        """The least number for a maximum of nothing, so that −∞ − m is not NaN."""
+        return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
+
+    def _source(self, name: str, row: Value) -> Pointer:
+        """A row of K or V by its column."""
+        return self.address(name, self.kind.element).bytes(row * self.k.integer(f"{name}_row"))
+
+    def _copy(
+        self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
+    ) -> None:
+        k, size = self.k, self.kind.element.size
+        feature = k.integer(f"{name}_feature")
+        with k.loop(stop, start=first) as p:
+            source, into = self._source(name, tile.start + p), copy + p * width
+            whole = k.where(feature == size, count - count % self.W, k.whole(0))
+            with k.loop(whole, step=self.W) as x:
+                into[x] = source.bytes(x * size).load(0, self.W).to(copy.type)
+            with k.loop(count, start=whole) as x:
+                into[x] = source.bytes(x * feature)[0].to(copy.type)
+            if self.kind.pairs:
+                with k.when(count < width):
+                    into[count] = k.constant(copy.type, 0.0)
+
+    def _turn(self, base: Pointer, strides: list[Value], count: Value, turned: Pointer, scale: Value | float) -> None:
+        """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""
+        k, W, B = self.k, self.W, self.B
+        head, row, step = strides
+        whole = k.where(step == base.type.size, count - count % W, k.whole(0))
+        with k.loop(B, step=W) as c:
+            rows = [self._row(base, c + r, head, row) for r in range(W)]
+            with k.loop(whole, step=W) as x:
+                vectors = k.transpose([p.load(x, W).to(self.real) * scale for p in rows])
+                for n, vector in enumerate(vectors):
+                    turned[(x + n) * B + c] = vector
+            with k.loop(W) as r:
+                p = self._row(base, c + r, head, row)
+                with k.loop(count, start=whole) as x:
+                    turned[x * B + c + r] = p.bytes(x * step)[0].to(self.real) * scale
+
+    def _turn_back(self, turned: Pointer, count: Value, base: Pointer, head: Value, row: Value) -> None:
+        """base[head, row, x] = turned[x, lane] for the head and the row of each lane and x below `count`."""
+        k, W, B = self.k, self.W, self.B
+        lanes, whole = self.word("lanes"), count - count % W
+        with k.loop(lanes, step=W) as c:
+            with k.loop(whole, step=W) as a:
+                vectors = k.transpose([self.load(turned, (a + x) * B, c) for x in range(W)])
+                for r in range(W):
+                    with k.when(c + r < lanes):
+                        self._row(base, c + r, head, row)[a] = vectors[r].to(base.type)
+            with k.loop(k.minimum(lanes, c + W), start=c) as n:
+                into = self._row(base, n, head, row)
+                with k.loop(count, start=whole) as a:
+                    into[a] = turned[a * B + n].to(base.type)
+
+    # Products
+
+    def multiply_add(self, total: Value, x: Value, y: Value) -> Value:
+        """total + x · y; for words of two numbers each the product of both."""
+        return self.k.dot_pairs(total, x, y) if self.kind.pairs else self.k.fma(x, y, total)
+
+    def _product(
+        self,
+        rows: int,
+        start: Value,
+        stop: Value,
+        factor: Callable[[int, Value], Value],
+        vector: Callable[..., Value],
+        columns: range | None = None,
+    ) -> list[list[Variable]]:
+        """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each.
+
+        columns: where the vectors begin, the lanes unless they are given.
+        """
+        k = self.k
+        columns = self.vectors() if columns is None else columns
+        sums = [[k.variable(self.zero()) for _ in columns] for _ in range(rows)]
+
+        def step(x: Value) -> None:
+            vectors = [vector(x, c) for c in columns]
+            for r in range(rows):
+                f = factor(r, x).spread(self.W)
+                for c, v in enumerate(vectors):
+                    sums[r][c].value = self.multiply_add(sums[r][c].value, f, v)
+
+        unroll = UNROLL if rows > 1 else 1
+        whole = stop - (stop - start) % unroll
+        with k.loop(whole, start=start, step=unroll) as x:
+            for u in range(unroll):
+                step(x + u)
+        if unroll > 1:
+            with k.loop(stop, start=whole) as x:
+                step(x)
+        return sums
+
+    def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
+        """Work on so many rows at a time, or as many as registers hold, and on what is left one at a time."""
+        k, rows = self.k, rows or self.k.target.tile[0]
+        whole = stop - (stop - start) % rows
+        with k.loop(whole, start=start, step=rows) as n:
+            work(rows, n)
+        with k.loop(stop, start=whole) as n:
+            work(1, n)
+
+    # Dense arrays
+
+    def _dense(self, n: int) -> Pointer:
+        found: Pointer = getattr(self.tile, f"dense{n}")
+        return found
+
+    def _fetch(self, name: str, type: Type, into: Pointer, tile: Tile, start: Value, stop: Value) -> None:
+        """Some keys of a dense array, turned so that lanes are queries."""
+        strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
+        base = self.address(name, type).bytes((tile.start + start) * strides[2])
+        self._turn(base, strides, stop - start, into + start * self.B, 1.0)
+
+    def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
+        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
+        k, lanes = self.k, -(-self.B * count // KEYS)
+        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
+        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
+        for n in range(lanes):
+            lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
+            line = self._row(base, lane, head, row)
+            for x in range(0, KEYS * type.size, 64):
+                line.bytes(x).prefetch()

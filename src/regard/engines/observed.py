@@ -1,0 +1,56 @@
+"""Statistics that follow from others, on whichever engine those were found."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from regard.observing import Statistic
+from regard.problem import Outputs, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Found = dict[Statistic, Any]
+
+NEEDS = {"normalized_entropy": ("entropy", "visible"), "group_received": ("received",)}
+
+
+def basic(observe: tuple[Statistic, ...]) -> tuple[Statistic, ...]:
+    """What an engine has to find itself, for what is to be observed."""
+    needed = (Statistic(name) for s in observe for name in NEEDS.get(s.name, ()))
+    own = (s for s in observe if s.name not in NEEDS and s.name != "mass")
+    return tuple(dict.fromkeys((*own, *needed)))
+
+
+def complete(
+    p: Problem, lse: Array, found: Mapping[Statistic, Any], forward: Callable[[Problem], tuple[Outputs, Found]]
+) -> Found:
+    """Everything observed, given `basic` of it."""
+
+    def value(s: Statistic) -> Any:
+        if s.name == "mass":
+            return mass(p, s, lse, forward)
+        if s.name == "normalized_entropy":
+            return normalized(found[Statistic("entropy")], found[Statistic("visible")])
+        if s.name == "group_received":
+            received = found[Statistic("received")]
+            return received.reshape(*p.lead, p.kv_heads, p.group, p.n_k).sum(axis=-2)
+        return found[s]
+
+    return {s: value(s) for s in p.observe}
+
+
+def normalized(entropy: Array, visible: Array) -> Array:
+    """Entropy over the logarithm of how many keys a query sees; 0 for one key or none."""
+    most = np.log(np.maximum(visible, 2).astype(entropy.dtype))
+    return np.asarray(np.where(visible > 1, entropy / most, entropy.dtype.type(0)))
+
+
+def mass(p: Problem, s: Statistic, lse: Array, forward: Callable[[Problem], tuple[Outputs, Found]]) -> Array:
+    """Σ_j P where a rule holds: exp of what lse would be if nothing else were visible, minus lse.
+
+    So only tiles that the rule may reach are looked at: the weight on a diagonal costs O(n).
+    """
+    part = forward(p.scores_alone(s.of if p.mask is None else p.mask & s.of))[0].lse
+    assert part is not None
+    least = np.finfo(lse.dtype).min
+    return np.where(part == -np.inf, 0, np.exp(part - np.maximum(lse, least))).astype(lse.dtype, copy=False)

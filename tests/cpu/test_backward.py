@@ -1,0 +1,221 @@
+"""The backward kernel: every instruction set, bits, what is hidden, and no element outside the arrays."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from test_guard_pages import SIZES, between_guards
+from test_targets import HERE, SOME
+
+import regard
+from regard.api import Frame, problem_from
+from regard.bench.cases import CASES, Case
+from regard.engines import cpu
+from regard.engines.cpu import backward_work, cache
+from regard.engines.cpu.layout import TILE_BITS
+from regard.engines.cpu.target import chosen, targets
+from regard.problem import Differential, Outputs
+from support import assert_gradients
+
+RNG = np.random.default_rng(0)
+H, N, D = 4, 700, 24
+Q, DO = (RNG.standard_normal((2, H, N, D)).astype(np.float32) for _ in range(2))
+K, V = (RNG.standard_normal((2, 2, N, D)).astype(np.float32) for _ in range(2))
+ROWS = RNG.standard_normal((2, 2, H, N))
+WISHES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"mask": regard.window(150, 20)},
+    "score": {"score": [regard.softcap(5.0), regard.alibi(regard.table(np.full(H, 0.1)))], "causal": True},
+    "dropout and sink": {"dropout": 0.2, "seed": 7, "sink": np.full(H, 0.3), "causal": True},
+    "bias of keys": {"bias": RNG.standard_normal((H, 1, N)), "causal": True},
+    "bias that the batch shares": {"bias": RNG.standard_normal((H, N, N))},
+    "bias of rows": {"bias": RNG.standard_normal((N, 1)), "score": regard.softcap(2.0)},
+    "bias of nothing": {"bias": np.float32(0.5) * np.ones(1)},
+}
+
+
+def gradients(q: Any, k: Any, v: Any, dout: Any, rows: Any = ROWS, engine: str = "cpu", **wishes: Any) -> Differential:
+    return regard.attention_vjp(q, k, v, dout, dlse=rows[0], dentropy=rows[1], engine=engine, **wishes)
+
+
+def arrays(g: Differential) -> dict[str, Any]:
+    """All gradients by name."""
+    found = {name: getattr(g, name) for name in ("query", "key", "value", "bias", "sink")}
+    found |= {f"table {n}": x for n, x in enumerate(g.tables.values())}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def bits(g: Differential) -> dict[str, bytes]:
+    return {name: x.tobytes() for name, x in arrays(g).items()}
+
+
+@pytest.fixture(params=WISHES)
+def wish(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return WISHES[request.param]
+
+
+@pytest.fixture
+def whole(wish: dict[str, Any]) -> Differential:
+    return gradients(Q, K, V, DO, **wish)
+
+
+def assert_near(got: Differential, expected: Differential) -> None:
+    for name, x in arrays(expected).items():
+        size = np.abs(x).max(initial=1e-30)
+        np.testing.assert_allclose(arrays(got)[name] / size, x / size, rtol=0, atol=1e-5, err_msg=name)
+
+
+def test_agrees_with_the_tiled_engine(wish: dict[str, Any], whole: Differential) -> None:
+    assert_near(whole, gradients(Q, K, V, DO, engine="tiled", **wish))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("lead", [slice(0, 2), 1])
+def test_any_number_of_threads(wish: dict[str, Any], lead: Any, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units enough for all threads, or so few that each is cut."""
+    part = [x[lead] for x in (Q, K, V, DO)], ROWS[:, lead]
+    monkeypatch.setattr("regard.threads._chosen", 1)
+    alone = bits(gradients(*part[0], part[1], **wish))
+    monkeypatch.setattr("regard.threads._chosen", threads)
+    assert bits(gradients(*part[0], part[1], **wish)) == alone
+
+
+@pytest.mark.parametrize("heads", [1, H])
+def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) -> None:
+    """Every item meets every tile once, in order; enough is there to do at the same time."""
+    if heads == 1:
+        wish = {name: x for name, x in wish.items() if name not in ("score", "bias", "sink")}
+    q, k, v, dout = (x[0, : min(heads, len(x[0]))] for x in (Q, K, V, DO))
+    p = problem_from(q, k, v, **wish)
+    outputs, ct = cpu.forward(p)[0], Outputs(dout, None, None)
+    kind, arrays = backward_work.kind_of(p, chosen(), False), backward_work.Arrays(p, outputs, ct)
+    waves = backward_work.Waves(kind, p, arrays, 2)
+    for wave in waves:
+        place = {cell: n for n, cell in enumerate(wave.cells)}
+        assert all(place[other] < n for cell, n in place.items() for other in cell.before)
+        for item, (begin, count) in enumerate(wave.items[:, [waves.word("tiles"), waves.word("count")]]):
+            cells = [cell for cell in wave.cells if any(first <= item < stop for first, stop in cell.groups)]
+            tiles = (wave.tiles[begin : begin + count] >> TILE_BITS).tolist()
+            assert [t for cell in cells for t in tiles if cell.tiles[0] <= t < cell.tiles[1]] == tiles
+            assert [cell.tiles[0] == 0 for cell in cells] == [True] + [False] * (len(cells) - 1)
+        assert max(cell.depth + 1 for cell in wave.cells) < 0.6 * len(wave.cells)
+
+
+@pytest.mark.parametrize("rows", [slice(N - 1, N), slice(500, 503), slice(31, 150), slice(0, 699)])
+def test_dq_does_not_depend_on_the_other_rows(wish: dict[str, Any], whole: Differential, rows: slice) -> None:
+    part = dict(wish)
+    if "bias" in wish and wish["bias"].shape[-2:-1] == (N,):
+        part["bias"] = wish["bias"][..., rows, :]
+    got = gradients(Q[..., rows, :], K, V, DO[..., rows, :], ROWS[..., rows], **part, offset=rows.start)
+    assert whole.query is not None
+    assert got.query is not None
+    assert got.query.tobytes() == whole.query[..., rows, :].tobytes()
+
+
+def test_dq_does_not_depend_on_the_batch_or_the_group(wish: dict[str, Any], whole: Differential) -> None:
+    assert whole.query is not None
+    alone = gradients(Q[1], K[1], V[1], DO[1], ROWS[:, 1], **wish, origin=(1, 0, 0)).query
+    assert alone is not None
+    assert alone.tobytes() == whole.query[1].tobytes()
+    k, v = (x.repeat(2, axis=1) for x in (K, V))
+    repeated = gradients(Q, k, v, DO, **wish).query
+    assert repeated is not None
+    assert repeated.tobytes() == whole.query.tobytes()
+
+
+def test_layouts_and_strides_change_no_bit(wish: dict[str, Any], whole: Differential) -> None:
+    expected = bits(whole)
+    for turn in (
+        lambda x: np.asfortranarray(x),
+        lambda x: np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1],
+        lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+    ):
+        assert bits(gradients(*(turn(x) for x in (Q, K, V, DO)), **wish)) == expected
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+def test_what_is_hidden_may_hold_anything(dtype: Any) -> None:
+    """Keys behind a mask, and rows that see nothing: no bit of the other gradients changes, and their own are 0."""
+    n, hidden, blind = 150, 77, slice(100, 103)
+    q, k, v, dout = (x[0, :, :n].astype(dtype) for x in (Q, K, V, DO))
+    rows = ROWS[:, 0, :, :n].copy()
+    mask = np.ones((n, n), bool)
+    mask[:, hidden], mask[blind] = False, False
+    rows[..., blind] = 0
+    wish = {
+        "mask": mask,
+        "score": regard.softcap(3.0),
+        "bias": RNG.standard_normal((H, 1, n)),
+        "dropout": 0.1,
+        "seed": 1,
+    }
+    expected = gradients(q, k, v, dout, rows, **wish)
+    for x, at, value in ((k, hidden, np.nan), (v, hidden, np.inf), (q, blind, np.nan), (dout, blind, -np.inf)):
+        x[:, at] = value
+    got = gradients(q, k, v, dout, rows, **wish)
+    assert bits(got) == bits(expected)
+    for name in ("key", "value"):
+        assert (getattr(got, name)[:, hidden] == 0).all()
+    assert got.query is not None
+    assert (got.query[:, blind] == 0).all()
+
+
+def test_what_is_visible_is_not_hidden() -> None:
+    q, k, v, dout = (x[0, :, :60].copy() for x in (Q, K, V, DO))
+    k[1, 30, 3] = np.nan
+    g = gradients(q, k, v, dout, ROWS[:, 0, :, :60], causal=True)
+    assert g.query is not None
+    assert g.key is not None
+    assert np.isnan(g.query[2:, 30:]).all()
+    assert np.isfinite(g.query[2:, :30]).all()
+    assert np.isfinite(g.query[:2]).all()
+    assert np.isnan(g.key[1]).all()
+    assert np.isfinite(g.key[0]).all()
+
+
+@pytest.fixture(params=HERE)
+def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("REGARD_CPU", request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
+    q, k, v, options = case.inputs(dtype)
+    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    rng = np.random.default_rng(1)
+    dout, rows = rng.standard_normal(frame.out_shape(p)).astype(dtype), rng.standard_normal((2, *p.shape(p.n_q)))
+    g = gradients(q, k, v, dout, rows, **options)
+    turned = (frame.inward(getattr(g, name)) for name in ("query", "key", "value"))
+    assert_gradients(p, Outputs(frame.inward(dout), *rows), Differential(*turned, g.bias, g.sink, g.tables))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_neon_compiles(dtype: Any) -> None:
+    neon, case = targets()["neon"], next(case for case in CASES if case.name == "everything")
+    q, k, v, options = case.inputs(dtype)
+    kind = backward_work.kind_of(problem_from(q, k, v, **options), neon, True)
+    assert cache.compile_object(backward_work.source(kind, neon), neon, "neon")
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_nothing_outside_is_touched(sizes: Any, dtype: Any, at_end: bool) -> None:
+    n_q, n_k, d, d_v = sizes
+    if dtype is np.float16 and chosen().name == "baseline":
+        pytest.skip("this processor does not convert float16")
+
+    def array(*shape: int, kind: Any = dtype) -> Any:
+        return between_guards(RNG.standard_normal(shape).astype(kind), at_end)
+
+    q, k, v, dout = array(2, n_q, d), array(2, n_k, d), array(2, n_k, d_v), array(2, n_q, d_v)
+    mask = between_guards(RNG.random((n_q, n_k)) < 0.7, at_end)
+    rows = array(2, 2, n_q, kind=q.dtype if q.dtype == np.float64 else np.float32)
+    wishes = {"mask": mask, "bias": array(2, n_q, n_k, kind=np.float32), "sink": array(2, kind=np.float64)}
+    got, expected = (gradients(q, k, v, dout, rows, engine, **wishes) for engine in ("cpu", "tiled"))
+    for name, x in arrays(expected).items():
+        assert np.allclose(arrays(got)[name].astype(float), x.astype(float), rtol=0.02, atol=0.1), name
