@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--tokens", type=int, default=4096, help="tokens per step")
-    parser.add_argument("--length", type=int, help="tokens of a row; default: one of those that the model is trained on")
+    parser.add_argument("--length", type=int, help="tokens of a row; default: as in training")
     parser.add_argument("--text", type=Path, default=Path.home() / ".cache/regard-text", help="where the text is kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def main() -> None:
     losses, seconds = (np.array([[s[k] for s in found[name]] for name in ATTENTION]) for k in (0, 1))
     difference = np.abs(losses[0] - losses[1]).max()
     times = np.median(seconds, axis=1)
-    print(f"largest difference of losses {difference:.1e}; time of a step with regard / with sdpa {times[1] / times[0]:.3f}")
+    print(f"largest difference of losses {difference:.1e}; time of a step, regard / sdpa {times[1] / times[0]:.3f}")
 
 
 if __name__ == "__main__":

@@ -116,9 +116,7 @@ def repeat_row(rng: np.random.Generator, works: list[np.ndarray], length: int) -
     return np.concatenate([once[:start], np.resize(once[start:], length - start)])
 
 
-def batch(
-    rng: np.random.Generator, works: list[np.ndarray], tokens: int, lengths: tuple[int, ...] = LENGTHS
-) -> Tensor:
+def batch(rng: np.random.Generator, works: list[np.ndarray], tokens: int, lengths: tuple[int, ...] = LENGTHS) -> Tensor:
     """(rows, length) ids, `tokens` in all, of one of `lengths`: half of the rows text, half repeats.
 
     Each row begins with the beginning-of-sequence token.

@@ -203,16 +203,20 @@ def attention(
     if cache is not None:
         raise NotImplementedError("attn_implementation='regard' has no paged cache, which continuous batching needs")
     call: dict[str, Any] = {"bias": position_bias}
+    n_q, n_k = query.shape[-2], key.shape[-2]
     if isinstance(attention_mask, RuleMask):
-        if attention_mask.shape[-2:] != (query.shape[-2], key.shape[-2]):
+        if attention_mask.shape[-2:] != (n_q, n_k):
             raise ValueError(
                 f"the mask is for {attention_mask.shape[-2]} queries and {attention_mask.shape[-1]} keys, "
-                f"but the call has {query.shape[-2]} and {key.shape[-2]}"
+                f"but the call has {n_q} and {n_k}"
             )
-        call |= {"mask": attention_mask.rule, "offset": attention_mask.offset, "origin": attention_mask.origin}
+        if attention_mask.rule is not None:
+            call["mask"] = attention_mask.rule
+            if attention_mask.origin[2] or attention_mask.offset != n_k - n_q:  # elsewhere than a call begins anyway
+                call |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
     elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        call |= {"causal": causal and query.shape[-2] > 1, "offset": 0}
+        call |= {"causal": causal and n_q > 1, "offset": 0}
     elif attention_mask.is_floating_point():
         call["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
     else:
