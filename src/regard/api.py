@@ -158,7 +158,7 @@ def _signature(
     )  # fmt: skip
 
 
-_causal = causal_rule()
+_causal: Mask = causal_rule.__wrapped__()  # type: ignore[attr-defined]
 _causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
 
 
@@ -383,6 +383,7 @@ def attention_jvp(
     return frame.outputs(primal), frame.outputs(tangent)
 
 
+@dispatched
 def attention_vjp_jvp(
     query: Array,
     key: Array,

@@ -18,9 +18,20 @@ def adapter(*values: object) -> Any:
     """
     for name, array in ARRAYS.items():
         kind = getattr(sys.modules.get(name), array, None)
-        if kind is not None and any(isinstance(value, kind) for value in values):
+        if kind is not None and any(_holds(value, kind) for value in values):
             return import_module(f"regard.{name}.adapter")
     return None
+
+
+def _holds(value: object, kind: type) -> bool:
+    """Whether it is such an array, or a tuple with one."""
+    return isinstance(value, kind) or (type(value) is tuple and any(isinstance(x, kind) for x in value))
+
+
+def compiling() -> bool:
+    """Whether PyTorch traces a graph now, in which there are no values."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
 
 
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
@@ -34,3 +45,17 @@ def dispatched(function: Callable[P, R]) -> Callable[P, R]:
         return cast(R, getattr(found, function.__name__)(*args, **kwargs))
 
     return either
+
+
+def constructor(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that makes a rule; in a graph that is being traced, one that only names the rule."""
+
+    @functools.wraps(function)
+    def make(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not compiling():
+            return function(*args, **kwargs)
+        from regard.torch import graph
+
+        return cast(R, graph.construct(function.__name__, args, kwargs))
+
+    return make

@@ -13,6 +13,7 @@ import numpy as np
 
 from regard import checks
 from regard.api import Frame, Layout
+from regard.frameworks import dispatched
 from regard.threads import one_blas_thread
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -80,6 +81,7 @@ def linear_spec(
     return np.einsum("...ij,...jb->...ib", p, v), p
 
 
+@dispatched
 def linear_attention(
     query: Array,
     key: Array,

@@ -6,10 +6,12 @@ import numpy as np
 
 from regard import checks
 from regard.api import attention
+from regard.frameworks import dispatched
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
+@dispatched
 def multihead_attention(
     query: Array,
     key: Array,

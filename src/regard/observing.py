@@ -211,4 +211,4 @@ class Seen(Mapping[Statistic | str, Any]):
 
     def __repr__(self) -> str:
         shapes = ((k, v.values if isinstance(v, Top | Profile) else v) for k, v in self._values.items())
-        return f"Seen({', '.join(f'{k}: {v.shape}' for k, v in shapes)})"
+        return f"Seen({', '.join(f'{k}: {tuple(v.shape)}' for k, v in shapes)})"

@@ -9,6 +9,7 @@ import numpy as np
 from regard.api import Layout, MaskLike, ScoreLike, problem_from
 from regard.engines import choose, refusals
 from regard.engines.tiles import CHUNK, KEYS, ROWS
+from regard.frameworks import dispatched
 from regard.problem import Problem
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.threads import num_threads
@@ -141,6 +142,7 @@ class Plan:
         return "\n".join(f"{label:9} {text}" for label, text in self.rows())
 
 
+@dispatched
 def plan(
     query: Array | Sequence[int],
     key: Array | Sequence[int],

@@ -8,6 +8,7 @@ import numpy as np
 
 from regard import spec
 from regard.api import Frame, Layout, MaskLike, ScoreLike, problem_from
+from regard.frameworks import dispatched
 from regard.problem import Problem
 from regard.rules import Score, as_score
 
@@ -91,6 +92,7 @@ class Steps(Sequence[Step]):
         return f"<Steps: {', '.join(self.names)}>"
 
 
+@dispatched
 def steps(
     query: Array,
     key: Array,

@@ -7,6 +7,8 @@ import pytest
 
 import regard
 from regard.bench.cases import CASES, Case, case
+from regard.rules import OPS, At, evaluate
+from regard.rules.expression import build, cast, make
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
@@ -14,6 +16,9 @@ import jax.numpy as jnp
 
 import jax
 from regard.jax import scan
+from regard.jax.task import rule_text
+from regard.jax.values import Place
+from regard.jax.values import evaluate as values_of
 
 EVERYTHING = [
     "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", regard.top(3)
@@ -71,6 +76,30 @@ def test_statistics_and_weights(name: str) -> None:
     np.testing.assert_array_equal(found.argmax, expected.argmax)
     np.testing.assert_array_equal(found[regard.top(3)].indices, expected[regard.top(3)].indices)
     close(found[regard.top(3)].values, expected[regard.top(3)].values)
+
+
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.rule != "leaf"])
+def test_every_operation(name: str) -> None:
+    """Its value in JAX is that in NumPy, also at zeros, ties, NaN and the ends of the 64-bit range."""
+    s, i, j = make("s", "float"), make("i", "int"), make("j", "int")
+    some = {"bits": [(i, j)], "int": [(i, j)], "where": [(build("less", i, j), s, cast(j, "float"))]}
+    operands = some.get(OPS[name].rule, [(s, cast(j, "float")), (i, j)])
+    if OPS[name].rule == "cast":
+        nodes = [cast(s if name == "int" else i, name)]
+    else:
+        count = 3 if name == "where" else getattr(np, name).nin
+        nodes = [build(name, *given[:count]) for given in operands]
+    values = np.array([-(2.0**70), -3.5, -1.0, -0.0, 0.25, 1.0, 2.0, 7.0, 2.0**70, np.inf, np.nan])
+    rows, columns = np.arange(-3, 8), np.array([-2, 0, 1, 3])
+    grid = np.broadcast_to(values[:, None], (11, 4))
+    zero = np.zeros((), np.int64)
+    expected = evaluate(nodes, At(zero, zero, rows[:, None], columns, s=grid))
+    with jax.enable_x64(True):
+        place = Place(zero, zero, jnp.asarray(rows[:, None]), jnp.asarray(columns), None, (), ())
+        texts = rule_text(nodes[0])[0]
+        found = values_of(texts, nodes, jnp.asarray(grid), (), place, np.float64)
+    for got, right in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(got, right.dtype), right, rtol=1e-12, atol=1e-300)
 
 
 def test_all_inputs_and_vmap() -> None:

@@ -6,13 +6,13 @@ dimensions. True means attend.
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.frameworks import adapter
+from regard.frameworks import adapter, constructor
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, once, order
 from regard.rules.tracing import Traced, as_array, as_table, trace, type_name
 
@@ -45,17 +45,28 @@ class Requirement:
 
 
 @once
+def foreign(node: Node) -> tuple[Any, ...]:
+    """The tables and masks of tensors that an expression reads, in order of first use."""
+    read = (x.payload for x in order([node]) if x.op in ("gather", "dense"))
+    return tuple({id(x): x for x in read if hasattr(x, "tensor")}.values())
+
+
+@once
 def _dense(node: Node) -> tuple[Array, ...]:
     return tuple(x.payload for x in order([node]) if x.op == "dense")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Rule:
-    """A traced rule: its expression, the text that it prints as, and what it requires of a call."""
+    """A traced rule: its expression, the text that it prints as, what it requires of a call, the tensors it reads."""
 
     node: Node
     text: str
     requires: tuple[Requirement, ...] = ()
+    tensors: tuple[Any, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", tuple(x.tensor for x in foreign(self.node)))
 
     @property
     def dense(self) -> tuple[Array, ...]:
@@ -177,8 +188,11 @@ def as_mask(mask: Any, argument: str = "mask") -> Mask:
     return Mask(make("dense", "bool", (), values), f"array of shape {values.shape}")
 
 
-def mask(function: Callable[..., Any]) -> Mask:
+@constructor
+def mask(function: Callable[..., Any] | Array) -> Mask:
     """The mask that a function of (b, h, i, j) computes; it is traced once, here. Serves as a decorator.
+
+    An array, aligned right to (..., h, n_q, n_k), is a mask too, and this gives it ``& | ~``.
 
     Raises TypeError if the function takes other arguments, does not return a boolean expression, or branches on a
     traced value.
@@ -189,17 +203,20 @@ def mask(function: Callable[..., Any]) -> Mask:
     >>> band
     mask(band)
     """
-    node = trace(function, MASK_LEAVES)
+    if type(function) is np.ndarray or adapter(function) is not None:
+        return as_mask(function)
+    node = trace(function, MASK_LEAVES)  # type: ignore[arg-type]
     return Mask(node, f"mask({getattr(function, '__name__', type(function).__name__)})")
 
 
-_traced = mask  # where an argument is called mask
+_traced: Callable[..., Mask] = mask.__wrapped__  # type: ignore[attr-defined]  # where an argument is called mask
 
 
 def _rule(text: str, function: Callable[..., Any], *requires: Requirement) -> Mask:
     return Mask(trace(function, MASK_LEAVES), text, requires)
 
 
+@constructor
 def causal() -> Mask:
     """Keys up to the query itself: j ≤ i.
 
@@ -209,6 +226,7 @@ def causal() -> Mask:
     return _rule("causal()", lambda b, h, i, j: j <= i)
 
 
+@constructor
 def window(left: int | None, right: int | None = 0) -> Mask:
     """Keys from `left` before the query to `right` after it: i - left ≤ j ≤ i + right. None: no bound on that side.
 
@@ -234,6 +252,7 @@ def window(left: int | None, right: int | None = 0) -> Mask:
     return _rule(f"window({left})" if right == 0 else f"window({left}, {right})", rule)
 
 
+@constructor
 def prefix(length: int | ArrayLike) -> Mask:
     """The first `length` keys, for every query: j < length; an integer, or one for each batch entry.
 
@@ -246,6 +265,7 @@ def prefix(length: int | ArrayLike) -> Mask:
     return _rule(f"prefix({_short(length)})", lambda b, h, i, j: j < rows(b), *requires)
 
 
+@constructor
 def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") -> Mask:
     """The real keys of padded sequences, `lengths` of them in each batch entry.
 
@@ -265,6 +285,7 @@ def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") 
     return _rule(text, lambda b, h, i, j: j >= keys - rows(b), *requires)
 
 
+@constructor
 def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     """Keys of the query's own document, in sequences packed from several.
 
@@ -305,6 +326,7 @@ def _relabel(ids: Array) -> Array:
     return np.asarray(labels - labels.min(axis=1, keepdims=True))
 
 
+@constructor
 def strided(step: int) -> Mask:
     """Every `step`-th key, counted from the query: (i - j) mod step = 0 (Child et al. 2019).
 
@@ -317,6 +339,7 @@ def strided(step: int) -> Mask:
     return _rule(f"strided({step})", lambda b, h, i, j: (i - j) % step == 0)
 
 
+@constructor
 def dilated(left: int, step: int) -> Mask:
     """The query and `left` keys before it, `step` apart: i - j = 0, step, ..., left · step (Beltagy et al. 2020).
 
@@ -331,6 +354,7 @@ def dilated(left: int, step: int) -> Mask:
     return _rule(f"dilated({left}, {step})", lambda b, h, i, j: (j <= i) & (i - j <= reach) & ((i - j) % step == 0))
 
 
+@constructor
 def blocks(table: ArrayLike, size: int) -> Mask:
     """Whole blocks of `size` × `size`: the pair (i, j) is visible if ``table[..., i // size, j // size]`` is.
 
@@ -359,6 +383,7 @@ def blocks(table: ArrayLike, size: int) -> Mask:
     )
 
 
+@constructor
 def global_tokens(n: int) -> Mask:
     """The first `n` positions see everything and are seen by everything: i < n or j < n (Beltagy et al. 2020).
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.frameworks import adapter
+from regard.frameworks import adapter, constructor
 from regard.rules.expression import SCORE_LEAVES, make, substitute
 from regard.rules.masks import Requirement, Rule, whole
 from regard.rules.tracing import Table, as_table, trace, type_name
@@ -55,6 +55,7 @@ def compose(scores: Sequence[Score]) -> Score:
     return Score(node, f"[{', '.join(score.text for score in scores)}]", requires)
 
 
+@constructor
 def score(function: Callable[..., Any]) -> Score:
     """The score rule that a function of (s, b, h, i, j) computes; it is traced once, here. Serves as a decorator.
 
@@ -70,9 +71,10 @@ def score(function: Callable[..., Any]) -> Score:
     return Score(node, f"score({getattr(function, '__name__', type(function).__name__)})")
 
 
-_traced = score  # where an argument is called score
+_traced: Callable[..., Score] = score.__wrapped__  # type: ignore[attr-defined]  # where an argument is called score
 
 
+@constructor
 def softcap(cap: float | ArrayLike | Table) -> Score:
     """Scores pressed smoothly into (-cap, cap): cap · tanh(s / cap) (Bello et al. 2016; Gemma Team 2024).
 
@@ -89,6 +91,7 @@ def softcap(cap: float | ArrayLike | Table) -> Score:
     return Score(trace(rule, SCORE_LEAVES), f"softcap({text})", requires)
 
 
+@constructor
 def temperature(t: float | ArrayLike | Table) -> Score:
     """Scores divided by a temperature: s / t. t: positive; a number, or (h,) for one per head.
 
@@ -99,6 +102,7 @@ def temperature(t: float | ArrayLike | Table) -> Score:
     return Score(trace(lambda s, b, h, i, j: s / at(h), SCORE_LEAVES), f"temperature({text})", requires)
 
 
+@constructor
 def alibi(slopes: float | ArrayLike | Table) -> Score:
     """Scores lowered in proportion to distance: s - slope · |i - j| (Press et al. 2022).
 
@@ -111,6 +115,7 @@ def alibi(slopes: float | ArrayLike | Table) -> Score:
     return Score(trace(lambda s, b, h, i, j: s - at(h) * abs(i - j), SCORE_LEAVES), f"alibi({text})", requires)
 
 
+@constructor
 def relative(
     table: ArrayLike | Table,
     *,

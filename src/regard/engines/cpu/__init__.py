@@ -58,7 +58,12 @@ def _work() -> Any:
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    work, out, observe = _work(), p.new_output(), basic(p.observe)
+    work, out = _work(), p.new_output()
+    if not p.observe:
+        results = work.Results(out, np.empty(out.shape[:-1], p.compute), None, None)
+        work.run(p, work.chosen(), results, rows)
+        return Outputs(out, results.lse, None), {}
+    observe = basic(p.observe)
     names = {s.name for s in observe}
     best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= work.BEST[-1])]
     k = max((s.of or 1 for s in best), default=0)
@@ -89,6 +94,14 @@ def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statis
         seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
     seen |= tiled.second_pass(p, lse, tuple(s for s in observe if s.name == "weights_of"))
     return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
+
+
+def again(p: Problem) -> Any:
+    """What runs a short call once more: a function of the addresses of query, key, value, out and lse, or None."""
+    from regard.engines.cpu import work
+    from regard.engines.cpu.target import chosen
+
+    return work.again(p, chosen())
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:

@@ -66,7 +66,6 @@ class Forward(Lanes, ABC):
             setattr(self.item, name, getattr(self.item, name).of(type))
         for name in ("g", "r", "cursor"):
             setattr(self.item, name, getattr(self.item, name).of(I64))
-        self.best = self._best(self.item)
 
     def _group(self, first: Value, stop: Value) -> None:
         k = self.k
@@ -124,7 +123,7 @@ class Forward(Lanes, ABC):
         self.each_lane(self._begin_lane)
         self._prepare_queries()
         self._empty(item)
-        self._forget(self.best)
+        self._forget(self._best(item))
         # The item of a call whose spans were worked on apart.
         spans, _ = self._area(k.at(self.word("partial"), self.real), span_area(self.kind, self.d_v))
         with k.loop(self.word("spans")) as n:
@@ -154,12 +153,12 @@ class Forward(Lanes, ABC):
         partial = self.word("partial")
         home = k.where(partial == 0, self.own.m.address, partial)
         self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
-        with k.when(partial != 0):
-            self._forget(self._best(self.span))
-        apart, together = self._best(self.span), self._best(self.item)
-        self.best = Best(
-            *(k.at(k.where(partial == 0, x.address, y.address), x.type) for x, y in zip(together, apart, strict=True))
-        )
+        if self.kind.best:
+            apart, together = self._best(self.span), self._best(item)
+            with k.when(partial != 0):
+                self._forget(apart)
+            homes = [k.where(partial == 0, x.address, y.address) for x, y in zip(together, apart, strict=True)]
+            self.best = Best(*(k.at(home, x.type) for home, x in zip(homes, together, strict=True)))
         first = item.cursor[0]
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))

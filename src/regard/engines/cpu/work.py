@@ -48,6 +48,7 @@ K = TypeVar("K", bound="Kept")
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
+SHORT = 2**25  # products below which a call on one thread is worth keeping whole
 KEPT = 256  # plans
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
@@ -244,6 +245,46 @@ class Plan:
                 kernel(mine.buffer_info()[0])
 
             spread(part, range(len(cuts) - 1), self.threads)
+
+
+class Again:
+    """A plan that one thread runs again and again, for arrays of the same shapes and strides at other addresses.
+
+    Nothing is allocated or looked up: of a call as short as these, the rest takes longer than attention.
+    """
+
+    def __init__(self, plan: Plan, kernel: Callable[[int], None]):
+        (stage,) = plan.stages
+        self.kernel, self.stage = kernel, stage
+        self.items, self.bases = stage.items.copy(), np.zeros(5, np.int64)
+        self.relative, self.absolute = stage.items[:, :5].copy(), self.items[:, :5]
+        self.fields = plan.fields[:]
+        self.fields[ITEMS], self.fields[TILE_LIST] = address_of(self.items), address_of(stage.tiles)
+        self.fields[GROUPS], self.fields[COUNT] = address_of(stage.bounds), stage.cuts[-1]
+        self.address = self.fields.buffer_info()[0]
+
+    def __call__(self, *addresses: int) -> None:
+        """addresses: of query, key, value, out and lse."""
+        self.bases[:] = addresses
+        np.add(self.relative, self.bases, out=self.absolute)
+        scratch = Scratch(self.stage.scratch)
+        self.fields[SCRATCH] = scratch.address
+        self.kernel(self.address)
+
+
+def again(p: Problem, target: Target) -> Again | None:
+    """What runs a short call without wishes but the mask of a rule once more; None for others."""
+    work = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16)
+    bare = p.bias is None and p.sink is None and p.score is None and not p.dropout and not p.observe
+    bare = bare and not any(program.tables for _, program in programs(p))
+    if not 0 < work < (SMALL if num_threads() > 1 else SHORT) or not bare or dense_masks(p):
+        return None
+    results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
+    found = plan(p, target, results, range(p.n_q), 1)
+    if not isinstance(found.stages, tuple) or len(found.stages) != 1 or found.stages[0].partial:
+        return None
+    kind = kind_of(p, target, p.n_q, *results.wishes)
+    return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
 
 
 GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SEED = map(

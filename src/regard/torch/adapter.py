@@ -1,0 +1,189 @@
+"""The public functions of `regard` on tensors."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard import api, checks, merging, planning, stepping
+from regard.api import problem_from
+from regard.rules import as_mask, as_score
+from regard.rules.masks import foreign
+from regard.torch import graph
+from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, values
+from regard.torch.autograd import Attention, run
+from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
+from regard.torch.rules import bind, constant, flags, table
+from regard.torch.short import short
+
+__all__ = ["attention", "constant", "flags", "merge", "plan", "steps", "table", "weights"]
+ALL = slice(None)
+
+
+def attention(
+    query: Any, key: Any, value: Any, *, return_weights: bool = False, observe: Any = (), engine: str | None = None,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """`regard.attention` on tensors."""
+    if torch.compiler.is_compiling():
+        return graph.attention(query, key, value, return_weights, observe, engine, options)
+    call = None if return_weights or observe or engine is not None else short(query, key, value, options)
+    if call is not None:
+        out: torch.Tensor = applied(call, query, key, value)[0]
+        return out
+    unknown = options.keys() - DEFAULTS.keys()
+    if unknown:
+        raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
+    q, k, v = checked("query", query), checked("key", key), checked("value", value)
+    if torch.is_autocast_enabled("cpu"):
+        q, k, v = map(autocast, (q, k, v))
+    given: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v}
+    others: dict[Any, torch.Tensor] = {}
+    options = DEFAULTS | options | {"observe": checks.observe(observe)}
+    for name in ("bias", "sink"):
+        if options[name] is not None:
+            given[name], options[name] = checked(name, options[name]), None
+    for name in ("mask", "offset"):
+        if isinstance(options[name], np.ndarray):
+            checked(name, options[name])
+    for name, rule in (("mask", as_mask), ("score", as_score)):
+        if options[name] is not None:
+            options[name] = rule(options[name])
+    if options["score"] is not None:
+        for x in foreign(options["score"].node):
+            (given if x.kind == "float" else others)[x] = x.tensor
+    if options["mask"] is not None:
+        for x in foreign(options["mask"].node):
+            if x not in given:
+                others[x] = x.tensor
+    if isinstance(options["offset"], torch.Tensor):
+        others["offset"], options["offset"] = checked("offset", options["offset"]), None
+    if options["dropout"] and options["seed"] is None:
+        others["seed"] = new_seed()
+    return_weights = checks.boolean("return_weights", return_weights)
+    matrices = q.ndim == 2
+    if matrices:
+        stand_in(given, options)
+        given |= {name: given[name][None] for name in ("query", "key", "value")}
+    call = Call(options, tuple(given), tuple(others), engine)
+    inputs = (*given.values(), *others.values())
+    found = applied(call, *inputs)
+    if matrices:
+        found = tuple(x[0] for x in found)
+    results: list[Any] = [found[0]]
+    if return_weights:
+        floats = {name: x for name, x in given.items() if name != "value"}
+        fixed = {name: x for name, x in others.items() if name != "seed"}
+        one = Call(options | {"dropout": 0.0, "observe": ()}, tuple(floats), tuple(fixed), engine, weights=True)
+        tile = applied(one, *floats.values(), *fixed.values())[0]
+        results.append(tile[0] if matrices else tile)
+    if call.observe:
+        results.append(seen_of(call.observe, found))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The results of a call, with a derivative where one may be asked for."""
+    needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    if needed or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        found: tuple[torch.Tensor, ...] = Attention.apply(call, *inputs)
+        return found
+    return run(call, *inputs)
+
+
+def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
+    """The checks of a call before its matrices become heads, so that messages show what was given."""
+    arrays = {name: hollow(x) for name, x in given.items() if type(name) is str}
+    seed = 0 if options["seed"] is None else options["seed"]
+    problem_from(**arrays, **{name: x for name, x in options.items() if name not in arrays} | {"seed": seed})
+
+
+def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """`regard.merge` on tensors; it differentiates as often as wanted, for it is made of PyTorch's own functions."""
+    for n, part in enumerate(parts):
+        for name, x in zip(("out", "lse"), part if isinstance(part, tuple) else (), strict=False):
+            checked(f"merge: {name} of part {n}", x)
+    merging.validated(
+        tuple(tuple(map(hollow, part)) if isinstance(part, tuple) else part for part in parts),
+        None if sink is None else hollow(checked("sink", sink)),
+    )
+    dtype = parts[0][0].dtype
+    real = torch.float64 if parts[0][1].dtype is torch.float64 else torch.float32
+    logits = torch.stack([lse.to(real) for _, lse in parts])
+    if sink is not None:
+        extra = sink.to(real)[..., None] if parts[0][0].ndim > 2 else sink.to(real)
+        logits = torch.cat([logits, extra.expand_as(logits[:1])])
+    m = logits.detach().amax(0)
+    m = torch.where(m == -torch.inf, 0.0, m)
+    scale = torch.exp(logits - m)
+    total = scale.sum(0)
+    empty = total == 0
+    share = scale / torch.where(empty, 1.0, total)
+    terms = (torch.where(w == 0, 0.0, x.to(real)) * w for (x, _), w in zip(parts, share[..., None], strict=False))
+    lse = torch.where(empty, -torch.inf, m + torch.log(torch.where(empty, 1.0, total)))
+    return sum(terms, start=torch.zeros((), dtype=real)).to(dtype), lse
+
+
+def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any = ALL, **options: Any) -> torch.Tensor:
+    """`regard.weights` on tensors, without a derivative."""
+    given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False)
+    return tensor(api.weights(**given, rows=rows, cols=cols))
+
+
+def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`regard.steps` on tensors; what it shows are NumPy arrays."""
+    return stepping.steps(**in_numpy({"query": query, "key": key, "value": value} | options))
+
+
+def plan(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`regard.plan` on tensors."""
+    return planning.plan(**in_numpy({"query": query, "key": key, "value": value} | options))
+
+
+def elsewhere(name: str, instead: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{name} takes NumPy arrays; on tensors, {instead}")
+
+    return refuse
+
+
+attention_vjp = elsewhere("attention_vjp", "differentiate regard.attention with .backward() or torch.func.vjp")
+attention_jvp = elsewhere("attention_jvp", "differentiate regard.attention with torch.func.jvp")
+attention_vjp_jvp = elsewhere("attention_vjp_jvp", "differentiate regard.attention twice, e.g. with torch.func.hessian")
+linear_attention = elsewhere("linear_attention", "give .detach().numpy()")
+multihead_attention = elsewhere(
+    "multihead_attention", "project with torch.nn.Linear and call regard.attention(..., layout='bnhd')"
+)
+
+
+def in_numpy(given: dict[str, Any], constant: bool = True) -> dict[str, Any]:
+    """Arguments with arrays for tensors, and rules with the values of the tensors that they read."""
+    found = {}
+    for name, x in given.items():
+        if name in ("mask", "score") and x is not None:
+            rule = (as_mask if name == "mask" else as_score)(x)
+            reads = {id(y): y.tensor for y in foreign(rule.node)}
+            found[name] = bind(rule, {n: readable(name, y, constant) for n, y in reads.items()}).rule
+        else:
+            found[name] = readable(name, x, constant) if isinstance(x, torch.Tensor) else x
+    for name in ("query", "key", "value"):
+        if name in given:
+            checked(name, given[name])
+    return found
+
+
+def readable(name: str, x: torch.Tensor, constant: bool) -> Any:
+    """constant: the result is no tensor, so that nobody expects a derivative of it."""
+    if not concrete(checked(name, x)):
+        raise NotImplementedError(f"{name} has no values that can be read while it is transformed or traced")
+    if x.requires_grad and torch.is_grad_enabled() and not constant:
+        raise NotImplementedError(
+            f"regard.weights does not differentiate, and {name} requires grad: call it under torch.no_grad(), or take "
+            "return_weights=True of regard.attention"
+        )
+    return values(x)
+
+
+def hollow(x: torch.Tensor) -> Any:
+    """An array of the shape and dtype of a tensor, to be checked in its place."""
+    return np.broadcast_to(np.empty((), NUMPY[x.dtype]), tuple(x.shape))

@@ -1,0 +1,62 @@
+"""`vmap`: the axis becomes the first of the leading axes of every tensor, or the examples are done one by one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from regard.torch.calls import Call
+from regard.torch.rules import Flags
+
+Given = Sequence[torch.Tensor | None]
+
+
+def batched(
+    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, dims: Sequence[int | None], call: Call,
+    given: Given,
+) -> Any:  # fmt: skip
+    """What the batching rule of an operation returns: results with the axis in front, and that it is there.
+
+    roles: which input or output each tensor is, or is a tangent of. sums: the results are gradients, which add up over
+    a batch where an input has no leading axes. Engines have one sink, table and seed for all of a batch, so calls in
+    which these, or their gradients, differ are done one by one; so is dropout, which would see the new axis.
+    """
+    front: list[Any] = [
+        None if x is None else x if d is None else x.movedim(d, 0) for x, d in zip(given, dims, strict=True)
+    ]
+    mapped = [d is not None for d in dims]
+    one_for_all = [role == "sink" or role == "seed" or not isinstance(role, str | Flags) for role in roles]
+    differ = [
+        one and (m or (sums and role in call.floats)) for one, m, role in zip(one_for_all, mapped, roles, strict=True)
+    ]
+    if any(differ) or call.options["dropout"]:
+        each = [apply(call, *(x[n] if m else x for x, m in zip(front, mapped, strict=True))) for n in range(size)]
+        results = tuple(None if xs[0] is None else torch.stack(xs) for xs in zip(*each, strict=True))
+    else:
+        results = folded(apply, roles, sums, size, mapped, call, front)
+    return results, tuple(None if x is None else 0 for x in results)
+
+
+def folded(
+    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, mapped: Sequence[bool], call: Call,
+    given: Sequence[Any],
+) -> tuple[Any, ...]:  # fmt: skip
+    shapes: list[Any] = [
+        None if x is None else x.shape[1:] if m else x.shape for x, m in zip(given, mapped, strict=True)
+    ]
+    operands = (shape for role, shape in zip(roles, shapes, strict=True) if role in ("query", "key", "value") and shape)
+    lead = max(map(len, operands)) - 3
+    ranks = {"offset": lead, "lse": lead + 2, "entropy": lead + 2}
+
+    def inward(x: torch.Tensor | None, role: Any, m: bool) -> torch.Tensor | None:
+        if x is None or role == "sink" or not isinstance(role, str | Flags) or not (m or isinstance(role, str)):
+            return x
+        pad = (1,) * (ranks.get(str(role), lead + 3) - (x.ndim - m))
+        return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)
+
+    results = apply(replace(call, folded=call.folded + 1, again=None), *map(inward, given, roles, mapped))
+    if not sums:
+        return tuple(results)
+    shapes = shapes[: len(results)]
+    return tuple(None if x is None else x.reshape(size, *s) for x, s in zip(results, shapes, strict=True))

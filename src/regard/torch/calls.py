@@ -1,0 +1,195 @@
+"""A call on tensors: everything of it but the tensors, and what is done once those are arrays."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.api import Frame, problem_from
+from regard.engines import Engine, choose
+from regard.observing import Profile, Seen, Statistic, Top, each_array
+from regard.problem import Differential, Outputs, Problem
+from regard.rules import Table, Traced, reads
+from regard.rules.expression import make, substitute
+from regard.torch.rules import TensorTable, bind
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DEFAULTS: dict[str, Any] = {name: x for name, x in (problem_from.__kwdefaults__ or {}).items() if name != "observe"}
+LSE, ENTROPY = Statistic("lse"), Statistic("entropy")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call but for its tensors.
+
+    floats: what has a derivative, in the order in which its tensors are given: "query", "key", "value", "bias", "sink",
+    and the tables of the score. others: what has none: "offset", "seed", integers and masks in rules. options: of
+    `regard.attention`, for what is no tensor. folded: leading axes that `vmap` took away, and that rules do not see.
+    weights: the output is the weights, and the value the identity. again: computes the call at once, on tensors like
+    those that it was made for.
+    """
+
+    options: dict[str, Any]
+    floats: tuple[Any, ...]
+    others: tuple[Any, ...] = ()
+    engine: str | None = None
+    folded: int = 0
+    weights: bool = False
+    again: Any = None
+
+    @property
+    def observe(self) -> tuple[Statistic, ...]:
+        found: tuple[Statistic, ...] = self.options["observe"]
+        return found
+
+    @cached_property
+    def inputs(self) -> tuple[Any, ...]:
+        return self.floats + self.others
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        """What comes out, by name: out and lse, entropy if it is observed, then the other statistics as observed."""
+        if self.weights:
+            return "out", "lse"
+        names = [name for s in self.observe for name in arrays_of(s)]
+        first = [name for name in ("entropy",) if name in names]
+        return "out", "lse", *first, *(name for name in names if name not in ("lse", "entropy"))
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A call with its arrays: the problem, the engine that serves it, and which table stands for which input."""
+
+    call: Call
+    problem: Problem
+    frame: Frame
+    engine: Engine
+    tables: dict[Any, Table] = field(default_factory=dict)
+
+    @staticmethod
+    def of(call: Call, arrays: Sequence[Array]) -> "Ready":
+        given = dict(zip(call.inputs, arrays, strict=True))
+        options = dict(call.options)
+        tables: dict[Any, Table] = {}
+        values = {id(x): array for x, array in given.items() if not isinstance(x, str)}
+        for name in ("mask", "score"):
+            if options[name] is not None and values:
+                options[name], found = bind(options[name], values)
+                tables |= found
+        for name in ("bias", "sink", "offset"):
+            if name in given:
+                options[name] = given[name]
+        if "seed" in given:
+            options["seed"] = int(given["seed"])
+        query, key = given["query"], given["key"]
+        value = identity(query, key) if call.weights else given["value"]
+        if call.folded:
+            leads = (x.shape[:-3] for x in (query, key, value))
+            options |= unfolded(options, np.broadcast_shapes(*leads), call.folded)
+        p = problem_from(query, key, value, **options)
+        return Ready(call, p, Frame.of(query, options["layout"]), choose(p, call.engine), tables)
+
+    def forward(self) -> list[Array]:
+        """The results of the call."""
+        p = self.problem
+        outputs, found = self.engine.forward(p)
+        assert outputs.out is not None
+        assert outputs.lse is not None
+        if self.call.weights:
+            tile = self.engine.weights(p, outputs.lse, range(p.n_q), range(p.n_k)).astype(p.dtype, copy=False)
+            return self.outward(Outputs(tile, outputs.lse, None))
+        flat: list[Array] = []
+        for s, x in self.frame.seen(found).items():
+            if s not in (LSE, ENTROPY):
+                each_array(x, flat.append)
+        return [*self.outward(outputs), *flat]
+
+    def outward(self, x: Outputs) -> list[Array]:
+        """out, lse and, if it is observed, entropy, as the caller sees them."""
+        turned: Any = self.frame.outputs(x._replace(out=None) if self.call.weights else x)
+        out: Any = x.out if self.call.weights else turned.out
+        return [out, turned.lse, *([turned.entropy] if "entropy" in self.call.results else [])]
+
+    def outputs(self, out: Array | None, lse: Array | None, entropy: Array | None) -> Outputs:
+        """Outputs, or cotangents or tangents of them, as they lie in the problem."""
+        rows = self.frame.inward_rows
+        turn = rows if self.call.weights else self.frame.inward
+        return Outputs(None if out is None else turn(out), *(None if x is None else rows(x) for x in (lse, entropy)))
+
+    def differential(self, arrays: Sequence[Array | None]) -> Differential:
+        """Tangents in the order of `floats`."""
+        given = dict(zip(self.call.floats, arrays, strict=True))
+        q, k, v = (given.get(name) for name in ("query", "key", "value"))
+        tables = {self.tables[x]: t for x, t in given.items() if isinstance(x, TensorTable) and t is not None}
+        q, k, v = (None if x is None else self.frame.inward(x) for x in (q, k, v))
+        return Differential(q, k, v, given.get("bias"), given.get("sink"), tables)
+
+    def gradients(self, g: Differential) -> list[Array | None]:
+        """The arrays of a differential in the order of `floats`."""
+        found: list[Array | None] = []
+        for x in self.call.floats:
+            if isinstance(x, TensorTable):
+                found.append(g.tables.get(self.tables[x]))
+            else:
+                part = getattr(g, x)
+                found.append(self.frame.outward(part) if x in ("query", "key", "value") and part is not None else part)
+        return found
+
+
+def identity(query: Array, key: Array) -> Array:
+    """A value that makes the output the weights: the identity over keys, for every head."""
+    n = key.shape[-2]
+    return np.broadcast_to(np.eye(n, dtype=query.dtype), (*key.shape[:-2], n, n))
+
+
+def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dict[str, Any]:
+    """Rules that see the index of the batch as it is without the leading axes that `vmap` took away.
+
+    b is then taken modulo the size of the rest, counted from the origin.
+    """
+    first, size = options["origin"][0], math.prod(lead[folded:])
+    changed: dict[str, Any] = {}
+    for name in ("mask", "score"):
+        rule = options[name]
+        if rule is None or "b" not in reads(rule.node):
+            continue
+        for need in rule.requires:
+            if need.axis == "b":
+                need.check(first, first + size)
+        b = Traced(make("b", "int"))
+        inner = (b - first) % size + first
+        rest = tuple(need for need in rule.requires if need.axis != "b")
+        changed[name] = replace(rule, node=substitute(rule.node, {b.node: inner.node}), requires=rest)
+    return changed
+
+
+def arrays_of(s: Statistic) -> tuple[str, ...]:
+    """The names of the arrays that a statistic is."""
+    return {"top": ("values", "indices"), "profile": ("profile", "distances")}.get(s.name, (s.name,))
+
+
+def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
+    """The statistics, of the results of a call."""
+    rest = iter(results[3 if ENTROPY in observe else 2 :])
+    values: dict[Statistic, Any] = {}
+    for s in observe:
+        if s.name == "lse":
+            values[s] = results[1]
+        elif s.name == "entropy":
+            values[s] = results[2]
+        elif s.name == "top":
+            values[s] = Top(next(rest), next(rest))
+        elif s.name == "profile":
+            values[s] = Profile(next(rest), next(rest))
+        else:
+            values[s] = next(rest)
+    return Seen(values)
+
+
+def new_seed() -> torch.Tensor:
+    """A seed for dropout from PyTorch's default generator, so that `torch.manual_seed` repeats it."""
+    return torch.randint(0, 2**63 - 1, ())

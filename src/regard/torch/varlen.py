@@ -1,0 +1,149 @@
+"""Sequences of different lengths without padding: packed one after the other, or as jagged nested tensors."""
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.api import attention
+from regard.rules import Mask, Traced, as_mask, as_score, causal, documents, table, type_name
+from regard.rules.expression import make, substitute
+from regard.torch.arrays import checked, concrete, values
+
+I = Traced(make("i", "int"))
+
+
+def varlen_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor | None = None,
+    *,
+    mask: Any = None,
+    score: Any = None,
+    causal: bool = False,
+    **options: Any,
+) -> Any:
+    """Attention of packed sequences, each to itself alone, as flash-attention users have them; nothing is padded.
+
+    Args:
+        query: (total_q, h, d), the sequences one after the other.
+        key: (total_k, h_kv, d), h a multiple of h_kv.
+        value: (total_k, h_kv, d_v).
+        cu_seqlens_q: (sequences + 1,) integers from 0 to total_q, where each sequence of queries begins, and the end.
+        cu_seqlens_k: the same of keys; that of the queries unless given.
+        mask, score: rules, as of `regard.attention`. j is the row of a key; i is that of the key at which the query
+            sits, of its sequence the last query at the last key. i − j is the distance within a sequence.
+        causal: query i sees the keys j ≤ i: aligned at the ends of sequences of different lengths (bottom right).
+        options: others of `regard.attention`, but `layout`, `offset` and `origin`; arrays have no leading dimensions.
+
+    Returns out (total_q, h, d_v), or what `regard.attention` returns. Each call reads cu_seqlens on the host.
+
+    >>> import torch, regard.torch
+    >>> q = torch.randn(10, 8, 16)
+    >>> out = regard.torch.varlen_attention(q, q, q, torch.tensor([0, 4, 10]), causal=True)
+    >>> one = regard.attention(q[4:], q[4:], q[4:], causal=True, layout="bnhd")
+    >>> torch.allclose(out[4:], one, atol=1e-6)
+    True
+    """
+    for name in ("layout", "offset", "origin"):
+        if name in options:
+            raise TypeError(f"varlen_attention takes no {name}: packed arrays are (total, heads, d)")
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if checked(name, x).ndim != 3:
+            raise ValueError(f"{name} must be packed as (total, heads, d), got shape {tuple(x.shape)}")
+    ends_q = _ends("cu_seqlens_q", cu_seqlens_q, query.shape[0])
+    ends_k = _ends("cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, key.shape[0])
+    if len(ends_q) != len(ends_k):
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k differ in length: {len(ends_q)} and {len(ends_k)}")
+    own, at = _packed(ends_q, ends_k, causal)
+    rules: dict[str, Any] = {
+        "mask": None if mask is None else as_mask(mask),
+        "score": None if score is None else as_score(score),
+    }
+    if at is not None:
+        for name, rule in rules.items():
+            if rule is not None:
+                rules[name] = type(rule)(substitute(rule.node, {I.node: at}), rule.text, rule.requires)
+    if own is not None:
+        rules["mask"] = own if rules["mask"] is None else own & rules["mask"]
+    return attention(query, key, value, **rules, **options, offset=0, layout="bnhd")
+
+
+def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Attention of jagged nested tensors (`torch.nested`, layout=torch.jagged), laid out as PyTorch's own takes them.
+
+    query (sequences, h, n_q*, d), key (sequences, h_kv, n_k*, d), value (sequences, h_kv, n_k*, d_v), where the starred
+    lengths differ: `torch.nested.nested_tensor([...], layout=torch.jagged)` of (n, h, d) each, with dimensions 1 and 2
+    transposed. The options are those of `varlen_attention`, but those that return more than the output. Returns
+    (sequences, h, n_q*, d_v), with the offsets of query.
+
+    >>> import torch, regard.torch
+    >>> q = torch.nested.nested_tensor([torch.randn(n, 8, 16) for n in (4, 6)], layout=torch.jagged).transpose(1, 2)
+    >>> out = regard.torch.jagged_attention(q, q, q, causal=True)
+    >>> [tuple(x.shape) for x in out.unbind()]
+    [(8, 4, 16), (8, 6, 16)]
+    """
+    for name in ("return_weights", "observe"):
+        if options.get(name):
+            raise TypeError(f"jagged_attention returns the output alone: for {name}, use varlen_attention")
+    packed, offsets = zip(
+        *(_packed_values(n, x) for n, x in (("query", query), ("key", key), ("value", value))), strict=True
+    )
+    if not torch.equal(offsets[1], offsets[2]):
+        raise ValueError("key and value must have the same lengths")
+    out = varlen_attention(packed[0], packed[1], packed[2], offsets[0], offsets[1], **options)
+    jagged: torch.Tensor = torch.nested.nested_tensor_from_jagged(out, offsets[0])
+    return jagged.transpose(1, 2)
+
+
+def _packed_values(name: str, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(x, torch.Tensor) or not x.is_nested or x.layout is not torch.jagged:
+        raise TypeError(f"{name} must be a nested tensor with layout torch.jagged, got {type_name(x)}")
+    if x.dim() != 4 or x._ragged_idx != 2:
+        raise ValueError(f"{name} must be (sequences, heads, n*, d) with lengths in dimension 2, got {tuple(x.shape)}")
+    if x.lengths() is not None:
+        raise ValueError(f"{name} has holes between its sequences: give .contiguous()")
+    rows: torch.Tensor = x.transpose(1, 2).values()
+    return rows, x.offsets()
+
+
+def _ends(name: str, x: Any, total: int) -> tuple[int, ...]:
+    """Where sequences begin and the last ends, as integers."""
+    x = checked(name, x)
+    if not concrete(x):
+        raise NotImplementedError(f"{name} has no values that can be read while it is transformed or traced")
+    if x.is_floating_point() or x.dtype is torch.bool or x.ndim != 1 or x.numel() == 0:
+        raise TypeError(f"{name} must be integers (sequences + 1,), got {x.dtype} of shape {tuple(x.shape)}")
+    ends = tuple(values(x).tolist())
+    if ends[0] != 0 or ends[-1] != total or any(a > b for a, b in itertools.pairwise(ends)):
+        raise ValueError(f"{name} must rise from 0 to {total}, the rows of what it cuts, got {_few(ends)}")
+    return ends
+
+
+def _few(ends: tuple[int, ...]) -> str:
+    return str(list(ends)) if len(ends) <= 8 else f"{list(ends[:4])} ... {list(ends[-4:])}"
+
+
+@functools.lru_cache(maxsize=64)
+def _packed(ends_q: tuple[int, ...], ends_k: tuple[int, ...], ends_at_query: bool) -> tuple[Mask | None, Any]:
+    """The mask of sequences, and the node of the key at which a query sits, if that is not its own row.
+
+    The same for equal lengths, so that what engines keep of a rule is found again.
+    """
+    if not ends_q[-1] or not ends_k[-1]:
+        return None, None
+    lengths, key_lengths = np.diff(ends_q), np.diff(ends_k)
+    numbers = np.arange(len(lengths))
+    own = documents(np.repeat(numbers, lengths), np.repeat(numbers, key_lengths))
+    at = I
+    if ends_q != ends_k:
+        shift = table(np.repeat(np.subtract(ends_k, ends_q)[1:], lengths))
+        at = I + shift[I]
+    if ends_at_query:
+        rule = causal()
+        own = own & Mask(substitute(rule.node, {I.node: at.node}), rule.text)
+    return own, None if at is I else at.node

@@ -1,0 +1,294 @@
+"""Derivatives on tensors: gradcheck over the table of cases, every order of modes, transforms, and no silent zeros."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from on_tensors import SMALL, array, call, flat, smaller
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import regard
+from regard.bench.cases import CASES, Case, case
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=GENERATOR)
+
+
+def function(case: Case) -> tuple[Callable[..., Any], list[torch.Tensor], list[str]]:
+    """(out, lse, entropy) of a case as a function of its tensors, without infinite results."""
+    attention, tensors, names, _ = call(smaller(case), observe=["lse", "entropy"])
+
+    def finite(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out, lse, entropy = flat(attention(*xs))
+        return out, torch.where(lse.detach().isinf(), 0.0, lse), entropy
+
+    return finite, tensors, names
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_first_derivatives(case: Case) -> None:
+    f, tensors, _ = function(case)
+    if all(x.numel() for x in tensors):
+        assert gradcheck(f, [x.requires_grad_() for x in tensors], check_forward_ad=True, fast_mode=True)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_second_derivatives(case: Case) -> None:
+    f, tensors, _ = function(case)
+    if all(x.numel() for x in tensors):
+        inputs = [x.requires_grad_() for x in tensors]
+        assert gradgradcheck(f, inputs, check_fwd_over_rev=True, check_rev_over_rev=True, fast_mode=True)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.poison is not None or max(c.n_q, c.n_k) >= 30], ids=str)
+def test_gradients_have_the_bits_of_numpy(case: Case) -> None:
+    q, k, v, options = case.inputs(np.float32)
+    attention, tensors, names, _ = call(case, np.float32)
+    out = attention(*(x.requires_grad_() for x in tensors))
+    dout = torch.randn(out.shape, generator=GENERATOR)
+    found = dict(zip(names, torch.autograd.grad(out, tensors, dout), strict=True))
+    expected = regard.attention_vjp(q, k, v, dout.numpy(), **options)
+    for name in ("query", "key", "value", "bias", "sink"):
+        assert (name in found) == (getattr(expected, name) is not None)
+        if name in found:
+            assert array(found[name]).tobytes() == getattr(expected, name).tobytes()
+
+
+SHAPES = {"query": (2, 5, 3), "key": (2, 4, 3), "value": (2, 4, 2), "bias": (5, 4), "sink": (2,), "table": (2,)}
+
+
+def everything(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A call in which all that has a derivative meets."""
+    q, k, v, bias, sink, table = xs
+    score = [regard.softcap(2.0), regard.alibi(table)]
+    mask = regard.window(2, 1)
+    return flat(regard.attention(q, k, v, bias=bias, sink=sink, score=score, mask=mask, observe=["lse", "entropy"]))
+
+
+def loss(*xs: torch.Tensor) -> torch.Tensor:
+    return sum((x.square().sum() for x in everything(*xs)), start=torch.zeros(()))
+
+
+def inputs() -> list[torch.Tensor]:
+    return [normal(*shape) for shape in SHAPES.values()]
+
+
+def test_every_order_of_two_modes() -> None:
+    """Forward over reverse, reverse over reverse and reverse over forward give H u for all inputs; the other raises."""
+    xs, us, every = tuple(inputs()), tuple(inputs()), tuple(range(6))
+    step = 1e-5
+
+    def slope(*xs: torch.Tensor) -> torch.Tensor:
+        return jvp(loss, xs, us)[1]
+
+    def product(*xs: torch.Tensor) -> torch.Tensor:
+        return sum(((g * u).sum() for g, u in zip(grad(loss, every)(*xs), us, strict=True)), start=torch.zeros(()))
+
+    ends = [grad(loss, every)(*(x + s * u for x, u in zip(xs, us, strict=True))) for s in (step, -step)]
+    exact = [(high - low) / (2 * step) for high, low in zip(*ends, strict=True)]
+    orders = {
+        "forward over reverse": jvp(grad(loss, every), xs, us)[1],
+        "reverse over reverse": grad(product, every)(*xs),
+        "reverse over forward": grad(slope, every)(*xs),
+    }
+    for name, found in orders.items():
+        for got, expected in zip(found, exact, strict=True):
+            assert expected.abs().max() > 1e-3
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-7, msg=name)
+    with pytest.raises(NotImplementedError, match="forward over forward is not provided"):
+        jvp(slope, xs, us)
+    q = normal(1, 2, 2)
+    square = hessian(lambda q: regard.attention(q, q, q).square().sum())(q)
+    torch.testing.assert_close(square, jacrev(jacrev(lambda q: regard.attention(q, q, q).square().sum()))(q))
+
+
+def test_third_derivatives_raise() -> None:
+    q = normal(2, 5, 3).requires_grad_()
+    (first,) = torch.autograd.grad(regard.attention(q, q, q).square().sum(), q, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="third derivatives are not provided"):
+        torch.autograd.grad(second.square().sum(), q)
+
+    def twice(q: torch.Tensor) -> torch.Tensor:
+        return grad(lambda q: grad(lambda q: regard.attention(q, q, q).square().sum())(q).square().sum())(q)
+
+    with pytest.raises(NotImplementedError, match=r"is not provided|are not provided"):
+        jvp(twice, (q.detach(),), (q.detach(),))
+
+
+@pytest.mark.parametrize("n", range(6), ids=list(SHAPES))
+def test_no_transform_gives_a_silent_zero(n: int) -> None:
+    """Every way to a derivative in each input gives the same number, which is not zero."""
+    xs = inputs()
+    t, alone = normal(*SHAPES[list(SHAPES)[n]]), lambda x: loss(*xs[:n], x, *xs[n + 1 :])
+    step = 1e-6
+    exact = (alone(xs[n] + step * t) - alone(xs[n] - step * t)) / (2 * step)
+    assert exact.abs() > 1e-2
+    leaf = xs[n].clone().requires_grad_()
+    alone(leaf).backward()
+    assert leaf.grad is not None
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(alone(forward_ad.make_dual(xs[n], t))).tangent
+    found = {
+        "backward": (leaf.grad * t).sum(),
+        "forward_ad": dual,
+        "func.grad": (grad(alone)(xs[n]) * t).sum(),
+        "func.jvp": jvp(alone, (xs[n],), (t,))[1],
+        "func.vjp": (vjp(alone, xs[n])[1](torch.ones_like(exact))[0] * t).sum(),
+        "jacrev": (jacrev(alone)(xs[n]) * t).sum(),
+        "jacfwd": (jacfwd(alone)(xs[n]) * t).sum(),
+        "vmap of jvp": vmap(lambda t: jvp(alone, (xs[n],), (t,))[1])(torch.stack([t, t]))[1],
+        "vmap of grad": (vmap(grad(alone))(torch.stack([xs[n], xs[n]]))[1] * t).sum(),
+    }
+    for way, value in found.items():
+        torch.testing.assert_close(value, exact, rtol=1e-5, atol=1e-7, msg=way)
+
+
+@pytest.mark.parametrize("name", ["max", "received", regard.top(2)], ids=str)
+def test_statistics_without_a_derivative_raise(name: Any) -> None:
+    q = normal(2, 5, 3).requires_grad_()
+
+    def values(q: torch.Tensor) -> torch.Tensor:
+        found = regard.attention(q, q, q, observe=[name])[1][name]
+        return found if isinstance(found, torch.Tensor) else found.values
+
+    with pytest.raises(NotImplementedError, match=r"is not provided; .detach\(\) it"):
+        values(q).sum().backward()
+    with pytest.raises(NotImplementedError, match="is not provided"):
+        jvp(values, (q.detach(),), (q.detach(),))
+    out, _ = regard.attention(q, q, q, observe=[name])
+    out.sum().backward()
+
+
+def test_weights_differentiate() -> None:
+    q, k, v, bias, sink, _ = (x.requires_grad_() for x in inputs())
+
+    def weights(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        options = {"bias": bias, "sink": sink, "mask": regard.window(2, 1), "dropout": 0.5}
+        return regard.attention(q, k, v, return_weights=True, **options)[1]
+
+    assert gradcheck(weights, (q, k, bias, sink), check_forward_ad=True)
+    assert gradgradcheck(weights, (q, k, bias, sink), fast_mode=True)
+    with pytest.raises(NotImplementedError, match=r"regard\.weights does not differentiate, and key requires grad"):
+        regard.weights(q.detach(), k)
+
+
+def test_merge_differentiates() -> None:
+    q, k, v, _, sink, _ = (x.requires_grad_() for x in inputs())
+
+    def merged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = []
+        for keys in (slice(0, 1), slice(1, 4)):
+            out, seen = regard.attention(q, k[:, keys], v[:, keys], observe=["lse"], causal=True, offset=-1)
+            parts.append((out, seen.lse))
+        out, lse = regard.merge(*parts, sink=sink)
+        return out, lse
+
+    whole, seen = regard.attention(q, k, v, sink=sink, causal=True, offset=torch.tensor(-1), observe=["lse"])
+    parts = [
+        regard.attention(q, k[:, s], v[:, s], causal=True, offset=-1, origin=(0, 0, s.start), observe=["lse"])
+        for s in (slice(0, 1), slice(1, 4))
+    ]
+    out, lse = regard.merge(*((out, seen.lse) for out, seen in parts), sink=sink)
+    torch.testing.assert_close(out, whole)
+    torch.testing.assert_close(lse, seen.lse)
+    assert gradcheck(merged, (q, k, v, sink), check_forward_ad=True)
+    hidden, dead = torch.full((2, 5, 2), torch.nan), torch.full((2, 5), -torch.inf)
+    assert torch.equal(regard.merge((hidden.double(), dead.double()), (whole, seen.lse))[0], whole)
+
+
+# vmap
+
+
+BATCH = 3
+
+
+@pytest.mark.parametrize("dims", [(0, 0, 0), (0, None, None), (None, 1, 0), (2, 0, None), (-1, -2, 1)], ids=str)
+@pytest.mark.parametrize("name", ["plain", "everything", "broadcast leading dimensions", "prefix", "positions first"])
+def test_vmap_is_a_loop(name: str, dims: tuple[int | None, ...]) -> None:
+    attention, tensors, _, _ = call(smaller(case(name)), observe=["lse", "entropy"])
+    tensors, rest = tensors[:3], tensors[3:]
+    stacked = [
+        x if d is None else torch.stack([x + n for n in range(BATCH)], d) for x, d in zip(tensors, dims, strict=True)
+    ]
+    every = [x.unbind(d) if d is not None else [x] * BATCH for x, d in zip(stacked, dims, strict=True)]
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return flat(attention(q, k, v, *rest))
+
+    def g(*xs: torch.Tensor) -> torch.Tensor:
+        out, _, entropy = f(*xs)
+        return out.square().sum() + entropy.sum()
+
+    for function in (f, grad(g, (0, 1, 2))):
+        found = vmap(function, dims)(*stacked)
+        for n in range(BATCH):
+            for got, expected in zip(found, function(*(x[n] for x in every)), strict=True):
+                torch.testing.assert_close(got[n], expected)
+
+
+def test_vmap_over_everything_else() -> None:
+    """Biases, sinks, tables, masks, offsets; nested; and matrices, whose batch becomes that of one head each."""
+    xs = inputs()
+    for n in (3, 4, 5):
+        many = torch.stack([xs[n], 2 * xs[n], -xs[n]])
+        found = vmap(everything, tuple(0 if m == n else None for m in range(6)))(*xs[:n], many, *xs[n + 1 :])
+        for one, got in zip(many, zip(*found, strict=True), strict=True):
+            for x, expected in zip(got, everything(*xs[:n], one, *xs[n + 1 :]), strict=True):
+                torch.testing.assert_close(x, expected)
+    q, k, v = xs[:3]
+    masks, offsets = torch.rand(3, 5, 4) < 0.6, torch.tensor([0, 1, -2])
+
+    def masked(mask: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, k, v, mask=regard.window(3, 3) & mask, causal=True, offset=offset)
+
+    found = vmap(masked)(masks, offsets)
+    assert torch.equal(found, torch.stack([masked(m, o) for m, o in zip(masks, offsets, strict=True)]))
+    nested = vmap(vmap(lambda q, k: regard.attention(q, k, k), (0, None)), (None, 0))(
+        normal(2, 3, 5, 4), normal(3, 3, 6, 4)
+    )
+    assert nested.shape == (3, 2, 3, 5, 4)
+    x = normal(3, 5, 4)
+    assert torch.equal(
+        vmap(lambda x: regard.attention(x, x, x, causal=True))(x), regard.attention(x, x, x, causal=True)
+    )
+
+
+def test_rules_do_not_see_the_axis_that_vmap_took() -> None:
+    x = normal(3, 2, 1, 6, 4)
+    mask = regard.padding(np.array([2, 5]))
+    found = vmap(lambda x: regard.attention(x, x, x, mask=mask))(x)
+    assert torch.equal(found, torch.stack([regard.attention(y, y, y, mask=mask) for y in x]))
+    with pytest.raises(ValueError, match="lengths of padding covers batch index 0 to 1, but this call reaches"):
+        vmap(lambda x: regard.attention(x, x, x, mask=mask))(normal(2, 3, 1, 6, 4))
+
+
+def test_randomness_governs_dropout() -> None:
+    x = normal(3, 1, 6, 4).expand(3, 1, 6, 4)[:1].expand(3, 1, 6, 4)
+
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return regard.attention(x, x, x, dropout=0.5)
+
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(dropped)(x)
+    same, different = vmap(dropped, randomness="same")(x), vmap(dropped, randomness="different")(x)
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(different[0], different[1])
+    seeded = vmap(lambda x: regard.attention(x, x, x, dropout=0.5, seed=4))(x)
+    assert torch.equal(seeded[2], regard.attention(x[2], x[2], x[2], dropout=0.5, seed=4))
+
+
+def test_per_sample_gradients() -> None:
+    x, slopes = normal(4, 2, 5, 3), normal(2).abs()
+
+    def one(slopes: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return regard.attention(x, x, x, score=regard.alibi(slopes), causal=True).square().sum()
+
+    found = vmap(grad(one), (None, 0))(slopes, x)
+    assert torch.equal(found, torch.stack([grad(one)(slopes, y) for y in x]))

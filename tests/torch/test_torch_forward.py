@@ -1,0 +1,234 @@
+"""`regard.attention` on tensors: the bits of NumPy, every dtype, without copies; what belongs to PyTorch alone."""
+
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from on_tensors import ARRAYS, array, call, tensor
+
+import regard
+from regard.bench.cases import CASES, Case, case
+
+DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
+STATISTICS = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
+Q, K, V = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_bits_of_numpy(case: Case, dtype: Any) -> None:
+    q, k, v, options = case.inputs(dtype)
+    expected, seen = regard.attention(q, k, v, **options, observe=STATISTICS)
+    function, tensors, _, _ = call(case, dtype, observe=STATISTICS)
+    for grad in (False, True):
+        out, found = function(*(x.requires_grad_(grad) for x in tensors))
+        assert out.requires_grad == grad
+        assert array(out).tobytes() == expected.tobytes()
+        for name in ("lse", "entropy", "max", "argmax", "received"):
+            assert array(found[name]).tobytes() == seen[name].tobytes()
+        top, wanted = found[regard.top(3)], seen[regard.top(3)]
+        assert array(top.values).tobytes() == wanted.values.tobytes()
+        assert array(top.indices).tobytes() == wanted.indices.tobytes()
+
+
+@pytest.mark.parametrize("name", ["plain", "everything", "positions first"])
+def test_weights_have_the_bits_of_numpy(name: str) -> None:
+    q, k, v, options = case(name).inputs(np.float32)
+    expected = regard.attention(q, k, v, **options, return_weights=True)[1]
+    function, tensors, _, _ = call(case(name), np.float32, return_weights=True)
+    assert array(function(*tensors)[1]).tobytes() == expected.tobytes()
+    keep = {name: tensor(x) if name in ARRAYS else x for name, x in options.items() if name not in ("dropout", "seed")}
+    tile = regard.weights(tensor(q), tensor(k), **keep, rows=slice(2, 9, 3), cols=slice(-4, None))
+    np.testing.assert_array_equal(array(tile), expected[..., 2:9:3, -4:])
+
+
+def test_nothing_is_copied_on_the_way_in() -> None:
+    """A view in, at any strides; and a result that does not keep what was given."""
+    big = torch.zeros(3, 9, 4, 2, 16).permute(1, 3, 2, 0, 4)[..., ::2]
+    assert not big.is_contiguous()
+    from regard.torch.arrays import array as view
+
+    for x in (big, big.bfloat16(), big.half(), big.double()):
+        assert view(x).__array_interface__["data"][0] == x.data_ptr()
+        assert view(x).strides == tuple(s * x.element_size() for s in x.stride())
+    assert torch.equal(regard.attention(big, big, big), regard.attention(big.clone(), big.clone(), big.clone()))
+
+
+def test_matrices() -> None:
+    q = Q[0, 0]
+    out, weights, seen = regard.attention(q, q, q, return_weights=True, observe=["lse", regard.top(2)])
+    assert out.shape == (9, 8)
+    assert weights.shape == (9, 9)
+    assert seen.lse.shape == (9,)
+    assert seen[regard.top(2)].values.shape == (9, 2)
+    assert torch.equal(out, regard.attention(Q, Q, Q)[0, 0])
+
+
+def test_a_lazy_negative_is_read_as_it_is() -> None:
+    x = torch.complex(Q, -Q).conj().imag
+    assert x.is_neg()
+    assert torch.equal(regard.attention(x, K, V), regard.attention(Q, K, V))
+
+
+def test_manual_seed_repeats_dropout() -> None:
+    def dropped() -> torch.Tensor:
+        return regard.attention(Q, K, V, dropout=0.5)
+
+    torch.manual_seed(3)
+    first, second = dropped(), dropped()
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    assert torch.equal(first, dropped())
+    assert torch.equal(second, dropped())
+    assert torch.equal(regard.attention(Q, K, V, dropout=0.5, seed=1), regard.attention(Q, K, V, dropout=0.5, seed=1))
+
+
+def test_backward_drops_what_forward_dropped() -> None:
+    v = V.double().requires_grad_()
+    out = regard.attention(Q.double(), K.double(), v, dropout=0.5)
+    (g,) = torch.autograd.grad(out.sum(), v)
+    torch.testing.assert_close((g * v).sum(), out.sum())  # the output is linear in value
+
+
+def test_autocast() -> None:
+    expected = regard.attention(Q.bfloat16(), K.half().bfloat16(), V.bfloat16())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(regard.attention(Q, K.half(), V), expected)
+        assert regard.attention(Q.double(), K.double(), V.double()).dtype is torch.float64
+    q = Q.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        regard.attention(q, K, V).sum().backward()
+    assert q.grad is not None
+    assert q.grad.dtype is torch.float32
+
+
+def test_inference_mode() -> None:
+    expected = regard.attention(Q, K, V, causal=True)
+    with torch.inference_mode():
+        out = regard.attention(Q.clone().requires_grad_(), K, V, causal=True)
+    assert out.is_inference()
+    assert torch.equal(out, expected)
+
+
+def test_what_is_changed_between_forward_and_backward_is_an_error() -> None:
+    q, k = Q.clone().requires_grad_(), K.clone()
+    out = regard.attention(q, k, V)
+    k += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_table_of_a_parameter_follows_it() -> None:
+    slopes = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    score = regard.alibi(slopes)
+    first = regard.attention(Q, K, V, score=score)
+    with torch.no_grad():
+        slopes.mul_(2)
+    changed = regard.attention(Q, K, V, score=score)
+    assert not torch.equal(first, changed)
+    assert torch.equal(changed, regard.attention(Q, K, V, score=regard.alibi(slopes.detach().numpy())))
+    slopes.data = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    assert torch.equal(first, regard.attention(Q, K, V, score=score))
+    assert repr(score) == "alibi(array of shape (4,))"
+
+
+def test_rules_of_integer_tensors() -> None:
+    ids, lengths, keep = torch.tensor([0] * 4 + [1] * 5), torch.tensor([3, 9]), torch.rand(2, 1, 1, 9) < 0.7
+    mask = (regard.documents(ids) | regard.padding(lengths) & ~regard.prefix(torch.tensor(1))) & keep
+    expected = regard.documents(ids.numpy()) | regard.padding(lengths.numpy()) & ~regard.prefix(1)
+    expected = expected & keep.numpy()
+    out = regard.attention(Q, K, V, mask=mask)
+    np.testing.assert_array_equal(out.numpy(), regard.attention(Q.numpy(), K.numpy(), V.numpy(), mask=expected))
+    assert str(mask).startswith("(documents(array of shape (9,)) | padding(array of shape (2,))")
+    assert torch.equal(regard.attention(Q, K, V, mask=keep.int()), regard.attention(Q, K, V, mask=regard.mask(keep)))
+
+
+def test_steps_plan_and_merge_on_tensors() -> None:
+    slopes = torch.nn.Parameter(torch.ones(4))
+    assert str(regard.plan(Q, K, V, score=regard.alibi(slopes))) == str(
+        regard.plan(Q.numpy(), K.numpy(), V.numpy(), score=regard.alibi(np.ones(4, np.float32)))
+    )
+    assert str(regard.steps(Q[0], K[0], V[0])) == str(regard.steps(Q[0].numpy(), K[0].numpy(), V[0].numpy()))
+
+
+def test_threads_share_nothing_but_the_rules() -> None:
+    slopes = torch.nn.Parameter(torch.rand(4))
+    score, expected, found = regard.alibi(slopes), [], {}
+    inputs = [torch.randn(2, 4, 9, 8) for _ in range(8)]
+    expected = [regard.attention(x, x, x, score=score) for x in inputs]
+
+    def work(n: int) -> None:
+        for _ in range(20):
+            found[n] = regard.attention(inputs[n], inputs[n], inputs[n], score=score)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[n], expected[n]) for n in range(8))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+NAMED = "must be a torch.Tensor where others of the call are, got numpy.ndarray; torch.from_numpy and x.numpy() convert"
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "function"),
+    [
+        (TypeError, f"key {NAMED}", lambda: regard.attention(Q, K.numpy(), V)),
+        (TypeError, f"query {NAMED}", lambda: regard.attention(Q.numpy(), K, V)),
+        (TypeError, f"bias {NAMED}", lambda: regard.attention(Q, K, V, bias=np.zeros((9, 9)))),
+        (TypeError, f"sink {NAMED}", lambda: regard.attention(Q, K, V, sink=np.zeros(4))),
+        (TypeError, f"mask {NAMED}", lambda: regard.attention(Q, K, V, mask=np.ones((9, 9), bool))),
+        (TypeError, f"offset {NAMED}", lambda: regard.attention(Q, K, V, offset=np.array(3))),
+        (ValueError, "query is on the device meta, and no engine serves 'meta' yet",
+         lambda: regard.attention(Q.to("meta"), K, V)),
+        (TypeError, "key must be a dense tensor, got layout torch.sparse_coo",
+         lambda: regard.attention(Q, K.to_sparse(), V)),
+        (TypeError, "query must be a plain torch.Tensor, got the subclass",
+         lambda: regard.attention(Q.as_subclass(Subclass), K, V)),
+        (TypeError, "query is a nested tensor: give jagged ones to regard.torch.jagged_attention",
+         lambda: regard.attention(torch.nested.nested_tensor([Q[0]], layout=torch.jagged), K, V)),
+        (TypeError, "query must have a floating dtype (float16, bfloat16, float32, float64), got complex64",
+         lambda: regard.attention(Q.cfloat(), K.cfloat(), V.cfloat())),
+        (TypeError, "query must have a floating dtype (float16, bfloat16, float32, float64), got torch.float8_e5m2",
+         lambda: regard.attention(Q.to(torch.float8_e5m2), K, V)),
+        (TypeError, "query, key and value must share one dtype, got query float32, key float64, value float32",
+         lambda: regard.attention(Q, K.double(), V)),
+        (TypeError, "mask must be booleans or 0/1 integers, got float32; to add to scores, use bias=",
+         lambda: regard.attention(Q, K, V, mask=torch.zeros(9, 9))),
+        (ValueError, "mask must align right to (..., h, n_q, n_k) = (2, 4, 9, 9), got shape (2, 9); one row for each",
+         lambda: regard.attention(Q, K, V, mask=torch.ones(2, 9, dtype=torch.bool))),
+        (ValueError, "query and key must have the same number of features d, got query (9, 8), key (9, 4)",
+         lambda: regard.attention(Q[0, 0], K[0, 0, :, :4], V[0, 0])),
+        (TypeError, "attention() got an unexpected keyword argument 'maks'",
+         lambda: regard.attention(Q, K, V, maks=None)),
+        (TypeError, "a rule that reads the table of shape (4,), torch.float32 tensor serves calls on tensors",
+         lambda: regard.attention(Q.numpy(), K.numpy(), V.numpy(), score=regard.alibi(torch.ones(4)))),
+        (ValueError, "cap of softcap must be positive, got -1.0", lambda: regard.softcap(torch.tensor(-1.0))),
+        (ValueError, "slopes of alibi must not hold NaN", lambda: regard.alibi(torch.tensor([torch.nan]))),
+        (TypeError, "attention_vjp takes NumPy arrays; on tensors, differentiate regard.attention",
+         lambda: regard.attention_vjp(Q, K, V, Q)),
+        (TypeError, "linear_attention takes NumPy arrays", lambda: regard.linear_attention(Q, K, V)),
+        (TypeError, "multihead_attention takes NumPy arrays", lambda: regard.multihead_attention(Q, K, V, 4)),
+        (TypeError, "merge: lse of part 0 must be a torch.Tensor", lambda: regard.merge((Q, Q[..., 0].numpy()))),
+        (ValueError, "merge: lse of part 0 must have shape (2, 4, 9), got (2, 4, 9, 8)", lambda: regard.merge((Q, Q))),
+    ],
+)  # fmt: skip
+def test_messages(error: type[Exception], message: str, function: Any) -> None:
+    with pytest.raises(error) as caught:
+        function()
+    assert message in str(caught.value)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_says_that_no_engine_serves_it() -> None:
+    with pytest.raises(ValueError, match="no engine serves 'cuda' yet"):
+        regard.attention(Q.cuda(), K.cuda(), V.cuda())

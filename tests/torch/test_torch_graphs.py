@@ -1,0 +1,214 @@
+"""torch.compile and torch.export see one operation; what a graph does not provide raises."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
+
+import regard
+from regard.torch import graph
+
+Q = torch.randn(2, 3, 7, 4, generator=torch.Generator().manual_seed(0))
+SLOPES = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
+OUTSIDE = regard.alibi(SLOPES)
+WINDOW = regard.window(3) & ~regard.prefix(1)
+KEEP = torch.rand(2, 1, 1, 7, generator=torch.Generator().manual_seed(1)) < 0.7
+
+
+def observed(q: torch.Tensor) -> Any:
+    out, weights, seen = regard.attention(
+        q, q, q, return_weights=True, observe=["max", "lse", regard.top(2), "entropy"]
+    )
+    return out, weights, seen.lse, seen.entropy, seen[regard.top(2)].values.detach(), seen.max.detach()
+
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "plain": lambda q: regard.attention(q, q, q, causal=True, scale=0.3),
+    "rules made outside": lambda q: regard.attention(q, q, q, mask=WINDOW, score=OUTSIDE),
+    "rules made inside": lambda q: regard.attention(
+        q, q, q, mask=regard.window(2) & regard.mask(KEEP) | regard.prefix(1),
+        score=[regard.alibi(SLOPES), regard.softcap(5.0), regard.alibi(2 * SLOPES)],
+    ),
+    "functions": lambda q: regard.attention(q, q, q, score=lambda s, b, h, i, j: s - 0.1 * abs(i - j)),
+    "arrays": lambda q: regard.attention(
+        q, q, q, mask=KEEP, bias=q.mean(-1)[..., None, :], sink=SLOPES, offset=q.shape[-2] - 3, causal=True
+    ),
+    "everything observed": observed,
+    "positions first": lambda q: regard.attention(q, q, q, layout="bnhd", offset=torch.tensor([1, 2]), causal=True),
+    "matrices": lambda q: regard.attention(q[0, 0], q[0, 0], q[0, 0]),
+    "seeded dropout": lambda q: regard.attention(q, q, q, dropout=0.5, seed=3),
+}  # fmt: skip
+
+
+def outputs(x: Any) -> tuple[torch.Tensor, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def assert_same(function: Any, compiled: Any, q: torch.Tensor) -> None:
+    """The bits of the results and of the gradients."""
+    results, found = outputs(function(q)), outputs(compiled(q))
+    trained = [q, SLOPES]
+    expected = torch.autograd.grad(
+        sum(x.square().sum() for x in results if x.requires_grad), trained, allow_unused=True
+    )
+    gradients = torch.autograd.grad(sum(x.square().sum() for x in found if x.requires_grad), trained, allow_unused=True)
+    for x, y in zip((*results, *expected), (*found, *gradients), strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            torch.testing.assert_close(x, y)
+    assert torch.equal(results[0], found[0])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_compiled_call_is_the_call(name: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(FUNCTIONS[name], fullgraph=True, backend="aot_eager")
+    assert_same(FUNCTIONS[name], compiled, Q.clone().requires_grad_())
+
+
+def test_dynamic_shapes_compile_once() -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(FUNCTIONS["rules made outside"], fullgraph=True, dynamic=True, backend=counter)
+    for n in (7, 11, 30):
+        assert_same(FUNCTIONS["rules made outside"], compiled, torch.randn(2, 3, n, 4).requires_grad_())
+    assert counter.frame_count == 1
+
+
+def test_inductor() -> None:
+    """A model with everything around attention, in one graph."""
+    torch._dynamo.reset()
+
+    def model(q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q.sin(), q, q * 2, mask=WINDOW, score=OUTSIDE).cos() + 1
+
+    q = torch.randn(2, 3, 7, 4, requires_grad=True)
+    compiled = torch.compile(model, fullgraph=True)
+    for found, expected in zip(
+        torch.autograd.grad(compiled(q).sum(), [q, SLOPES]),
+        torch.autograd.grad(model(q).sum(), [q, SLOPES]),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_dropout_in_a_graph_follows_the_generator() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: regard.attention(q, q, q, dropout=0.5), fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
+    first, second = compiled(Q), compiled(Q)
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert torch.equal(first, compiled(Q))
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes = torch.nn.Parameter(torch.rand(3))
+        self.score = regard.alibi(self.slopes)
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q, score=self.score, mask=regard.causal())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict: bool) -> None:
+    model = Model()
+    n = torch.export.Dim("n", min=2, max=100)
+    exported = torch.export.export(model, (Q,), dynamic_shapes={"q": {2: n}}, strict=strict)
+    names = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+    assert names.count("regard.attention.default") == 1
+    again = exported.module()
+    q = torch.randn(2, 3, 9, 4, requires_grad=True)
+    assert torch.equal(again(q), model(q))
+    again(q).sum().backward()
+    model(q.detach()).sum().backward()
+    (slopes,) = again.parameters()
+    torch.testing.assert_close(slopes.grad, model.slopes.grad)
+
+
+def name_of(function: Any) -> str:
+    torch._dynamo.reset()
+    torch.compile(function, fullgraph=True, backend="eager")(Q)
+    return list(graph._calls)[-1]
+
+
+def test_operations_do_what_their_definitions_say() -> None:
+    options = {"mask": WINDOW, "score": OUTSIDE, "observe": ["entropy", "argmax"]}
+    name = name_of(lambda q: regard.attention(q, q, q, bias=q.mean(-1)[..., None, :], **options)[0])
+    inputs = [torch.randn(2, 3, 7, 4, requires_grad=True) for _ in range(3)]
+    inputs += [torch.randn(2, 3, 1, 7, requires_grad=True), SLOPES]
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.regard.attention.default, (inputs, name), test_utils=tests)
+    first = [x.transpose(1, 2).contiguous().detach() for x in inputs[:3]]
+    torch.library.opcheck(
+        torch.ops.regard.attention.default, (first, name_of(lambda q: regard.attention(q, q, q, layout="bnhd"))),
+        test_utils=tests,
+    )  # fmt: skip
+    out, lse, entropy, *_ = torch.ops.regard.attention(inputs, name)
+    given = [x.detach() for x in (*inputs, out, lse, entropy, torch.ones_like(out))]
+    torch.library.opcheck(torch.ops.regard.attention_backward.default, ([*given, None, None], name), test_utils=tests)
+
+
+def dual(function: Any) -> torch.Tensor | None:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(Q, Q))).tangent
+
+
+def test_graphs_give_no_silent_zero() -> None:
+    """Everything that a graph does not provide raises, whether the transform is inside of it or outside."""
+    plain = FUNCTIONS["plain"]
+    inside: list[Callable[[torch.Tensor], Any]] = [
+        lambda q: jvp(plain, (q,), (q,))[1],
+        lambda q: grad(lambda q: plain(q).sum())(q),
+        lambda q: vmap(plain)(q),
+        lambda q: dual(plain),
+    ]
+    for function in inside:
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=r"functorch|transform|not provided"):
+            torch.compile(function, fullgraph=True, backend="eager")(Q)
+    name = name_of(plain)
+    (exported,) = [lambda q: torch.ops.regard.attention([q, q, q], name)[0]]
+    with pytest.raises(NotImplementedError, match="the forward mode of a traced graph is not provided"):
+        dual(exported)
+    with pytest.raises(NotImplementedError, match="the forward mode of a traced graph is not provided"):
+        jvp(exported, (Q,), (Q,))
+    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+        vmap(exported)(Q)
+    q = Q.clone().requires_grad_()
+    (first,) = torch.autograd.grad(exported(q).square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="the double backward of a traced graph is not provided"):
+        (first.sum() + q.sum()).backward()
+
+
+def test_statistics_without_a_derivative_raise_in_a_graph() -> None:
+    torch._dynamo.reset()
+
+    def maxima(q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q, observe=["max"])[1].max
+
+    with pytest.raises(Exception, match="the derivative of 'max' is not provided"):
+        torch.compile(maxima, fullgraph=True, backend="aot_eager")(Q.clone().requires_grad_()).sum().backward()
+
+
+def test_a_graph_of_another_process_says_so() -> None:
+    with pytest.raises(RuntimeError, match="was traced in another process"):
+        torch.ops.regard.attention([Q, Q, Q], "0" * 64)
+
+
+def test_names_tell_calls_apart() -> None:
+    tables = [regard.alibi(n * SLOPES.detach().numpy()) for n in (1, 2)]
+    names = {
+        name_of(lambda q: regard.attention(q, q, q, mask=regard.window(2))),
+        name_of(lambda q: regard.attention(q, q, q, mask=regard.window(3))),
+        name_of(lambda q: regard.attention(q, q, q, causal=True)),
+        name_of(lambda q: regard.attention(q, q, q, score=OUTSIDE)),
+        name_of(lambda q: regard.attention(q, q, q, score=tables[0])),
+        name_of(lambda q: regard.attention(q, q, q, score=tables[1])),
+    }
+    assert len(names) == 6
