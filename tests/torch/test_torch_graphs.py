@@ -29,7 +29,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "plain": lambda q: regard.attention(q, q, q, causal=True, scale=0.3),
     "rules made outside": lambda q: regard.attention(q, q, q, mask=WINDOW, score=OUTSIDE),
     "rules made inside": lambda q: regard.attention(
-        q, q, q, mask=regard.window(2) & regard.mask(KEEP) | regard.prefix(1),
+        q, q, q, mask=regard.window(2) & regard.mask(KEEP) | regard.mask(KEEP.flip(-1)) & regard.window(4),
         score=[regard.alibi(SLOPES), regard.softcap(5.0), regard.alibi(2 * SLOPES)],
     ),
     "functions": lambda q: regard.attention(q, q, q, score=lambda s, b, h, i, j: s - 0.1 * abs(i - j)),
