@@ -1,7 +1,8 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward and backward are kernels; lse and entropy are exact, and the largest weight comes with them. Tangents, weights
-and the other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
+Forward, backward and the tangent of forward are kernels; lse and entropy are exact, and the largest weight comes with
+them. The tangent of backward, weights and the other statistics start from that lse and run on `regard.engines.tiled`,
+in O(n) memory as well.
 """
 
 import functools
@@ -107,8 +108,11 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
-    """The outputs are those of `forward`, to the bit."""
-    return tiled.jvp(p, t, outputs or forward(replace(p, observe=(ENTROPY,)))[0])
+    """The outputs are those of `forward`, to the bit; if they are given, they are not made again."""
+    from regard.engines.cpu import tangent_work
+    from regard.engines.cpu.target import chosen
+
+    return tangent_work.jvp(p, chosen(), t, outputs)
 
 
 def backward_jvp(
