@@ -19,6 +19,10 @@ def adapter(*values: object) -> Any:
     for name, array in ARRAYS.items():
         kind = getattr(sys.modules.get(name), array, None)
         if kind is not None and any(_holds(value, kind) for value in values):
+            if name == "torch":  # written out: Dynamo follows import statements, and not import_module
+                from regard.torch import adapter as found
+
+                return found
             return import_module(f"regard.{name}.adapter")
     return None
 
