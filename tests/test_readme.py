@@ -30,6 +30,13 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "causal() & mask(every_third)" in capsys.readouterr().out
 
 
+def test_the_examples_with_torch_run() -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'regard[transformers]'")
+    names = run([block for block in PYTHON if FRAMEWORK.findall(block) in ([], ["torch"])])
+    assert names["slopes"].grad.shape == (8,)
+    assert len(names["decoder"].blocks) == 4
+
+
 def test_the_examples_with_jax_run() -> None:
     pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
     names = run([block for block in PYTHON if set(FRAMEWORK.findall(block)) <= {"jax"}])
