@@ -116,12 +116,12 @@ def repeat_row(rng: np.random.Generator, works: list[np.ndarray], length: int) -
     return np.concatenate([once[:start], np.resize(once[start:], length - start)])
 
 
-def batch(rng: np.random.Generator, works: list[np.ndarray], tokens: int) -> Tensor:
-    """(rows, length) ids, `tokens` in all, of one of `LENGTHS`: half of the rows text, half repeats.
+def batch(rng: np.random.Generator, works: list[np.ndarray], tokens: int, lengths: tuple[int, ...] = LENGTHS) -> Tensor:
+    """(rows, length) ids, `tokens` in all, of one of `lengths`: half of the rows text, half repeats.
 
     Each row begins with the beginning-of-sequence token.
     """
-    length = int(rng.choice(LENGTHS))
+    length = int(rng.choice(lengths))
     count = tokens // length
     rows = [text_row(rng, works, length - 1) for _ in range(count // 2)]
     rows += [repeat_row(rng, works, length - 1) for _ in range(count - count // 2)]

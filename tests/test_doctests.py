@@ -3,13 +3,23 @@
 import doctest
 import importlib
 import pkgutil
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
 
 import regard
 
-MODULES = ["regard", *(module.name for module in pkgutil.walk_packages(regard.__path__, "regard."))]
+
+def installed(name: str) -> bool:
+    """Whether there is such a package; a folder of tests of that name is none."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
+MISSING = tuple(f"regard.{name}" for name in ("torch", "jax") if not installed(name))
+FOUND = (module.name for module in pkgutil.walk_packages(regard.__path__, "regard.", lambda name: None))
+MODULES = ["regard", *(name for name in FOUND if not (MISSING and name.startswith(MISSING)))]
 EXPLAINED_BY_EXAMPLES = [
     "regard.api",
     "regard.engines",

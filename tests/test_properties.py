@@ -226,6 +226,7 @@ def test_any_call_on_compiled_kernels(call: tuple[Any, Any, Any, dict[str, Any]]
     check_forward("cpu", q, k, v, options)
     check_statistics("cpu", q, k, v, options)
     check_gradients("cpu", q, k, v, options)
+    check_second("cpu", q, k, v, options)
 
 
 @given(calls())

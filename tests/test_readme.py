@@ -3,23 +3,40 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from regard.cli import main
 
-README = Path(__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = re.findall(r"^    regard (.*?)(?:\s+#.*)?$", README, re.MULTILINE)
+README = Path(__file__).parent.parent.joinpath("README.md")
+TEXT = README.read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+FRAMEWORK = re.compile(r"^import (jax|torch)$", re.MULTILINE)
+COMMANDS = re.findall(r"^    regard (.*?)(?:\s+#.*)?$", TEXT, re.MULTILINE)
+
+
+def run(blocks: list[str]) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, names)
+    return names
 
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(PYTHON) >= 2
-    names: dict[str, object] = {}
-    for block in PYTHON:
-        exec(block, names)
-    assert names["tile"].shape == (8, 10, 64)  # type: ignore[attr-defined]
+    blocks = [block for block in PYTHON if not FRAMEWORK.search(block)]
+    assert len(blocks) >= 2
+    assert run(blocks)["tile"].shape == (8, 10, 64)
     assert "causal() & mask(every_third)" in capsys.readouterr().out
+
+
+def test_the_examples_with_jax_run() -> None:
+    pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
+    names = run([block for block in PYTHON if FRAMEWORK.findall(block) in ([], ["jax"])])
+    assert names["dq"].shape == (8, 1000, 64)
+    assert names["dslopes"].shape == (8,)
+    (block,) = re.findall(r"```python\n(.*?)```", README.with_name("docs").joinpath("jax.md").read_text(), re.DOTALL)
+    assert run([block])["dslopes"].shape == (8,)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

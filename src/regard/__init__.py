@@ -28,7 +28,7 @@ _HOMES = {
     "regard.threads": "set_num_threads",
 }
 _MODULES = ("examplemodel", "insight", "positions")
-_FRAMEWORKS = ("torch",)  # not in __all__, so that `from regard import *` imports none
+_FRAMEWORKS = ("jax", "torch")  # not in __all__, so that `from regard import *` imports none
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted([*_HOME, *_MODULES])]

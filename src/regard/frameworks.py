@@ -3,8 +3,10 @@
 import functools
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, cast
 
+ARRAYS = {"torch": "Tensor", "jax": "Array"}
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -14,14 +16,16 @@ def adapter(*values: object) -> Any:
 
     A framework that the caller has not imported has no arrays, so none is imported to find out.
     """
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    if tensor is not None:
-        for value in values:
-            if isinstance(value, tensor) or (type(value) is tuple and any(isinstance(x, tensor) for x in value)):
-                import regard.torch.adapter
-
-                return regard.torch.adapter
+    for name, array in ARRAYS.items():
+        kind = getattr(sys.modules.get(name), array, None)
+        if kind is not None and any(_holds(value, kind) for value in values):
+            return import_module(f"regard.{name}.adapter")
     return None
+
+
+def _holds(value: object, kind: type) -> bool:
+    """Whether it is such an array, or a tuple with one."""
+    return isinstance(value, kind) or (type(value) is tuple and any(isinstance(x, kind) for x in value))
 
 
 def compiling() -> bool:
@@ -31,7 +35,7 @@ def compiling() -> bool:
 
 
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
-    """A public function of NumPy arrays; calls with other arrays go to the function of that name in their adapter."""
+    """A public function of NumPy arrays that leaves calls on other arrays to their adapter's function of its name."""
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> R:

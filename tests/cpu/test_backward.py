@@ -103,6 +103,27 @@ def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) ->
         assert max(cell.depth + 1 for cell in wave.cells) < 0.6 * len(wave.cells)
 
 
+@pytest.mark.parametrize("name", ["bias that the batch shares", "score"])
+def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None:
+    p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **WISHES[name])
+    kind = backward_work.kind_of(p, chosen(), False)
+    arrays = backward_work.Arrays(p, cpu.forward(p)[0], Outputs(DO, None, None))
+    waves = backward_work.Waves(kind, p, arrays, 2)
+    for wave in waves:
+        above: dict[backward_work.Cell, set[backward_work.Cell]] = {}
+        for cell in wave.cells:
+            above[cell] = set(cell.before).union(*(above[other] for other in cell.before))
+        strand = {cell: cell.strand for cell in wave.cells}
+        if name != "score":
+            head = wave.items[:, waves.word("head")]
+            strand = {cell: head[cell.groups[0, 0]] // p.group for cell in wave.cells}
+        for m, cell in enumerate(wave.cells):
+            for other in wave.cells[:m]:
+                together = max(cell.tiles[0], other.tiles[0]) < min(cell.tiles[1], other.tiles[1])
+                if together and strand[cell] == strand[other]:
+                    assert other in above[cell]
+
+
 @pytest.mark.parametrize("rows", [slice(N - 1, N), slice(500, 503), slice(31, 150), slice(0, 699)])
 def test_dq_does_not_depend_on_the_other_rows(wish: dict[str, Any], whole: Differential, rows: slice) -> None:
     part = dict(wish)

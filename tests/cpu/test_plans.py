@@ -66,6 +66,12 @@ def test_other_strides_and_places() -> None:
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
 
 
+def test_other_strides_of_cotangents() -> None:
+    for dout in (V, V[:, ::-1], np.asfortranarray(V)):
+        got, expected = (regard.attention_vjp(Q, K, V, dout, causal=True, engine=engine) for engine in ("cpu", "tiled"))
+        np.testing.assert_allclose(got.query, expected.query, rtol=0, atol=1e-11)
+
+
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_addresses(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "IN_MEMORY", in_memory)

@@ -2,11 +2,17 @@
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from llvmlite import binding as llvm
 
 import regard
-from regard.engines.cpu import work
+from regard.api import problem_from
+from regard.engines.cpu import cache, work
+from regard.engines.cpu.second_work import second_kind
+from regard.engines.cpu.second_work import source as second_source
+from regard.engines.cpu.target import targets
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,7 +44,7 @@ def arrays(seen: regard.Seen) -> list[Array]:
 
 
 @pytest.mark.parametrize("name", WISHES)
-@pytest.mark.parametrize("sizes", [(900, 1000), (3, 2500)], ids=str)
+@pytest.mark.parametrize("sizes", [(900, 1000), (3, 9000)], ids=str)
 def test_as_in_tiles_and_the_same_bits_on_any_number_of_threads(name: str, sizes: tuple[int, int]) -> None:
     q, k, v = inputs(*sizes)
     alone: list[Array] = []
@@ -56,6 +62,25 @@ def test_as_in_tiles_and_the_same_bits_on_any_number_of_threads(name: str, sizes
             assert np.mean(x != y) < 1e-3  # of two weights that nearly agree, either may come first
         else:
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("instructions", [t.name for t in targets().values() if t.runs])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_instruction_set(instructions: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_CPU", instructions)
+    q, k, v = inputs(150, 300, dtype)
+    _, seen = regard.attention(q, k, v, **WISHES["window"], observe=OBSERVE, engine="cpu")
+    _, expected = regard.attention(q, k, v, **WISHES["window"], observe=OBSERVE, engine="tiled")
+    for x, y in zip(arrays(seen), arrays(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_neon_compiles(dtype: Any) -> None:
+    neon, p = targets()["neon"], problem_from(*inputs(150, 300, dtype), **WISHES["window"], observe=OBSERVE)
+    second = second_kind(p.scores_alone(), neon, tuple(s for s in p.observe if s.name not in ("argmax", "top")))
+    for code in (second_source(second, neon), work.source(work.kind_of(p, neon, p.n_q, False, best=8), neon)):
+        assert llvm.ObjectFileRef.from_data(cache.compile_object(code, neon, "neon")).sections()
 
 
 def test_what_is_asked_beside_a_sum_changes_no_bit_of_it() -> None:
@@ -103,8 +128,6 @@ def test_visible_nan_spoils_its_row_and_nothing_hidden_does() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, "bfloat16"])
 def test_sums_of_a_long_call_come_to_its_queries(dtype: Any) -> None:
-    import ml_dtypes
-
     q, k, v = inputs(2000, 2000, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype, h_kv=2)
     _, seen = regard.attention(q, k, v, causal=True, observe=["received", "profile", MAPS[0], "visible"])
     for total in (seen.received.sum(-1), seen.profile.values.sum(-1)):

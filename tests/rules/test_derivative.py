@@ -238,3 +238,11 @@ def test_scatter_of_nothing():
     out = np.zeros(2)
     scatter(node, np.zeros((1, 2, N, 0)), At(B, H, I, J[:0]), out)
     assert out.tolist() == [0.0, 0.0]
+
+
+def test_a_table_of_one_number_has_a_derivative():
+    factor = Table(np.array(3.0))
+    rule = score(lambda s, b, h, i, j: s * factor[()])
+    d_ds, d_tables = partials(rule.node)
+    assert (d_ds.op, d_ds.payload) == ("gather", factor)
+    assert [str(slope) for slope in d_tables.values()] == ["s"]

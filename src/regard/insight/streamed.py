@@ -44,11 +44,11 @@ def measure_heads(
     tokens = np.broadcast_to(ids, (*lead, n)).reshape(-1, n)
     whole, runs = run_numbers(tokens, 1), run_numbers(tokens, prefix)
     rules = {
-        "previous": regard.mask(lambda b, h, i, j: i - j == 1),
+        "previous": on_diagonal(1),
         "duplicate": after_copies(whole, 0),
         "induction": after_copies(runs, 1),
         "sink": regard.mask(lambda b, h, i, j: j == 0),
-        "current": regard.mask(lambda b, h, i, j: i == j),
+        "current": on_diagonal(0),
     }
     mass = {name: regard.mass(rule) for name, rule in rules.items()}
     observe: list[Any] = ["visible", "entropy", "normalized_entropy", *mass.values()]
@@ -70,6 +70,10 @@ def measure_heads(
         HeadStatistics(layer, head, kv_head=head // group, **{name: x[head] for name, x in means.items()})
         for head in range(query.shape[-3])
     )
+
+
+def on_diagonal(distance: int) -> regard.Mask:
+    return regard.mask(lambda b, h, i, j: i - j == distance)
 
 
 def run_numbers(tokens: Integers, length: int) -> Integers:

@@ -128,7 +128,7 @@ def _differentiate(node: Node, leaf: Callable[[Node], Node]) -> Node:
     """The tangent of `node`, given that of each float leaf."""
     tangents: dict[Node, Node] = {}
     for y in order([node]):
-        if y.kind != "float" or (not y.args and y.op not in ("s", "ds")):
+        if y.kind != "float" or (not y.args and y.op not in ("s", "ds", "gather")):
             tangents[y] = ZERO
         elif y.op in ("s", "ds", "gather"):
             tangents[y] = leaf(y)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from regard.frameworks import adapter, constructor
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, once, order
-from regard.rules.tracing import Table, Traced, as_array, trace, type_name
+from regard.rules.tracing import Traced, as_array, as_table, trace, type_name
 
 Axis = Literal["b", "h", "i", "j"]
 AXES: dict[str, str] = {"b": "batch index", "h": "head", "i": "query index", "j": "key index"}
@@ -301,9 +301,11 @@ def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     key = query if key_ids is None else _document_ids("key_ids", key_ids)
     if query.shape[0] != key.shape[0]:
         raise ValueError(f"ids and key_ids of documents differ in leading size: {query.shape[0]} and {key.shape[0]}")
-    labels = _relabel(np.concatenate([key, query], axis=1))
-    of_key = Table(labels[:, : key.shape[1]])
-    of_query = of_key if key_ids is None else Table(labels[:, key.shape[1] :])
+    if type(query) is type(key) is np.ndarray:
+        labels = _relabel(np.concatenate([key, query], axis=1))
+        query, key = labels[:, key.shape[1] :], labels[:, : key.shape[1]]
+    of_key = as_table("ids of documents", key)
+    of_query = of_key if key_ids is None else as_table("ids of documents", query)
     argument = "ids" if key_ids is None else "key_ids"
     text = f"documents({_short(ids)}" + (")" if key_ids is None else f", {_short(key_ids)})")
     return _rule(
@@ -368,7 +370,7 @@ def blocks(table: ArrayLike, size: int) -> Mask:
     if not 2 <= values.ndim <= 4:
         raise ValueError(f"table of blocks must have 2, 3 or 4 dimensions, got shape {values.shape}")
     size = whole("size of blocks", size, least=1)
-    look = Table(_booleans("table of blocks", values))
+    look = as_table("table of blocks", _booleans("table of blocks", values))
     axes: tuple[Axis, ...] = ("b", "h", "i", "j")
     requires = [
         Requirement("blocks", "table", axis, length * (size if axis in "ij" else 1))
@@ -415,7 +417,7 @@ def _integers(what: str, value: Any) -> Array:
     values = as_array(what, value)
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be integers, got {values.dtype}")
-    return values.astype(np.int64)
+    return values.astype(np.int64) if type(values) is np.ndarray else values
 
 
 def _booleans(what: str, values: Array) -> Array:
@@ -423,6 +425,9 @@ def _booleans(what: str, values: Array) -> Array:
         return values
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be booleans or 0/1 integers, got {values.dtype}")
+    if type(values) is not np.ndarray:  # its values are not there yet
+        traced: Array = values != 0
+        return traced
     wrong = values[(values != 0) & (values != 1)]
     if wrong.size:
         raise ValueError(f"{what} must be booleans or 0/1 integers, got {wrong[0]}")
@@ -431,13 +436,13 @@ def _booleans(what: str, values: Array) -> Array:
 
 def _per_batch(rule: str, argument: str, value: Any) -> tuple[Callable[[Any], Any], tuple[Requirement, ...]]:
     """One length for all batch entries, or one for each, as what a rule reads at b."""
-    if not (isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0):
+    if not (isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0 or adapter(value)):
         length = whole(f"{argument} of {rule}", value.item() if isinstance(value, np.ndarray) else value, least=0)
         return lambda b: length, ()
     lengths = _integers(f"{argument} of {rule}", value).reshape(-1)
-    if lengths.size and lengths.min() < 0:
+    if type(lengths) is np.ndarray and lengths.size and lengths.min() < 0:
         raise ValueError(f"{argument} of {rule} must be at least 0, got {lengths.min()}")
-    table = Table(lengths)
+    table = as_table(f"{argument} of {rule}", lengths)
     return lambda b: table[b], (Requirement(rule, argument, "b", len(lengths)),)
 
 

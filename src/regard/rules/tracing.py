@@ -1,7 +1,7 @@
 """What a rule is given when it is called: stand-ins for the indices and the score, and tables to look up."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,13 +23,16 @@ def type_name(value: object) -> str:
 
 
 def as_array(what: str, value: Any) -> Array:
-    """A NumPy array, or numbers in lists, as an array; a tensor as an array of the values that it has now.
+    """A NumPy array, or numbers in lists, as an array; a framework's array as an array of the values that it has now.
 
+    Where there are none because a function is being traced, it is returned as it is.
     Other arrays, such as masked ones, mean more than numbers.
     """
     framework = adapter(value)
     if framework is not None:
         value = framework.constant(what, value)
+        if type(value) is not np.ndarray:
+            return value  # type: ignore[no-any-return]
     if type(value) is not np.ndarray and not isinstance(value, list | tuple | bool | int | float | np.generic):
         raise TypeError(f"{what} must be a NumPy array, got {type_name(value)}")
     try:
@@ -99,7 +102,7 @@ class Table:
         for axis, node in enumerate(nodes):
             if node.kind != "int":
                 raise TypeError(f"index {axis} of a table must be an int, not {node.kind}; cast with .astype(int)")
-        return Traced(make("gather", self.kind, tuple(nodes), self))
+        return _kind(indices)(make("gather", self.kind, tuple(nodes), self))
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a table cannot be iterated over; look it up, e.g. table[h, i - j]")
@@ -144,7 +147,12 @@ def _operand(value: Any) -> Node:
 
 
 def _apply(name: str, *values: Any) -> "Traced":
-    return Traced(build(name, *(_operand(value) for value in values)))
+    return _kind(values)(build(name, *(_operand(value) for value in values)))
+
+
+def _kind(values: Iterable[Any]) -> type["Traced"]:
+    """What is made of a subclass of `Traced` is of that subclass."""
+    return next((type(value) for value in values if isinstance(value, Traced)), Traced)
 
 
 def _binary(name: str) -> tuple[Callable[["Traced", Any], "Traced"], Callable[["Traced", Any], "Traced"]]:
@@ -203,7 +211,7 @@ class Traced:
         target = {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(np.dtype(kind).kind)
         if target is None:
             raise TypeError(f"astype takes int, float or bool, got {kind!r}")
-        return Traced(cast(self.node, target))  # type: ignore[arg-type]
+        return type(self)(cast(self.node, target))  # type: ignore[arg-type]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> "Traced":
         name = ufunc.__name__

@@ -1,6 +1,27 @@
-"""regard for PyTorch: `regard.attention` on tensors needs none of this; here is what follows PyTorch's conventions."""
+"""regard for PyTorch: modules, transformers' models, and what follows PyTorch's conventions.
+
+`regard.attention` on tensors needs none of this.
+"""
 
 from regard.torch.dropin import scaled_dot_product_attention, sdpa
+from regard.torch.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
+from regard.torch.positions import Alibi, Relative, Rope
+from regard.torch.transformers import register_transformers
 from regard.torch.varlen import jagged_attention, varlen_attention
 
-__all__ = ["jagged_attention", "scaled_dot_product_attention", "sdpa", "varlen_attention"]
+__all__ = [
+    "Alibi",
+    "BlockCache",
+    "FeedForward",
+    "KVCache",
+    "MultiHeadAttention",
+    "Relative",
+    "Rope",
+    "Transformer",
+    "TransformerBlock",
+    "jagged_attention",
+    "register_transformers",
+    "scaled_dot_product_attention",
+    "sdpa",
+    "varlen_attention",
+]

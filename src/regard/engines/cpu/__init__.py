@@ -1,7 +1,8 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward and backward are kernels; lse and entropy are exact, and the largest weight comes with them. Tangents, weights
-and the other statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
+Forward, backward and the tangent of forward are kernels; lse and entropy are exact, and the largest weight comes with
+them. The tangent of backward, weights and the other statistics start from that lse and run on `regard.engines.tiled`,
+in O(n) memory as well.
 """
 
 import functools
@@ -57,7 +58,12 @@ def _work() -> Any:
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    work, out, observe = _work(), p.new_output(), basic(p.observe)
+    work, out = _work(), p.new_output()
+    if not p.observe:
+        results = work.Results(out, np.empty(out.shape[:-1], p.compute), None, None)
+        work.run(p, work.chosen(), results, rows)
+        return Outputs(out, results.lse, None), {}
+    observe = basic(p.observe)
     names = {s.name for s in observe}
     best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= work.BEST[-1])]
     k = max((s.of or 1 for s in best), default=0)
@@ -110,8 +116,11 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
-    """The outputs are those of `forward`, to the bit."""
-    return tiled.jvp(p, t, outputs or forward(replace(p, observe=(ENTROPY,)))[0])
+    """The outputs are those of `forward`, to the bit; if they are given, they are not made again."""
+    from regard.engines.cpu import tangent_work
+    from regard.engines.cpu.target import chosen
+
+    return tangent_work.jvp(p, chosen(), t, outputs)
 
 
 def backward_jvp(

@@ -242,7 +242,7 @@ class FewQueries(Forward):
                 else:
                     self.P(r)[p] = weight
             across.append([self._across(x.value, lambda x, y: x + y) for x in sums])
-        for name, numbers in zip(("sum", "sum_e"), zip(*across, strict=True), strict=False):
+        for name, numbers in zip(("l", "e"), zip(*across, strict=True), strict=False):
             self._store(getattr(self.tile, name), numbers)
 
     def _add(self, tile: Tile, careful: bool) -> None:

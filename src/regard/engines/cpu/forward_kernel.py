@@ -66,7 +66,6 @@ class Forward(Lanes, ABC):
             setattr(self.item, name, getattr(self.item, name).of(type))
         for name in ("g", "r", "cursor"):
             setattr(self.item, name, getattr(self.item, name).of(I64))
-        self.best = self._best(self.item)
 
     def _group(self, first: Value, stop: Value) -> None:
         k = self.k
@@ -118,19 +117,13 @@ class Forward(Lanes, ABC):
         with self.k.loop(self.d_v) as a, self.k.loop(self.B, step=self.W) as c:
             yield a * self.B + c, lambda p: self.load(p, c)
 
-    def _clear(self, output: Pointer) -> None:
-        with self._outputs() as (at, _):
-            output[at] = self.zero()
-
     def _begin(self) -> None:
         k, item = self.k, self.item
         item.cursor[0] = self.word("tiles")
         self.each_lane(self._begin_lane)
         self._prepare_queries()
-        for p, x in ((item.m, -math.inf), (item.l, 0.0), (item.e, 0.0)):
-            self.fill(p, x)
-        self._clear(item.O)
-        self._forget(self.best)
+        self._empty(item)
+        self._forget(self._best(item))
         # The item of a call whose spans were worked on apart.
         spans, _ = self._area(k.at(self.word("partial"), self.real), span_area(self.kind, self.d_v))
         with k.loop(self.word("spans")) as n:
@@ -138,6 +131,15 @@ class Forward(Lanes, ABC):
             span = SimpleNamespace(**{name: p + size for name, p in vars(spans).items()})
             self._merge(span)
             self._merge_best(self._best(span))
+
+    def _empty(self, span: SimpleNamespace) -> None:
+        """The sums over no key."""
+        self.fill(span.m, -math.inf)
+        for name in (name for both in self.kind.sums for name in both):
+            self.fill(getattr(span, name), 0.0)
+        for name in self.kind.outputs:
+            with self._outputs() as (at, _):
+                getattr(span, name)[at] = self.zero()
 
     @abstractmethod
     def _prepare_queries(self) -> None:
@@ -151,18 +153,18 @@ class Forward(Lanes, ABC):
         partial = self.word("partial")
         home = k.where(partial == 0, self.own.m.address, partial)
         self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
-        with k.when(partial != 0):
-            self._forget(self._best(self.span))
-        apart, together = self._best(self.span), self._best(self.item)
-        self.best = Best(
-            *(k.at(k.where(partial == 0, x.address, y.address), x.type) for x, y in zip(together, apart, strict=True))
-        )
+        if self.kind.best:
+            apart, together = self._best(self.span), self._best(item)
+            with k.when(partial != 0):
+                self._forget(apart)
+            homes = [k.where(partial == 0, x.address, y.address) for x, y in zip(together, apart, strict=True)]
+            self.best = Best(*(k.at(home, x.type) for home, x in zip(homes, together, strict=True)))
         first = item.cursor[0]
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
         t = k.variable(first)
         with k.loop_while(lambda: again.value != 0):
-            self._begin_span()
+            self._empty(self.span)
             t.value = self._work(first)
             again.value = (self._has_nan() & (self.careful.value == 0)).to(I64)
             self.careful.value = k.constant(I64, 1)
@@ -183,11 +185,6 @@ class Forward(Lanes, ABC):
                 inside.value = (self._span_of(tiles[t.value]) == current).to(I64)
         return t.value
 
-    def _begin_span(self) -> None:
-        for p, x in ((self.span.m, -math.inf), (self.span.l, 0.0), (self.span.e, 0.0)):
-            self.fill(p, x)
-        self._clear(self.span.O)
-
     @abstractmethod
     def _work(self, first: Value) -> Value:
         """The tiles of a span, as `_tiles` finds them, into the span; what `_tiles` returns."""
@@ -195,9 +192,10 @@ class Forward(Lanes, ABC):
     def _has_nan(self) -> Value:
         k = self.k
         bad = k.variable(k.constant(self.real, 0.0).spread(self.W))
-        with self._outputs() as (at, _):
-            o = self.load(self.span.O, at)
-            bad.value = k.where(o.is_nan(), o, bad.value)
+        for name in self.kind.outputs:
+            with self._outputs() as (at, _):
+                o = self.load(getattr(self.span, name), at)
+                bad.value = k.where(o.is_nan(), o, bad.value)
         return bad.value.is_nan().any()
 
     def _natural(self, s: Value) -> Value:
@@ -236,10 +234,12 @@ class Forward(Lanes, ABC):
             m, shift = self._new_maximum(c)
             difference = self.load(span.m, c) - shift
             rescale = self._power(difference)
-            if self.kind.entropy:
-                moved = self._moved(self.load(span.e, c), self.load(span.l, c), rescale, difference)
-                span.e[c] = moved + self.load(tile.sum_e, c)
-            span.l[c] = k.fma(self.load(span.l, c), rescale, self.load(tile.sum, c))
+            for both in self.kind.sums:
+                (l, e), (new_l, new_e) = ([getattr(x, name) for name in both] for x in (span, tile))
+                if self.kind.entropy:
+                    moved = self._moved(self.load(e, c), self.load(l, c), rescale, difference)
+                    e[c] = moved + self.load(new_e, c)
+                l[c] = k.fma(self.load(l, c), rescale, self.load(new_l, c))
             span.m[c], tile.rescale[c] = m, rescale
 
     def _moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
@@ -257,20 +257,21 @@ class Forward(Lanes, ABC):
 
     def _copies(self, tile: Tile) -> None:
         """Tiles of K and V as the products read them, made by the first item of the group that needs them."""
-        k = self.k
-        if not self.kind.copies:
+        k, kind = self.k, self.kind
+        if not kind.copies:
             return
         slot = self._slot(tile)
         ready = self.tile.ready.of(I64) + slot
         with k.when(ready[0] == 0):
             ready[0] = k.constant(I64, 1)
             first, stop = k.maximum(-tile.start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - tile.start)
-            if self.kind.copied:
-                self._copy("k", tile, first, stop, self.k_copy(slot), self.key_width, self.d)
-            if self.kind.pairs:
-                self._copy_pairs(tile, first, stop, self.v_copy(slot))
-            elif self.kind.copied:
-                self._copy("v", tile, first, stop, self.v_copy(slot), self.d_v, self.d_v)
+            for name in kind.keys if kind.copied else ():
+                self._copy(name, tile, first, stop, self.k_copy(slot, name), self.key_width, self.d)
+            for name in kind.values:
+                if kind.pairs:
+                    self._copy_pairs(name, tile, first, stop, self.v_copy(slot, name))
+                else:
+                    self._copy(name, tile, first, stop, self.v_copy(slot, name), self.d_v, self.d_v)
 
     def _slot(self, tile: Tile) -> Value:
         """Which tile of its span it is."""
@@ -287,34 +288,36 @@ class Forward(Lanes, ABC):
         """Of a row of K in its copy; even where products take pairs."""
         return self.d + self.d % 2 if self.kind.pairs else self.d
 
-    def k_copy(self, slot: Value) -> Pointer:
-        copy: Pointer = self.tile.k_copy.of(self.key_type) + slot * KEYS * self.key_width
+    def k_copy(self, slot: Value, name: str) -> Pointer:
+        copy: Pointer = getattr(self.tile, f"{name}_copy").of(self.key_type) + slot * KEYS * self.key_width
         return copy
 
-    def v_copy(self, slot: Value) -> Pointer:
-        copy: Pointer = self.tile.v_copy
+    def v_copy(self, slot: Value, name: str) -> Pointer:
+        copy: Pointer = getattr(self.tile, f"{name}_copy")
         return copy.of(I32) + slot * (KEYS // 2) * self.d_v if self.kind.pairs else copy + slot * KEYS * self.d_v
 
-    def _copy_pairs(self, tile: Tile, first: Value, stop: Value, copy: Pointer) -> None:
+    def _copy_pairs(self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer) -> None:
         """Rows of V two by two, their numbers in the halves of words; a row that is not there is 0."""
         k = self.k
-        feature, size = k.integer("v_feature"), self.kind.element.size
+        feature, size = k.integer(f"{name}_feature"), self.kind.element.size
         with k.loop(stop, start=first - first % 2, step=2) as p:
-            pair, into = self._pair_of_rows(tile, p, first, stop), copy + p // 2 * self.d_v
+            pair, into = self._pair_of_rows(name, tile, p, first, stop), copy + p // 2 * self.d_v
             whole = k.where(feature == size, self.d_v - self.d_v % self.W, k.whole(0))
             with k.loop(whole, step=self.W) as a:
                 into[a] = pair(a * size, self.W)
             with k.loop(self.d_v, start=whole) as a:
                 into[a] = pair(a * feature, 0)
 
-    def _pair_of_rows(self, tile: Tile, p: Value, first: Value, stop: Value) -> Callable[[Value, int], Value]:
+    def _pair_of_rows(
+        self, name: str, tile: Tile, p: Value, first: Value, stop: Value
+    ) -> Callable[[Value, int], Value]:
         """Rows p and p + 1 of V as words, from so many bytes on; one that is not from `first` to before `stop` is 0."""
         k, rows = self.k, []
         for x in (p, p + 1):
             there = (x >= first) & (x < stop)
             nearest = k.minimum(k.maximum(x, first), stop - 1)
             mask = k.where(there, k.constant(I32, 0xFFFF), 0)
-            rows.append((self._source("v", tile.start + nearest).of(I16), mask))
+            rows.append((self._source(name, tile.start + nearest).of(I16), mask))
 
         def words(offset: Value, lanes: int) -> Value:
             low, high = (row.bytes(offset).load(0, lanes).to(I32) & mask for row, mask in rows)
@@ -379,15 +382,19 @@ class Forward(Lanes, ABC):
             m = k.maximum(m_old, m_new)
             shift = self._finite(m)
             old, new = self._power(m_old - shift), self._power(m_new - shift)
-            l_old, l_new = self.load(item.l, c), self.load(span.l, c)
-            if self.kind.entropy:
-                item.e[c] = self._moved(self.load(item.e, c), l_old, old, m_old - shift) + self._moved(
-                    self.load(span.e, c), l_new, new, m_new - shift
-                )
-            item.m[c], item.l[c] = m, k.fma(l_old, old, l_new * new)
-            tile.old[c], tile.new[c] = old, new
-        with self._outputs() as (at, of):
-            item.O[at] = k.fma(self.load(item.O, at), of(tile.old), self.load(span.O, at) * of(tile.new))
+            for name_l, name_e in self.kind.sums:
+                l_old, l_new = (self.load(getattr(x, name_l), c) for x in (item, span))
+                if self.kind.entropy:
+                    e_old, e_new = (self.load(getattr(x, name_e), c) for x in (item, span))
+                    getattr(item, name_e)[c] = self._moved(e_old, l_old, old, m_old - shift) + self._moved(
+                        e_new, l_new, new, m_new - shift
+                    )
+                getattr(item, name_l)[c] = k.fma(l_old, old, l_new * new)
+            item.m[c], tile.old[c], tile.new[c] = m, old, new
+        for name in self.kind.outputs:
+            O, part = getattr(item, name), getattr(span, name)
+            with self._outputs() as (at, of):
+                O[at] = k.fma(self.load(O, at), of(tile.old), self.load(part, at) * of(tile.new))
 
     def _end(self) -> None:
         with self.k.when((self.word("partial") == 0) | (self.word("spans") != 0)):
@@ -427,8 +434,12 @@ class Forward(Lanes, ABC):
             # The largest weight is that of a key.
             item.m[c] = k.where(m_old == -math.inf, self.zero(), factor)
             self.tile.rescale[c] = factor
+        self._divide()
+
+    def _divide(self) -> None:
+        """The outputs by l."""
         with self._outputs() as (at, of):
-            item.O[at] = self.load(item.O, at) * of(self.tile.rescale) + 0.0  # not −0
+            self.item.O[at] = self.load(self.item.O, at) * of(self.tile.rescale) + 0.0  # not −0
 
     @abstractmethod
     def _turn_output(self) -> None:

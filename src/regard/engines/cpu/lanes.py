@@ -3,7 +3,7 @@
 Each works on *items*, blocks of queries that share a key and a value head, against *tiles* of keys.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +51,16 @@ class Lanes:
         for name, size in sizes.items():
             made[name], start = start, start + size
         return SimpleNamespace(**made), start
+
+    def _pick(self, n: Value, options: Sequence[Value]) -> Value:
+        """The n-th of some values."""
+        *others, chosen = options
+        for m, x in reversed(list(enumerate(others))):
+            chosen = self.k.where(n == m, x, chosen)
+        return chosen
+
+    def _pick_pointer(self, n: Value, options: Sequence[Pointer]) -> Pointer:
+        return self.k.at(self._pick(n, [x.address for x in options]), options[0].type)
 
     def word(self, name: str) -> Value:
         return self.words[self.kind.item.index(name)]

@@ -96,18 +96,60 @@ class Kind:
         rules = [name for program in (self.mask, self.score) if program for name in program.fields]
         return (*FIELDS, *self.dense_fields, *rules)
 
+    # What is read, summed and made, by name; tangents add to it.
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        return ("q",)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ("k",)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return ("v",)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Tiles of numbers, one for each pair, that become what values are multiplied with."""
+        return ("P",)
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        """Dense arrays, whose tiles are turned so that lanes are queries."""
+        return (*self.dense_names, *(["bias"] if self.bias else []))
+
+    @property
+    def sums(self) -> tuple[tuple[str, str], ...]:
+        """Σ w and Σ w (S − m) over the keys of a query, the second for the entropy."""
+        return (("l", "e"),)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("O",)
+
     @property
     def dense(self) -> int:
         """Dense masks."""
         return len(self.mask.program.dense) if self.mask else 0
 
     @property
+    def dense_names(self) -> list[str]:
+        return [f"dense{n}" for n in range(self.dense)]
+
+    @property
     def dense_fields(self) -> list[str]:
-        return [f"dense{n}_{axis}" for n in range(self.dense) for axis in ("head", "row", "key")]
+        return [f"{name}_{axis}" for name in self.dense_names for axis in ("head", "row", "key")]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of an item, those that are counted from an array."""
+        return (*ADDRESSES, *self.dense_names)
 
     @property
     def item(self) -> tuple[str, ...]:
-        return (*ADDRESSES, *(f"dense{n}" for n in range(self.dense)), "partial", *ITEM)
+        return (*self.addresses, "partial", *ITEM)
 
     @property
     def ruled(self) -> bool:
@@ -133,20 +175,23 @@ class Kind:
 def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs, and the copies of the tiles of a span."""
     tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1
-    area = dict.fromkeys(("top", "rescale", "sum", "sum_e", "old", "new"), kind.lanes)
-    area |= {"P": tile * slots, "seen": tile} | {f"dense{n}": tile for n in range(kind.dense)}
-    if kind.bias:
-        area["bias"] = tile
+    area = dict.fromkeys(("top", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
+    area |= dict.fromkeys(kind.weights, tile * slots)
+    area |= dict.fromkeys(("seen", *kind.fetched), tile)
     if kind.few:
         area["tops"] = kind.lanes * slots
         area["block"] = kind.lanes * (d + 2 * kind.lanes)
     if kind.best:
         area["candidates"] = KEYS * 8 // kind.real.size
     if kind.copied:
-        area["k_copy"] = TILES * KEYS * (d + 1)
+        area |= {f"{name}_copy": TILES * KEYS * (d + 1) for name in kind.keys}
     if kind.copies:
-        area |= {"v_copy": TILES * KEYS * d_v, "ready": TILES * 2}
+        area |= {f"{name}_copy": TILES * KEYS * d_v for name in kind.values} | {"ready": TILES * 2}
     return area
+
+
+def _names(sums: tuple[tuple[str, str], ...]) -> list[str]:
+    return [name for both in sums for name in both]
 
 
 def output_size(kind: Kind, d_v: Any) -> Any:
@@ -158,9 +203,10 @@ def output_size(kind: Kind, d_v: Any) -> Any:
 
 
 def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:
-    """Maximum, sum, sum for the entropy, output and best keys of a span; also what is merged from spans."""
+    """Maximum, sums, outputs and best keys of a span; also what is merged from spans."""
+    rows = ("m", *_names(kind.sums))
     best = dict.fromkeys(("values", "indices"), kind.best * kind.lanes)
-    return {"m": kind.lanes, "l": kind.lanes, "e": kind.lanes, "O": output_size(kind, d_v), **best}
+    return dict.fromkeys(rows, kind.lanes) | dict.fromkeys(kind.outputs, output_size(kind, d_v)) | best
 
 
 def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
@@ -169,7 +215,7 @@ def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     words = dict.fromkeys(("g", "r"), kind.lanes * 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": kind.lanes, "second": kind.lanes}
     q = kind.few * (d + kind.lanes) if kind.few else kind.lanes * (d + 1)
-    return {"cursor": 16, **words, **lanes, "q": q, **span_area(kind, d_v)}
+    return {"cursor": 16, **words, **lanes, **dict.fromkeys(kind.queries, q), **span_area(kind, d_v)}
 
 
 def scratch_size(kind: Kind, items: int, d: int, d_v: int) -> int:

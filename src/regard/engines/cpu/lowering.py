@@ -14,7 +14,7 @@ from regard.engines.cpu.emit import Kernel, Pointer, Value
 from regard.engines.cpu.layout import Arguments
 from regard.rules import Instruction
 
-LEAVES = ("b", "h", "i", "j", "s", "keys")
+LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ broadcasts where they lie, or from a copy of the tile.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 from regard.engines.cpu.element import I8, I32, I64
 from regard.engines.cpu.emit import Pointer, Value
@@ -17,17 +18,17 @@ class ManyQueries(Forward):
     def _prepare_queries(self) -> None:
         """Qᵀ, scaled; where products take pairs, each word holds two features."""
         k, kind = self.k, self.kind
-        strides = [k.integer(f"q_{axis}") for axis in ("head", "row", "feature")]
-        base = self.address("q", kind.element)
-        self._turn(base, strides, self.d, self.item.q, self.query_scale)
-        if not kind.pairs:
-            return
-        with k.when(self.d % 2 != 0):
-            self.fill(self.item.q + self.d * self.B, 0.0)
-        with k.loop(self.d + self.d % 2, step=2) as x:
-            for c in self.vectors():
-                low, high = (self.load(self.item.q, (x + n) * self.B, c) for n in range(2))
-                self.item.q.of(I32)[x // 2 * self.B + c] = k.pair(low, high)
+        for name in kind.queries:
+            strides, q = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "feature")], getattr(self.item, name)
+            self._turn(self.address(name, kind.element), strides, self.d, q, self.query_scale)
+            if not kind.pairs:
+                continue
+            with k.when(self.d % 2 != 0):
+                self.fill(q + self.d * self.B, 0.0)
+            with k.loop(self.d + self.d % 2, step=2) as x:
+                for c in self.vectors():
+                    low, high = (self.load(q, (x + n) * self.B, c) for n in range(2))
+                    q.of(I32)[x // 2 * self.B + c] = k.pair(low, high)
 
     def _turn_output(self) -> None:
         strides = self.k.integer("out_head"), self.k.integer("out_row")
@@ -50,59 +51,73 @@ class ManyQueries(Forward):
         self._add_sums()
         with k.choice(self.careful.value != 0) as (yes, no):
             with yes:
-                self._add_visible(tile)
+                self._add(tile, careful=True)
             with no:
-                self._add(tile)
+                self._add(tile, careful=False)
 
     # Products
 
+    def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
+        """What is multiplied: rows of keys, turned queries, and where the products go."""
+        return [("k", self.item.q, self.tile.P)]
+
     def _scores(self, tile: Tile) -> None:
         """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
-        k, kind = self.k, self.kind
-        if kind.copied:
-            width = self.key_width * self.key_type.size
-            rows = self.k_copy(self._slot(tile))
-        else:
-            width, rows = k.integer("k_row"), self._source("k", tile.start)
-        if kind.pairs:
-            rows = rows.of(I32)
-        queries = self.item.q.of(rows.type) if kind.pairs else self.item.q
+        k, kind, number = self.k, self.kind, I32 if self.kind.pairs else self.real
+        names, turned, results = zip(*self._products_of_keys(), strict=True)
+        stop = (self.d + 1) // 2 if kind.pairs else self.d
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
-
-        def block(count: int, p: Value) -> None:
-            if kind.bias and count > 1:
-                self._approach(kind.bias, tile, p, count)
-            keys = [rows.bytes((p + r) * width) for r in range(count)]
-            stop = (self.d + 1) // 2 if kind.pairs else self.d
-            sums = self._product(
-                count,
-                k.whole(0),
-                stop,
-                lambda r, x: keys[r][x],
-                lambda x, c: (queries + x * self.B + c).load(0, self.W),
-            )
-            for r in range(count):
-                for c, s in zip(self.vectors(), sums[r], strict=True):
-                    self.tile.P[(p + r) * self.B + c] = s.value
-            if not kind.ruled:
-                with k.when(plain.value != 0):
-                    for r in range(count):
-                        for top, s in zip(tops, sums[r], strict=True):
-                            top.value = k.maximum(s.value, top.value)
-
         plain = k.variable(k.constant(I64, 1))
-        if kind.mask and not kind.ruled:
-            ends = tile.first, *tile.mixed, tile.stop
-            with k.loop(3) as part:
-                start, stop = (
-                    k.where(part == 0, ends[n], k.where(part == 1, ends[n + 1], ends[n + 2])) for n in range(2)
+        with k.loop(len(names)) as n:
+            keys, widths = zip(*(self._keys(tile, name) for name in names), strict=True)
+            rows, width = self._pick_pointer(n, keys).of(number), self._pick(n, widths)
+            queries, into = self._pick_pointer(n, turned).of(number), self._pick_pointer(n, results)
+
+            def block(count: int, p: Value) -> None:
+                if kind.bias and count > 1:
+                    with k.when(n == 0):
+                        self._approach(kind.bias, tile, p, count)
+                lines = [rows.bytes((p + r) * width) for r in range(count)]
+                sums = self._product(
+                    count,
+                    k.whole(0),
+                    stop,
+                    lambda r, x: lines[r][x],
+                    lambda x, c: (queries + x * self.B + c).load(0, self.W),
                 )
-                plain.value = (part != 1).to(I64)
-                self._blocks(start, stop, block)
-        else:
-            self._blocks(tile.first, tile.stop, block)
+                for r in range(count):
+                    for c, s in zip(self.vectors(), sums[r], strict=True):
+                        self._add_product(into, (p + r) * self.B + c, s.value, n, results)
+                if not kind.ruled:
+                    with k.when(plain.value != 0):
+                        for r in range(count):
+                            for top, s in zip(tops, sums[r], strict=True):
+                                top.value = k.maximum(s.value, top.value)
+
+            if kind.mask and not kind.ruled:
+                ends = tile.first, *tile.mixed, tile.stop
+                with k.loop(3) as part:
+                    start, end = (self._pick(part, ends[m : m + 3]) for m in range(2))
+                    plain.value = ((part != 1) & (n == 0)).to(I64)
+                    self._blocks(start, end, block)
+            else:
+                plain.value = (n == 0).to(I64)
+                self._blocks(tile.first, tile.stop, block)
         for c, top in zip(self.vectors(), tops, strict=True):
             self.tile.top[c] = top.value
+
+    def _keys(self, tile: Tile, name: str) -> tuple[Pointer, Value]:
+        """The first row of K of a tile, and the bytes from row to row."""
+        if self.kind.copied:
+            return self.k_copy(self._slot(tile), name), self.key_width * self.key_type.size
+        return self._source(name, tile.start), self.k.integer(f"{name}_row")
+
+    def _add_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
+        """Write the n-th product, or add it if one before went to the same place."""
+        for m, result in enumerate(results):
+            if any(result is before for before in results[:m]):
+                x = self.k.where(n == m, self.load(into, at) + x, x)
+        into[at] = x
 
     # Rules
 
@@ -137,16 +152,19 @@ class ManyQueries(Forward):
                     row | {"j": tile.start + k.integer("j") + p, "s": s},
                     lambda n, at=at: self.load(self._dense(n), at) != 0.0,  # type: ignore[misc]
                 )
-                if self.score is not None:
-                    s = self.score.at(place, prepared[0])[0].spread(self.W)
-                if self.kind.bias:
-                    s = s + self.load(self.tile.bias, at)
+                s = self._ruled(s, place, prepared[0], at)
                 if masked and self.mask is not None:
                     visible = self.mask.at(place, prepared[1])[0].spread(self.W)
                     s = k.where(visible, s, k.constant(self.real, -math.inf))
                 self.tile.P[at] = s
                 top.value = k.maximum(s, top.value)
             self.tile.top[c] = top.value
+
+    def _ruled(self, s: Value, place: Place, prepared: list[Value | None] | None, at: Value) -> Value:
+        """What the rule and the bias make of a score."""
+        if self.score is not None:
+            s = self.score.at(place, prepared)[0].spread(self.W)
+        return s + self.load(self.tile.bias, at) if self.kind.bias else s
 
     # The largest weights
 
@@ -176,6 +194,7 @@ class ManyQueries(Forward):
     def _weights(self, tile: Tile) -> None:
         """P = exp(S − m) and its sums: of keys that are W apart first, then over those."""
         k, kind, P = self.k, self.kind, self.tile.P
+        names = [name for both in kind.sums for name in both[: 1 + kind.entropy]]
         # Keys are taken two by two, so one that is missing must be there and weigh nothing.
         low, nothing = tile.first - tile.first % 2, k.constant(self.real, -math.inf).spread(self.W)
         for c in self.vectors():
@@ -184,7 +203,7 @@ class ManyQueries(Forward):
             with k.when(tile.stop % 2 != 0):
                 P[tile.stop * self.B + c] = nothing
         shifts = [-self._new_maximum(c)[1] for c in self.vectors()]
-        totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2 if kind.entropy else 1)]
+        totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in names]
         parts = [[[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2)] for _ in totals]
         with k.loop(self.W, step=2) as r:
             for part in parts:
@@ -196,38 +215,69 @@ class ManyQueries(Forward):
                     pair = []
                     for n in range(2):
                         at = (p + n) * self.B + c
-                        weight, difference = self._weight(self.load(P, at), shifts[number])
-                        parts[0][n][number].value += weight
-                        if kind.entropy:
-                            parts[1][n][number].value += self._entropy_term(weight, difference)
+                        weights, difference = self._weights_at(at, shifts[number])
+                        terms = []
+                        for w in weights:
+                            terms += [w, self._entropy_term(w, difference)] if kind.entropy else [w]
+                        for part, term in zip(parts, terms, strict=True):
+                            part[n][number].value += term
                         if kind.dropout:
                             keys = self.item.first.load(c, self.W), self.item.second.load(c, self.W)
-                            weight = self._drop(weight, keys, tile.start + k.integer("j") + p + n)
-                        pair.append(weight)
+                            j = tile.start + k.integer("j") + p + n
+                            weights = [self._drop(w, keys, j) for w in weights]
+                        pair.append(weights)
                         if not kind.pairs:
-                            P[at] = weight
+                            for name, w in zip(kind.weights, weights, strict=True):
+                                getattr(self.tile, name)[at] = w
                     if kind.pairs:
-                        P.of(I32)[p * self.B + c] = k.pair(*pair)
+                        for name, low, high in zip(kind.weights, *pair, strict=True):
+                            getattr(self.tile, name).of(I32)[p * self.B + c] = k.pair(low, high)
             for total, part in zip(totals, parts, strict=True):
                 for n in range(2):
                     for x, y in zip(total, part[n], strict=True):
                         x.value += y.value
-        for name, total in zip(("sum", "sum_e"), totals, strict=False):
+        for name, total in zip(names, totals, strict=True):
             for c, x in zip(self.vectors(), total, strict=True):
                 getattr(self.tile, name)[c] = x.value
 
-    def _values(self, tile: Tile) -> tuple[Pointer, Value]:
+    def _weights_at(self, at: Value, shift: Value) -> tuple[list[Value], Value]:
+        """Of some pairs: what values are multiplied with, by `kind.weights`, and S − m."""
+        weight, difference = self._weight(self.load(self.tile.P, at), shift)
+        return [weight], difference
+
+    def _products_of_values(self) -> list[tuple[str, Pointer, Pointer]]:
+        """What is multiplied: rows of values, weights, and the output that the products are added to."""
+        return [("v", self.tile.P, self.span.O)]
+
+    def _values(self, tile: Tile, name: str) -> tuple[Pointer, Value]:
         """The first row of V of a tile, and the bytes from row to row; of pairs of rows where products take pairs."""
         if self.kind.copies:
-            return self.v_copy(self._slot(tile)), self.d_v * (4 if self.kind.pairs else self.real.size)
-        return self._source("v", tile.start), self.k.integer("v_row")
+            return self.v_copy(self._slot(tile), name), self.d_v * (4 if self.kind.pairs else self.real.size)
+        return self._source(name, tile.start), self.k.integer(f"{name}_row")
 
-    def _add(self, tile: Tile) -> None:
-        """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ."""
-        k, kind, O = self.k, self.kind, self.span.O
-        values, row = self._values(tile)
-        start, stop, step, P = tile.first, tile.stop, self.B, self.tile.P
-        if kind.pairs:
+    def _add(self, tile: Tile, careful: bool) -> None:
+        """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ; with care, what is hidden counts as 0 whatever it is."""
+        products = self._products_of_values()
+        if not products:
+            return
+        k, (names, weights, outputs) = self.k, zip(*products, strict=True)
+        with k.loop(len(products)) as n:
+            values, widths = zip(*(self._values(tile, name) for name in names), strict=True)
+            O = self._pick_pointer(n, outputs)
+            again = [m for m, x in enumerate(outputs) if any(x is before for before in outputs[:m])]
+
+            def add(a: Value, c: Value | int, total: Value) -> None:
+                at, factor = a * self.B + c, self.load(self.tile.rescale, c)
+                for m in again:
+                    factor = k.where(n == m, k.constant(self.real, 1.0), factor)
+                O[at] = k.fma(self.load(O, at), factor, total)
+
+            place = self._pick_pointer(n, values), self._pick(n, widths), self._pick_pointer(n, weights)
+            (self._add_visible if careful else self._add_all)(tile, *place, add)
+
+    def _add_all(self, tile: Tile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
+        k, start, stop, step = self.k, tile.first, tile.stop, self.B
+        if self.kind.pairs:
             start, stop, step, P = start // 2, (stop + 1) // 2, 2 * self.B, P.of(I32)
 
         def block(rows: int, a: Value) -> None:
@@ -241,15 +291,13 @@ class ManyQueries(Forward):
             )
             for r in range(rows):
                 for c, s in zip(self.vectors(), sums[r], strict=True):
-                    at = (a + r) * self.B + c
-                    O[at] = k.fma(self.load(O, at), self.load(self.tile.rescale, c), s.value)
+                    add(a + r, c, s.value)
 
         self._blocks(k.whole(0), self.d_v, block)
 
-    def _add_visible(self, tile: Tile) -> None:
-        """As `_add`, in the same order, but what is hidden counts as 0 whatever it is."""
-        k, O, P, seen = self.k, self.span.O, self.tile.P, self.tile.seen
-        values, row = self._values(tile)
+    def _add_visible(self, tile: Tile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
+        """As `_add_all`, in the same order, but what is hidden counts as 0."""
+        k, seen = self.k, self.tile.seen
         pairs = self.kind.pairs
         step = 2 if pairs else 1
         with k.loop(self.d_v) as a, k.loop(self.B, step=self.W) as c:
@@ -271,5 +319,4 @@ class ManyQueries(Forward):
                 else:
                     shown = k.where(self.load(seen, at) != 0.0, v, self.zero())
                     total.value = k.fma(shown, self.load(P, at), total.value)
-            at = a * self.B + c
-            O[at] = k.fma(self.load(O, at), self.load(self.tile.rescale, c), total.value)
+            add(a, c, total.value)

@@ -77,9 +77,7 @@ class Pass:
         self.p = p = p.scores_alone()
         self.target, self.rows, self.observe = target, range(p.n_q), observe
         self.threads = 1 if p.batch * p.heads * p.n_q * p.n_k * (p.d + 16) < SMALL else num_threads()
-        wants = tuple(word_of(s) for s in observe)
-        kind = kind_of(p, target, p.n_q, False, few=False)
-        self.kind = SecondKind(**{x.name: getattr(kind, x.name) for x in fields(Kind)}, wants=tuple(sorted(wants)))
+        self.kind = second_kind(p, target, observe)
         self.results = Results(p.new_output(), lse, None, None)
         self.row_edges, self.col_edges = cells(shape[0], p.n_q), cells(shape[1], p.n_k)
         self.cuts = self._cuts()
@@ -180,6 +178,13 @@ class Pass:
             items[:, word(name)] = address_of(x) + place * (8 if name == "visible" else size)
         order = np.argsort(strand, kind="stable")
         return np.split(items[order], np.flatnonzero(np.diff(strand[order])) + 1)
+
+
+def second_kind(p: Problem, target: Target, observe: tuple[Statistic, ...]) -> SecondKind:
+    """The kernel for some statistics of a call."""
+    kind = kind_of(p, target, p.n_q, False, few=False)
+    wants = tuple(sorted({word_of(s) for s in observe}))
+    return SecondKind(**{x.name: getattr(kind, x.name) for x in fields(Kind)}, wants=wants)
 
 
 def word_of(s: Statistic) -> str:

@@ -56,6 +56,34 @@ _plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
+class Call(Protocol):
+    """What is known of a call of a kernel beside the problem."""
+
+    @property
+    def name(self) -> str: ...
+
+    def kind(self, p: Problem, target: Target, rows: int) -> Kind:
+        """The kernel for so many rows."""
+
+    def source(self, kind: Kind, target: Target) -> str:
+        """The IR of the kernel."""
+
+    def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
+        """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
+        heads of a group share it, and all rows.
+        """
+
+    def words(self, p: Problem) -> dict[str, int | float]:
+        """The fields that a plan keeps."""
+
+    def vectors(self, p: Problem) -> dict[str, Array]:
+        """The arrays with an address among the fields that a plan does not keep."""
+
+    @property
+    def lie(self) -> tuple[Any, ...]:
+        """What plans depend on beside the problem."""
+
+
 class Results(NamedTuple):
     """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest
     weights (..., h, n_q, one of BEST).
@@ -73,8 +101,44 @@ class Results(NamedTuple):
         """Whether the entropy is wanted, and how many of the largest weights."""
         return self.entropy is not None, 0 if self.values is None else self.values.shape[-1]
 
+    @property
+    def name(self) -> str:
+        return "forward"
 
-def run(p: Problem, target: Target, results: Results, rows: range | None = None) -> None:
+    def kind(self, p: Problem, target: Target, rows: int) -> Kind:
+        return kind_of(p, target, rows, *self.wishes)
+
+    def source(self, kind: Kind, target: Target) -> str:
+        return source(kind, target)
+
+    def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
+        return [
+            ("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", self.out, 3, False),
+            ("lse", self.lse, 2, False), ("entropy", self.entropy, 2, False), ("max", self.max, 2, False),
+            ("values", self.values, 3, False), ("indices", self.indices, 3, False),
+            ("bias", None if p.bias is None else p.dense(p.bias), 3, False),
+            *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
+        ]  # fmt: skip
+
+    def words(self, p: Problem) -> dict[str, int | float]:
+        return self.words_with(p, programs(p))
+
+    def words_with(self, p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
+        return shared_fields(p, rules) | {
+            "span_bits": span_bits(p.d, p.dtype.itemsize),
+            "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
+            "out_head": self.out.strides[-3], "out_row": self.out.strides[-2],
+        }  # fmt: skip
+
+    def vectors(self, p: Problem) -> dict[str, Array]:
+        return {} if p.sink is None else {"sink": by_head(p, p.sink)}
+
+    @property
+    def lie(self) -> tuple[Any, ...]:
+        return tuple(None if x is None else x.strides for x in self)
+
+
+def run(p: Problem, target: Target, results: Call, rows: range | None = None) -> None:
     """Fill the results, or those of some rows at least."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
     count = p.batch * p.heads * (stop - first)
@@ -83,10 +147,9 @@ def run(p: Problem, target: Target, results: Results, rows: range | None = None)
         plan(p, target, results, range(first, stop), 1 if small else num_threads()).run(p, results)
 
 
-def plan(p: Problem, target: Target, results: Results, rows: range, threads: int) -> "Plan":
+def plan(p: Problem, target: Target, results: Call, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    lie = tuple(None if x is None else x.strides for x in results)
-    call = (target.name, rows, threads, *lie, p.signature or signature(p))
+    call = (results.name, target.name, rows, threads, *results.lie, p.signature or signature(p))
     return kept(call, lambda: Plan(p, target, results, rows, threads))
 
 
@@ -139,11 +202,11 @@ class Stage:
 class Plan:
     """What a call has to do, but for addresses."""
 
-    def __init__(self, p: Problem, target: Target, results: Results, rows: range, threads: int):
+    def __init__(self, p: Problem, target: Target, results: Call, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
-        kind = kind_of(p, target, len(rows), *results.wishes)
-        self.key, self.names, self.dense = kind.key, kind.fields, kind.dense
-        self.fields = self._fields(p, results)
+        kind = results.kind(p, target, len(rows))
+        self.key, self.names = kind.key, kind.fields
+        self.fields = packed(self.names, results.words(p))
         self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
 
     def keep(self) -> bool:
@@ -152,16 +215,16 @@ class Plan:
         self.stages = tuple(self.stages)
         return True
 
-    def run(self, p: Problem, results: Results) -> None:
+    def run(self, p: Problem, results: Call) -> None:
         def code() -> str:
-            return source(kind_of(p, self.target, len(self.rows), *results.wishes), self.target)
+            return results.source(results.kind(p, self.target, len(self.rows)), self.target)
 
-        kernel = cache.kernel(self.key, "forward", self.target, code)
-        fields, sink = self.fields[:], _sink(p)
-        fields[SEED], fields[SINK] = p.seed, 0 if sink is None else address_of(sink)
-        dense = dense_masks(p) if self.dense else ()
-        arrays = (p.query, p.key, p.value, *results, None if p.bias is None else p.dense(p.bias), *dense)
-        bases = [0 if x is None else address_of(x) for x in arrays]
+        kernel = cache.kernel(self.key, results.name, self.target, code)
+        fields, vectors = self.fields[:], results.vectors(p)
+        fields[SEED] = p.seed
+        for name, x in vectors.items():
+            fields[self.names.index(name)] = address_of(x)
+        bases = [0 if x is None else address_of(x) for _, x, _, _ in results.arrays(p)]
         partial: Array | None = None
         for stage in self.stages:
             if not stage.partial:
@@ -182,18 +245,6 @@ class Plan:
                 kernel(mine.buffer_info()[0])
 
             spread(part, range(len(cuts) - 1), self.threads)
-
-    def _fields(self, p: Problem, results: Results) -> "array[int]":
-        words = shared_fields(p, programs(p)) | {
-            "span_bits": self.span_bits(p),
-            "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
-            "out_head": results.out.strides[-3], "out_row": results.out.strides[-2],
-        }  # fmt: skip
-        return packed(self.names, words)
-
-    @staticmethod
-    def span_bits(p: Problem) -> int:
-        return span_bits(p.d, p.dtype.itemsize)
 
 
 class Again:
@@ -232,19 +283,19 @@ def again(p: Problem, target: Target) -> Again | None:
     found = plan(p, target, results, range(p.n_q), 1)
     if not isinstance(found.stages, tuple) or len(found.stages) != 1 or found.stages[0].partial:
         return None
-    kind = kind_of(p, target, p.n_q, False)
+    kind = kind_of(p, target, p.n_q, *results.wishes)
     return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
 
 
-GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SINK, SEED = map(
-    FIELDS.index, ("groups", "count", "items", "tiles", "scratch", "sink", "seed")
+GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SEED = map(
+    FIELDS.index, ("groups", "count", "items", "tiles", "scratch", "seed")
 )
 
 
 class Stages:
     """The stages of a plan, found one after the other each time they are asked for."""
 
-    def __init__(self, kind: Kind, p: Problem, results: Results, rows: range, threads: int):
+    def __init__(self, kind: Kind, p: Problem, results: Call, rows: range, threads: int):
         self.kind, self.p, self.results, self.rows, self.threads = kind, p, results, rows, threads
 
     @cached_property
@@ -297,7 +348,7 @@ class Stages:
         """Few items with many keys: each span by itself, then what merges them, if there is anything to merge."""
         kind, p = self.kind, self.p
         size = sum(span_area(kind, p.d_v).values()) * kind.real.size
-        spans = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> Plan.span_bits(p)
+        spans = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> span_bits(p.d, p.dtype.itemsize)
         made, numbers = [], []
         for item in items:
             mine = spans[item[self.word("tiles")] :][: item[self.word("count")]]
@@ -375,19 +426,8 @@ class Stages:
         between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
         return first, stop, *_ends((kinds != EVERYTHING) & between)
 
-    def arrays(self) -> Iterator[tuple[str, Array | None, int, bool]]:
-        """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
-        heads of a group share it, and all rows.
-        """
-        p, r = self.p, self.results
-        yield from (("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", r.out, 3, False))
-        for name in ("lse", "entropy", "max"):
-            yield name, getattr(r, name), 2, False
-        for name in ("values", "indices"):
-            yield name, getattr(r, name), 3, False
-        yield "bias", None if p.bias is None else p.dense(p.bias), 3, False
-        for n, x in enumerate(dense_masks(p)):
-            yield f"dense{n}", x, 3, False
+    def arrays(self) -> Iterable[tuple[str, Array | None, int, bool]]:
+        return self.results.arrays(self.p)
 
     def items(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
         """Items (batch × heads × rows, words) of some batch elements."""
@@ -434,10 +474,9 @@ def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
     return offsets
 
 
-def _sink(p: Problem) -> Array | None:
-    if p.sink is None:
-        return None
-    return np.ascontiguousarray(np.broadcast_to(p.sink.astype(p.compute), (p.heads,)))
+def by_head(p: Problem, x: Array) -> Array:
+    """What a sink says, for each query head."""
+    return np.ascontiguousarray(np.broadcast_to(x.astype(p.compute), (p.heads,)))
 
 
 def programs(p: Problem) -> list[tuple[str, Program]]:
@@ -524,15 +563,27 @@ def written(name: str, fields: Sequence[str], target: Target, write: Callable[["
             gc.enable()
 
 
-def kind_of(p: Problem, target: Target, rows: int, entropy: bool, best: int = 0, few: bool = True) -> Kind:
-    """The kernel for so many rows of a call, that keeps so many of the largest weights; few: lanes may be keys."""
-    rules = {prefix: Arguments(prefix, program) for prefix, program in programs(p)}
-    mask, score = rules.get("mask"), rules.get("score")
+def kind_of(
+    p: Problem,
+    target: Target,
+    rows: int,
+    entropy: bool,
+    best: int = 0,
+    few: bool = True,
+    rules: Sequence[tuple[str, Program]] | None = None,
+    more: Sequence[Array] = (),
+) -> Kind:
+    """The kernel for so many rows of a call, that keeps so many of the largest weights.
+
+    few: lanes may be keys. rules: instead of those of the call. more: arrays that are read as keys and values are.
+    """
+    found = {prefix: Arguments(prefix, program) for prefix, program in (programs(p) if rules is None else rules)}
+    mask, score = found.get("mask"), found.get("score")
     real = F64 if p.compute == np.float64 else F32
     element = type_of(p.dtype)
     W = target.lanes(real.size)
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
-    straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value)]
+    straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value, *more)]
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
     few = few and lanes <= min(FEW, W) and straight[1] and not best
     converted = element is not real and not pairs

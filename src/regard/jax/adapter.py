@@ -1,0 +1,196 @@
+"""`regard.attention` on JAX arrays: checked as on NumPy arrays, by their shapes, then bound to the primitives."""
+
+from dataclasses import fields
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax
+from regard import checks
+from regard.api import problem_from
+from regard.engines import engines
+from regard.jax import primitives
+from regard.jax.rules import constant, flags, table, traced
+from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places, rule_text
+from regard.observing import Seen
+from regard.problem import Problem
+from regard.rules import as_mask, as_score, type_name
+
+__all__ = ["attention", "attention_jvp", "attention_vjp", "constant", "flags", "table", "weights"]
+
+Options = dict[str, Any]
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    bias: Any = None,
+    sink: Any = None,
+    seed: Any = None,
+    offset: Any = None,
+    origin: Any = (0, 0, 0),
+    return_weights: bool = False,
+    engine: str | None = None,
+    **options: Any,
+) -> Any:
+    """`regard.attention` on JAX arrays, under any of JAX's transformations.
+
+    As well as what NumPy calls take: `seed` a key of `jax.random` or a traced integer, `offset` and the entries of
+    `origin` traced integers, every array of a rule traced; `engine="xla"` computes by XLA instead of a CPU engine.
+    """
+    operands: dict[str, Any] = {"query": query, "key": key, "value": value}
+    for name, x in operands.items():
+        if not isinstance(x, jax.Array):
+            raise TypeError(f"{name} must be a jax.Array where others of the call are, got {type_name(x)}")
+    for name, x in (("bias", bias), ("sink", sink)):
+        if x is not None:
+            operands[name] = jnp.asarray(x) if type(x) is np.ndarray else x
+    for name in ("mask", "score"):
+        if options.get(name) is not None:
+            options[name] = (as_mask if name == "mask" else as_score)(options[name])
+    p = problem_from(
+        **{name: stand_in(x) for name, x in operands.items()},
+        seed=0 if isinstance(seed, jax.Array) else seed,
+        offset=plain_offset(offset),
+        origin=plain_origin(origin),
+        **options,
+    )
+    return_weights = checks.boolean("return_weights", return_weights)
+    if engine is not None and engine != "xla" and engine not in engines():
+        raise ValueError(f"engine must be one of {', '.join(map(repr, [*engines(), 'xla']))}, got {engine!r}")
+    matrices = query.ndim == 2
+    if matrices:
+        operands |= {name: operands[name][None] for name in ("query", "key", "value")}
+    others: dict[str, Any] = {}
+    texts: dict[str, str | None] = {"mask": None, "score": None}
+    observed = {f"mass{n}": s.of for n, s in enumerate(p.observe) if s.name == "mass"}
+    for name, rule in {"score": p.score, "mask": p.mask, **observed}.items():
+        if rule is not None:
+            texts[name], tables, dense = rule_text(rule.node)
+            for n, t in enumerate(tables):
+                trains = name == "score" and t.kind == "float"
+                (operands if trains else others)[f"{name}.table{n}"] = values_of(t)
+            others |= {f"{name}.dense{n}": jnp.asarray(x) for n, x in enumerate(dense)}
+    if traced(offset):
+        others["offset"] = offset
+    if any(traced(x) for x in origin):
+        others["origin"] = jnp.stack([jnp.asarray(x) for x in origin])
+    if isinstance(seed, jax.Array) and p.dropout:
+        others["seed"] = seed_operand(seed)
+    call = Call(
+        inputs=(*operands, *others),
+        varying=len(operands),
+        mask=texts["mask"],
+        score=texts["score"],
+        scale=p.scale,
+        dropout=p.dropout,
+        seed=None if "seed" in others else p.seed,
+        offset=None if "offset" in others else shortest(p.offset),
+        origin=None if "origin" in others else p.origin,
+        layout="bnhd" if p.positions_first else "bhnd",
+        observe=tuple((s.name, texts.get(f"mass{n}", s.of)) for n, s in enumerate(p.observe)),
+        engine=engine,
+    )
+    arrays = jax.lax.stop_gradient(tuple(others.values()))
+    return results(p, call, [*operands.values(), *arrays], return_weights, matrices)
+
+
+def _flatten_seen(seen: Seen) -> tuple[list[Any], tuple[Any, ...]]:
+    return list(seen.values()), tuple(seen)
+
+
+jax.tree_util.register_pytree_node(Seen, _flatten_seen, lambda keys, x: Seen(dict(zip(keys, x, strict=True))))
+for holder in HOLDERS.values():
+    jax.tree_util.register_dataclass(holder, [field.name for field in fields(holder)], [])
+
+
+def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
+    """What the caller asked for, in the order of `regard.attention`."""
+    operands = primitives.varying_alike(operands)
+    found = primitives.bind(Task("forward", call, call.inputs, ((),) * len(operands)), operands)
+    if matrices:
+        found = [x[0] for x in found]
+    by_name = dict(zip(call.results, found, strict=True))
+    answer: list[Any] = [by_name["out"]]
+    if return_weights:
+        names = (*call.inputs, "lse")
+        lse = by_name["lse"][None] if matrices else by_name["lse"]
+        (w,) = primitives.bind(Task("weights", call, names, ((),) * len(names)), [*operands, lse])
+        answer.append(w[0] if matrices else w)
+    if p.observe:
+        seen = {}
+        for n, s in enumerate(p.observe):
+            arrays = [by_name[place] for place in ((s.name,) if s.name in OUTPUTS else places(n, s.name))]
+            seen[s] = HOLDERS[s.name](*arrays) if s.name in HOLDERS else arrays[0]
+        answer.append(Seen(seen))
+    return answer[0] if len(answer) == 1 else tuple(answer)
+
+
+def stand_in(x: Any) -> Any:
+    """An array of the shape and dtype of a JAX array, for checks; without memory."""
+    if not isinstance(x, jax.Array) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return x
+    return np.broadcast_to(np.zeros((), x.dtype), x.shape)
+
+
+def plain_offset(offset: Any) -> Any:
+    if not isinstance(offset, jax.Array):
+        return offset
+    if not traced(offset):
+        return np.asarray(offset)
+    if offset.dtype.kind not in "iu":
+        raise TypeError(f"offset must be an int or an integer array, got {offset.dtype}")
+    return np.zeros(offset.shape, np.int64)
+
+
+def plain_origin(origin: Any) -> Any:
+    return tuple(0 if traced(x) else x for x in origin) if isinstance(origin, tuple) else origin
+
+
+def shortest(offset: Any) -> tuple[int, ...]:
+    numbers = offset.tolist()
+    return tuple(numbers) if len(set(numbers)) > 1 else tuple(numbers[:1]) or (0,)
+
+
+def values_of(t: Any) -> Any:
+    """The operand for a table: its traced array, or its values as a constant of the program."""
+    source = getattr(t, "source", None)
+    if source is not None:
+        return source
+    values = t.array
+    if values.dtype.kind in "iu" and not jax.config.jax_enable_x64:
+        limits = np.iinfo(np.int32)
+        if values.min() < limits.min or values.max() > limits.max:
+            raise ValueError(f"a table of {values.dtype} with values beyond 32 bits needs jax.config.jax_enable_x64")
+        values = values.astype(np.int32)
+    return values
+
+
+def seed_operand(seed: jax.Array) -> jax.Array:
+    """A traced integer, or the two words that a key of `jax.random` makes."""
+    if jax.dtypes.issubdtype(seed.dtype, jax.dtypes.prng_key) or (seed.dtype == np.uint32 and seed.ndim == 1):
+        return jax.random.bits(seed, (2,), np.uint32)
+    if seed.ndim or seed.dtype.kind not in "iu":
+        raise TypeError(f"seed must be an int or one key of jax.random, got {seed.dtype} of shape {seed.shape}")
+    return seed
+
+
+def _not_here(name: str, instead: str) -> Any:
+    def refuse(*args: Any, **options: Any) -> NoReturn:
+        raise TypeError(f"regard.{name} is for NumPy arrays; on JAX arrays use {instead}")
+
+    return refuse
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return _not_here(name, "np.asarray of them")
+
+
+weights = _not_here("weights", "regard.attention(..., return_weights=True)")
+attention_vjp = _not_here("attention_vjp", "jax.vjp of regard.attention")
+attention_jvp = _not_here("attention_jvp", "jax.jvp of regard.attention")

@@ -1,0 +1,316 @@
+"""Attention as primitives of JAX: their shapes, lowering, batching, and how each is differentiated into the others.
+
+    forward       O = f(x)                                       x: every input that may vary
+    jvp           J(x) ẋ                 linear in ẋ              the tangent of forward
+    backward      J(x)ᵀ ō                linear in ō              the transpose of jvp
+    backward_jvp  d(J(x)ᵀ ō)             linear in ẋ and ō˙       the tangent of backward
+    jvp_jvp       f″(x)[ẋ, ẍ]            linear in both           the tangent of jvp
+    weights       exp(S − lse)
+
+With u the cotangent of a gradient: Hessians are symmetric, so backward_jvp is its own transpose in ẋ, and its
+transpose in ō˙ is jvp along u; the transpose of jvp_jvp in ẍ is backward_jvp. Outputs of forward that the others are
+given say nothing that x does not: x alone varies. On the CPU an engine computes all but jvp_jvp through a foreign
+function; elsewhere, and for what is differentiated once more, `regard.jax.scan` does, in plain JAX.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+import jax
+from regard.jax import ffi, scan
+from regard.jax.task import Axes, Call, Task, run
+
+KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
+Values = Sequence[Any]
+
+
+def varying_alike(operands: list[Any]) -> list[Any]:
+    """Operands that vary over the same mesh axes, which `shard_map` asks for."""
+    each = [frozenset() if type(x) is np.ndarray else jax.typeof(x).manual_axis_type.varying for x in operands]
+    every = frozenset().union(*each)
+    if not every:
+        return operands
+    return [
+        x if mine == every else jax.lax.pcast(x, tuple(every - mine), to="varying")
+        for x, mine in zip(operands, each, strict=True)
+    ]
+
+
+def bind(task: Task, operands: Values) -> list[Any]:
+    found: list[Any] = PRIMITIVES[task.kind].bind(*operands, task=task)
+    return found
+
+
+def task_of(kind: str, call: Call, operands: dict[str, tuple[Any, Axes]], **more: Any) -> tuple[Task, list[Any]]:
+    """A task over operands, by name with their axes of `vmap`, and their values."""
+    axes = tuple(axes for _, axes in operands.values())
+    return Task(kind, call, tuple(operands), axes, **more), [value for value, _ in operands.values()]
+
+
+def given(task: Task, operands: Values, *prefixes: str) -> dict[str, tuple[Any, Axes]]:
+    """The inputs, the outputs of forward, and the operands whose names begin so, with their axes."""
+    every = dict(zip(task.operands, zip(operands, task.axes, strict=True), strict=True))
+    plain = {*task.call.inputs, *task.call.outputs}
+    return {name: x for name, x in every.items() if name in plain or name.startswith(prefixes)}
+
+
+def varying(x: Any) -> bool:
+    """Whether a tangent or cotangent is more than a symbolic zero."""
+    return not isinstance(x, ad.Zero) and x is not None
+
+
+# Shapes, lowering, evaluation
+
+
+def abstract(*avals: Any, task: Task) -> list[Any]:
+    shapes = task.shapes({n: (a.shape, a.dtype) for n, a in zip(task.operands, avals, strict=True)})
+    index = jax.dtypes.canonicalize_dtype(np.int64)
+    like = avals[0]
+    if like.sharding.mesh.empty:
+        return [jax.core.ShapedArray(s, index if t == np.int64 else t) for s, t in shapes]
+    varies = {a.manual_axis_type for a in avals}
+    if len(varies) > 1:
+        raise ValueError("attention under shard_map needs operands that vary over the same mesh axes: jax.lax.pcast")
+    return [
+        like.update(
+            shape=s,
+            dtype=index if t == np.int64 else t,
+            weak_type=False,
+            sharding=like.sharding.update(spec=jax.sharding.PartitionSpec(*(None,) * len(s))),
+        )
+        for s, t in shapes
+    ]
+
+
+def lower_to_engine(ctx: Any, *operands: Any, task: Task) -> Any:
+    if task.call.engine == "xla":
+        return lower_to_scan(ctx, *operands, task=task)
+    return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=task.text)
+
+
+def scanned(*operands: Any, task: Task) -> list[Any]:
+    return scan.run(task, operands)
+
+
+def lower_elsewhere(ctx: Any, *operands: Any, task: Task) -> Any:
+    if task.call.engine not in (None, "xla"):
+        raise ValueError(f"engine {task.call.engine!r} runs on the CPU; on other devices give engine='xla', or none")
+    return lower_to_scan(ctx, *operands, task=task)
+
+
+lower_to_scan = mlir.lower_fun(scanned)
+
+
+@lru_cache(maxsize=512)
+def compiled(task: Task) -> Any:
+    return jax.jit(lambda *operands: bind(task, operands))
+
+
+def evaluate(*operands: Any, task: Task) -> Any:
+    """Outside of jit an engine works on the arrays where they lie, so that nothing has to be compiled."""
+    arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
+    here = {x.sharding for x in arrays}
+    device = next(iter(here))
+    alone = len(here) == 1 and isinstance(device, jax.sharding.SingleDeviceSharding)
+    on_cpu = alone and next(iter(device.device_set)).platform == "cpu"
+    if not on_cpu or task.call.engine == "xla" or task.kind == "jvp_jvp":
+        return compiled(task)(*arrays)
+    results = [empty(a.shape, a.dtype) for a in abstract(*map(jax.typeof, arrays), task=task)]
+    run(task, [np.asarray(x) for x in arrays], results)
+    return [jax.device_put(x, device) for x in results]
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array on a cache line, which JAX takes over as it is."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first : first + size].view(dtype).reshape(shape)
+
+
+# Batching
+
+
+def batch(operands: Values, dims: Sequence[int | None], *, task: Task) -> tuple[list[Any], list[int]]:
+    (size,) = {x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None}
+
+    def add(axes: Axes, d: int | None) -> Axes:
+        return (d, *(a if a is None or d is None or a < d else a + 1 for a in axes))
+
+    results = bind(
+        replace(
+            task,
+            axes=tuple(add(axes, d) for axes, d in zip(task.axes, dims, strict=True)),
+            sizes=(size, *task.sizes),
+            wrt=tuple((name, add(axes, 0)) for name, axes in task.wrt),
+        ),
+        operands,
+    )
+    return results, [0] * len(results)
+
+
+# Derivatives
+
+
+def tangents_of(task: Task, names: Sequence[str], tangents: Values, prefix: str) -> dict[str, tuple[Any, Axes]]:
+    """The tangents of those operands that vary, named and with their axes."""
+    every = zip(task.operands, tangents, task.axes, strict=True)
+    return {prefix + n: (ad.instantiate_zeros(t), axes) for n, t, axes in every if n in names and varying(t)}
+
+
+def zeros(results: Values) -> list[Any]:
+    return [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in results]
+
+
+def add(x: list[Any], y: list[Any]) -> list[Any]:
+    return [ad.add_tangents(a, b) for a, b in zip(x, y, strict=True)]
+
+
+def forward_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any], list[Any]]:
+    results = bind(task, primals)
+    dots = zeros(results)
+    t = tangents_of(task, task.call.differentiable, tangents, "t.")
+    if t:
+        first = tuple(range(len(task.sizes)))
+        outputs = {name: (x, first) for name, x in zip(task.call.outputs, results, strict=False)}
+        along = task_of("jvp", task.call, given(task, primals) | outputs | t, sizes=task.sizes)
+        dots[: len(outputs)] = bind(*along)
+        for n, x in enumerate(results[len(outputs) :], len(outputs)):
+            if jnp.issubdtype(x.dtype, jnp.floating):
+                dots[n] = underivable_p.bind(
+                    *(x for x, _ in t.values()),
+                    like=jax.typeof(x),
+                    name=task.call.observe[int(task.results[n].partition(".")[0])][0],
+                )
+    return results, dots
+
+
+def jvp_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any], list[Any]]:
+    results = bind(task, primals)
+    dots = zeros(results)
+    t = tangents_of(task, [n for n in task.operands if n.startswith("t.")], tangents, "")
+    if t:
+        dots = add(dots, bind(*task_of("jvp", task.call, given(task, primals) | t, sizes=task.sizes)))
+    s = tangents_of(task, task.call.differentiable, tangents, "s.")
+    if s:
+        dots = add(dots, bind(*task_of("jvp_jvp", task.call, given(task, primals, "t.") | s, sizes=task.sizes)))
+    return results, dots
+
+
+def backward_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any], list[Any]]:
+    results = bind(task, primals)
+    names = [*task.call.differentiable, *(n for n in task.operands if n.startswith("ct."))]
+    t = tangents_of(task, names, tangents, "t.")
+    if not t:
+        return results, zeros(results)
+    along = given(task, primals, "ct.") | t
+    return results, bind(*task_of("backward_jvp", task.call, along, sizes=task.sizes, wrt=task.wrt))
+
+
+def scan_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any], list[Any]]:
+    """Of what has no primitive for its tangent: that of the same computation in plain JAX."""
+    results = bind(task, primals)
+    live = [n for n, t in enumerate(tangents) if varying(t) and jnp.issubdtype(primals[n].dtype, jnp.floating)]
+
+    def function(*some: Any) -> list[Any]:
+        operands = list(primals)
+        for n, x in zip(live, some, strict=True):
+            operands[n] = x
+        return scan.run(task, operands)
+
+    _, dots = jax.jvp(function, [primals[n] for n in live], [ad.instantiate_zeros(tangents[n]) for n in live])
+    return results, dots
+
+
+def jvp_transpose(cotangents: Values, *operands: Any, task: Task) -> list[Any]:
+    """⟨ō, J ẋ⟩ = ⟨Jᵀ ō, ẋ⟩, and of jvp_jvp ⟨ō, f″[ẋ, ẍ]⟩ = ⟨d(Jᵀ ō) along one of them, the other⟩."""
+    first = tuple(range(len(task.sizes)))
+    ct = {f"ct.{n}": (x, first) for n, x in zip(task.results, cotangents, strict=True) if varying(x)}
+    every = zip(task.operands, operands, task.axes, strict=True)
+    wrt = [(n, axes) for n, x, axes in every if ad.is_undefined_primal(x)]
+    (linear,) = {n[:2] for n, _ in wrt}
+    kept = given(task, operands)
+    if task.kind == "jvp_jvp":
+        other = "t." if linear == "s." else "s."
+        kept |= {f"t.{n[2:]}": x for n, x in given(task, operands, other).items() if n.startswith(other)}
+    found = {}
+    if ct:
+        kind = "backward" if task.kind == "jvp" else "backward_jvp"
+        inputs = tuple((n[2:], axes) for n, axes in wrt)
+        back = bind(*task_of(kind, task.call, kept | ct, sizes=task.sizes, wrt=inputs))
+        found = dict(zip((n for n, _ in wrt), back, strict=True))
+    return [found.get(n) for n in task.operands]
+
+
+def backward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[Any]:
+    """Of backward in ō, and of backward_jvp in ẋ and ō˙."""
+    u = {f"t.{n}": (x, axes) for (n, axes), x in zip(task.wrt, cotangents, strict=True) if varying(x)}
+    wrt = {n: axes for n, x, axes in zip(task.operands, operands, task.axes, strict=True) if ad.is_undefined_primal(x)}
+    found: dict[str, Any] = {}
+    if not u:
+        return [None] * len(operands)
+    prefix = "ct." if task.kind == "backward" else "t.ct."
+    inputs = tuple((n.removeprefix("t."), axes) for n, axes in wrt.items() if not n.startswith(prefix))
+    if inputs:
+        along = given(task, operands, "ct.") | u
+        back = bind(*task_of("backward_jvp", task.call, along, sizes=task.sizes, wrt=inputs))
+        found |= {f"t.{n}": x for (n, _), x in zip(inputs, back, strict=True)}
+    if len(wrt) > len(inputs):
+        dots = bind(*task_of("jvp", task.call, given(task, operands) | u, sizes=task.sizes))
+        every = {prefix + n: x for n, x in zip(task.call.outputs, dots, strict=True)}
+        found |= {n: summed(every[n], axes) for n, axes in wrt.items() if n in every}
+    return [found.get(n) for n in task.operands]
+
+
+def summed(x: Any, axes: Axes) -> Any:
+    """An output, whose axes of `vmap` come first, with them where `axes` says, summed over those that are not there."""
+    x = x.sum(tuple(n for n, axis in enumerate(axes) if axis is None), dtype=x.dtype)
+    there = [axis for axis in axes if axis is not None]
+    return jnp.moveaxis(x, range(len(there)), there)
+
+
+def undefined(*_: Any, name: str, **__: Any) -> Any:
+    raise TypeError(
+        f"the statistic {name!r} has no derivative; observe it of jax.lax.stop_gradient(query), key and value"
+    )
+
+
+PRIMITIVES = {kind: Primitive("attention" if kind == "forward" else f"attention_{kind}") for kind in KINDS}
+RULES = {
+    "forward": forward_jvp,
+    "weights": scan_jvp,
+    "backward": backward_jvp,
+    "jvp": jvp_jvp,
+    "backward_jvp": scan_jvp,
+    "jvp_jvp": scan_jvp,
+}
+for kind, p in PRIMITIVES.items():
+    p.multiple_results = True
+    p.def_impl(evaluate)
+    p.def_abstract_eval(abstract)
+    mlir.register_lowering(p, lower_to_scan if kind == "jvp_jvp" else lower_elsewhere)
+    batching.primitive_batchers[p] = batch
+    ad.primitive_jvps[p] = RULES[kind]
+    if kind != "jvp_jvp":
+        mlir.register_lowering(p, lower_to_engine, platform="cpu")
+ad.primitive_transposes[PRIMITIVES["jvp"]] = jvp_transpose
+ad.primitive_transposes[PRIMITIVES["jvp_jvp"]] = jvp_transpose
+ad.primitive_transposes[PRIMITIVES["backward"]] = backward_transpose
+ad.primitive_transposes[PRIMITIVES["backward_jvp"]] = backward_transpose
+
+# The tangent of a statistic that has none: an error as soon as anything depends on it.
+underivable_p = Primitive("attention_statistic_tangent")
+underivable_p.def_impl(undefined)
+underivable_p.def_abstract_eval(lambda *avals, like, name: like)
+mlir.register_lowering(underivable_p, undefined)
+ad.primitive_jvps[underivable_p] = undefined
+ad.primitive_transposes[underivable_p] = undefined
+batching.primitive_batchers[underivable_p] = undefined

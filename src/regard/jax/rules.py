@@ -1,0 +1,72 @@
+"""Rules that read JAX arrays: what stands for a traced array in a rule until a call takes it as an operand."""
+
+from typing import Any
+
+import numpy as np
+
+import jax
+from regard.rules import Table
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class TracedTable(Table):
+    """A table whose values are those that a traced array will have when the compiled program runs."""
+
+    __slots__ = ("source",)
+    source: jax.Array
+
+    def __init__(self, what: str, x: jax.Array) -> None:
+        if 0 in x.shape:
+            raise ValueError(f"{what} must not be empty, got shape {x.shape}")
+        if not (x.dtype.kind in "biuf" or x.dtype.name == "bfloat16"):
+            raise TypeError(f"{what} must be an array of booleans, integers or floats, got {x.dtype}")
+        object.__setattr__(self, "source", x)
+
+    @property
+    def array(self) -> Array:  # type: ignore[override]
+        raise TypeError(f"a rule that reads the {self} serves calls on JAX arrays, not on NumPy arrays")
+
+    @property
+    def known(self) -> Array | None:
+        return None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.source.shape
+        return shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = self.source.dtype
+        return dtype
+
+    def __repr__(self) -> str:
+        return f"traced table of shape {self.shape}, {self.dtype}"
+
+
+def traced(x: object) -> bool:
+    """Whether a JAX array has no values yet, or stands for something else under a transformation."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def table(what: str, x: jax.Array) -> Table:
+    """A table over a JAX array; one that is not traced is a constant, with its values."""
+    return TracedTable(what, x) if traced(x) else Table(np.asarray(x))
+
+
+def constant(what: str, x: jax.Array) -> Any:
+    """The values of a JAX array, or the array itself while it has none."""
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"{what} must be an array of numbers, got a random key")
+    return x if traced(x) else np.asarray(x)
+
+
+def flags(argument: str, x: jax.Array) -> Any:
+    """A JAX array given as a mask: booleans, or integers, of which traced ones count as set where they are not 0."""
+    if not traced(x):
+        return np.asarray(x)
+    if x.dtype.kind not in "biu":
+        kind = f"{x.dtype}; to add to scores, use bias=" if jax.numpy.issubdtype(x.dtype, np.floating) else x.dtype
+        raise TypeError(f"{argument} must be booleans or 0/1 integers, got {kind}")
+    return x if x.dtype == bool else x != 0

@@ -1,0 +1,444 @@
+"""What a primitive computes, as data that a compiled program can carry, and how an engine computes it on NumPy arrays.
+
+Nothing here knows of JAX: operands come as NumPy views of its buffers, and results are written into others.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from regard.engines import choose
+from regard.observing import Profile, Statistic, Top
+from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
+from regard.rules import Mask, Node, Program, Score, Table, reads
+from regard.rules.expression import make
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Axes = tuple[int | None, ...]
+Shape = tuple[int, ...]
+
+OUTPUTS = ("out", "lse", "entropy")
+HOLDERS: dict[str, Any] = {"top": Top, "profile": Profile}  # statistics of several arrays
+MATRICES = ("query", "key", "value", "out")  # what `layout` turns
+KEPT_BYTES = 2**22  # tables up to this size are compared by content, so that a rule is made once
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of attention apart from its arrays.
+
+    inputs: the names of its arrays in order; the first `varying` of them may be differentiated. mask, score: rules as
+    text (see `rule_text`), whose tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
+    offset, origin, seed: None where they are inputs; offset holds one number, or one for each batch element. observe:
+    names and parameters of statistics; of `mass`, a rule as text, whose arrays are named "mass2.table0" if it is the
+    third.
+    """
+
+    inputs: tuple[str, ...]
+    varying: int
+    mask: str | None
+    score: str | None
+    scale: float
+    dropout: float
+    seed: int | None
+    offset: tuple[int, ...] | None
+    origin: tuple[int, int, int] | None
+    layout: str
+    observe: tuple[tuple[str, Any], ...]
+    engine: str | None
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """The inputs that may vary."""
+        return self.inputs[: self.varying]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs that may carry a cotangent or a tangent."""
+        return OUTPUTS if ("entropy", None) in self.observe else OUTPUTS[:2]
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What forward computes: the outputs, then the arrays of the other statistics, "0", "1.values", ..."""
+        others = [places(n, name) for n, (name, _) in enumerate(self.observe) if name not in OUTPUTS]
+        return (*self.outputs, *(place for statistic in others for place in statistic))
+
+    def statistic(self, n: int, x: Mapping[str, Array]) -> Statistic:
+        """The n-th statistic that is observed."""
+        name, of = self.observe[n]
+        return Statistic(name, rule(Mask, f"mass{n}", of, x)[0] if name == "mass" else of)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a primitive computes of which operands.
+
+    kind: "forward", "weights", "backward", "jvp", "backward_jvp" or "jvp_jvp". operands: the inputs of the call, then
+    outputs of forward ("out"), cotangents ("ct.out"), tangents ("t.query", "t.ct.out") and others ("s.query").
+    sizes: of the axes that `vmap` took away, outermost first. axes: for each operand, where in it each of those lies
+    (None: it has none). wrt: the inputs whose gradients are computed, likewise; in other results those axes come first.
+    """
+
+    kind: str
+    call: Call
+    operands: tuple[str, ...]
+    axes: tuple[Axes, ...]
+    sizes: Shape = ()
+    wrt: tuple[tuple[str, Axes], ...] = ()
+
+    @cached_property
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def parse(text: str) -> "Task":
+        """The task that `text` describes."""
+        given = frozen(json.loads(text))
+        call = Call(**given.pop("call"))
+        return Task(call=call, **given)
+
+    @cached_property
+    def results(self) -> tuple[str, ...]:
+        if self.kind == "forward":
+            return self.call.results
+        if self.kind == "weights":
+            return ("weights",)
+        return tuple(name for name, _ in self.wrt) or self.call.outputs
+
+    def named(self, values: Sequence[Any]) -> dict[str, Any]:
+        return dict(zip(self.operands, values, strict=True))
+
+    @cached_property
+    def axes_of(self) -> dict[str, Axes]:
+        return dict(zip(self.operands, self.axes, strict=True))
+
+    @cached_property
+    def merged(self) -> bool:
+        """Whether elements of a `vmap` may be computed together: what makes them differ lies along a leading axis."""
+        texts = (self.call.mask, self.call.score, *(of for name, of in self.call.observe if name == "mass"))
+        rules = [outline(text)[0] for text in texts if text is not None]
+
+        def alone(name: str) -> bool:
+            return ".table" in name or name.rpartition(".")[2] in ("sink", "seed", "origin")
+
+        every = (*zip(self.operands, self.axes, strict=True), *self.wrt)
+        same = all(axis is None for name, axes in every if alone(name) for axis in axes)
+        return same and not self.call.dropout and "b" not in reads(*rules)
+
+    def shapes(self, given: Mapping[str, tuple[Shape, Any]]) -> list[tuple[Shape, np.dtype[Any]]]:
+        """Shape and dtype of each result, from those of the operands."""
+        base = {name: without(given[name][0], self.axes_of[name]) for name in self.call.inputs}
+        dtype = np.dtype(given["query"][1])
+        swap = self.call.layout == "bnhd"
+        q, k, v = (turned(base[name], swap) for name in ("query", "key", "value"))
+        lead = np.broadcast_shapes(q[:-3], k[:-3], v[:-3])
+        rows = (*lead, *q[-3:-1])
+        compute = compute_dtype(dtype)
+
+        def of(name: str) -> tuple[Shape, np.dtype[Any]]:
+            if name == "out":
+                return turned((*rows, v[-1]), swap), dtype
+            if name == "weights":
+                return (*rows, k[-2]), dtype
+            if name in OUTPUTS:
+                return rows, compute
+            number, _, part = name.partition(".")
+            kind, arguments = self.call.observe[int(number)]
+            n_q, n_k = rows[-1], k[-2]
+            tails = {
+                "top": lambda: (*rows, arguments),
+                "received": lambda: (*rows[:-1], n_k),
+                "group_received": lambda: (*lead, k[-3], n_k),
+                "profile": lambda: (*lead, 1 if part == "distances" else q[-3], n_q + n_k - 1 if n_q and n_k else 0),
+                "pooled": lambda: (*rows[:-1], min(arguments[0], n_q), min(arguments[1], n_k)),
+                "weights_of": lambda: (*rows[:-1], len(arguments), n_k),
+            }
+            index = kind in ("argmax", "visible") or part in ("indices", "distances")
+            return tails.get(kind, lambda: rows)(), np.dtype(np.int64) if index else compute
+
+        if self.wrt:
+            return [(with_axes(base[n], self.sizes, axes), np.dtype(given[n][1])) for n, axes in self.wrt]
+        return [((*self.sizes, *shape), kind) for shape, kind in map(of, self.results)]
+
+
+def places(n: int, name: str) -> tuple[str, ...]:
+    """The names of the arrays of the n-th statistic."""
+    kind = HOLDERS.get(name)
+    return (str(n),) if kind is None else tuple(f"{n}.{field.name}" for field in fields(kind))
+
+
+def frozen(x: Any) -> Any:
+    """Lists as tuples, all the way down."""
+    if isinstance(x, dict):
+        return {name: frozen(value) for name, value in x.items()}
+    return tuple(map(frozen, x)) if isinstance(x, list) else x
+
+
+def turned(shape: Shape, swap: bool) -> Shape:
+    return (*shape[:-3], shape[-2], shape[-3], shape[-1]) if swap else shape
+
+
+def without(shape: Shape, axes: Axes) -> Shape:
+    """A shape without the axes that `vmap` took away."""
+    return tuple(size for axis, size in enumerate(shape) if axis not in axes)
+
+
+def with_axes(shape: Shape, sizes: Shape, axes: Axes) -> Shape:
+    """The transpose of `without`."""
+    rest = iter(shape)
+    placed = {axis: size for axis, size in zip(axes, sizes, strict=True) if axis is not None}
+    return tuple(placed[n] if n in placed else next(rest) for n in range(len(shape) + len(placed)))
+
+
+def front(x: Array, axes: Axes) -> Array:
+    """A view with the axes that `vmap` took away first, of size 1 where `x` does not have one."""
+    there = [axis for axis in axes if axis is not None]
+    x = np.moveaxis(x, there, range(len(there)))
+    return x[(*(None if axis is None else slice(None) for axis in axes), ...)]
+
+
+# Rules as text
+
+
+def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
+    """An expression as text, and the tables and the dense arrays that it reads."""
+    program = Program.of([node])
+    steps = [
+        (op, kind, operands, program.numbers[slot] if op == "number" else slot)
+        for op, kind, operands, slot in program.instructions
+    ]
+    return json.dumps([steps, program.results[0]]), program.tables, program.dense
+
+
+def build(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
+    """The expression that `rule_text` wrote, over these tables and dense arrays."""
+    steps, result = json.loads(text)
+    nodes: list[Node] = []
+    arrays = {"gather": tables, "dense": dense}
+    for op, kind, operands, slot in steps:
+        payload = arrays[op][slot] if op in arrays else slot
+        nodes.append(make(op, kind, tuple(nodes[n] for n in operands), payload))
+    found: Node = nodes[result]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def outline(text: str) -> tuple[Node, tuple[Table, ...], tuple[Array, ...]]:
+    """The expression over tables and dense arrays that only mark their places, and those."""
+    steps, _ = json.loads(text)
+    count = 1 + max((slot for op, *_, slot in steps if op in ("gather", "dense")), default=0)
+    tables, dense = tuple(Table([0.0]) for _ in range(count)), tuple(np.zeros((), bool) for _ in range(count))
+    return build(text, tables, dense), tables, dense
+
+
+@lru_cache(maxsize=64)
+def _known(kind: Any, text: str, contents: tuple[tuple[str, Shape, bytes], ...]) -> Any:
+    tables = [Table(np.frombuffer(data, named(dtype)).reshape(shape)) for dtype, shape, data in contents]
+    return kind(build(text, tables, ()), "rule"), tuple(tables)
+
+
+def named(dtype: str) -> np.dtype[Any]:
+    """A dtype by name, bfloat16 included."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def rule(kind: Any, prefix: str, text: str | None, x: Mapping[str, Array]) -> tuple[Any, tuple[Table, ...]]:
+    """The rule with the tables and dense arrays of this call; one that was met before is the same object."""
+    if text is None:
+        return None, ()
+    arrays = series(x, f"{prefix}.table")
+    dense = series(x, f"{prefix}.dense")
+    if not dense and sum(a.nbytes for a in arrays) <= KEPT_BYTES:
+        known: tuple[Any, tuple[Table, ...]] = _known(
+            kind, text, tuple((a.dtype.name, a.shape, a.tobytes()) for a in arrays)
+        )
+        return known
+    tables = tuple(map(Table, arrays))
+    return kind(build(text, tables, [a.astype(bool, copy=False) for a in dense]), "rule"), tables
+
+
+def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
+    """The values named prefix0, prefix1, ..."""
+    found: list[Any] = []
+    while f"{prefix}{len(found)}" in x:
+        found.append(x[f"{prefix}{len(found)}"])
+    return found
+
+
+# Running
+
+
+def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None:
+    """Compute a task into `results`, arrays in the caller's order of axes."""
+    call = task.call
+    x, y = task.named(operands), dict(zip(task.results, results, strict=True))
+    if task.sizes:
+        axes = dict(task.wrt) or dict.fromkeys(task.results, tuple(range(len(task.sizes))))
+        x = {name: front(a, task.axes_of[name]) for name, a in x.items()}
+        y = {name: front(a, axes[name]) for name, a in y.items()}
+    if call.layout == "bnhd":
+        x, y = ({n: turn(n, a) for n, a in given.items()} for given in (x, y))
+    count = len(task.sizes)
+    if not count:
+        for name, value in compute(task, x):
+            y[name][...] = value
+        return
+    if task.merged:
+        merge(task, x, y)
+        return
+    totals: dict[str, Array] = {}
+    for index in np.ndindex(task.sizes):
+
+        def pick(a: Array, index: Shape = index) -> Array:
+            at: Any = tuple(n if size > 1 else 0 for n, size in zip(index, a.shape, strict=False))
+            part: Array = a[(*at, ...)]
+            return part
+
+        mine = {name: pick(a) for name, a in y.items()}
+        for name, value in compute(task, {name: pick(a) for name, a in x.items()}):
+            if y[name].shape[:count] == task.sizes:
+                mine[name][...] = value
+            else:  # summed over the elements that share it
+                if name not in totals:
+                    totals[name] = np.zeros(y[name].shape, compute_dtype(value.dtype))
+                pick(totals[name])[...] += value
+    for name, a in y.items():
+        if name in totals:
+            a[...] = totals[name]
+        elif 0 in task.sizes:
+            a[...] = 0
+
+
+def turn(name: str, a: Array) -> Array:
+    return a.swapaxes(-2, -3) if name.rpartition(".")[2] in MATRICES else a
+
+
+def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
+    """Compute all elements of a `vmap` in one call: its axes become leading dimensions."""
+    count = len(task.sizes)
+    lead = max(x[name].ndim - count - 3 for name in ("query", "key", "value"))
+    trailing = {"query": 3, "key": 3, "value": 3, "bias": 3, "offset": 0, "out": 3, "lse": 2, "entropy": 2}
+
+    def rank(name: str) -> int | None:
+        """The dimensions of what is aligned right to those of the call; None for what has no leading ones."""
+        name = name.rpartition(".")[2]
+        keep = 3 if name.startswith("dense") else trailing.get(name)
+        return None if keep is None else lead + keep
+
+    def pad(name: str, a: Array) -> Array:
+        want = rank(name)
+        if want is None:
+            return a.reshape(a.shape[count:])
+        return a.reshape(*a.shape[:count], *(1,) * (want + count - a.ndim), *a.shape[count:])
+
+    # An input has every axis that its tangent or its gradient has, and one of them has each.
+    alike = np.broadcast_shapes(*(x[name].shape[:count] for name in ("query", "key", "value"))) == task.sizes
+    for name in task.call.differentiable:
+        kin = [a for n, a in (*x.items(), *(y.items() if task.wrt else ())) if n in (name, f"t.{name}", f"s.{name}")]
+        shape = np.broadcast_shapes(*(a.shape[:count] for a in kin))
+        if name == "query" and not alike:
+            shape = task.sizes
+        for n in (name, f"t.{name}", f"s.{name}"):
+            if n in x:
+                x[n] = np.broadcast_to(x[n], (*shape, *x[n].shape[count:]))
+    padded = {name: pad(name, a) for name, a in x.items()}
+    into = {name: pad(name, a) for name, a in y.items()}
+    for name, value in compute(task, padded):
+        target = into[name]
+        target[...] = collapse(value.reshape((1,) * (target.ndim - value.ndim) + value.shape), target.shape)
+
+
+def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """The results of a task for one element, by name."""
+    call = task.call
+    p, tables = problem(task, x)
+    engine = choose(p, call.engine)
+
+    def outputs(prefix: str) -> Outputs:
+        found = [x.get(prefix + name) for name in OUTPUTS]
+        shapes = (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q))
+        return Outputs(*(None if a is None else np.broadcast_to(a, s) for a, s in zip(found, shapes, strict=True)))
+
+    def tangents(prefix: str) -> Differential:
+        parts = {name: x.get(prefix + name) for name in ("query", "key", "value", "bias", "sink")}
+        given = {t: x[prefix + name] for name, t in tables.items() if prefix + name in x}
+        return Differential(**parts, tables=given)
+
+    def gradients(g: Differential) -> list[tuple[str, Array]]:
+        found = {name: getattr(g, name) for name in ("query", "key", "value", "bias", "sink")}
+        found |= {name: g.tables[t] for name, t in tables.items() if t in g.tables}
+        return [(name, found[name]) for name, _ in task.wrt]
+
+    if task.kind == "forward":
+        made, seen = engine.forward(p, None)
+        values: dict[str, Any] = dict(zip(OUTPUTS, made, strict=True))
+        for n, s in enumerate(p.observe):
+            for place in places(n, s.name):
+                values[place] = getattr(seen[s], place.partition(".")[2], seen[s])
+        return [(name, values[name]) for name in task.results]
+    if task.kind == "weights":
+        return [("weights", engine.weights(p, x["lse"], range(p.n_q), range(p.n_k)))]
+    known = outputs("")
+    if task.kind == "backward":
+        return gradients(engine.backward(p, known, outputs("ct.")))
+    t = tangents("t.")
+    if task.kind == "jvp":
+        made = engine.jvp(p, t, known)[1]
+        return [(name, a) for name, a in zip(OUTPUTS, made, strict=True) if name in task.results and a is not None]
+    d_ct = outputs("t.ct.")
+    if not any(name.startswith("t.") and not name.startswith("t.ct.") for name in x):
+        return gradients(engine.backward(p, known, d_ct))  # linear in the cotangents
+    d_outputs = engine.jvp(p, t, known)[1]
+    return gradients(engine.backward_jvp(p, known, outputs("ct."), t, d_outputs, d_ct))
+
+
+def problem(task: Task, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Table]]:
+    """The call on these arrays (..., h, n, d), and the tables whose gradients it has, by name."""
+    call = task.call
+    mask, _ = rule(Mask, "mask", call.mask, x)
+    score, tables = rule(Score, "score", call.score, x)
+    q, k, v = x["query"], x["key"], x["value"]
+    leads = q.shape[:-3], k.shape[:-3], v.shape[:-3]
+    lead = leads[0] if leads[0] == leads[1] == leads[2] else np.broadcast_shapes(*leads)
+    batch = math.prod(lead)
+    if call.offset is None:
+        offset: Array = np.broadcast_to(x["offset"].astype(np.int64), lead).reshape(-1)
+    else:  # for the batch without the axes of vmap, which come first
+        offset = np.array(call.offset * (batch // len(call.offset)), np.int64)
+    b, h, j = call.origin if call.origin is not None else x["origin"].tolist()
+    seed = call.seed if call.seed is not None else seed_of(x["seed"])
+    p = Problem(
+        query=q,
+        key=k,
+        value=v,
+        lead=lead,
+        mask=mask,
+        score=score,
+        bias=x.get("bias"),
+        scale=call.scale,
+        sink=x.get("sink"),
+        dropout=call.dropout,
+        seed=seed,
+        offset=offset,
+        origin=(b, h, j),
+        positions_first=call.layout == "bnhd",
+        observe=tuple(call.statistic(n, x) for n in range(len(call.observe))),
+    )
+    return p, {f"score.table{n}": t for n, t in enumerate(tables) if t.kind == "float"}
+
+
+def seed_of(x: Array) -> int:
+    """A seed from two words of 32 bits, the higher first, or from one integer."""
+    if x.ndim:
+        return int(x[0]) << 32 | int(x[1])
+    if int(x) < 0:
+        raise ValueError(f"seed must be in [0, 2**64), got {int(x)}")
+    return int(x)

@@ -1,0 +1,111 @@
+"""Where a token is, for modules: rotations of queries and keys, and scores that depend on the distance."""
+
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from regard.positions import Scaling, alibi_slopes, rope_frequencies
+from regard.rules import Score, alibi, relative
+
+
+class Rope(nn.Module):
+    """Rotary position embedding (Su et al. 2021), as `regard.positions.rope`, on tensors.
+
+    dim: how many features of a head are turned, an even number; the others match content at any distance. base,
+    pairing, scaling: those of `regard.positions.rope`. It has no parameters.
+
+    >>> Rope(8)(torch.ones(3, 2, 8), first=0).shape
+    torch.Size([3, 2, 8])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        base: float = 10000.0,
+        pairing: Literal["half", "interleaved"] = "half",
+        scaling: Scaling | None = None,
+    ) -> None:
+        super().__init__()
+        if pairing not in ("half", "interleaved"):
+            raise ValueError(f"pairing must be 'half' or 'interleaved', got {pairing!r}")
+        frequencies = rope_frequencies(dim, base=base)
+        self.dim, self.base, self.pairing, self.scaling = dim, base, pairing, scaling
+        self.factor = 1.0
+        if scaling is not None:
+            frequencies, self.factor = scaling(dim, base)
+        self.frequencies = frequencies.tolist()  # no buffer: those change their dtype with the module's
+
+    def forward(self, x: torch.Tensor, first: int) -> torch.Tensor:
+        """`x` (..., n, h, d) with its rows at the positions first, first + 1, ..."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        positions = torch.arange(first, first + x.shape[-3], dtype=torch.float64, device=x.device)
+        angles = torch.outer(positions, torch.tensor(self.frequencies, dtype=torch.float64, device=x.device))[:, None]
+        cos, sin = ((f(angles) * self.factor).to(wide) for f in (torch.cos, torch.sin))
+        turned, rest = x[..., : self.dim], x[..., self.dim :]
+        if self.pairing == "half":
+            a, b = turned.to(wide).chunk(2, -1)
+        else:
+            a, b = turned.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
+        pairs = (a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)
+        if self.pairing == "half":
+            return torch.cat([*pairs, rest], -1)
+        return torch.cat([torch.stack(pairs, -1).flatten(-2), rest], -1)
+
+    def extra_repr(self) -> str:
+        scaling = "" if self.scaling is None else f", scaling={self.scaling}"
+        return f"dim={self.dim}, base={self.base:g}, pairing={self.pairing!r}{scaling}"
+
+
+class Alibi(nn.Module):
+    """Scores lowered in proportion to distance (Press et al. 2022), with the paper's slopes; nothing is learned."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.rule = alibi(alibi_slopes(num_heads))
+
+    def forward(self) -> Score:
+        return self.rule
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}"
+
+
+class Relative(nn.Module):
+    """A learned bias by relative position, one for each head: `regard.relative` with a parameter as its table.
+
+    table: (num_heads, 2 · max_distance + 1) for offsets j - i from -max_distance to max_distance; what is beyond takes
+    the ends (Shaw et al. 2018). With `num_buckets`, (num_heads, num_buckets), by T5's buckets (Raffel et al. 2020).
+    It begins at zero.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        max_distance: int = 128,
+        num_buckets: int | None = None,
+        bidirectional: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        self.max_distance, self.num_buckets, self.bidirectional = max_distance, num_buckets, bidirectional
+        size = 2 * max_distance + 1 if num_buckets is None else num_buckets
+        self.table = nn.Parameter(torch.empty(num_heads, size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.table)
+
+    def forward(self) -> Score:
+        if self.num_buckets is None:
+            return relative(self.table)
+        return relative(self.table, buckets="t5", bidirectional=self.bidirectional, max_distance=self.max_distance)
+
+    def extra_repr(self) -> str:
+        buckets = "" if self.num_buckets is None else f", num_buckets={self.num_buckets}"
+        one_way = "" if self.bidirectional else ", bidirectional=False"
+        return f"num_heads={len(self.table)}, max_distance={self.max_distance}{buckets}{one_way}"

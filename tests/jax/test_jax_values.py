@@ -1,0 +1,157 @@
+"""JAX arrays give the bits of NumPy arrays on the same engine, eagerly and under jit."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import regard
+from regard.bench.cases import CASES, Case
+
+pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
+
+import jax.numpy as jnp
+
+import jax
+
+DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
+EVERYTHING = [
+    "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
+    regard.top(3), regard.mass(regard.window(1)), regard.mass(lambda b, h, i, j: i // 4 == j // 4),
+    regard.pooled(3, 2), regard.pooled(4, 5, "max"),
+]  # fmt: skip
+
+
+def same(got: Any, expected: Any) -> None:
+    assert got.shape == expected.shape
+    if expected.dtype == np.int64:
+        expected = expected.astype(got.dtype)
+    assert got.dtype == expected.dtype
+    assert np.asarray(got).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_has_the_bits_of_numpy(case: Case, dtype: Any) -> None:
+    with jax.enable_x64(True):
+        q, k, v, options = case.inputs(dtype)
+        expected = regard.attention(q, k, v, **options)
+        arrays = [jnp.asarray(x) for x in (q, k, v)]
+        same(regard.attention(*arrays, **options), expected)
+        if dtype in (np.float32, ml_dtypes.bfloat16):
+            same(jax.jit(lambda *x: regard.attention(*x, **options))(*arrays), expected)
+
+
+def test_an_engine_may_be_named() -> None:
+    q, k, v, options = CASES[-1].inputs(np.float32)
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(x) for x in (q, k, v)]
+        for engine in ("cpu", "tiled", "spec"):
+            expected = regard.attention(q, k, v, **options, engine=engine)
+            same(regard.attention(*arrays, **options, engine=engine), expected)
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=str)
+def test_statistics_and_weights(case: Case) -> None:
+    q, k, v, options = case.inputs(np.float32)
+    out, seen = regard.attention(q, k, v, **options, observe=EVERYTHING)
+
+    weights = regard.attention(q, k, v, **options, return_weights=True)[1]
+
+    @jax.jit
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return regard.attention(q, k, v, **options, observe=EVERYTHING, return_weights=True)
+
+    with jax.enable_x64(True):
+        found_out, found_weights, found = call(*map(jnp.asarray, (q, k, v)))
+    same(found_out, out)
+    same(found_weights, weights)
+    assert list(found) == list(seen)
+    for s, x in seen.items():
+        for got, expected in zip(jax.tree.leaves(found[s]), jax.tree.leaves(x), strict=True):
+            same(got, expected)
+
+
+def test_a_mass_of_traced_arrays() -> None:
+    q, k, v, _ = CASES[0].inputs(np.float32)
+    ids = np.arange(21) // 5
+
+    def call(q: Any, k: Any, v: Any, ids: Any) -> Any:
+        mass, rows = regard.mass(regard.documents(ids) | (ids[:, None] == 0)), regard.weights_of([2, 0])
+        seen = regard.attention(q, k, v, observe=[mass, rows])[1]
+        return seen[mass], seen[rows]
+
+    for got, expected in zip(jax.jit(call)(*map(jnp.asarray, (q, k, v, ids))), call(q, k, v, ids), strict=True):
+        same(got, expected)
+
+
+def test_without_x64() -> None:
+    """Where JAX has 32 bits alone, positions and wide integers still are what they are."""
+    for case in CASES:
+        q, k, v, options = case.inputs(np.float32)
+        if options.get("bias") is not None:
+            options["bias"] = options["bias"].astype(np.float32)
+        got = regard.attention(*map(jnp.asarray, (q, k, v)), **options)
+        same(got, regard.attention(q, k, v, **options))
+
+
+def test_arrays_of_every_option_may_be_traced() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 4, 12, 8), dtype=np.float32)
+    arrays = {
+        "lengths": np.array([12, 5, 9]), "ids": np.repeat(np.arange(4), 4), "flags": rng.random((12, 12)) < 0.8,
+        "ones": rng.integers(0, 2, (4, 1, 12)), "table": rng.standard_normal((4, 7)).astype(np.float32),
+        "slopes": rng.standard_normal(4).astype(np.float32), "pattern": np.tril(np.ones((4, 4), bool)),
+        "bias": rng.standard_normal((4, 1, 12)).astype(np.float32), "sink": rng.standard_normal(4).astype(np.float32),
+        "offset": np.array([1, 3]), "b": np.array(1), "seed": np.array(7),
+    }  # fmt: skip
+
+    def call(q: Any, k: Any, v: Any, a: Any) -> Any:
+        mask = regard.padding(a["lengths"]) & regard.documents(a["ids"]) | regard.blocks(a["pattern"], 4)
+        return regard.attention(
+            q, k, v, mask=(mask | a["flags"]) & (regard.window(9, 9) | a["ones"]), bias=a["bias"], sink=a["sink"],
+            score=[regard.relative(regard.table(a["table"])), regard.alibi(a["slopes"])], offset=a["offset"],
+            origin=(a["b"], 0, 0) if isinstance(a["b"], jax.Array) else (int(a["b"]), 0, 0), dropout=0.2,
+            seed=a["seed"] if isinstance(a["seed"], jax.Array) else int(a["seed"]),
+        )  # fmt: skip
+
+    plain = call(q, k, v, arrays)
+    traced = jax.tree.map(jnp.asarray, arrays)
+    same(jax.jit(call)(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), traced), plain)
+    same(call(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), traced), plain)
+
+
+def test_a_cache_step_is_compiled_once() -> None:
+    """Decoding into a static cache: the position is traced, and each step has the bits of the whole."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(x) for x in rng.standard_normal((3, 2, 16, 8), dtype=np.float32))
+    whole = regard.attention(q, k, v, causal=True)
+    traces = 0
+
+    @jax.jit
+    def step(q: Any, position: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return regard.attention(q, k, v, causal=True, offset=position)
+
+    for n in range(16):
+        same(step(q[:, n : n + 1], n), np.asarray(whole[:, n : n + 1]))
+    assert traces == 1
+
+
+def test_seeds_and_keys() -> None:
+    q, k, v = (jnp.asarray(x) for x in np.random.default_rng(0).standard_normal((3, 2, 30, 4), dtype=np.float32))
+
+    def drop(seed: Any) -> Any:
+        return regard.attention(q, k, v, dropout=0.5, seed=seed)
+
+    expected = np.asarray(drop(12))
+    same(jax.jit(drop)(12), expected)
+    same(drop(jnp.asarray(12)), expected)
+    key = jax.random.key(3)
+    same(jax.jit(drop)(key), np.asarray(drop(key)))
+    same(drop(jax.random.key_data(key)), np.asarray(drop(key)))
+    assert not np.array_equal(drop(key), drop(jax.random.key(4)))
+    words = [int(x) for x in jax.random.bits(key, (2,), np.uint32)]
+    same(drop(words[0] << 32 | words[1]), np.asarray(drop(key)))

@@ -1,0 +1,366 @@
+"""Models of transformers with attn_implementation="regard" against "eager": logits, gradients, generation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard.torch import transformers as integration
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
+
+EPS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}
+VOCABULARY, WINDOW = 61, 5
+DECODER = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Model:
+    """A kind of model: its class, its configuration, and what eager computes its softmax in."""
+
+    model: str
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    kind: str = "decoder"
+
+    def build(self) -> Any:
+        torch.manual_seed(0)
+        config = getattr(transformers, self.config)(**self.options)
+        model = getattr(transformers, self.model)(config).to(self.dtype)
+        with torch.no_grad():
+            for parameter in model.parameters():  # initial biases, position tables and sinks are zero: all count alike
+                parameter += 0.1 * torch.randn_like(parameter)
+        return model.eval()
+
+    def inputs(self) -> dict[str, Any]:
+        torch.manual_seed(1)
+        ids = torch.randint(3, VOCABULARY, (2, 11))
+        padded = torch.ones_like(ids)
+        if self.kind == "image":
+            return {"pixel_values": torch.randn(2, 3, 16, 16, dtype=self.dtype)}
+        if self.kind == "speech":
+            return {"input_features": torch.randn(2, 8, 40, dtype=self.dtype), "decoder_input_ids": ids}
+        if self.kind == "decoder":
+            padded[0, :4] = 0
+            return {"input_ids": ids, "attention_mask": padded}
+        padded[0, 7:] = 0
+        given = {"input_ids": ids, "attention_mask": padded}
+        return given | {"decoder_input_ids": ids.flip(0)[:, :6]} if self.kind == "encoder-decoder" else given
+
+
+HYBRID = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+MODELS = {
+    "gpt2": Model(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1,
+         "eos_token_id": None, "pad_token_id": 0, "scale_attn_by_inverse_layer_idx": True},
+        torch.float64,
+    ),
+    "llama": Model("LlamaForCausalLM", "LlamaConfig", DECODER),
+    "qwen3": Model("Qwen3ForCausalLM", "Qwen3Config", DECODER | HYBRID | {"use_sliding_window": True}),
+    "mistral": Model("MistralForCausalLM", "MistralConfig", DECODER | {"sliding_window": WINDOW}),
+    "gemma2": Model(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        DECODER | HYBRID | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3": Model("Gemma3ForCausalLM", "Gemma3TextConfig", DECODER | HYBRID | {"query_pre_attn_scalar": 8}),
+    "gpt_oss": Model(
+        "GptOssForCausalLM", "GptOssConfig", DECODER | HYBRID | {"num_local_experts": 2, "num_experts_per_tok": 1}
+    ),
+    "bert": Model(
+        "BertForMaskedLM",
+        "BertConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0},
+        torch.float64,
+        "encoder",
+    ),
+    "t5": Model(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "pad_token_id": 0,
+         "eos_token_id": None, "decoder_start_token_id": 0},
+        torch.float64,
+        "encoder-decoder",
+    ),
+    "whisper": Model(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {"vocab_size": VOCABULARY, "d_model": 32, "num_mel_bins": 8, "encoder_layers": 2, "decoder_layers": 2,
+         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+         "max_source_positions": 20, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2, "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None},
+        torch.float64,
+        "speech",
+    ),
+    "vit": Model(
+        "ViTForImageClassification",
+        "ViTConfig",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+         "image_size": 16, "patch_size": 4, "num_labels": 7},
+        kind="image",
+    ),
+}  # fmt: skip
+GENERATING = [name for name, model in MODELS.items() if model.kind not in ("encoder", "image")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> None:
+    integration.register_transformers()
+
+
+@pytest.fixture(autouse=True)
+def masks_are_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dense masks are made by these functions alone; the tests turn them back on for eager."""
+    from transformers import masking_utils
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("a dense mask was made")
+
+    monkeypatch.setattr(masking_utils, "sdpa_mask", refuse)
+
+
+def real(inputs: dict[str, Any], logits: Any) -> Any:
+    """The logits of positions that are not padding."""
+    if "attention_mask" in inputs and "decoder_input_ids" not in inputs:
+        return logits[inputs["attention_mask"].bool()]
+    return logits
+
+
+def logits_and_gradients(model: Any, implementation: str, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    model.set_attn_implementation(implementation)
+    model.zero_grad()
+    logits = real(inputs, model(**inputs).logits)
+    (
+        logits.log_softmax(-1) * torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
+    ).sum().backward()
+    found = {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+    assert all(x.isfinite().all() for x in found.values())
+    return logits.detach(), found
+
+
+def assert_close(got: Any, expected: Any, of: Any = None) -> None:
+    """Two computations with as many roundings: they differ by some tens of the dtype's eps."""
+    assert got.shape == expected.shape
+    size = (expected if of is None else of).norm()
+    assert (got - expected).norm() <= 100 * EPS[expected.dtype] * size
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_are_those_of_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = MODELS[name].build(), MODELS[name].inputs()
+    got, gradients = logits_and_gradients(model, "regard", inputs)
+    monkeypatch.undo()
+    expected, those_of_eager = logits_and_gradients(model, "eager", inputs)
+    assert_close(got, expected)
+    assert gradients.keys() == those_of_eager.keys()
+    for parameter, gradient in those_of_eager.items():
+        assert_close(gradients[parameter], gradient, of=torch.cat([g.flatten() for g in those_of_eager.values()]))
+
+
+def generated(model: Any, implementation: str, inputs: dict[str, Any], **options: Any) -> Any:
+    model.set_attn_implementation(implementation)
+    given = {name: x for name, x in inputs.items() if name != "decoder_input_ids"}
+    # Not Whisper's own `generate`, which is for transcripts: it cuts off and stitches together.
+    return transformers.GenerationMixin.generate(
+        model, **given, min_new_tokens=12, max_new_tokens=12, do_sample=False, output_logits=True,
+        return_dict_in_generate=True, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"num_beams": 2}], ids=repr)
+@pytest.mark.parametrize("name", GENERATING)
+def test_generation_is_that_of_eager_token_for_token(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = MODELS[name].build(), MODELS[name].inputs()
+    got = generated(model, "regard", inputs, **options)
+    monkeypatch.undo()
+    expected = generated(model, "eager", inputs, **options)
+    assert torch.equal(got.sequences, expected.sequences)
+    assert len(got.logits) == 12
+    for ours, theirs in zip(got.logits, expected.logits, strict=True):
+        assert_close(ours, theirs)
+
+
+def test_packed_sequences_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["mistral"].build()
+    inputs = {
+        "input_ids": MODELS["mistral"].inputs()["input_ids"],
+        "position_ids": torch.cat([torch.arange(4), torch.arange(7)])[None],
+    }
+    got, _ = logits_and_gradients(model, "regard", inputs)
+    monkeypatch.undo()
+    expected, _ = logits_and_gradients(model, "eager", inputs)
+    assert_close(got, expected)
+    first, _ = logits_and_gradients(model, "regard", {"input_ids": inputs["input_ids"][:, :4]})
+    assert_close(got[:, :4], first)
+
+
+@pytest.mark.parametrize("floats", [False, True])
+def test_masks_of_four_dimensions_are_read_as_they_are(floats: bool) -> None:
+    model, ids = MODELS["llama"].build(), MODELS["llama"].inputs()["input_ids"]
+    model.set_attn_implementation("regard")
+    dense = torch.ones(11, 11, dtype=torch.bool).tril()[None, None].expand(2, 1, 11, 11)
+    if floats:
+        dense = torch.where(dense, 0.0, torch.finfo(torch.float32).min)
+    assert_close(model(input_ids=ids, attention_mask=dense).logits, model(input_ids=ids).logits)
+
+
+def test_weights_are_returned_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = MODELS["gemma2"].build(), MODELS["gemma2"].inputs()
+    model.set_attn_implementation("regard")
+    got = model(**inputs, output_attentions=True).attentions
+    assert model(**inputs).attentions is None
+    monkeypatch.undo()
+    model.set_attn_implementation("eager")
+    expected = model(**inputs, output_attentions=True).attentions
+    rows = inputs["attention_mask"].bool()
+    for ours, theirs in zip(got, expected, strict=True):
+        assert_close(ours.transpose(1, 2)[rows], theirs.transpose(1, 2)[rows])
+
+
+def test_dropout_repeats_with_pytorchs_seed() -> None:
+    model, inputs = MODELS["bert"].build().train(), MODELS["bert"].inputs()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.dropout.p = 0.5
+    model.set_attn_implementation("regard")
+    torch.manual_seed(3)
+    first, again = (model(**inputs).logits for _ in range(2))
+    torch.manual_seed(3)
+    assert torch.equal(model(**inputs).logits, first)
+    assert not torch.equal(first, again)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients() -> None:
+    model, inputs = MODELS["gemma3"].build().train(), MODELS["gemma3"].inputs()
+    _, plain = logits_and_gradients(model, "regard", inputs)
+    for reentrant in (False, True):
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": reentrant})
+        _, again = logits_and_gradients(model, "regard", inputs)
+        for name, gradient in plain.items():
+            assert_close(again[name], gradient)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own
+def test_a_compiled_model_gives_the_same() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    expected, gradients = logits_and_gradients(model, "regard", inputs)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    got, again = logits_and_gradients(compiled, "regard", inputs)
+    assert_close(got, expected)
+    for name, gradient in gradients.items():
+        assert_close(again[f"_orig_mod.{name}"], gradient)
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model without fullgraph"):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs)
+
+
+# Masks
+
+
+def group_mask(groups: Any) -> Callable[..., Any]:
+    def inner(batch_idx: Any, head_idx: Any, q_idx: Any, kv_idx: Any) -> Any:
+        last = groups.shape[-1] - 1
+        of_q, of_kv = groups[batch_idx, q_idx.clamp(max=last)], groups[batch_idx, kv_idx.clamp(max=last)]
+        of_q = torch.where(q_idx <= last, of_q, -1)
+        return (of_q == of_kv) & (of_q >= 0)
+
+    return inner
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    from transformers import masking_utils as m
+
+    left = torch.tensor([2, 0])
+    groups = torch.tensor([[0, 0, -1, 1, 1, 1, -1, 2, 2, 2, 2, 2], [3] * 5 + [-1] * 7])
+    packed = torch.tensor([[0] * 5 + [1] * 7, [0] * 9 + [1] * 3])
+    return {
+        "causal": m.causal_mask_function,
+        "bidirectional": m.bidirectional_mask_function,
+        "window": m.sliding_window_causal_mask_function(3),
+        "window, both sides": m.sliding_window_bidirectional_mask_function(2),
+        "chunks": m.chunked_causal_mask_function(4, left),
+        "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(groups)),
+        "packed": m.and_masks(m.packed_sequence_mask_function(packed), m.sliding_window_causal_mask_function(3)),
+        "groups": m.or_masks(m.causal_mask_function, group_mask(groups[:, :9])),
+    }
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("sizes", [(12, 12, 0, 0), (3, 12, 7, 0), (2, 5, 8, 5)], ids=str)
+@pytest.mark.parametrize("name", functions())
+def test_a_rule_is_the_mask_that_transformers_makes(
+    name: str, sizes: tuple[int, int, int, int], padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q_length, kv_length, q_offset, kv_offset = sizes
+    padding = torch.ones(2, 10, dtype=torch.bool)
+    padding[0, :6] = False
+    options = {
+        "batch_size": 2, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset, "kv_offset": kv_offset,
+        "mask_function": functions()[name], "attention_mask": padding if padded else None,
+    }  # fmt: skip
+    found = integration.mask(**options)
+    monkeypatch.undo()
+    from transformers.masking_utils import sdpa_mask
+
+    expected = sdpa_mask(**options, allow_is_causal_skip=False)
+    assert found.shape == expected.shape
+    q, k = np.zeros((2, 1, q_length, 4)), np.zeros((2, 1, kv_length, 4))
+    weights = regard.weights(q, k, mask=found.rule, offset=found.offset, origin=found.origin, engine="tiled")
+    np.testing.assert_array_equal(weights > 0, expected)
+
+
+def test_a_mask_has_a_shape_and_no_elements() -> None:
+    n = 2**20
+    found = integration.mask(1, n, n)
+    assert (found.ndim, found.shape, found.dtype) == (4, (1, 1, n, n), torch.bool)
+    for copy in (
+        found.contiguous(),
+        found.to("cpu"),
+        found.clone(),
+        found.detach(),
+        found.to(torch.device("cpu"), copy=True),
+    ):
+        assert copy.rule is found.rule
+        assert copy.shape == found.shape
+    message = "keeps as a rule, without elements"
+    with pytest.raises(NotImplementedError, match=message):
+        found[:, :, :, :5]
+    with pytest.raises(NotImplementedError, match=message):
+        found & found
+
+
+def test_a_mask_for_other_sizes_is_an_error() -> None:
+    x = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(ValueError, match="the mask is for 5 queries and 5 keys, but the call has 3 and 3"):
+        integration.attention(torch.nn.Module(), x, x, x, integration.mask(1, 5, 5))
+
+
+def test_a_function_that_is_no_rule_is_an_error() -> None:
+    with pytest.raises(TypeError, match="sin of an index cannot be made a rule"):
+        integration.mask(1, 3, 3, mask_function=lambda b, h, q, k: torch.sin(q) > 0)
+
+
+@pytest.mark.parametrize("version", ["5.19.3", "5.24.0", "6.0.0.dev0"])
+def test_other_versions_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.__version__", version)  # the module may have replaced itself since the import
+    with pytest.raises(ImportError, match=rf"serves transformers 5\.\d+ to 5\.\d+, .* {version} is installed"):
+        integration.register_transformers()
