@@ -19,8 +19,15 @@ def adapter(*values: object) -> Any:
     for name, array in ARRAYS.items():
         kind = getattr(sys.modules.get(name), array, None)
         if kind is not None and any(_holds(value, kind) for value in values):
-            return import_module(f"regard.{name}.adapter")
+            return _torch() if name == "torch" else import_module(f"regard.{name}.adapter")
     return None
+
+
+def _torch() -> Any:
+    """The adapter of PyTorch, by a statement: Dynamo follows those, and breaks at `import_module`."""
+    import regard.torch.adapter
+
+    return regard.torch.adapter
 
 
 def _holds(value: object, kind: type) -> bool:
