@@ -94,6 +94,18 @@ def test_vmap_in_vmap() -> None:
             equal(every[n, m], scores(Q[n], K[m]))
 
 
+@pytest.mark.parametrize(("inner", "outer"), [(1, 0), (1, 3), (0, 0), (2, 1)])
+def test_two_axes_of_one_argument(inner: int, outer: int) -> None:
+    def call(x: Any) -> Any:
+        return (regard.attention(x, x, x, causal=True) ** 2).sum()
+
+    x = normal(2, 3, 4, 9, 8)  # outer, inner, heads, n, d
+    moved = jnp.moveaxis(jnp.moveaxis(x, 1, inner + 1), 0, outer)
+    found = jax.vmap(jax.vmap(jax.grad(call), inner, inner), outer, outer)(moved)
+    expected = jnp.stack([jnp.stack([jax.grad(call)(x[n, m]) for m in range(3)]) for n in range(2)])
+    equal(jnp.moveaxis(jnp.moveaxis(found, outer, 0), inner + 1, 1), expected, exact=False)
+
+
 @pytest.mark.parametrize("function", [merged, apart], ids=["together", "apart"])
 def test_derivatives_and_vmap_in_any_order(function: Any) -> None:
     shared = (K, V, BIAS) if function is merged else (K, V, BIAS, SINK, SLOPES, LENGTHS)

@@ -103,7 +103,7 @@ class MultiHeadAttention(nn.Module):
     The formula is that of `regard.multihead_attention`, with a `nn.Linear` for each projection: w_q, w_k, w_v, w_o.
 
     True means attend, in `mask` and in `key_padding_mask`: the reverse of `nn.MultiheadAttention`, where True hides.
-    A query that sees nothing gives zeros (and then the bias of w_o), where that gives NaN.
+    A query that sees nothing gives zeros (and then the bias of w_o), where that can give NaN.
 
     Args:
         d_model: features of the queries and of the output.

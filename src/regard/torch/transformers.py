@@ -202,7 +202,10 @@ def attention(
     """transformers' attention interface: out (batch, n_q, h, d_v), and the weights if they are asked for."""
     if cache is not None:
         raise NotImplementedError("attn_implementation='regard' has no paged cache, which continuous batching needs")
-    call: dict[str, Any] = {"bias": position_bias}
+    wishes: dict[str, Any] = {
+        "scale": scaling, "bias": position_bias, "sink": s_aux, "score": None if softcap is None else _softcap(softcap),
+        "dropout": dropout or None, "return_weights": True if output_attentions else None,
+    }  # fmt: skip
     n_q, n_k = query.shape[-2], key.shape[-2]
     if isinstance(attention_mask, RuleMask):
         if attention_mask.shape[-2:] != (n_q, n_k):
@@ -211,18 +214,21 @@ def attention(
                 f"but the call has {n_q} and {n_k}"
             )
         if attention_mask.rule is not None:
-            call["mask"] = attention_mask.rule
+            wishes["mask"] = attention_mask.rule
             if attention_mask.origin[2] or attention_mask.offset != n_k - n_q:  # elsewhere than a call begins anyway
-                call |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
+                wishes |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
     elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        call |= {"causal": causal and n_q > 1, "offset": 0}
+        if causal and n_q > 1:
+            wishes |= {"causal": True, "offset": 0}
     elif attention_mask.is_floating_point():
-        call["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
+        wishes["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
     else:
-        call["mask"] = attention_mask
-    found = regard.attention(
-        *(x.transpose(1, 2) for x in (query, key, value)), layout="bnhd", scale=scaling, dropout=dropout, sink=s_aux,
-        score=None if softcap is None else _softcap(softcap), return_weights=bool(output_attentions), **call,
-    )  # fmt: skip
+        wishes["mask"] = attention_mask
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if n_q == 1:  # one row lies alike in both layouts, and plain calls are the quicker ones
+        found = regard.attention(query, key, value, **given)
+        out, weights = found if output_attentions else (found, None)
+        return out.transpose(1, 2), weights
+    found = regard.attention(*(x.transpose(1, 2) for x in (query, key, value)), layout="bnhd", **given)
     return found if output_attentions else (found, None)

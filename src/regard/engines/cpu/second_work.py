@@ -39,15 +39,12 @@ STRANDS = 16  # of all heads together, where there are fewer heads
 
 
 def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
-    """`visible`, `received`, `profile` and `pooled`, for those that are observed."""
+    """`visible`, `received`, `profile` and `pooled`, for those that are observed: a pass for each shape of maps."""
     found: dict[Statistic, Any] = {}
-    maps = dict.fromkeys(s.of[:2] for s in observe if s.name == "pooled") or {(1, 1): None}
-    rest = tuple(s for s in observe if s.name != "pooled")
-    for shape in maps:
-        mine = (*rest, *(s for s in observe if s.name == "pooled" and s.of[:2] == shape))
-        if mine:
-            found |= Pass(p, target, lse, mine, shape).run_all()
-        rest = ()
+    sums = tuple(s for s in observe if s.name != "pooled")
+    for shape in dict.fromkeys(s.of[:2] for s in observe if s.name == "pooled") or [(1, 1)]:
+        mine = tuple(s for s in observe if s.name == "pooled" and s.of[:2] == shape)
+        found |= Pass(p, target, lse, mine if found else (*sums, *mine), shape).result()
     return found
 
 
@@ -75,7 +72,7 @@ class Pass:
 
     def __init__(self, p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...], shape: tuple[int, int]):
         self.p = p = p.scores_alone()
-        self.target, self.rows, self.observe = target, range(p.n_q), observe
+        self.target, self.observe = target, observe
         self.threads = 1 if p.batch * p.heads * p.n_q * p.n_k * (p.d + 16) < SMALL else num_threads()
         self.kind = second_kind(p, target, observe)
         self.results = Results(p.new_output(), lse, None, None)
@@ -111,8 +108,8 @@ class Pass:
                 made[word] = np.zeros((units, len(self.row_edges) - 1, len(self.col_edges) - 1), c)
         return made
 
-    def run_all(self) -> dict[Statistic, Any]:
-        """What is observed, (..., h, ...)."""
+    def result(self) -> dict[Statistic, Any]:
+        """What is observed."""
         p, totals = self.p, self.totals
         if p.batch * p.heads * p.n_q * p.n_k:
             self._run()
@@ -177,7 +174,8 @@ class Pass:
                 place = unit * (x.size // len(x)) + (row if name == "visible" else 0)
             items[:, word(name)] = address_of(x) + place * (8 if name == "visible" else size)
         order = np.argsort(strand, kind="stable")
-        return np.split(items[order], np.flatnonzero(np.diff(strand[order])) + 1)
+        # The last first: under a causal mask they see more.
+        return np.split(items[order], np.flatnonzero(np.diff(strand[order])) + 1)[::-1]
 
 
 def second_kind(p: Problem, target: Target, observe: tuple[Statistic, ...]) -> SecondKind:
