@@ -24,11 +24,12 @@ def test_a_module_without_arrays_is_no_framework(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_array_of_a_framework_finds_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    framework, own = type(sys)("jax"), type(sys)("regard.jax.adapter")
-    framework.Array = Array  # type: ignore[attr-defined]
+    framework, package, own = (type(sys)(name) for name in ("jax", "regard.jax", "regard.jax.adapter"))
+    framework.Array, package.adapter = Array, own  # type: ignore[attr-defined]
     own.attention = lambda *args, **options: "theirs"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "jax", framework)
-    monkeypatch.setitem(sys.modules, "regard.jax.adapter", own)
+    for module in (framework, package, own):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(regard, "jax", package, raising=False)
     x = np.ones((1, 2, 2), np.float32)
     assert regard.attention(Array(), x, x) == "theirs"
     assert regard.attention(x, x, x).shape == (1, 2, 2)

@@ -197,7 +197,7 @@ def in_child(queue: Any) -> None:
     queue.put(len(met))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:os.fork")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_forked_process_has_helpers_of_its_own() -> None:
     spread(meet(2)[0], range(2), 2)

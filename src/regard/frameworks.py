@@ -3,10 +3,8 @@
 import functools
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, cast
 
-ARRAYS = {"torch": "Tensor", "jax": "Array"}
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -16,18 +14,17 @@ def adapter(*values: object) -> Any:
 
     A framework that the caller has not imported has no arrays, so none is imported to find out.
     """
-    for name, array in ARRAYS.items():
-        kind = getattr(sys.modules.get(name), array, None)
-        if kind is not None and any(_holds(value, kind) for value in values):
-            return _torch() if name == "torch" else import_module(f"regard.{name}.adapter")
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensor is not None and any(_holds(value, tensor) for value in values):
+        import regard.torch.adapter as torch_adapter
+
+        return torch_adapter
+    array = getattr(sys.modules.get("jax"), "Array", None)
+    if array is not None and any(_holds(value, array) for value in values):
+        import regard.jax.adapter as jax_adapter
+
+        return jax_adapter
     return None
-
-
-def _torch() -> Any:
-    """The adapter of PyTorch, by a statement: Dynamo follows those, and breaks at `import_module`."""
-    import regard.torch.adapter
-
-    return regard.torch.adapter
 
 
 def _holds(value: object, kind: type) -> bool:

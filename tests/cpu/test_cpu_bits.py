@@ -112,7 +112,7 @@ def in_child(queue: Any) -> None:
     queue.put(run(Q, K, V, causal=True))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:os.fork")
 def test_after_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.threads._chosen", 2)
     expected = run(Q, K, V, causal=True)
