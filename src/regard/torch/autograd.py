@@ -71,10 +71,7 @@ class Attention(Operation):
     @staticmethod
     def backward(ctx: Any, *c: torch.Tensor | None) -> Any:
         call = ctx.call
-        for name, x in zip(call.results, c, strict=True):
-            if x is not None and name not in OUTPUTS:
-                raise not_provided(name)
-        ct = three(call, c)
+        ct = cotangents(call, c)
         if none(ct):
             return None, *(None for _ in call.inputs)
         return None, *Backward.apply(call, *ctx.saved_tensors, *ct), *(None for _ in call.others)
@@ -231,6 +228,14 @@ def parts(call: Call, given: Any, *sizes: int) -> list[Any]:
 def three(call: Call, given: Tensors) -> Tensors:
     """out, lse, and entropy or None, of what belongs to the results of the call."""
     return given[0], given[1], given[2] if "entropy" in call.results else None
+
+
+def cotangents(call: Call, given: Tensors) -> Tensors:
+    """`three` of the cotangents of all results; NotImplementedError if one belongs to a result without a derivative."""
+    for name, x in zip(call.results, given, strict=True):
+        if x is not None and name not in OUTPUTS:
+            raise not_provided(name)
+    return three(call, given)
 
 
 def none(given: Any) -> bool:

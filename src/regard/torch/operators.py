@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard.torch.autograd import INTEGERS, OUTPUTS, arrays, none, not_provided, parts, run, tensors, three
+from regard.torch.autograd import INTEGERS, arrays, cotangents, none, parts, run, tensors, three
 from regard.torch.calls import Ready
 from regard.torch.graph import call_of
 
@@ -84,10 +84,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *c: torch.Tensor | None) -> Any:
         known = ctx.known
-        for name, x in zip(known.results, c, strict=True):
-            if x is not None and name not in OUTPUTS:
-                raise not_provided(name)
-        ct = three(known, c)
+        ct = cotangents(known, c)
         if none(ct):
             return None, *(None for _ in known.inputs)
         return None, *backward([*ctx.saved_tensors, *ct], ctx.call), *(None for _ in known.others)

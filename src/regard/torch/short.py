@@ -7,6 +7,7 @@ import torch
 
 from regard.api import problem_from
 from regard.engines import choose
+from regard.problem import remember
 from regard.threads import num_threads
 from regard.torch.arrays import NUMPY, PLAIN, array
 from regard.torch.calls import DEFAULTS, Call
@@ -37,7 +38,7 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
         return None
     key = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device,
-        k.device, v.device,         num_threads(), q.layout, k.layout, v.layout, q.is_neg(), k.is_neg(), v.is_neg(),
+        k.device, v.device, num_threads(), q.layout, k.layout, v.layout, q.is_neg(), k.is_neg(), v.is_neg(),
         *options.items(), *map(type, options.values()),
     )  # fmt: skip
     try:
@@ -51,9 +52,7 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
     except TypeError:  # an option without a hash
         return None
     made = _made(q, k, v, options)
-    while len(known) >= KEPT:
-        known.pop(next(iter(known)))
-    known[key] = made
+    remember(known, key, made, KEPT)
     return made
 
 

@@ -18,6 +18,7 @@ of Q, K, V or dO is not finite, so that 0 · NaN would be NaN, tells what to lea
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.backward_layout import BackwardKind, Reading, item_area, padded, tile_area
@@ -46,23 +47,10 @@ class Backward(Lanes):
         self.both, self.number = (2, I32) if kind.pairs else (1, kind.real)
         self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else self.scale * self.unit
 
-    def run(self) -> None:
-        """All groups of the call."""
-        k = self.k
-        groups = k.pointer("groups", I64)
-        with k.loop(k.integer("count")) as n:
-            self._group(groups[n * 2], groups[n * 2 + 1])
-
     # Items
 
-    def _open(self, n: Value, state: Pointer) -> None:
-        """The n-th item is the one that is worked on; `state` is where it keeps what it must."""
-        self.words = self.k.pointer("items", I64) + n * len(self.kind.item)
-        self.item, _ = self._area(state, item_area(self.kind, self.d, self.d_v))
-        for name, type in (("i", self.kind.integer), ("h", self.kind.integer), ("first", I32), ("second", I32)):
-            setattr(self.item, name, getattr(self.item, name).of(type))
-        for name in ("g", "r", "state"):
-            setattr(self.item, name, getattr(self.item, name).of(I64))
+    def _item_area(self) -> Mapping[str, Any]:
+        return item_area(self.kind, self.d, self.d_v)
 
     @property
     def cursor(self) -> Pointer:

@@ -11,11 +11,11 @@ operations on every number in the same order, so that which one runs is a questi
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import F32, I16, I32, I64, Type
@@ -31,7 +31,7 @@ class Best(NamedTuple):
     indices: Pointer
 
 
-class Forward(Lanes, ABC):
+class Forward(Lanes):
     """What both layouts share: groups, spans, merging, and the end."""
 
     def __init__(self, k: Kernel, kind: Kind):
@@ -49,23 +49,10 @@ class Forward(Lanes, ABC):
         self.tile, rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
         self.own, self.rest = self._area(rest, span_area(kind, self.d_v))
 
-    def run(self) -> None:
-        """All groups of the call."""
-        k = self.k
-        groups = k.pointer("groups", I64)
-        with k.loop(k.integer("count")) as n:
-            self._group(groups[n * 2], groups[n * 2 + 1])
-
     # Items
 
-    def _open(self, n: Value, state: Pointer) -> None:
-        """The n-th item is the one that is worked on; `state` is where it keeps what it must."""
-        self.words = self.k.pointer("items", I64) + n * len(self.kind.item)
-        self.item, _ = self._area(state, item_area(self.kind, self.d, self.d_v))
-        for name, type in (("i", self.kind.integer), ("h", self.kind.integer), ("first", I32), ("second", I32)):
-            setattr(self.item, name, getattr(self.item, name).of(type))
-        for name in ("g", "r", "cursor"):
-            setattr(self.item, name, getattr(self.item, name).of(I64))
+    def _item_area(self) -> Mapping[str, Any]:
+        return item_area(self.kind, self.d, self.d_v)
 
     def _group(self, first: Value, stop: Value) -> None:
         k = self.k

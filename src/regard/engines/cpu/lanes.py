@@ -3,13 +3,14 @@
 Each works on *items*, blocks of queries that share a key and a value head, against *tiles* of keys.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.element import Type
+from regard.engines.cpu.element import I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
 from regard.engines.cpu.layout import KEYS, TILE_BITS, Kind
 from regard.engines.cpu.lowering import Lowering
@@ -29,7 +30,7 @@ class Tile:
     mixed: tuple[Value, Value]  # the keys of which a mask may hide some
 
 
-class Lanes:
+class Lanes(ABC):
     """The base of kernels."""
 
     item: SimpleNamespace
@@ -42,6 +43,33 @@ class Lanes:
         self.d, self.d_v = k.integer("d"), k.integer("d_v")
         self.mask = Lowering(k, kind.mask, kind.real, kind.integer) if kind.mask else None
         self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
+
+    def run(self) -> None:
+        """All groups of the call."""
+        k = self.k
+        groups = k.pointer("groups", I64)
+        with k.loop(k.integer("count")) as n:
+            self._group(groups[n * 2], groups[n * 2 + 1])
+
+    @abstractmethod
+    def _group(self, first: Value, stop: Value) -> None:
+        """Some items, from the first to before `stop`."""
+
+    # Items
+
+    @abstractmethod
+    def _item_area(self) -> Mapping[str, Any]:
+        """What an item keeps, in numbers of `real`; `cursor` or `state` are words."""
+
+    def _open(self, n: Value, state: Pointer) -> None:
+        """The n-th item is the one that is worked on; `state` is where it keeps what it must."""
+        self.words = self.k.pointer("items", I64) + n * len(self.kind.item)
+        self.item, _ = self._area(state, self._item_area())
+        integer = self.kind.integer
+        types = {"i": integer, "h": integer, "first": I32, "second": I32}
+        types |= dict.fromkeys(("g", "r", "cursor", "state"), I64)
+        for name, pointer in vars(self.item).items():
+            setattr(self.item, name, pointer.of(types.get(name, self.real)))
 
     # Memory
 
