@@ -332,6 +332,40 @@ def test_randomness_governs_dropout() -> None:
     assert torch.equal(seeded[2], regard.attention(x[2], x[2], x[2], dropout=0.5, seed=4))
 
 
+def test_the_vmap_of_before() -> None:
+    """With which PyTorch batches gradients and its functional Jacobians and Hessians."""
+    xs = [x.requires_grad_() for x in inputs()]
+    outs = everything(*xs)
+    cotangents = [normal(BATCH, *x.shape) for x in outs]
+    found = torch.autograd.grad(outs, xs, cotangents, is_grads_batched=True, create_graph=True)
+    for n in range(BATCH):
+        expected = torch.autograd.grad(outs, xs, [c[n] for c in cotangents], create_graph=True)
+        for got, x in zip(found, expected, strict=True):
+            torch.testing.assert_close(got[n], x)
+        second, exact = (
+            torch.autograd.grad(sum((g.square().sum() for g in gs), start=torch.zeros(())), xs, retain_graph=True)
+            for gs in ([x[n] for x in found], expected)
+        )
+        for got, x in zip(second, exact, strict=True):
+            torch.testing.assert_close(got, x)
+    q = normal(1, 2, 2)
+
+    def alone(q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q)
+
+    def squares(q: torch.Tensor) -> torch.Tensor:
+        return alone(q).square().sum()
+
+    for strategy in ("reverse-mode", "forward-mode"):
+        options = {"vectorize": True, "strategy": strategy}
+        torch.testing.assert_close(torch.autograd.functional.jacobian(alone, q, **options), jacrev(alone)(q))
+    for strategy in ("reverse-mode", "forward-mode"):
+        found = torch.autograd.functional.hessian(squares, q, vectorize=True, outer_jacobian_strategy=strategy)
+        torch.testing.assert_close(found, hessian(squares)(q))
+    assert gradcheck(alone, q.requires_grad_(), check_batched_grad=True, check_batched_forward_grad=True, check_forward_ad=True)
+    assert gradgradcheck(alone, q, check_batched_grad=True, check_fwd_over_rev=True)
+
+
 def test_per_sample_gradients() -> None:
     x, slopes = normal(4, 2, 5, 3), normal(2).abs()
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from regard.torch.arrays import array, tensor
-from regard.torch.batching import batched
+from regard.torch.batching import batched, in_legacy_vmap, legacy_batch
 from regard.torch.calls import Call, Ready
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -42,6 +42,9 @@ class Operation(torch.autograd.Function):
     def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
+        batch = legacy_batch(args) if in_legacy_vmap() else None
+        if batch is not None:
+            return batch.map(cls.apply, cls.roles(args[0]), cls.gives_gradients, args[0])
         return super(torch.autograd.Function, cls).apply(*args)
 
     @classmethod
