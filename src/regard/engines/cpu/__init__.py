@@ -104,6 +104,14 @@ def again(p: Problem) -> Any:
     return work.again(p, chosen())
 
 
+def step(p: Problem) -> Any:
+    """What runs a step of decoding like this one with any number of keys (see `decoding.Step`), or None."""
+    from regard.engines.cpu import decoding
+    from regard.engines.cpu.target import chosen
+
+    return decoding.step(p, chosen())
+
+
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return tiled.weights(p, lse, rows, cols)
 
