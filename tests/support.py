@@ -70,8 +70,8 @@ def absolute(
 ) -> dict[str, Array]:
     """The size of every result: its formula with each term taken absolutely, in float64.
 
-    Of gradients with ct, of tangents with t, of the tangents of gradients with these and d_ct, of those of tangents with
-    t and u.
+    Of gradients with ct, of tangents with t, of the tangents of gradients with these and d_ct, of the
+    tangents of tangents with t and u.
     """
     with np.errstate(all="ignore"):
         f = spec.terms(p)

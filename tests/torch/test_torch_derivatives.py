@@ -362,7 +362,9 @@ def test_the_vmap_of_before() -> None:
     for strategy in ("reverse-mode", "forward-mode"):
         found = torch.autograd.functional.hessian(squares, q, vectorize=True, outer_jacobian_strategy=strategy)
         torch.testing.assert_close(found, hessian(squares)(q))
-    assert gradcheck(alone, q.requires_grad_(), check_batched_grad=True, check_batched_forward_grad=True, check_forward_ad=True)
+    assert gradcheck(
+        alone, q.requires_grad_(), check_batched_grad=True, check_batched_forward_grad=True, check_forward_ad=True
+    )
     assert gradgradcheck(alone, q, check_batched_grad=True, check_fwd_over_rev=True)
 
 

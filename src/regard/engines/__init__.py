@@ -8,7 +8,7 @@ reason`, and functions over a `Problem`: `forward`, `weights`, and the derivativ
   where their entropy is None, so is its tangent;
 - `backward_jvp`, the tangents of `backward`'s gradients along t and along tangents d_ct of the cotangents; d_outputs
   are the tangents of the outputs along t;
-- `jvp_jvp`, the tangents of `jvp`'s tangents along t, which does not move, along u; d_t and d_u are those of the outputs
+- `jvp_jvp`, the tangents along u of `jvp`'s tangents along t, which does not move; d_t and d_u are those of the outputs
   along each.
 
 Double backward is made of the last two: of ⟨u, gradients⟩ the gradient in the inputs is `backward_jvp` along u with

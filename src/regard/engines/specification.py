@@ -86,7 +86,5 @@ def backward_jvp(
     return fitted(p, spec.gradients_jvp(p, t, ct, d_ct))
 
 
-def jvp_jvp(
-    p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs
-) -> Outputs:
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
     return rounded(p, spec.jvp_jvp(p, t, u))

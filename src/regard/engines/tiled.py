@@ -53,9 +53,7 @@ def backward_jvp(
     return tiled_backward.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
 
 
-def jvp_jvp(
-    p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs
-) -> Outputs:
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
     from regard.engines import tiled_derivatives
 
     return tiled_derivatives.jvp_jvp(p, outputs, t, u, d_t, d_u)

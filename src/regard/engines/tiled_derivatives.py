@@ -1,4 +1,4 @@
-"""What derivatives in tiles share: the rows of a block, its pairs and how a direction moves them; `jvp` and its tangent.
+"""What derivatives in tiles share: the rows of a block, its pairs, how a direction moves them; `jvp` and its tangent.
 
 The scores of a tile are computed again, its weights come from lse. A dot after a name is a tangent. Backward and its
 tangent are in `regard.engines.tiled_backward`.
@@ -152,9 +152,7 @@ class Moved(NamedTuple):
     values: list[tuple[Array, Array]]
 
 
-def moved(
-    p: Problem, outputs: Outputs, begin: Callable[[Known], tuple[Any, Callable[[Pairs], Moved]]]
-) -> Outputs:
+def moved(p: Problem, outputs: Outputs, begin: Callable[[Known], tuple[Any, Callable[[Pairs], Moved]]]) -> Outputs:
     """Tangents of the outputs, of the entropy if it is given, in one pass.
 
     begin: gives for the rows of a block what the sink adds to lse˙, and how the pairs of any chunk move. The tangent of
@@ -220,9 +218,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
     return outputs, moved(p, outputs, begin)
 
 
-def jvp_jvp(
-    p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs
-) -> Outputs:
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
     """The second derivatives of the outputs along t and u. d_t, d_u: their tangents along each, as `jvp` gives them.
 
     With a = S˙ − lse˙ along t and b along u, P moves by P a and P b, and by P (w − lse¨) along both, w = S¨ + a b.

@@ -15,8 +15,8 @@ import numpy as np
 from regard.engines import choose
 from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
-from regard.rules import Mask, Node, Program, Score, Table, reads
-from regard.rules.expression import make
+from regard.rules import Mask, Score, Table, reads
+from regard.rules.text import build, outline
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Axes = tuple[int | None, ...]
@@ -33,7 +33,7 @@ class Call:
     """One call of attention apart from its arrays.
 
     inputs: the names of its arrays in order; the first `varying` of them may be differentiated. mask, score: rules as
-    text (see `rule_text`), whose tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
+    text (`rules.text`), whose tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
     offset, origin, seed: None where they are inputs; offset holds one number, or one for each batch element. observe:
     names and parameters of statistics; of `mass`, a rule as text, whose arrays are named "mass2.table0" if it is the
     third.
@@ -203,38 +203,7 @@ def front(x: Array, axes: Axes) -> Array:
     return x[(*(None if axis is None else slice(None) for axis in axes), ...)]
 
 
-# Rules as text
-
-
-def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
-    """An expression as text, and the tables and the dense arrays that it reads."""
-    program = Program.of([node])
-    steps = [
-        (op, kind, operands, program.numbers[slot] if op == "number" else slot)
-        for op, kind, operands, slot in program.instructions
-    ]
-    return json.dumps([steps, program.results[0]]), program.tables, program.dense
-
-
-def build(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
-    """The expression that `rule_text` wrote, over these tables and dense arrays."""
-    steps, result = json.loads(text)
-    nodes: list[Node] = []
-    arrays = {"gather": tables, "dense": dense}
-    for op, kind, operands, slot in steps:
-        payload = arrays[op][slot] if op in arrays else slot
-        nodes.append(make(op, kind, tuple(nodes[n] for n in operands), payload))
-    found: Node = nodes[result]
-    return found
-
-
-@lru_cache(maxsize=1024)
-def outline(text: str) -> tuple[Node, tuple[Table, ...], tuple[Array, ...]]:
-    """The expression over tables and dense arrays that only mark their places, and those."""
-    steps, _ = json.loads(text)
-    count = 1 + max((slot for op, *_, slot in steps if op in ("gather", "dense")), default=0)
-    tables, dense = tuple(Table([0.0]) for _ in range(count)), tuple(np.zeros((), bool) for _ in range(count))
-    return build(text, tables, dense), tables, dense
+# Rules as text (`regard.rules.text`)
 
 
 @lru_cache(maxsize=64)

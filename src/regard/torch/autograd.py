@@ -10,8 +10,8 @@ tangent of B along t, and ∂J(x, t, u) that of J(x) t along u:
     reverse of J along c:    ∂B(x, c, t) in x;  B(x, c) in t
     forward of J along u, ṫ: ∂J(x, t, u) + J(x) ṫ
 
-for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. Derivatives of ∂B and ∂J, third ones, are an error. All but F are given the
-outputs too, which are functions of x: what comes back through them is counted in x.
+for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. Derivatives of ∂B and ∂J, third ones, are an error. All but F are given
+the outputs too, which are functions of x: what comes back through them is counted in x.
 """
 
 from typing import Any
@@ -215,9 +215,8 @@ class BackwardTangent(Last):
         return tensors(ready.gradients(g))
 
 
-
 class TangentTangent(Last):
-    """(call, *inputs, *outputs, *tangents of floats and outputs, *the same along another way) → tangents of tangents."""
+    """(call, *inputs, *outputs, *tangents of floats and outputs, *others of both) → tangents of the first tangents."""
 
     @staticmethod
     def roles(call: Call) -> tuple[Any, ...]:
@@ -228,9 +227,9 @@ class TangentTangent(Last):
         n = len(call.floats)
         inputs, outputs, t, d_t, u, d_u = parts(call, given, 3, n, 3, n, 3)
         ready = Ready.of(call, arrays(inputs))
-        ways = (ready.differential(arrays(x)) for x in (t, u))
-        known, *along = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))
-        return tensors(ready.outward(ready.engine.jvp_jvp(ready.problem, known, *ways, *along)))
+        first, second = (ready.differential(arrays(x)) for x in (t, u))
+        known, d_first, d_second = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))
+        return tensors(ready.outward(ready.engine.jvp_jvp(ready.problem, known, first, second, d_first, d_second)))
 
 
 def run(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

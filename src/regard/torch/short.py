@@ -1,4 +1,6 @@
-"""Short calls that were made before: the checks, the choice of an engine and the plan are those of the first time."""
+"""Short calls that were made before: the checks, the choice of an engine and the plan are those of the first time; and
+steps of decoding, whose keys are more each time.
+"""
 
 import threading
 from dataclasses import replace
@@ -6,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard.api import problem_from
+from regard.api import attention, problem_from
 from regard.engines import choose
 from regard.problem import remember
 from regard.threads import num_threads
@@ -18,6 +20,21 @@ KEPT = 64
 _mine = threading.local()
 
 
+def positions_first(query: Any, key: Any, value: Any, **wishes: Any) -> Any:
+    """`regard.attention` of (..., n, h, d), but for the wishes that are None."""
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if query.shape[-3] > 1:
+        return attention(query, key, value, layout="bnhd", **given)
+    # One row lies alike in both layouts, and calls without options are the quicker ones.
+    found = attention(*(x.transpose(-2, -3) for x in (query, key, value)), **given)
+    if isinstance(found, tuple):
+        return found[0].transpose(-2, -3), *found[1:]
+    return found.transpose(-2, -3)
+
+
+Found = tuple[torch.Tensor, torch.Tensor] | None
+
+
 class Short:
     """out and lse of a call on tensors of the shapes, strides and dtypes that it was made for, on the cpu engine."""
 
@@ -25,7 +42,7 @@ class Short:
         self.run, self.out, self.dtype = run, out, dtype
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Found:
         out, lse = torch.empty(self.out, dtype=self.dtype), torch.empty(self.out[:-1], dtype=self.real)
         self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
         return out, lse
@@ -34,12 +51,10 @@ class Short:
 class Step(Short):
     """The same for one query of each head, and any number of keys. None where the call is one for the usual way."""
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Found:
         out, lse = torch.empty(self.out, dtype=self.dtype), torch.empty(self.out[:-1], dtype=self.real)
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
-        size = q.itemsize
-        apart = ((x.stride(0) * size if x.ndim > 3 else 0, x.stride(-3) * size) for x in (k, v))
-        return (out, lse) if self.run(addresses, k.shape[-2], *apart) else None
+        return (out, lse) if self.run(addresses, k.shape[-2], k.stride(), v.stride()) else None
 
 
 def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:

@@ -13,6 +13,7 @@ import torch
 import regard
 from regard.rules import Mask, Traced
 from regard.rules.expression import literal
+from regard.torch.short import positions_first
 
 NAME = "regard"
 TESTED = (5, 20), (5, 23)
@@ -225,10 +226,5 @@ def attention(
         wishes["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
     else:
         wishes["mask"] = attention_mask
-    given = {name: wish for name, wish in wishes.items() if wish is not None}
-    if n_q == 1:  # one row lies alike in both layouts, and plain calls are the quicker ones
-        found = regard.attention(query, key, value, **given)
-        out, weights = found if output_attentions else (found, None)
-        return out.transpose(1, 2), weights
-    found = regard.attention(*(x.transpose(1, 2) for x in (query, key, value)), layout="bnhd", **given)
+    found = positions_first(*(x.transpose(1, 2) for x in (query, key, value)), **wishes)
     return found if output_attentions else (found, None)

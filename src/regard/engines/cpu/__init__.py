@@ -137,7 +137,5 @@ def backward_jvp(
     return tiled.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
 
 
-def jvp_jvp(
-    p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs
-) -> Outputs:
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
     return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)

@@ -1,6 +1,6 @@
 """Steps of decoding: one query of each head, against keys that are one more from step to step.
 
-Of such a call nothing but the number of keys, and how far batch elements and heads of a cache lie apart, changes; so one
+Of such a call nothing changes but the number of keys and how far batch elements and heads of a cache lie apart: one
 plan serves all of its steps. To make one for each takes many times as long as a short step.
 """
 
@@ -13,7 +13,10 @@ from regard.engines.cpu import cache
 from regard.engines.cpu.layout import FIELDS, KEYS, tile_word
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
+    COUNT,
+    GROUPS,
     ITEMS,
+    SCRATCH,
     SMALL,
     TILE_LIST,
     Results,
@@ -26,7 +29,7 @@ from regard.engines.cpu.work import (
     source,
 )
 from regard.problem import Problem
-from regard.threads import num_threads
+from regard.threads import Scratch, num_threads
 
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
 
@@ -49,22 +52,26 @@ class Step:
         self.relative, self.absolute = self.items[:, :5].copy(), self.items[:, :5]
         column = {name: self.items[:, n] for n, name in enumerate(kind.item)}
         self.batch, self.head, self.count = column["b"].copy(), column["head"] // p.group, column["count"]
+        self.size = p.dtype.itemsize
         self.bases = np.zeros(5, np.int64)
         self.fields[ITEMS] = address_of(self.items)
+        self.fields[GROUPS], self.fields[COUNT] = address_of(self.alone.bounds), self.alone.cuts[-1]
+        self.address = self.fields.buffer_info()[0]
         self.tiles = tiles[:0]
         self.strides: Any = None
 
-    def __call__(self, addresses: Sequence[int], n_k: int, key: tuple[int, int], value: tuple[int, int]) -> bool:
-        """addresses: of query, key, value, out and lse. key, value: bytes from one batch element to the next, and from
-        one head to the next. False if this many keys are better shared out by a plan of their own.
+    def __call__(self, addresses: Sequence[int], n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> bool:
+        """addresses: of query, key, value, out and lse. key, value: their strides in numbers, not bytes. False if this
+        many keys are better shared out by a plan of their own.
         """
         stage = self.alone if self.threads == 1 or self.products * n_k < SMALL else self.together
         if stage is None:
             return False
         if (key, value) != self.strides:
             self.strides = key, value
-            for n, (per_batch, per_head) in ((1, key), (2, value)):
-                self.relative[:, n] = self.batch * per_batch + self.head * per_head
+            for n, strides in ((1, key), (2, value)):
+                steps = self.batch * strides[0] + self.head * strides[-3]
+                self.relative[:, n] = steps * self.size
         self.bases[:] = addresses
         np.add(self.relative, self.bases, out=self.absolute)
         tiles = -(-n_k // KEYS)
@@ -73,7 +80,12 @@ class Step:
             self.fields[TILE_LIST] = address_of(self.tiles)
         self.count[:] = tiles
         self.fields[N_K] = self.fields[KEY_END] = n_k
-        launch(self.kernel, self.fields, stage, self.threads)
+        if stage is self.alone:
+            scratch = Scratch(stage.scratch)
+            self.fields[SCRATCH] = scratch.address
+            self.kernel.call(self.address)
+        else:
+            launch(self.kernel, self.fields, stage, self.threads)
         return True
 
 
