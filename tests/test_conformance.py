@@ -219,12 +219,14 @@ class Conformance:
 
         t, u = direction(), direction()
         some = Differential(key=u.key, bias=u.bias), Differential(value=t.value, tables=t.tables)
-        for x, y in ((t, u), some, some[::-1], (t, t)):
+        ways = ((t, u), some, some[::-1], (t, t)) if dtype == np.float32 else ((t, u),)
+        for x, y in ways:
             primal, d_x = tiled.jvp(p, x)  # of any engine, and no kernel has to be compiled
             d_y = tiled.jvp(p, y, primal)[1]
             got = engine.jvp_jvp(p, primal, x, y, d_x, d_y)
             assert_second_tangents(p, x, y, got)
-        without = engine.jvp_jvp(p, primal._replace(entropy=None), t, t, *(d_x._replace(entropy=None),) * 2)
+        known = (given._replace(entropy=None) for given in (d_x, d_y))
+        without = engine.jvp_jvp(p, primal._replace(entropy=None), x, y, *known)
         if self.engine != "spec":
             assert without.entropy is None
             for name in ("out", "lse"):
