@@ -20,10 +20,10 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.backward_layout import BackwardKind, Reading, item_area, padded, tile_area
-from regard.engines.cpu.element import BF16, I8, I16, I32, I64
-from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.backward_layout import Reading, item_area, padded
 from regard.engines.cpu.backward_products import Products
+from regard.engines.cpu.element import I8, I16, I32, I64
+from regard.engines.cpu.emit import Pointer, Value, Variable
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import KEYS, TILE_BITS
 from regard.engines.cpu.lowering import Place
@@ -141,8 +141,8 @@ class Backward(Products):
             count = self._pick(n, [x.count for x in arrays])
 
             def copy(n: Value = n, base: Pointer = base, strides: list[Value] = strides, count: Value = count) -> None:
-                turned, scale = (self._pick_pointer(n, [x.turned for x in arrays]), self._pick(n, [x.scale for x in arrays]))
-                self._turn(base, strides, count, turned, scale)
+                turned = self._pick_pointer(n, [x.turned for x in arrays])
+                self._turn(base, strides, count, turned, self._pick(n, [x.scale for x in arrays]))
                 with k.when(n < len(kept)):
                     self._rows(base, strides, count, self._pick_pointer(n, kept))
 
@@ -387,6 +387,7 @@ class Backward(Products):
         dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
         return k.where(dropped, self.zero(), k.real("kept", self.real))
 
+
 @dataclass(frozen=True)
 class Lane:
     """What is known of some lanes before their keys are looked at."""
@@ -409,7 +410,7 @@ class _Sums:
         self.totals: list[Variable | None] = []
         if kernel.score is None or prepared is None:
             return
-        results = kernel.score.program.results[self.kind.before :]
+        results: Sequence[int] = kernel.score.program.results[self.kind.before :]
         for reading in self.kind.readings:
             _, numbers, results = self._parted(reading, results)
             indices = [prepared[m] for m in numbers]

@@ -7,7 +7,6 @@ What is hidden has the weight −0, which no other weight is: it counts as 0 in 
 not finite, so that 0 · NaN would be NaN, tells what to leave out.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from regard.engines.cpu.backward_layout import BackwardKind, padded, tile_area
 from regard.engines.cpu.element import BF16, I16, I32, I64
 from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
 from regard.engines.cpu.lanes import Lanes, Tile
-from regard.engines.cpu.layout import KEYS
 
 
 @dataclass(frozen=True)
@@ -77,18 +75,14 @@ class Products(Lanes):
 
     def _short(self, name: str) -> Pointer:
         """A tile of weights or slopes, one key after the other."""
-        return getattr(self.tile, f"{name}_short").of(BF16) if self.kind.pairs else getattr(self.tile, name)
+        found: Pointer = getattr(self.tile, f"{name}_short" if self.kind.pairs else name)
+        return found.of(BF16) if self.kind.pairs else found
 
     def _pick_terms(self, n: Value, options: Sequence[Terms]) -> Terms:
         """The n-th of some sums."""
-        if len(options) == 1:
-            return options[0]
         last = max(len(x.factors) for x in options) - 1
         factors, vectors = (
-            [
-                self._pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each])
-                for m in range(last + 1)
-            ]
+            [self._pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each]) for m in range(last + 1)]
             for each in ([x.factors for x in options], [x.vectors for x in options])
         )
         if not last:
@@ -148,9 +142,7 @@ class Products(Lanes):
                 if self.kind.bias and count > 1:
                     with k.when(n == 0):
                         self._approach(self.kind.bias, tile, p, count)
-                sums = self._multiply(
-                    count, terms, (k.whole(0), stop), lambda f, r: f + (p + r) * width, 1, self.B
-                )
+                sums = self._multiply(count, terms, (k.whole(0), stop), lambda f, r: f + (p + r) * width, 1, self.B)
                 for r in range(count):
                     for c, x in zip(self.vectors(), sums[r], strict=True):
                         into[(p + r) * self.B + c] = x.value

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from regard.engines.cpu.backward_layout import BackwardKind
 from regard.engines.cpu.element import Type
 
-GROUP = 8  # items that share tiles while they are near
-
 FIELDS = (
     "q_dot_head", "q_dot_row", "q_dot_feature", "k_dot_row", "k_dot_feature", "v_dot_row", "v_dot_feature",
     "dout_dot_head", "dout_dot_row", "dout_dot_feature", "out_dot_head", "out_dot_row", "out_dot_feature",

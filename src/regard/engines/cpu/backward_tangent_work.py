@@ -1,4 +1,4 @@
-"""From a problem, cotangents and tangents of both to the tangent-of-backward kernel: backward's plans, with more arrays."""
+"""From a problem and cotangents, and tangents of both, to the tangent-of-backward kernel: backward's plans."""
 
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -7,7 +7,7 @@ from weakref import ref
 import numpy as np
 
 from regard.engines.cpu.backward_layout import BackwardKind
-from regard.engines.cpu.backward_tangent_layout import GROUP, BackwardTangentKind
+from regard.engines.cpu.backward_tangent_layout import BackwardTangentKind
 from regard.engines.cpu.backward_work import Arrays, Rule, rule_of, run
 from regard.engines.cpu.element import type_of
 from regard.engines.cpu.target import Target
@@ -25,11 +25,8 @@ class Tangents(Arrays):
     """Those of backward, whose gradients become their tangents; and tangents of the inputs, outputs and cotangents."""
 
     name = "backward_tangent"
-    group = GROUP
 
-    def __init__(
-        self, p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
-    ):
+    def __init__(self, p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs):
         curved = ct.entropy is not None
         if not curved and d_ct.entropy is not None:
             ct = ct._replace(entropy=np.zeros_like(d_ct.entropy))
@@ -101,6 +98,6 @@ class Tangents(Arrays):
 def backward_jvp(
     p: Problem, target: Target, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    """The tangents of `backward` along tangents t of the inputs and d_ct of the cotangents, from those of the outputs."""
+    """The tangents of `backward` along tangents t of the inputs and d_ct of the cotangents."""
     with np.errstate(all="ignore"):
         return run(p, target, Tangents(p, outputs, ct, t, d_outputs, d_ct))

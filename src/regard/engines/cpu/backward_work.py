@@ -61,7 +61,6 @@ class Arrays:
     """The arrays of one call: what the kernel reads beside the inputs, and what it writes; and which kernel it is."""
 
     name = "backward"
-    group = GROUP
 
     def __init__(self, p: Problem, outputs: Outputs, ct: Outputs):
         self.p, real = p, p.compute
@@ -288,7 +287,7 @@ class Waves(Stages):
         super().__init__(kind, p, Results(arrays.out, arrays.lse, None, None), range(p.n_q), threads)
         self.sums, self.backward = arrays, kind
         # Groups are cut where rows are, which may not change the order in which a table's tiles are met.
-        self.group, self.step = (TRAINED_GROUP, TRAINED_GROUP) if arrays.dtables else (arrays.group, 1)
+        self.group, self.step = (TRAINED_GROUP, TRAINED_GROUP) if arrays.dtables else (GROUP, 1)
 
     @cached_property
     def blocks(self) -> tuple[Array, Array]:
