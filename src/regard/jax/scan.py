@@ -14,11 +14,10 @@ import numpy as np
 
 import jax
 from jax import lax
-from regard.jax.task import Task, series, turn
+from regard.jax.task import Task, outline, series, turn
 from regard.jax.values import Place, evaluate, kept, scattered, seed_words, value
 from regard.problem import collapse, compute_dtype
 from regard.rules import Node, partials
-from regard.rules.text import outline
 
 Arrays = dict[str, Any]
 BLOCK = 512

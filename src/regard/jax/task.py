@@ -15,8 +15,7 @@ import numpy as np
 from regard.engines import choose
 from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
-from regard.rules import Mask, Score, Table, reads
-from regard.rules.text import build, outline
+from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Axes = tuple[int | None, ...]
@@ -33,7 +32,7 @@ class Call:
     """One call of attention apart from its arrays.
 
     inputs: the names of its arrays in order; the first `varying` of them may be differentiated. mask, score: rules as
-    text (`rules.text`), whose tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
+    text (see `rule_text`), whose tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
     offset, origin, seed: None where they are inputs; offset holds one number, or one for each batch element. observe:
     names and parameters of statistics; of `mass`, a rule as text, whose arrays are named "mass2.table0" if it is the
     third.
@@ -203,13 +202,22 @@ def front(x: Array, axes: Axes) -> Array:
     return x[(*(None if axis is None else slice(None) for axis in axes), ...)]
 
 
-# Rules as text (`regard.rules.text`)
+# Rules as text
+
+
+@lru_cache(maxsize=1024)
+def outline(text: str) -> tuple[Node, tuple[Table, ...], tuple[Array, ...]]:
+    """The expression over tables and dense arrays that only mark their places, and those."""
+    steps, _ = json.loads(text)
+    count = 1 + max((slot for op, *_, slot in steps if op in ("gather", "dense")), default=0)
+    tables, dense = tuple(Table([0.0]) for _ in range(count)), tuple(np.zeros((), bool) for _ in range(count))
+    return rule_from_text(text, tables, dense), tables, dense
 
 
 @lru_cache(maxsize=64)
 def _known(kind: Any, text: str, contents: tuple[tuple[str, Shape, bytes], ...]) -> Any:
     tables = [Table(np.frombuffer(data, named(dtype)).reshape(shape)) for dtype, shape, data in contents]
-    return kind(build(text, tables, ()), "rule"), tuple(tables)
+    return kind(rule_from_text(text, tables, ()), "rule"), tuple(tables)
 
 
 def named(dtype: str) -> np.dtype[Any]:
@@ -231,7 +239,7 @@ def rule(kind: Any, prefix: str, text: str | None, x: Mapping[str, Array]) -> tu
         )
         return known
     tables = tuple(map(Table, arrays))
-    return kind(build(text, tables, [a.astype(bool, copy=False) for a in dense]), "rule"), tables
+    return kind(rule_from_text(text, tables, [a.astype(bool, copy=False) for a in dense]), "rule"), tables
 
 
 def series(x: Mapping[str, Any], prefix: str) -> list[Any]:

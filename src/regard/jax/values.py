@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
+from regard.jax.task import outline
 from regard.rules import Node, order, partials
-from regard.rules.text import outline
 from regard.spec import GOLDEN
 
 Tables = tuple[Any, ...]

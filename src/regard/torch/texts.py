@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from regard.observing import Statistic
-from regard.rules import Mask, Rule, Score, Table
+from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text
 from regard.rules.expression import rebuild
 from regard.rules.masks import Requirement
-from regard.rules.text import build, rule_text
 from regard.torch.calls import DEFAULTS, Call
 from regard.torch.rules import Flags, TensorTable
 
@@ -100,7 +99,7 @@ def named(text: str) -> Named:
         [slots[x["slot"]] if "slot" in x else kind(array_of(x)) for x in given[name]]
         for name, kind in (("tables", Table), ("dense", np.asarray))
     )
-    node = build(given["expression"], tables, dense)
+    node = rule_from_text(given["expression"], tables, dense)
     more = {} if given["binds"] is None else {"binds": given["binds"]}
     requires = tuple(Requirement(**x) for x in given["requires"])
     return Named(KINDS[given["kind"]](node, given["prints"], requires, **more), tuple(slots))
