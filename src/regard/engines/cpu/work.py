@@ -48,7 +48,8 @@ K = TypeVar("K", bound="Kept")
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
-SHORT = 2**25  # products below which a call on one thread is worth keeping whole
+SHORT = 2**28  # products below which a call on one thread is worth keeping whole
+FEW_ITEMS = 2**16  # bytes of them that such a call may keep
 KEPT = 256  # plans
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
@@ -283,7 +284,10 @@ def again(p: Problem, target: Target) -> Again | None:
         return None
     results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
     found = plan(p, target, results, range(p.n_q), 1)
-    if not isinstance(found.stages, tuple) or len(found.stages) != 1 or found.stages[0].partial:
+    if not isinstance(found.stages, tuple) or len(found.stages) != 1:
+        return None
+    (stage,) = found.stages
+    if stage.partial or stage.items.nbytes > FEW_ITEMS:
         return None
     kind = kind_of(p, target, p.n_q, *results.wishes)
     return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
