@@ -20,11 +20,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 import jax
-from regard.jax import ffi, scan
+from regard.jax import ffi, scan, sharding
 from regard.jax.task import Axes, Call, Task, run
 
 KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
@@ -92,6 +93,8 @@ def abstract(*avals: Any, task: Task) -> list[Any]:
 def lower_to_engine(ctx: Any, *operands: Any, task: Task) -> Any:
     if task.call.engine == "xla":
         return lower_to_scan(ctx, *operands, task=task)
+    if sharding.lies_on_a_mesh(ctx.module_context.axis_context):
+        return lower_to_shards(ctx, *operands, task=task)
     return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=task.text)
 
 
@@ -106,6 +109,7 @@ def lower_elsewhere(ctx: Any, *operands: Any, task: Task) -> Any:
 
 
 lower_to_scan = mlir.lower_fun(scanned)
+lower_to_shards = mlir.lower_fun(lambda *operands, task: sharding.partitioned(task, *operands))
 
 
 @lru_cache(maxsize=512)
@@ -301,6 +305,7 @@ for kind, p in PRIMITIVES.items():
     ad.primitive_jvps[p] = RULES[kind]
     if kind != "jvp_jvp":
         mlir.register_lowering(p, lower_to_engine, platform="cpu")
+        prim_requires_devices_during_lowering.add(p)  # else a lowering is not told of meshes; no public name for it
 ad.primitive_transposes[PRIMITIVES["jvp"]] = jvp_transpose
 ad.primitive_transposes[PRIMITIVES["jvp_jvp"]] = jvp_transpose
 ad.primitive_transposes[PRIMITIVES["backward"]] = backward_transpose

@@ -288,8 +288,9 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
         x, y = ({n: turn(n, a) for n, a in given.items()} for given in (x, y))
     count = len(task.sizes)
     if not count:
-        for name, value in compute(task, x):
-            y[name][...] = value
+        for name, value in compute(task, x, y):
+            if value is not y[name]:
+                y[name][...] = value
         return
     if task.merged:
         merge(task, x, y)
@@ -302,10 +303,11 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
             part: Array = a[(*at, ...)]
             return part
 
-        mine = {name: pick(a) for name, a in y.items()}
-        for name, value in compute(task, {name: pick(a) for name, a in x.items()}):
-            if y[name].shape[:count] == task.sizes:
-                mine[name][...] = value
+        mine = {name: pick(a) for name, a in y.items() if a.shape[:count] == task.sizes}
+        for name, value in compute(task, {name: pick(a) for name, a in x.items()}, mine):
+            if name in mine:
+                if value is not mine[name]:
+                    mine[name][...] = value
             else:  # summed over the elements that share it
                 if name not in totals:
                     totals[name] = np.zeros(y[name].shape, compute_dtype(value.dtype))
@@ -351,20 +353,23 @@ def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
                 x[n] = np.broadcast_to(x[n], (*shape, *x[n].shape[count:]))
     padded = {name: pad(name, a) for name, a in x.items()}
     into = {name: pad(name, a) for name, a in y.items()}
-    for name, value in compute(task, padded):
+    for name, value in compute(task, padded, into):
         target = into[name]
-        target[...] = collapse(value.reshape((1,) * (target.ndim - value.ndim) + value.shape), target.shape)
+        if value is not target:
+            target[...] = collapse(value.reshape((1,) * (target.ndim - value.ndim) + value.shape), target.shape)
 
 
-def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """The results of a task for one element, by name."""
+def compute(task: Task, x: Mapping[str, Array], y: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """The results of a task for one element, by name; those arrays of `y` that an engine could write into, or others."""
     call = task.call
     p, tables = problem(task, x)
     engine = choose(p, call.engine)
+    shapes = (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q))
+    fitting = [x if x is not None and x.shape == shape else None for x, shape in zip(map(y.get, OUTPUTS), shapes)]
+    into = Outputs(*fitting)
 
     def outputs(prefix: str) -> Outputs:
         found = [x.get(prefix + name) for name in OUTPUTS]
-        shapes = (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q))
         return Outputs(*(None if a is None else np.broadcast_to(a, s) for a, s in zip(found, shapes, strict=True)))
 
     def tangents(prefix: str) -> Differential:
@@ -378,7 +383,7 @@ def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
         return [(name, found[name]) for name, _ in task.wrt]
 
     if task.kind == "forward":
-        made, seen = engine.forward(p, None)
+        made, seen = engine.forward(p, None, into)
         values: dict[str, Any] = dict(zip(OUTPUTS, made, strict=True))
         for n, s in enumerate(p.observe):
             for place in places(n, s.name):
@@ -386,16 +391,16 @@ def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
         return [(name, values[name]) for name in task.results]
     if task.kind == "weights":
         return [("weights", engine.weights(p, x["lse"], range(p.n_q), range(p.n_k)))]
-    known = outputs("")
+    known, given = outputs(""), Differential(y.get("query"), y.get("key"), y.get("value"))
     if task.kind == "backward":
-        return gradients(engine.backward(p, known, outputs("ct.")))
+        return gradients(engine.backward(p, known, outputs("ct."), given))
     t = tangents("t.")
     if task.kind == "jvp":
-        made = engine.jvp(p, t, known)[1]
+        made = engine.jvp(p, t, known, into)[1]
         return [(name, a) for name, a in zip(OUTPUTS, made, strict=True) if name in task.results and a is not None]
     d_ct = outputs("t.ct.")
     if not any(name.startswith("t.") and not name.startswith("t.ct.") for name in x):
-        return gradients(engine.backward(p, known, d_ct))  # linear in the cotangents
+        return gradients(engine.backward(p, known, d_ct, given))  # linear in the cotangents
     d_outputs = engine.jvp(p, t, known)[1]
     return gradients(engine.backward_jvp(p, known, outputs("ct."), t, d_outputs, d_ct))
 
