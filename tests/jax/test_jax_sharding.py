@@ -1,4 +1,4 @@
-"""Calls on arrays that lie on several devices: each computes its own part, and the whole is what one device computes."""
+"""Calls on arrays that lie on several devices: each computes its part, with the bits of one that has everything."""
 
 from collections.abc import Callable
 from typing import Any
@@ -108,8 +108,8 @@ def placed() -> tuple[list[Any], list[P], Function]:
 
     def call(q: Any, k: Any, v: Any, place: Any) -> Any:
         return regard.attention(
-            q, k, v, score=lambda s, b, h, i, j: s / (1 + b + h), origin=(place, place + 1, 0), offset=place, dropout=0.5,
-            seed=jax.random.key(3),
+            q, k, v, score=lambda s, b, h, i, j: s / (1 + b + h), origin=(place, place + 1, 0), offset=place,
+            dropout=0.5, seed=jax.random.key(3),
         )  # fmt: skip
 
     return [q, k, v, jnp.asarray(2)], [P("b", None), P("b"), P("b"), P()], call

@@ -1,14 +1,13 @@
 """Calls whose arrays lie on several devices: each device computes its batch elements and heads, where they are.
 
-Elements of a `vmap`, the first leading dimension and heads are independent, so each may be cut along axes of a mesh. What a
-device has is then a call like any other whose `origin` says where it lies, so that rules, tables and dropout are those of the
-whole; gradients of what it shares with others are summed. Whatever else is cut is put together first.
+Elements of a `vmap`, the first leading dimension and heads are independent, so each may be cut along axes of a mesh.
+What a device has is then a call like any other, whose `origin` says where it lies, so that rules, tables and dropout
+are those of the whole; gradients of what it shares with others are summed. Whatever else is cut is put together first.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from regard.jax.task import MATRICES, Axes, Shape, Task, turned, without
 Cuts = dict[str, tuple[str, ...]]
 Factors = tuple[str | None, ...]
 BATCH, HEAD = "b", "h"
-BEHIND = {name: 3 for name in (*MATRICES, "bias", "weights")} | {"lse": 2, "entropy": 2, "offset": 0}
+BEHIND = dict.fromkeys((*MATRICES, "bias", "weights"), 3) | {"lse": 2, "entropy": 2, "offset": 0}
 
 
 class Sizes:

@@ -360,17 +360,16 @@ def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
 
 
 def compute(task: Task, x: Mapping[str, Array], y: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """The results of a task for one element, by name; those arrays of `y` that an engine could write into, or others."""
+    """The results of a task for one element, by name: the arrays of `y` where an engine could write into them."""
     call = task.call
     p, tables = problem(task, x)
     engine = choose(p, call.engine)
-    shapes = (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q))
-    fitting = [x if x is not None and x.shape == shape else None for x, shape in zip(map(y.get, OUTPUTS), shapes)]
-    into = Outputs(*fitting)
+    shapes = dict(zip(OUTPUTS, (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q)), strict=True))
+    into = Outputs(*(y[name] if name in y and y[name].shape == shape else None for name, shape in shapes.items()))
 
     def outputs(prefix: str) -> Outputs:
-        found = [x.get(prefix + name) for name in OUTPUTS]
-        return Outputs(*(None if a is None else np.broadcast_to(a, s) for a, s in zip(found, shapes, strict=True)))
+        found = [(x.get(prefix + name), shape) for name, shape in shapes.items()]
+        return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in found))
 
     def tangents(prefix: str) -> Differential:
         parts = {name: x.get(prefix + name) for name in ("query", "key", "value", "bias", "sink")}

@@ -608,7 +608,7 @@ def kind_of(
 
 
 def _scattered(x: Array) -> bool:
-    """Whether the rows of a head lie apart over more than FAR bytes: they share few sets of a cache and evict each other."""
+    """Whether a head's rows lie apart over more than FAR bytes: they share few sets of a cache and evict each other."""
     return x.strides[-2] > x.shape[-1] * x.itemsize and x.strides[-2] * x.shape[-2] > FAR
 
 
