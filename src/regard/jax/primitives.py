@@ -95,7 +95,7 @@ def lower_to_engine(ctx: Any, *operands: Any, task: Task) -> Any:
         return lower_to_scan(ctx, *operands, task=task)
     if sharding.lies_on_a_mesh(ctx.module_context.axis_context):
         return lower_to_shards(ctx, *operands, task=task)
-    return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=task.text)
+    return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=ffi.attribute(task, ctx.avals_in, ctx.avals_out))
 
 
 def scanned(*operands: Any, task: Task) -> list[Any]:
