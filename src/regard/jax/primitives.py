@@ -15,7 +15,7 @@ function; elsewhere, and for what is differentiated once more, `regard.jax.scan`
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -117,6 +117,11 @@ def compiled(task: Task) -> Any:
     return jax.jit(lambda *operands: bind(task, operands))
 
 
+@lru_cache(maxsize=512)
+def compiled_plain(task: Task) -> Any:
+    return jax.jit(partial(scanned, task=task))  # not what is bound again, which under jax.disable_jit would not end
+
+
 def evaluate(*operands: Any, task: Task) -> Any:
     """Outside of jit an engine works on the arrays where they lie, so that nothing has to be compiled."""
     arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
@@ -124,7 +129,9 @@ def evaluate(*operands: Any, task: Task) -> Any:
     device = next(iter(here))
     alone = len(here) == 1 and isinstance(device, jax.sharding.SingleDeviceSharding)
     on_cpu = alone and next(iter(device.device_set)).platform == "cpu"
-    if not on_cpu or task.call.engine == "xla" or task.kind == "jvp_jvp":
+    if task.call.engine == "xla" or task.kind == "jvp_jvp":
+        return compiled_plain(task)(*arrays)
+    if not on_cpu:
         return compiled(task)(*arrays)
     results = [empty(a.shape, a.dtype) for a in abstract(*map(jax.typeof, arrays), task=task)]
     run(task, [np.asarray(x) for x in arrays], results)

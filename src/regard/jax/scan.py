@@ -209,7 +209,7 @@ class Blocks:
 
     def each_band(self, function: Callable[[Any], Any]) -> Any:
         """The results (..., ROWS, *tail) of every band, axis 3 of each put together again."""
-        found = lax.map(function, jnp.arange(self.bands))
+        _, found = scan(lambda _, r: (None, function(r)), None, self.bands)
 
         def join(a: Any) -> Any:
             a = jnp.moveaxis(a, 0, 3)
@@ -239,7 +239,7 @@ class Blocks:
             e = (e + jnp.where(old == 0, 0, m - safe) * l) * old + (P * shifted).sum(-1)
             return (top, l * old + P.sum(-1), O, e), None
 
-        (m, l, O, e), _ = lax.scan(step, start, jnp.arange(self.tiles))
+        (m, l, O, e), _ = scan(step, start, self.tiles)
         sink = jnp.broadcast_to(self.sink, shape)
         top = lax.stop_gradient(jnp.maximum(m, sink))
         safe = jnp.where(top == -jnp.inf, 0, top)
@@ -337,10 +337,10 @@ class Blocks:
 
             keys, values, bias, zeros = carry
             start = jnp.zeros((self.B, self.kv, self.group, self.rows, self.d), self.real), bias, zeros
-            (dq, bias, zeros), (dk, dv) = lax.scan(step, start, jnp.arange(self.tiles))
+            (dq, bias, zeros), (dk, dv) = scan(step, start, self.tiles)
             return (keys + dk, values + dv, bias, zeros), dq
 
-        (keys, values, bias, zeros), dq = lax.scan(band, (keys, values, bias, zeros), jnp.arange(self.bands))
+        (keys, values, bias, zeros), dq = scan(band, (keys, values, bias, zeros), self.bands)
         dq = jnp.moveaxis(dq, 0, 3)
         dq = dq.reshape(*dq.shape[:3], self.bands * self.rows, self.d)[:, :, :, : self.n_q]
         found = {"query": self.scale * dq.reshape(*self.lead, self.h, self.n_q, self.d)}
@@ -374,6 +374,16 @@ class Blocks:
         return lax.dynamic_update_slice(bias, lax.dynamic_slice(bias, start, dS.shape) + dS, start)
 
 
+def scan(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, count: int) -> tuple[Any, Any]:
+    """`lax.scan` over 0, 1, ..., but no loop where there is one step: a program without loops compiles faster."""
+    if count > 1:
+        carry, found = lax.scan(step, start, jnp.arange(count))
+    else:
+        carry, found = step(start, 0)
+        found = jax.tree.map(lambda a: a[None], found)
+    return carry, found
+
+
 def padded(shape: tuple[int, ...], blocks: Blocks) -> tuple[int, ...]:
     rows = 1 if shape[3] == 1 else blocks.bands * blocks.rows
     return (*shape[:3], rows, 1 if shape[4] == 1 else blocks.tiles * blocks.keys)
@@ -382,7 +392,7 @@ def padded(shape: tuple[int, ...], blocks: Blocks) -> tuple[int, ...]:
 def cut(a: Any, start: Any, size: int, axis: int) -> Any:
     """`size` entries along an axis from `start`, zeros beyond its end; all of an axis of 1 that broadcasts."""
     length = a.shape[axis]
-    if length == 1 != size:
+    if length == size or length == 1:
         return a
     over = -length % size if length else size
     if over:
