@@ -116,7 +116,8 @@ class Prepared:
         head, _, task = text.partition(b"\n")
         self.task = Task.parse(task.decode())
         self.operands, self.results = ([(tuple(s), named(t)) for s, t in each] for each in json.loads(head))
-        self.short, self.threads = None, 0
+        self.short: Any = None
+        self.threads = 0
 
     def run(self, operands: list[int], results: list[int]) -> None:
         if self.threads != num_threads():

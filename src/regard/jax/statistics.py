@@ -51,7 +51,7 @@ FOUND: dict[str, Callable[[Shared, int, Any], tuple[Any, ...]]] = {
     "visible": lambda s, n, of: (s.visible,),
     "normalized_entropy": lambda s, n, of: (normalized(s.entropy, s.visible),),
     "received": lambda s, n, of: (s.received,),
-    "group_received": lambda s, n, of: (s.received.reshape(*s.x.lead, s.x.kv, s.x.group, s.x.n_k).sum(-2),),
+    "group_received": lambda s, n, of: (by_group(s.x, s.received),),
     "profile": lambda s, n, of: (profile(s.x, s.lse), distances(s.x)),
     "mass": lambda s, n, of: (s.x.per_query(s.x.each_band(partial(mass, s.x, s.lse, f"mass{n}")), "mass"),),
     "pooled": lambda s, n, of: (pooled(s.x, s.lse, *of),),
@@ -61,7 +61,8 @@ FOUND: dict[str, Callable[[Shared, int, Any], tuple[Any, ...]]] = {
 
 def statistics(x: "Blocks", lse: Any) -> Arrays:
     """Every statistic that a call observes beside its outputs, by the names of `Call.results`."""
-    shared, found = Shared(x, lse), {}
+    shared = Shared(x, lse)
+    found: Arrays = {}
     for n, (name, of) in enumerate(x.call.observe):
         if name not in OUTPUTS:
             found |= zip(places(n, name), FOUND[name](shared, n, of), strict=True)
@@ -126,6 +127,10 @@ def received(x: "Blocks", lse: Any) -> Any:
     return jnp.moveaxis(total, 0, 3).reshape(*x.lead, x.h, x.tiles * x.keys)[..., : x.n_k]
 
 
+def by_group(x: "Blocks", received: Any) -> Any:
+    return received.reshape(*x.lead, x.kv, x.group, x.n_k).sum(-2)
+
+
 def profile(x: "Blocks", lse: Any) -> Any:
     """The weights summed along diagonals, from the lowest difference of a query and a key."""
     size, before = x.rows + x.keys - 1, x.tiles * x.keys - x.n_k  # differences in a block; in padding, below the lowest
@@ -179,7 +184,8 @@ def pooled(x: "Blocks", lse: Any, rows: int, cols: int, kind: str) -> Any:
 
 def weights_of(x: "Blocks", lse: Any, rows: tuple[int, ...]) -> Any:
     """All weights of some queries, each from the band that it is in."""
-    lse, found = x.heads(lse), {}
+    lse = x.heads(lse)
+    found: dict[int, Any] = {}
     for r in sorted({row // x.rows for row in rows}):
         mine = [row for row in dict.fromkeys(rows) if row // x.rows == r]
         places = np.array(mine) - r * x.rows

@@ -609,7 +609,8 @@ def kind_of(
 
 def _scattered(x: Array) -> bool:
     """Whether a head's rows lie apart over more than FAR bytes: they share few sets of a cache and evict each other."""
-    return x.strides[-2] > x.shape[-1] * x.itemsize and x.strides[-2] * x.shape[-2] > FAR
+    step = x.strides[-2]
+    return bool(step > x.shape[-1] * x.itemsize and step * x.shape[-2] > FAR)
 
 
 def working_memory(p: Problem) -> int:
