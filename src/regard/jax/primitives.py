@@ -84,9 +84,9 @@ def abstract(*avals: Any, task: Task) -> list[Any]:
             shape=s,
             dtype=index if t == np.int64 else t,
             weak_type=False,
-            sharding=like.sharding.update(spec=jax.sharding.PartitionSpec(*(None,) * len(s))),
+            sharding=like.sharding.update(spec=spec),
         )
-        for s, t in shapes
+        for (s, t), spec in zip(shapes, sharding.specs(task, avals, [s for s, _ in shapes]), strict=True)
     ]
 
 

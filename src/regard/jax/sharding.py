@@ -144,6 +144,13 @@ def spec_of(factors: Factors, cuts: Cuts) -> P:
     return P(*(cuts.get(factor) if factor else None for factor in factors))
 
 
+def specs(task: Task, avals: Sequence[Any], results: Sequence[Shape]) -> list[P]:
+    """How results lie on a mesh with explicit axes, from the types of operands."""
+    sizes, mesh = sizes_of(task, avals), avals[0].sharding.mesh
+    cuts = sizes.cuts(mesh, [(f, x.sharding.spec) for f, x in zip(sizes.operands, avals, strict=True)])
+    return [spec_of(factors, cuts) for factors in sizes.results(results)]
+
+
 def partition(task: Task, mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
     """What `custom_partitioning` asks for: how a device computes, and how results and operands have to lie for that."""
     sizes = sizes_of(task, operands)
