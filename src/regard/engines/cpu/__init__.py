@@ -1,8 +1,7 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward, backward and the tangent of forward are kernels; lse and entropy are exact, and the largest weight comes with
-them. The tangent of backward, weights and the other statistics start from that lse and run on `regard.engines.tiled`,
-in O(n) memory as well.
+Forward, backward and the tangents of both are kernels; lse and entropy are exact, and the largest weight comes with
+them. Weights and some statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
 """
 
 import functools
@@ -106,6 +105,14 @@ def again(p: Problem) -> Any:
     return work.again(p, chosen())
 
 
+def step(p: Problem) -> Any:
+    """What runs a step of decoding like this one with any number of keys (see `decoding.Step`), or None."""
+    from regard.engines.cpu import decoding
+    from regard.engines.cpu.target import chosen
+
+    return decoding.step(p, chosen())
+
+
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return tiled.weights(p, lse, rows, cols)
 
@@ -130,4 +137,11 @@ def jvp(
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    return tiled.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
+    from regard.engines.cpu import backward_tangent_work
+    from regard.engines.cpu.target import chosen
+
+    return backward_tangent_work.backward_jvp(p, chosen(), outputs, ct, t, d_outputs, d_ct)
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)
