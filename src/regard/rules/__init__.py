@@ -5,7 +5,7 @@ Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and deri
 
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
 from regard.rules.derivative import partials, scatter, tangent
-from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads
+from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
 from regard.rules.intervals import Interval, Ranges, interval, intervals
 from regard.rules.masks import (
     Mask,
@@ -67,6 +67,7 @@ __all__ = [
     "partials",
     "prefix",
     "reads",
+    "rebuild",
     "relative",
     "scatter",
     "score",
