@@ -18,6 +18,7 @@ from regard.observing import Top
 from regard.problem import Problem
 
 PUBLIC = [
+    "Capture",
     "Differential",
     "Mask",
     "Outputs",

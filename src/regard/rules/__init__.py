@@ -23,7 +23,7 @@ from regard.rules.masks import (
     strided,
     window,
 )
-from regard.rules.program import Instruction, Program
+from regard.rules.program import Instruction, Program, rule_from_text, rule_text
 from regard.rules.scores import Score, alibi, as_score, compose, relative, score, softcap, temperature
 from regard.rules.tracing import Table, Traced, table, type_name, where
 
@@ -69,6 +69,8 @@ __all__ = [
     "reads",
     "rebuild",
     "relative",
+    "rule_from_text",
+    "rule_text",
     "scatter",
     "score",
     "softcap",
