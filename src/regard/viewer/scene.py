@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from regard.engines import Engine, choose
 from regard.problem import Problem
-from regard.rules import NOTHING, At, classify, evaluate, reads
+from regard.rules import EVERYTHING, NOTHING, At, Ranges, classify, evaluate, reads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["example", "model", "capture", "arrays"]
@@ -21,18 +21,29 @@ SMALL = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
-
-    `causal_alone` says that its rules are no more than that a query sees no later key, or that there are none.
-    """
+    """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known."""
 
     name: str
     problem: Problem
     lse: Array | None = None
     has_values: bool = True
-    causal: bool = False
-    causal_alone: bool = False
     cross: bool = False
+
+    @cached_property
+    def _triangle(self) -> tuple[bool, bool]:
+        return triangle(self.problem)
+
+    @property
+    def causal(self) -> bool:
+        """Whether surely no query sees a later key."""
+        return self._triangle[0]
+
+    @property
+    def plain(self) -> bool:
+        """Whether its scores are scale · q · k alone, with no mask or with a causal one: what a page can compute."""
+        p = self.problem
+        bare = p.score is None and p.bias is None and p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
+        return bare and (p.mask is None or all(self._triangle))
 
     @property
     def heads(self) -> int:
@@ -132,6 +143,10 @@ class Head:
             self._lse = outputs.lse[0]
         return self._lse
 
+    def learn(self, lse: Array) -> None:
+        """Take lse (n_q,) from a pass that found it by the way."""
+        self._lse = lse
+
     def weights(self, rows: range, cols: range) -> Array:
         """The weights of these queries on these keys, (rows, cols), exactly; with lse known, nothing else is computed."""
         return self.engine.weights(self.problem, self.lse[None], rows, cols)[0]
@@ -175,6 +190,36 @@ class Head:
         seen = p.ranges(0, range(1), rows[:-1, None], rows[1:, None] - 1)
         j = p.origin[2] + cols
         return np.asarray(classify(p.mask_node, p.hiding_node, replace(seen, j=(j[:-1], j[1:] - 1))) == NOTHING)
+
+
+def triangle(p: Problem) -> tuple[bool, bool]:
+    """Whether no query of a call sees a later key, and whether each sees all the others: as far as bounds can tell,
+    which they are asked for squares that make up the triangles, n of them or so.
+    """
+    if p.mask is None:
+        return False, True
+    first, last, end = int(p.offset.min()), int(p.offset.max()) + p.n_q, p.keys
+    ranges = p.ranges(0, range(p.heads), np.int64(0), np.int64(0))
+    none, every = True, True
+    for size in 2 ** np.arange(max(last, end, 1).bit_length()):
+        low = np.arange(0, max(last, end), 2 * size, dtype=np.int64)
+        for i, j, wanted in ((low, low + size, NOTHING), (low + size, low, EVERYTHING)):
+            none, every = _agree(p, ranges, i, j, size, wanted, none, every)
+    diagonal = np.arange(max(first, 0), min(last, end), dtype=np.int64)
+    return _agree(p, ranges, diagonal, diagonal, 1, EVERYTHING, none, every)
+
+
+def _agree(
+    p: Problem, ranges: Ranges, i: Array, j: Array, size: int, wanted: int, none: bool, every: bool
+) -> tuple[bool, bool]:
+    """Whether squares of `size` at (i, j) hold nothing, or everything, if nothing else was found before."""
+    i_ends = np.maximum(i, int(p.offset.min())), np.minimum(i + size, int(p.offset.max()) + p.n_q) - 1
+    j_ends = np.maximum(j, p.origin[2]), np.minimum(j + size, p.keys) - 1
+    there = (i_ends[0] <= i_ends[1]) & (j_ends[0] <= j_ends[1])
+    i_ends, j_ends = (tuple(x[there] for x in ends) for ends in (i_ends, j_ends))
+    whole = replace(ranges, b=(p.origin[0], p.origin[0] + p.batch - 1), i=i_ends, j=j_ends)
+    same = bool((classify(p.mask_node, None, whole) == wanted).all())
+    return (none and same, every) if wanted == NOTHING else (none, every and same)
 
 
 def rules_of(p: Problem) -> str:

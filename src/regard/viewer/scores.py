@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regard.insight import HeadStatistics, measure_heads
-from regard.problem import Problem
-from regard.stepping import Array
 
 from .scene import SMALL, Scene
 
@@ -46,37 +45,27 @@ def layer_scores(
     scene: Scene, layer: int, b: int = 0, progress: Callable[[float], object] = lambda done: None
 ) -> tuple[HeadStatistics, ...]:
     """The scores of every head of a layer, in O(n) memory; NaN where a score has no meaning: nothing repeats, there are
-    no tokens, or queries and keys are not the same tokens.
+    no tokens, or queries and keys are those of different sequences.
     """
     of = scene.layers[layer]
-    ids = None if scene.ids is None or of.problem.n_q != scene.ids.shape[1] else scene.ids[b]
+    ids = None if scene.ids is None or of.cross else scene.ids[b]
+    nothing = {name: np.nan for name in ("previous", "current") if of.cross}
+    if ids is not None:
+        lengths = {"induction": scene.prefix, "duplicate": 1}
+        nothing |= {name: np.nan for name, length in lengths.items() if not repeats(ids, length)}
     found = []
     for number in range(of.heads):
         progress(number / of.heads)
-        head = _scores(of.problem.part(b, number), ids, scene.prefix, of.cross)
-        found.append(replace(head, layer=layer, head=number, kv_head=number // of.problem.group))
+        p = of.problem.part(b, number)
+        (head,) = measure_heads(
+            p.query, p.key, ids, prefix=scene.prefix, engine="tiled" if p.n_q * p.n_k <= SMALL else None, mask=p.mask,
+            score=p.score, bias=p.bias, scale=p.scale, sink=p.sink, offset=int(p.offset[0]), origin=p.origin,
+        )  # fmt: skip
+        found.append(replace(head, layer=layer, head=number, kv_head=number // of.problem.group, **nothing))
     return tuple(found)
 
 
-def _scores(p: Problem, ids: Array | None, prefix: int, cross: bool) -> HeadStatistics:
-    engine = "tiled" if p.n_q * p.n_k <= SMALL else None
-    options = {
-        "mask": p.mask, "score": p.score, "bias": p.bias, "scale": p.scale, "sink": p.sink,
-        "offset": int(p.offset[0]), "origin": p.origin,
-    }  # fmt: skip
-    q, k = p.query, p.key
-    same = p.n_q == p.n_k and not cross
-    if not same:  # as if the last queries of a sequence of keys; what compares positions is left out below
-        q = np.zeros((1, p.n_k, p.d), q.dtype)
-    (found,) = measure_heads(q, k, ids, prefix=prefix, engine=engine, **options)
-    if ids is not None:
-        for field, length in (("induction", prefix), ("duplicate", 1)):
-            if not repeats(ids, length):
-                found = replace(found, **{field: np.nan})
-    return found
-
-
-def repeats(ids: Array, length: int) -> bool:
+def repeats(ids: NDArray[np.int64], length: int) -> bool:
     """Whether some run of so many tokens occurs twice."""
     runs = np.lib.stride_tricks.sliding_window_view(ids, min(length, len(ids)))
     return length <= len(ids) and len(np.unique(runs, axis=0)) < len(runs)
