@@ -253,13 +253,17 @@ class Problem:
             observe=(),
         )
 
-    def part(self, b: int = 0, h: int = 0, rows: slice = slice(None), cols: slice = slice(None)) -> "Problem":
-        """The scores of one head of one batch element (row-major), or of adjacent rows and keys of it, at the places
-        that they have in the whole; views. A rule that reads how many keys there are (`keys`) counts those to the end
-        of the part. No dropout and no statistics.
+    def part(
+        self, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)
+    ) -> "Problem":
+        """The scores of one head (None: of all) of one batch element (row-major), or of adjacent rows and keys of it,
+        at the places that they have in the whole; views. A rule that reads how many keys there are (`keys`) counts
+        those to the end of the part. No dropout and no statistics.
         """
         at = tuple(int(x) for x in np.unravel_index(b, self.lead)) if self.lead else ()
-        head, kv = slice(h, h + 1), slice(h // self.group, h // self.group + 1)
+        head, kv = slice(None), slice(None)
+        if h is not None:
+            head, kv = slice(h, h + 1), slice(h // self.group, h // self.group + 1)
         first, first_key = range(self.n_q)[rows].start, range(self.n_k)[cols].start
 
         def pairs(x: Array) -> Array:
@@ -281,7 +285,7 @@ class Problem:
             sink=None if self.sink is None else self.sink[head],
             dropout=0.0,
             offset=self.offset[b : b + 1] + first,
-            origin=(self.origin[0] + b, self.origin[1] + h, self.origin[2] + first_key),
+            origin=(self.origin[0] + b, self.origin[1] + (h or 0), self.origin[2] + first_key),
             positions_first=False,
             observe=(),
         )

@@ -9,15 +9,12 @@ from numpy.typing import NDArray
 
 from regard.observing import Statistic
 
-from .scene import Head
+from .scene import BAND, Head
 
 Floats = NDArray[np.float64]
 
 MOST = 2048
 """Points of a profile."""
-
-BAND = 2**28
-"""Pairs between two reports of progress."""
 
 LABELS = {
     "offset": "mean weight at each distance i − j",

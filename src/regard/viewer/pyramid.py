@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .scene import SMALL, Head
+from .scene import BAND, SMALL, Head
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Half = NDArray[np.float16]
@@ -31,9 +31,6 @@ FEW = 1024
 
 STRIP = 2**20
 """Weights that are in memory at once."""
-
-BAND = 2**28
-"""Pairs between two reports of progress."""
 
 WORTH_COMPILING = 2**26
 """Pairs from which a pass by a kernel pays for its compilation."""

@@ -1,6 +1,6 @@
 """What can be looked at: layers of heads with the tokens they read, as queries, keys and rules; never as weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -17,6 +17,9 @@ Kind = Literal["example", "model", "capture", "arrays"]
 
 SMALL = 2**22
 """Pairs of a query and a key up to which nothing is compiled: tiles on NumPy take less time than a compiler."""
+
+BAND = 2**28
+"""Pairs between two reports of progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,11 +139,18 @@ class Head:
     @property
     def lse(self) -> Array:
         """lse (n_q,), found when it is first asked for."""
-        if self._lse is None:
-            p = self.problem
-            outputs, _ = self.engine.forward(replace(p, value=p.value[..., :0]))
+        return self.find_lse() if self._lse is None else self._lse
+
+    def find_lse(self, progress: Callable[[float], object] = lambda done: None) -> Array:
+        """lse (n_q,), by a pass over all pairs, which reports the share that is done."""
+        parts, band = [], max(1, BAND // self.n_k)
+        for start in range(0, self.n_q, band):
+            progress(start / self.n_q)
+            part = self.problem.part(rows=slice(start, start + band))
+            outputs, _ = self.engine.forward(replace(part, value=part.value[..., :0]))
             assert outputs.lse is not None
-            self._lse = outputs.lse[0]
+            parts.append(outputs.lse[0])
+        self._lse = np.concatenate(parts)
         return self._lse
 
     def learn(self, lse: Array) -> None:
@@ -150,6 +160,14 @@ class Head:
     def weights(self, rows: range, cols: range) -> Array:
         """The weights of these queries on these keys, (rows, cols), exactly; with lse known, nothing else is computed."""
         return self.engine.weights(self.problem, self.lse[None], rows, cols)[0]
+
+    def seen(self, rows: range, cols: range) -> NDArray[np.float32]:
+        """The weights as float32, NaN where a pair is hidden for sure."""
+        weights = np.ascontiguousarray(self.weights(rows, cols), np.float32)
+        hidden = self.hidden(*(np.arange(part.start, part.stop + 1) for part in (rows, cols)))
+        if hidden is not None:
+            weights[np.broadcast_to(hidden, weights.shape)] = np.nan
+        return weights
 
     def weights_of(self, rows: Array) -> Array:
         """The weights of some queries on all keys, (rows, n_k), in one product; without a pass for lse."""

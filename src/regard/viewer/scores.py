@@ -53,16 +53,17 @@ def layer_scores(
     if ids is not None:
         lengths = {"induction": scene.prefix, "duplicate": 1}
         nothing |= {name: np.nan for name, length in lengths.items() if not repeats(ids, length)}
-    found = []
-    for number in range(of.heads):
-        progress(number / of.heads)
+    small = of.problem.n_q * of.problem.n_k <= SMALL
+    found: list[HeadStatistics] = []
+    for number in [None] if small else range(of.heads):
+        progress((number or 0) / of.heads)
         p = of.problem.part(b, number)
-        (head,) = measure_heads(
-            p.query, p.key, ids, prefix=scene.prefix, engine="tiled" if p.n_q * p.n_k <= SMALL else None, mask=p.mask,
+        found += measure_heads(
+            p.query, p.key, ids, layer=layer, prefix=scene.prefix, engine="tiled" if small else None, mask=p.mask,
             score=p.score, bias=p.bias, scale=p.scale, sink=p.sink, offset=int(p.offset[0]), origin=p.origin,
         )  # fmt: skip
-        found.append(replace(head, layer=layer, head=number, kv_head=number // of.problem.group, **nothing))
-    return tuple(found)
+    group = of.problem.group
+    return tuple(replace(x, head=n, kv_head=n // group, **nothing) for n, x in enumerate(found))
 
 
 def repeats(ids: NDArray[np.int64], length: int) -> bool:
