@@ -1,6 +1,6 @@
 from regard import examplemodel, insight, positions
 from regard.api import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
-from regard.captured import Capture
+from regard.captured import Capture, capture
 from regard.engines import available_engines
 from regard.linear import linear_attention
 from regard.merging import merge
@@ -53,6 +53,7 @@ __all__ = [
     "attention_vjp_jvp",
     "available_engines",
     "blocks",
+    "capture",
     "causal",
     "dilated",
     "documents",

@@ -5,7 +5,9 @@ One `Capture` serves everything that looks at attention, wherever it comes from:
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +19,7 @@ import regard
 from regard.api import problem_from
 from regard.engines import choose
 from regard.observing import Seen, Statistic
-from regard.rules import Mask, Score, Traced, as_mask, as_score, reads
+from regard.rules import Mask, Score, Traced, as_mask, as_score, reads, type_name
 from regard.rules.expression import make, rebuild, substitute
 
 if TYPE_CHECKING:
@@ -409,7 +411,56 @@ class Capture(Sequence[Layer]):
         return "\n".join(lines)
 
 
-# Small things
+def capture(
+    model: Any,
+    *,
+    layers: Sequence[int | str] | None = None,
+    heads: Sequence[int] | None = None,
+    memory: int | None = None,
+    path: str | Path | None = None,
+    tokenizer: Any = None,
+) -> AbstractContextManager[Capture]:
+    """What a model attends to while it runs inside of this `with`: a `Capture`, filled when the `with` ends.
+
+        with regard.capture(model, tokenizer=tokenizer) as seen:
+            model.generate(**tokenizer("to be or not", return_tensors="pt"))
+        seen[0].weights(head=3)
+        seen.measure()
+        seen.save("seen.safetensors")
+
+    Of each layer its queries, keys and lse are kept and the rules that it follows, not the weights: they follow from
+    those, exactly, at any length. The model is one of transformers, which takes `attn_implementation="regard"` for the
+    time being, or any `torch.nn.Module` that calls `F.scaled_dot_product_attention` or `regard.attention`. Calls that
+    go on where the last ones ended, as in generation with a cache, make one sequence; any other call takes the place of
+    what was there. (Beam search gives its caches other contents on the way, so that only its last steps are kept.)
+
+    Args:
+        model: the module to be looked at.
+        layers: which to keep: numbers in the order of their first call, or names of modules, with * for anything
+            ("decoder.*"); all unless given.
+        heads: which query heads to keep, by number; all unless given.
+        memory: the most bytes of queries, keys, lse and biases that are kept. A layer that would take more is left out,
+            and `seen.dropped` says so, as does a warning.
+        path: a file to keep everything in, as `seen.save` writes it, from which the arrays of `seen` are then mapped;
+            until it is whole, they are in a folder beside it.
+        tokenizer: for labels, a tokenizer of transformers, or a function from a list of ids to strings.
+
+    Raises RuntimeError if the model ran and no attention was seen, ValueError if weights of sampled rows do not sum to
+    1 (`Capture.check`).
+
+    >>> import torch, regard.torch
+    >>> model = regard.torch.Transformer(32, 4, 2, causal=True)
+    >>> with regard.capture(model) as seen:
+    ...     out = model(torch.randn(1, 10, 32))
+    >>> [layer.name for layer in seen], seen[1].weights(0).shape
+    (['blocks.0.attention', 'blocks.1.attention'], (10, 10))
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type_name(model)}")
+    from regard.torch import recording
+
+    return recording.capture(model, layers=layers, heads=heads, memory=memory, path=path, tokenizer=tokenizer)
 
 
 def _index(name: str, x: int, size: int) -> int:
