@@ -253,9 +253,7 @@ class Problem:
             observe=(),
         )
 
-    def part(
-        self, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)
-    ) -> "Problem":
+    def part(self, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)) -> "Problem":
         """The scores of one head (None: of all) of one batch element (row-major), or of adjacent rows and keys of it,
         at the places that they have in the whole; views. A rule that reads how many keys there are (`keys`) counts
         those to the end of the part. No dropout and no statistics.
@@ -267,7 +265,8 @@ class Problem:
         first, first_key = range(self.n_q)[rows].start, range(self.n_k)[cols].start
 
         def pairs(x: Array) -> Array:
-            return self.dense(x)[at][head, rows, cols]
+            found: Array = self.dense(x)[at][head, rows, cols]
+            return found
 
         def rule(x: Any) -> Any:
             dense = {id(array): pairs(array) for array in x.dense} if x is not None else {}

@@ -4,12 +4,11 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import regard
 from regard.examplemodel import ExampleModel
@@ -34,7 +33,7 @@ MOST_TOKENS = 4096
 MOST_VALUES = 2**20
 LARGEST_THUMB = 256
 
-COLUMNS = (
+COLUMNS: tuple[dict[str, Any], ...] = (
     *({"name": kind.name, "label": kind.name, "help": kind.meaning, "low": 0.0, "high": 1.0} for kind in KINDS),
     {"name": "entropy", "label": "entropy", "help": "of a query's weights, in nats", "low": 0.0, "high": None},
     {
@@ -140,7 +139,11 @@ class Answers:
     def _scene(self, name: str) -> tuple[str, Scene]:
         scene = self._scenes.get(name)
         if scene is None:
-            gone = "it was given up for later ones; run it again" if re.fullmatch(r"example(-\d+)?", name) else "see scenes"
+            gone = (
+                "it was given up for later ones; run it again"
+                if re.fullmatch(r"example(-\d+)?", name)
+                else "see scenes"
+            )
             raise Refused(404, f"there is no scene {name}: {gone}")
         return name, scene
 
@@ -183,12 +186,18 @@ class Answers:
     def coarse(self, at: "At") -> pyramid.Coarse:
         """The coarse levels of a head."""
         head = self._ready(at)
-        return self._kept("maps", (*at.key, "coarse"), partial(pyramid.coarse, head), lambda x: x.nbytes + 4096)
+        made: pyramid.Coarse = self._kept(
+            "maps", (*at.key, "coarse"), partial(pyramid.coarse, head), lambda x: x.nbytes + 4096
+        )
+        return made
 
     def scores(self, at: "At", layer: int) -> tuple[HeadStatistics, ...]:
         """The scores of the heads of a layer."""
         make = partial(layer_scores, at.scene, layer, at.b)
-        return self._kept("scores", (at.name, layer, at.b, "scores"), make, lambda x: 1024 * len(x))
+        made: tuple[HeadStatistics, ...] = self._kept(
+            "scores", (at.name, layer, at.b, "scores"), make, lambda x: 1024 * len(x)
+        )
+        return made
 
     # Answers
 
@@ -233,7 +242,7 @@ class Answers:
         return Answer(200, {"start": start, "total": len(tokens), "tokens": [encoded(x) for x in tokens[start:stop]]})
 
     def _head_scores(self, at: "At") -> Answer:
-        rows = []
+        rows: list[dict[str, Any]] = []
         count = len(at.scene.layers)
         for layer in range(count):
             try:

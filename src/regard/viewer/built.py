@@ -17,5 +17,5 @@ def page() -> dict[str, str]:
         return {name: folder.joinpath(name).read_text("utf-8") for name in FILES}
     except FileNotFoundError:
         raise FileNotFoundError(
-            "the page of `regard look` is not built here; `pip install .` or `pip install -e .` in the checkout builds it"
+            "the page of `regard look` is not built; `pip install .` or `pip install -e .` in the checkout builds it"
         ) from None

@@ -1,7 +1,7 @@
 """One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
 
-Answers are embedded as the page would be given them, but fine tiles, rows and columns of layers without rules of their own,
-which the page computes from queries, keys and lse.
+Answers are embedded as the page would be given them, but fine tiles, rows and columns of layers without rules of their
+own, which the page computes from queries, keys and lse.
 """
 
 import json
@@ -104,7 +104,9 @@ def _plain(answers: Answers, path: str) -> dict[str, Any]:
     found = answers.get(bare, dict(part.partition("=")[::2] for part in query.split("&") if part))
     if found.status != 200:
         raise RuntimeError(f"{path}: {found.content}")
-    return found.content if isinstance(found.content, dict) else {f"f{8 * found.content.itemsize}": _base64(found.content)}
+    return (
+        found.content if isinstance(found.content, dict) else {f"f{8 * found.content.itemsize}": _base64(found.content)}
+    )
 
 
 def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:

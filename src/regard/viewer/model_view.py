@@ -1,6 +1,6 @@
 """What there is to see when a model has read a text: data alone, for the terminal, the page and the picture to draw."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -208,8 +208,8 @@ def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
 
 
 def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: None) -> LookData:
-    """What every head of a scene does: its statistics, and its weights when they are asked for. Of several batch elements
-    the first. `progress` is told each stage as it begins.
+    """What every head of a scene does: its statistics, and its weights when they are asked for. Of several batch
+    elements the first. `progress` is told each stage as it begins.
 
     >>> from .sources import Settings, example
     >>> data = look_data(example(Settings("to be or not to be")))

@@ -16,7 +16,7 @@ def widget(answers: Answers) -> Any:
         raise ImportError("in a notebook look needs anywidget: pip install 'regard[notebook]'") from None
     files = built.page()
 
-    class Page(AnyWidget):  # type: ignore[misc]
+    class Page(AnyWidget):
         _esm = files["page.js"]
         _css = files["page.css"]
 

@@ -1,8 +1,8 @@
 """A head's weights as a map that zooms: levels of tiles, each pixel the mass or the largest weight of some pairs.
 
-The last level is exact, one pixel a pair; a pixel of the level before covers twice as many queries and keys. Fine levels
-are computed when a tile is asked for, from the pairs of that tile alone: at most `ON_DEMAND` on a side. Coarse levels
-would need too many for that. They are made of one another, and the finest of them by one pass over all pairs, in
+The last level is exact, one pixel a pair; a pixel of the level before covers twice as many queries and keys. Fine
+levels are computed when a tile is asked for, from the pairs of that tile alone: at most `ON_DEMAND` on a side. Coarse
+levels would need too many for that. They are made of one another, and the finest of them by one pass over all pairs, in
 bands of queries: n × n never exists.
 """
 
@@ -78,7 +78,8 @@ class Levels:
 
 def _log2(n: int, part: int) -> int:
     """The least k for which n ≤ part · 2ᵏ."""
-    return (-(-n // part) - 1).bit_length()
+    shrunk: int = -(-n // part)
+    return (shrunk - 1).bit_length()
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,10 @@ class Coarse:
     mass: tuple[Half, ...]
     max: tuple[Half, ...]
     top: float
+
+    def of(self, kind: Kind) -> tuple[Half, ...]:
+        """The levels of a kind."""
+        return self.mass if kind == "mass" else self.max
 
     @property
     def nbytes(self) -> int:
@@ -154,8 +159,8 @@ def _by_strips(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, 
 
 
 def tile(head: Head, known: Coarse | None, level: int, x: int, y: int, kind: Kind) -> Half:
-    """One tile, cut off where the map ends: float16, NaN where nothing is visible for sure. Coarse levels are taken from
-    `known`.
+    """One tile, cut off where the map ends: float16, NaN where nothing is visible for sure. Coarse levels are taken
+    from `known`.
 
     Raises IndexError for a tile that is not there.
     """
@@ -170,7 +175,7 @@ def tile(head: Head, known: Coarse | None, level: int, x: int, y: int, kind: Kin
     cell = levels.cell(level)
     if level <= levels.kept:
         assert known is not None
-        values = getattr(known, kind)[level][rows.start : rows.stop, cols.start : cols.stop].copy()
+        values = known.of(kind)[level][rows.start : rows.stop, cols.start : cols.stop].copy()
     else:
         i, j = (range(r.start * cell, min(r.stop * cell, n)) for r, n in ((rows, head.n_q), (cols, head.n_k)))
         totals, largest = _by_strips(head, i, j, cell)
@@ -188,7 +193,7 @@ def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) ->
     `SAMPLED` queries of every row of pixels are looked at.
     """
     if known is not None and known.mass:
-        return _fitted(getattr(known, kind)[-1].astype(np.float32), size, kind).astype(np.float16), True
+        return _fitted(known.of(kind)[-1].astype(np.float32), size, kind).astype(np.float16), True
     if head.n_q * head.n_k <= SMALL:
         return _fitted(head.weights(range(head.n_q), range(head.n_k)), size, kind).astype(np.float16), True
     rows = np.unique(np.arange(size * SAMPLED) * head.n_q // (size * SAMPLED))

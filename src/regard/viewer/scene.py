@@ -158,8 +158,8 @@ class Head:
         self._lse = lse
 
     def weights(self, rows: range, cols: range) -> Array:
-        """The weights of these queries on these keys, (rows, cols), exactly; with lse known, nothing else is computed."""
-        return self.engine.weights(self.problem, self.lse[None], rows, cols)[0]
+        """The weights of these queries on these keys, (rows, cols), exactly: from their scores alone, and lse."""
+        return np.asarray(self.engine.weights(self.problem, self.lse[None], rows, cols)[0])
 
     def seen(self, rows: range, cols: range) -> NDArray[np.float32]:
         """The weights as float32, NaN where a pair is hidden for sure."""
@@ -189,7 +189,7 @@ class Head:
                 top = S.max(axis=1, initial=-np.inf)
                 lse = top + np.log(np.exp(S - np.where(top == -np.inf, 0, top)[:, None]).sum(axis=1))
                 lse = lse if p.sink is None else np.logaddexp(lse, p.sink[0].astype(real))
-            return np.exp(S - np.where(lse == -np.inf, 0, lse)[:, None])
+            return np.asarray(np.exp(S - np.where(lse == -np.inf, 0, lse)[:, None]))
 
     @cached_property
     def counts_keys(self) -> bool:
@@ -219,7 +219,7 @@ def triangle(p: Problem) -> tuple[bool, bool]:
     first, last, end = int(p.offset.min()), int(p.offset.max()) + p.n_q, p.keys
     ranges = p.ranges(0, range(p.heads), np.int64(0), np.int64(0))
     none, every = True, True
-    for size in 2 ** np.arange(max(last, end, 1).bit_length()):
+    for size in (2**k for k in range(max(last, end, 1).bit_length())):
         low = np.arange(0, max(last, end), 2 * size, dtype=np.int64)
         for i, j, wanted in ((low, low + size, NOTHING), (low + size, low, EVERYTHING)):
             none, every = _agree(p, ranges, i, j, size, wanted, none, every)

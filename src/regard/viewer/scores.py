@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ def layer_scores(
     """
     of = scene.layers[layer]
     ids = None if scene.ids is None or of.cross else scene.ids[b]
-    nothing = {name: np.nan for name in ("previous", "current") if of.cross}
+    nothing: dict[str, Any] = {name: np.nan for name in ("previous", "current") if of.cross}
     if ids is not None:
         lengths = {"induction": scene.prefix, "duplicate": 1}
         nothing |= {name: np.nan for name, length in lengths.items() if not repeats(ids, length)}

@@ -6,7 +6,6 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import uvicorn

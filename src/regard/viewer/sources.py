@@ -114,8 +114,9 @@ def arrays(
 ) -> Scene:
     """One layer of plain arrays, shaped as `regard.attention` takes them, and its options.
 
-    `tokens` are pieces of text, one for each query, and for each key unless `key_tokens` are given. lse (..., h, n_q) is
-    found when it is needed, unless it is given. Raises what `regard.attention` raises, and ValueError for tokens that do not fit.
+    `tokens` are pieces of text, one for each query, and for each key unless `key_tokens` are given. lse (..., h, n_q)
+    is found when it is needed, unless it is given. Raises what `regard.attention` raises, and ValueError for tokens
+    that do not fit.
     """
     for option in ("observe", "return_weights", "engine", "dropout", "seed"):
         if option in options:

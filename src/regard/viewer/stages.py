@@ -43,7 +43,9 @@ def _stages(layer: Layer, head: int, i: int, j: int, b: int) -> Iterator[Stage]:
     lse, weight = float(f.lse[0, 0, 0]), float(f.P[at])
     yield Stage("query", rf"q_{{{i}}}", f"the query of row {i}: {p.d} features", values=q[:MOST])
     yield Stage("key", rf"k_{{{j}}}", f"the key of row {j}: {p.d} features", values=k[:MOST])
-    yield Stage("products", rf"q_{{{i},a}}\,k_{{{j},a}}", "feature by feature, what the two share", values=(q * k)[:MOST])
+    yield Stage(
+        "products", rf"q_{{{i},a}}\,k_{{{j},a}}", "feature by feature, what the two share", values=(q * k)[:MOST]
+    )
     yield Stage("dot product", rf"q_{{{i}}}\cdot k_{{{j}}}=\sum_a q_{{{i},a}}\,k_{{{j},a}}", "their sum", float(q @ k))
     score, symbol = float(f.T[at]), rf"s_{{{i},{j}}}"
     usual = bool(np.isclose(p.scale, p.d**-0.5, rtol=1e-6))
@@ -73,6 +75,13 @@ def _stages(layer: Layer, head: int, i: int, j: int, b: int) -> Iterator[Stage]:
     if not layer.has_values:
         return
     yield Stage("value", rf"v_{{{j}}}", f"the value of row {j}: {p.d_v} features", values=v[:MOST])
-    yield Stage("times value", rf"p_{{{i},{j}}}\,v_{{{j}}}", "what this key adds to the output", values=(weight * v)[:MOST])
+    yield Stage(
+        "times value", rf"p_{{{i},{j}}}\,v_{{{j}}}", "what this key adds to the output", values=(weight * v)[:MOST]
+    )
     out = f.O[0, 0, 0]
-    yield Stage("weighted sum", rf"o_{{{i}}}=\sum_j p_{{{i},j}}\,v_j", f"over all keys: the output of row {i}", values=out[:MOST])
+    yield Stage(
+        "weighted sum",
+        rf"o_{{{i}}}=\sum_j p_{{{i},j}}\,v_j",
+        f"over all keys: the output of row {i}",
+        values=out[:MOST],
+    )
