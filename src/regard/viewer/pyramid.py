@@ -68,7 +68,7 @@ class Levels:
 
     def cell(self, level: int) -> int:
         """Queries, and keys, that a pixel of a level covers."""
-        return 2 ** int(self.finest - level)
+        return 1 << (self.finest - level)
 
     def size(self, level: int) -> tuple[int, int]:
         """Rows and columns of a level, in pixels."""
