@@ -27,11 +27,14 @@ export interface Scene {
   name: string;
   kind: string;
   note: string;
+  batch: number;
   n_tokens: number;
   has_tokens: boolean;
   layers: Layer[];
   editable: boolean;
   settings: Settings | null;
+  /** What the model expects next. */
+  following?: { token: string; probability: number }[];
 }
 
 export interface Scenes {
@@ -64,7 +67,8 @@ export interface Heads {
 
 export type Kind = "mass" | "max";
 
-type Maxima = Record<Kind, number[]>;
+/** One a level; null where it is not known. */
+type Maxima = Record<Kind, (number | null)[]>;
 
 export interface MapInfo extends Pyramid {
   levels: number;
@@ -89,11 +93,22 @@ export interface Stage {
   labels?: string[];
 }
 
+/** A head of a scene; the scene is named by its id, or by `id:b` for a batch element other than the first. */
 export interface HeadAt {
   scene: string;
   layer: number;
   head: number;
 }
+
+/** What a path of the server looks like. */
+function path(scene: string, rest: string, query: string[] = []): string {
+  const [id, b] = scene.split(":");
+  const options = b ? [...query, `b=${b}`] : query;
+  return `api/${id}/${rest}${options.length ? "?" : ""}${options.join("&")}`;
+}
+
+const ofHead = ({ scene, layer, head }: HeadAt, what: string, rest = "", query: string[] = []): string =>
+  path(scene, `${what}/${layer}/${head}${rest}`, query);
 
 const PAGE = 4096;
 const CELL = 64;
@@ -146,40 +161,40 @@ export class Data {
   }
 
   heads(scene: string): Promise<Heads> {
-    return this.json(`api/${scene}/heads`);
+    return this.json(path(scene, "heads"));
   }
 
-  map({ scene, layer, head }: HeadAt): Promise<MapInfo> {
-    return this.json(`api/${scene}/map/${layer}/${head}`);
+  map(at: HeadAt): Promise<MapInfo> {
+    return this.json(ofHead(at, "map"));
   }
 
-  profiles({ scene, layer, head }: HeadAt): Promise<Record<string, Profile>> {
-    return this.json(`api/${scene}/profiles/${layer}/${head}`);
+  profiles(at: HeadAt): Promise<Record<string, Profile>> {
+    return this.json(ofHead(at, "profiles"));
   }
 
-  async stages({ scene, layer, head }: HeadAt, i: number, j: number): Promise<Stage[]> {
-    return (await this.json<{ stages: Stage[] }>(`api/${scene}/step/${layer}/${head}/${i}/${j}`)).stages;
+  async stages(at: HeadAt, i: number, j: number): Promise<Stage[]> {
+    return (await this.json<{ stages: Stage[] }>(ofHead(at, "step", `/${i}/${j}`))).stages;
   }
 
   /** Thumbnails of a layer, heads × size × size half floats. */
   thumbs(scene: string, layer: number, size: number, kind: Kind): Promise<Uint16Array> {
-    return this.halves(`api/${scene}/thumbs/${layer}?size=${size}&kind=${kind}`);
+    return this.halves(path(scene, `thumbs/${layer}`, [`size=${size}`, `kind=${kind}`]));
   }
 
-  tile({ scene, layer, head }: HeadAt, level: number, x: number, y: number, kind: Kind): Promise<Uint16Array> {
-    return this.halves(`api/${scene}/tile/${layer}/${head}/${level}/${x}/${y}?kind=${kind}`);
+  tile(at: HeadAt, level: number, x: number, y: number, kind: Kind): Promise<Uint16Array> {
+    return this.halves(ofHead(at, "tile", `/${level}/${x}/${y}`, [`kind=${kind}`]));
   }
 
-  row({ scene, layer, head }: HeadAt, i: number): Promise<Float32Array> {
-    return this.floats(`api/${scene}/row/${layer}/${head}/${i}`);
+  row(at: HeadAt, i: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "row", `/${i}`));
   }
 
-  column({ scene, layer, head }: HeadAt, j: number): Promise<Float32Array> {
-    return this.floats(`api/${scene}/column/${layer}/${head}/${j}`);
+  column(at: HeadAt, j: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "column", `/${j}`));
   }
 
-  values({ scene, layer, head }: HeadAt, r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
-    return this.floats(`api/${scene}/values/${layer}/${head}?rows=${r0}:${r1}&cols=${c0}:${c1}`);
+  values(at: HeadAt, r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "values", "", [`rows=${r0}:${r1}`, `cols=${c0}:${c1}`]));
   }
 
   /** One exact weight, fetched with its neighbours. */
@@ -195,8 +210,8 @@ export class Data {
     let known = this.tokenLists.get(name);
     if (!known) {
       known = new Tokens(async (start) => {
-        const path = `api/${scene}/tokens?axis=${axis}&start=${start}&stop=${start + PAGE}`;
-        return (await this.source.json(path)) as { total: number; tokens: string[] };
+        const query = [`axis=${axis}`, `start=${start}`, `stop=${start + PAGE}`];
+        return (await this.source.json(path(scene, "tokens", query))) as { total: number; tokens: string[] };
       });
       this.tokenLists.set(name, known);
     }
@@ -204,28 +219,33 @@ export class Data {
   }
 
   async run(scene: string, settings: Settings): Promise<Scene> {
-    return ((await this.source.post(`api/${scene}/run`, settings)) as { scene: Scene }).scene;
+    return ((await this.source.post(path(scene, "run"), settings)) as { scene: Scene }).scene;
   }
 
-  private json<T>(path: string): Promise<T> {
-    return this.once(this.answers, path, () => this.source.json(path)) as Promise<T>;
+  private json<T>(from: string): Promise<T> {
+    return this.once(this.answers, from, () => this.source.json(from)) as Promise<T>;
   }
 
-  private halves(path: string): Promise<Uint16Array> {
-    return this.once(this.tiles, path, async () => new Uint16Array(await this.source.numbers(path)));
+  private halves(from: string): Promise<Uint16Array> {
+    return this.once(this.tiles, from, async () => new Uint16Array(await this.source.numbers(from)));
   }
 
-  private floats(path: string): Promise<Float32Array> {
-    return this.once(this.cells, path, async () => new Float32Array(await this.source.numbers(path)));
+  private floats(from: string): Promise<Float32Array> {
+    return this.once(this.cells, from, async () => new Float32Array(await this.source.numbers(from)));
+  }
+
+  /** Thumbnails of long inputs are estimates until the statistics of all heads are there. */
+  forgetThumbs(scene: string): void {
+    this.tiles.forget((name) => name.startsWith(path(scene, "thumbs/").split("?")[0]));
   }
 
   /** Answers that fail are not kept. */
-  private once<V>(kept: Recent<Promise<V>>, path: string, ask: () => Promise<V>): Promise<V> {
-    const known = kept.get(path);
+  private once<V>(kept: Recent<Promise<V>>, from: string, ask: () => Promise<V>): Promise<V> {
+    const known = kept.get(from);
     if (known) return known;
     const asked = ask();
-    asked.catch(() => kept.delete(path));
-    kept.set(path, asked);
+    asked.catch(() => kept.forget((name) => name === from));
+    kept.set(from, asked);
     return asked;
   }
 }

@@ -19,7 +19,7 @@ export class Recent<V> {
     if (this.kept.size > this.limit) this.kept.delete(this.kept.keys().next().value as string);
   }
 
-  delete(key: string): void {
-    this.kept.delete(key);
+  forget(which: (key: string) => boolean): void {
+    for (const key of [...this.kept.keys()].filter(which)) this.kept.delete(key);
   }
 }
