@@ -27,7 +27,7 @@ export const textView: MakeView = (context) => {
 
   let tokens: string[] = [];
   let lines: Line[] = [];
-  let weights = new Float32Array(0);
+  let weights: Float32Array = new Float32Array(0);
   let top = 1;
   const drawn = new Map<number, HTMLElement>();
 
