@@ -30,6 +30,9 @@ SPILLED = 2**20
 """Bytes from which an array goes to the disk, where that is asked for."""
 
 
+EVERYONE = mask(lambda b, h, i, j: j >= 0)
+
+
 class Unjoinable(Exception):
     """Calls that follow each other, but not as one; its text says why."""
 
@@ -146,7 +149,9 @@ class Call:
         if found is not None:
             keys = {make("keys", "int"): number(self.end)}
             found = Mask(substitute(found.node, keys), found.text, binds=found.binds)
-        if self.n_q == 1 and not self.cross and self.first == self.end - 1:
+        if self.cross:
+            return EVERYONE if found is None else found
+        if self.n_q == 1 and self.first == self.end - 1:
             return causally(found)
         if found is not None:
             later = [self.end + n for n in (*range(SAMPLED), *(2**n for n in range(5, 24)))]
@@ -330,7 +335,9 @@ class Joined(Passing):
         options, n_k = dict(self.options), self.end - self.begin
         if self.masks:
             options = {x: options[x] for x in ("score", "sink", "scale") if x in options}
-            options |= {"mask": _one_after_another(self.masks), "offset": self._position(self.first)}
+            options["offset"] = self._position(self.first)
+            if [rule for _, rule in self.masks] != [EVERYONE]:
+                options["mask"] = _one_after_another(self.masks)
             options |= {} if self.begin == 0 else {"origin": (0, 0, self.begin)}
             bias = self._bias()
             options |= {} if bias is None else {"bias": bias}
