@@ -189,95 +189,10 @@ def _operands(command: argparse.ArgumentParser) -> None:
 
 
 def _look(arguments: argparse.Namespace) -> None:
-    from regard.viewer import saving
+    from regard.viewer import command
 
     with _input():
-        text = _text(arguments)
-        paths = [target for path in arguments.save for target in saving.targets(path)]
-        chosen = {"layer": arguments.layer, "head": arguments.head, "token": _token(arguments.token)}
-        if not (paths or arguments.terminal) and any(x is not None for x in chosen.values()):
-            raise ValueError(
-                "--layer, --head and --token choose what --terminal prints and --save draws; on the page, click"
-            )
-    with _progress() as progress, _input():
-        progress("starting")
-        scenes = _scenes(arguments, text, progress)
-        if paths or arguments.terminal:
-            scene = saving.check(scenes, paths or [Path()])
-            if arguments.terminal or any(path.suffix in (".png", ".svg") for path in paths):
-                from regard.viewer.model_view import look_data
-
-                data = look_data(scene, progress)
-                choice = data.choose(**chosen)
-            for path in paths:
-                try:
-                    saving.save(scene, path, **chosen, progress=progress)
-                except OSError as error:
-                    raise ValueError(f"cannot write {path}: {error.strerror}") from error
-    console = _console(arguments)
-    if arguments.terminal:
-        from regard.viewer.terminal import show
-
-        show(data, choice, console)
-    for path in paths:
-        console.print(f"saved {path}", style="bold", soft_wrap=True)
-    if not (paths or arguments.terminal):
-        _serve(arguments, scenes)
-
-
-def _serve(arguments: argparse.Namespace, scenes: Sequence[Any]) -> None:
-    from regard.viewer.answers import Answers
-    from regard.viewer.server import Viewer
-
-    with _input():
-        viewer = Viewer(Answers(scenes), arguments.port)
-
-    def ready() -> None:
-        print(f"regard look: {viewer.url}\nCtrl-C ends it.", flush=True)
-        if not arguments.no_open:
-            viewer.show()
-
-    viewer.run(ready)
-
-
-def _scenes(arguments: argparse.Namespace, text: str | None, progress: Callable[[str], object]) -> Sequence[Any]:
-    """What is to be looked at."""
-    from regard.viewer import sources
-
-    if arguments.capture is not None:
-        from regard.captured import Capture
-
-        try:
-            return sources.captured(Capture.load(arguments.capture))
-        except OSError as error:
-            raise ValueError(f"cannot read {arguments.capture}: {error.strerror or error}") from error
-    if arguments.arrays is not None:
-        found = reading.operands(arguments.arrays, needed=("query", "key"))
-        given: dict[str, Any] = {name: found[name] for name in ("query", "key", "value", "lse") if name in found}
-        given |= {name: [str(x) for x in found[name]] for name in ("tokens", "key_tokens") if name in found}
-        name = ", ".join(path.name for path in arguments.arrays)
-        return [sources.arrays(**given, name=name, causal=arguments.causal, mask=_window(arguments))]
-    return [sources.example(sources.Settings() if text is None else sources.Settings(text), progress=progress)]
-
-
-def _text(arguments: argparse.Namespace) -> str | None:
-    """The text to read, from wherever it was given; None if it was not."""
-    names = ("text", "named_text", "file", "arrays", "capture")
-    given = [name for name in names if getattr(arguments, name) is not None]
-    if len(given) > 1:
-        words = {"text": "TEXT", "named_text": "--text"}
-        first, second = (words.get(name, f"--{name}") for name in given[:2])
-        raise ValueError(f"give {first} or {second}, not both")
-    if arguments.arrays is None and (arguments.causal or arguments.window is not None):
-        raise ValueError("--causal and --window go with --arrays: models have rules of their own")
-    if arguments.file is not None:
-        text = reading.text(arguments.file)
-    else:
-        text = arguments.text if arguments.named_text is None else arguments.named_text
-        text = reading.standard_input() if text == "-" else text
-    if text is not None:
-        _check_text(text)
-    return text
+        command.run(arguments, _window(arguments), _console(arguments), _progress())
 
 
 def _steps(arguments: argparse.Namespace) -> None:
@@ -424,28 +339,12 @@ def _bar(total: int) -> Iterator[Callable[[str, int], object]]:
         yield lambda stage, done: progress.update(task, description=escape(stage), completed=done)
 
 
-def _check_text(text: str) -> None:
-    if not text:
-        raise ValueError("text is empty: give at least one character")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("text is not valid UTF-8") from None
-
-
 def _check_entries(query: tuple[int, ...], key: tuple[int, ...]) -> None:
     entries = math.prod((*query[:-1], *key[-2:-1]))
     if entries > MOST_ENTRIES:
         raise Refusal(
             f"steps builds every score: {entries:,} of them, more than {MOST_ENTRIES:,}; take fewer queries or keys"
         )
-
-
-def _token(text: str | None) -> int | str | None:
-    try:
-        return text if text is None else int(text)
-    except ValueError:
-        return text
 
 
 def _window(arguments: argparse.Namespace) -> regard.Mask | None:

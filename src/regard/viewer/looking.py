@@ -58,28 +58,30 @@ def look(
     True
     >>> page.close()
     """
-    from .saving import check, targets
-    from .saving import save as write
+    from .saving import Still, single, targets
 
     given = [save] if isinstance(save, str | Path) else save or []
     paths = [target for path in given for target in targets(Path(path))]
+    bound = None
+    if not paths and not in_notebook():
+        from .server import Viewer, bind
+
+        bound = bind(port)
     scenes = scenes_of(
         what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse, **options
     )
     if paths:
+        still = Still(single(scenes))
         for path in paths:
-            write(check(scenes, paths), path)
+            still.save(path)
         return None
     from .answers import Answers
 
-    answers = Answers(scenes)
-    if in_notebook():
+    if bound is None:
         from .notebook import widget
 
-        return widget(answers)
-    from .server import Viewer
-
-    viewer = Viewer(answers, port)
+        return widget(Answers(scenes))
+    viewer = Viewer(Answers(scenes), bound)
 
     def ready() -> None:
         print(f"regard look: {viewer.url}", flush=True)

@@ -126,12 +126,12 @@ def _response(answer: Answer) -> Response:
 
 
 class Viewer:
-    """A page that is being served: at `url`, until `close`."""
+    """A page that is being served: at `url`, until `close`. `bound` is the socket to serve at, see `bind`."""
 
-    def __init__(self, answers: Answers, port: int = 0):
+    def __init__(self, answers: Answers, bound: socket.socket):
         self.answers = answers
-        self._socket = _bound(port)
-        self.port: int = self._socket.getsockname()[1]
+        self._socket = bound
+        self.port: int = bound.getsockname()[1]
         self.token = secrets.token_urlsafe(16)
         self.url = f"http://{HOME}:{self.port}/{self.token}/"
         built.page()
@@ -171,8 +171,8 @@ class Viewer:
         return f"Viewer at {self.url}"
 
 
-def _bound(port: int) -> socket.socket:
-    """A socket of this machine alone. Raises ValueError if the port is no port, or in use."""
+def bind(port: int = 0) -> socket.socket:
+    """A socket that this machine alone reaches. Raises ValueError if the port is no port, or in use."""
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 (any that is free) to 65535, got {port}")
     bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
