@@ -3,7 +3,6 @@
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from socket import socket
 
 from rich.console import Console
 
@@ -46,26 +45,20 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
         return
     if any(x is not None for x in chosen.values()):
         raise ValueError("--layer, --head and --token are for --terminal and --save; on the page they are a click")
-    from .server import bind
-
-    bound = bind(arguments.port)
-    with progress as report:
-        scenes = _scenes(arguments, text, mask, report)
-    _serve(scenes, bound, arguments.no_open)
-
-
-def _serve(scenes: Sequence[Scene], bound: socket, quietly: bool) -> None:
     from .answers import Answers
-    from .server import Viewer
+    from .server import Viewer, bound
 
-    try:
-        viewer = Viewer(Answers(scenes), bound)
-    except FileNotFoundError as error:
-        raise ValueError(str(error)) from None
+    with bound(arguments.port) as home:
+        with progress as report:
+            scenes = _scenes(arguments, text, mask, report)
+        try:
+            viewer = Viewer(Answers(scenes), home)
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from None
 
     def ready() -> None:
         print(f"regard look: {viewer.url}\nCtrl-C ends it.", flush=True)
-        if not quietly:
+        if not arguments.no_open:
             viewer.show()
 
     viewer.run(ready)

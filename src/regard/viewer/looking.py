@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,26 +63,25 @@ def look(
 
     given = [save] if isinstance(save, str | Path) else save or []
     paths = [target for path in given for target in targets(Path(path))]
-    bound = None
-    if not paths and not in_notebook():
-        from .server import Viewer, bind
-
-        bound = bind(port)
-    scenes = scenes_of(
-        what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse, **options
-    )
+    scenes = partial(
+        scenes_of, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse,
+        **options,
+    )  # fmt: skip
     if paths:
-        still = Still(single(scenes))
+        still = Still(single(scenes()))
         for path in paths:
             still.save(path)
         return None
     from .answers import Answers
 
-    if bound is None:
+    if in_notebook():
         from .notebook import widget
 
-        return widget(Answers(scenes))
-    viewer = Viewer(Answers(scenes), bound)
+        return widget(Answers(scenes()))
+    from .server import Viewer, bound
+
+    with bound(port) as home:
+        viewer = Viewer(Answers(scenes()), home)
 
     def ready() -> None:
         print(f"regard look: {viewer.url}", flush=True)

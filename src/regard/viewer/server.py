@@ -5,7 +5,8 @@ import json
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import uvicorn
@@ -126,12 +127,12 @@ def _response(answer: Answer) -> Response:
 
 
 class Viewer:
-    """A page that is being served: at `url`, until `close`. `bound` is the socket to serve at, see `bind`."""
+    """A page that is being served: at `url`, until `close`. `home` is the socket to serve at, see `bound`."""
 
-    def __init__(self, answers: Answers, bound: socket.socket):
+    def __init__(self, answers: Answers, home: socket.socket):
         self.answers = answers
-        self._socket = bound
-        self.port: int = bound.getsockname()[1]
+        self._socket = home
+        self.port: int = home.getsockname()[1]
         self.token = secrets.token_urlsafe(16)
         self.url = f"http://{HOME}:{self.port}/{self.token}/"
         built.page()
@@ -171,17 +172,30 @@ class Viewer:
         return f"Viewer at {self.url}"
 
 
-def bind(port: int = 0) -> socket.socket:
-    """A socket that this machine alone reaches. Raises ValueError if the port is no port, or in use."""
+@contextmanager
+def bound(port: int = 0) -> Iterator[socket.socket]:
+    """A socket that this machine alone reaches, for a `Viewer` to be made of: closed if none is, for an error.
+
+    Raises ValueError if the port is no port, or in use.
+    """
+    made = _bind(port)
+    try:
+        yield made
+    except BaseException:
+        made.close()
+        raise
+
+
+def _bind(port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 (any that is free) to 65535, got {port}")
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((HOME, port))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((HOME, port))
     except OSError as error:
-        bound.close()
+        made.close()
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"port {port} is in use; give another one, or 0 for any that is free") from None
         raise ValueError(f"cannot serve at port {port}: {error.strerror}") from None
-    return bound
+    return made
