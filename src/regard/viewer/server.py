@@ -132,6 +132,7 @@ class Viewer:
     def __init__(self, answers: Answers, home: socket.socket):
         self.answers = answers
         self._socket = home
+        home.listen()  # who asks before `run` waits
         self.port: int = home.getsockname()[1]
         self.token = secrets.token_urlsafe(16)
         self.url = f"http://{HOME}:{self.port}/{self.token}/"
@@ -149,8 +150,7 @@ class Viewer:
         self._server = uvicorn.Server(config)
 
     def run(self, ready: Callable[[], object] = lambda: None) -> None:
-        """Serve until interrupted, or closed from another thread. `ready` is called when questions are taken."""
-        self._socket.listen()
+        """Serve until interrupted, or closed from another thread; `ready` is called first."""
         ready()
         try:
             self._server.run(sockets=[self._socket])
