@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.api import Frame, causally
 from regard.arrayfile import Parts
-from regard.captured import OPTIONS, Layer
+from regard.captured import OPTIONS, RULES, Layer
 from regard.rules import At, Mask, Table, Traced, evaluate, mask, reads, rule_text
 from regard.rules.expression import make, number, rebuild, substitute
 
@@ -96,7 +96,8 @@ class Call:
             x = x.reshape((1,) * (len(lead) + 3 - x.ndim) + x.shape)
             return x if len(lead) < 2 else np.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(batch, *x.shape[-3:])
 
-        given = {name: x for name, x in options.items() if name in OPTIONS and x is not False}
+        given = {name: x for name, x in options.items() if name in OPTIONS and x is not None and x is not False}
+        given |= {name: rule(given[name]) for name, (_, rule) in RULES.items() if name in given}
         if "bias" in given and len(lead) > 1:
             given["bias"] = flat(given["bias"])
         if "mask" in given and given["mask"].dense and len(lead) > 1:
@@ -321,7 +322,7 @@ class Joined(Passing):
         keys = range(call.begin, call.end)
         if _equal(visible(rule, call, keys), visible(last, call, keys)):
             return
-        before, known = start + sampled(self._position(call) - start), range(self.begin, self.end)
+        before, known = start + sampled(self._position(call) - start), range(self.begin, call.end)
         dense = call.mask is not None and bool(call.mask.dense)  # it says nothing of other rows
         if not dense and _equal(visible(rule, call, known, before), visible(last, call, known, before)):
             self.masks[-1] = start, rule  # it says the same of the earlier ones: a table that has grown

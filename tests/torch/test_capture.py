@@ -1,5 +1,6 @@
 """Captures of PyTorch models: their weights are those of eager, whatever the model, and however it was run."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -362,3 +363,25 @@ def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(torch.randn(1, 16), cache=cache)
     with pytest.raises(ValueError, match="the weights of layer 'attention' do not sum to 1"):
         capture.__exit__(None, None, None)
+
+
+@needs_transformers
+def test_beam_search_keeps_its_last_steps() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    with regard.capture(model) as seen:
+        model.generate(**inputs, min_new_tokens=9, max_new_tokens=9, do_sample=False, num_beams=3)
+    assert {layer.n_k for layer in seen} == {19}
+    assert {layer.n_q for layer in seen} < set(range(1, 19))
+    seen.check(rows=19)
+
+
+@needs_transformers
+def test_another_thread_is_not_looked_at() -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(16, 2, causal=True)
+    with regard.capture(attention) as seen:
+        attention(torch.randn(1, 5, 16))
+        other = threading.Thread(target=lambda: attention(torch.randn(1, 9, 16)))
+        other.start()
+        other.join()
+    assert [layer.n_q for layer in seen] == [5]
