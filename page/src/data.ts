@@ -148,6 +148,12 @@ export class Tokens {
   }
 }
 
+/** The tokens along both axes, null where there are none. */
+export interface BothTokens {
+  query: Tokens | null;
+  key: Tokens | null;
+}
+
 export class Data {
   private readonly answers = new Recent<Promise<unknown>>(256);
   private readonly tiles = new Recent<Promise<Uint16Array>>(TILES_KEPT);

@@ -4,7 +4,8 @@ import { count, figure, printable } from "../numbers/format";
 import { chosen, headAt, latest, layerOf, scaleName, tokensOf, type MakeView } from "./view";
 
 const MOST = 64;
-const SLOT = 26;
+/** How much room a token has, in pixels. */
+const SLOTS = { least: 18, most: 40 };
 const STRONGEST = 400;
 
 /** Up to 64 tokens with an arc for every weight that is seen. */
@@ -50,12 +51,13 @@ export const arcsView: MakeView = (context) => {
       if (w >= least && i !== j && !(store.state.hide && j + start === 0)) shown.push({ i, j, w });
     });
     shown.sort((a, b) => b.w - a.w).length = Math.min(shown.length, STRONGEST);
+    const slot = Math.max(SLOTS.least, Math.min(SLOTS.most, (place.clientWidth - 60) / n));
     const reach = Math.max(1, ...shown.map(({ i, j }) => Math.abs(i - j)));
-    const rise = Math.min(250, (reach * SLOT) / 2);
-    const [width, base] = [n * SLOT + 40, rise + 14];
+    const rise = Math.min(250, (reach * slot) / 2);
+    const [width, base] = [n * slot + 40, rise + 14];
     const height = base + 130;
     const scale = SCALES[scaleName(store.state, context.dark())];
-    const x = (k: number): number => 20 + (k + 0.5) * SLOT;
+    const x = (k: number): number => 20 + (k + 0.5) * slot;
     const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Tokens in a row, arcs from each to those it attends to" });
     for (const { i, j, w } of [...shown].reverse()) {
       const tall = (Math.abs(i - j) / reach) * rise;
@@ -77,7 +79,7 @@ export const arcsView: MakeView = (context) => {
           click: () => store.set({ i: start + k }),
           keydown: (event: KeyboardEvent) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), store.set({ i: start + k })),
           mouseenter: () => light(svg, k), mouseleave: () => light(svg, -1) },
-        s("rect", { x: x(k) - SLOT / 2, y: base + 2, width: SLOT, height: 124, rx: 4 }),
+        s("rect", { x: x(k) - slot / 2, y: base + 2, width: slot, height: 124, rx: 4 }),
         label,
       );
       svg.append(token);

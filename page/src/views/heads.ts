@@ -7,6 +7,9 @@ import { latest, scaleName, type MakeView } from "./view";
 
 const SIZE = 64;
 
+/** So many heads have room to be drawn larger. */
+const FEW = 16;
+
 /** Every head of every layer, small; sorted and filtered by what was measured. */
 export const headsView: MakeView = (context) => {
   const { data, store, scene } = context;
@@ -73,12 +76,13 @@ export const headsView: MakeView = (context) => {
     wanted.disconnect();
     const ordered = !column && state.filter === "all";
     grid.classList.toggle("by-layer", ordered);
+    grid.classList.toggle("few", heads.rows.length <= FEW);
     if (ordered) {
       const layers = grouped(rows);
       grid.replaceChildren(
         ...[...layers].map(([l, mine]) =>
           h("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` },
-            h("h3", {}, `Layer ${l}`, h("small", {}, scene.layers[l].name)),
+            h("h3", {}, `Layer ${l}`, scene.layers[l].name !== `layer ${l}` && h("small", {}, scene.layers[l].name)),
             h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state)))),
         ),
       );

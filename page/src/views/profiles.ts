@@ -40,13 +40,14 @@ export const profilesView: MakeView = (context) => {
     plots = [];
     charts.replaceChildren();
     if (!profiles) return;
-    for (const [key, title, axis, help] of CHARTS) {
-      const profile = profiles[key];
-      if (!profile) continue;
+    const shown = CHARTS.flatMap(([key, title, axis, help]) => {
+      const profile = profiles?.[key];
+      if (!profile) return [];
       const place = h("div", { class: "plot", role: "img", "aria-label": summary(profile, title) });
       charts.append(h("figure", {}, h("figcaption", {}, h("b", {}, title), h("small", {}, help)), place));
-      plots.push(plot(place, profile, axis, logarithmic && key === "offset" && profile.start >= 0));
-    }
+      return [{ place, profile, axis, logX: logarithmic && key === "offset" && profile.start >= 0 }];
+    });
+    plots = shown.map(({ place, profile, axis, logX }) => plot(place, profile, axis, logX));
   }
 
   function plot(place: HTMLElement, profile: Profile, axis: string, logX: boolean): uPlot {
