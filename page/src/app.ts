@@ -46,6 +46,7 @@ export class App {
   private readonly tabs = h("nav", { "aria-label": "Views" });
   private readonly main = h("main", {});
   private readonly problem = h("div", { class: "problem banner", role: "alert", hidden: true });
+  private readonly working = h("p", { class: "working", role: "status", hidden: true });
   private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
   private readonly note = h("span", {});
   private readonly help = helpDialog();
@@ -61,8 +62,12 @@ export class App {
   ) {
     this.data = new Data(source);
     this.element.dataset.source = source.kind;
+    source.progress = (share) => {
+      this.working.hidden = share >= 1;
+      this.working.textContent = `Summing over all pairs: ${Math.round(100 * share)} %`;
+    };
     this.element.append(
-      this.header, this.tabs, this.problem, this.main,
+      this.header, this.tabs, this.problem, this.working, this.main,
       h("footer", {}, h("span", {}, CAVEAT), this.note), this.spoken, this.help,
     );
     this.dress();

@@ -127,7 +127,8 @@ export class DeepMap {
     this.tokens = tokens;
     this.generation++;
     this.viewer.addOnceHandler("open", () => {
-      this.viewer.forceResize(); // it may have been made before it had a place in the document
+      // The viewer is made before it has a place in the document.
+      this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
       if (bounds) this.viewer.viewport.fitBounds(bounds, true);
       else this.viewer.viewport.goHome(true);
     });

@@ -38,7 +38,10 @@ export const arcsView: MakeView = (context) => {
       if (!current()) return;
       const words = Array.from({ length: stop - start }, (_, k) => (query ? printable(query.at(start + k) ?? "") : count(start + k)));
       const whole = stop - start === Math.max(layerOf(context).n_q, layerOf(context).n_k);
-      caption.textContent = whole ? "" : `Tokens ${count(start)} to ${count(stop - 1)}: choose a token elsewhere to move there.`;
+      const { n_q } = layerOf(context);
+      const move = (by: number, text: string): HTMLElement =>
+        h("button", { type: "button", click: () => store.set({ i: Math.max(0, Math.min(n_q - 1, start + (MOST >> 1) + by)) }) }, text);
+      caption.replaceChildren(...(whole ? [] : [move(-MOST, "‹ before"), ` Tokens ${count(start)} to ${count(stop - 1)} `, move(MOST, "after ›")]));
       place.replaceChildren(drawing(words, weights, start));
     });
 
@@ -63,7 +66,7 @@ export const arcsView: MakeView = (context) => {
       const tall = (Math.abs(i - j) / reach) * rise;
       const path = s("path", {
         d: `M${x(i)} ${base} C${x(i)} ${base - tall * 1.33} ${x(j)} ${base - tall * 1.33} ${x(j)} ${base}`,
-        stroke: css(ramp(scale, Math.max(0.12, toned(w, 1, store.state.tone)))),
+        stroke: css(ramp(scale, Math.max(context.dark() ? 0.35 : 0.12, toned(w, 1, store.state.tone)))),
         "stroke-width": 0.8 + 3.2 * Math.sqrt(w),
         class: i === picked ? "arc chosen" : "arc",
         "data-i": i,
@@ -79,7 +82,7 @@ export const arcsView: MakeView = (context) => {
           click: () => store.set({ i: start + k }),
           keydown: (event: KeyboardEvent) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), store.set({ i: start + k })),
           mouseenter: () => light(svg, k), mouseleave: () => light(svg, -1) },
-        s("rect", { x: x(k) - slot / 2, y: base + 2, width: slot, height: 124, rx: 4 }),
+        s("rect", { x: x(k) - slot / 2, y: base + 2, width: slot, height: Math.min(124, 18 + 8 * Math.min(14, Array.from(word).length)), rx: 4 }),
         label,
       );
       svg.append(token);
