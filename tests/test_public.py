@@ -18,6 +18,7 @@ from regard.observing import Top
 from regard.problem import Problem
 
 PUBLIC = [
+    "Capture",
     "Differential",
     "Mask",
     "Outputs",
@@ -34,6 +35,7 @@ PUBLIC = [
     "attention_vjp_jvp",
     "available_engines",
     "blocks",
+    "capture",
     "causal",
     "dilated",
     "documents",
@@ -41,6 +43,7 @@ PUBLIC = [
     "global_tokens",
     "insight",
     "linear_attention",
+    "look",
     "mask",
     "mass",
     "merge",
@@ -87,6 +90,9 @@ SIGNATURES = {
     "merge": "(*parts, sink=None)",
     "available_engines": "()",
     "set_num_threads": "(n)",
+    "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None)",
+    "look": "(what=None, key=None, value=None, *, text=None, tokenizer=None, tokens=None, key_tokens=None, lse=None, "
+    "save=None, port=0, open_browser=True, block=None, **options)",
     "top": "(k)",
     "mass": "(mask)",
     "pooled": "(rows, cols, kind='mass')",

@@ -1,5 +1,6 @@
 from regard import examplemodel, insight, positions
 from regard.api import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
+from regard.captured import Capture, capture
 from regard.engines import available_engines
 from regard.linear import linear_attention
 from regard.merging import merge
@@ -31,10 +32,12 @@ from regard.rules import (
 )
 from regard.stepping import steps
 from regard.threads import set_num_threads
+from regard.viewer import look
 
 __version__: str
 
 __all__ = [
+    "Capture",
     "Differential",
     "Mask",
     "Outputs",
@@ -51,6 +54,7 @@ __all__ = [
     "attention_vjp_jvp",
     "available_engines",
     "blocks",
+    "capture",
     "causal",
     "dilated",
     "documents",
@@ -58,6 +62,7 @@ __all__ = [
     "global_tokens",
     "insight",
     "linear_attention",
+    "look",
     "mask",
     "mass",
     "merge",

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from zipfile import BadZipFile
 
 import numpy as np
 
 import regard
+from regard import reading
 from regard.planning import plan
 from regard.stepping import Step, steps
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
-
-SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
-"""What `regard look` looks at unless told otherwise: a rare name comes back, and breaks off."""
 
 MOST_ENTRIES = 2**26
 """Scores that `regard steps` will build: several arrays of them, of 256 MiB each in float32."""
@@ -85,14 +82,35 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--no-color", action="store_true", help="no colours (as NO_COLOR=1)")
         return made
 
-    look = command("look", _look, "look at the heads of a small trained model reading a text")
+    look = command(
+        "look", _look, "look at attention on a page: of a small trained model reading a text, of arrays, of a capture"
+    )
     look.add_argument(
         "text",
         metavar="TEXT",
         nargs="?",
-        default=SENTENCE,
         help="the text, - for standard input; a sentence with a repeated name unless given",
     )
+    look.add_argument("--text", dest="named_text", metavar="TEXT", help="likewise")
+    look.add_argument("--file", type=Path, metavar="FILE", help="the text in a file")
+    look.add_argument(
+        "--arrays",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="look at arrays instead: .npy files of query and key, and value if there is one, or one .npz or "
+        ".safetensors with these (or q, k, v), and perhaps lse, tokens and key_tokens",
+    )
+    look.add_argument("--capture", type=Path, metavar="FILE", help="look at what regard.capture saved")
+    look.add_argument("--causal", action="store_true", help="of arrays: let a query see only the keys up to itself")
+    look.add_argument(
+        "--window", type=int, metavar="W", help="of arrays: let it see only itself and the W keys before it"
+    )
+    look.add_argument(
+        "--port", type=int, default=0, metavar="PORT", help="serve the page here; any that is free unless given"
+    )
+    look.add_argument("--no-open", action="store_true", help="print the address of the page, and open no browser")
+    look.add_argument("--terminal", action="store_true", help="print to the terminal instead")
     look.add_argument(
         "--layer", type=int, metavar="L", help="the layer of the map; that of the strongest induction head unless given"
     )
@@ -108,7 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATH",
-        help="also write PATH, .html (one file, works offline) or .png; without ending both; may be repeated",
+        help="write PATH instead: .html (the page in one file, works offline), .png, .svg or .npz (the arrays); "
+        "without ending .html and .png; may be repeated",
     )
 
     step = command("steps", _steps, "show every intermediate of attention, with indices, einsum, shape and values")
@@ -170,29 +189,95 @@ def _operands(command: argparse.ArgumentParser) -> None:
 
 
 def _look(arguments: argparse.Namespace) -> None:
-    text = _standard_input() if arguments.text == "-" else arguments.text
-    targets = [target for path in arguments.save for target in _targets(path)]
-    console = _console(arguments)
-    with _progress() as progress:
+    from regard.viewer import saving
+
+    with _input():
+        text = _text(arguments)
+        paths = [target for path in arguments.save for target in saving.targets(path)]
+        chosen = {"layer": arguments.layer, "head": arguments.head, "token": _token(arguments.token)}
+        if not (paths or arguments.terminal) and any(x is not None for x in chosen.values()):
+            raise ValueError(
+                "--layer, --head and --token choose what --terminal prints and --save draws; on the page, click"
+            )
+    with _progress() as progress, _input():
         progress("starting")
-        from regard.examplemodel import ExampleModel
-        from regard.viewer import check_fits, look_data, page, png
+        scenes = _scenes(arguments, text, progress)
+        if paths or arguments.terminal:
+            scene = saving.check(scenes, paths or [Path()])
+            if arguments.terminal or any(path.suffix in (".png", ".svg") for path in paths):
+                from regard.viewer.model_view import look_data
 
-        with _input():
-            _check_text(text)
-            model = ExampleModel.load()
-            if any(path.suffix == ".html" for path in targets):
-                check_fits(len(text.encode()) + 1, model.config.layers * model.config.heads)
-            data = look_data(text, model, progress)
-            choice = data.choose(arguments.layer, arguments.head, _token(arguments.token))
-        for path in targets:
-            progress(f"writing {path}")
-            _write(path, page(data, choice).encode() if path.suffix == ".html" else png(data, choice))
-    from regard.viewer import show
+                data = look_data(scene, progress)
+                choice = data.choose(**chosen)
+            for path in paths:
+                try:
+                    saving.save(scene, path, **chosen, progress=progress)
+                except OSError as error:
+                    raise ValueError(f"cannot write {path}: {error.strerror}") from error
+    console = _console(arguments)
+    if arguments.terminal:
+        from regard.viewer.terminal import show
 
-    show(data, choice, console)
-    for path in targets:
+        show(data, choice, console)
+    for path in paths:
         console.print(f"saved {path}", style="bold", soft_wrap=True)
+    if not (paths or arguments.terminal):
+        _serve(arguments, scenes)
+
+
+def _serve(arguments: argparse.Namespace, scenes: Sequence[Any]) -> None:
+    from regard.viewer.answers import Answers
+    from regard.viewer.server import Viewer
+
+    with _input():
+        viewer = Viewer(Answers(scenes), arguments.port)
+
+    def ready() -> None:
+        print(f"regard look: {viewer.url}\nCtrl-C ends it.", flush=True)
+        if not arguments.no_open:
+            viewer.show()
+
+    viewer.run(ready)
+
+
+def _scenes(arguments: argparse.Namespace, text: str | None, progress: Callable[[str], object]) -> Sequence[Any]:
+    """What is to be looked at."""
+    from regard.viewer import sources
+
+    if arguments.capture is not None:
+        from regard.captured import Capture
+
+        try:
+            return sources.captured(Capture.load(arguments.capture))
+        except OSError as error:
+            raise ValueError(f"cannot read {arguments.capture}: {error.strerror or error}") from error
+    if arguments.arrays is not None:
+        found = reading.operands(arguments.arrays, needed=("query", "key"))
+        given: dict[str, Any] = {name: found[name] for name in ("query", "key", "value", "lse") if name in found}
+        given |= {name: [str(x) for x in found[name]] for name in ("tokens", "key_tokens") if name in found}
+        name = ", ".join(path.name for path in arguments.arrays)
+        return [sources.arrays(**given, name=name, causal=arguments.causal, mask=_window(arguments))]
+    return [sources.example(sources.Settings() if text is None else sources.Settings(text), progress=progress)]
+
+
+def _text(arguments: argparse.Namespace) -> str | None:
+    """The text to read, from wherever it was given; None if it was not."""
+    names = ("text", "named_text", "file", "arrays", "capture")
+    given = [name for name in names if getattr(arguments, name) is not None]
+    if len(given) > 1:
+        words = {"text": "TEXT", "named_text": "--text"}
+        first, second = (words.get(name, f"--{name}") for name in given[:2])
+        raise ValueError(f"give {first} or {second}, not both")
+    if arguments.arrays is None and (arguments.causal or arguments.window is not None):
+        raise ValueError("--causal and --window go with --arrays: models have rules of their own")
+    if arguments.file is not None:
+        text = reading.text(arguments.file)
+    else:
+        text = arguments.text if arguments.named_text is None else arguments.named_text
+        text = reading.standard_input() if text == "-" else text
+    if text is not None:
+        _check_text(text)
+    return text
 
 
 def _steps(arguments: argparse.Namespace) -> None:
@@ -211,7 +296,7 @@ def _steps(arguments: argparse.Namespace) -> None:
         json.dump({"steps": [_plain(step) for step in found]}, sys.stdout, ensure_ascii=False, allow_nan=False)
         print()
         return
-    from regard.viewer import show_steps
+    from regard.viewer.steps_terminal import show_steps
 
     show_steps(found, _console(arguments))
 
@@ -339,20 +424,13 @@ def _bar(total: int) -> Iterator[Callable[[str, int], object]]:
         yield lambda stage, done: progress.update(task, description=escape(stage), completed=done)
 
 
-def _standard_input() -> str:
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError:
-        raise Refusal("standard input is not valid UTF-8") from None
-
-
 def _check_text(text: str) -> None:
     if not text:
-        raise Refusal("TEXT is empty; give at least one character")
+        raise ValueError("text is empty: give at least one character")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise Refusal("TEXT is not valid UTF-8") from None
+        raise ValueError("text is not valid UTF-8") from None
 
 
 def _check_entries(query: tuple[int, ...], key: tuple[int, ...]) -> None:
@@ -368,24 +446,6 @@ def _token(text: str | None) -> int | str | None:
         return text if text is None else int(text)
     except ValueError:
         return text
-
-
-def _targets(path: Path) -> list[Path]:
-    """The files that --save PATH stands for, once they can be written."""
-    if path.suffix not in ("", ".html", ".png"):
-        raise Refusal(f"cannot save {path}: the ending must be .html or .png, got {path.suffix}")
-    if not path.parent.is_dir():
-        raise Refusal(f"cannot save {path}: {path.parent} is not a directory")
-    if path.is_dir():
-        raise Refusal(f"cannot save {path}: it is a directory")
-    return [path] if path.suffix else [path.with_suffix(".html"), path.with_suffix(".png")]
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise Refusal(f"cannot write {path}: {error.strerror}") from error
 
 
 def _window(arguments: argparse.Namespace) -> regard.Mask | None:
@@ -430,43 +490,8 @@ def _load(arguments: argparse.Namespace) -> list[Array]:
             raise Refusal(
                 f"--{name.replace('_', '-')} does not go with files: sizes and values are those of the arrays"
             )
-    paths: list[Path] = arguments.files
-    if [path.suffix for path in paths] == [".npy"] * 3:
-        return [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
-    if len(paths) != 1 or paths[0].suffix not in (".npz", ".safetensors"):
-        given = ", ".join(map(str, paths))
-        raise Refusal(f"files must be three .npy for query, key and value, or one .npz or .safetensors, got {given}")
-    (path,) = paths
-    arrays = _read(path, _npz if path.suffix == ".npz" else _safetensors)
-    for names in (("query", "key", "value"), ("q", "k", "v")):
-        if all(name in arrays for name in names):
-            return [arrays[name] for name in names]
-    raise Refusal(f"{path} must hold arrays query, key and value (or q, k and v), got {', '.join(arrays) or 'none'}")
-
-
-def _npz(path: Path) -> dict[str, Array]:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def _safetensors(path: Path) -> dict[str, Array]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        found: dict[str, Array] = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    return found
-
-
-def _read(path: Path, read: Callable[[Path], T]) -> T:
-    try:
-        return read(path)
-    except OSError as error:
-        raise Refusal(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, BadZipFile) as error:
-        raise Refusal(f"cannot read {path}: not a valid {path.suffix} file ({error})") from error
+    found = reading.operands(arguments.files)
+    return [found[name] for name in reading.OPERANDS]
 
 
 def _plain(step: Step) -> dict[str, Any]:

@@ -15,8 +15,7 @@ import numpy as np
 from regard.engines import choose
 from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
-from regard.rules import Mask, Node, Program, Score, Table, reads
-from regard.rules.expression import make
+from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Axes = tuple[int | None, ...]
@@ -206,41 +205,19 @@ def front(x: Array, axes: Axes) -> Array:
 # Rules as text
 
 
-def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
-    """An expression as text, and the tables and the dense arrays that it reads."""
-    program = Program.of([node])
-    steps = [
-        (op, kind, operands, program.numbers[slot] if op == "number" else slot)
-        for op, kind, operands, slot in program.instructions
-    ]
-    return json.dumps([steps, program.results[0]]), program.tables, program.dense
-
-
-def build(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
-    """The expression that `rule_text` wrote, over these tables and dense arrays."""
-    steps, result = json.loads(text)
-    nodes: list[Node] = []
-    arrays = {"gather": tables, "dense": dense}
-    for op, kind, operands, slot in steps:
-        payload = arrays[op][slot] if op in arrays else slot
-        nodes.append(make(op, kind, tuple(nodes[n] for n in operands), payload))
-    found: Node = nodes[result]
-    return found
-
-
 @lru_cache(maxsize=1024)
 def outline(text: str) -> tuple[Node, tuple[Table, ...], tuple[Array, ...]]:
     """The expression over tables and dense arrays that only mark their places, and those."""
     steps, _ = json.loads(text)
     count = 1 + max((slot for op, *_, slot in steps if op in ("gather", "dense")), default=0)
     tables, dense = tuple(Table([0.0]) for _ in range(count)), tuple(np.zeros((), bool) for _ in range(count))
-    return build(text, tables, dense), tables, dense
+    return rule_from_text(text, tables, dense), tables, dense
 
 
 @lru_cache(maxsize=64)
 def _known(kind: Any, text: str, contents: tuple[tuple[str, Shape, bytes], ...]) -> Any:
     tables = [Table(np.frombuffer(data, named(dtype)).reshape(shape)) for dtype, shape, data in contents]
-    return kind(build(text, tables, ()), "rule"), tuple(tables)
+    return kind(rule_from_text(text, tables, ()), "rule"), tuple(tables)
 
 
 def named(dtype: str) -> np.dtype[Any]:
@@ -262,7 +239,7 @@ def rule(kind: Any, prefix: str, text: str | None, x: Mapping[str, Array]) -> tu
         )
         return known
     tables = tuple(map(Table, arrays))
-    return kind(build(text, tables, [a.astype(bool, copy=False) for a in dense]), "rule"), tables
+    return kind(rule_from_text(text, tables, [a.astype(bool, copy=False) for a in dense]), "rule"), tables
 
 
 def series(x: Mapping[str, Any], prefix: str) -> list[Any]:

@@ -5,7 +5,7 @@ Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and deri
 
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
 from regard.rules.derivative import partials, scatter, tangent
-from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads
+from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
 from regard.rules.intervals import Interval, Ranges, interval, intervals
 from regard.rules.masks import (
     Mask,
@@ -23,7 +23,7 @@ from regard.rules.masks import (
     strided,
     window,
 )
-from regard.rules.program import Instruction, Program
+from regard.rules.program import Instruction, Program, rule_from_text, rule_text
 from regard.rules.scores import Score, alibi, as_score, compose, relative, score, softcap, temperature
 from regard.rules.tracing import Table, Traced, table, type_name, where
 
@@ -67,7 +67,10 @@ __all__ = [
     "partials",
     "prefix",
     "reads",
+    "rebuild",
     "relative",
+    "rule_from_text",
+    "rule_text",
     "scatter",
     "score",
     "softcap",

@@ -161,8 +161,7 @@ def mask(
     rule = None if everyone else rule_of(function)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None and not padding.all():
-        real = regard.table(padding)
-        keys = regard.mask(lambda b, h, i, j: real[b, j])
+        keys = _real(regard.table(padding))
         rule = keys if rule is None else rule & keys
     return RuleMask((batch_size, 1, q_length, kv_length), rule, first, (0, 0, int(kv_offset)), device)
 
@@ -173,8 +172,19 @@ def rule_of(function: Callable[..., Any]) -> Mask:
 
 
 def _traced(function: Callable[..., Any]) -> Mask:
+    def traced(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return function(*(Index(x.node) for x in (b, h, i, j)))
+
+    traced.__name__ = getattr(function, "__name__", type(function).__name__)  # what the rule prints as
     with Lookups():
-        return regard.mask(lambda b, h, i, j: function(*(Index(x.node) for x in (b, h, i, j))))
+        return regard.mask(traced)
+
+
+def _real(table: Any) -> Mask:
+    def padding(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return table[b, j]
+
+    return regard.mask(padding)
 
 
 _traced_once = lru_cache(_traced)
