@@ -49,7 +49,8 @@ export interface Column {
   label: string;
   help: string;
   low: number;
-  high: number;
+  /** null: there is no largest score. */
+  high: number | null;
 }
 
 export interface HeadRow {

@@ -26,6 +26,10 @@ export const headsView: MakeView = (context) => {
     );
   }
 
+  /** The end of a column's scale: the largest score there is, where nothing else is. */
+  const highest = (column: Column): number =>
+    column.high ?? Math.max(column.low, ...heads.rows.map((row) => row.scores[column.name] ?? column.low));
+
   /** Brings the pictures of the cards that come into view. */
   function fill(entries: IntersectionObserverEntry[]): void {
     for (const { target, isIntersecting } of entries) {
@@ -44,7 +48,7 @@ export const headsView: MakeView = (context) => {
   function card(row: HeadRow, column: Column | undefined, state: State): HTMLElement {
     const picture = h("div", { class: "thumb", "data-head": `${row.layer}/${row.head}` });
     const score = column ? row.scores[column.name] : undefined;
-    const share = column && typeof score === "number" ? (score - column.low) / (column.high - column.low || 1) : 0;
+    const share = column && typeof score === "number" ? (score - column.low) / (highest(column) - column.low || 1) : 0;
     const kind = row.kind ?? "";
     const name = `Layer ${row.layer}, head ${row.head}`;
     const current = row.layer === state.layer && row.head === state.head;
@@ -105,7 +109,7 @@ export const headsView: MakeView = (context) => {
     if (column) {
       const shown = h("output", {}, figure(state.least));
       const slider = h("input", {
-        type: "range", min: column.low, max: column.high, step: (column.high - column.low) / 100 || 0.01, value: state.least,
+        type: "range", min: column.low, max: highest(column), step: (highest(column) - column.low) / 100 || 0.01, value: state.least,
         input: () => {
           shown.textContent = figure(Number(slider.value));
           store.set({ least: Number(slider.value) });
