@@ -67,7 +67,7 @@ class Tab:
         self.asked: list[str] = []
         self.complaints: list[str] = []
         self.expected: tuple[str, ...] = ()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(8_000)
         page.on("request", lambda request: self.asked.append(request.url))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))

@@ -44,7 +44,7 @@ def test_a_notebook_asks_by_messages(tab: Tab, arrays: dict[str, Any]) -> None:
     from regard.viewer.notebook import answered
 
     page = tab.page
-    page.goto("about:blank")
+    page.set_content("<!doctype html><html lang='en'><title>a notebook</title><body></body></html>")
 
     def ask(message: dict[str, Any]) -> dict[str, Any]:
         content, buffers = answered(tab.viewer.answers, message)

@@ -69,7 +69,7 @@ export const compareView: MakeView = (context) => {
     (label) =>
       new DeepMap({ label: `${label}. Arrow keys move the chosen pair.`, minimap: false, onPoint: point, onPick: (cell) => store.set(cell), onMove: follow, onError: context.fail }),
   );
-  const captions = maps.map(() => h("h3", {}));
+  const captions = maps.map(() => h("h2", {}));
   const panes = maps.map((map, k) => h("div", { class: "pane" }, captions[k], map.element));
   const element = h(
     "section",

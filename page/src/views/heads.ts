@@ -55,7 +55,7 @@ export const headsView: MakeView = (context) => {
     const said = [name, kind, column && `${column.label} ${figure(score)}`].filter(Boolean).join(", ");
     const element = h(
       "button",
-      { type: "button", class: current ? "card current" : "card", "aria-label": said, title: `${said}. Open its map`,
+      { type: "button", class: current ? "card current" : "card", title: `${said}. Open its map`,
         click: () => store.set({ view: "map", layer: row.layer, head: row.head }) },
       picture,
       h("span", { class: "name" }, `${row.layer}.${row.head}`, h("span", { class: "kind" }, kind)),
@@ -86,7 +86,7 @@ export const headsView: MakeView = (context) => {
       grid.replaceChildren(
         ...[...layers].map(([l, mine]) =>
           h("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` },
-            h("h3", {}, `Layer ${l}`, scene.layers[l].name !== `layer ${l}` && h("small", {}, scene.layers[l].name)),
+            h("h2", {}, `Layer ${l}`, scene.layers[l].name !== `layer ${l}` && h("small", {}, scene.layers[l].name)),
             h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state)))),
         ),
       );
