@@ -46,6 +46,7 @@ export class App {
   private readonly tabs = h("nav", { "aria-label": "Views" });
   private readonly main = h("main", {});
   private readonly problem = h("div", { class: "problem banner", role: "alert", hidden: true });
+  private readonly working = h("p", { class: "working", role: "status", hidden: true });
   private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
   private readonly note = h("span", {});
   private readonly help = helpDialog();
@@ -58,16 +59,23 @@ export class App {
   constructor(
     source: Source,
     private readonly store: Store,
+    /** Whether the whole document is this page, so that keys are meant for it wherever the focus is. */
+    private readonly whole: boolean,
   ) {
     this.data = new Data(source);
     this.element.dataset.source = source.kind;
+    source.progress = (share) => {
+      this.working.hidden = share >= 1;
+      this.working.textContent = `Summing over all pairs: ${Math.round(100 * share)} %`;
+    };
     this.element.append(
-      this.header, this.tabs, this.problem, this.main,
+      this.header, this.tabs, this.problem, this.working, this.main,
       h("footer", {}, h("span", {}, CAVEAT), this.note), this.spoken, this.help,
     );
     this.dress();
     this.system.addEventListener("change", this.dress);
-    this.element.addEventListener("keydown", (event) => this.key(event));
+    (whole ? document : this.element).addEventListener("keydown", this.key);
+    this.element.classList.add(whole ? "page" : "cell");
     this.element.tabIndex = -1;
   }
 
@@ -88,6 +96,7 @@ export class App {
   destroy(): void {
     this.view?.destroy?.();
     this.system.removeEventListener("change", this.dress);
+    document.removeEventListener("keydown", this.key);
   }
 
   private get scene(): Scene {
@@ -147,7 +156,7 @@ export class App {
       if (!this.editor.element.isConnected) this.main.before(this.editor.element);
       this.editor.show(this.scene);
     } else this.editor?.element.remove();
-    document.title = this.element.id ? `${VIEWS[state.view][0]} · regard` : document.title;
+    if (this.whole) document.title = `${VIEWS[state.view][0]} · regard`;
     this.view.update(state, EVERYTHING);
   }
 
@@ -187,10 +196,8 @@ export class App {
   }
 
   private async run(settings: Settings): Promise<Scene> {
-    const before = this.scene.id;
-    const scene = await this.data.run(before, settings);
-    // What was typed takes the place of what was typed before; the example itself stays.
-    this.scenes = [...this.scenes.filter((one) => one.id !== scene.id && !(one.id === before && one !== this.scenes[0])), scene];
+    const scene = await this.data.run(this.scene.id, settings);
+    this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
     const { layers } = scene;
     const { i, j } = this.store.state;
     const kept = (at: number, n: number): number => (at < n ? at : -1);
@@ -213,7 +220,8 @@ export class App {
     this.drawHeader();
   }
 
-  private key(event: KeyboardEvent): void {
+  private readonly key = (event: Event): void => {
+    if (!(event instanceof KeyboardEvent)) return;
     const target = event.target as HTMLElement;
     if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog")) return;
     const { layer, head } = this.store.state;
@@ -231,7 +239,7 @@ export class App {
     if (!act) return;
     event.preventDefault();
     act();
-  }
+  };
 
   private fail(error: unknown): void {
     const message = error instanceof Error ? error.message : String(error);

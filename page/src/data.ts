@@ -49,7 +49,8 @@ export interface Column {
   label: string;
   help: string;
   low: number;
-  high: number;
+  /** null: there is no largest score. */
+  high: number | null;
 }
 
 export interface HeadRow {
@@ -146,6 +147,12 @@ export class Tokens {
     await Promise.all(missing);
     return missing.length > 0;
   }
+}
+
+/** The tokens along both axes, null where there are none. */
+export interface BothTokens {
+  query: Tokens | null;
+  key: Tokens | null;
 }
 
 export class Data {

@@ -33,7 +33,7 @@ function dress(element: Element, props: Props): void {
 export function choice(
   label: string, options: readonly (readonly [value: string, text: string])[], value: string, pick: (value: string) => void,
 ): HTMLLabelElement {
-  const select = h("select", { change: () => pick(select.value) }, ...options.map(([v, text]) => h("option", { value: v }, text)));
+  const select = h("select", { "aria-label": label, change: () => pick(select.value) }, ...options.map(([v, text]) => h("option", { value: v }, text)));
   select.value = value;
   return h("label", { class: "field" }, h("span", {}, label), select);
 }

@@ -2,7 +2,7 @@
 
 import OpenSeadragon from "openseadragon";
 
-import type { Tokens } from "../data";
+import type { BothTokens } from "../data";
 import { fitted, h, perFrame } from "../dom";
 import { figure } from "../numbers/format";
 import { perPixel, tileBlock } from "../numbers/levels";
@@ -47,7 +47,7 @@ export class DeepMap {
   private readonly viewer: OpenSeadragon.Viewer;
   private readonly watcher: ResizeObserver;
   private picture: Picture | null = null;
-  private tokens: { query: Tokens | null; key: Tokens | null } = { query: null, key: null };
+  private tokens: BothTokens = { query: null, key: null };
   private pointed: Cell | null = null;
   private chosen: Cell | null = null;
   private generation = 0;
@@ -61,7 +61,7 @@ export class DeepMap {
       place,
       this.overlay,
     );
-    this.element = h("div", { class: "deepmap" }, h("div", { class: "corner", "aria-hidden": "true" }, "query ↓ key →"), this.top, this.left, this.stage);
+    this.element = h("div", { class: "deepmap" }, h("div", { class: "corner", "aria-hidden": "true" }, h("span", {}, "key →"), h("span", {}, "query ↓")), this.top, this.left, this.stage);
     this.viewer = new OpenSeadragon.Viewer({
       element: place,
       drawer: "canvas",
@@ -119,14 +119,19 @@ export class DeepMap {
   }
 
   /** Shows a picture; stays where it is if the last one was as large. */
-  show(picture: Picture, tokens: { query: Tokens | null; key: Tokens | null }): void {
+  show(picture: Picture, tokens: BothTokens): void {
     const before = this.picture?.info;
     const same = before?.n_q === picture.info.n_q && before.n_k === picture.info.n_k;
     const bounds = same ? this.viewer.viewport.getBounds(true) : null;
     this.picture = picture;
     this.tokens = tokens;
     this.generation++;
-    if (bounds) this.viewer.addOnceHandler("open", () => this.viewer.viewport.fitBounds(bounds, true));
+    this.viewer.addOnceHandler("open", () => {
+      // The viewer is made before it has a place in the document.
+      this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
+      if (bounds) this.viewer.viewport.fitBounds(bounds, true);
+      else this.viewer.viewport.goHome(true);
+    });
     this.viewer.open(this.source(picture) as unknown as OpenSeadragon.TileSourceSpecifier);
   }
 

@@ -15,7 +15,7 @@ export interface Axis {
 }
 
 /** The pixels a token's label needs. */
-const LINE = 12;
+const LINE = 8;
 
 const STEPS = [1, 2, 5];
 
@@ -40,7 +40,7 @@ export function drawRuler(canvas: HTMLCanvasElement, axis: Axis, vertical: boole
   const every = words ? 1 : markEvery(axis.step, vertical ? 44 : 72);
 
   context.textBaseline = "middle";
-  context.font = `${words ? 12 : 11}px ${style.getPropertyValue(words ? "--mono" : "--sans")}`;
+  context.font = `${words ? Math.min(12, axis.step + 1.5) : 11}px ${style.getPropertyValue(words ? "--mono" : "--sans")}`;
   const put = (index: number, marked: boolean): void => {
     const token = words ? axis.tokens?.at(index) : undefined;
     const text = words ? (token === undefined ? "" : printable(token)) : count(index);

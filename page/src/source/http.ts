@@ -3,19 +3,20 @@ import { Gone, refusal, whenReady, type Source } from "./source";
 /** The server that this page came from. */
 export class HttpSource implements Source {
   readonly kind = "server";
+  progress = (_: number): void => {};
 
   async json(path: string): Promise<unknown> {
     return whenReady(async () => {
       const answer = await this.ask(path);
       return { status: answer.status, body: await answer.json() };
-    });
+    }, this.progress);
   }
 
   async numbers(path: string): Promise<ArrayBuffer> {
     return (await whenReady(async () => {
       const answer = await this.ask(path);
       return { status: answer.status, body: await (answer.status === 202 ? answer.json() : answer.arrayBuffer()) };
-    })) as ArrayBuffer;
+    }, this.progress)) as ArrayBuffer;
   }
 
   async post(path: string, body: unknown): Promise<unknown> {

@@ -18,6 +18,7 @@ const PATIENCE_MS = 120_000;
 /** The kernel of a notebook, asked by messages. */
 export class NotebookSource implements Source {
   readonly kind = "notebook";
+  progress = (_: number): void => {};
   private next = 0;
   private readonly waiting = new Map<number, (answer: Answer, buffers: DataView[]) => void>();
 
@@ -33,7 +34,7 @@ export class NotebookSource implements Source {
     return whenReady(async () => {
       const { answer } = await this.ask({ path });
       return { status: answer.status, body: answer.json };
-    });
+    }, this.progress);
   }
 
   async numbers(path: string): Promise<ArrayBuffer> {
@@ -42,7 +43,7 @@ export class NotebookSource implements Source {
       const [view] = buffers;
       const body = view ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : answer.json;
       return { status: answer.status, body };
-    })) as ArrayBuffer;
+    }, this.progress)) as ArrayBuffer;
   }
 
   async post(path: string, body: unknown): Promise<unknown> {

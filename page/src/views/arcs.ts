@@ -4,7 +4,8 @@ import { count, figure, printable } from "../numbers/format";
 import { chosen, headAt, latest, layerOf, scaleName, tokensOf, type MakeView } from "./view";
 
 const MOST = 64;
-const SLOT = 26;
+/** How much room a token has, in pixels. */
+const SLOTS = { least: 18, most: 40 };
 const STRONGEST = 400;
 
 /** Up to 64 tokens with an arc for every weight that is seen. */
@@ -37,7 +38,10 @@ export const arcsView: MakeView = (context) => {
       if (!current()) return;
       const words = Array.from({ length: stop - start }, (_, k) => (query ? printable(query.at(start + k) ?? "") : count(start + k)));
       const whole = stop - start === Math.max(layerOf(context).n_q, layerOf(context).n_k);
-      caption.textContent = whole ? "" : `Tokens ${count(start)} to ${count(stop - 1)}: choose a token elsewhere to move there.`;
+      const { n_q } = layerOf(context);
+      const move = (by: number, text: string): HTMLElement =>
+        h("button", { type: "button", click: () => store.set({ i: Math.max(0, Math.min(n_q - 1, start + (MOST >> 1) + by)) }) }, text);
+      caption.replaceChildren(...(whole ? [] : [move(-MOST, "‹ before"), ` Tokens ${count(start)} to ${count(stop - 1)} `, move(MOST, "after ›")]));
       place.replaceChildren(drawing(words, weights, start));
     });
 
@@ -50,18 +54,19 @@ export const arcsView: MakeView = (context) => {
       if (w >= least && i !== j && !(store.state.hide && j + start === 0)) shown.push({ i, j, w });
     });
     shown.sort((a, b) => b.w - a.w).length = Math.min(shown.length, STRONGEST);
+    const slot = Math.max(SLOTS.least, Math.min(SLOTS.most, (place.clientWidth - 60) / n));
     const reach = Math.max(1, ...shown.map(({ i, j }) => Math.abs(i - j)));
-    const rise = Math.min(250, (reach * SLOT) / 2);
-    const [width, base] = [n * SLOT + 40, rise + 14];
+    const rise = Math.min(250, (reach * slot) / 2);
+    const [width, base] = [n * slot + 40, rise + 14];
     const height = base + 130;
     const scale = SCALES[scaleName(store.state, context.dark())];
-    const x = (k: number): number => 20 + (k + 0.5) * SLOT;
+    const x = (k: number): number => 20 + (k + 0.5) * slot;
     const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Tokens in a row, arcs from each to those it attends to" });
     for (const { i, j, w } of [...shown].reverse()) {
       const tall = (Math.abs(i - j) / reach) * rise;
       const path = s("path", {
         d: `M${x(i)} ${base} C${x(i)} ${base - tall * 1.33} ${x(j)} ${base - tall * 1.33} ${x(j)} ${base}`,
-        stroke: css(ramp(scale, Math.max(0.12, toned(w, 1, store.state.tone)))),
+        stroke: css(ramp(scale, Math.max(context.dark() ? 0.35 : 0.12, toned(w, 1, store.state.tone)))),
         "stroke-width": 0.8 + 3.2 * Math.sqrt(w),
         class: i === picked ? "arc chosen" : "arc",
         "data-i": i,
@@ -77,7 +82,7 @@ export const arcsView: MakeView = (context) => {
           click: () => store.set({ i: start + k }),
           keydown: (event: KeyboardEvent) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), store.set({ i: start + k })),
           mouseenter: () => light(svg, k), mouseleave: () => light(svg, -1) },
-        s("rect", { x: x(k) - SLOT / 2, y: base + 2, width: SLOT, height: 124, rx: 4 }),
+        s("rect", { x: x(k) - slot / 2, y: base + 2, width: slot, height: Math.min(124, 18 + 8 * Math.min(14, Array.from(word).length)), rx: 4 }),
         label,
       );
       svg.append(token);

@@ -1,4 +1,4 @@
-import type { HeadAt, Scene } from "../data";
+import type { BothTokens, HeadAt, Scene } from "../data";
 import { choice, h, tick } from "../dom";
 import { figure } from "../numbers/format";
 import { DeepMap, type Cell } from "../parts/deepmap";
@@ -46,16 +46,18 @@ export const compareView: MakeView = (context) => {
   const describe = (cell: Cell): void =>
     write(async (current) => {
       const ends = [headAt(store.state), other()];
-      const weights = await Promise.all(
-        ends.map(async (at) => {
+      const [query, key, ...weights] = await Promise.all([
+        named(context, "query", cell.i),
+        named(context, "key", cell.j),
+        ...ends.map(async (at) => {
           const info = await data.map(at);
           return cell.i < info.n_q && cell.j < info.n_k ? data.weight(at, info, cell.i, cell.j) : NaN;
         }),
-      );
+      ]);
       if (!current()) return;
       const [a, b] = weights;
       readout.replaceChildren(
-        `query ${named(context, "query", cell.i)} → key ${named(context, "key", cell.j)} `,
+        `query ${query} → key ${key} `,
         h("output", {}, `${figure(a)} and ${figure(b)}`), ` difference ${figure((a || 0) - (b || 0))}`,
       );
     });
@@ -67,7 +69,7 @@ export const compareView: MakeView = (context) => {
     (label) =>
       new DeepMap({ label: `${label}. Arrow keys move the chosen pair.`, minimap: false, onPoint: point, onPick: (cell) => store.set(cell), onMove: follow, onError: context.fail }),
   );
-  const captions = maps.map(() => h("h3", {}));
+  const captions = maps.map(() => h("h2", {}));
   const panes = maps.map((map, k) => h("div", { class: "pane" }, captions[k], map.element));
   const element = h(
     "section",
@@ -112,7 +114,7 @@ export const compareView: MakeView = (context) => {
       captions[2].textContent = "Difference";
       pick();
     });
-  const tokensAt = (scene: string): ReturnType<typeof tokensOf> =>
+  const tokensAt = (scene: string): BothTokens =>
     scenes.find((one) => one.id === scene.split(":")[0])?.has_tokens
       ? { query: data.tokens(scene, "query"), key: data.tokens(scene, "key") }
       : { query: null, key: null };

@@ -7,6 +7,9 @@ import { latest, scaleName, type MakeView } from "./view";
 
 const SIZE = 64;
 
+/** So many heads have room to be drawn larger. */
+const FEW = 16;
+
 /** Every head of every layer, small; sorted and filtered by what was measured. */
 export const headsView: MakeView = (context) => {
   const { data, store, scene } = context;
@@ -22,6 +25,10 @@ export const headsView: MakeView = (context) => {
       Array.from({ length: layer.heads }, (_, head) => ({ layer: l, head, kv_head: head, kind: null, scores: {} })),
     );
   }
+
+  /** The end of a column's scale: the largest score there is, where nothing else is. */
+  const highest = (column: Column): number =>
+    column.high ?? Math.max(column.low, ...heads.rows.map((row) => row.scores[column.name] ?? column.low));
 
   /** Brings the pictures of the cards that come into view. */
   function fill(entries: IntersectionObserverEntry[]): void {
@@ -41,14 +48,14 @@ export const headsView: MakeView = (context) => {
   function card(row: HeadRow, column: Column | undefined, state: State): HTMLElement {
     const picture = h("div", { class: "thumb", "data-head": `${row.layer}/${row.head}` });
     const score = column ? row.scores[column.name] : undefined;
-    const share = column && typeof score === "number" ? (score - column.low) / (column.high - column.low || 1) : 0;
+    const share = column && typeof score === "number" ? (score - column.low) / (highest(column) - column.low || 1) : 0;
     const kind = row.kind ?? "";
     const name = `Layer ${row.layer}, head ${row.head}`;
     const current = row.layer === state.layer && row.head === state.head;
     const said = [name, kind, column && `${column.label} ${figure(score)}`].filter(Boolean).join(", ");
     const element = h(
       "button",
-      { type: "button", class: current ? "card current" : "card", "aria-label": said, title: `${said}. Open its map`,
+      { type: "button", class: current ? "card current" : "card", title: `${said}. Open its map`,
         click: () => store.set({ view: "map", layer: row.layer, head: row.head }) },
       picture,
       h("span", { class: "name" }, `${row.layer}.${row.head}`, h("span", { class: "kind" }, kind)),
@@ -73,12 +80,13 @@ export const headsView: MakeView = (context) => {
     wanted.disconnect();
     const ordered = !column && state.filter === "all";
     grid.classList.toggle("by-layer", ordered);
+    grid.classList.toggle("few", heads.rows.length <= FEW);
     if (ordered) {
       const layers = grouped(rows);
       grid.replaceChildren(
         ...[...layers].map(([l, mine]) =>
           h("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` },
-            h("h3", {}, `Layer ${l}`, h("small", {}, scene.layers[l].name)),
+            h("h2", {}, `Layer ${l}`, scene.layers[l].name !== `layer ${l}` && h("small", {}, scene.layers[l].name)),
             h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state)))),
         ),
       );
@@ -101,7 +109,7 @@ export const headsView: MakeView = (context) => {
     if (column) {
       const shown = h("output", {}, figure(state.least));
       const slider = h("input", {
-        type: "range", min: column.low, max: column.high, step: (column.high - column.low) / 100 || 0.01, value: state.least,
+        type: "range", min: column.low, max: highest(column), step: (highest(column) - column.low) / 100 || 0.01, value: state.least,
         input: () => {
           shown.textContent = figure(Number(slider.value));
           store.set({ least: Number(slider.value) });

@@ -1,4 +1,4 @@
-import { h } from "../dom";
+import { h, s } from "../dom";
 import { figure } from "../numbers/format";
 import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
@@ -17,8 +17,12 @@ export const mapView: MakeView = (context) => {
   const describe = (cell: Cell, aloud: boolean): void =>
     write(async (current) => {
       if (!picture) return;
-      const names = `query ${named(context, "query", cell.i)} → key ${named(context, "key", cell.j)}`;
-      const weight = await data.weight(headAt(store.state), picture.info, cell.i, cell.j);
+      const [query, key, weight] = await Promise.all([
+        named(context, "query", cell.i),
+        named(context, "key", cell.j),
+        data.weight(headAt(store.state), picture.info, cell.i, cell.j),
+      ]);
+      const names = `query ${query} → key ${key}`;
       if (!current()) return;
       const value = Number.isNaN(weight) ? "hidden by the mask" : figure(weight);
       readout.replaceChildren(names, " ", h("output", { "data-weight": String(weight) }, value));
@@ -49,8 +53,9 @@ export const mapView: MakeView = (context) => {
     describe(cell, document.activeElement?.classList.contains("stage") ?? false);
   };
 
-  const button = (text: string, title: string, act: () => void): HTMLElement =>
-    h("button", { type: "button", class: "icon", title, "aria-label": title, click: act }, text);
+  const button = (path: string, title: string, act: () => void): HTMLElement =>
+    h("button", { type: "button", class: "icon", title, "aria-label": title, click: act },
+      s("svg", { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", class: "sign" }, s("path", { d: path })));
   const element = h(
     "section",
     { class: "view map", "aria-label": "Map" },
@@ -59,10 +64,10 @@ export const mapView: MakeView = (context) => {
       h(
         "div",
         { class: "buttons" },
-        button("−", "Zoom out (-)", () => map.zoom(1 / 1.8)),
-        button("+", "Zoom in (+)", () => map.zoom(1.8)),
-        button("⤢", "Show all (0)", () => map.home()),
-        button("⌖", "Go to the chosen pair (Enter)", () => map.reveal(chosen(store.state, layerOf(context)), 48)),
+        button("M3 8h10", "Zoom out (-)", () => map.zoom(1 / 1.8)),
+        button("M3 8h10M8 3v10", "Zoom in (+)", () => map.zoom(1.8)),
+        button("M2.5 6V2.5H6M10 2.5h3.5V6M13.5 10v3.5H10M6 13.5H2.5V10", "Show all (0)", () => map.home()),
+        button("M8 1v4M8 11v4M1 8h4M11 8h4M8 4.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 1 0 0-7", "Go to the chosen pair (Enter)", () => map.reveal(chosen(store.state, layerOf(context)), 48)),
       ),
     ),
     map.element,

@@ -40,16 +40,17 @@ export const profilesView: MakeView = (context) => {
     plots = [];
     charts.replaceChildren();
     if (!profiles) return;
-    for (const [key, title, axis, help] of CHARTS) {
-      const profile = profiles[key];
-      if (!profile) continue;
+    const shown = CHARTS.flatMap(([key, title, axis, help]) => {
+      const profile = profiles?.[key];
+      if (!profile) return [];
       const place = h("div", { class: "plot", role: "img", "aria-label": summary(profile, title) });
       charts.append(h("figure", {}, h("figcaption", {}, h("b", {}, title), h("small", {}, help)), place));
-      plots.push(plot(place, profile, axis, logarithmic && key === "offset" && profile.start >= 0));
-    }
+      return [{ place, profile, axis, name: title.toLowerCase(), logX: logarithmic && key === "offset" && profile.start >= 0 }];
+    });
+    plots = shown.map(({ place, profile, axis, name, logX }) => plot(place, profile, axis, name, logX));
   }
 
-  function plot(place: HTMLElement, profile: Profile, axis: string, logX: boolean): uPlot {
+  function plot(place: HTMLElement, profile: Profile, axis: string, name: string, logX: boolean): uPlot {
     const style = getComputedStyle(place);
     const ink = style.getPropertyValue("--ink-soft");
     const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
@@ -71,7 +72,7 @@ export const profilesView: MakeView = (context) => {
         ],
         series: [
           { label: axis, value: (_, v) => (v === null || v === undefined ? "–" : count(Math.round(v - shift))) },
-          { label: profile.label, stroke: style.getPropertyValue("--accent"), width: 1.6, points: { show: x.length < 60 },
+          { label: name, stroke: style.getPropertyValue("--accent"), width: 1.6, points: { show: x.length < 60 },
             value: (_, v) => figure(v) },
         ],
       },

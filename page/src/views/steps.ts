@@ -27,7 +27,7 @@ export const stepsView: MakeView = (context) => {
   function stageElement(stage: Stage, number: number): HTMLElement {
     const formula = h("div", { class: "formula" });
     katex.render(stage.formula, formula, { displayMode: true, throwOnError: false });
-    const item = h("li", { class: "stage-card" }, h("h3", {}, h("span", { class: "number", "aria-hidden": "true" }, String(number)), stage.name), formula, h("p", {}, stage.text));
+    const item = h("li", { class: "stage-card" }, h("h2", {}, h("span", { class: "number", "aria-hidden": "true" }, String(number)), stage.name), formula, h("p", {}, stage.text));
     if (stage.values) item.append(bars(stage.values, stage.labels ?? []));
     if (stage.value !== undefined) item.append(h("p", { class: "value" }, h("output", { "data-stage": stage.name, "data-value": String(stage.value) }, figure(stage.value))));
     return item;

@@ -16,7 +16,7 @@ export const textView: MakeView = (context) => {
   const scroller = h("div", { class: "text-scroll", tabindex: 0, role: "listbox", "aria-label": "Tokens of the text. Arrow keys choose one." }, sizer);
   const strip = h("canvas", { class: "strip", title: "Where in the text the weight lies. Click to go there.", "aria-hidden": "true" });
   const list = h("ol", { class: "strongest" });
-  const heading = h("h3", {});
+  const heading = h("h2", {});
   const controls = h("div", { class: "controls" });
   const element = h(
     "section",

@@ -1,4 +1,4 @@
-import type { Data, HeadAt, Layer, Scene } from "../data";
+import type { BothTokens, Data, HeadAt, Layer, Scene } from "../data";
 import { SCALES, type ScaleName } from "../numbers/colour";
 import { count, printable } from "../numbers/format";
 import type { Look } from "../parts/pictures";
@@ -26,7 +26,7 @@ export interface View {
 
 export type MakeView = (context: Context) => View;
 
-/** Colours, light or dark, changed: a key of no state. */
+/** All that a view depends on, for the first time it is drawn. */
 export const EVERYTHING: ReadonlySet<keyof State> = new Set([
   "view", "scene", "layer", "head", "i", "j", "kind", "tone", "scale", "hide", "by", "other", "sort", "filter", "least",
 ]);
@@ -50,12 +50,14 @@ export function chosen(state: State, layer: Layer): { i: number; j: number } {
 }
 
 /** A token as it is spoken of: its number, and itself where there is one. */
-export function named(context: Context, axis: "query" | "key", index: number): string {
-  const token = context.scene.has_tokens ? context.data.tokens(context.store.state.scene, axis).at(index) : undefined;
+export async function named(context: Context, axis: "query" | "key", index: number): Promise<string> {
+  const tokens = tokensOf(context)[axis];
+  await tokens?.load(index, index + 1);
+  const token = tokens?.at(index);
   return token === undefined ? count(index) : `${count(index)} “${printable(token)}”`;
 }
 
-export function tokensOf(context: Context): { query: ReturnType<Data["tokens"]> | null; key: ReturnType<Data["tokens"]> | null } {
+export function tokensOf(context: Context): BothTokens {
   const { scene } = context.store.state;
   if (!context.scene.has_tokens) return { query: null, key: null };
   return { query: context.data.tokens(scene, "query"), key: context.data.tokens(scene, "key") };
