@@ -393,6 +393,6 @@ def test_insight_finds_the_heads_of_the_example_model(run):
 def test_insight_of_a_text(run, tmp_path):
     (tmp_path / "text").write_text(SENTENCE)
     found = json.loads(good(run("insight", "--file", tmp_path / "text", "--prefix", 3, "--json")))
-    data = look_data(SENTENCE)
+    data = look_data(example(Settings(SENTENCE)))
     scores = [head["induction"] for head in found["heads"]]
     np.testing.assert_allclose(np.reshape(scores, (3, 4)), data.statistics["induction"], atol=1e-5)

@@ -48,9 +48,11 @@ def text(given: str | None, file: Path | None = None) -> str | None:
     source, found = "text", given
     try:
         if file is not None:
-            source, found = str(file), file.read_bytes().decode("utf-8").removesuffix("\n")
+            source = str(file)
+            found = file.read_bytes().decode("utf-8").removesuffix("\n")
         elif given == "-":
-            source, found = "standard input", sys.stdin.read().removesuffix("\n")
+            source = "standard input"
+            found = sys.stdin.read().removesuffix("\n")
         if found is not None:
             found.encode()
     except OSError as error:
