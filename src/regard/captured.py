@@ -208,22 +208,20 @@ class Layer:
         unit is eps · (4 + |lse| + |scale| ‖q‖ max ‖k‖), what rounding lse and scores costs; more than some 8 of it
         means that the rules, the keys or lse do not belong together.
         """
-        eps = float(np.finfo(self.lse.dtype).eps)
-        step = max(1, (self.n_q - 1) // max(rows - 1, 1))
-        worst = 0.0
-        for batch in range(self.batch):
-            for head in range(self.heads):
-                given = self.arguments(head, batch)
-                lse = given["lse"].astype(np.float64)[::step]
-                sink = float(given["sink"].reshape(-1)[0]) if "sink" in given else -np.inf
-                total = self.weights(head, slice(None, None, step), batch=batch).astype(np.float64).sum(-1)
-                dead = np.isneginf(lse)
-                expected = np.where(dead, 0.0, -np.expm1(sink - np.where(dead, 0.0, lse)))
-                q, k = (np.linalg.norm(given[x].astype(np.float64), axis=-1) for x in ("query", "key"))
-                scale = given.get("scale", self.d**-0.5)
-                unit = eps * (4 + np.abs(np.where(dead, 0.0, lse)) + abs(scale) * q[::step] * k.max(initial=0.0))
-                worst = max(worst, float(np.max(np.abs(total - expected) / unit, initial=0.0)))
-        return worst
+        given = self.together
+        p = problem_from(value=given["key"], **given)
+        sampled = range(0, self.n_q, max(1, (self.n_q - 1) // max(rows - 1, 1)))
+        total = choose(p, None).weights(p, self.lse, sampled, range(self.n_k)).sum(-1, dtype=np.float64)
+        lse = self.lse[..., sampled.start : sampled.stop : sampled.step].astype(np.float64)
+        dead = np.isneginf(lse)
+        lse = np.where(dead, 0.0, lse)
+        sink = -np.inf if p.sink is None else p.sink.astype(np.float64).reshape(-1, 1)
+        expected = np.where(dead, 0.0, -np.expm1(sink - lse))
+        q = _norms(self.query[..., sampled.start : sampled.stop : sampled.step, :])
+        k = _norms(self.key).max(-1, initial=0.0)
+        k = k[:, [self.kv_numbers.index(self.kv_head(head)) for head in range(self.heads)], None]
+        unit = float(np.finfo(self.lse.dtype).eps) * (4 + np.abs(lse) + abs(p.scale) * q * k)
+        return float(np.max(np.abs(total - expected) / unit, initial=0.0))
 
     def __repr__(self) -> str:
         over = f" over {self.kv_heads}" if self.kv_heads != self.heads else ""
@@ -461,6 +459,14 @@ def capture(
     from regard.torch import recording
 
     return recording.capture(model, layers=layers, heads=heads, memory=memory, path=path, tokenizer=tokenizer)
+
+
+def _norms(x: Array) -> Array:
+    """The lengths of vectors (..., d); one stretch of memory after the other, for those that lie in a file."""
+    found = np.empty(x.shape[:-1])
+    for at in np.ndindex(x.shape[:-2]):
+        found[at] = np.linalg.norm(x[at].astype(np.float64 if x.dtype == np.float64 else np.float32), axis=-1)
+    return found
 
 
 def _index(name: str, x: int, size: int) -> int:

@@ -1,4 +1,4 @@
-"""The command line: `regard look`, `steps`, `plan`, `bench` and `doctor`."""
+"""The command line: `regard look`, `steps`, `plan`, `insight`, `bench` and `doctor`."""
 
 import argparse
 import json
@@ -147,6 +147,13 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--batch", type=int, metavar="B", help="batch size; 1 unless given")
     cost.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
 
+    heads = command("insight", _insight, "tell what kinds of heads a model has")
+    _seen(heads)
+    heads.add_argument("--prefix", type=int, default=1, metavar="N", help="tokens that make a copy; 1 unless given")
+    heads.add_argument("--all", action="store_true", help="list every head, however many there are")
+    heads.add_argument("--json", action="store_true", help="print JSON")
+    heads.add_argument("--csv", action="store_true", help="print CSV, a line for each head")
+
     bench = command("bench", _bench, "measure attention against this machine's limits and other libraries")
     bench.add_argument("--quick", action="store_true", help="the rows that matter most, in some two minutes")
     bench.add_argument("--roofline", action="store_true", help="the limits alone: peaks and read bandwidth")
@@ -159,6 +166,16 @@ def _parser() -> argparse.ArgumentParser:
 
     command("doctor", _doctor, "report versions, engines, threads and the processor")
     return parser
+
+
+def _seen(command: argparse.ArgumentParser) -> None:
+    """The arguments that say which model is looked at, and what it reads."""
+    command.add_argument(
+        "--model", metavar="MODEL", help="a model of transformers: a folder, or a name in the local cache; not fetched"
+    )
+    command.add_argument("--capture", type=Path, metavar="FILE", help="what regard.capture saved")
+    command.add_argument("--text", metavar="TEXT", help="what the model reads, - for standard input")
+    command.add_argument("--file", type=Path, metavar="FILE", help="the text in a file")
 
 
 def _operands(command: argparse.ArgumentParser) -> None:
@@ -189,95 +206,10 @@ def _operands(command: argparse.ArgumentParser) -> None:
 
 
 def _look(arguments: argparse.Namespace) -> None:
-    from regard.viewer import saving
+    from regard.viewer import command
 
     with _input():
-        text = _text(arguments)
-        paths = [target for path in arguments.save for target in saving.targets(path)]
-        chosen = {"layer": arguments.layer, "head": arguments.head, "token": _token(arguments.token)}
-        if not (paths or arguments.terminal) and any(x is not None for x in chosen.values()):
-            raise ValueError(
-                "--layer, --head and --token choose what --terminal prints and --save draws; on the page, click"
-            )
-    with _progress() as progress, _input():
-        progress("starting")
-        scenes = _scenes(arguments, text, progress)
-        if paths or arguments.terminal:
-            scene = saving.check(scenes, paths or [Path()])
-            if arguments.terminal or any(path.suffix in (".png", ".svg") for path in paths):
-                from regard.viewer.model_view import look_data
-
-                data = look_data(scene, progress)
-                choice = data.choose(**chosen)
-            for path in paths:
-                try:
-                    saving.save(scene, path, **chosen, progress=progress)
-                except OSError as error:
-                    raise ValueError(f"cannot write {path}: {error.strerror}") from error
-    console = _console(arguments)
-    if arguments.terminal:
-        from regard.viewer.terminal import show
-
-        show(data, choice, console)
-    for path in paths:
-        console.print(f"saved {path}", style="bold", soft_wrap=True)
-    if not (paths or arguments.terminal):
-        _serve(arguments, scenes)
-
-
-def _serve(arguments: argparse.Namespace, scenes: Sequence[Any]) -> None:
-    from regard.viewer.answers import Answers
-    from regard.viewer.server import Viewer
-
-    with _input():
-        viewer = Viewer(Answers(scenes), arguments.port)
-
-    def ready() -> None:
-        print(f"regard look: {viewer.url}\nCtrl-C ends it.", flush=True)
-        if not arguments.no_open:
-            viewer.show()
-
-    viewer.run(ready)
-
-
-def _scenes(arguments: argparse.Namespace, text: str | None, progress: Callable[[str], object]) -> Sequence[Any]:
-    """What is to be looked at."""
-    from regard.viewer import sources
-
-    if arguments.capture is not None:
-        from regard.captured import Capture
-
-        try:
-            return sources.captured(Capture.load(arguments.capture))
-        except OSError as error:
-            raise ValueError(f"cannot read {arguments.capture}: {error.strerror or error}") from error
-    if arguments.arrays is not None:
-        found = reading.operands(arguments.arrays, needed=("query", "key"))
-        given: dict[str, Any] = {name: found[name] for name in ("query", "key", "value", "lse") if name in found}
-        given |= {name: [str(x) for x in found[name]] for name in ("tokens", "key_tokens") if name in found}
-        name = ", ".join(path.name for path in arguments.arrays)
-        return [sources.arrays(**given, name=name, causal=arguments.causal, mask=_window(arguments))]
-    return [sources.example(sources.Settings() if text is None else sources.Settings(text), progress=progress)]
-
-
-def _text(arguments: argparse.Namespace) -> str | None:
-    """The text to read, from wherever it was given; None if it was not."""
-    names = ("text", "named_text", "file", "arrays", "capture")
-    given = [name for name in names if getattr(arguments, name) is not None]
-    if len(given) > 1:
-        words = {"text": "TEXT", "named_text": "--text"}
-        first, second = (words.get(name, f"--{name}") for name in given[:2])
-        raise ValueError(f"give {first} or {second}, not both")
-    if arguments.arrays is None and (arguments.causal or arguments.window is not None):
-        raise ValueError("--causal and --window go with --arrays: models have rules of their own")
-    if arguments.file is not None:
-        text = reading.text(arguments.file)
-    else:
-        text = arguments.text if arguments.named_text is None else arguments.named_text
-        text = reading.standard_input() if text == "-" else text
-    if text is not None:
-        _check_text(text)
-    return text
+        command.run(arguments, _window(arguments), _console(arguments), _progress())
 
 
 def _steps(arguments: argparse.Namespace) -> None:
@@ -325,6 +257,68 @@ def _plan(arguments: argparse.Namespace) -> None:
     for row in found.complexity:
         table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _insight(arguments: argparse.Namespace) -> None:
+    from regard.insight import table
+
+    if arguments.json and arguments.csv:
+        raise Refusal("give --json or --csv, not both")
+    prefix = _least("--prefix", arguments.prefix, 1)
+    with _progress() as progress, _input():
+        progress("starting")
+        seen = _captured(arguments, progress)
+        progress("measuring heads")
+        heads = seen.measure(prefix=prefix)
+    if not heads:
+        raise Refusal("the capture holds no layer")
+    layers = [layer.name for layer in seen]
+    if arguments.json:
+        sys.stdout.write(table.as_json(heads, layers, seen.model))
+    elif arguments.csv:
+        sys.stdout.write(table.as_csv(heads, layers))
+    else:
+        longest = max(layer.n_q for layer in seen)
+        about = f"{seen.model}: {len(heads)} heads in {len(layers)} layers, {longest:,} tokens"
+        table.show(heads, layers, about, _console(arguments), every=arguments.all)
+
+
+def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) -> regard.Capture:
+    """What is looked at: a file, a model that reads a text, or the example model, which reads repeated bytes."""
+    if arguments.capture is not None:
+        for name in ("model", "text", "file"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"--{name} does not go with --capture, which has all of it")
+        try:
+            return regard.Capture.load(arguments.capture)
+        except OSError as error:
+            raise ValueError(f"cannot read {arguments.capture}: {error.strerror or error}") from None
+    if arguments.text is not None and arguments.file is not None:
+        raise ValueError("give --text or --file, not both")
+    text = _standard_input() if arguments.text == "-" else arguments.text
+    if arguments.file is not None:
+        text = _text_of(arguments.file)
+    if text is not None:
+        _check_text(text)
+    if arguments.model is not None:
+        from regard.torch import pretrained
+
+        return pretrained.read(arguments.model, text, progress=progress)
+    from regard.examplemodel import ExampleModel, repeated_bytes
+
+    model = ExampleModel.load()
+    ids = repeated_bytes(40)[0] if text is None else model.encode(text)
+    return regard.Capture.of_trace(model.run(ids), model.labels(ids))
+
+
+def _text_of(path: Path) -> str:
+    """The text in a file, without the end of its last line."""
+    try:
+        return path.read_bytes().decode("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not valid UTF-8") from None
 
 
 def _bench(arguments: argparse.Namespace) -> None:
@@ -424,28 +418,12 @@ def _bar(total: int) -> Iterator[Callable[[str, int], object]]:
         yield lambda stage, done: progress.update(task, description=escape(stage), completed=done)
 
 
-def _check_text(text: str) -> None:
-    if not text:
-        raise ValueError("text is empty: give at least one character")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("text is not valid UTF-8") from None
-
-
 def _check_entries(query: tuple[int, ...], key: tuple[int, ...]) -> None:
     entries = math.prod((*query[:-1], *key[-2:-1]))
     if entries > MOST_ENTRIES:
         raise Refusal(
             f"steps builds every score: {entries:,} of them, more than {MOST_ENTRIES:,}; take fewer queries or keys"
         )
-
-
-def _token(text: str | None) -> int | str | None:
-    try:
-        return text if text is None else int(text)
-    except ValueError:
-        return text
 
 
 def _window(arguments: argparse.Namespace) -> regard.Mask | None:

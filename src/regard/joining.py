@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.api import Frame, causally
 from regard.arrayfile import Parts
-from regard.captured import OPTIONS, Layer
+from regard.captured import OPTIONS, RULES, Layer
 from regard.rules import At, Mask, Table, Traced, evaluate, mask, reads, rule_text
 from regard.rules.expression import make, number, rebuild, substitute
 
@@ -28,6 +28,9 @@ RULES_AT_MOST = 64
 
 SPILLED = 2**20
 """Bytes from which an array goes to the disk, where that is asked for."""
+
+
+EVERYONE = mask(lambda b, h, i, j: j >= 0)
 
 
 class Unjoinable(Exception):
@@ -93,7 +96,8 @@ class Call:
             x = x.reshape((1,) * (len(lead) + 3 - x.ndim) + x.shape)
             return x if len(lead) < 2 else np.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(batch, *x.shape[-3:])
 
-        given = {name: x for name, x in options.items() if name in OPTIONS and x is not False}
+        given = {name: x for name, x in options.items() if name in OPTIONS and x is not None and x is not False}
+        given |= {name: rule(given[name]) for name, (_, rule) in RULES.items() if name in given}
         if "bias" in given and len(lead) > 1:
             given["bias"] = flat(given["bias"])
         if "mask" in given and given["mask"].dense and len(lead) > 1:
@@ -146,7 +150,9 @@ class Call:
         if found is not None:
             keys = {make("keys", "int"): number(self.end)}
             found = Mask(substitute(found.node, keys), found.text, binds=found.binds)
-        if self.n_q == 1 and not self.cross and self.first == self.end - 1:
+        if self.cross:
+            return EVERYONE if found is None else found
+        if self.n_q == 1 and self.first == self.end - 1:
             return causally(found)
         if found is not None:
             later = [self.end + n for n in (*range(SAMPLED), *(2**n for n in range(5, 24)))]
@@ -316,7 +322,7 @@ class Joined(Passing):
         keys = range(call.begin, call.end)
         if _equal(visible(rule, call, keys), visible(last, call, keys)):
             return
-        before, known = start + sampled(self._position(call) - start), range(self.begin, self.end)
+        before, known = start + sampled(self._position(call) - start), range(self.begin, call.end)
         dense = call.mask is not None and bool(call.mask.dense)  # it says nothing of other rows
         if not dense and _equal(visible(rule, call, known, before), visible(last, call, known, before)):
             self.masks[-1] = start, rule  # it says the same of the earlier ones: a table that has grown
@@ -330,7 +336,9 @@ class Joined(Passing):
         options, n_k = dict(self.options), self.end - self.begin
         if self.masks:
             options = {x: options[x] for x in ("score", "sink", "scale") if x in options}
-            options |= {"mask": _one_after_another(self.masks), "offset": self._position(self.first)}
+            options["offset"] = self._position(self.first)
+            if [rule for _, rule in self.masks] != [EVERYONE]:
+                options["mask"] = _one_after_another(self.masks)
             options |= {} if self.begin == 0 else {"origin": (0, 0, self.begin)}
             bias = self._bias()
             options |= {} if bias is None else {"bias": bias}

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from regard.torch.arrays import autocast, checked, values
 from regard.torch.transformers import NAME, register_transformers
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+MARKS = {"Ġ": " ", "▁": " ", "Ċ": "\n"}
+"""What tokenizers write for a space and for a newline."""
 
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")
 """What transformers calls the states of the sequence whose keys a cross-attention reads."""
@@ -303,8 +307,9 @@ def _labels(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
             )
         return tokenizer
 
-    def shown(ids: list[int]) -> list[str]:
-        return [str(token).replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n") for token in convert(ids)]
+    return partial(pieces, tokenizer)
 
-    convert = tokenizer.convert_ids_to_tokens
-    return shown
+
+def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    """What a tokenizer of transformers has for ids, with the spaces and newlines that its marks stand for."""
+    return ["".join(MARKS.get(c, c) for c in str(token)) for token in tokenizer.convert_ids_to_tokens(ids)]

@@ -15,6 +15,7 @@ from regard.examplemodel import ExampleModel
 from regard.insight import HeadStatistics
 
 from . import profiles, pyramid, stages
+from .labels import encodable
 from .scene import Head, Layer, Scene
 from .scores import KINDS, kind_of, layer_scores
 from .sources import Settings, example
@@ -90,6 +91,7 @@ class Answers:
         self._runs = 0
         for scene in scenes:
             self._scenes[self._new_name(scene)] = scene
+        self._given = frozenset(self._scenes)
 
     def close(self) -> None:
         """End the work that goes on behind."""
@@ -225,7 +227,7 @@ class Answers:
         with self._lock:
             name = self._new_name(made)
             self._scenes[name] = made
-            runs = [key for key, known in self._scenes.items() if known.settings is not None]
+            runs = [key for key, known in self._scenes.items() if known.settings is not None and key not in self._given]
             for old in runs[: max(0, len(runs) - RUNS)]:
                 del self._scenes[old]
                 self.store.forget(old)
@@ -239,7 +241,7 @@ class Answers:
         tokens = at.scene.query_tokens if axis == "query" else at.scene.key_tokens
         start = _number(at.query, "start", 0, 0, len(tokens))
         stop = min(_number(at.query, "stop", start + MOST_TOKENS, start), start + MOST_TOKENS, len(tokens))
-        return Answer(200, {"start": start, "total": len(tokens), "tokens": [encoded(x) for x in tokens[start:stop]]})
+        return Answer(200, {"start": start, "total": len(tokens), "tokens": [encodable(x) for x in tokens[start:stop]]})
 
     def _head_scores(self, at: "At") -> Answer:
         rows: list[dict[str, Any]] = []
@@ -440,8 +442,3 @@ def _span(query: Query, name: str, size: int) -> range:
 def finite(x: float) -> float | None:
     """The number, None if JSON has none for it."""
     return x if np.isfinite(x) else None
-
-
-def encoded(token: str) -> str:
-    """The token without what UTF-8 cannot hold."""
-    return token.encode("utf-8", "backslashreplace").decode("utf-8")

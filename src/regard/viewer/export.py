@@ -8,17 +8,20 @@ import json
 import re
 from base64 import b64encode
 from hashlib import sha256
+from html import escape
 from typing import Any
 
 import numpy as np
 
 from . import built, pyramid
 from .answers import MOST_TOKENS, Answers
+from .labels import encodable, readable
 from .scene import Array, Layer, Scene
 
 LARGEST = 64 * 2**20
 """Bytes of numbers, before they become text, that a file may hold."""
 
+TITLE = "<title>regard</title>"
 STYLE, SCRIPT = '<link rel="stylesheet" href="./page.css">', '<script type="module" src="./page.js"></script>'
 KINDS = ("mass", "max")
 
@@ -49,6 +52,7 @@ def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
     )
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     for old, new in (
+        (TITLE, f"<title>regard look: {escape(encodable(readable(scene.name)))}</title>"),
         (STYLE, f"{meta}<style>{style}</style>"),
         (SCRIPT, f'{embedded}<script type="module">{script}</script>'),
     ):

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +59,29 @@ def look(
     True
     >>> page.close()
     """
-    from .saving import check, targets
-    from .saving import save as write
+    from .saving import Still, single, targets
 
     given = [save] if isinstance(save, str | Path) else save or []
     paths = [target for path in given for target in targets(Path(path))]
-    scenes = scenes_of(
-        what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse, **options
-    )
+    scenes = partial(
+        scenes_of, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse,
+        **options,
+    )  # fmt: skip
     if paths:
+        still = Still(single(scenes()))
         for path in paths:
-            write(check(scenes, paths), path)
+            still.save(path)
         return None
     from .answers import Answers
 
-    answers = Answers(scenes)
     if in_notebook():
         from .notebook import widget
 
-        return widget(answers)
-    from .server import Viewer
+        return widget(Answers(scenes()))
+    from .server import Viewer, bound
 
-    viewer = Viewer(answers, port)
+    with bound(port) as home:
+        viewer = Viewer(Answers(scenes()), home)
 
     def ready() -> None:
         print(f"regard look: {viewer.url}", flush=True)

@@ -1,12 +1,14 @@
 """Scenes as files: the page with what it shows, a picture, the arrays."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .model_view import Choice, LookData, look_data
 from .scene import Scene
 
 Progress = Callable[[str], object]
@@ -29,29 +31,47 @@ def targets(path: Path) -> list[Path]:
     return [path] if path.suffix else [path.with_suffix(".html"), path.with_suffix(".png")]
 
 
-def save(
-    scene: Scene, path: Path, *, layer: int | None = None, head: int | None = None, token: int | str | None = None,
-    progress: Progress = lambda stage: None,
-) -> None:  # fmt: skip
-    """Write one file, of the kind that its ending names. A picture is of one head and token, see `LookData.choose`.
+class Still:
+    """A scene with the head and the token to look at closely, see `LookData.choose`: for terminals and files."""
 
-    Raises ValueError for a scene that is too large for a page, and OSError.
-    """
-    progress(f"writing {path}")
-    if path.suffix == ".html":
-        from .answers import Answers
-        from .export import page
+    def __init__(
+        self,
+        scene: Scene,
+        layer: int | None = None,
+        head: int | None = None,
+        token: int | str | None = None,
+        progress: Progress = lambda stage: None,
+    ):
+        self.scene, self.wish, self.progress = scene, (layer, head, token), progress
 
-        answers = Answers([scene], patience=None)
-        path.write_bytes(page(answers, next(iter(answers.scenes))).encode())
-    elif path.suffix == ".npz":
-        path.write_bytes(archive(scene))
-    else:
-        from .model_view import look_data
-        from .picture import picture
+    @cached_property
+    def data(self) -> LookData:
+        """What there is to see of the scene."""
+        return look_data(self.scene, self.progress)
 
-        data = look_data(scene, progress)
-        path.write_bytes(picture(data, data.choose(layer, head, token), "svg" if path.suffix == ".svg" else "png"))
+    @cached_property
+    def choice(self) -> Choice:
+        """The head and the token. Raises ValueError for one that is not there."""
+        return self.data.choose(*self.wish)
+
+    def save(self, path: Path) -> None:
+        """Write one file, of the kind that its ending names.
+
+        Raises ValueError for a scene that is too large for a page, and OSError.
+        """
+        self.progress(f"writing {path}")
+        if path.suffix == ".html":
+            from .answers import Answers
+            from .export import page
+
+            answers = Answers([self.scene], patience=None)
+            path.write_bytes(page(answers, next(iter(answers.scenes))).encode())
+        elif path.suffix == ".npz":
+            path.write_bytes(archive(self.scene))
+        else:
+            from .picture import picture
+
+            path.write_bytes(picture(self.data, self.choice, "svg" if path.suffix == ".svg" else "png"))
 
 
 def archive(scene: Scene) -> bytes:
@@ -75,11 +95,9 @@ def archive(scene: Scene) -> bytes:
     return content.getvalue()
 
 
-def check(scenes: Sequence[Scene], paths: Sequence[Path]) -> Scene:
-    """The one scene that files are made of. Raises ValueError where there are several."""
-    if paths and len(scenes) > 1:
-        names = ", ".join(scene.name for scene in scenes)
-        raise ValueError(
-            f"a file shows one sequence, and here are several ({names}); capture the layers of one of them"
-        )
+def single(scenes: Sequence[Scene]) -> Scene:
+    """The one scene that terminals and files show. Raises ValueError where there are several."""
+    if len(scenes) > 1:
+        names = "; ".join(scene.name for scene in scenes)
+        raise ValueError(f"only the page shows several sequences, and here are {len(scenes)} ({names})")
     return scenes[0]

@@ -5,7 +5,8 @@ import json
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import uvicorn
@@ -126,12 +127,13 @@ def _response(answer: Answer) -> Response:
 
 
 class Viewer:
-    """A page that is being served: at `url`, until `close`."""
+    """A page that is being served: at `url`, until `close`. `home` is the socket to serve at, see `bound`."""
 
-    def __init__(self, answers: Answers, port: int = 0):
+    def __init__(self, answers: Answers, home: socket.socket):
         self.answers = answers
-        self._socket = _bound(port)
-        self.port: int = self._socket.getsockname()[1]
+        self._socket = home
+        home.listen()  # who asks before `run` waits
+        self.port: int = home.getsockname()[1]
         self.token = secrets.token_urlsafe(16)
         self.url = f"http://{HOME}:{self.port}/{self.token}/"
         built.page()
@@ -148,8 +150,7 @@ class Viewer:
         self._server = uvicorn.Server(config)
 
     def run(self, ready: Callable[[], object] = lambda: None) -> None:
-        """Serve until interrupted, or closed from another thread. `ready` is called when questions are taken."""
-        self._socket.listen()
+        """Serve until interrupted, or closed from another thread; `ready` is called first."""
         ready()
         try:
             self._server.run(sockets=[self._socket])
@@ -171,17 +172,30 @@ class Viewer:
         return f"Viewer at {self.url}"
 
 
-def _bound(port: int) -> socket.socket:
-    """A socket of this machine alone. Raises ValueError if the port is no port, or in use."""
+@contextmanager
+def bound(port: int = 0) -> Iterator[socket.socket]:
+    """A socket that this machine alone reaches, for a `Viewer` to be made of: closed if none is, for an error.
+
+    Raises ValueError if the port is no port, or in use.
+    """
+    made = _bind(port)
+    try:
+        yield made
+    except BaseException:
+        made.close()
+        raise
+
+
+def _bind(port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be from 0 (any that is free) to 65535, got {port}")
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((HOME, port))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((HOME, port))
     except OSError as error:
-        bound.close()
+        made.close()
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"port {port} is in use; give another one, or 0 for any that is free") from None
         raise ValueError(f"cannot serve at port {port}: {error.strerror}") from None
-    return bound
+    return made

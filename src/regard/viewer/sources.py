@@ -71,7 +71,7 @@ def example(
     trace = model.run(ids, temperature=settings.temperature, scale=settings.scaled, causal=settings.causal)
     layers = tuple(
         Layer(
-            name=f"layer {number}",
+            name=f"layers.{number}",
             problem=problem_from(q, k, v, causal=trace.causal, scale=trace.scale),
             lse=lse[None],
         )
