@@ -68,10 +68,11 @@ def arrays() -> dict[str, dict[str, Any]]:
 def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
     from regard.viewer import sources
     from regard.viewer.answers import Answers
-    from regard.viewer.server import Viewer
+    from regard.viewer.server import Viewer, bound
 
     scenes = [sources.example(sources.Settings()), *(sources.arrays(**call) for call in arrays.values())]
-    made = Viewer(Answers(scenes))
+    with bound() as home:
+        made = Viewer(Answers(scenes), home)
     assert list(made.answers.scenes) == ["example", *arrays]
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()

@@ -12,13 +12,13 @@ OWN = ("data:", "blob:", "about:", "file:")
 
 # What is there when a view is.
 READY = {
-    "heads": ".card canvas",
-    "map": ".readout output",
-    "text": ".strongest li",
-    "compare": ".readout output",
-    "profiles": ".uplot canvas",
-    "steps": ".stage-card .katex",
-    "arcs": "svg .arc",
+    "heads": ".heads .card canvas",
+    "map": ".map .readout output",
+    "text": ".text .strongest li",
+    "compare": ".compare .readout output",
+    "profiles": ".profiles .uplot canvas",
+    "steps": ".steps .stage-card .katex",
+    "arcs": ".arcs svg .arc",
 }
 
 
@@ -76,6 +76,12 @@ class Tab:
         """Go to a link to a view: what stands after #."""
         self.page.goto("about:blank")  # a hash alone would not load the page anew
         self.page.goto(f"{base or self.viewer.url}#{state}")
+        return self.page
+
+    def turn(self, state: str, sign: str) -> Any:
+        """Follow a link within the page, until the sign of what it leads to is seen."""
+        self.page.evaluate("state => (location.hash = state)", state)
+        self.page.wait_for_selector(sign)
         return self.page
 
     def api(self, part: str) -> list[str]:

@@ -20,15 +20,15 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
     mine = Answers(tab.viewer.answers.scenes.values(), patience=None)
     file.write_text(export.page(mine, scene), "utf-8")
     mine.close()
+    tab.open("view=heads", file.as_uri())
     for view, sign in READY.items():
         if view == "steps" and scene == "arrays-2":
             continue  # of rules, weights are embedded, not what they come from
-        page = tab.open(f"view={view}&i=40&j=37", file.as_uri())
-        page.wait_for_selector(sign)
+        page = tab.turn(f"view={view}&i=40&j=37", sign)
         assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()
     if scene in arrays:
-        page = tab.open("view=map&i=250&j=240", file.as_uri())
-        shown = float(page.wait_for_selector(".readout output").get_attribute("data-weight"))
+        page = tab.turn("view=map&i=250&j=240", READY["map"])
+        shown = float(page.locator(".readout output").get_attribute("data-weight"))
         expected = float(weights(arrays[scene], slice(250, 251), slice(240, 241))[0, 0, 0])
         exact = "mask" not in arrays[scene]
         np.testing.assert_allclose(shown, expected, rtol=1e-4 if exact else 2**-10)

@@ -7,7 +7,7 @@ const PAUSE_MS = 250;
 /** Type a text of one's own for the shipped model, and turn what its attention does. */
 export class Editor {
   readonly element: HTMLElement;
-  private readonly text = h("textarea", { rows: 2, spellcheck: "false", "aria-label": "Your text", maxlength: 20000 });
+  private readonly text = h("textarea", { rows: 2, spellcheck: "false", "aria-label": "Your text" });
   private readonly problem = h("p", { class: "problem", role: "alert" });
   private readonly following = h("p", { class: "following" });
   private readonly temperature: HTMLInputElement;
