@@ -51,6 +51,8 @@ export class DeepMap {
   private pointed: Cell | null = null;
   private chosen: Cell | null = null;
   private generation = 0;
+  /** Whether all is shown, and should be when the page changes its size. */
+  private whole = true;
   private readonly draw = perFrame(() => this.drawNow());
 
   constructor(private readonly options: DeepMapOptions) {
@@ -78,7 +80,7 @@ export class DeepMap {
       maxTilesPerFrame: 8,
       showNavigationControl: false,
       showNavigator: options.minimap,
-      navigatorPosition: "BOTTOM_LEFT",
+      navigatorPosition: "TOP_RIGHT",
       navigatorSizeRatio: 0.16,
       navigatorAutoFade: false,
       navigatorOpacity: 1,
@@ -109,7 +111,13 @@ export class DeepMap {
     });
     this.stage.addEventListener("pointerleave", () => this.point(null));
     this.stage.addEventListener("keydown", (event) => this.key(event));
-    this.watcher = new ResizeObserver(this.draw);
+    for (const event of ["canvas-drag", "canvas-scroll", "canvas-pinch", "canvas-double-click", "navigator-click", "navigator-drag"] as const) {
+      this.viewer.addHandler(event, () => (this.whole = false));
+    }
+    this.watcher = new ResizeObserver(() => {
+      if (this.whole && this.viewer.isOpen()) this.home(true);
+      this.draw();
+    });
     this.watcher.observe(this.stage);
   }
 
@@ -127,10 +135,8 @@ export class DeepMap {
     this.tokens = tokens;
     this.generation++;
     this.viewer.addOnceHandler("open", () => {
-      // The viewer is made before it has a place in the document.
-      this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
-      if (bounds) this.viewer.viewport.fitBounds(bounds, true);
-      else this.viewer.viewport.goHome(true);
+      if (bounds && !this.whole) this.viewer.viewport.fitBounds(bounds, true);
+      else this.home(true);
     });
     this.viewer.open(this.source(picture) as unknown as OpenSeadragon.TileSourceSpecifier);
   }
@@ -154,27 +160,34 @@ export class DeepMap {
   /** Brings a cell into view, large enough to be told from its neighbours. */
   reveal(cell: Cell, pixels = 24): void {
     const { info } = this.picture as Picture;
+    this.whole = false;
     const width = Math.max(1, this.viewer.viewport.getContainerSize().x) / Math.max(pixels, this.axes().step);
     const side = Math.min(info.n_k, width);
     const box = new OpenSeadragon.Rect(cell.j + 0.5 - side / 2, cell.i + 0.5 - side / 2, side, side);
     this.viewer.viewport.fitBounds(this.viewer.viewport.imageToViewportRectangle(box), calm());
   }
 
-  home(): void {
-    this.viewer.viewport.goHome(calm());
+  home(atOnce = calm()): void {
+    this.whole = true;
+    // OpenSeadragon learns of a new size later than this.
+    this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
+    this.viewer.viewport.goHome(atOnce);
   }
 
   zoom(factor: number): void {
+    this.whole = false;
     this.viewer.viewport.zoomBy(factor, undefined, calm());
   }
 
-  /** What is seen, in shares of the map, for maps that move together. */
-  get bounds(): OpenSeadragon.Rect | null {
-    return this.viewer.isOpen() ? this.viewer.viewport.getBounds(true) : null;
-  }
-
-  set bounds(bounds: OpenSeadragon.Rect | null) {
-    if (!bounds || !this.viewer.isOpen()) return;
+  /** Shows what another map shows, in shares of the whole. */
+  follow(leader: DeepMap): void {
+    if (!leader.viewer.isOpen() || !this.viewer.isOpen()) return;
+    if (leader.whole) {
+      if (!this.whole) this.home(true);
+      return;
+    }
+    this.whole = false;
+    const bounds = leader.viewer.viewport.getBounds(true);
     const now = this.viewer.viewport.getBounds(true);
     const near = Math.abs(now.x - bounds.x) + Math.abs(now.y - bounds.y) + Math.abs(now.width - bounds.width);
     if (near > 1e-6 * bounds.width) this.viewer.viewport.fitBounds(bounds, true);
