@@ -4,7 +4,7 @@ import OpenSeadragon from "openseadragon";
 
 import type { BothTokens } from "../data";
 import { fitted, h, perFrame } from "../dom";
-import { figure } from "../numbers/format";
+import { short } from "../numbers/format";
 import { perPixel, tileBlock } from "../numbers/levels";
 import type { Picture, Pixels } from "./pictures";
 import { drawRuler } from "./rulers";
@@ -35,6 +35,8 @@ interface TileJob {
 /** The least width of a cell in pixels that holds a number. */
 const ROOM_FOR_NUMBERS = 44;
 const WIDEST_CELL = 96;
+/** Numbers below this do not ask to be read. */
+const FAINT = 0.01;
 
 const calm = (): boolean => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
@@ -161,8 +163,8 @@ export class DeepMap {
   reveal(cell: Cell, pixels = 24): void {
     const { info } = this.picture as Picture;
     this.whole = false;
-    const width = Math.max(1, this.viewer.viewport.getContainerSize().x) / Math.max(pixels, this.axes().step);
-    const side = Math.min(info.n_k, width);
+    const { x, y } = this.viewer.viewport.getContainerSize();
+    const side = Math.min(Math.max(info.n_q, info.n_k), Math.max(1, Math.min(x, y)) / Math.max(pixels, this.axes().step));
     const box = new OpenSeadragon.Rect(cell.j + 0.5 - side / 2, cell.i + 0.5 - side / 2, side, side);
     this.viewer.viewport.fitBounds(this.viewer.viewport.imageToViewportRectangle(box), calm());
   }
@@ -265,7 +267,7 @@ export class DeepMap {
       "=": () => this.zoom(1.6),
       "-": () => this.zoom(1 / 1.6),
       "0": () => this.home(),
-      Enter: () => this.reveal(at, ROOM_FOR_NUMBERS),
+      Enter: () => this.reveal(at, ROOM_FOR_NUMBERS + 2),
     };
     const move = moves[event.key];
     if (!move) return;
@@ -327,10 +329,10 @@ export class DeepMap {
         const value = picture.exact(i, j, this.draw);
         if (value === undefined || Number.isNaN(value)) continue;
         const [x, y] = [axes.x + (j + 0.5) * axes.step, axes.y + (i + 0.5) * axes.step];
-        const text = figure(Number(value.toPrecision(2)));
+        const text = short(value);
         context.strokeStyle = style.getPropertyValue("--halo");
         context.strokeText(text, x, y);
-        context.fillStyle = style.getPropertyValue("--ink");
+        context.fillStyle = style.getPropertyValue(Math.abs(value) < FAINT ? "--ink-soft" : "--ink");
         context.fillText(text, x, y);
       }
     }
