@@ -294,6 +294,14 @@ export class DeepMap {
     if (axes.step >= ROOM_FOR_NUMBERS) this.drawNumbers(context, axes);
     if (this.chosen) this.outline(context, axes, this.chosen, true);
     if (this.pointed) this.outline(context, axes, this.pointed, false);
+    this.spareMinimap(context);
+  }
+
+  /** Draws nothing over the minimap, which lies below this. */
+  private spareMinimap(context: CanvasRenderingContext2D): void {
+    const minimap = this.stage.querySelector(".navigator")?.getBoundingClientRect();
+    const own = this.overlay.getBoundingClientRect();
+    if (minimap) context.clearRect(minimap.left - own.left, minimap.top - own.top, minimap.width, minimap.height);
   }
 
   private outline(context: CanvasRenderingContext2D, axes: { x: number; y: number; step: number }, cell: Cell, chosen: boolean): void {
