@@ -67,7 +67,10 @@ def test_version_and_help(run):
         (["look", ""], "text is empty: give at least one character"),
         (["look", "--text", ""], "text is empty: give at least one character"),
         (["look", "a", "--text", "b"], "give TEXT or --text, not both"),
-        (["look", "a", "--arrays", "b.npz"], "give TEXT or --arrays, not both"),
+        (["look", "a", "--arrays", "b.npz"], "a text does not go with --arrays, where all was read already"),
+        (["look", "--model", "a", "--capture", "b"], "give --capture or --model, not both"),
+        (["look", "a", "--file", "b.txt"], "give --text or --file, not both"),
+        (["look", "--model", "no/such", "--text", "a"], "no such model: no/such is neither a folder nor in the local"),
         (["look", "--file", "no.txt"], "cannot read no.txt: No such file or directory"),
         (["look", "--arrays", "no.npz"], "cannot read no.npz: No such file or directory"),
         (["look", "--capture", "no.safetensors"], "cannot read no.safetensors: No such file or directory"),
@@ -390,6 +393,6 @@ def test_insight_finds_the_heads_of_the_example_model(run):
 def test_insight_of_a_text(run, tmp_path):
     (tmp_path / "text").write_text(SENTENCE)
     found = json.loads(good(run("insight", "--file", tmp_path / "text", "--prefix", 3, "--json")))
-    data = look_data(SENTENCE)
+    data = look_data(example(Settings(SENTENCE)))
     scores = [head["induction"] for head in found["heads"]]
     np.testing.assert_allclose(np.reshape(scores, (3, 4)), data.statistics["induction"], atol=1e-5)

@@ -82,17 +82,15 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--no-color", action="store_true", help="no colours (as NO_COLOR=1)")
         return made
 
-    look = command(
-        "look", _look, "look at attention on a page: of a small trained model reading a text, of arrays, of a capture"
-    )
+    about = "look at attention on a page: of a small trained model, one of your own, a capture, or arrays"
+    look = command("look", _look, about)
     look.add_argument(
-        "text",
+        "given",
         metavar="TEXT",
         nargs="?",
-        help="the text, - for standard input; a sentence with a repeated name unless given",
+        help="the text, as --text; for the model that ships with regard a sentence with a repeated name unless given",
     )
-    look.add_argument("--text", dest="named_text", metavar="TEXT", help="likewise")
-    look.add_argument("--file", type=Path, metavar="FILE", help="the text in a file")
+    _seen(look)
     look.add_argument(
         "--arrays",
         type=Path,
@@ -101,7 +99,6 @@ def _parser() -> argparse.ArgumentParser:
         help="look at arrays instead: .npy files of query and key, and value if there is one, or one .npz or "
         ".safetensors with these (or q, k, v), and perhaps lse, tokens and key_tokens",
     )
-    look.add_argument("--capture", type=Path, metavar="FILE", help="look at what regard.capture saved")
     look.add_argument("--causal", action="store_true", help="of arrays: let a query see only the keys up to itself")
     look.add_argument(
         "--window", type=int, metavar="W", help="of arrays: let it see only itself and the W keys before it"
@@ -289,17 +286,8 @@ def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) 
         for name in ("model", "text", "file"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} does not go with --capture, which has all of it")
-        try:
-            return regard.Capture.load(arguments.capture)
-        except OSError as error:
-            raise ValueError(f"cannot read {arguments.capture}: {error.strerror or error}") from None
-    if arguments.text is not None and arguments.file is not None:
-        raise ValueError("give --text or --file, not both")
-    text = _standard_input() if arguments.text == "-" else arguments.text
-    if arguments.file is not None:
-        text = _text_of(arguments.file)
-    if text is not None:
-        _check_text(text)
+        return reading.capture(arguments.capture)
+    text = reading.text(arguments.text, arguments.file)
     if arguments.model is not None:
         from regard.torch import pretrained
 
@@ -309,16 +297,6 @@ def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) 
     model = ExampleModel.load()
     ids = repeated_bytes(40)[0] if text is None else model.encode(text)
     return regard.Capture.of_trace(model.run(ids), model.labels(ids))
-
-
-def _text_of(path: Path) -> str:
-    """The text in a file, without the end of its last line."""
-    try:
-        return path.read_bytes().decode("utf-8").removesuffix("\n")
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not valid UTF-8") from None
 
 
 def _bench(arguments: argparse.Namespace) -> None:

@@ -1,12 +1,15 @@
-"""What commands are given as files: texts, and query, key and value as arrays."""
+"""What commands are given: texts, captures, and query, key and value in files."""
 
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from regard.captured import Capture
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -35,22 +38,40 @@ def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[st
     return arrays
 
 
-def text(path: Path) -> str:
-    """The text in a file, without the end of its last line. Raises ValueError if it cannot be read."""
+def text(given: str | None, file: Path | None = None) -> str | None:
+    """The text that was given, - for standard input, or that is in a file; without the end of its last line if read.
+
+    Raises ValueError if there are both, or if it is empty, cannot be read, or is not UTF-8.
+    """
+    if given is not None and file is not None:
+        raise ValueError("give --text or --file, not both")
+    source, found = "text", given
     try:
-        return path.read_bytes().decode("utf-8").removesuffix("\n")
+        if file is not None:
+            source = str(file)
+            found = file.read_bytes().decode("utf-8").removesuffix("\n")
+        elif given == "-":
+            source = "standard input"
+            found = sys.stdin.read().removesuffix("\n")
+        if found is not None:
+            found.encode()
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not valid UTF-8") from None
+        raise ValueError(f"cannot read {file}: {error.strerror or error}") from None
+    except UnicodeError:
+        raise ValueError(f"{source} is not valid UTF-8") from None
+    if found == "":
+        raise ValueError("text is empty: give at least one character")
+    return found
 
 
-def standard_input() -> str:
-    """The text on standard input, likewise."""
+def capture(path: Path) -> "Capture":
+    """What `regard.capture` saved. Raises ValueError if it cannot be read."""
+    from regard.captured import Capture
+
     try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError:
-        raise ValueError("standard input is not valid UTF-8") from None
+        return Capture.load(path)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _npz(path: Path) -> dict[str, Array]:

@@ -22,12 +22,6 @@ NAMES = ("plain", "larger than a tile", "grouped heads", "positions first", "cau
 SOME = [case for case in CASES if case.name in NAMES]
 
 
-@pytest.fixture(params=HERE)
-def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("REGARD_CPU", request.param)
-    return str(request.param)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_forward(forced: str, case: Case, dtype: Any) -> None:

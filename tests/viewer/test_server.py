@@ -203,8 +203,7 @@ def test_a_port_that_cannot_be_had() -> None:
 
 
 def test_a_viewer_serves_until_it_is_closed() -> None:
-    with bound() as home:
-        viewer = Viewer(Answers([arrays(Q, K)]), home)
+    viewer = Viewer(Answers([arrays(Q, K)]))
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", viewer.url)
     ready = threading.Event()
     serving = threading.Thread(target=viewer.run, args=(ready.set,))

@@ -14,11 +14,6 @@ from .scene import Scene
 
 Progress = Callable[[str], object]
 
-GIVEN = {
-    "text": "TEXT", "named_text": "--text", "file": "--file", "arrays": "--arrays", "capture": "--capture",
-}  # fmt: skip
-"""What says what to look at, as a user writes it."""
-
 
 def run(arguments: Namespace, mask: Mask | None, console: Console, progress: AbstractContextManager[Progress]) -> None:
     """Carry the command out. Raises ValueError for input that cannot be served, before any work where that can be."""
@@ -68,12 +63,11 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
     """What is to be looked at."""
     progress("starting")
     if arguments.capture is not None:
-        from regard.captured import Capture
+        return sources.captured(reading.capture(arguments.capture))
+    if arguments.model is not None:
+        from regard.torch import pretrained
 
-        try:
-            return sources.captured(Capture.load(arguments.capture))
-        except OSError as error:
-            raise ValueError(f"cannot read {arguments.capture}: {error.strerror or error}") from error
+        return sources.captured(pretrained.read(arguments.model, text, progress=progress), kind="model")
     if arguments.arrays is not None:
         found = reading.operands(arguments.arrays, needed=("query", "key"))
         return [
@@ -93,25 +87,19 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
 
 
 def _text(arguments: Namespace) -> str | None:
-    """The text to read, from wherever it was given; None if it was not."""
-    given = [written for name, written in GIVEN.items() if getattr(arguments, name) is not None]
-    if len(given) > 1:
-        raise ValueError(f"give {given[0]} or {given[1]}, not both")
+    """The text to read, None if it was not given. Raises ValueError for arguments that do not go together."""
+    if arguments.given is not None and arguments.text is not None:
+        raise ValueError("give TEXT or --text, not both")
+    given = arguments.text if arguments.given is None else arguments.given
+    what = {"--arrays": arguments.arrays, "--capture": arguments.capture, "--model": arguments.model}
+    named = [name for name, value in what.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"give {named[0]} or {named[1]}, not both")
+    if (given is not None or arguments.file is not None) and named and named != ["--model"]:
+        raise ValueError(f"a text does not go with {named[0]}, where all was read already")
     if arguments.arrays is None and (arguments.causal or arguments.window is not None):
         raise ValueError("--causal and --window go with --arrays: models have rules of their own")
-    if arguments.file is not None:
-        text: str | None = reading.text(arguments.file)
-    else:
-        text = arguments.text if arguments.named_text is None else arguments.named_text
-        text = reading.standard_input() if text == "-" else text
-    if text is not None:
-        if not text:
-            raise ValueError("text is empty: give at least one character")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError("text is not valid UTF-8") from None
-    return text
+    return reading.text(given, arguments.file)
 
 
 def _token(text: str | None) -> int | str | None:

@@ -127,7 +127,7 @@ def scenes_of(
         return sources.captured(what)
     module = getattr(sys.modules.get("torch.nn"), "Module", None)
     if module is not None and isinstance(what, module):
-        return sources.captured(of_model(what, text, tokenizer))
+        return sources.captured(of_model(what, text, tokenizer), kind="model")
     if not arrays:
         raise TypeError(
             "look takes query and key, a regard.Capture, a PyTorch model with text= and tokenizer=, or nothing but "

@@ -127,10 +127,13 @@ def _response(answer: Answer) -> Response:
 
 
 class Viewer:
-    """A page that is being served: at `url`, until `close`. `home` is the socket to serve at, see `bound`."""
+    """A page that is being served: at `url`, until `close`. `home` is the socket to serve at, see `bound`; of any
+    free port unless given.
+    """
 
-    def __init__(self, answers: Answers, home: socket.socket):
+    def __init__(self, answers: Answers, home: socket.socket | None = None):
         self.answers = answers
+        home = _bind(0) if home is None else home
         self._socket = home
         home.listen()  # who asks before `run` waits
         self.port: int = home.getsockname()[1]

@@ -12,7 +12,7 @@ from regard.api import problem_from
 from regard.examplemodel import ExampleModel
 
 from .labels import byte_tokens
-from .scene import Array, Layer, Scene
+from .scene import Array, Kind, Layer, Scene
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
 """What is looked at unless something is given: a rare name comes back, and breaks off."""
@@ -151,7 +151,7 @@ def arrays(
     )
 
 
-def captured(seen: captured_model.Capture, name: str | None = None) -> tuple[Scene, ...]:
+def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scene, ...]:
     """A capture as scenes: layers that read the same sequences together, so an encoder and a decoder apart.
 
     Raises ValueError for a capture that holds no layer.
@@ -169,8 +169,8 @@ def captured(seen: captured_model.Capture, name: str | None = None) -> tuple[Sce
         ids = seen.ids(numbers[0], "key")
         scenes.append(
             Scene(
-                name=f"{name or seen.model}{part}",
-                kind="capture",
+                name=f"{seen.model}{part}",
+                kind=kind,
                 layers=tuple(_captured_layer(seen.layers[number]) for number in numbers),
                 query_tokens=seen.labels(numbers[0], "query") or (),
                 key_tokens=seen.labels(numbers[0], "key") or (),

@@ -1,8 +1,7 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward, backward and the tangent of forward are kernels; lse and entropy are exact, and the largest weight comes with
-them. The tangent of backward, weights and the other statistics start from that lse and run on `regard.engines.tiled`,
-in O(n) memory as well.
+Forward, backward and the tangents of both are kernels; lse and entropy are exact, and the largest weight comes with
+them. Weights and some statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
 """
 
 import functools
@@ -135,4 +134,7 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    return tiled.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
+    from regard.engines.cpu import backward_tangent_work
+    from regard.engines.cpu.target import chosen
+
+    return backward_tangent_work.backward_jvp(p, chosen(), outputs, ct, t, d_outputs, d_ct)

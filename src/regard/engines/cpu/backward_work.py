@@ -7,9 +7,9 @@ the same tiles and the items before, have ended; so each sum is made in one orde
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from regard.engines.cpu.work import (
     written,
 )
 from regard.problem import Differential, Outputs, Problem, collapse
-from regard.rules import Node, Program, Table
+from regard.rules import Node, Program, Table, tangent
 from regard.threads import Scratch, num_threads, spread
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ EVERYWHERE = (0, ALL_TILES)
 
 
 class Arrays:
-    """The arrays of one call: what the kernel reads beside the inputs, and what it writes."""
+    """The arrays of one call: what the kernel reads beside the inputs, and what it writes; and which kernel it is."""
+
+    name = "backward"
 
     def __init__(self, p: Problem, outputs: Outputs, ct: Outputs):
         self.p, real = p, p.compute
@@ -68,14 +70,13 @@ class Arrays:
         self.dout = np.broadcast_to(np.zeros((), p.dtype), self.out.shape) if ct.out is None else ct.out
         self.p_sink: Any = real.type(0)
         if p.sink is not None:
-            sink = np.broadcast_to(p.sink.astype(real), (p.heads,))[:, None]
-            self.p_sink = np.where(self.lse == -np.inf, 0, np.exp(sink - self.lse))
+            self.p_sink = np.where(self.lse == -np.inf, 0, np.exp(self.by_head(p.sink) - self.lse))
         self.given = None if ct.lse is None else ct.lse.astype(real)
         self.d_entropy = None if ct.entropy is None else np.ascontiguousarray(ct.entropy, real)
         if self.d_entropy is not None:
             assert outputs.entropy is not None
-            total = np.where(self.lse == -np.inf, 0, 1 - self.p_sink)
-            more = self.d_entropy * (total - outputs.entropy)
+            self.spread = np.where(self.lse == -np.inf, 0, 1 - self.p_sink) - outputs.entropy
+            more = self.d_entropy * self.spread
             self.given = more if self.given is None else self.given + more
         if self.given is not None:
             self.given = np.ascontiguousarray(self.given, real)
@@ -86,6 +87,10 @@ class Arrays:
         )
         self.dbias = None if p.bias is None else np.zeros(self.bias_shape(p.bias), real)
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
+        self.tables: Mapping[Table, Array] = {}  # tangents of some
+
+    def by_head(self, sink: Array) -> Array:
+        return np.broadcast_to(sink.astype(self.p.compute), (self.p.heads,))[:, None]
 
     def bias_shape(self, bias: Array) -> tuple[int, ...]:
         """Of the sums of dS: for each batch element and head, but as the bias where that is n_q · n_k."""
@@ -94,15 +99,47 @@ class Arrays:
             return tuple(bias.shape)
         return self.p.shape(self.p.n_q if rows else 1, self.p.n_k if keys else 1)
 
-    @cached_property
-    def addressed(self) -> tuple[Array | None, ...]:
-        """The arrays that items have an address in: ADDRESSES, and the dense masks."""
+    def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
+        """Whatever an item has an address in, in its order: the name, the array, the dimensions behind the leading
+        ones, and whether heads of a group share it, and all rows.
+        """
         p = self.p
         bias, dbias = (None if x is None else p.dense(x) for x in (p.bias, self.dbias))
-        return (
-            p.query, p.key, p.value, self.out, self.dout, self.lse, self.given, self.d_entropy, self.c,
-            self.dq, self.dk, self.dv, bias, dbias, *dense_masks(p),
-        )  # fmt: skip
+        return [
+            ("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", self.out, 3, False),
+            ("dout", self.dout, 3, False), ("lse", self.lse, 2, False), ("given", self.given, 2, False),
+            ("d_entropy", self.d_entropy, 2, False), ("c", self.c, 2, False), ("dq", self.dq, 3, False),
+            ("dk", self.dk, 3, True), ("dv", self.dv, 3, True), ("bias", bias, 3, False), ("dbias", dbias, 3, False),
+            *self.more(), *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
+        ]  # fmt: skip
+
+    def more(self) -> list[tuple[str, Array | None, int, bool]]:
+        """Those that only a tangent has."""
+        return []
+
+    @property
+    def lie(self) -> tuple[Any, ...]:
+        """What plans depend on beside the problem."""
+        a = self
+        return tuple(None if x is None else x.strides for x in (a.out, a.dout, a.lse, a.given, a.d_entropy))
+
+    @cached_property
+    def rule(self) -> "Rule":
+        """The score and its derivatives."""
+        return rule_of(self.p)
+
+    def kind(self, target: Target) -> BackwardKind:
+        return kind_of(self.p, target, self.d_entropy is not None, self.rule)
+
+    def source(self, kind: BackwardKind, target: Target) -> str:
+        """The IR of the kernel."""
+
+        def write(k: "Kernel") -> None:
+            from regard.engines.cpu.backward_kernel import Backward
+
+            Backward(k, kind).run()
+
+        return written(self.name, kind.fields, target, write)
 
     def result(self) -> Differential:
         p = self.p
@@ -120,26 +157,31 @@ class Arrays:
         )
 
     def sink(self, c: Array) -> Any:
+        return self.sink_of(self.p_sink * c)
+
+    def sink_of(self, rows: Array) -> Any:
+        """The gradient of the sink from its parts by query."""
         assert self.p.sink is not None
-        by_head = (self.p_sink * c).reshape(self.p.batch, self.p.heads, self.p.n_q).sum(axis=(0, 2))
+        by_head = rows.reshape(self.p.batch, self.p.heads, self.p.n_q).sum(axis=(0, 2))
         return collapse(by_head, self.p.sink.shape).astype(self.p.sink.dtype, copy=False)
 
 
 def backward(p: Problem, target: Target, outputs: Outputs, ct: Outputs) -> Differential:
     """Gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, from the outputs of forward."""
     with np.errstate(all="ignore"):
-        arrays = Arrays(p, outputs, ct)
-        if p.batch * p.heads * p.n_q:
-            small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
-            plan(p, target, arrays, 1 if small else num_threads()).run(p, arrays)
-        return arrays.result()
+        return run(p, target, Arrays(p, outputs, ct))
+
+
+def run(p: Problem, target: Target, arrays: Arrays) -> Differential:
+    if p.batch * p.heads * p.n_q:
+        small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
+        plan(p, target, arrays, 1 if small else num_threads()).run(p, arrays)
+    return arrays.result()
 
 
 def plan(p: Problem, target: Target, arrays: Arrays, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    a = arrays
-    lie = tuple(None if x is None else x.strides for x in (a.out, a.dout, a.lse, a.given, a.d_entropy))
-    call = ("backward", target.name, threads, *lie, p.signature or signature(p))
+    call = (arrays.name, target.name, threads, *arrays.lie, p.signature or signature(p))
     return kept(call, lambda: Plan(p, target, arrays, threads))
 
 
@@ -176,13 +218,14 @@ class Plan:
 
     def __init__(self, p: Problem, target: Target, arrays: Arrays, threads: int):
         self.target, self.threads = target, threads
-        kind = kind_of(p, target, arrays.d_entropy is not None)
+        kind = arrays.kind(target)
         rules = [(rule.prefix, rule.program) for rule in (kind.mask, kind.score) if rule is not None]
         self.key, self.names = kind.key, kind.fields
         # The rules of each call hold the same tables; they are known here by their places.
         every = _tables(p)
         trained = [] if kind.score is None else [(n, kind.score.program.tables[n]) for n in kind.trained]
         self.trained = [(self.names.index(f"dtable{n}"), every.index(table)) for n, table in trained]
+        self.moving = [(self.names.index(f"score_table{n}"), every.index(x)) for n, x in arrays.rule.moving.items()]
         self.fields = packed(self.names, self._words(p, arrays, rules))
         self.waves: Iterable[Wave] = Waves(kind, p, arrays, threads)
 
@@ -194,15 +237,17 @@ class Plan:
 
     def run(self, p: Problem, arrays: Arrays) -> None:
         def code() -> str:
-            return source(kind_of(p, self.target, arrays.d_entropy is not None), self.target)
+            return arrays.source(arrays.kind(self.target), self.target)
 
-        kernel = cache.kernel(self.key, "backward", self.target, code)
+        kernel = cache.kernel(self.key, arrays.name, self.target, code)
         fields, trained = self.fields[:], []
         fields[SEED] = p.seed
-        if self.trained:
+        if self.trained or self.moving:
             every = _tables(p)
             trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
-        bases = [0 if x is None else address_of(x) for x in arrays.addressed]
+            for at, n in self.moving:
+                fields[at] = address_of(arrays.tables[every[n]])
+        bases = [0 if x is None else address_of(x) for _, x, _, _ in arrays.arrays()]
         for wave in self.waves:
             items = wave.items + np.array(bases + [0] * (wave.items.shape[1] - len(bases)))
             fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(wave.tiles)
@@ -220,15 +265,13 @@ class Plan:
             spread(work, wave.cells, self.threads)
 
     def _words(self, p: Problem, a: Arrays, rules: list[tuple[str, Program]]) -> dict[str, int | float]:
-        words = shared_fields(p, rules)
-        for name, x in (("q", p.query), ("out", a.out), ("dout", a.dout)):
-            words |= zip((f"{name}_head", f"{name}_row", f"{name}_feature"), x.strides[-3:], strict=True)
-        words |= zip(("dq_head", "dq_row"), a.dq.strides[-3:-1], strict=True)
-        words |= {"dk_row": a.dk.strides[-2], "dv_row": a.dv.strides[-2], "strand_tiles": _strand_tiles(p)}
+        words = shared_fields(p, rules) | {"strand_tiles": _strand_tiles(p)}
+        for name, x, keep, _ in a.arrays():
+            if x is not None and keep == 3:
+                last = "key" if "bias" in name or "dense" in name else "feature"
+                words |= zip((f"{name}_head", f"{name}_row", f"{name}_{last}"), x.strides[-3:], strict=True)
         for at, n in self.trained:
             words[self.names[at + 1]] = _tables(p)[n].array.size * p.compute.itemsize
-        if a.dbias is not None:
-            words |= zip(("dbias_row", "dbias_key"), p.dense(a.dbias).strides[-2:], strict=True)
         return words
 
 
@@ -253,9 +296,8 @@ class Waves(Stages):
         sizes = np.minimum(self.kind.lanes, self.p.n_q - starts)
         return np.stack([heads, np.ones_like(heads)], axis=1), np.stack([starts, sizes], axis=1)
 
-    def arrays(self) -> Iterator[tuple[str, Array | None, int, bool]]:
-        for name, x in zip(self.kind.item, self.sums.addressed, strict=False):
-            yield name, x, 2 if name in ("lse", "given", "d_entropy", "c") else 3, name in ("k", "v", "dk", "dv")
+    def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
+        return self.sums.arrays()
 
     def __iter__(self) -> Iterator[Wave]:  # type: ignore[override]
         p, kind = self.p, self.backward
@@ -363,24 +405,26 @@ class _Done:
             self.events[cell].set()
 
 
-def source(kind: BackwardKind, target: Target) -> str:
-    """The IR of a kernel."""
+@dataclass(frozen=True)
+class Rule:
+    """The program of a score with its derivatives, as `BackwardKind` has it.
 
-    def write(k: "Kernel") -> None:
-        from regard.engines.cpu.backward_kernel import Backward
+    moving: of the program's tables those that are tangents, by number, and of which tables.
+    """
 
-        Backward(k, kind).run()
+    score: Arguments | None = None
+    bent: bool = False
+    readings: tuple[Reading, ...] = ()
+    moving: Mapping[int, Table] = field(default_factory=dict)
 
-    return written("backward", kind.fields, target, write)
 
-
-def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
+def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKind:
     """The kernel for a call. entropy: whether it has a cotangent."""
     real = F64 if p.compute == np.float64 else F32
     W = target.lanes(real.size)
     lanes = max(1, min(p.n_q, W * target.tile[1]))
     mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
-    score, bent, readings = _score(p)
+    score = rule.score
     rows, keys = (True, False) if p.bias is None else bias_axes(p.bias)
     return BackwardKind(
         element=type_of(p.dtype),
@@ -397,8 +441,8 @@ def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
         sink=p.sink is not None,
         entropy=entropy,
         best=0,
-        bent=bent,
-        readings=readings,
+        bent=rule.bent,
+        readings=rule.readings,
         bias_rows=rows,
         bias_keys=keys,
         bias_shared=p.bias is not None and rows and keys and p.bias.size != p.batch * p.heads * p.n_q * p.n_k,
@@ -411,18 +455,23 @@ def bias_axes(bias: Array) -> tuple[bool, bool]:
     return rows != 1 or keys == 1, keys != 1
 
 
-def _score(p: Problem) -> tuple[Arguments | None, bool, tuple[Reading, ...]]:
-    """The program of the score and its derivatives, whether that in the score is not 1, and what else it has."""
+def rule_of(p: Problem, tangents: Mapping[Table, Table] | None = None) -> Rule:
+    """The rule of a call and its derivatives; with tangents of tables, each with its tangent behind."""
     if p.score_node is None:
-        return None, False, ()
+        return Rule()
     d_ds, slopes = p.score_partials
     assert d_ds is not None
+
+    def both(node: Node) -> list[Node]:
+        return [node] if tangents is None else [node, tangent(node, tangents)]
+
     bent = not (d_ds.op == "literal" and d_ds.payload == 1)
-    nodes: list[Node] = [p.score_node, *([d_ds] if bent else [])]
+    nodes = both(p.score_node) + (both(d_ds) if bent else [])
     leaves = [leaf for leaf, slope in slopes.items() if not (slope.op == "literal" and slope.payload == 0)]
     for leaf in leaves:
-        nodes += [slopes[leaf], *leaf.args]
+        nodes += [*both(slopes[leaf]), *leaf.args]
     program = Program.of(nodes)
     numbers = {table: n for n, table in enumerate(program.tables)}
     readings = tuple(Reading(numbers[leaf.payload], len(leaf.args)) for leaf in leaves)
-    return Arguments("score", program), bent, readings
+    moving = {numbers[x]: table for table, x in (tangents or {}).items() if x in numbers}
+    return Rule(Arguments("score", program), bent, readings, moving)

@@ -87,7 +87,7 @@ class ManyQueries(Forward):
                 )
                 for r in range(count):
                     for c, s in zip(self.vectors(), sums[r], strict=True):
-                        self._add_product(into, (p + r) * self.B + c, s.value, n, results)
+                        self._put_product(into, (p + r) * self.B + c, s.value, n, results)
                 if not kind.ruled:
                     with k.when(plain.value != 0):
                         for r in range(count):
@@ -112,7 +112,7 @@ class ManyQueries(Forward):
             return self.k_copy(self._slot(tile), name), self.key_width * self.key_type.size
         return self._source(name, tile.start), self.k.integer(f"{name}_row")
 
-    def _add_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
+    def _put_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
         """Write the n-th product, or add it if one before went to the same place."""
         for m, result in enumerate(results):
             if any(result is before for before in results[:m]):
