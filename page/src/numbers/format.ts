@@ -10,6 +10,13 @@ export function figure(value: number | null | undefined): string {
   return text.replaceAll("-", "−");
 }
 
+/** A number in few letters, for a cell of a map. */
+export function short(value: number): string {
+  const size = Math.abs(value);
+  const text = size === 0 || size >= 0.001 ? String(Number(value.toPrecision(2))) : value.toExponential(0);
+  return text.replaceAll("-", "−");
+}
+
 export const count = (n: number): string => n.toLocaleString("en");
 
 const MARKS: Record<string, string> = { " ": "·", "\n": "↵", "\t": "⇥", "\r": "␍" };

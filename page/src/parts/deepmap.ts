@@ -4,7 +4,7 @@ import OpenSeadragon from "openseadragon";
 
 import type { BothTokens } from "../data";
 import { fitted, h, perFrame } from "../dom";
-import { figure } from "../numbers/format";
+import { short } from "../numbers/format";
 import { perPixel, tileBlock } from "../numbers/levels";
 import type { Picture, Pixels } from "./pictures";
 import { drawRuler } from "./rulers";
@@ -35,6 +35,8 @@ interface TileJob {
 /** The least width of a cell in pixels that holds a number. */
 const ROOM_FOR_NUMBERS = 44;
 const WIDEST_CELL = 96;
+/** Numbers below this do not ask to be read. */
+const FAINT = 0.01;
 
 const calm = (): boolean => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
@@ -51,6 +53,8 @@ export class DeepMap {
   private pointed: Cell | null = null;
   private chosen: Cell | null = null;
   private generation = 0;
+  /** Whether all is shown, and should be when the page changes its size. */
+  private whole = true;
   private readonly draw = perFrame(() => this.drawNow());
 
   constructor(private readonly options: DeepMapOptions) {
@@ -78,7 +82,7 @@ export class DeepMap {
       maxTilesPerFrame: 8,
       showNavigationControl: false,
       showNavigator: options.minimap,
-      navigatorPosition: "BOTTOM_LEFT",
+      navigatorPosition: "TOP_RIGHT",
       navigatorSizeRatio: 0.16,
       navigatorAutoFade: false,
       navigatorOpacity: 1,
@@ -109,7 +113,13 @@ export class DeepMap {
     });
     this.stage.addEventListener("pointerleave", () => this.point(null));
     this.stage.addEventListener("keydown", (event) => this.key(event));
-    this.watcher = new ResizeObserver(this.draw);
+    for (const event of ["canvas-drag", "canvas-scroll", "canvas-pinch", "canvas-double-click", "navigator-click", "navigator-drag"] as const) {
+      this.viewer.addHandler(event, () => (this.whole = false));
+    }
+    this.watcher = new ResizeObserver(() => {
+      if (this.whole && this.viewer.isOpen()) this.home(true);
+      this.draw();
+    });
     this.watcher.observe(this.stage);
   }
 
@@ -127,10 +137,8 @@ export class DeepMap {
     this.tokens = tokens;
     this.generation++;
     this.viewer.addOnceHandler("open", () => {
-      // The viewer is made before it has a place in the document.
-      this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
-      if (bounds) this.viewer.viewport.fitBounds(bounds, true);
-      else this.viewer.viewport.goHome(true);
+      if (bounds && !this.whole) this.viewer.viewport.fitBounds(bounds, true);
+      else this.home(true);
     });
     this.viewer.open(this.source(picture) as unknown as OpenSeadragon.TileSourceSpecifier);
   }
@@ -154,27 +162,34 @@ export class DeepMap {
   /** Brings a cell into view, large enough to be told from its neighbours. */
   reveal(cell: Cell, pixels = 24): void {
     const { info } = this.picture as Picture;
-    const width = Math.max(1, this.viewer.viewport.getContainerSize().x) / Math.max(pixels, this.axes().step);
-    const side = Math.min(info.n_k, width);
+    this.whole = false;
+    const { x, y } = this.viewer.viewport.getContainerSize();
+    const side = Math.min(Math.max(info.n_q, info.n_k), Math.max(1, Math.min(x, y)) / Math.max(pixels, this.axes().step));
     const box = new OpenSeadragon.Rect(cell.j + 0.5 - side / 2, cell.i + 0.5 - side / 2, side, side);
     this.viewer.viewport.fitBounds(this.viewer.viewport.imageToViewportRectangle(box), calm());
   }
 
-  home(): void {
-    this.viewer.viewport.goHome(calm());
+  home(atOnce = calm()): void {
+    this.whole = true;
+    // OpenSeadragon learns of a new size later than this.
+    this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
+    this.viewer.viewport.goHome(atOnce);
   }
 
   zoom(factor: number): void {
+    this.whole = false;
     this.viewer.viewport.zoomBy(factor, undefined, calm());
   }
 
-  /** What is seen, in shares of the map, for maps that move together. */
-  get bounds(): OpenSeadragon.Rect | null {
-    return this.viewer.isOpen() ? this.viewer.viewport.getBounds(true) : null;
-  }
-
-  set bounds(bounds: OpenSeadragon.Rect | null) {
-    if (!bounds || !this.viewer.isOpen()) return;
+  /** Shows what another map shows, in shares of the whole. */
+  follow(leader: DeepMap): void {
+    if (!leader.viewer.isOpen() || !this.viewer.isOpen()) return;
+    if (leader.whole) {
+      if (!this.whole) this.home(true);
+      return;
+    }
+    this.whole = false;
+    const bounds = leader.viewer.viewport.getBounds(true);
     const now = this.viewer.viewport.getBounds(true);
     const near = Math.abs(now.x - bounds.x) + Math.abs(now.y - bounds.y) + Math.abs(now.width - bounds.width);
     if (near > 1e-6 * bounds.width) this.viewer.viewport.fitBounds(bounds, true);
@@ -252,7 +267,7 @@ export class DeepMap {
       "=": () => this.zoom(1.6),
       "-": () => this.zoom(1 / 1.6),
       "0": () => this.home(),
-      Enter: () => this.reveal(at, ROOM_FOR_NUMBERS),
+      Enter: () => this.reveal(at, ROOM_FOR_NUMBERS + 2),
     };
     const move = moves[event.key];
     if (!move) return;
@@ -279,6 +294,14 @@ export class DeepMap {
     if (axes.step >= ROOM_FOR_NUMBERS) this.drawNumbers(context, axes);
     if (this.chosen) this.outline(context, axes, this.chosen, true);
     if (this.pointed) this.outline(context, axes, this.pointed, false);
+    this.spareMinimap(context);
+  }
+
+  /** Draws nothing over the minimap, which lies below this. */
+  private spareMinimap(context: CanvasRenderingContext2D): void {
+    const minimap = this.stage.querySelector(".navigator")?.getBoundingClientRect();
+    const own = this.overlay.getBoundingClientRect();
+    if (minimap) context.clearRect(minimap.left - own.left, minimap.top - own.top, minimap.width, minimap.height);
   }
 
   private outline(context: CanvasRenderingContext2D, axes: { x: number; y: number; step: number }, cell: Cell, chosen: boolean): void {
@@ -314,10 +337,10 @@ export class DeepMap {
         const value = picture.exact(i, j, this.draw);
         if (value === undefined || Number.isNaN(value)) continue;
         const [x, y] = [axes.x + (j + 0.5) * axes.step, axes.y + (i + 0.5) * axes.step];
-        const text = figure(Number(value.toPrecision(2)));
+        const text = short(value);
         context.strokeStyle = style.getPropertyValue("--halo");
         context.strokeText(text, x, y);
-        context.fillStyle = style.getPropertyValue("--ink");
+        context.fillStyle = style.getPropertyValue(Math.abs(value) < FAINT ? "--ink-soft" : "--ink");
         context.fillText(text, x, y);
       }
     }

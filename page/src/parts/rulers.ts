@@ -44,8 +44,9 @@ export function drawRuler(canvas: HTMLCanvasElement, axis: Axis, vertical: boole
   const put = (index: number, marked: boolean): void => {
     const token = words ? axis.tokens?.at(index) : undefined;
     const text = words ? (token === undefined ? "" : printable(token)) : count(index);
-    const place = axis.start + (index + 0.5) * axis.step;
+    let place = axis.start + (index + 0.5) * axis.step;
     if (place < -2 || place > length + 2) return;
+    if (marked) place = Math.max(8, Math.min(length - 8, place));
     context.save();
     if (vertical) context.translate(thickness - 7, place);
     else context.translate(place, thickness - 7);

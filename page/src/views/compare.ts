@@ -39,7 +39,7 @@ export const compareView: MakeView = (context) => {
     if (pictures[2]) legends[1].show(pictures[2], maps[2].level);
     if (!locked || moving) return;
     moving = true;
-    for (const map of maps) if (map !== leader) map.bounds = leader.bounds;
+    for (const map of maps) if (map !== leader) map.follow(leader);
     moving = false;
   };
   const write = latest(context.fail);

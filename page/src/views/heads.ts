@@ -86,7 +86,7 @@ export const headsView: MakeView = (context) => {
       grid.replaceChildren(
         ...[...layers].map(([l, mine]) =>
           h("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` },
-            h("h2", {}, `Layer ${l}`, scene.layers[l].name !== `layer ${l}` && h("small", {}, scene.layers[l].name)),
+            h("h2", {}, `Layer ${l}`, !/^layers?[ .]\d+$/.test(scene.layers[l].name) && h("small", {}, scene.layers[l].name)),
             h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state)))),
         ),
       );
