@@ -447,7 +447,7 @@ def capture(
     1 (`Capture.check`).
 
     >>> import torch, regard.torch
-    >>> model = regard.torch.Transformer(32, 4, 2, causal=True)
+    >>> model = regard.torch.Transformer(2, 32, 4, causal=True)
     >>> with regard.capture(model) as seen:
     ...     out = model(torch.randn(1, 10, 32))
     >>> [layer.name for layer in seen], seen[1].weights(0).shape

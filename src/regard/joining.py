@@ -233,7 +233,7 @@ class Passing:
     def precedes(self, call: Call) -> bool:
         """Whether the first query of a call comes right after the last one so far."""
         same = self.shape == (call.query.shape[:2], call.key.shape[1])
-        return same and type(call.first) is int and call.first == self.next and call.first > 0
+        return same and type(call.first) is int and call.first == self.next
 
 
 class Joined(Passing):

@@ -13,6 +13,7 @@ from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled
 from regard.engines.cpu import backward_work, cache
+from regard.engines.cpu.backward_arrays import Arrays
 from regard.engines.cpu.layout import TILE_BITS
 from regard.engines.cpu.target import chosen, targets
 from regard.problem import Differential, Outputs
@@ -95,7 +96,7 @@ def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) ->
     q, k, v, dout = (x[0, : min(heads, len(x[0]))] for x in (Q, K, V, DO))
     p = problem_from(q, k, v, **wish)
     outputs, ct = cpu.forward(p)[0], Outputs(dout, None, None)
-    arrays = backward_work.Arrays(p, outputs, ct)
+    arrays = Arrays(p, outputs, ct)
     kind = arrays.kind(chosen())
     waves = backward_work.Waves(kind, p, arrays, 2)
     for wave in waves:
@@ -112,7 +113,7 @@ def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) ->
 @pytest.mark.parametrize("name", ["bias that the batch shares", "score"])
 def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None:
     p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **WISHES[name])
-    arrays = backward_work.Arrays(p, cpu.forward(p)[0], Outputs(DO, None, None))
+    arrays = Arrays(p, cpu.forward(p)[0], Outputs(DO, None, None))
     kind = arrays.kind(chosen())
     waves = backward_work.Waves(kind, p, arrays, 2)
     for wave in waves:
@@ -216,7 +217,7 @@ def test_neon_compiles(dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     p = problem_from(q, k, v, **options)
     outputs = tiled.jvp(p, Differential())[0]
-    arrays = backward_work.Arrays(p, outputs, outputs)
+    arrays = Arrays(p, outputs, outputs)
     kind = arrays.kind(neon)
     assert cache.compile_object(arrays.source(kind, neon), neon, "neon")
 

@@ -160,18 +160,52 @@ def test_gradient_checkpointing_gives_the_same_gradients() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own
-def test_a_compiled_model_gives_the_same() -> None:
-    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
-    expected, gradients = logits_and_gradients(model, "regard", inputs)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "t5", "whisper"])
+def test_models_compile_in_one_graph(name: str) -> None:
+    model, inputs = MODELS[name].build(), MODELS[name].inputs()
     torch.compiler.reset()
-    compiled = torch.compile(model, backend="aot_eager")
+    integration._traced_once.cache_clear()  # so that rules are traced while the graph is
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     got, again = logits_and_gradients(compiled, "regard", inputs)
+    expected, gradients = logits_and_gradients(model, "regard", inputs)
+    assert_close(got, expected)
+    for name, gradient in gradients.items():
+        assert_close(again[f"_orig_mod.{name}"], gradient)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_steps_of_decoding_compile_in_one_graph(static: bool) -> None:
+    model, inputs = MODELS["gpt_oss"].build(), MODELS["gpt_oss"].inputs()
+    model.set_attn_implementation("regard")
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    caches = [
+        transformers.StaticCache(config=model.config, max_cache_len=20)
+        if static
+        else transformers.DynamicCache(config=model.config)
+        for _ in range(2)
+    ]
+    with torch.no_grad():
+        for part in (slice(0, 8), slice(8, 9), slice(9, 10)):
+            ids = inputs["input_ids"][:, part]
+            expected = model(input_ids=ids, past_key_values=caches[0]).logits
+            function = compiled if part.start else model
+            assert_close(function(input_ids=ids, past_key_values=caches[1]).logits, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo's own
+def test_packed_sequences_compile_around_attention() -> None:
+    model, ids = MODELS["llama"].build(), MODELS["llama"].inputs()["input_ids"]
+    packed = {"input_ids": ids, "position_ids": torch.tensor([[*range(6), *range(5)]] * 2), "use_cache": False}
+    expected, gradients = logits_and_gradients(model, "regard", packed)
+    torch.compiler.reset()
+    got, again = logits_and_gradients(torch.compile(model, backend="aot_eager"), "regard", packed)
     assert_close(got, expected)
     for name, gradient in gradients.items():
         assert_close(again[f"_orig_mod.{name}"], gradient)
     torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model without fullgraph"):
-        torch.compile(model, backend="aot_eager", fullgraph=True)(**inputs)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="without which transformers takes sequences as packed"):
+        torch.compile(model, backend="aot_eager", fullgraph=True)(**packed)
 
 
 # Masks

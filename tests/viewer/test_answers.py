@@ -124,6 +124,7 @@ def test_a_long_pass_by_a_kernel_is_that_by_strips(rules: str, monkeypatch: pyte
     head = arrays(Q[:, :, :], K, **CASES[rules]).layers[0].head(1)
     expected = pyramid.coarse(head)
     monkeypatch.setattr("regard.viewer.pyramid.WORTH_COMPILING", 0)
+    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 0)
     monkeypatch.setattr("regard.viewer.pyramid.BAND", 900 * 128)  # several bands
     done: list[float] = []
     found = pyramid.coarse(head, done.append)
@@ -133,10 +134,14 @@ def test_a_long_pass_by_a_kernel_is_that_by_strips(rules: str, monkeypatch: pyte
     for kind in ("mass", "max"):
         for x, y in zip(found.of(kind), expected.of(kind), strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-7)
+    by_kernel = pyramid.tile(head, found, 2, 2, 2, "mass")
+    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 2**30)
+    np.testing.assert_allclose(by_kernel, pyramid.tile(head, found, 2, 2, 2, "mass"), rtol=2e-3, atol=1e-7)
 
 
 def test_a_rule_that_counts_keys_is_given_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.viewer.pyramid.WORTH_COMPILING", 0)
+    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 0)
     head = arrays(Q, K[:, :899], mask=regard.padding(800, side="left")).layers[0].head(1)
     weights = regard.weights(Q, K[:, :899], mask=regard.padding(800, side="left"))[1]
     assert head.counts_keys

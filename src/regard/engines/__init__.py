@@ -8,7 +8,9 @@ which may be that of more keys than the problem has; and the derivatives
 - `jvp`, the outputs and their tangents along tangents t of the inputs. Outputs that are given are not computed again;
   where their entropy is None, so is its tangent;
 - `backward_jvp`, the tangents of `backward`'s gradients along t and along tangents d_ct of the cotangents; d_outputs
-  are the tangents of the outputs along t.
+  are the tangents of the outputs along t;
+- `jvp_jvp`, the tangents along u of `jvp`'s tangents along t, which does not move; d_t and d_u are those of the outputs
+  along each.
 
 Double backward is made of the last two: of ⟨u, gradients⟩ the gradient in the inputs is `backward_jvp` along u with
 cotangents that do not move, and that in ct is the tangent of `jvp` along u. The outputs that derivatives are given are
@@ -41,6 +43,9 @@ class Engine(Protocol):
     def backward_jvp(
         self, p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs, /
     ) -> Differential: ...
+    def jvp_jvp(
+        self, p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs, /
+    ) -> Outputs: ...
 
 
 @cache

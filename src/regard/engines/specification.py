@@ -93,3 +93,7 @@ def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
     return fitted(p, spec.gradients_jvp(p, t, ct, d_ct))
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    return rounded(p, spec.jvp_jvp(p, t, u))

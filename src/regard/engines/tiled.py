@@ -53,6 +53,12 @@ def backward_jvp(
     return tiled_backward.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
 
 
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    from regard.engines import tiled_derivatives
+
+    return tiled_derivatives.jvp_jvp(p, outputs, t, u, d_t, d_u)
+
+
 def threads_for(p: Problem, rows: int | None = None) -> int:
     """One for a call, or so many rows of it, that is done before another thread has started."""
     return num_threads() if p.batch * p.heads * (p.n_q if rows is None else rows) * p.n_k >= 2**20 else 1

@@ -4,7 +4,7 @@ Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and deri
 """
 
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
-from regard.rules.derivative import partials, scatter, tangent
+from regard.rules.derivative import partials, reading, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
 from regard.rules.intervals import Interval, Ranges, interval, intervals
 from regard.rules.masks import (
@@ -66,6 +66,7 @@ __all__ = [
     "padding",
     "partials",
     "prefix",
+    "reading",
     "reads",
     "rebuild",
     "relative",

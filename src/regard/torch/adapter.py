@@ -30,12 +30,12 @@ def attention(
     **options: Any,
 ) -> Any:  # fmt: skip
     """`regard.attention` on tensors."""
-    watch = _watching.get()
-    if watch is not None and not torch.compiler.is_compiling():
-        with watched(None):
-            return watch(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
     if torch.compiler.is_compiling():
         return graph.attention(query, key, value, return_weights, observe, engine, options)
+    watch = _watching.get()
+    if watch is not None:
+        with watched(None):
+            return watch(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
     call = None if return_weights or observe or engine is not None else short(query, key, value, options)
     if call is not None:
         out: torch.Tensor = applied(call, query, key, value)[0]

@@ -35,6 +35,9 @@ STRIP = 2**20
 WORTH_COMPILING = 2**26
 """Pairs from which a pass by a kernel pays for its compilation."""
 
+WORTH_CALLING = 2**22
+"""Pairs of a tile from which a kernel that is there is quicker than tiles on NumPy."""
+
 SAMPLED = 4
 
 
@@ -114,7 +117,7 @@ def coarse(head: Head, progress: Callable[[float], object] = nothing) -> Coarse:
         progress(start / head.n_q)
         rows = range(start, min(start + band, head.n_q))
         into = slice(start // cell, -(-rows.stop // cell))
-        totals[into], largest[into] = _cells(head, rows, cell)
+        totals[into], largest[into] = _cells(head, rows, range(head.n_k), cell)
     mass, maxima = [], []
     top = float(np.nan_to_num(largest).max(initial=0))
     for level in range(levels.kept, -1, -1):
@@ -125,24 +128,23 @@ def coarse(head: Head, progress: Callable[[float], object] = nothing) -> Coarse:
     return Coarse(tuple(mass[::-1]), tuple(maxima[::-1]), top)
 
 
-def _cells(head: Head, rows: range, cell: int) -> tuple[Array, Array]:
-    """Sums and maxima of the weights of some rows, by cells; the first row begins one."""
-    whole_rows, whole_cols = len(rows) // cell, head.n_k // cell
-    even = slice(rows.start, rows.start + whole_rows * cell), slice(0, whole_cols * cell)
-    part = head.problem.part(rows=even[0], cols=even[1])
+def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Array]:
+    """Sums and maxima of the weights of some rows on some keys, by cells; the first of each begins one."""
+    down, across = len(rows) // cell, len(cols) // cell
+    even, right = cols[: across * cell], cols[across * cell :]
     # A rule that reads how many keys there are must not be given a part of them.
-    fits = part.n_k == head.n_k or not head.counts_keys
-    if head.n_q * head.n_k < WORTH_COMPILING or not (fits and whole_rows and whole_cols):
-        return _by_strips(head, rows, range(head.n_k), cell)
-    mass, largest = head.engine.maps(part, head.lse[None, even[0]], whole_rows, whole_cols)
+    fits = down and across and (even.stop == head.n_k or not head.counts_keys)
+    if not fits or head.n_q * head.n_k < WORTH_COMPILING or len(rows) * len(cols) < WORTH_CALLING:
+        return _by_strips(head, rows, cols, cell)
+    top, below = rows[: down * cell], rows[down * cell :]
+    part = head.problem.part(rows=slice(top.start, top.stop), cols=slice(even.start, even.stop))
+    mass, largest = head.engine.maps(part, head.lse[None, top.start : top.stop], down, across)
     totals, largest = mass[0] * np.float32(cell), largest[0]
-    right = range(even[1].stop, head.n_k)
     if right:
-        beside = _by_strips(head, rows[: whole_rows * cell], right, cell)
+        beside = _by_strips(head, top, right, cell)
         totals, largest = (np.concatenate(pair, axis=1) for pair in zip((totals, largest), beside, strict=True))
-    below = rows[whole_rows * cell :]
     if below:
-        last = _by_strips(head, below, range(head.n_k), cell)
+        last = _by_strips(head, below, cols, cell)
         totals, largest = (np.concatenate(pair) for pair in zip((totals, largest), last, strict=True))
     return totals, largest
 
@@ -178,7 +180,7 @@ def tile(head: Head, known: Coarse | None, level: int, x: int, y: int, kind: Kin
         values = known.of(kind)[level][rows.start : rows.stop, cols.start : cols.stop].copy()
     else:
         i, j = (range(r.start * cell, min(r.stop * cell, n)) for r, n in ((rows, head.n_q), (cols, head.n_k)))
-        totals, largest = _by_strips(head, i, j, cell)
+        totals, largest = _cells(head, i, j, cell)
         if kind == "mass":
             largest = totals / np.diff(edges(len(i), cell))[:, None].astype(totals.dtype)
         values = largest.astype(np.float16)

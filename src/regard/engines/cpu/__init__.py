@@ -103,6 +103,14 @@ def again(p: Problem) -> Any:
     return work.again(p, chosen())
 
 
+def step(p: Problem) -> Any:
+    """What runs a step of decoding like this one with any number of keys (see `decoding.Step`), or None."""
+    from regard.engines.cpu import decoding
+    from regard.engines.cpu.target import chosen
+
+    return decoding.step(p, chosen())
+
+
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return tiled.weights(p, lse, rows, cols)
 
@@ -138,3 +146,7 @@ def backward_jvp(
     from regard.engines.cpu.target import chosen
 
     return backward_tangent_work.backward_jvp(p, chosen(), outputs, ct, t, d_outputs, d_ct)
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)

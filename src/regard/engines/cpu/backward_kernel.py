@@ -139,15 +139,11 @@ class Backward(Products):
                 self._pick(n, [k.integer(f"{x.name}_{axis}") for x in arrays]) for axis in ("head", "row", "feature")
             ]
             count = self._pick(n, [x.count for x in arrays])
-
-            def copy(n: Value = n, base: Pointer = base, strides: list[Value] = strides, count: Value = count) -> None:
+            with k.when(base.address != 0) if self.kind.varying else nullcontext():
                 turned = self._pick_pointer(n, [x.turned for x in arrays])
                 self._turn(base, strides, count, turned, self._pick(n, [x.scale for x in arrays]))
                 with k.when(n < len(kept)):
                     self._rows(base, strides, count, self._pick_pointer(n, kept))
-
-            with k.when(base.address != 0) if self.kind.varying else nullcontext():
-                copy()
 
     def _begin_rest(self) -> None:
         """c − Σ dO · O."""

@@ -32,6 +32,8 @@ class Terms:
 
 
 class Products(Lanes):
+    """The part of the kernel that multiplies and adds. A tangent names other terms."""
+
     kind: BackwardKind
 
     def __init__(self, k: Kernel, kind: BackwardKind):

@@ -6,12 +6,13 @@ from weakref import ref
 
 import numpy as np
 
+from regard.engines.cpu.backward_arrays import Arrays, Rule, rule_of
 from regard.engines.cpu.backward_layout import BackwardKind
 from regard.engines.cpu.backward_tangent_layout import BackwardTangentKind
-from regard.engines.cpu.backward_work import Arrays, Rule, rule_of, run
+from regard.engines.cpu.backward_work import run
 from regard.engines.cpu.element import type_of
 from regard.engines.cpu.target import Target
-from regard.engines.cpu.work import written
+from regard.engines.cpu.work import by_head, written
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Table
 
@@ -41,7 +42,7 @@ class Tangents(Arrays):
         self.lse_dot = np.ascontiguousarray(d_outputs.lse, real)
         self.p_sink_dot: Any = real.type(0)
         if p.sink is not None:
-            sink_dot = 0 if t.sink is None else self.by_head(t.sink)
+            sink_dot = 0 if t.sink is None else by_head(p, t.sink)[:, None]
             self.p_sink_dot = self.p_sink * (sink_dot - self.lse_dot)
         self.given_dot = np.zeros(self.lse.shape, real) if d_ct.lse is None else d_ct.lse.astype(real)
         self.d_entropy_dot: Array | None = None

@@ -286,11 +286,19 @@ class Lanes(ABC):
 
     def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
         """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
+        base = self.address("bias", type).bytes((tile.start + tile.first) * self.k.integer("bias_key"))
+        self._approach_rows(base, "bias", KEYS * type.size, p, count)
+
+    def _approach_rows(self, base: Pointer, name: str, size: Value | int, p: Value, count: int) -> None:
+        """Bring near of an array's rows, one for each lane, so many bytes: of some lanes for every block of keys."""
         k, lanes = self.k, -(-self.B * count // KEYS)
-        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
-        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
+        head, row = k.integer(f"{name}_head"), k.integer(f"{name}_row")
         for n in range(lanes):
             lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
             line = self._row(base, lane, head, row)
-            for x in range(0, KEYS * type.size, 64):
-                line.bytes(x).prefetch()
+            if isinstance(size, int):
+                for x in range(0, size, 64):
+                    line.bytes(x).prefetch()
+            else:
+                with k.loop(size, step=64) as at:
+                    line.bytes(at).prefetch()

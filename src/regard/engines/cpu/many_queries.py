@@ -74,9 +74,9 @@ class ManyQueries(Forward):
             queries, into = self._pick_pointer(n, turned).of(number), self._pick_pointer(n, results)
 
             def block(count: int, p: Value) -> None:
-                if kind.bias and count > 1:
+                if count > 1:
                     with k.when(n == 0):
-                        self._approach(kind.bias, tile, p, count)
+                        self._come_near(tile, p, count)
                 lines = [rows.bytes((p + r) * width) for r in range(count)]
                 sums = self._product(
                     count,
@@ -105,6 +105,23 @@ class ManyQueries(Forward):
                 self._blocks(tile.first, tile.stop, block)
         for c, top in zip(self.vectors(), tops, strict=True):
             self.tile.top[c] = top.value
+
+    def _come_near(self, tile: Tile, p: Value, count: int) -> None:
+        """What is needed soon: the bias, the next item's queries, and in the last tile where outputs are written."""
+        k, kind, size = self.k, self.kind, self.kind.element.size
+        if kind.bias:
+            self._approach(kind.bias, tile, p, count)
+        with k.when(self.place == self.word("tiles")):
+            for name in kind.queries:
+                base = k.pointer_at(self.following, kind.item.index(name), kind.element)
+                self._approach_rows(base, name, self.d * size, p, count)
+        with k.when(self.place + 1 == self.word("tiles") + self.word("count")):
+            for name in self._written():
+                self._approach_rows(self.address(name, kind.element), name, self.d_v * size, p, count)
+
+    def _written(self) -> tuple[str, ...]:
+        """The arrays that rows of outputs go to."""
+        return ("out",)
 
     def _keys(self, tile: Tile, name: str) -> tuple[Pointer, Value]:
         """The first row of K of a tile, and the bytes from row to row."""
