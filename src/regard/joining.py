@@ -107,6 +107,8 @@ class Call:
             offset = np.broadcast_to(offset, lead).reshape(-1).astype(np.int64)
             given["offset"] = offset
             offset = int(offset[0]) if (offset == offset[0]).all() else offset
+        else:
+            offset = int(offset)
         begin = given.get("origin", (0, 0, 0))[2]
         made = Call(q, k, frame.inward_rows(lse).reshape(q.shape[:3]), given, offset, begin, cross)
         return made if cross else made.without_the_unwritten()
