@@ -13,10 +13,11 @@ import pytest
 import safetensors.numpy
 
 import regard
-from regard.cli import SENTENCE, main
+from regard.cli import main
 from regard.planning import plan
 from regard.stepping import steps
-from regard.viewer import look_data
+from regard.viewer.model_view import look_data
+from regard.viewer.sources import SENTENCE, Settings, example
 
 
 @pytest.fixture
@@ -63,16 +64,29 @@ def test_version_and_help(run):
     [
         ([], "the following arguments are required: COMMAND (see `regard --help`)"),
         (["stare"], "argument COMMAND: invalid choice: 'stare'"),
-        (["look", ""], "TEXT is empty; give at least one character"),
-        (["look", "a", "--layer", "9"], "layer 9 does not exist: this model has layers 0 to 2"),
-        (["look", "a", "--head", "-1"], "head -1 does not exist: this model has heads 0 to 3"),
-        (["look", "a", "--token", "7"], "token 7 does not exist: the text has tokens 0 to 1"),
-        (["look", "a", "--token", "z"], "token 'z' does not occur in the text"),
-        (["look", "a", "--save", "x.pdf"], "cannot save x.pdf: the ending must be .html or .png, got .pdf"),
+        (["look", ""], "text is empty: give at least one character"),
+        (["look", "--text", ""], "text is empty: give at least one character"),
+        (["look", "a", "--text", "b"], "give TEXT or --text, not both"),
+        (["look", "a", "--arrays", "b.npz"], "a text does not go with --arrays, where all was read already"),
+        (["look", "--model", "a", "--capture", "b"], "give --capture or --model, not both"),
+        (["look", "a", "--file", "b.txt"], "give --text or --file, not both"),
+        (["look", "--model", "no/such", "--text", "a"], "no such model: no/such is neither a folder nor in the local"),
+        (["look", "--file", "no.txt"], "cannot read no.txt: No such file or directory"),
+        (["look", "--arrays", "no.npz"], "cannot read no.npz: No such file or directory"),
+        (["look", "--capture", "no.safetensors"], "cannot read no.safetensors: No such file or directory"),
+        (["look", "--arrays", "a.txt"], "files must be three .npy for query, key and value, or one .npz or"),
+        (["look", "--window", "3"], "--causal and --window go with --arrays: models have rules of their own"),
+        (["look", "--port", "70000"], "port must be from 0 (any that is free) to 65535, got 70000"),
+        (["look", "--layer", "0"], "--layer, --head and --token are for --terminal and --save; on the page they are a"),
+        (["look", "a", "--terminal", "--layer", "9"], "layer 9 does not exist: this model has layers 0 to 2"),
+        (["look", "a", "--terminal", "--head", "-1"], "head -1 does not exist: this model has heads 0 to 3"),
+        (["look", "a", "--terminal", "--token", "7"], "token 7 does not exist: the text has tokens 0 to 1"),
+        (["look", "a", "--terminal", "--token", "z"], "token 'z' does not occur in the text"),
+        (["look", "a", "--save", "x.pdf"], "cannot save x.pdf: the ending must be .html, .png, .svg or .npz, got .pdf"),
         (["look", "a", "--save", "no/such/x"], "cannot save no/such/x: no/such is not a directory"),
-        (["look", "\udcff"], "TEXT is not valid UTF-8"),
+        (["look", "\udcff"], "text is not valid UTF-8"),
         (["look", "ab" * 10_000], "text is too long: 20001 tokens, at most 16384"),
-        (["look", "ab" * 2000, "--save", "x.html"], "a page holds every weight: 12 heads over 4001 tokens are 183 MiB"),
+        (["look", "ab" * 8000, "--save", "x.html"], "one file should hold at most 64 MiB of numbers; 12"),
         (["steps", "--n", "0"], "--n must be at least 1, got 0"),
         (["steps", "--n", "three"], "argument --n: invalid int value: 'three' (see `regard steps --help`)"),
         (["steps", "--heads", "3", "--kv-heads", "2"], "the heads of query must be a multiple of those of key"),
@@ -293,8 +307,8 @@ def test_doctor_says_why_an_engine_is_missing(run, monkeypatch):
 
 
 def test_look_without_text_shows_induction(run):
-    text = good(run("look"))
-    data = look_data(SENTENCE)
+    text = good(run("look", "--terminal"))
+    data = look_data(example(Settings(SENTENCE)))
     assert f"{len(SENTENCE) + 1} tokens, {data.layers} layers of {data.heads} heads" in text
     for kind in ("previous token", "induction", "first-token sink"):
         section = text[text.index(f"  {kind}") :]
@@ -311,12 +325,12 @@ def test_look_without_text_shows_induction(run):
 
 
 def test_look_at_a_chosen_head_and_token(run):
-    text = good(run("look", "abcabc", "--layer", 1, "--head", 2, "--token", "-2"))
-    data = look_data("abcabc")
+    text = good(run("look", "abcabc", "--terminal", "--layer", 1, "--head", 2, "--token", "-2"))
+    data = look_data(example(Settings("abcabc")))
     section = text[text.index("What token 5, “b”, attends to in L1 H2") :]
     for token, weight in data.attended(data.choose(1, 2, 5)):
         assert re.search(rf"^ +{token}  {data.labels[token]}  {weight:.3f}", section, re.MULTILINE)
-    assert "What token 4, “a”" in good(run("look", "abcabc", "--token", "a"))
+    assert "What token 4, “a”" in good(run("look", "abcabc", "--terminal", "--token", "a"))
 
 
 def test_look_saves_what_is_asked_for(run, tmp_path):
@@ -331,13 +345,13 @@ def test_look_saves_what_is_asked_for(run, tmp_path):
 
 def test_look_writes_nothing_unless_told(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    good(run("look", "a"))
+    good(run("look", "a", "--terminal"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_look_reads_standard_input(run, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("abab\n"))
-    assert "5 tokens" in good(run("look", "-"))
+    assert "5 tokens" in good(run("look", "-", "--terminal"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
     assert run("look", "-") == (2, "", "regard: error: standard input is not valid UTF-8\n")
 
@@ -352,7 +366,7 @@ def test_a_file_that_cannot_be_written(run, tmp_path):
     "text", ["<script>alert(1)</script>", "[red]x[/red]", "🎉 שלום 🎉", "a\tb\r\nc", "\x1b[31mred", "$x_$"]
 )
 def test_look_at_any_text(run, text, tmp_path):
-    shown = good(run("look", text, "--save", tmp_path / "x"))
+    shown = good(run("look", text, "--terminal", "--save", tmp_path / "x"))
     assert f"{len(text.encode()) + 1} tokens" in shown
     assert "\x1b" not in shown
     content = (tmp_path / "x.html").read_text("utf-8")
@@ -379,6 +393,6 @@ def test_insight_finds_the_heads_of_the_example_model(run):
 def test_insight_of_a_text(run, tmp_path):
     (tmp_path / "text").write_text(SENTENCE)
     found = json.loads(good(run("insight", "--file", tmp_path / "text", "--prefix", 3, "--json")))
-    data = look_data(SENTENCE)
+    data = look_data(example(Settings(SENTENCE)))
     scores = [head["induction"] for head in found["heads"]]
     np.testing.assert_allclose(np.reshape(scores, (3, 4)), data.statistics["induction"], atol=1e-5)

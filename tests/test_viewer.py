@@ -1,14 +1,10 @@
-"""What is shown is what was computed, whatever the text: in the terminal, in the page, in the picture."""
+"""What is shown is what was computed, whatever the text: in the terminal, in the picture."""
 
-import json
 import re
 import struct
 import subprocess
 import sys
 import tracemalloc
-from base64 import b64decode, b64encode
-from hashlib import sha256
-from html.parser import HTMLParser
 from io import BytesIO, StringIO
 
 import matplotlib
@@ -22,14 +18,15 @@ from rich.text import Text
 import regard
 from regard import insight
 from regard.examplemodel import ExampleModel
-from regard.viewer import LookData, check_fits, look_data, page, png, show, show_steps
 from regard.viewer.blocks import Screen
 from regard.viewer.colour import INK, SIGNED, VIRIDIS, ramp, readable_on, tone
 from regard.viewer.labels import byte_tokens, encodable, printable, readable
-from regard.viewer.model_view import KINDS, pooled
-from regard.viewer.picture import HEIGHT, WIDTH
-from regard.viewer.report import packed, unpacked
-from regard.viewer.steps_terminal import first_matrix
+from regard.viewer.model_view import LookData, look_data, pooled
+from regard.viewer.picture import HEIGHT, WIDTH, picture
+from regard.viewer.scores import KINDS
+from regard.viewer.sources import Settings, example
+from regard.viewer.steps_terminal import first_matrix, show_steps
+from regard.viewer.terminal import show
 
 HOSTILE = (
     "<script>alert(1)</script>", "[red]x[/red]", "</script>", "&amp;", "🎉", "שלום", "a\u202eb", "\x1b[31m", "\x00",
@@ -138,11 +135,11 @@ def model():
 def test_data_is_what_the_model_and_insight_say(model):
     text = "to be or not to be"
     stages = []
-    data = look_data(text, model, stages.append)
+    data = look_data(example(Settings(text), model), stages.append)
     ids = model.encode(text)
     trace = model.run(ids)
     assert (data.n, data.layers, data.heads) == (19, model.config.layers, model.config.heads)
-    assert len(stages) == 1 + data.layers
+    assert len(stages) == data.layers
     for layer in range(data.layers):
         expected = trace.weights(layer)
         for head in range(data.heads):
@@ -166,16 +163,15 @@ def test_data_is_what_the_model_and_insight_say(model):
 @pytest.mark.parametrize("text", ["abcdef", "abcdabd", "a"])
 def test_no_induction_score_where_nothing_repeats(model, text):
     """Three bytes in a row are what counts as a repetition."""
-    assert not np.isnan(look_data("abcdabce", model).statistics["induction"]).any()
-    data = look_data(text, model)
+    assert not np.isnan(look_data(example(Settings("abcdabce"), model)).statistics["induction"]).any()
+    data = look_data(example(Settings(text), model))
     assert np.isnan(data.statistics["induction"]).all()
     assert np.isnan(data.statistics["duplicate token"]).all() == (text != "abcdabd")
     assert data.strongest("induction") == ()
     chosen = data.choose()
     assert (chosen.layer, chosen.head) == data.strongest("previous token")[0][:2]
     assert "nothing repeats" in printed(data)
-    assert "nothing repeats" in page(data, chosen)
-    assert png(data, chosen).startswith(b"\x89PNG")
+    assert picture(data, chosen).startswith(b"\x89PNG")
 
 
 def test_pooled_maps_keep_the_largest_weight():
@@ -395,160 +391,13 @@ def test_steps_fit_80_columns(shape):
         assert max(map(cell_len, console.export_text().splitlines())) <= 80
 
 
-# Page
-
-
-class Reader(HTMLParser):
-    """Elements, attributes and the text of every element that ends."""
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.elements, self.open, self.texts = [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in ("meta", "input", "br"):
-            self.open.append((tag, dict(attributes), []))
-
-    def handle_endtag(self, tag):
-        name, attributes, parts = self.open.pop()
-        assert name == tag
-        self.texts.append((name, attributes, "".join(parts)))
-
-    def handle_data(self, data):
-        for _, _, parts in self.open:
-            parts.append(data)
-
-    def content(self, **wanted):
-        (text,) = (t for _, a, t in self.texts if all(a.get(k) == v for k, v in wanted.items()))
-        return text
-
-
-@pytest.fixture(scope="module")
-def hostile_page():
-    data = made_up(HOSTILE)
-    return data, page(data, data.choose(1, 1, 3))
-
-
-def test_page_is_well_formed_and_needs_nothing_else(hostile_page):
-    _, text = hostile_page
-    reader = Reader(text)
-    assert reader.open == []
-    allowed = {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "p", "span", "noscript", "main"}
-    allowed |= {
-        "section",
-        "div",
-        "table",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "small",
-        "button",
-        "meter",
-        "canvas",
-        "label",
-        "input",
-    }
-    assert {tag for tag, _ in reader.elements} <= allowed | {"ol", "script"}
-    for _, attributes in reader.elements:
-        assert not attributes.keys() & {"src", "href", "style", "srcset", "action"}
-        assert not [name for name in attributes if name.startswith("on")]
-    assert len([tag for tag, _ in reader.elements if tag == "script"]) == 2
-    for loading in ("http:", "https:", "url(", "@import", "fetch(", "XMLHttpRequest", "import(", "innerHTML", "eval("):
-        assert loading not in text
-
-
-def test_policy_allows_the_page_its_own_script_and_style_alone(hostile_page):
-    _, text = hostile_page
-    reader = Reader(text)
-    (policy,) = (a["content"] for tag, a in reader.elements if a.get("http-equiv") == "Content-Security-Policy")
-
-    def digest(content):
-        return f"'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
-
-    (style,) = (t for name, _, t in reader.texts if name == "style")
-    (script,) = (t for name, a, t in reader.texts if name == "script" and "type" not in a)
-    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
-    assert directives["default-src"] == "'none'"
-    assert directives["style-src"] == digest(style)
-    assert directives["script-src"] == digest(script)
-
-
-def test_hostile_tokens_stay_text(hostile_page):
-    data, text = hostile_page
-    reader = Reader(text)
-    spans = [t for name, a, t in reader.texts if name == "span" and a.get("role") == "option"]
-    assert spans == [encodable(readable(token)) for token in HOSTILE]
-    content = json.loads(reader.content(type="application/json"))
-    assert content["labels"] == list(data.labels)
-    assert reader.content(id="text") == " ".join(spans)
-    assert "“<b>” 50.0%, “[bold]” 25.0%" in text.replace("&lt;", "<").replace("&gt;", ">")
-    text.encode("utf-8")
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_embedded_weights_are_the_weights(causal):
-    data = made_up([f"t{k}" for k in range(70)], causal=causal)
-    content = json.loads(Reader(page(data, data.choose())).content(type="application/json"))
-    assert len(content["weights"]) == data.layers * data.heads
-    for at, (text, step) in enumerate(zip(content["weights"], content["scales"], strict=True)):
-        true = np.nan_to_num(data.weights(*divmod(at, data.heads)))
-        decoded = unpacked(b64decode(text), step, data.n, causal)
-        assert step <= 1 / 65535
-        assert np.abs(decoded - true).max() <= step / 2 * (1 + 1e-6)
-        np.testing.assert_allclose(decoded[true == true.max()], true.max())
-
-
-def test_packing_keeps_what_is_tiny_and_what_is_nothing():
-    weights = np.tril(np.full((3, 3), 1e-9, np.float32))
-    content, step = packed(weights, True)
-    np.testing.assert_allclose(unpacked(content, step, 3, True), weights, atol=step)
-    assert step < 1e-12
-    content, step = packed(np.zeros((2, 2), np.float32), False)
-    assert (unpacked(content, step, 2, False) == 0).all()
-
-
-def test_thumbnails_are_the_pooled_maps():
-    data = made_up([f"t{k}" for k in range(130)])
-    content = json.loads(Reader(page(data, data.choose())).content(type="application/json"))
-    assert content["side"] == 48
-    for at, text in enumerate(content["thumbnails"]):
-        steps = np.frombuffer(b64decode(text), np.uint8).reshape(48, 48)
-        level = tone(pooled(data.weights(*divmod(at, data.heads)), 48, 48))
-        np.testing.assert_array_equal(steps == 255, np.isnan(level))
-        seen = steps != 255
-        np.testing.assert_allclose(steps[seen] / 254, level[seen], atol=0.5 / 254 + 1e-9)
-
-
-def test_page_shows_scores_without_its_script(hostile_page):
-    data, text = hostile_page
-    cells = [t for name, _, t in Reader(text).texts if name == "td"]
-    for kind in ("previous token", "induction", "first-token sink"):
-        for layer, head, score in data.strongest(kind):
-            at = cells.index(f"L{layer} H{head}", cells.index(f"{score:.3f}") - 1)
-            assert cells[at + 1] == f"{score:.3f}"
-    assert "does not by itself explain" in text
-
-
-def test_page_for_a_thousand_tokens():
-    data = made_up([f"t{k % 50}" for k in range(1000)], heads=2)
-    text = page(data, data.choose())
-    assert len(text) < 4 * (2 * 1000 * 1001 // 2 * 1.4)
-    with pytest.raises(ValueError, match=r"64 heads over 2000 tokens are 244 MiB, more than 64; shorten the text, or"):
-        check_fits(2000, 64)
-    check_fits(1000, 64)
-
-
 # Picture
 
 
 @pytest.mark.parametrize("n", [1, 2, 30, 150])
 def test_picture_is_a_png_of_its_size(n):
     data = made_up([f"t{k}" for k in range(n)]) if n > 1 else made_up(["x"])
-    content = png(data, data.choose())
+    content = picture(data, data.choose())
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24]) == (WIDTH, HEIGHT)
     pixels = matplotlib.image.imread(BytesIO(content))
@@ -558,7 +407,7 @@ def test_picture_is_a_png_of_its_size(n):
 def test_picture_holds_the_colours_of_the_map():
     data = made_up([f"t{k}" for k in range(10)])
     choice = data.choose(1, 1, 9)
-    pixels = (matplotlib.image.imread(BytesIO(png(data, choice)))[..., :3] * 255).round().astype(int)
+    pixels = (matplotlib.image.imread(BytesIO(picture(data, choice)))[..., :3] * 255).round().astype(int)
     # Where the map of head 1 of layer 1 must be: its subdiagonal, the strongest cells, in a straight line.
     level = tone(data.weights(1, 1))
     table = ramp(np.linspace(0, 1, 256), INK)
@@ -571,13 +420,13 @@ def test_picture_holds_the_colours_of_the_map():
 @pytest.mark.parametrize("token", ["$x_$", "\ud83d", "🎉"])
 def test_picture_of_hostile_text(token):
     data = made_up(HOSTILE * 3)
-    assert png(data, data.choose(token=token)).startswith(b"\x89PNG")
+    assert picture(data, data.choose(token=token)).startswith(b"\x89PNG")
 
 
 def test_nothing_of_matplotlib_is_global():
     code = (
-        "import sys, regard.viewer; from regard.examplemodel import ExampleModel\n"
-        "data = regard.viewer.look_data('abab'); regard.viewer.png(data, data.choose())\n"
+        "import sys; from regard.viewer import model_view, picture, sources\n"
+        "data = model_view.look_data(sources.example(sources.Settings('abab'))); picture.picture(data, data.choose())\n"
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -32,6 +32,7 @@ from regard.rules import (
 )
 from regard.stepping import steps
 from regard.threads import set_num_threads
+from regard.viewer import look
 
 __version__: str
 
@@ -61,6 +62,7 @@ __all__ = [
     "global_tokens",
     "insight",
     "linear_attention",
+    "look",
     "mask",
     "mass",
     "merge",

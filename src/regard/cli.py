@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from zipfile import BadZipFile
 
 import numpy as np
 
 import regard
+from regard import reading
 from regard.planning import plan
 from regard.stepping import Step, steps
 
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
-
-SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
-"""What `regard look` looks at unless told otherwise: a rare name comes back, and breaks off."""
 
 MOST_ENTRIES = 2**26
 """Scores that `regard steps` will build: several arrays of them, of 256 MiB each in float32."""
@@ -85,14 +82,32 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--no-color", action="store_true", help="no colours (as NO_COLOR=1)")
         return made
 
-    look = command("look", _look, "look at the heads of a small trained model reading a text")
+    about = "look at attention on a page: of a small trained model, one of your own, a capture, or arrays"
+    look = command("look", _look, about)
     look.add_argument(
-        "text",
+        "given",
         metavar="TEXT",
         nargs="?",
-        default=SENTENCE,
-        help="the text, - for standard input; a sentence with a repeated name unless given",
+        help="the text, as --text; for the model that ships with regard a sentence with a repeated name unless given",
     )
+    _seen(look)
+    look.add_argument(
+        "--arrays",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="look at arrays instead: .npy files of query and key, and value if there is one, or one .npz or "
+        ".safetensors with these (or q, k, v), and perhaps lse, tokens and key_tokens",
+    )
+    look.add_argument("--causal", action="store_true", help="of arrays: let a query see only the keys up to itself")
+    look.add_argument(
+        "--window", type=int, metavar="W", help="of arrays: let it see only itself and the W keys before it"
+    )
+    look.add_argument(
+        "--port", type=int, default=0, metavar="PORT", help="serve the page here; any that is free unless given"
+    )
+    look.add_argument("--no-open", action="store_true", help="print the address of the page, and open no browser")
+    look.add_argument("--terminal", action="store_true", help="print to the terminal instead")
     look.add_argument(
         "--layer", type=int, metavar="L", help="the layer of the map; that of the strongest induction head unless given"
     )
@@ -108,7 +123,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATH",
-        help="also write PATH, .html (one file, works offline) or .png; without ending both; may be repeated",
+        help="write PATH instead: .html (the page in one file, works offline), .png, .svg or .npz (the arrays); "
+        "without ending .html and .png; may be repeated",
     )
 
     step = command("steps", _steps, "show every intermediate of attention, with indices, einsum, shape and values")
@@ -187,29 +203,10 @@ def _operands(command: argparse.ArgumentParser) -> None:
 
 
 def _look(arguments: argparse.Namespace) -> None:
-    text = _standard_input() if arguments.text == "-" else arguments.text
-    targets = [target for path in arguments.save for target in _targets(path)]
-    console = _console(arguments)
-    with _progress() as progress:
-        progress("starting")
-        from regard.examplemodel import ExampleModel
-        from regard.viewer import check_fits, look_data, page, png
+    from regard.viewer import command
 
-        with _input():
-            _check_text(text)
-            model = ExampleModel.load()
-            if any(path.suffix == ".html" for path in targets):
-                check_fits(len(text.encode()) + 1, model.config.layers * model.config.heads)
-            data = look_data(text, model, progress)
-            choice = data.choose(arguments.layer, arguments.head, _token(arguments.token))
-        for path in targets:
-            progress(f"writing {path}")
-            _write(path, page(data, choice).encode() if path.suffix == ".html" else png(data, choice))
-    from regard.viewer import show
-
-    show(data, choice, console)
-    for path in targets:
-        console.print(f"saved {path}", style="bold", soft_wrap=True)
+    with _input():
+        command.run(arguments, _window(arguments), _console(arguments), _progress())
 
 
 def _steps(arguments: argparse.Namespace) -> None:
@@ -228,7 +225,7 @@ def _steps(arguments: argparse.Namespace) -> None:
         json.dump({"steps": [_plain(step) for step in found]}, sys.stdout, ensure_ascii=False, allow_nan=False)
         print()
         return
-    from regard.viewer import show_steps
+    from regard.viewer.steps_terminal import show_steps
 
     show_steps(found, _console(arguments))
 
@@ -289,17 +286,8 @@ def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) 
         for name in ("model", "text", "file"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} does not go with --capture, which has all of it")
-        try:
-            return regard.Capture.load(arguments.capture)
-        except OSError as error:
-            raise ValueError(f"cannot read {arguments.capture}: {error.strerror or error}") from None
-    if arguments.text is not None and arguments.file is not None:
-        raise ValueError("give --text or --file, not both")
-    text = _standard_input() if arguments.text == "-" else arguments.text
-    if arguments.file is not None:
-        text = _text_of(arguments.file)
-    if text is not None:
-        _check_text(text)
+        return reading.capture(arguments.capture)
+    text = reading.text(arguments.text, arguments.file)
     if arguments.model is not None:
         from regard.torch import pretrained
 
@@ -309,16 +297,6 @@ def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) 
     model = ExampleModel.load()
     ids = repeated_bytes(40)[0] if text is None else model.encode(text)
     return regard.Capture.of_trace(model.run(ids), model.labels(ids))
-
-
-def _text_of(path: Path) -> str:
-    """The text in a file, without the end of its last line."""
-    try:
-        return path.read_bytes().decode("utf-8").removesuffix("\n")
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not valid UTF-8") from None
 
 
 def _bench(arguments: argparse.Namespace) -> None:
@@ -418,53 +396,12 @@ def _bar(total: int) -> Iterator[Callable[[str, int], object]]:
         yield lambda stage, done: progress.update(task, description=escape(stage), completed=done)
 
 
-def _standard_input() -> str:
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError:
-        raise Refusal("standard input is not valid UTF-8") from None
-
-
-def _check_text(text: str) -> None:
-    if not text:
-        raise Refusal("TEXT is empty; give at least one character")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise Refusal("TEXT is not valid UTF-8") from None
-
-
 def _check_entries(query: tuple[int, ...], key: tuple[int, ...]) -> None:
     entries = math.prod((*query[:-1], *key[-2:-1]))
     if entries > MOST_ENTRIES:
         raise Refusal(
             f"steps builds every score: {entries:,} of them, more than {MOST_ENTRIES:,}; take fewer queries or keys"
         )
-
-
-def _token(text: str | None) -> int | str | None:
-    try:
-        return text if text is None else int(text)
-    except ValueError:
-        return text
-
-
-def _targets(path: Path) -> list[Path]:
-    """The files that --save PATH stands for, once they can be written."""
-    if path.suffix not in ("", ".html", ".png"):
-        raise Refusal(f"cannot save {path}: the ending must be .html or .png, got {path.suffix}")
-    if not path.parent.is_dir():
-        raise Refusal(f"cannot save {path}: {path.parent} is not a directory")
-    if path.is_dir():
-        raise Refusal(f"cannot save {path}: it is a directory")
-    return [path] if path.suffix else [path.with_suffix(".html"), path.with_suffix(".png")]
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise Refusal(f"cannot write {path}: {error.strerror}") from error
 
 
 def _window(arguments: argparse.Namespace) -> regard.Mask | None:
@@ -509,43 +446,8 @@ def _load(arguments: argparse.Namespace) -> list[Array]:
             raise Refusal(
                 f"--{name.replace('_', '-')} does not go with files: sizes and values are those of the arrays"
             )
-    paths: list[Path] = arguments.files
-    if [path.suffix for path in paths] == [".npy"] * 3:
-        return [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
-    if len(paths) != 1 or paths[0].suffix not in (".npz", ".safetensors"):
-        given = ", ".join(map(str, paths))
-        raise Refusal(f"files must be three .npy for query, key and value, or one .npz or .safetensors, got {given}")
-    (path,) = paths
-    arrays = _read(path, _npz if path.suffix == ".npz" else _safetensors)
-    for names in (("query", "key", "value"), ("q", "k", "v")):
-        if all(name in arrays for name in names):
-            return [arrays[name] for name in names]
-    raise Refusal(f"{path} must hold arrays query, key and value (or q, k and v), got {', '.join(arrays) or 'none'}")
-
-
-def _npz(path: Path) -> dict[str, Array]:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def _safetensors(path: Path) -> dict[str, Array]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        found: dict[str, Array] = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
-    return found
-
-
-def _read(path: Path, read: Callable[[Path], T]) -> T:
-    try:
-        return read(path)
-    except OSError as error:
-        raise Refusal(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, KeyError, BadZipFile) as error:
-        raise Refusal(f"cannot read {path}: not a valid {path.suffix} file ({error})") from error
+    found = reading.operands(arguments.files)
+    return [found[name] for name in reading.OPERANDS]
 
 
 def _plain(step: Step) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.observing import Statistic
-from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, once, order, partials
+from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, once, order, partials, rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -249,6 +249,42 @@ class Problem:
             value=self.value[..., :0],
             sink=None,
             dropout=0.0,
+            positions_first=False,
+            observe=(),
+        )
+
+    def part(self, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)) -> "Problem":
+        """The scores of one head (None: of all) of one batch element (row-major), or of adjacent rows and keys of it,
+        at the places that they have in the whole; views. A rule that reads how many keys there are (`keys`) counts
+        those to the end of the part. No dropout and no statistics.
+        """
+        at = tuple(int(x) for x in np.unravel_index(b, self.lead)) if self.lead else ()
+        head, kv = slice(None), slice(None)
+        if h is not None:
+            head, kv = slice(h, h + 1), slice(h // self.group, h // self.group + 1)
+        first, first_key = range(self.n_q)[rows].start, range(self.n_k)[cols].start
+
+        def pairs(x: Array) -> Array:
+            found: Array = self.dense(x)[at][head, rows, cols]
+            return found
+
+        def rule(x: Any) -> Any:
+            dense = {id(array): pairs(array) for array in x.dense} if x is not None else {}
+            return replace(x, node=rebuild(x.node, dense)) if dense else x
+
+        return replace(
+            self,
+            query=self.leading(self.query, 3)[at][head, rows],
+            key=self.leading(self.key, 3)[at][kv, cols],
+            value=self.leading(self.value, 3)[at][kv, cols],
+            lead=(),
+            mask=rule(self.mask),
+            score=rule(self.score),
+            bias=None if self.bias is None else pairs(self.bias),
+            sink=None if self.sink is None else self.sink[head],
+            dropout=0.0,
+            offset=self.offset[b : b + 1] + first,
+            origin=(self.origin[0] + b, self.origin[1] + (h or 0), self.origin[2] + first_key),
             positions_first=False,
             observe=(),
         )

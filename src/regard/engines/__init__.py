@@ -1,7 +1,8 @@
 """The engines, in the order in which they are tried.
 
 An engine is a module with NAME, ABOUT, `state() -> None | reason` (can it run here), `supports(problem) -> None |
-reason`, and functions over a `Problem`: `forward`, `weights`, and the derivatives
+reason`, and functions over a `Problem`: `forward`; `weights` and `maps` (`regard.pooled`, mass and max), given an lse,
+which may be that of more keys than the problem has; and the derivatives
 
 - `backward`, the gradients of ⟨ct, outputs⟩ with respect to the inputs;
 - `jvp`, the outputs and their tangents along tangents t of the inputs. Outputs that are given are not computed again;
@@ -41,6 +42,7 @@ class Engine(Protocol):
         self, p: Problem, rows: range | None = None, into: Outputs | None = None, /
     ) -> tuple[Outputs, dict[Statistic, Any]]: ...
     def weights(self, p: Problem, lse: Array, rows: range, cols: range, /) -> Array: ...
+    def maps(self, p: Problem, lse: Array, rows: int, cols: int, /) -> tuple[Array, Array]: ...
     def backward(
         self, p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None, /
     ) -> Differential: ...

@@ -55,6 +55,15 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return spec.weights(p)[..., np.asarray(rows, dtype=int)[:, None], np.asarray(cols, dtype=int)].astype(p.compute)
 
 
+def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
+    with np.errstate(all="ignore"):
+        f = spec.terms(p)
+        P = np.where(f.visible, np.exp(f.S.reshape(f.P.shape) - lse.reshape(f.lse.shape)[..., None]), 0)
+    P = P.reshape(p.shape(p.n_q, p.n_k))
+    mass, largest = (spec.pooled(P, rows, cols, kind).astype(p.compute) for kind in ("mass", "max"))
+    return mass, largest
+
+
 def fitted(p: Problem, g: Differential) -> Differential:
     """Each gradient in the dtype of its input."""
 

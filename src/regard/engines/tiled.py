@@ -13,7 +13,7 @@ import numpy as np
 
 from regard.engines.observed import basic, complete
 from regard.engines.tiles import BAND, KEYS, ROWS, Band, Chunk, Positions, Rows, Unit, masked, product, units
-from regard.observing import Profile, Statistic, Top, cells
+from regard.observing import Profile, Statistic, Top, cells, pooled
 from regard.problem import Differential, Outputs, Problem
 from regard.threads import num_threads, spread_numpy
 
@@ -312,6 +312,12 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
         if s.name == "pooled" and s.of[2] == "mass":
             total /= np.diff(cells(s.of[0], p.n_q)).astype(c)[:, None]
     return seen
+
+
+def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
+    mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
+    found = second_pass(p, lse, (mass, largest))
+    return found[mass], found[largest]
 
 
 def add_diagonals(total: Array, P: Array, middle: int) -> None:

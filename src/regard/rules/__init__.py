@@ -5,7 +5,7 @@ Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and deri
 
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
 from regard.rules.derivative import partials, reading, scatter, tangent
-from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads
+from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
 from regard.rules.intervals import Interval, Ranges, interval, intervals
 from regard.rules.masks import (
     Mask,
@@ -68,6 +68,7 @@ __all__ = [
     "prefix",
     "reading",
     "reads",
+    "rebuild",
     "relative",
     "rule_from_text",
     "rule_text",

@@ -1,46 +1,22 @@
 """What there is to see when a model has read a text: data alone, for the terminal, the page and the picture to draw."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-import regard
-from regard.examplemodel import ExampleModel
-from regard.insight import head_statistics
+from regard.observing import cells
 
-from .labels import byte_tokens, printable
+from .labels import printable
+from .scene import Head, Scene
+from .scores import KINDS, Kind, kind_of, layer_scores
 
 Weights = NDArray[np.float32]
 
-
-class Kind(NamedTuple):
-    """A kind of head: its name, a short one, and what its score measures."""
-
-    name: str
-    short: str
-    meaning: str
-
-
-KINDS = (
-    Kind("previous token", "prev", "weight on the token just before"),
-    Kind("induction", "ind", "weight on what came next last time"),
-    Kind("first-token sink", "sink", "weight on the first token"),
-    Kind("duplicate token", "dup", "weight on earlier copies of the token"),
-    Kind("current token", "self", "weight on the token itself"),
-)
-FEATURED = KINDS[:3]
-
 ROWS_AT_ONCE = 1024
-
-PREFIX = 3
-"""Bytes that must agree for one place to count as a copy of another: in text, single letters recur by chance."""
-
-NOTABLE = 0.25
-"""The score from which a head is called by its kind."""
 
 CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does."
 
@@ -76,7 +52,10 @@ class LookData:
     `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
     name of a kind to scores (layers, heads), NaN where it has no meaning for this text (nothing repeats, say).
     `rows_of(layer, head, rows)` gives rows of the weights of a head on demand, (m, n), rows the queries; nothing else
-    here is larger than O(n). `following` are the tokens the model expects next, with their probabilities.
+    here is larger than O(n). Where `causal`, a query does not see the keys after it; other weights that are hidden are
+    NaN already. `pooled_of(layer, head, rows, cols)` gives a map of the largest weights, NaN where nothing is seen; it
+    is made of rows where there is none. `key_tokens` are those of the keys, if they are others. `following` are the
+    tokens the model expects next, with their probabilities. `counts`: heads by layer, where they differ.
     """
 
     model: str
@@ -87,11 +66,29 @@ class LookData:
     causal: bool = True
     following: tuple[tuple[str, float], ...] = ()
     separator: str = ""
+    key_tokens: tuple[str, ...] | None = None
+    pooled_of: Callable[[int, int, int, int], Weights] | None = None
+    counts: tuple[int, ...] | None = None
 
     @property
     def n(self) -> int:
-        """The number of tokens."""
+        """The number of tokens, those of the queries."""
         return len(self.tokens)
+
+    @property
+    def n_k(self) -> int:
+        """The number of keys."""
+        return self.n if self.key_tokens is None else len(self.key_tokens)
+
+    @property
+    def about(self) -> str:
+        """How much there is, in words."""
+        size = f"{self.n} tokens" if self.n == self.n_k else f"{self.n} queries of {self.n_k} keys"
+        return f"{size}, {self.layers} layer{'s' * (self.layers > 1)} of {self.heads} head{'s' * (self.heads > 1)}"
+
+    def heads_of(self, layer: int) -> int:
+        """The number of heads in one layer."""
+        return self.heads if self.counts is None else self.counts[layer]
 
     @property
     def layers(self) -> int:
@@ -100,7 +97,7 @@ class LookData:
 
     @property
     def heads(self) -> int:
-        """The number of heads in a layer."""
+        """The number of heads in a layer, at most."""
         return int(self._shape[1])
 
     @cached_property
@@ -112,18 +109,25 @@ class LookData:
         """The tokens, made printable."""
         return tuple(printable(token) for token in self.tokens)
 
+    @cached_property
+    def key_labels(self) -> tuple[str, ...]:
+        """The tokens of the keys, made printable."""
+        return self.labels if self.key_tokens is None else tuple(printable(token) for token in self.key_tokens)
+
     def weights(self, layer: int, head: int, rows: slice = slice(None)) -> Weights:
-        """Weights (n, n) of one head, or some rows of them; NaN where the model does not let a query see a key."""
+        """Weights (n, n_k) of one head, or some rows of them; NaN where the model does not let a query see a key."""
         weights = np.array(self.rows_of(layer, head, rows), dtype=np.float32)
         if self.causal:
             queries = np.arange(self.n)[rows, None]
-            weights[np.arange(self.n) > queries] = np.nan
+            weights[np.arange(self.n_k) > queries] = np.nan
         return weights
 
     def pooled(self, layer: int, head: int, rows: int, cols: int) -> Weights:
         """The weights of one head, reduced to at most (rows, cols) by the largest of each block, so that a lone weight
         survives; NaN only where nothing in a block is visible. Takes O(n) memory for few rows and columns.
         """
+        if self.pooled_of is not None:
+            return self.pooled_of(layer, head, min(rows, self.n), min(cols, self.n_k))
         starts = [*block_starts(self.n, min(rows, self.n)).tolist(), self.n]
         together = max(1, ROWS_AT_ONCE * len(starts) // self.n)
         parts = []
@@ -141,12 +145,8 @@ class LookData:
         return tuple(head for head in found if not np.isnan(head.score))
 
     def kind_of(self, layer: int, head: int) -> tuple[Kind, float] | None:
-        """The kind for which a head scores highest, and that score, if it is notable. Heads rest on the first token
-        where they find nothing else: a head is called a sink only if it is of no other kind.
-        """
-        scored = [(kind, float(self.statistics[kind.name][layer, head])) for kind in KINDS]
-        notable = [(kind, score) for kind, score in scored if score >= NOTABLE]
-        return max(notable, key=lambda pair: (pair[0].name != "first-token sink", pair[1]), default=None)
+        """The kind that a head is of, and its score; None if it is of none."""
+        return kind_of({name: float(scores[layer, head]) for name, scores in self.statistics.items()})
 
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
         """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;
@@ -207,58 +207,50 @@ def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
     return np.arange(blocks, dtype=np.int64) * length // blocks
 
 
-def look_data(
-    text: str, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None
-) -> LookData:
-    """What every head of a model does with a text: its statistics, and its weights when they are asked for.
+def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: None) -> LookData:
+    """What every head of a scene does: its statistics, and its weights when they are asked for. Of several batch
+    elements the first. `progress` is told each stage as it begins.
 
-    `model` is the small decoder that comes with regard unless given; `progress` is told each stage as it begins.
-    Raises ValueError if the text is empty or longer than the model reads, before the model runs.
-
-    >>> data = look_data("to be or not to be")
+    >>> from .sources import Settings, example
+    >>> data = look_data(example(Settings("to be or not to be")))
     >>> data.n, data.weights(0, 0).shape, data.tokens[:3]
     (19, (19, 19), ('⊢', 't', 'o'))
     """
-    if model is None:
-        progress("loading the model")
-        model = ExampleModel.load()
-    ids = model.encode(text)
-    tokens = byte_tokens(text)
-    progress(f"running the model on {len(tokens)} tokens")
-    trace = model.run(ids)
-    heads = []
-    for layer in range(trace.layers):
-        progress(f"measuring the heads of layer {layer} of {trace.layers}")
-        heads.append(head_statistics(partial(trace.weights, layer), ids, layer=layer, prefix=PREFIX))
-    statistics = {kind.name: np.array([[head.scores[kind.name] for head in row] for row in heads]) for kind in KINDS}
-    for kind, length in (("induction", PREFIX), ("duplicate token", 1)):
-        if not _repeats(ids.tolist(), length):
-            statistics[kind][:] = np.nan
+    layers, most = scene.layers, max(layer.heads for layer in scene.layers)
+    statistics = {kind.name: np.full((len(layers), most), np.nan) for kind in KINDS}
+    for number in range(len(layers)):
+        progress(f"measuring the heads of layer {number} of {len(layers)}")
+        for head in layer_scores(scene, number):
+            for name, score in head.scores.items():
+                statistics[name][number, head.head] = score
+    first = layers[0].problem
+
+    @cache
+    def head_of(layer: int, head: int) -> Head:
+        return layers[layer].head(head)
 
     def rows_of(layer: int, head: int, rows: slice) -> Weights:
-        q, k, lse = (kept[layer][head] for kept in (trace.q, trace.k, trace.lse))
-        return regard.weights(q, k, lse=lse, rows=rows, causal=trace.causal, scale=trace.scale)
+        one = head_of(layer, head)
+        wanted = range(one.n_q)[rows]
+        return one.seen(wanted, range(one.n_k))
 
+    def pooled_of(layer: int, head: int, rows: int, cols: int) -> Weights:
+        one = head_of(layer, head)
+        largest = one.engine.maps(one.problem, one.lse[None], rows, cols)[1][0].astype(np.float32)
+        hidden = one.hidden(cells(rows, one.n_q), cells(cols, one.n_k))
+        return largest if hidden is None else np.where(hidden, np.float32(np.nan), largest)
+
+    named = bool(scene.query_tokens and scene.key_tokens)
     return LookData(
-        model="regard's example decoder over bytes; ⊢ is the mark it puts first",
-        text=text,
-        tokens=tokens,
+        model=scene.note or scene.name,
+        text="".join(scene.query_tokens) or scene.name,
+        tokens=scene.query_tokens if named else tuple(map(str, range(first.n_q))),
+        key_tokens=scene.key_tokens if named else tuple(map(str, range(first.n_k))),
         statistics=statistics,
         rows_of=rows_of,
-        causal=trace.causal,
-        following=_following(trace.logits[-1]),
+        pooled_of=pooled_of,
+        causal=False,
+        following=scene.following,
+        separator="" if named else " ",
+        counts=tuple(layer.heads for layer in layers),
     )
-
-
-def _repeats(ids: Sequence[int], length: int) -> bool:
-    """Whether some run of so many tokens occurs twice."""
-    runs = list(zip(*(ids[k:] for k in range(length)), strict=False))
-    return len(set(runs)) < len(runs)
-
-
-def _following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
-    """The likeliest next bytes and their probabilities, none below half a percent."""
-    shares = np.exp(logits.astype(np.float64) - logits.max())
-    shares /= shares.sum()
-    order = [byte for byte in np.argsort(-shares, kind="stable")[:count].tolist() if shares[byte] >= 0.005]
-    return tuple((chr(byte) if byte < 128 else f"\\x{byte:02x}", float(shares[byte])) for byte in order)

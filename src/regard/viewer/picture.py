@@ -2,9 +2,10 @@
 
 import warnings
 from io import BytesIO
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure, SubFigure
@@ -12,7 +13,8 @@ from matplotlib.patches import Rectangle
 
 from .colour import INK, ramp, readable_on, tone
 from .labels import encodable, printable
-from .model_view import CAVEAT, FEATURED, Choice, LookData
+from .model_view import CAVEAT, Choice, LookData
+from .scores import FEATURED
 
 WIDTH, HEIGHT = 1950, 1200
 """Size of the picture in pixels."""
@@ -23,14 +25,13 @@ _SOFT, _LINE, _ACCENT = "#5a6270", "#dcdfe4", "#1c5fb8"
 _MAP = ListedColormap(ramp(np.linspace(0, 1, 256), INK) / 255.0).with_extremes(bad=(1, 1, 1, 0))
 
 
-def png(data: LookData, choice: Choice) -> bytes:
-    """A PNG file, 1950 × 1200 pixels: heads, strongest heads, the chosen head's map, what its token attends to.
-
-    Maps of more tokens than 1,000 are reduced by the largest weight of each block.
+def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "png") -> bytes:
+    """A PNG file of 1950 × 1200 pixels, or an SVG file: heads, strongest heads, the chosen head's map, what its token
+    attends to. Maps of more tokens than 1,000 are reduced by the largest weight of each block.
     """
     figure = Figure(figsize=(WIDTH / _DPI, HEIGHT / _DPI), dpi=_DPI, facecolor="white")
     _text(figure, 0.015, 0.975, "regard look", size=13, weight="bold", va="top")
-    about = f"{data.model}; {data.n} tokens, {data.layers} layers of {data.heads} heads"
+    about = f"{data.model}; {data.about}"
     _text(figure, 0.115, 0.972, about, color=_SOFT, va="top")
     _text(figure, 0.015, 0.02, CAVEAT, color=_SOFT)
     left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(4, 8, 4)))
@@ -40,7 +41,9 @@ def png(data: LookData, choice: Choice) -> bytes:
     content = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        figure.savefig(content, format="png", dpi=_DPI)
+        # No date, and names of parts that are the same each time: the same view is the same file.
+        with rc_context({"svg.hashsalt": "regard"}):
+            figure.savefig(content, format=form, dpi=_DPI, metadata={"Date": None} if form == "svg" else None)
     return content.getvalue()
 
 
@@ -57,7 +60,7 @@ def _overview(figure: SubFigure, data: LookData, choice: Choice) -> float:
     wide, tall = figure.bbox.width, figure.bbox.height
     side = min(0.84 * wide / data.heads, 0.37 * tall / data.layers)
     for layer in range(data.layers):
-        for head in range(data.heads):
+        for head in range(data.heads_of(layer)):
             x, y = 0.11 * wide + head * side, 0.89 * tall - (layer + 1) * side
             axes = figure.add_axes((x / wide, y / tall, 0.92 * side / wide, 0.92 * side / tall))
             axes.imshow(tone(data.pooled(layer, head, 48, 48)), cmap=_MAP, vmin=0, vmax=1)
@@ -96,22 +99,23 @@ def _bar(axes: Axes, y: float, label: str, fraction: float) -> None:
 def _map(figure: SubFigure, data: LookData, choice: Choice) -> None:
     axes = figure.add_axes((0.13, 0.11, 0.85, 0.76))
     weights = data.pooled(choice.layer, choice.head, 1000, 1000)
-    n = data.n
+    n, n_k = data.n, data.n_k
     image = axes.imshow(
-        tone(weights), cmap=_MAP, vmin=0, vmax=1, extent=(-0.5, n - 0.5, n - 0.5, -0.5), interpolation="nearest"
-    )
+        tone(weights), cmap=_MAP, vmin=0, vmax=1, extent=(-0.5, n_k - 0.5, n - 0.5, -0.5), interpolation="nearest",
+        aspect="equal" if n == n_k else "auto",
+    )  # fmt: skip
     row = choice.token
-    axes.plot([-0.5, n - 0.5, n - 0.5, -0.5, -0.5], np.array([-1, -1, 1, 1, -1]) * 0.5 + row, color=_ACCENT, lw=1)
+    axes.plot([-0.5, n_k - 0.5, n_k - 0.5, -0.5, -0.5], np.array([-1, -1, 1, 1, -1]) * 0.5 + row, color=_ACCENT, lw=1)
     axes.xaxis.tick_top()
     axes.tick_params(length=0, pad=3, colors=_SOFT)
     axes.spines[:].set_color(_LINE)
     axes.tick_params(labelsize=8)
-    if n <= 100:
-        labels = [_short(label, 9) for label in data.labels]
-        rotation = 0 if max(map(len, labels)) == 1 else 90
-        size = min(8.0, 330 / n)
-        axes.set_xticks(range(n), labels, size=size, parse_math=False, rotation=rotation)
-        axes.set_yticks(range(n), labels, size=size, parse_math=False)
+    if max(n, n_k) <= 100:
+        rows, columns = ([_short(label, 9) for label in labels] for labels in (data.labels, data.key_labels))
+        rotation = 0 if max(map(len, columns)) == 1 else 90
+        size = min(8.0, 330 / max(n, n_k))
+        axes.set_xticks(range(n_k), columns, size=size, parse_math=False, rotation=rotation)
+        axes.set_yticks(range(n), rows, size=size, parse_math=False)
     _text(figure, 0.13, 0.93, f"Layer {choice.layer}, head {choice.head}: rows attend to columns", weight="bold")
     scale = figure.colorbar(
         image, cax=figure.add_axes((0.13, 0.075, 0.3, 0.014)), orientation="horizontal", ticks=np.sqrt([0, 0.1, 0.5, 1])
@@ -128,7 +132,7 @@ def _attended(figure: SubFigure, data: LookData, choice: Choice) -> None:
     axes.set(xlim=(0, 1), ylim=(7.5, -0.5))
     axes.axis("off")
     for rank, (index, weight) in enumerate(data.attended(choice)):
-        _bar(axes, rank, f"{_short(data.labels[index], 9)} {index}", weight)
+        _bar(axes, rank, f"{_short(data.key_labels[index], 9)} {index}", weight)
     _shaded_text(figure, data, choice)
     if data.following:
         guesses = ",  ".join(f"“{_short(printable(token), 9)}” {share:.1%}" for token, share in data.following[:3])
@@ -141,11 +145,13 @@ def _shaded_text(figure: SubFigure, data: LookData, choice: Choice) -> None:
     columns, lines = 36, 17
     row = data.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
     places, at = [], 0
-    for label in (_short(label, columns) for label in data.labels):
+    for label in (_short(label, columns) for label in data.key_labels):
         at += (columns - at % columns) if at % columns + len(label) > columns else 0
         places.append((at // columns, at % columns, label))
         at += len(label) + len(data.separator)
-    first = max(0, places[choice.token][0] - lines + 1)
+    own = choice.token if data.n == data.n_k else None  # where the query is one of the keys
+    middle = int(np.nanargmax(np.nan_to_num(row))) if own is None else own
+    first = max(0, places[middle][0] - lines + 1)
     _text(figure, 0.05, 0.565, "Text, shaded by its attention", weight="bold")
     axes = figure.add_axes((0.05, 0.16, 0.9, 0.39))
     axes.set(xlim=(0, columns), ylim=(lines, 0))
@@ -155,8 +161,8 @@ def _shaded_text(figure: SubFigure, data: LookData, choice: Choice) -> None:
             continue
         y, weight = line - first, float(np.nan_to_num(row[k]))
         ground = ramp(tone(weight), INK)
-        if weight >= 0.002 or k == choice.token:
-            edge = _ACCENT if k == choice.token else "none"
+        if weight >= 0.002 or k == own:
+            edge = _ACCENT if k == own else "none"
             face = ground / 255.0 if weight >= 0.002 else "none"
             axes.add_patch(Rectangle((column, y + 0.06), len(label), 0.88, facecolor=face, edgecolor=edge, lw=1.2))
         for c, character in enumerate(label):

@@ -10,7 +10,8 @@ from rich.text import Text
 from .blocks import Screen
 from .colour import tone
 from .labels import printable
-from .model_view import CAVEAT, FEATURED, NOTABLE, Choice, LookData, block_starts
+from .model_view import CAVEAT, Choice, LookData, block_starts
+from .scores import FEATURED, NOTABLE
 
 
 def show(data: LookData, choice: Choice, console: Console) -> None:
@@ -40,7 +41,7 @@ def _section(console: Console, title: str, note: str) -> None:
 def _heading(data: LookData, screen: Screen) -> RenderableType:
     lines = [
         Text.assemble(("regard look", "bold"), "  ", (data.model, "dim")),
-        Text(f"{data.n} tokens, {data.layers} layers of {data.heads} heads", style="dim"),
+        Text(data.about, style="dim"),
     ]
     if data.following:
         guesses = ", ".join(f"{screen.quoted(printable(token))} {share:.1%}" for token, share in data.following)
@@ -55,8 +56,8 @@ def _overview(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     beside = max(1, min(data.heads, (room + 2) // (side + 2)))
     grid = Table.grid(padding=(0, 2, 0, 0))
     for layer in range(data.layers):
-        for first in range(0, data.heads, beside):
-            heads = range(first, min(first + beside, data.heads))
+        for first in range(0, data.heads_of(layer), beside):
+            heads = range(first, min(first + beside, data.heads_of(layer)))
             cells = [_thumbnail(data, Choice(layer, head, 0), side, choice, screen) for head in heads]
             grid.add_row(Text("" if first else f"L{layer}", style="bold"), *cells)
     return grid
@@ -93,20 +94,21 @@ def _bar(fraction: float, screen: Screen) -> Text:
 
 def _map(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     """One cell per weight as long as it fits the width; beyond that the largest weight of every block."""
-    labels, longest = data.labels, min(max(len(label) for label in data.labels), 12)
+    labels, columns = data.labels, data.key_labels
+    longest = min(max(len(label) for label in (*labels, *columns)), 12)
     room, each = screen.width - 4, min(longest, 7)
     gutter = 2 * each + 1 if screen.rows_per_line == 2 else longest
-    if 2 * data.n <= min(room - longest - 2, 56):
+    if 2 * max(data.n, data.n_k) <= min(room - longest - 2, 56):
         body = screen.cells(tone(data.weights(choice.layer, choice.head)), 2)
-        return _framed(body, labels, labels, choice.token, longest, 2, screen)
-    if data.n > room - gutter - 2:
+        return _framed(body, labels, columns, choice.token, longest, 2, screen)
+    if max(data.n, data.n_k) > room - gutter - 2:
         return _zoomed_out(data, choice, room - 8, screen)
     body = screen.dense(tone(data.weights(choice.layer, choice.head)))
-    cut = [screen.fit(label, each) for label in labels]
+    cut, upright = ([screen.fit(label, each) for label in x] for x in (labels, columns))
     if screen.rows_per_line == 1:
-        return _framed(body, labels, cut, choice.token, gutter, 1, screen)
+        return _framed(body, labels, upright, choice.token, gutter, 1, screen)
     pairs = [" ".join(cut[k : k + 2]) for k in range(0, data.n, 2)]
-    return _framed(body, pairs, cut, choice.token // 2, gutter, 1, screen)
+    return _framed(body, pairs, upright, choice.token // 2, gutter, 1, screen)
 
 
 def _framed(
@@ -130,14 +132,14 @@ def _framed(
 
 
 def _zoomed_out(data: LookData, choice: Choice, room: int, screen: Screen) -> RenderableType:
-    columns = min(data.n, room)
-    rows = columns * screen.rows_per_line // 2
+    columns = min(data.n_k, room)
+    rows = min(data.n, room * screen.rows_per_line // 2)
     starts = block_starts(data.n, rows)[:: screen.rows_per_line].tolist()
     marked = max(k for k, start in enumerate(starts) if start <= choice.token)
-    ticks = "".join(f"{start:<8}" for start in block_starts(data.n, columns)[::8])[:columns]
+    ticks = "".join(f"{start:<8}" for start in block_starts(data.n_k, columns)[::8])[:columns]
     labels = [str(start) if k % 4 == 0 or k == marked else "" for k, start in enumerate(starts)]
     body = screen.dense(tone(data.pooled(choice.layer, choice.head, rows, columns)))
-    note = f"each cell the largest of about {data.n / rows:.1f} by {data.n / columns:.1f} weights"
+    note = f"each cell the largest of about {data.n / rows:.1f} by {data.n_k / columns:.1f} weights"
     head = Text(" " * 8 + ticks, style="dim", no_wrap=True)
     return Group(head, _framed(body, labels, [], marked, 6, 1, screen), Text(note, style="dim"))
 
@@ -149,9 +151,9 @@ def _attended(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="dim")
     for index, weight in found:
-        before = "".join(data.labels[max(0, index - 12) : index])
-        after = "".join(data.labels[index + 1 : index + 13])
-        label = screen.fit(data.labels[index], 12)
+        before = "".join(data.key_labels[max(0, index - 12) : index])
+        after = "".join(data.key_labels[index + 1 : index + 13])
+        label = screen.fit(data.key_labels[index], 12)
         context = Text(screen.right(before[-12:], 12), style="dim", no_wrap=True)
         context.append(label, style="not dim bold underline").append(after[:12])
         table.add_row(str(index), Text(label), f"{weight:.3f}", _bar(weight, screen), context)

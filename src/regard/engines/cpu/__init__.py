@@ -14,7 +14,7 @@ import numpy as np
 
 from regard.engines import tiled
 from regard.engines.observed import basic, complete
-from regard.observing import Statistic, Top
+from regard.observing import Statistic, Top, pooled
 from regard.problem import Differential, Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -115,6 +115,15 @@ def step(p: Problem) -> Any:
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return tiled.weights(p, lse, rows, cols)
+
+
+def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
+    from regard.engines.cpu.second_work import second_pass
+    from regard.engines.cpu.target import chosen
+
+    mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
+    found = second_pass(p, chosen(), lse, (mass, largest))
+    return found[mass], found[largest]
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:

@@ -1,0 +1,325 @@
+import { Data, type Scene, type Settings } from "./data";
+import { choice, h } from "./dom";
+import { count } from "./numbers/format";
+import { Editor } from "./parts/editor";
+import { Gone, type Source } from "./source/source";
+import { Store, type State } from "./state";
+import { arcsView } from "./views/arcs";
+import { compareView } from "./views/compare";
+import { headsView } from "./views/heads";
+import { mapView } from "./views/map";
+import { profilesView } from "./views/profiles";
+import { stepsView } from "./views/steps";
+import { textView } from "./views/text";
+import { EVERYTHING, type Context, type MakeView, type View } from "./views/view";
+
+const VIEWS: Record<string, readonly [title: string, make: MakeView]> = {
+  heads: ["Heads", headsView],
+  map: ["Map", mapView],
+  text: ["Text", textView],
+  compare: ["Compare", compareView],
+  profiles: ["Profiles", profilesView],
+  steps: ["Step by step", stepsView],
+  arcs: ["Arcs", arcsView],
+};
+
+const CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does.";
+
+const KEYS = [
+  ["1 … 7", "the views, in order"],
+  ["[ ]", "the head before, the head after"],
+  ["{ }", "the layer before, the layer after"],
+  ["← ↑ → ↓", "move the chosen pair or token (in the map and the text); with Shift ten at once"],
+  ["+ − 0", "zoom the map; show all of it"],
+  ["Enter", "go to the chosen pair"],
+  ["t", "light, dark, or as the system has it"],
+  ["?", "this list"],
+];
+
+const THEMES = ["auto", "light", "dark"] as const;
+
+/** The page: what is chosen above, a view below. */
+export class App {
+  readonly element = h("div", { class: "regard" });
+  private readonly data: Data;
+  private readonly header = h("header", {});
+  private readonly tabs = h("nav", { "aria-label": "Views" });
+  private readonly main = h("main", {});
+  private readonly problem = h("div", { class: "problem banner", role: "alert", hidden: true });
+  private readonly working = h("p", { class: "working", role: "status", hidden: true });
+  private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
+  private readonly note = h("span", {});
+  private readonly help = helpDialog();
+  private readonly system = matchMedia("(prefers-color-scheme: dark)");
+  private scenes: Scene[] = [];
+  private view: View | null = null;
+  private editor: Editor | null = null;
+  private theme: (typeof THEMES)[number] = "auto";
+
+  constructor(
+    source: Source,
+    private readonly store: Store,
+    /** Whether the whole document is this page, so that keys are meant for it wherever the focus is. */
+    private readonly whole: boolean,
+  ) {
+    this.data = new Data(source);
+    this.element.dataset.source = source.kind;
+    source.progress = (share) => {
+      this.working.hidden = share >= 1;
+      this.working.textContent = `Summing over all pairs: ${Math.round(100 * share)} %`;
+    };
+    this.element.append(
+      this.header,
+      this.tabs,
+      this.problem,
+      this.working,
+      this.main,
+      h("footer", {}, h("span", {}, CAVEAT), this.note),
+      this.spoken,
+      this.help,
+    );
+    this.dress();
+    this.system.addEventListener("change", this.dress);
+    (whole ? document : this.element).addEventListener("keydown", this.key);
+    this.element.classList.add(whole ? "page" : "cell");
+    this.element.tabIndex = -1;
+  }
+
+  async start(): Promise<void> {
+    try {
+      const { title, version, engine, scenes } = await this.data.scenes();
+      this.scenes = scenes;
+      this.note.textContent = `${title} ${version}, engine ${engine}`;
+      if (!scenes.length) throw new Error("There is nothing to look at here.");
+      this.store.set(this.within(this.store.state));
+      this.store.listen((state, changed) => this.update(state, changed));
+      this.mount();
+    } catch (error) {
+      this.fail(error);
+    }
+  }
+
+  destroy(): void {
+    this.view?.destroy?.();
+    this.system.removeEventListener("change", this.dress);
+    document.removeEventListener("keydown", this.key);
+  }
+
+  private get scene(): Scene {
+    return this.sceneOf(this.store.state.scene) ?? this.scenes[0];
+  }
+
+  private sceneOf(name: string): Scene | undefined {
+    return this.scenes.find((scene) => scene.id === name.split(":")[0]);
+  }
+
+  /** The state with what is not there replaced by what is. */
+  private within(state: State): Partial<State> {
+    const scene = this.sceneOf(state.scene);
+    const { id, layers } = scene ?? this.scenes[0];
+    const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(state.layer)));
+    return {
+      scene: scene ? state.scene : id,
+      view: state.view in VIEWS ? state.view : "heads",
+      layer,
+      head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(state.head))),
+      ...(scene || !state.scene ? {} : { i: -1, j: -1 }),
+    };
+  }
+
+  private update(state: State, changed: ReadonlySet<keyof State>): void {
+    const sound = this.within(state);
+    if (Object.entries(sound).some(([key, value]) => state[key as keyof State] !== value)) {
+      this.store.set(sound);
+      return;
+    }
+    if (changed.has("view") || changed.has("scene") || changed.has("type")) this.mount();
+    else {
+      this.clear();
+      if (changed.has("layer") || changed.has("head")) this.drawHeader();
+      this.view?.update(state, changed);
+    }
+  }
+
+  private mount(): void {
+    const { state } = this.store;
+    this.clear();
+    this.view?.destroy?.();
+    this.drawHeader();
+    const context: Context = {
+      data: this.data,
+      store: this.store,
+      scenes: this.scenes,
+      scene: this.scene,
+      dark: () => this.dark(),
+      fail: (error) => this.fail(error),
+      say: (text) => (this.spoken.textContent = text),
+    };
+    this.view = VIEWS[state.view][1](context);
+    this.main.replaceChildren(this.view.element);
+    if (state.type && this.scene.editable) {
+      this.editor ??= new Editor(this.scene, (settings) => this.run(settings));
+      if (!this.editor.element.isConnected) this.main.before(this.editor.element);
+      this.editor.show(this.scene);
+    } else this.editor?.element.remove();
+    if (this.whole) document.title = `${VIEWS[state.view][0]} · regard`;
+    this.view.update(state, EVERYTHING);
+  }
+
+  private drawHeader(): void {
+    const { state } = this.store;
+    const { scene } = this;
+    const layer = scene.layers[state.layer];
+    const active = this.header.contains(document.activeElement)
+      ? document.activeElement?.closest("label")?.textContent
+      : null;
+    const numbers = (n: number): (readonly [string, string])[] =>
+      Array.from({ length: n }, (_, k) => [String(k), String(k)] as const);
+    const name = (one: Scene): string => (one.n_tokens ? `${one.name} (${count(one.n_tokens)})` : one.name);
+    const parts: HTMLElement[] = [
+      h("h1", {}, "regard"),
+      choice(
+        "Text",
+        this.scenes.map((one) => [one.id, name(one)] as const),
+        scene.id,
+        (id) => this.store.set({ scene: id, i: -1, j: -1 }),
+      ),
+      choice("Layer", numbers(scene.layers.length), String(state.layer), (l) => this.store.set({ layer: Number(l) })),
+      choice("Head", numbers(layer.heads), String(state.head), (k) => this.store.set({ head: Number(k) })),
+    ];
+    if (scene.batch > 1) {
+      const b = state.scene.split(":")[1] ?? "0";
+      parts.push(
+        choice("Batch", numbers(scene.batch), b, (to) =>
+          this.store.set({ scene: to === "0" ? scene.id : `${scene.id}:${to}` }),
+        ),
+      );
+    }
+    if (scene.editable) {
+      parts.push(
+        h(
+          "button",
+          {
+            type: "button",
+            class: "type",
+            "aria-expanded": String(state.type),
+            click: () => this.store.set({ type: !state.type }),
+          },
+          "Type your own text",
+        ),
+      );
+    }
+    parts.push(
+      h("span", { class: "gap" }),
+      h(
+        "button",
+        {
+          type: "button",
+          class: "icon",
+          title: `Light or dark: now ${this.theme} (t)`,
+          "aria-label": `Light or dark: now ${this.theme}`,
+          click: () => this.turn(),
+        },
+        this.theme === "auto" ? "◐" : this.theme === "light" ? "☀" : "☾",
+      ),
+      h(
+        "button",
+        { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Keys", click: () => this.help.showModal() },
+        "?",
+      ),
+    );
+    this.header.replaceChildren(...parts);
+    if (active)
+      [...this.header.querySelectorAll("label")]
+        .find((label) => label.textContent?.slice(0, 5) === active.slice(0, 5))
+        ?.querySelector("select")
+        ?.focus();
+    this.tabs.replaceChildren(
+      ...Object.entries(VIEWS).map(([id, [title]]) =>
+        h(
+          "button",
+          {
+            type: "button",
+            "aria-current": id === state.view ? "page" : undefined,
+            "data-view": id,
+            click: () => this.store.set({ view: id }),
+          },
+          title,
+        ),
+      ),
+    );
+    this.tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
+  private async run(settings: Settings): Promise<Scene> {
+    const scene = await this.data.run(this.scene.id, settings);
+    this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
+    const { layers } = scene;
+    const { i, j } = this.store.state;
+    const kept = (at: number, n: number): number => (at < n ? at : -1);
+    this.store.set({ scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k) });
+    return scene;
+  }
+
+  private dark(): boolean {
+    return this.theme === "dark" || (this.theme === "auto" && this.system.matches);
+  }
+
+  private readonly dress = (): void => {
+    this.element.dataset.theme = this.dark() ? "dark" : "light";
+    this.view?.update(this.store.state, new Set(["scale"]));
+  };
+
+  private turn(): void {
+    this.theme = THEMES[(THEMES.indexOf(this.theme) + 1) % THEMES.length];
+    this.dress();
+    this.drawHeader();
+  }
+
+  private readonly key = (event: Event): void => {
+    if (!(event instanceof KeyboardEvent)) return;
+    const target = event.target as HTMLElement;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, dialog")) return;
+    const { layer, head } = this.store.state;
+    const layers = this.scene.layers;
+    const keys: Record<string, () => void> = {
+      "[": () => this.store.set({ head: Math.max(0, head - 1) }),
+      "]": () => this.store.set({ head: Math.min(layers[layer].heads - 1, head + 1) }),
+      "{": () => this.store.set({ layer: Math.max(0, layer - 1) }),
+      "}": () => this.store.set({ layer: Math.min(layers.length - 1, layer + 1) }),
+      t: () => this.turn(),
+      "?": () => this.help.showModal(),
+    };
+    Object.keys(VIEWS).forEach((view, k) => (keys[String(k + 1)] = () => this.store.set({ view })));
+    const act = keys[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  };
+
+  private fail(error: unknown): void {
+    const message = error instanceof Error ? error.message : String(error);
+    const again = h(
+      "button",
+      { type: "button", click: () => (this.scenes.length ? this.mount() : void this.start()) },
+      "Try again",
+    );
+    this.problem.replaceChildren(h("span", {}, message), again);
+    this.problem.classList.toggle("gone", error instanceof Gone);
+    this.problem.hidden = false;
+  }
+
+  private clear(): void {
+    this.problem.hidden = true;
+  }
+}
+
+function helpDialog(): HTMLDialogElement {
+  const dialog = h("dialog", { "aria-label": "Keys" });
+  dialog.append(
+    h("h2", {}, "Keys"),
+    h("dl", {}, ...KEYS.flatMap(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])),
+    h("button", { type: "button", click: () => dialog.close() }, "Close"),
+  );
+  return dialog;
+}

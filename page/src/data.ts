@@ -1,0 +1,258 @@
+/** What the page knows, asked from a source once and kept within bounds. */
+
+import type { Pyramid } from "./numbers/levels";
+import { Recent } from "./recent";
+import type { Source } from "./source/source";
+
+export interface Layer {
+  name: string;
+  heads: number;
+  kv_heads: number;
+  n_q: number;
+  n_k: number;
+  d: number;
+  causal: boolean;
+  cross: boolean;
+}
+
+export interface Settings {
+  text: string;
+  temperature: number;
+  scaled: boolean;
+  causal: boolean;
+}
+
+export interface Scene {
+  id: string;
+  name: string;
+  kind: string;
+  note: string;
+  batch: number;
+  n_tokens: number;
+  has_tokens: boolean;
+  layers: Layer[];
+  editable: boolean;
+  settings: Settings | null;
+  /** What the model expects next. */
+  following?: { token: string; probability: number }[];
+}
+
+export interface Scenes {
+  title: string;
+  version: string;
+  engine: string;
+  scenes: Scene[];
+}
+
+export interface Column {
+  name: string;
+  label: string;
+  help: string;
+  low: number;
+  /** null: there is no largest score. */
+  high: number | null;
+}
+
+export interface HeadRow {
+  layer: number;
+  head: number;
+  kv_head: number;
+  kind: string | null;
+  scores: Record<string, number | null>;
+}
+
+export interface Heads {
+  columns: Column[];
+  rows: HeadRow[];
+}
+
+export type Kind = "mass" | "max";
+
+/** One a level; null where it is not known. */
+type Maxima = Record<Kind, (number | null)[]>;
+
+export interface MapInfo extends Pyramid {
+  levels: number;
+  maximum: Maxima;
+  /** The same without the first column of pixels. */
+  maximum_rest?: Maxima;
+}
+
+export interface Profile {
+  start: number;
+  step: number;
+  values: (number | null)[];
+  label: string;
+}
+
+export interface Stage {
+  name: string;
+  formula: string;
+  text: string;
+  value?: number | null;
+  values?: (number | null)[];
+  labels?: string[];
+}
+
+/** A head of a scene; the scene is named by its id, or by `id:b` for a batch element other than the first. */
+export interface HeadAt {
+  scene: string;
+  layer: number;
+  head: number;
+}
+
+/** What a path of the server looks like. */
+function path(scene: string, rest: string, query: string[] = []): string {
+  const [id, b] = scene.split(":");
+  const options = b ? [...query, `b=${b}`] : query;
+  return `api/${id}/${rest}${options.length ? "?" : ""}${options.join("&")}`;
+}
+
+const ofHead = ({ scene, layer, head }: HeadAt, what: string, rest = "", query: string[] = []): string =>
+  path(scene, `${what}/${layer}/${head}${rest}`, query);
+
+const PAGE = 4096;
+const CELL = 64;
+const TILES_KEPT = 384;
+
+/** The tokens along one axis, fetched by pages. */
+export class Tokens {
+  total = 0;
+  private readonly pages = new Map<number, string[]>();
+  private readonly asked = new Map<number, Promise<void>>();
+
+  constructor(private readonly ask: (start: number) => Promise<{ total: number; tokens: string[] }>) {}
+
+  /** The token, or undefined while it is not here. */
+  at(index: number): string | undefined {
+    return this.pages.get(Math.floor(index / PAGE))?.[index % PAGE];
+  }
+
+  /** Brings tokens [start, stop); resolves to whether any were missing. */
+  async load(start: number, stop: number): Promise<boolean> {
+    const missing: Promise<void>[] = [];
+    for (let page = Math.max(0, Math.floor(start / PAGE)); page * PAGE < stop; page++) {
+      if (this.pages.has(page)) continue;
+      let asked = this.asked.get(page);
+      if (!asked) {
+        asked = this.ask(page * PAGE).then(({ total, tokens }) => {
+          this.total = total;
+          this.pages.set(page, tokens);
+        });
+        asked.catch(() => this.asked.delete(page));
+        this.asked.set(page, asked);
+      }
+      missing.push(asked);
+    }
+    await Promise.all(missing);
+    return missing.length > 0;
+  }
+}
+
+/** The tokens along both axes, null where there are none. */
+export interface BothTokens {
+  query: Tokens | null;
+  key: Tokens | null;
+}
+
+export class Data {
+  private readonly answers = new Recent<Promise<unknown>>(256);
+  private readonly tiles = new Recent<Promise<Uint16Array>>(TILES_KEPT);
+  private readonly cells = new Recent<Promise<Float32Array>>(64);
+  private readonly tokenLists = new Recent<Tokens>(8);
+
+  constructor(readonly source: Source) {}
+
+  scenes(): Promise<Scenes> {
+    return this.source.json("api/scenes") as Promise<Scenes>;
+  }
+
+  heads(scene: string): Promise<Heads> {
+    return this.json(path(scene, "heads"));
+  }
+
+  map(at: HeadAt): Promise<MapInfo> {
+    return this.json(ofHead(at, "map"));
+  }
+
+  profiles(at: HeadAt): Promise<Record<string, Profile>> {
+    return this.json(ofHead(at, "profiles"));
+  }
+
+  async stages(at: HeadAt, i: number, j: number): Promise<Stage[]> {
+    return (await this.json<{ stages: Stage[] }>(ofHead(at, "step", `/${i}/${j}`))).stages;
+  }
+
+  /** Thumbnails of a layer, heads × size × size half floats. */
+  thumbs(scene: string, layer: number, size: number, kind: Kind): Promise<Uint16Array> {
+    return this.halves(path(scene, `thumbs/${layer}`, [`size=${size}`, `kind=${kind}`]));
+  }
+
+  tile(at: HeadAt, level: number, x: number, y: number, kind: Kind): Promise<Uint16Array> {
+    return this.halves(ofHead(at, "tile", `/${level}/${x}/${y}`, [`kind=${kind}`]));
+  }
+
+  row(at: HeadAt, i: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "row", `/${i}`));
+  }
+
+  column(at: HeadAt, j: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "column", `/${j}`));
+  }
+
+  values(at: HeadAt, r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "values", "", [`rows=${r0}:${r1}`, `cols=${c0}:${c1}`]));
+  }
+
+  /** One exact weight, fetched with its neighbours. */
+  async weight(at: HeadAt, info: Pyramid, i: number, j: number): Promise<number> {
+    const [r0, c0] = [i - (i % CELL), j - (j % CELL)];
+    const c1 = Math.min(info.n_k, c0 + CELL);
+    const block = await this.values(at, r0, Math.min(info.n_q, r0 + CELL), c0, c1);
+    return block[(i - r0) * (c1 - c0) + j - c0];
+  }
+
+  tokens(scene: string, axis: "query" | "key"): Tokens {
+    const name = `${scene}/${axis}`;
+    let known = this.tokenLists.get(name);
+    if (!known) {
+      known = new Tokens(async (start) => {
+        const query = [`axis=${axis}`, `start=${start}`, `stop=${start + PAGE}`];
+        return (await this.source.json(path(scene, "tokens", query))) as { total: number; tokens: string[] };
+      });
+      this.tokenLists.set(name, known);
+    }
+    return known;
+  }
+
+  async run(scene: string, settings: Settings): Promise<Scene> {
+    return ((await this.source.post(path(scene, "run"), settings)) as { scene: Scene }).scene;
+  }
+
+  private json<T>(from: string): Promise<T> {
+    return this.once(this.answers, from, () => this.source.json(from)) as Promise<T>;
+  }
+
+  private halves(from: string): Promise<Uint16Array> {
+    return this.once(this.tiles, from, async () => new Uint16Array(await this.source.numbers(from)));
+  }
+
+  private floats(from: string): Promise<Float32Array> {
+    return this.once(this.cells, from, async () => new Float32Array(await this.source.numbers(from)));
+  }
+
+  /** Thumbnails of long inputs are estimates until the statistics of all heads are there. */
+  forgetThumbs(scene: string): void {
+    this.tiles.forget((name) => name.startsWith(path(scene, "thumbs/").split("?")[0]));
+  }
+
+  /** Answers that fail are not kept. */
+  private once<V>(kept: Recent<Promise<V>>, from: string, ask: () => Promise<V>): Promise<V> {
+    const known = kept.get(from);
+    if (known) return known;
+    const asked = ask();
+    asked.catch(() => kept.forget((name) => name === from));
+    kept.set(from, asked);
+    return asked;
+  }
+}

@@ -1,0 +1,89 @@
+/** Elements in one line each. */
+
+type Child = Node | string | null | undefined | false;
+type Props = Record<string, string | number | boolean | ((event: never) => void) | undefined>;
+
+/** Attributes are set as given, `true` as an empty one; a function listens to the event of its name. */
+export function h<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  props: Props = {},
+  ...children: Child[]
+): HTMLElementTagNameMap[K] {
+  const element = document.createElement(tag);
+  dress(element, props);
+  element.append(
+    ...children.filter((child): child is Node | string => child !== null && child !== undefined && child !== false),
+  );
+  return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function s<K extends keyof SVGElementTagNameMap>(
+  tag: K,
+  props: Props = {},
+  ...children: Node[]
+): SVGElementTagNameMap[K] {
+  const element = document.createElementNS(SVG, tag);
+  dress(element, props);
+  element.append(...children);
+  return element;
+}
+
+function dress(element: Element, props: Props): void {
+  for (const [name, value] of Object.entries(props)) {
+    if (typeof value === "function") element.addEventListener(name, value as EventListener);
+    else if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : String(value));
+  }
+}
+
+/** A labelled list to choose from. */
+export function choice(
+  label: string,
+  options: readonly (readonly [value: string, text: string])[],
+  value: string,
+  pick: (value: string) => void,
+): HTMLLabelElement {
+  const select = h(
+    "select",
+    { "aria-label": label, change: () => pick(select.value) },
+    ...options.map(([v, text]) => h("option", { value: v }, text)),
+  );
+  select.value = value;
+  return h("label", { class: "field" }, h("span", {}, label), select);
+}
+
+/** A labelled box to tick. */
+export function tick(
+  label: string,
+  checked: boolean,
+  set: (checked: boolean) => void,
+  title?: string,
+): HTMLLabelElement {
+  const box = h("input", { type: "checkbox", change: () => set(box.checked) });
+  box.checked = checked;
+  return h("label", { class: "tick", title }, box, h("span", {}, label));
+}
+
+/** A canvas as large as its element in device pixels, its context scaled to CSS pixels. */
+export function fitted(canvas: HTMLCanvasElement): CanvasRenderingContext2D {
+  const ratio = window.devicePixelRatio || 1;
+  const [width, height] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
+  if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
+  const context = canvas.getContext("2d") as CanvasRenderingContext2D;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
+  return context;
+}
+
+/** Calls at most once a frame. */
+export function perFrame(call: () => void): () => void {
+  let asked = 0;
+  return () => {
+    if (asked) return;
+    asked = requestAnimationFrame(() => {
+      asked = 0;
+      call();
+    });
+  };
+}

@@ -1,0 +1,34 @@
+/** Where the page begins: in a document of its own, or in the cell of a notebook. */
+
+import "./style.css";
+
+import { App } from "./app";
+import { FileSource, type StoredData } from "./source/file";
+import { HttpSource } from "./source/http";
+import { NotebookSource, type WidgetModel } from "./source/notebook";
+import { followAddress, fromHash, START, Store } from "./state";
+
+/** The entry of the anywidget. */
+function render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => void {
+  const source = new NotebookSource(model);
+  const app = new App(source, new Store(START), false);
+  el.replaceChildren(app.element);
+  void app.start();
+  return () => {
+    app.destroy();
+    source.close();
+  };
+}
+
+const place = document.getElementById("regard-page");
+if (place) {
+  const stored = document.getElementById("regard-data")?.textContent;
+  const source = stored ? new FileSource(JSON.parse(stored) as StoredData) : new HttpSource();
+  const store = new Store(fromHash(location.hash));
+  followAddress(store);
+  const app = new App(source, store, true);
+  place.replaceWith(app.element);
+  void app.start();
+}
+
+export default { render };

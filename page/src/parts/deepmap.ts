@@ -1,0 +1,394 @@
+/** A map that is zoomed like one: tiles by OpenSeadragon, rulers, a crosshair, numbers where there is room for them. */
+
+import OpenSeadragon from "openseadragon";
+
+import type { BothTokens } from "../data";
+import { fitted, h, perFrame } from "../dom";
+import { short } from "../numbers/format";
+import { perPixel, tileBlock } from "../numbers/levels";
+import type { Picture, Pixels } from "./pictures";
+import { drawRuler } from "./rulers";
+
+export interface Cell {
+  i: number;
+  j: number;
+}
+
+export interface DeepMapOptions {
+  label: string;
+  minimap: boolean;
+  /** The cell under the pointer or the crosshair; null when there is none. */
+  onPoint(cell: Cell | null): void;
+  /** A cell was chosen. */
+  onPick(cell: Cell): void;
+  /** What is seen changed: position, zoom or level. */
+  onMove(map: DeepMap): void;
+  onError(error: unknown): void;
+}
+
+interface TileJob {
+  tile: { level: number; x: number; y: number };
+  finish(data: CanvasRenderingContext2D, request: null, type: string): void;
+  fail(message: string, request: null): void;
+}
+
+/** The least width of a cell in pixels that holds a number. */
+const ROOM_FOR_NUMBERS = 44;
+const WIDEST_CELL = 96;
+/** Numbers below this do not ask to be read. */
+const FAINT = 0.01;
+
+const calm = (): boolean => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+export class DeepMap {
+  readonly element: HTMLElement;
+  private readonly stage: HTMLElement;
+  private readonly overlay = h("canvas", { class: "overlay", "aria-hidden": "true" });
+  private readonly top = h("canvas", { class: "ruler top", "aria-hidden": "true" });
+  private readonly left = h("canvas", { class: "ruler left", "aria-hidden": "true" });
+  private readonly viewer: OpenSeadragon.Viewer;
+  private readonly watcher: ResizeObserver;
+  private picture: Picture | null = null;
+  private tokens: BothTokens = { query: null, key: null };
+  private pointed: Cell | null = null;
+  private chosen: Cell | null = null;
+  private generation = 0;
+  /** Whether all is shown, and should be when the page changes its size. */
+  private whole = true;
+  private readonly draw = perFrame(() => this.drawNow());
+
+  constructor(private readonly options: DeepMapOptions) {
+    const place = h("div", { class: "osd" });
+    this.stage = h(
+      "div",
+      {
+        class: "stage",
+        tabindex: 0,
+        role: "application",
+        "aria-roledescription": "zoomable map",
+        "aria-label": options.label,
+      },
+      place,
+      this.overlay,
+    );
+    this.element = h(
+      "div",
+      { class: "deepmap" },
+      h("div", { class: "corner", "aria-hidden": "true" }, h("span", {}, "key →"), h("span", {}, "query ↓")),
+      this.top,
+      this.left,
+      this.stage,
+    );
+    this.viewer = new OpenSeadragon.Viewer({
+      element: place,
+      drawer: "canvas",
+      imageSmoothingEnabled: false,
+      minPixelRatio: 1, // a pixel of a tile is never smaller than one of the screen: nothing falls between them
+      maxZoomPixelRatio: WIDEST_CELL,
+      minZoomImageRatio: 0.7,
+      visibilityRatio: 0.3,
+      animationTime: calm() ? 0 : 0.35,
+      springStiffness: 9,
+      zoomPerScroll: 1.35,
+      imageLoaderLimit: 6,
+      maxImageCacheCount: 160,
+      maxTilesPerFrame: 8,
+      showNavigationControl: false,
+      showNavigator: options.minimap,
+      navigatorPosition: "TOP_RIGHT",
+      navigatorSizeRatio: 0.16,
+      navigatorAutoFade: false,
+      navigatorOpacity: 1,
+      navigatorBackground: "transparent",
+      navigatorBorderColor: "transparent",
+      navigatorDisplayRegionColor: "#e0872c",
+      keyboardNavEnabled: false,
+      tabIndex: -1,
+      gestureSettingsMouse: { clickToZoom: false, dblClickToZoom: true },
+      gestureSettingsTouch: { clickToZoom: false, dblClickToZoom: true },
+      gestureSettingsPen: { clickToZoom: false },
+    } as OpenSeadragon.Options);
+    for (const element of place.querySelectorAll("[tabindex]")) element.setAttribute("tabindex", "-1");
+    for (const event of ["update-viewport", "animation", "open", "resize"] as const) {
+      this.viewer.addHandler(event, () => {
+        this.draw();
+        options.onMove(this);
+      });
+    }
+    this.viewer.addHandler("canvas-click", (event) => {
+      const cell = event.quick ? this.cellAt(event.position.x, event.position.y) : null;
+      if (cell) this.options.onPick(cell);
+    });
+    this.viewer.addHandler("tile-load-failed", (event) => options.onError(new Error(event.message)));
+    this.stage.addEventListener("pointermove", (event) => {
+      const box = this.stage.getBoundingClientRect();
+      this.point(this.cellAt(event.clientX - box.left, event.clientY - box.top));
+    });
+    this.stage.addEventListener("pointerleave", () => this.point(null));
+    this.stage.addEventListener("keydown", (event) => this.key(event));
+    for (const event of [
+      "canvas-drag",
+      "canvas-scroll",
+      "canvas-pinch",
+      "canvas-double-click",
+      "navigator-click",
+      "navigator-drag",
+    ] as const) {
+      this.viewer.addHandler(event, () => (this.whole = false));
+    }
+    this.watcher = new ResizeObserver(() => {
+      if (this.whole && this.viewer.isOpen()) this.home(true);
+      this.draw();
+    });
+    this.watcher.observe(this.stage);
+  }
+
+  destroy(): void {
+    this.watcher.disconnect();
+    this.viewer.destroy();
+  }
+
+  /** Shows a picture; stays where it is if the last one was as large. */
+  show(picture: Picture, tokens: BothTokens): void {
+    const before = this.picture?.info;
+    const same = before?.n_q === picture.info.n_q && before.n_k === picture.info.n_k;
+    const bounds = same ? this.viewer.viewport.getBounds(true) : null;
+    this.picture = picture;
+    this.tokens = tokens;
+    this.generation++;
+    this.viewer.addOnceHandler("open", () => {
+      if (bounds && !this.whole) this.viewer.viewport.fitBounds(bounds, true);
+      else this.home(true);
+    });
+    this.viewer.open(this.source(picture) as unknown as OpenSeadragon.TileSourceSpecifier);
+  }
+
+  /** Draws the same tiles with the picture's colours as they are now. */
+  recolour(): void {
+    if (this.picture) this.show(this.picture, this.tokens);
+  }
+
+  choose(cell: Cell | null): void {
+    this.chosen = cell;
+    this.draw();
+  }
+
+  /** Another map's crosshair. */
+  mark(cell: Cell | null): void {
+    this.pointed = cell;
+    this.draw();
+  }
+
+  /** Brings a cell into view, large enough to be told from its neighbours. */
+  reveal(cell: Cell, pixels = 24): void {
+    const { info } = this.picture as Picture;
+    this.whole = false;
+    const { x, y } = this.viewer.viewport.getContainerSize();
+    const side = Math.min(
+      Math.max(info.n_q, info.n_k),
+      Math.max(1, Math.min(x, y)) / Math.max(pixels, this.axes().step),
+    );
+    const box = new OpenSeadragon.Rect(cell.j + 0.5 - side / 2, cell.i + 0.5 - side / 2, side, side);
+    this.viewer.viewport.fitBounds(this.viewer.viewport.imageToViewportRectangle(box), calm());
+  }
+
+  home(atOnce = calm()): void {
+    this.whole = true;
+    // OpenSeadragon learns of a new size later than this.
+    this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
+    this.viewer.viewport.goHome(atOnce);
+  }
+
+  zoom(factor: number): void {
+    this.whole = false;
+    this.viewer.viewport.zoomBy(factor, undefined, calm());
+  }
+
+  /** Shows what another map shows, in shares of the whole. */
+  follow(leader: DeepMap): void {
+    if (!leader.viewer.isOpen() || !this.viewer.isOpen()) return;
+    if (leader.whole) {
+      if (!this.whole) this.home(true);
+      return;
+    }
+    this.whole = false;
+    const bounds = leader.viewer.viewport.getBounds(true);
+    const now = this.viewer.viewport.getBounds(true);
+    const near = Math.abs(now.x - bounds.x) + Math.abs(now.y - bounds.y) + Math.abs(now.width - bounds.width);
+    if (near > 1e-6 * bounds.width) this.viewer.viewport.fitBounds(bounds, true);
+  }
+
+  /** The level whose tiles are seen. */
+  get level(): number {
+    if (!this.picture || !this.viewer.isOpen()) return 0;
+    const needed = Math.ceil(-Math.log2(this.axes().step * (window.devicePixelRatio || 1)) - 1e-9);
+    return Math.max(0, Math.min(this.picture.info.max_level, this.picture.info.max_level - needed));
+  }
+
+  private source(picture: Picture): object {
+    const { info } = picture;
+    const generation = this.generation;
+    const bounds = (level: number, x: number, y: number, isSource?: boolean): OpenSeadragon.Rect => {
+      const { rows, cols } = tileBlock(info, level, x, y);
+      if (isSource) return new OpenSeadragon.Rect(0, 0, cols, rows);
+      const share = perPixel(info, level) / info.n_k;
+      return new OpenSeadragon.Rect(x * info.tile * share, y * info.tile * share, cols * share, rows * share);
+    };
+    return {
+      width: info.n_k,
+      height: info.n_q,
+      tileSize: info.tile,
+      minLevel: 0,
+      maxLevel: info.max_level,
+      getTileBounds: bounds,
+      getTileUrl: (level: number, x: number, y: number) => `${level}/${x}/${y}`,
+      getTileHashKey: (level: number, x: number, y: number) => `${generation}/${level}/${x}/${y}`,
+      downloadTileStart: (job: TileJob) => {
+        const { level, x, y } = job.tile;
+        picture.pixels(level, x, y).then(
+          (pixels) => job.finish(painted(pixels), null, "context2d"),
+          (error: Error) => job.fail(error.message, null),
+        );
+      },
+      downloadTileAbort: () => {},
+    };
+  }
+
+  /** Where cell (0, 0) begins and how wide a cell is, in pixels of the stage. */
+  private axes(): { x: number; y: number; step: number } {
+    const { viewport } = this.viewer;
+    const origin = viewport.pixelFromPoint(new OpenSeadragon.Point(0, 0), true);
+    const width = viewport.deltaPixelsFromPoints(new OpenSeadragon.Point(1, 0), true).x;
+    return { x: origin.x, y: origin.y, step: width / (this.picture?.info.n_k ?? 1) };
+  }
+
+  private cellAt(x: number, y: number): Cell | null {
+    if (!this.picture || !this.viewer.isOpen()) return null;
+    const axes = this.axes();
+    const [i, j] = [Math.floor((y - axes.y) / axes.step), Math.floor((x - axes.x) / axes.step)];
+    const { n_q, n_k } = this.picture.info;
+    return i >= 0 && j >= 0 && i < n_q && j < n_k ? { i, j } : null;
+  }
+
+  private point(cell: Cell | null): void {
+    if (cell?.i === this.pointed?.i && cell?.j === this.pointed?.j) return;
+    this.mark(cell);
+    this.options.onPoint(cell);
+  }
+
+  private key(event: KeyboardEvent): void {
+    if (!this.picture || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { n_q, n_k } = this.picture.info;
+    const at = this.chosen ?? { i: n_q - 1, j: 0 };
+    const far = event.shiftKey ? 10 : 1;
+    const moves: Record<string, () => void> = {
+      ArrowLeft: () => this.step({ i: at.i, j: Math.max(0, at.j - far) }),
+      ArrowRight: () => this.step({ i: at.i, j: Math.min(n_k - 1, at.j + far) }),
+      ArrowUp: () => this.step({ i: Math.max(0, at.i - far), j: at.j }),
+      ArrowDown: () => this.step({ i: Math.min(n_q - 1, at.i + far), j: at.j }),
+      "+": () => this.zoom(1.6),
+      "=": () => this.zoom(1.6),
+      "-": () => this.zoom(1 / 1.6),
+      "0": () => this.home(),
+      Enter: () => this.reveal(at, ROOM_FOR_NUMBERS + 2),
+    };
+    const move = moves[event.key];
+    if (!move) return;
+    event.preventDefault();
+    event.stopPropagation();
+    move();
+  }
+
+  private step(cell: Cell): void {
+    this.options.onPick(cell);
+    const axes = this.axes();
+    const [x, y] = [axes.x + (cell.j + 0.5) * axes.step, axes.y + (cell.i + 0.5) * axes.step];
+    if (x < 0 || y < 0 || x > this.stage.clientWidth || y > this.stage.clientHeight) this.reveal(cell);
+  }
+
+  private drawNow(): void {
+    if (!this.picture || !this.viewer.isOpen() || !this.element.isConnected) return;
+    const { n_q, n_k } = this.picture.info;
+    const axes = this.axes();
+    const cross = this.pointed ?? this.chosen;
+    drawRuler(
+      this.left,
+      { start: axes.y, step: axes.step, n: n_q, tokens: this.tokens.query, marked: cross?.i ?? -1 },
+      true,
+      this.draw,
+    );
+    drawRuler(
+      this.top,
+      { start: axes.x, step: axes.step, n: n_k, tokens: this.tokens.key, marked: cross?.j ?? -1 },
+      false,
+      this.draw,
+    );
+    const context = fitted(this.overlay);
+    if (axes.step >= ROOM_FOR_NUMBERS) this.drawNumbers(context, axes);
+    if (this.chosen) this.outline(context, axes, this.chosen, true);
+    if (this.pointed) this.outline(context, axes, this.pointed, false);
+    this.spareMinimap(context);
+  }
+
+  /** Draws nothing over the minimap, which lies below this. */
+  private spareMinimap(context: CanvasRenderingContext2D): void {
+    const minimap = this.stage.querySelector(".navigator")?.getBoundingClientRect();
+    const own = this.overlay.getBoundingClientRect();
+    if (minimap) context.clearRect(minimap.left - own.left, minimap.top - own.top, minimap.width, minimap.height);
+  }
+
+  private outline(
+    context: CanvasRenderingContext2D,
+    axes: { x: number; y: number; step: number },
+    cell: Cell,
+    chosen: boolean,
+  ): void {
+    const style = getComputedStyle(this.stage);
+    const [x, y] = [axes.x + cell.j * axes.step, axes.y + cell.i * axes.step];
+    const size = Math.max(axes.step, 6);
+    const [left, up] = [x + axes.step / 2 - size / 2, y + axes.step / 2 - size / 2];
+    if (!chosen) {
+      context.fillStyle = style.getPropertyValue("--cross");
+      context.fillRect(0, y + axes.step / 2 - 0.5, this.overlay.clientWidth, 1);
+      context.fillRect(x + axes.step / 2 - 0.5, 0, 1, this.overlay.clientHeight);
+    }
+    context.lineWidth = chosen ? 4 : 3;
+    context.strokeStyle = "#0008";
+    context.strokeRect(left, up, size, size);
+    context.lineWidth = chosen ? 2.5 : 1.5;
+    context.strokeStyle = style.getPropertyValue(chosen ? "--mark" : "--cross-edge");
+    context.strokeRect(left, up, size, size);
+  }
+
+  private drawNumbers(context: CanvasRenderingContext2D, axes: { x: number; y: number; step: number }): void {
+    const picture = this.picture as Picture;
+    const { n_q, n_k } = picture.info;
+    const style = getComputedStyle(this.stage);
+    const i1 = Math.min(n_q, Math.ceil((this.overlay.clientHeight - axes.y) / axes.step));
+    const j1 = Math.min(n_k, Math.ceil((this.overlay.clientWidth - axes.x) / axes.step));
+    context.font = `11px ${style.getPropertyValue("--mono")}`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.lineWidth = 3;
+    for (let i = Math.max(0, Math.floor(-axes.y / axes.step)); i < i1; i++) {
+      for (let j = Math.max(0, Math.floor(-axes.x / axes.step)); j < j1; j++) {
+        const value = picture.exact(i, j, this.draw);
+        if (value === undefined || Number.isNaN(value)) continue;
+        const [x, y] = [axes.x + (j + 0.5) * axes.step, axes.y + (i + 0.5) * axes.step];
+        const text = short(value);
+        context.strokeStyle = style.getPropertyValue("--halo");
+        context.strokeText(text, x, y);
+        context.fillStyle = style.getPropertyValue(Math.abs(value) < FAINT ? "--ink-soft" : "--ink");
+        context.fillText(text, x, y);
+      }
+    }
+  }
+}
+
+function painted({ rows, cols, data }: Pixels): CanvasRenderingContext2D {
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [cols, rows];
+  const context = canvas.getContext("2d") as CanvasRenderingContext2D;
+  context.putImageData(new ImageData(new Uint8ClampedArray(data.buffer as ArrayBuffer), cols, rows), 0, 0);
+  return context;
+}

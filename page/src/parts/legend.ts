@@ -1,0 +1,42 @@
+/** What the colours of a map mean. */
+
+import { fitted, h } from "../dom";
+import { css, ramp, SCALES, SIGNED, weightAt } from "../numbers/colour";
+import { figure } from "../numbers/format";
+import { perPixel } from "../numbers/levels";
+import type { Picture } from "./pictures";
+
+export class Legend {
+  private readonly bar = h("canvas", { "aria-hidden": "true" });
+  private readonly text = h("span", {});
+  readonly element = h("div", { class: "legend" }, this.bar, this.text);
+
+  show(picture: Picture, level: number): void {
+    const { look, info } = picture;
+    const top = picture.top(level);
+    const context = fitted(this.bar);
+    const { clientWidth: width, clientHeight: height } = this.bar;
+    const scale = picture.signed ? (look.dark ? SIGNED.dark : SIGNED.light) : SCALES[look.scale];
+    for (let x = 0; x < width; x++) {
+      context.fillStyle = css(ramp(scale, x / (width - 1)));
+      context.fillRect(x, 0, 1, height - 14);
+    }
+    context.fillStyle = getComputedStyle(this.bar).getPropertyValue("--ink-soft");
+    context.font = `10.5px ${getComputedStyle(this.bar).getPropertyValue("--sans")}`;
+    const places = [0, 0.5, 1];
+    for (const place of places) {
+      context.textAlign = place === 0 ? "left" : place === 1 ? "right" : "center";
+      const at = picture.signed
+        ? Math.sign(place - 0.5) * weightAt(Math.abs(2 * place - 1), top, look.tone)
+        : weightAt(place, top, look.tone);
+      const least = look.tone === "log" && place === 0 && !picture.signed ? "≤ " : "";
+      context.fillText(least + figure(Number((at || 0).toPrecision(2))), place * width, height - 2);
+    }
+    const step = perPixel(info, level);
+    const of =
+      step === 1
+        ? "a pixel is one pair, exact"
+        : `a pixel is ${step} × ${step} pairs, its ${look.kind === "mass" ? "mass" : "largest weight"}`;
+    this.text.textContent = picture.signed ? `left − right; ${of}` : of;
+  }
+}

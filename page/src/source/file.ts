@@ -1,0 +1,89 @@
+import { fromHalf } from "../numbers/half";
+import type { Pyramid } from "../numbers/levels";
+import { Refused, type Source } from "./source";
+import { stagesOf } from "./stages";
+import { bytesOf, ComputedWeights, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
+
+export interface StoredData {
+  answers: Record<string, unknown>;
+  exact: Record<string, StoredHead>;
+}
+
+type Stored = { f16?: string; f32?: string } | undefined;
+
+/** A page that was saved: it answers itself, from what it holds and from what can be computed of that. */
+export class FileSource implements Source {
+  readonly kind = "file";
+  progress = (_: number): void => {};
+  private readonly heads = new Map<string, Weights>();
+
+  constructor(private readonly data: StoredData) {}
+
+  async json(path: string): Promise<unknown> {
+    if (path in this.data.answers) return this.data.answers[path];
+    const [, scene, what, layer, head, i, j] = path.split("/");
+    if (what === "step") {
+      const weights = this.weights(`${scene}/${layer}/${head}`);
+      if (weights instanceof ComputedWeights) return { stages: stagesOf(weights, Number(i), Number(j)) };
+    }
+    throw absent();
+  }
+
+  async numbers(path: string): Promise<ArrayBuffer> {
+    const stored = this.data.answers[path] as Stored;
+    const text = stored?.f16 ?? stored?.f32;
+    if (text !== undefined) return bytesOf(text);
+    const [place, query = ""] = path.split("?");
+    const [, scene, what, layer, head, ...rest] = place.split("/");
+    const weights = this.weights(`${scene}/${layer}/${head}`);
+    const { n_q, n_k } = weights;
+    const [first, second, third] = rest.map(Number);
+    if (what === "row") return (await weights.block(first, first + 1, 0, n_k)).buffer as ArrayBuffer;
+    if (what === "column") return (await weights.block(0, n_q, first, first + 1)).buffer as ArrayBuffer;
+    const options = new URLSearchParams(query);
+    if (what === "values") {
+      const [r0, r1] = range(options.get("rows"));
+      const [c0, c1] = range(options.get("cols"));
+      return (await weights.block(r0, r1, c0, c1)).buffer as ArrayBuffer;
+    }
+    if (what === "tile") {
+      const pyramid = (await this.json(`api/${scene}/map/${layer}/${head}`)) as Pyramid;
+      return (await tileOf(weights, pyramid, first, second, third, options.get("kind") ?? "mass"))
+        .buffer as ArrayBuffer;
+    }
+    throw absent();
+  }
+
+  post(): Promise<unknown> {
+    return Promise.reject(new Refused("A saved page has no model: start `regard look` to type a text.", 405));
+  }
+
+  private weights(name: string): Weights {
+    const known = this.heads.get(name);
+    if (known) return known;
+    const stored = this.data.exact[name];
+    const made = stored ? new ComputedWeights(stored) : this.tiled(name);
+    this.heads.set(name, made);
+    return made;
+  }
+
+  private tiled(name: string): Weights {
+    const [scene, head] = [name.split("/")[0], name.split("/").slice(1).join("/")];
+    const pyramid = this.data.answers[`api/${scene}/map/${head}`] as Pyramid | undefined;
+    if (!pyramid) throw absent();
+    return new TiledWeights(pyramid, async (x, y) => {
+      const stored = this.data.answers[`api/${scene}/tile/${head}/${pyramid.max_level}/${x}/${y}?kind=mass`] as Stored;
+      if (!stored?.f16) throw absent();
+      return fromHalf(new Uint16Array(bytesOf(stored.f16)));
+    });
+  }
+}
+
+function range(text: string | null): [number, number] {
+  const [from, to] = (text ?? "").split(":").map(Number);
+  return [from, to];
+}
+
+function absent(): Refused {
+  return new Refused("This part is not in the saved file: it holds as much as its size limit allowed.", 404);
+}

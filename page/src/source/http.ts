@@ -1,0 +1,34 @@
+import { Gone, refusal, whenReady, type Source } from "./source";
+
+/** The server that this page came from. */
+export class HttpSource implements Source {
+  readonly kind = "server";
+  progress = (_: number): void => {};
+
+  async json(path: string): Promise<unknown> {
+    return whenReady(async () => {
+      const answer = await this.ask(path);
+      return { status: answer.status, body: await answer.json() };
+    }, this.progress);
+  }
+
+  async numbers(path: string): Promise<ArrayBuffer> {
+    return (await whenReady(async () => {
+      const answer = await this.ask(path);
+      return { status: answer.status, body: await (answer.status === 202 ? answer.json() : answer.arrayBuffer()) };
+    }, this.progress)) as ArrayBuffer;
+  }
+
+  async post(path: string, body: unknown): Promise<unknown> {
+    const headers = { "Content-Type": "application/json" };
+    return (await this.ask(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+  }
+
+  private async ask(path: string, options?: RequestInit): Promise<Response> {
+    const answer = await fetch(path, options).catch((error: unknown) => {
+      throw new Gone("The server of this page does not answer. Is `regard look` still running?", { cause: error });
+    });
+    if (!answer.ok) throw refusal(await answer.json().catch(() => null), answer.status);
+    return answer;
+  }
+}

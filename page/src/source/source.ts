@@ -1,0 +1,47 @@
+/** Where answers come from. Paths are those of the server, whoever answers. */
+export interface Source {
+  readonly kind: "server" | "file" | "notebook";
+  /** Told how far an answer is that takes its time, and 1 when it is there. */
+  progress: (share: number) => void;
+  json(path: string): Promise<unknown>;
+  /** Raw numbers: half floats for tiles and thumbnails, float32 for everything else. */
+  numbers(path: string): Promise<ArrayBuffer>;
+  post(path: string, body: unknown): Promise<unknown>;
+}
+
+/** An answer that says no, in a sentence for people. */
+export class Refused extends Error {
+  constructor(
+    message: string,
+    readonly status: number,
+  ) {
+    super(message);
+  }
+}
+
+/** Nobody answers. */
+export class Gone extends Error {}
+
+/** The sentence of an error answer. */
+export function refusal(body: unknown, status: number): Refused {
+  const said = (body as { error?: unknown } | null)?.error;
+  return new Refused(typeof said === "string" ? said : `The answer was an error (${status}).`, status);
+}
+
+/** Answers that are still computed say 202 and how far they are. */
+export async function whenReady(
+  ask: () => Promise<{ status: number; body: unknown }>,
+  progress: (share: number) => void,
+): Promise<unknown> {
+  let waited = false;
+  for (let wait = 60; ; wait = Math.min(1000, wait * 1.5)) {
+    const { status, body } = await ask();
+    if (status !== 202) {
+      if (waited) progress(1);
+      return body;
+    }
+    waited = true;
+    progress((body as { progress?: number }).progress ?? 0);
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}

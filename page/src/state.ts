@@ -1,0 +1,117 @@
+/** What is looked at: all that a link to a view has to say, kept in the address after `#`. */
+
+import type { ScaleName, Tone } from "./numbers/colour";
+import type { Kind } from "./data";
+
+export interface State {
+  view: string;
+  /** Id of the scene, `id:b` for a batch element other than the first. */
+  scene: string;
+  layer: number;
+  head: number;
+  /** The chosen query and key. */
+  i: number;
+  j: number;
+  kind: Kind;
+  tone: Tone;
+  scale: ScaleName | "auto";
+  /** Whether the first key is left out. */
+  hide: boolean;
+  /** Whether the text is shaded by what attends to the chosen token, not by what it attends to. */
+  by: boolean;
+  /** The other head that is compared: scene/layer/head. */
+  other: string;
+  sort: string;
+  filter: string;
+  /** The least score that is shown. */
+  least: number;
+  type: boolean;
+}
+
+export const START: State = {
+  view: "heads",
+  scene: "",
+  layer: 0,
+  head: 0,
+  i: -1,
+  j: -1,
+  kind: "max",
+  tone: "root",
+  scale: "auto",
+  hide: false,
+  by: false,
+  other: "",
+  sort: "place",
+  filter: "all",
+  least: 0,
+  type: false,
+};
+
+export function toHash(state: State): string {
+  const pairs = (Object.keys(START) as (keyof State)[])
+    .filter((key) => state[key] !== START[key] || key === "view")
+    .map((key) => [key, String(state[key])]);
+  return `#${new URLSearchParams(pairs)}`;
+}
+
+/** Reads what is there; what is missing or of another type stays as at the start. */
+export function fromHash(hash: string): State {
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const entries = Object.entries(START).map(([key, standard]) => {
+    const text = given.get(key);
+    if (text === null) return [key, standard];
+    if (typeof standard === "number") return [key, Number.isFinite(Number(text)) ? Number(text) : standard];
+    return [key, typeof standard === "boolean" ? text === "true" : text];
+  });
+  return Object.fromEntries(entries) as unknown as State;
+}
+
+type Listener = (state: State, changed: ReadonlySet<keyof State>) => void;
+
+/** The state, and who wants to know when it changes. */
+export class Store {
+  state: State;
+  private readonly listeners = new Set<Listener>();
+
+  constructor(state: State) {
+    this.state = state;
+  }
+
+  set(part: Partial<State>): void {
+    const before = this.state;
+    const after = { ...before, ...part };
+    const changed = new Set((Object.keys(after) as (keyof State)[]).filter((key) => after[key] !== before[key]));
+    if (!changed.size) return;
+    this.state = after;
+    for (const listener of [...this.listeners]) listener(after, changed);
+  }
+
+  listen(listener: Listener): () => void {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+}
+
+/** Steps worth going back to; choosing a token or a colour only rewrites the address. */
+const PLACES: ReadonlySet<keyof State> = new Set(["view", "scene", "layer", "head"]);
+
+/** Keeps the address and the state the same. */
+export function followAddress(store: Store): () => void {
+  let own = "";
+  const forget = store.listen((state, changed) => {
+    own = toHash(state);
+    if (own === location.hash) return;
+    if ([...changed].some((key) => PLACES.has(key))) history.pushState(null, "", own);
+    else history.replaceState(null, "", own);
+  });
+  const read = (): void => {
+    if (location.hash !== own) store.set(fromHash(location.hash));
+  };
+  window.addEventListener("popstate", read);
+  window.addEventListener("hashchange", read);
+  return () => {
+    forget();
+    window.removeEventListener("popstate", read);
+    window.removeEventListener("hashchange", read);
+  };
+}

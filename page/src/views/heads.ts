@@ -1,0 +1,195 @@
+import type { Column, HeadRow, Heads } from "../data";
+import { choice, h } from "../dom";
+import { figure } from "../numbers/format";
+import { thumb } from "../parts/thumb";
+import type { State } from "../state";
+import { latest, scaleName, touches, type MakeView } from "./view";
+
+const SIZE = 64;
+
+/** So many heads have room to be drawn larger. */
+const FEW = 16;
+
+/** Every head of every layer, small; sorted and filtered by what was measured. */
+export const headsView: MakeView = (context) => {
+  const { data, store, scene } = context;
+  const grid = h("div", { class: "cards" });
+  const controls = h("div", { class: "controls" });
+  const note = h("p", { class: "note", role: "status" });
+  const element = h("section", { class: "view heads", "aria-label": "Heads" }, controls, note, grid);
+  let heads: Heads = { columns: [], rows: placeholders() };
+  const wanted = new IntersectionObserver(fill, { rootMargin: "300px" });
+
+  function placeholders(): HeadRow[] {
+    return scene.layers.flatMap((layer, l) =>
+      Array.from({ length: layer.heads }, (_, head) => ({ layer: l, head, kv_head: head, kind: null, scores: {} })),
+    );
+  }
+
+  /** The end of a column's scale: the largest score there is, where nothing else is. */
+  const highest = (column: Column): number =>
+    column.high ?? Math.max(column.low, ...heads.rows.map((row) => row.scores[column.name] ?? column.low));
+
+  /** Brings the pictures of the cards that come into view. */
+  function fill(entries: IntersectionObserverEntry[]): void {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      wanted.unobserve(target);
+      const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
+      const { scene: id, tone } = store.state;
+      const scale = scaleName(store.state, context.dark());
+      data
+        .thumbs(id, layer, SIZE, "max")
+        .then((halves) => target.replaceChildren(thumb(halves, head, SIZE, scale, tone)), context.fail);
+    }
+  }
+
+  function card(row: HeadRow, column: Column | undefined, state: State): HTMLElement {
+    const picture = h("div", { class: "thumb", "data-head": `${row.layer}/${row.head}` });
+    const score = column ? row.scores[column.name] : undefined;
+    const share = column && typeof score === "number" ? (score - column.low) / (highest(column) - column.low || 1) : 0;
+    const kind = row.kind ?? "";
+    const name = `Layer ${row.layer}, head ${row.head}`;
+    const current = row.layer === state.layer && row.head === state.head;
+    const said = [name, kind, column && `${column.label} ${figure(score)}`].filter(Boolean).join(", ");
+    const element = h(
+      "button",
+      {
+        type: "button",
+        class: current ? "card current" : "card",
+        title: `${said}. Open its map`,
+        click: () => store.set({ view: "map", layer: row.layer, head: row.head }),
+      },
+      picture,
+      h("span", { class: "name" }, `${row.layer}.${row.head}`, h("span", { class: "kind" }, kind)),
+    );
+    if (column) {
+      const bar = h("span", { class: "bar" });
+      bar.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
+      element.append(
+        h(
+          "span",
+          { class: "score" },
+          bar,
+          h("span", {}, figure(typeof score === "number" ? Number(score.toPrecision(2)) : score)),
+        ),
+      );
+    }
+    wanted.observe(picture);
+    return element;
+  }
+
+  function draw(): void {
+    const { state } = store;
+    const column = heads.columns.find((c) => c.name === state.sort);
+    let rows = heads.rows.filter((row) => state.filter === "all" || (row.kind ?? "none") === state.filter);
+    if (column) {
+      const score = (row: HeadRow): number => row.scores[column.name] ?? -Infinity;
+      rows = rows
+        .filter((row) => state.least <= column.low || score(row) >= state.least)
+        .sort((a, b) => score(b) - score(a));
+    }
+    wanted.disconnect();
+    const ordered = !column && state.filter === "all";
+    grid.classList.toggle("by-layer", ordered);
+    grid.classList.toggle("few", heads.rows.length <= FEW);
+    if (ordered) {
+      const layers = grouped(rows);
+      grid.replaceChildren(
+        ...[...layers].map(([l, mine]) =>
+          h(
+            "div",
+            { class: "layer", role: "group", "aria-label": `Layer ${l}` },
+            h(
+              "h2",
+              {},
+              `Layer ${l}`,
+              !/^layers?[ .]\d+$/.test(scene.layers[l].name) && h("small", {}, scene.layers[l].name),
+            ),
+            h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state))),
+          ),
+        ),
+      );
+    } else grid.replaceChildren(...rows.map((row) => card(row, column, state)));
+    if (!rows.length)
+      grid.replaceChildren(h("p", { class: "empty" }, "No head is like this. Choose another kind or a lower score."));
+  }
+
+  function drawControls(): void {
+    const { state } = store;
+    const kinds = [...new Set(heads.rows.map((row) => row.kind ?? "none"))].sort();
+    const column = heads.columns.find((c) => c.name === state.sort);
+    const parts: HTMLElement[] = [
+      choice(
+        "Sort by",
+        [["place", "layer and head"], ...heads.columns.map((c) => [c.name, c.label] as const)],
+        state.sort,
+        (sort) => store.set({ sort, least: heads.columns.find((c) => c.name === sort)?.low ?? 0 }),
+      ),
+      choice(
+        "Kind",
+        [["all", "all kinds"], ...kinds.map((k) => [k, k === "none" ? "no notable kind" : k] as const)],
+        state.filter,
+        (filter) => store.set({ filter }),
+      ),
+    ];
+    if (column) {
+      const shown = h("output", {}, figure(state.least));
+      const slider = h("input", {
+        type: "range",
+        min: column.low,
+        max: highest(column),
+        step: (highest(column) - column.low) / 100 || 0.01,
+        value: state.least,
+        input: () => {
+          shown.textContent = figure(Number(slider.value));
+          store.set({ least: Number(slider.value) });
+        },
+      });
+      parts.push(
+        h("label", { class: "field" }, h("span", {}, "At least"), slider, shown),
+        h("p", { class: "help" }, column.help),
+      );
+    }
+    const had = controls.contains(document.activeElement)
+      ? [...controls.querySelectorAll("select, input")].indexOf(document.activeElement as Element)
+      : -1;
+    controls.replaceChildren(...parts);
+    if (had >= 0) controls.querySelectorAll<HTMLElement>("select, input")[had]?.focus();
+  }
+
+  const load = latest(context.fail);
+  const show = (): void => {
+    drawControls();
+    draw();
+    note.textContent = "Measuring the heads …";
+    load(async (current) => {
+      const began = performance.now();
+      const answer = await data.heads(store.state.scene);
+      if (!current()) return;
+      if (performance.now() - began > 1000) data.forgetThumbs(store.state.scene);
+      heads = answer;
+      note.textContent = "";
+      drawControls();
+      draw();
+    });
+  };
+
+  return {
+    element,
+    update(_, changed) {
+      if (changed.has("scene")) show();
+      else if (touches(changed, "sort", "filter")) {
+        drawControls();
+        draw();
+      } else if (touches(changed, "least", "layer", "head", "scale", "tone")) draw();
+    },
+    destroy: () => wanted.disconnect(),
+  };
+};
+
+function grouped(rows: HeadRow[]): Map<number, HeadRow[]> {
+  const groups = new Map<number, HeadRow[]>();
+  for (const row of rows) groups.set(row.layer, [...(groups.get(row.layer) ?? []), row]);
+  return groups;
+}

@@ -1,0 +1,101 @@
+import { h, s } from "../dom";
+import { figure } from "../numbers/format";
+import { DeepMap, type Cell } from "../parts/deepmap";
+import { Legend } from "../parts/legend";
+import { mapControls } from "../parts/mapcontrols";
+import { HeadPicture } from "../parts/pictures";
+import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, touches, type MakeView } from "./view";
+
+/** One head as a map of queries × keys. */
+export const mapView: MakeView = (context) => {
+  const { data, store } = context;
+  const legend = new Legend();
+  const readout = h("p", { class: "readout" });
+  let picture: HeadPicture | null = null;
+
+  const write = latest(context.fail);
+  const describe = (cell: Cell, aloud: boolean): void =>
+    write(async (current) => {
+      if (!picture) return;
+      const [query, key, weight] = await Promise.all([
+        named(context, "query", cell.i),
+        named(context, "key", cell.j),
+        data.weight(headAt(store.state), picture.info, cell.i, cell.j),
+      ]);
+      const names = `query ${query} → key ${key}`;
+      if (!current()) return;
+      const value = Number.isNaN(weight) ? "hidden by the mask" : figure(weight);
+      readout.replaceChildren(names, " ", h("output", { "data-weight": String(weight) }, value));
+      if (aloud) context.say(`${names}: ${value}`);
+    });
+
+  const map = new DeepMap({
+    label: "Map of the weights of a head. Arrow keys move the chosen pair, plus and minus zoom, zero shows all.",
+    minimap: true,
+    onPoint: (cell) => describe(cell ?? chosen(store.state, layerOf(context)), false),
+    onPick: (cell) => store.set(cell),
+    onMove: (moved) => picture && legend.show(picture, moved.level),
+    onError: context.fail,
+  });
+
+  const load = latest(context.fail);
+  const show = (): void =>
+    load(async (current) => {
+      const made = await HeadPicture.of(data, headAt(store.state), lookOf(store.state, context.dark()));
+      if (!current()) return;
+      picture = made;
+      map.show(made, tokensOf(context));
+      pick();
+    });
+  const pick = (): void => {
+    const cell = chosen(store.state, layerOf(context));
+    map.choose(cell);
+    describe(cell, document.activeElement?.classList.contains("stage") ?? false);
+  };
+
+  const button = (path: string, title: string, act: () => void): HTMLElement =>
+    h(
+      "button",
+      { type: "button", class: "icon", title, "aria-label": title, click: act },
+      s(
+        "svg",
+        { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", class: "sign" },
+        s("path", { d: path }),
+      ),
+    );
+  const element = h(
+    "section",
+    { class: "view map", "aria-label": "Map" },
+    mapControls(
+      store,
+      h(
+        "div",
+        { class: "buttons" },
+        button("M3 8h10", "Zoom out (-)", () => map.zoom(1 / 1.8)),
+        button("M3 8h10M8 3v10", "Zoom in (+)", () => map.zoom(1.8)),
+        button("M2.5 6V2.5H6M10 2.5h3.5V6M13.5 10v3.5H10M6 13.5H2.5V10", "Show all (0)", () => map.home()),
+        button(
+          "M8 1v4M8 11v4M1 8h4M11 8h4M8 4.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 1 0 0-7",
+          "Go to the chosen pair (Enter)",
+          () => map.reveal(chosen(store.state, layerOf(context)), 48),
+        ),
+      ),
+    ),
+    map.element,
+    h("div", { class: "below" }, readout, legend.element),
+  );
+
+  return {
+    element,
+    update(state, changed) {
+      if (changed.has("scene") || changed.has("layer") || changed.has("head")) show();
+      else if (picture && touches(changed, "kind", "tone", "scale", "hide")) {
+        picture.look = lookOf(state, context.dark());
+        map.recolour();
+        legend.show(picture, map.level);
+      }
+      if (picture && (changed.has("i") || changed.has("j"))) pick();
+    },
+    destroy: () => map.destroy(),
+  };
+};

@@ -1,0 +1,276 @@
+import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } from "@tanstack/virtual-core";
+
+import { choice, fitted, h } from "../dom";
+import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
+import { count, figure, printable, readable } from "../numbers/format";
+import { toneChoice } from "../parts/mapcontrols";
+import { breakLines, lineOf, type Line } from "../parts/lines";
+import { chosen, headAt, latest, layerOf, scaleName, touches, type MakeView } from "./view";
+
+const LINE_PX = 28;
+const LISTED = 10;
+
+/** The text, shaded by what a token attends to, or by what attends to it. */
+export const textView: MakeView = (context) => {
+  const { data, store } = context;
+  const sizer = h("div", { class: "sizer" });
+  const scroller = h(
+    "div",
+    { class: "text-scroll", tabindex: 0, role: "listbox", "aria-label": "Tokens of the text. Arrow keys choose one." },
+    sizer,
+  );
+  const strip = h("canvas", {
+    class: "strip",
+    title: "Where in the text the weight lies. Click to go there.",
+    "aria-hidden": "true",
+  });
+  const list = h("ol", { class: "strongest" });
+  const heading = h("h2", {});
+  const controls = h("div", { class: "controls" });
+  const element = h(
+    "section",
+    { class: "view text", "aria-label": "Text" },
+    controls,
+    h("div", { class: "text-main" }, scroller, strip, h("aside", {}, heading, list)),
+  );
+
+  let tokens: string[] = [];
+  let lines: Line[] = [];
+  let weights: Float32Array = new Float32Array(0);
+  let top = 1;
+  const drawn = new Map<number, HTMLElement>();
+
+  const options = () => ({
+    count: lines.length,
+    getScrollElement: () => scroller,
+    estimateSize: () => LINE_PX,
+    overscan: 8,
+    scrollToFn: elementScroll,
+    observeElementRect,
+    observeElementOffset,
+    onChange: () => draw(false),
+  });
+  const virtual = new Virtualizer<HTMLElement, HTMLElement>(options());
+  const unmount = virtual._didMount();
+
+  /** Weights fall on keys where the chosen token is a query, and on queries where it is a key. */
+  const shadedAxis = (): "query" | "key" => (store.state.by ? "query" : "key");
+  const picked = (): number => {
+    const { i, j } = chosen(store.state, layerOf(context));
+    return store.state.by ? j : i;
+  };
+  const pick = (token: number): void => store.set(store.state.by ? { j: token } : { i: token });
+
+  function lineElement(index: number): HTMLElement {
+    const { start, stop } = lines[index];
+    const line = h("div", { class: "line", role: "presentation" });
+    line.style.transform = `translateY(${index * LINE_PX}px)`;
+    const scale = SCALES[scaleName(store.state, context.dark())];
+    for (let t = start; t < stop; t++) {
+      const weight = weights[t];
+      const span = h("span", {
+        class: "token",
+        "data-token": t,
+        role: "option",
+        "aria-selected": t === picked() ? "true" : "false",
+      });
+      span.textContent = readable(tokens[t]).replaceAll("\n", "↵") || "∅";
+      if (weight > 0) {
+        const place = toned(weight, top, store.state.tone);
+        if (place > 0.03) {
+          const colour = ramp(scale, place);
+          span.style.background = css(colour);
+          span.style.color = readableOn(colour);
+        }
+      } else if (Number.isNaN(weight)) span.classList.add("hidden");
+      if (t === picked()) span.classList.add("chosen");
+      span.title = `${count(t)} “${printable(tokens[t])}”: ${Number.isNaN(weight) ? "hidden by the mask" : figure(weight)}`;
+      line.append(span);
+    }
+    return line;
+  }
+
+  function draw(anew: boolean): void {
+    const items = virtual.getVirtualItems();
+    const wanted = new Set(items.map((item) => item.index));
+    for (const [index, line] of drawn) {
+      if (anew || !wanted.has(index)) {
+        line.remove();
+        drawn.delete(index);
+      }
+    }
+    for (const index of wanted) {
+      if (drawn.has(index)) continue;
+      const line = lineElement(index);
+      drawn.set(index, line);
+      sizer.append(line);
+    }
+    sizer.style.height = `${virtual.getTotalSize()}px`;
+    drawStrip();
+  }
+
+  /** The whole text in one column: the largest weight of every row of pixels, and the part that is seen. */
+  function drawStrip(): void {
+    const canvas = fitted(strip);
+    const [width, height] = [strip.clientWidth, strip.clientHeight];
+    const scale = SCALES[scaleName(store.state, context.dark())];
+    const largest = new Float32Array(height);
+    for (let line = 0; line < lines.length; line++) {
+      const y = Math.floor((line / lines.length) * height);
+      for (let t = lines[line].start; t < lines[line].stop; t++) if (weights[t] > largest[y]) largest[y] = weights[t];
+    }
+    const thick = Math.max(1, Math.ceil(height / Math.max(1, lines.length)));
+    for (let y = 0; y < height; y++) {
+      if (!largest[y]) continue;
+      canvas.fillStyle = css(ramp(scale, toned(largest[y], top, store.state.tone)));
+      canvas.fillRect(2, y, width - 4, Math.min(thick, 12));
+    }
+    const total = virtual.getTotalSize() || 1;
+    canvas.strokeStyle = getComputedStyle(strip).getPropertyValue("--mark");
+    canvas.lineWidth = 1.5;
+    const from = ((virtual.scrollOffset ?? 0) / total) * height;
+    canvas.strokeRect(1, from + 1, width - 2, Math.max(4, Math.min(1, scroller.clientHeight / total) * height - 2));
+  }
+
+  function layout(): void {
+    const letter = h("span", { class: "token probe" }, "0".repeat(50));
+    sizer.append(letter);
+    const width = Math.max(20, Math.floor((scroller.clientWidth - 34) / (letter.getBoundingClientRect().width / 50)));
+    letter.remove();
+    lines = breakLines(tokens, width);
+    virtual.setOptions(options());
+    virtual._willUpdate();
+    virtual.measure();
+    draw(true);
+  }
+
+  const loadText = latest(context.fail);
+  const showText = (): void =>
+    loadText(async (current) => {
+      const axis = shadedAxis();
+      const n = axis === "key" ? layerOf(context).n_k : layerOf(context).n_q;
+      if (context.scene.has_tokens) {
+        const here = data.tokens(store.state.scene, axis);
+        await here.load(0, n);
+        if (!current()) return;
+        tokens = Array.from({ length: n }, (_, t) => here.at(t) ?? "");
+      } else tokens = Array.from({ length: n }, (_, t) => `${t} `);
+      weights = new Float32Array(n);
+      layout();
+      showWeights(true);
+    });
+
+  const loadWeights = latest(context.fail);
+  const showWeights = (scroll: boolean): void =>
+    loadWeights(async (current) => {
+      const at = headAt(store.state);
+      const token = picked();
+      const answer = await (store.state.by ? data.column(at, token) : data.row(at, token));
+      if (!current() || answer.length !== tokens.length) return;
+      weights = answer;
+      const hidden = store.state.hide && !store.state.by;
+      top = weights.reduce((most, w, t) => (w > most && !(hidden && t === 0) ? w : most), 0) || 1;
+      draw(true);
+      describe(token);
+      if (scroll && lines.length)
+        virtual.scrollToIndex(lineOf(lines, Math.min(token, tokens.length - 1)), { align: "auto" });
+    });
+
+  function describe(token: number): void {
+    const order = Array.from(weights.keys())
+      .filter((t) => weights[t] > 0)
+      .sort((a, b) => weights[b] - weights[a])
+      .slice(0, LISTED);
+    const name = `${count(token)}${context.scene.has_tokens && layerOf(context).n_q === layerOf(context).n_k ? ` “${printable(tokens[token] ?? "")}”` : ""}`;
+    heading.textContent = store.state.by ? `What attends to ${name}` : `What ${name} attends to`;
+    list.replaceChildren(
+      ...order.map((t) =>
+        h(
+          "li",
+          {},
+          h(
+            "button",
+            {
+              type: "button",
+              click: () => virtual.scrollToIndex(lineOf(lines, t), { align: "center" }),
+              "data-weight": String(weights[t]),
+              "data-token": t,
+            },
+            h("span", { class: "which" }, `${printable(tokens[t])}`),
+            h("small", {}, count(t)),
+            h("b", {}, figure(weights[t])),
+          ),
+        ),
+      ),
+    );
+  }
+
+  function drawControls(): void {
+    controls.replaceChildren(
+      choice(
+        "Shade",
+        [
+          ["false", "what the chosen token attends to"],
+          ["true", "what attends to the chosen token"],
+        ],
+        String(store.state.by),
+        (by) => {
+          const token = picked();
+          store.set(by === "true" ? { by: true, j: token } : { by: false, i: token });
+        },
+      ),
+      toneChoice(store),
+      h("p", { class: "help" }, "Click a token to choose it."),
+    );
+  }
+
+  sizer.addEventListener("click", (event) => {
+    const token = (event.target as HTMLElement).closest("[data-token]")?.getAttribute("data-token");
+    if (token) pick(Number(token));
+  });
+  strip.addEventListener("click", (event) => {
+    const share = event.offsetY / strip.clientHeight;
+    virtual.scrollToIndex(Math.floor(share * lines.length), { align: "center" });
+  });
+  scroller.addEventListener("keydown", (event) => {
+    const line = lines[lineOf(lines, picked())];
+    if (!line) return;
+    const steps: Record<string, number> = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -(line.stop - line.start),
+      ArrowDown: line.stop - line.start,
+      Home: -Infinity,
+      End: Infinity,
+    };
+    const step = steps[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    const to = Math.max(0, Math.min(tokens.length - 1, picked() + step));
+    pick(to);
+    virtual.scrollToIndex(lineOf(lines, to), { align: "auto" });
+  });
+  let width = 0;
+  const watcher = new ResizeObserver(() => {
+    if (scroller.clientWidth === width || !tokens.length) return;
+    width = scroller.clientWidth;
+    layout();
+  });
+  watcher.observe(scroller);
+
+  return {
+    element,
+    update(_, changed) {
+      if (changed.has("by") || changed.has("tone") || changed.has("scene")) drawControls();
+      const axis = layerOf(context);
+      const other = tokens.length !== (shadedAxis() === "key" ? axis.n_k : axis.n_q);
+      if (changed.has("scene") || (changed.has("by") && axis.cross) || other) showText();
+      else if (touches(changed, "layer", "head", "i", "j", "by", "hide")) showWeights(false);
+      else draw(true);
+    },
+    destroy() {
+      watcher.disconnect();
+      unmount();
+    },
+  };
+};

@@ -1,0 +1,113 @@
+import { describe, expect, it } from "vitest";
+
+import { halfValues, toHalf } from "../src/numbers/half";
+import { FileSource } from "../src/source/file";
+import { tileOf, type Weights } from "../src/source/weights";
+import { fromHash, START, Store, toHash } from "../src/state";
+
+const base64 = (numbers: Float32Array | Uint16Array): string =>
+  btoa(String.fromCharCode(...new Uint8Array(numbers.buffer as ArrayBuffer)));
+
+/** A head of 7 queries and 9 keys, causal, and its weights by the book. */
+function head(): { stored: object; weights: number[][] } {
+  const [n_q, n_k, d, offset] = [7, 9, 3, 2];
+  const q = Float32Array.from({ length: n_q * d }, (_, k) => Math.sin(k * 1.7));
+  const k = Float32Array.from({ length: n_k * d }, (_, p) => Math.cos(p * 0.9));
+  const scores = Array.from({ length: n_q }, (_, i) =>
+    Array.from({ length: n_k }, (_, j) => {
+      const dot = [0, 1, 2].reduce((sum, a) => sum + q[i * d + a] * k[j * d + a], 0);
+      return j <= i + offset ? 0.5 * dot : -Infinity;
+    }),
+  );
+  const lse = scores.map((row) => Math.log(row.reduce((sum, s) => sum + Math.exp(s), 0)));
+  const weights = scores.map((row, i) => row.map((s) => (s === -Infinity ? NaN : Math.exp(s - lse[i]))));
+  const stored = {
+    n_q,
+    n_k,
+    d,
+    dtype: "f32",
+    q: base64(q),
+    k: base64(k),
+    lse: base64(Float32Array.from(lse)),
+    scale: 0.5,
+    causal: true,
+    offset,
+  };
+  return { stored, weights };
+}
+
+describe("a saved page", () => {
+  const { stored, weights } = head();
+  const map = { n_q: 7, n_k: 9, tile: 4, max_level: 2 };
+  const source = new FileSource({ answers: { "api/s/map/0/0": map }, exact: { "s/0/0": stored as never } });
+  const floats = async (path: string): Promise<Float32Array> => new Float32Array(await source.numbers(path));
+
+  it("computes rows, columns and any part of the weights", async () => {
+    const near = (found: Float32Array, expected: number[]): void => {
+      expect(found.length).toBe(expected.length);
+      expected.forEach((w, p) => (Number.isNaN(w) ? expect(found[p]).toBeNaN() : expect(found[p]).toBeCloseTo(w, 5)));
+    };
+    near(await floats("api/s/row/0/0/3"), weights[3]);
+    near(
+      await floats("api/s/column/0/0/4"),
+      weights.map((row) => row[4]),
+    );
+    near(await floats("api/s/values/0/0?rows=2:4&cols=1:8"), [...weights[2].slice(1, 8), ...weights[3].slice(1, 8)]);
+  });
+
+  it("computes tiles of every level", async () => {
+    for (const level of [0, 1, 2]) {
+      const step = 2 ** (2 - level);
+      for (const kind of ["mass", "max"]) {
+        const found = new Uint16Array(await source.numbers(`api/s/tile/0/0/${level}/0/0?kind=${kind}`));
+        const cols = Math.min(4, Math.ceil(9 / step));
+        found.forEach((bits, p) => {
+          const [r, c] = [Math.floor(p / cols) * step, (p % cols) * step];
+          const rows = weights.slice(r, r + step);
+          const cells = rows.map((row) => row.slice(c, c + step).filter((w) => !Number.isNaN(w)));
+          if (!cells.flat().length) return expect(halfValues[bits]).toBeNaN();
+          const mass = cells.reduce((sum, row) => sum + row.reduce((s, w) => s + w, 0), 0) / rows.length;
+          const expected = kind === "mass" ? mass : Math.max(...cells.flat());
+          return expect(Math.abs(halfValues[bits] - expected)).toBeLessThan(2 ** -10);
+        });
+      }
+    }
+  });
+
+  it("reads weights from exact tiles where rules are more than it knows", async () => {
+    const half: Weights = {
+      n_q: 7,
+      n_k: 9,
+      block: async (r0, r1, c0, c1) => Float32Array.from(weights.slice(r0, r1).flatMap((row) => row.slice(c0, c1))),
+    };
+    const answers: Record<string, unknown> = { "api/s/map/0/0": map };
+    for (let y = 0; y < 2; y++) {
+      for (let x = 0; x < 3; x++)
+        answers[`api/s/tile/0/0/2/${x}/${y}?kind=mass`] = { f16: base64(await tileOf(half, map, 2, x, y, "mass")) };
+    }
+    const tiled = new FileSource({ answers, exact: {} });
+    const row = new Float32Array(await tiled.numbers("api/s/row/0/0/6"));
+    expect([...row]).toEqual(weights[6].map((w) => halfValues[toHalf(w)]));
+  });
+
+  it("says what it does not hold", async () => {
+    await expect(source.json("api/s/heads")).rejects.toThrow("not in the saved file");
+    await expect(source.numbers("api/s/row/1/0/3")).rejects.toThrow("not in the saved file");
+  });
+});
+
+describe("the address", () => {
+  it("holds the whole state", () => {
+    const state = { ...START, view: "map", scene: "a:2", layer: 3, i: 17, hide: true, tone: "log" as const };
+    expect(fromHash(toHash(state))).toEqual(state);
+    expect(fromHash("#layer=x&hide=perhaps&unknown=1")).toEqual(START);
+  });
+  it("tells what changed, and only that", () => {
+    const store = new Store(START);
+    const seen: string[][] = [];
+    store.listen((_, changed) => seen.push([...changed]));
+    store.set({ head: 2, layer: 0 });
+    store.set({ head: 2 });
+    expect(seen).toEqual([["head"]]);
+  });
+});

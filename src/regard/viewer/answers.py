@@ -1,0 +1,444 @@
+"""What the page may ask, and the answers: the same over HTTP, in a notebook and in a file."""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import regard
+from regard.examplemodel import ExampleModel
+from regard.insight import HeadStatistics
+
+from . import profiles, pyramid, stages
+from .labels import encodable
+from .scene import Head, Layer, Scene
+from .scores import KINDS, kind_of, layer_scores
+from .sources import Settings, example
+from .store import Store, Unfinished, Worker
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Query = Mapping[str, str]
+
+LIMIT = 512 * 2**20
+"""Bytes of maps, tiles and profiles that are kept."""
+
+RUNS = 8
+"""Scenes made by typing that are kept."""
+
+MOST_TOKENS = 4096
+MOST_VALUES = 2**20
+LARGEST_THUMB = 256
+
+COLUMNS: tuple[dict[str, Any], ...] = (
+    *({"name": kind.name, "label": kind.name, "help": kind.meaning, "low": 0.0, "high": 1.0} for kind in KINDS),
+    {"name": "entropy", "label": "entropy", "help": "of a query's weights, in nats", "low": 0.0, "high": None},
+    {
+        "name": "normalized entropy", "label": "normalized entropy",
+        "help": "entropy over the logarithm of how many keys the query sees: 0 one key, 1 all alike",
+        "low": 0.0, "high": 1.0,
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A status as in HTTP, with JSON content or an array of float16 or float32; `exact`: no estimate from a sample."""
+
+    status: int
+    content: dict[str, Any] | Array
+    exact: bool = True
+
+
+class Refused(Exception):
+    """A question without an answer: a status and one sentence for people."""
+
+    def __init__(self, status: int, sentence: str):
+        super().__init__(sentence)
+        self.status = status
+
+
+class Answers:
+    """Answers about some scenes. `patience` is how many seconds a question may wait for long work before it is told how
+    far that is; None waits for the end. `limit` bounds what is kept, in bytes. Any thread may ask.
+
+    >>> from .sources import example, Settings
+    >>> answers = Answers([example(Settings("to be"))])
+    >>> answers.get("example/row/0/1/3").content.round(3)
+    array([0.107, 0.243, 0.285, 0.366,   nan,   nan], dtype=float32)
+    >>> answers.get("example/row/0/1/30").content
+    {'error': 'query 30 does not exist: there are 6'}
+    """
+
+    def __init__(
+        self,
+        scenes: Iterable[Scene],
+        *,
+        model: ExampleModel | None = None,
+        patience: float | None = 0.5,
+        limit: int = LIMIT,
+    ):
+        self.store = Store(limit)
+        self._model = model
+        self._scenes: OrderedDict[str, Scene] = OrderedDict()
+        self._heads: dict[tuple[str, int, int, int], Head] = {}
+        self._lock = threading.Lock()
+        self._workers = {name: Worker(patience) for name in ("maps", "scores")}
+        self._runs = 0
+        for scene in scenes:
+            self._scenes[self._new_name(scene)] = scene
+        self._given = frozenset(self._scenes)
+
+    def close(self) -> None:
+        """End the work that goes on behind."""
+        for worker in self._workers.values():
+            worker.close()
+
+    @property
+    def scenes(self) -> Mapping[str, Scene]:
+        """The scenes there are now, by id."""
+        return dict(self._scenes)
+
+    def get(self, path: str, query: Query | None = None) -> Answer:
+        """The answer to GET `path` (what comes after `api/`) with these parameters."""
+        return self._answer("GET", path, query or {}, None)
+
+    def post(self, path: str, body: Any) -> Answer:
+        """The answer to POST `path` with a JSON body."""
+        return self._answer("POST", path, {}, body)
+
+    def _answer(self, method: str, path: str, query: Query, body: Any) -> Answer:
+        for verb, pattern, answer in ROUTES:
+            found = pattern.fullmatch(path)
+            if found and verb == method:
+                try:
+                    return self._fitting(answer, dict(found.groupdict()), query, body)
+                except Unfinished as work:
+                    return Answer(202, {"progress": round(work.done, 3)})
+                except Refused as refused:
+                    return Answer(refused.status, {"error": str(refused)})
+        return Answer(404, {"error": f"there is no {path}"})
+
+    def _fitting(self, answer: Callable[..., Answer], named: dict[str, Any], query: Query, body: Any) -> Answer:
+        """The answer of a route: about the scene, and where it names a head about that, in one batch element."""
+        if "scene" not in named:
+            return answer(self)
+        scene = self._scene(named.pop("scene"))
+        named = {name: int(number) for name, number in named.items()}
+        if body is not None:
+            return answer(self, scene, body)
+        at = At(scene, _number(query, "b", 0, 0, scene[1].batch - 1, "batch element"), query)
+        if "layer" in named:
+            at = replace(at, layer=_within(named.pop("layer"), len(scene[1].layers), "layer"))
+            if "head" in named:
+                at = replace(at, head=_within(named.pop("head"), at.of.heads, "head"))
+        return answer(self, at, **named)
+
+    def _scene(self, name: str) -> tuple[str, Scene]:
+        scene = self._scenes.get(name)
+        if scene is None:
+            gone = (
+                "it was given up for later ones; run it again"
+                if re.fullmatch(r"example(-\d+)?", name)
+                else "see scenes"
+            )
+            raise Refused(404, f"there is no scene {name}: {gone}")
+        return name, scene
+
+    def _new_name(self, scene: Scene) -> str:
+        base, number = scene.kind, 1
+        if scene.settings is not None:
+            self._runs += 1
+            number = self._runs
+        name = base if number == 1 else f"{base}-{number}"
+        while name in self._scenes:
+            number += 1
+            name = f"{base}-{number}"
+        return name
+
+    # What is kept
+
+    def head(self, name: str, layer: int, head: int, b: int = 0) -> Head:
+        """A head of a scene, with its lse if that was found before."""
+        with self._lock:
+            key = (name, layer, head, b)
+            if key not in self._heads:
+                self._heads[key] = self._scenes[name].layers[layer].head(head, b)
+            return self._heads[key]
+
+    def _ready(self, at: "At") -> Head:
+        """The head, once its lse is known: long ones are found behind."""
+        head = self.head(*at.key)
+        if not head.knows_lse:
+            self._workers["maps"].result((*at.key, "lse"), lambda progress: head.find_lse(progress))
+        return head
+
+    def _kept(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
+        """What `make(progress)` gives, made behind unless it is kept."""
+        found = self.store.get(key)
+        if found is None:
+            found = self._workers[worker].result(key, make)
+            self.store.put(key, found, size(found))
+        return found
+
+    def coarse(self, at: "At") -> pyramid.Coarse:
+        """The coarse levels of a head."""
+        head = self._ready(at)
+        made: pyramid.Coarse = self._kept(
+            "maps", (*at.key, "coarse"), partial(pyramid.coarse, head), lambda x: x.nbytes + 4096
+        )
+        return made
+
+    def scores(self, at: "At", layer: int) -> tuple[HeadStatistics, ...]:
+        """The scores of the heads of a layer."""
+        make = partial(layer_scores, at.scene, layer, at.b)
+        made: tuple[HeadStatistics, ...] = self._kept(
+            "scores", (at.name, layer, at.b, "scores"), make, lambda x: 1024 * len(x)
+        )
+        return made
+
+    # Answers
+
+    def _scenes_answer(self) -> Answer:
+        engines = [engine.name for engine in regard.available_engines() if engine.reason is None]
+        with self._lock:
+            listed = [scene.described(name) for name, scene in self._scenes.items()]
+        return Answer(200, {"title": "regard", "version": regard.__version__, "engine": engines[0], "scenes": listed})
+
+    def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
+        if scene[1].settings is None:
+            raise Refused(422, "the text of this scene cannot be changed: it is no run of the example model")
+        if not isinstance(body, dict):
+            raise Refused(422, "settings must be a JSON object with text, temperature, scaled and causal")
+        try:
+            settings = Settings.of({**scene[1].settings, **body})
+            for name, known in self.scenes.items():
+                if known.settings == settings.plain():
+                    return Answer(200, {"scene": known.described(name)})
+            if self._model is None:
+                self._model = ExampleModel.load()
+            made = example(settings, self._model)
+        except (TypeError, ValueError) as error:
+            raise Refused(422, str(error)) from None
+        with self._lock:
+            name = self._new_name(made)
+            self._scenes[name] = made
+            runs = [key for key, known in self._scenes.items() if known.settings is not None and key not in self._given]
+            for old in runs[: max(0, len(runs) - RUNS)]:
+                del self._scenes[old]
+                self.store.forget(old)
+                self._heads = {key: head for key, head in self._heads.items() if key[0] != old}
+        return Answer(200, {"scene": made.described(name)})
+
+    def _tokens(self, at: "At") -> Answer:
+        axis = at.query.get("axis", "key")
+        if axis not in ("query", "key"):
+            raise Refused(422, f"axis must be query or key, got {axis}")
+        tokens = at.scene.query_tokens if axis == "query" else at.scene.key_tokens
+        start = _number(at.query, "start", 0, 0, len(tokens))
+        stop = min(_number(at.query, "stop", start + MOST_TOKENS, start), start + MOST_TOKENS, len(tokens))
+        return Answer(200, {"start": start, "total": len(tokens), "tokens": [encodable(x) for x in tokens[start:stop]]})
+
+    def _head_scores(self, at: "At") -> Answer:
+        rows: list[dict[str, Any]] = []
+        count = len(at.scene.layers)
+        for layer in range(count):
+            try:
+                found = self.scores(at, layer)
+            except Unfinished as work:
+                raise Unfinished((layer + work.done) / count) from None
+            for x in found:
+                scores = x.scores | {"entropy": x.entropy, "normalized entropy": x.normalized_entropy}
+                kind = kind_of(x.scores)
+                rows.append({
+                    "layer": layer, "head": x.head, "kv_head": x.kv_head, "kind": kind and kind[0].name,
+                    "scores": {name: finite(score) for name, score in scores.items()},
+                })  # fmt: skip
+        highest = max((row["scores"]["entropy"] or 0.0 for row in rows), default=0.0)
+        columns = [{**column, "high": column["high"] or highest or 1.0} for column in COLUMNS]
+        return Answer(200, {"columns": columns, "rows": rows})
+
+    def _thumbs(self, at: "At") -> Answer:
+        size = _number(at.query, "size", 64, 1, LARGEST_THUMB)
+        kind = at.kind
+        made = self._kept(
+            "maps",
+            (at.name, at.layer, at.b, "thumbs", size, kind, self._known(at)),
+            lambda progress: self._thumbnails(at, size, progress),
+            lambda x: x[0].nbytes,
+        )
+        return Answer(200, made[0], exact=made[1])
+
+    def _known(self, at: "At") -> int:
+        """Of how many heads of a layer the coarse levels are known."""
+        keys = (replace(at, head=head).key for head in range(at.of.heads))
+        return sum(self.store.get((*key, "coarse")) is not None for key in keys)
+
+    def _thumbnails(self, at: "At", size: int, progress: Callable[[float], object]) -> tuple[Array, bool]:
+        maps, exact = [], True
+        for number in range(at.of.heads):
+            progress(number / at.of.heads)
+            key = replace(at, head=number).key
+            one, whole = pyramid.thumbnail(self.head(*key), size, at.kind, self.store.get((*key, "coarse")))
+            maps.append(one)
+            exact = exact and whole
+        return np.stack(maps), exact
+
+    def _map(self, at: "At") -> Answer:
+        levels = pyramid.Levels(at.of.problem.n_q, at.of.problem.n_k)
+        known = self.coarse(at)
+        fine: list[float | None] = [None] * (levels.finest - levels.kept - 1)
+        mass = [float(level.max()) for level in known.mass] + fine + [known.top]
+        return Answer(200, {
+            "n_q": levels.n_q, "n_k": levels.n_k, "tile": pyramid.TILE, "levels": levels.finest + 1,
+            "max_level": levels.finest, "maximum": {"mass": mass, "max": [known.top] * (levels.finest + 1)},
+        })  # fmt: skip
+
+    def _tile(self, at: "At", level: int, x: int, y: int) -> Answer:
+        kind = at.kind
+        key = (*at.key, "tile", level, x, y, kind)
+        tile = self.store.get(key)
+        if tile is None:
+            head = self._ready(at)
+            levels = pyramid.Levels(head.n_q, head.n_k)
+            known = self.coarse(at) if 0 <= level <= levels.kept else None
+            try:
+                tile = pyramid.tile(head, known, level, x, y, kind)
+            except IndexError as error:
+                raise Refused(404, str(error)) from None
+            self.store.put(key, tile, tile.nbytes)
+        return Answer(200, tile)
+
+    def _values(self, at: "At") -> Answer:
+        head = self._ready(at)
+        rows, cols = _span(at.query, "rows", head.n_q), _span(at.query, "cols", head.n_k)
+        if len(rows) * len(cols) > MOST_VALUES:
+            raise Refused(422, f"at most {MOST_VALUES} values at once, got {len(rows)} × {len(cols)}")
+        return Answer(200, head.seen(rows, cols))
+
+    def _row(self, at: "At", i: int) -> Answer:
+        head = self._ready(at)
+        _within(i, head.n_q, "query")
+        return Answer(200, head.seen(range(i, i + 1), range(head.n_k))[0])
+
+    def _column(self, at: "At", j: int) -> Answer:
+        head = self._ready(at)
+        _within(j, head.n_k, "key")
+        return Answer(200, head.seen(range(head.n_q), range(j, j + 1))[:, 0])
+
+    def _profiles(self, at: "At") -> Answer:
+        head = self.head(*at.key)
+        made = self._kept(
+            "maps", (*at.key, "profiles"), lambda progress: profiles.profiles(head, progress),
+            lambda x: sum(profile.values.nbytes for profile in x.values()),
+        )  # fmt: skip
+        return Answer(200, {
+            name: {
+                "start": profile.start, "step": profile.step, "label": profiles.LABELS[name],
+                "values": [finite(x) for x in profile.values.tolist()],
+            }
+            for name, profile in made.items()
+        })  # fmt: skip
+
+    def _step(self, at: "At", i: int, j: int) -> Answer:
+        p = at.of.problem
+        _within(i, p.n_q, "query")
+        _within(j, p.n_k, "key")
+        found = []
+        for stage in stages.stages(at.of, at.head, i, j, at.b):
+            plain = {name: getattr(stage, name) for name in ("name", "formula", "text")}
+            if stage.values is None:
+                found.append(plain | {"value": None if stage.value is None else finite(stage.value)})
+            else:
+                labels = [str(n) for n in range(len(stage.values))]
+                found.append(plain | {"values": [finite(x) for x in stage.values.tolist()], "labels": labels})
+        return Answer(200, {"stages": found})
+
+
+@dataclass(frozen=True)
+class At:
+    """What a question is about: a scene and a batch element, and where it names them a layer and a head."""
+
+    named: tuple[str, Scene]
+    b: int
+    query: Query
+    layer: int = 0
+    head: int = 0
+
+    @property
+    def name(self) -> str:
+        """The id of the scene."""
+        return self.named[0]
+
+    @property
+    def scene(self) -> Scene:
+        """The scene."""
+        return self.named[1]
+
+    @property
+    def of(self) -> Layer:
+        """The layer."""
+        return self.scene.layers[self.layer]
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """What tells this head from every other."""
+        return self.name, self.layer, self.head, self.b
+
+    @property
+    def kind(self) -> pyramid.Kind:
+        """Which of the two kinds of maps is asked for."""
+        kind = self.query.get("kind", "mass")
+        if kind not in ("mass", "max"):
+            raise Refused(422, f"kind must be mass or max, got {kind}")
+        return kind  # type: ignore[return-value]
+
+
+_HEAD = r"(?P<scene>[a-z0-9-]+)/{}/(?P<layer>\d+)/(?P<head>\d+)"
+ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
+    (verb, re.compile(pattern), answer)
+    for verb, pattern, answer in (
+        ("GET", "scenes", Answers._scenes_answer),
+        ("POST", r"(?P<scene>[a-z0-9-]+)/run", Answers._run),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/tokens", Answers._tokens),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/heads", Answers._head_scores),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/thumbs/(?P<layer>\d+)", Answers._thumbs),
+        ("GET", _HEAD.format("map"), Answers._map),
+        ("GET", _HEAD.format("tile") + r"/(?P<level>\d+)/(?P<x>\d+)/(?P<y>\d+)", Answers._tile),
+        ("GET", _HEAD.format("values"), Answers._values),
+        ("GET", _HEAD.format("row") + r"/(?P<i>\d+)", Answers._row),
+        ("GET", _HEAD.format("column") + r"/(?P<j>\d+)", Answers._column),
+        ("GET", _HEAD.format("profiles"), Answers._profiles),
+        ("GET", _HEAD.format("step") + r"/(?P<i>\d+)/(?P<j>\d+)", Answers._step),
+    )
+)
+
+
+def _within(number: int, size: int, name: str) -> int:
+    if not 0 <= number < size:
+        raise Refused(404, f"{name} {number} does not exist: there are {size}")
+    return number
+
+
+def _number(query: Query, name: str, default: int, least: int, most: int | None = None, what: str | None = None) -> int:
+    text = query.get(name, str(default))
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
+        raise Refused(422, f"{what or name} must be a number {bounds}, got {text}")
+    return int(text)
+
+
+def _span(query: Query, name: str, size: int) -> range:
+    found = re.fullmatch(r"(\d+):(\d+)", query.get(name, f"0:{size}"))
+    if found is None or not int(found[1]) < int(found[2]) <= size:
+        raise Refused(422, f"{name} must be first:end with 0 ≤ first < end ≤ {size}, got {query.get(name)}")
+    return range(int(found[1]), int(found[2]))
+
+
+def finite(x: float) -> float | None:
+    """The number, None if JSON has none for it."""
+    return x if np.isfinite(x) else None

@@ -1,0 +1,109 @@
+"""`regard look`: from the command line to scenes, and from those to the page, the terminal or files."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from rich.console import Console
+
+from regard import reading
+from regard.rules import Mask
+
+from . import saving, sources
+from .scene import Scene
+
+Progress = Callable[[str], object]
+
+
+def run(arguments: Namespace, mask: Mask | None, console: Console, progress: AbstractContextManager[Progress]) -> None:
+    """Carry the command out. Raises ValueError for input that cannot be served, before any work where that can be."""
+    text = _text(arguments)
+    paths = [target for path in arguments.save for target in saving.targets(path)]
+    chosen = {"layer": arguments.layer, "head": arguments.head, "token": _token(arguments.token)}
+    if paths or arguments.terminal:
+        with progress as report:
+            scenes = _scenes(arguments, text, mask, report)
+            still = saving.Still(saving.single(scenes), **chosen, progress=report)
+            if arguments.terminal or any(x is not None for x in chosen.values()):
+                still.choice  # noqa: B018  before anything is written
+            for path in paths:
+                try:
+                    still.save(path)
+                except OSError as error:
+                    raise ValueError(f"cannot write {path}: {error.strerror}") from error
+        if arguments.terminal:
+            from .terminal import show
+
+            show(still.data, still.choice, console)
+        for path in paths:
+            console.print(f"saved {path}", style="bold", soft_wrap=True)
+        return
+    if any(x is not None for x in chosen.values()):
+        raise ValueError("--layer, --head and --token are for --terminal and --save; on the page they are a click")
+    from .answers import Answers
+    from .server import Viewer, bound
+
+    with bound(arguments.port) as home:
+        with progress as report:
+            scenes = _scenes(arguments, text, mask, report)
+        try:
+            viewer = Viewer(Answers(scenes), home)
+        except FileNotFoundError as error:
+            raise ValueError(str(error)) from None
+
+    def ready() -> None:
+        print(f"regard look: {viewer.url}\nCtrl-C ends it.", flush=True)
+        if not arguments.no_open:
+            viewer.show()
+
+    viewer.run(ready)
+
+
+def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress: Progress) -> Sequence[Scene]:
+    """What is to be looked at."""
+    progress("starting")
+    if arguments.capture is not None:
+        return sources.captured(reading.capture(arguments.capture))
+    if arguments.model is not None:
+        from regard.torch import pretrained
+
+        return sources.captured(pretrained.read(arguments.model, text, progress=progress), kind="model")
+    if arguments.arrays is not None:
+        found = reading.operands(arguments.arrays, needed=("query", "key"))
+        return [
+            sources.arrays(
+                found["query"],
+                found["key"],
+                found.get("value"),
+                lse=found.get("lse"),
+                tokens=None if "tokens" not in found else [str(token) for token in found["tokens"]],
+                key_tokens=None if "key_tokens" not in found else [str(token) for token in found["key_tokens"]],
+                name=", ".join(path.name for path in arguments.arrays),
+                causal=arguments.causal,
+                mask=mask,
+            )
+        ]
+    return [sources.example(sources.Settings() if text is None else sources.Settings(text), progress=progress)]
+
+
+def _text(arguments: Namespace) -> str | None:
+    """The text to read, None if it was not given. Raises ValueError for arguments that do not go together."""
+    if arguments.given is not None and arguments.text is not None:
+        raise ValueError("give TEXT or --text, not both")
+    given = arguments.text if arguments.given is None else arguments.given
+    what = {"--arrays": arguments.arrays, "--capture": arguments.capture, "--model": arguments.model}
+    named = [name for name, value in what.items() if value is not None]
+    if len(named) > 1:
+        raise ValueError(f"give {named[0]} or {named[1]}, not both")
+    if (given is not None or arguments.file is not None) and named and named != ["--model"]:
+        raise ValueError(f"a text does not go with {named[0]}, where all was read already")
+    if arguments.arrays is None and (arguments.causal or arguments.window is not None):
+        raise ValueError("--causal and --window go with --arrays: models have rules of their own")
+    return reading.text(given, arguments.file)
+
+
+def _token(text: str | None) -> int | str | None:
+    try:
+        return text if text is None else int(text)
+    except ValueError:
+        return text

@@ -1,0 +1,149 @@
+"""One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
+
+Answers are embedded as the page would be given them, but fine tiles, rows and columns of layers without rules of their
+own, which the page computes from queries, keys and lse.
+"""
+
+import json
+import re
+from base64 import b64encode
+from hashlib import sha256
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from . import built, pyramid
+from .answers import MOST_TOKENS, Answers
+from .labels import encodable, readable
+from .scene import Array, Layer, Scene
+
+LARGEST = 64 * 2**20
+"""Bytes of numbers, before they become text, that a file may hold."""
+
+TITLE = "<title>regard</title>"
+STYLE, SCRIPT = '<link rel="stylesheet" href="./page.css">', '<script type="module" src="./page.js"></script>'
+KINDS = ("mass", "max")
+
+
+def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
+    """The file for the scene with this id: its first batch element.
+
+    Raises ValueError, before any work, if what it needs is more than `limit` bytes.
+    """
+    scene = answers.scenes[name]
+    half = _size(scene, 4) > limit
+    size = _size(scene, 2 if half else 4)
+    if size > limit:
+        p = scene.layers[0].problem
+        heads = sum(layer.heads for layer in scene.layers)
+        raise ValueError(
+            f"one file should hold at most {limit / 2**20:.0f} MiB of numbers; {heads} heads over {p.n_q} queries and "
+            f"{p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
+        )
+    data = {"answers": _answers(answers, name), "exact": _exact(answers, name, np.float16 if half else np.float32)}
+    files = built.page()
+    text = files["index.html"]
+    style, script = (inside(files[f"page.{kind}"], tag) for kind, tag in (("css", "style"), ("js", "script")))
+    embedded = f'<script type="application/json" id="regard-data">{_json(data)}</script>'
+    policy = (
+        f"default-src 'none'; script-src {_digest(script)}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "font-src data:; base-uri 'none'; form-action 'none'"
+    )
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    for old, new in (
+        (TITLE, f"<title>regard look: {escape(encodable(readable(scene.name)))}</title>"),
+        (STYLE, f"{meta}<style>{style}</style>"),
+        (SCRIPT, f'{embedded}<script type="module">{script}</script>'),
+    ):
+        if text.count(old) != 1:
+            raise RuntimeError(f"the built page must hold {old} once")
+        text = text.replace(old, new)
+    return text
+
+
+def _size(scene: Scene, itemsize: int) -> int:
+    """Bytes of numbers in the file, about."""
+    total = 0
+    for layer in scene.layers:
+        p = layer.problem
+        levels = pyramid.Levels(p.n_q, p.n_k)
+        last = levels.kept if layer.plain else levels.finest
+        cells = sum(int(np.prod(levels.size(level))) for level in range(last + 1))
+        arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * layer.has_values)
+        total += layer.heads * (2 * 2 * cells + (arrays if layer.plain else 0))
+    return total
+
+
+def _answers(answers: Answers, name: str) -> dict[str, Any]:
+    scene = answers.scenes[name]
+    paths = [f"{name}/heads"]
+    for axis, tokens in (("query", scene.query_tokens), ("key", scene.key_tokens)):
+        for start in range(0, max(len(tokens), 1), MOST_TOKENS):
+            paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
+    for number, layer in enumerate(scene.layers):
+        for head in range(layer.heads):
+            paths += [f"{name}/map/{number}/{head}", f"{name}/profiles/{number}/{head}"]
+            paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in _tiles(layer)]
+        # Last, when the coarse levels are known, so that no thumbnail is an estimate.
+        paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
+    listed = answers.get("scenes").content
+    assert isinstance(listed, dict)
+    mine = [scene | {"editable": False} for scene in listed["scenes"] if scene["id"] == name]
+    return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
+
+
+def _tiles(layer: Layer) -> list[str]:
+    """The tiles to embed: of coarse levels alone where the page can compute the others."""
+    levels = pyramid.Levels(layer.problem.n_q, layer.problem.n_k)
+    found = []
+    for level in range((levels.kept if layer.plain else levels.finest) + 1):
+        height, width = (-(-size // pyramid.TILE) for size in levels.size(level))
+        found += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in KINDS]
+    return found
+
+
+def _plain(answers: Answers, path: str) -> dict[str, Any]:
+    bare, _, query = path.partition("?")
+    found = answers.get(bare, dict(part.partition("=")[::2] for part in query.split("&") if part))
+    if found.status != 200:
+        raise RuntimeError(f"{path}: {found.content}")
+    return (
+        found.content if isinstance(found.content, dict) else {f"f{8 * found.content.itemsize}": _base64(found.content)}
+    )
+
+
+def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:
+    """Queries, keys and lse of every head that the page can compute."""
+    made = {}
+    for number, layer in enumerate(answers.scenes[name].layers):
+        if not layer.plain:
+            continue
+        for at in range(layer.heads):
+            head = answers.head(name, number, at)
+            p = head.problem
+            made[f"{name}/{number}/{at}"] = {
+                "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
+                "q": _base64(p.query[0].astype(dtype)), "k": _base64(p.key[0].astype(dtype)),
+                "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale, "causal": p.mask is not None,
+                "offset": int(p.offset[0]),
+            } | ({"v": _base64(p.value[0].astype(dtype)), "d_v": p.d_v} if layer.has_values else {})  # fmt: skip
+    return made
+
+
+def inside(code: str, tag: str) -> str:
+    """Code that cannot end the element around it: strings that hold the end tag, or begin a comment, are escaped."""
+    return re.sub(f"<(/{tag}|!--)", r"\\x3c\1" if tag == "script" else r"\\3c \1", code, flags=re.IGNORECASE)
+
+
+def _base64(x: Array) -> str:
+    return b64encode(np.ascontiguousarray(x).astype(x.dtype.newbyteorder("<"), copy=False).tobytes()).decode("ascii")
+
+
+def _json(content: dict[str, Any]) -> str:
+    """JSON that cannot end the element around it, whatever the tokens are."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _digest(code: str) -> str:
+    return f"'sha256-{b64encode(sha256(code.encode()).digest()).decode('ascii')}'"

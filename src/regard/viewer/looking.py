@@ -1,0 +1,175 @@
+"""`regard.look`: attention on a page, in a notebook or a file."""
+
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .scene import Array, Scene
+
+
+def look(
+    what: Any = None,
+    key: Any = None,
+    value: Any = None,
+    *,
+    text: str | None = None,
+    tokenizer: Any = None,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    lse: Any = None,
+    save: str | Path | Sequence[str | Path] | None = None,
+    port: int = 0,
+    open_browser: bool = True,
+    block: bool | None = None,
+    **options: Any,
+) -> Any:
+    """Look at attention: every head, any part of its map exactly, whatever the length; weights are never kept.
+
+    In a notebook the page is returned as a widget. Elsewhere it is served to this machine alone, under an address with
+    a secret, and opened in a browser; with `save` it is written to files instead.
+
+    Args:
+        what: query (..., h, n_q, d) as `regard.attention` takes it, with `key` and perhaps `value`; or a
+            `regard.Capture`; or a PyTorch model, with `text` and its `tokenizer`; or nothing: the small trained model
+            that ships with regard reads `text`.
+        key, value: (..., h_kv, n_k, d) and (..., h_kv, n_k, d_v). Without values all but the weighted sum is shown.
+        text: what a model reads.
+        tokenizer: of transformers, for a model of one's own.
+        tokens, key_tokens: pieces of text, one for each query and each key; `tokens` are of both if those are as many.
+        lse: (..., h, n_q), if `observe=["lse"]` gave it before; otherwise it is found when it is needed.
+        save: a path, or several: .html (the page in one file), .png, .svg, .npz; without an ending .html and .png.
+        port: to serve at; any that is free unless given.
+        open_browser: whether to open the page.
+        block: serve until interrupted. Unless given, only scripts wait; at a prompt a `Viewer` is returned, whose
+            `close()` ends it.
+        options: those of `regard.attention`, such as `causal=True`, `mask` and `score`.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected, before any work.
+
+    >>> import numpy as np, regard
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 8, 1000, 64))
+    >>> page = regard.look(q, k, v, causal=True, block=False, open_browser=False)
+    >>> page.url.startswith("http://127.0.0.1:")
+    True
+    >>> page.close()
+    """
+    from .saving import Still, single, targets
+
+    given = [save] if isinstance(save, str | Path) else save or []
+    paths = [target for path in given for target in targets(Path(path))]
+    scenes = partial(
+        scenes_of, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse,
+        **options,
+    )  # fmt: skip
+    if paths:
+        still = Still(single(scenes()))
+        for path in paths:
+            still.save(path)
+        return None
+    from .answers import Answers
+
+    if in_notebook():
+        from .notebook import widget
+
+        return widget(Answers(scenes()))
+    from .server import Viewer, bound
+
+    with bound(port) as home:
+        viewer = Viewer(Answers(scenes()), home)
+
+    def ready() -> None:
+        print(f"regard look: {viewer.url}", flush=True)
+        if open_browser:
+            viewer.show()
+
+    if block or (block is None and not hasattr(sys, "ps1")):
+        viewer.run(ready)
+        return None
+    threading.Thread(target=viewer.run, args=(ready if open_browser else lambda: None,), daemon=True).start()
+    return viewer
+
+
+def scenes_of(
+    what: Any = None,
+    key: Any = None,
+    value: Any = None,
+    *,
+    text: str | None = None,
+    tokenizer: Any = None,
+    **options: Any,
+) -> tuple[Scene, ...]:
+    """The scenes that the arguments of `look` mean."""
+    from regard.captured import Capture
+
+    from . import sources
+
+    given = {name for name, x in options.items() if x is not None}
+    arrays = key is not None
+    if arrays and text is not None:
+        raise TypeError("text is for models: name what arrays attend to by tokens=")
+    if not arrays:
+        if given:
+            raise TypeError(f"{', '.join(sorted(given))} goes with query and key: look(query, key, ...)")
+        if value is not None:
+            raise TypeError("value was given without key: look(query, key, value)")
+    if what is None and not arrays:
+        settings = sources.Settings() if text is None else sources.Settings(text)
+        return (sources.example(settings),)
+    if isinstance(what, Capture):
+        if arrays or text is not None:
+            raise TypeError("a capture has keys and text of its own: look(capture)")
+        return sources.captured(what)
+    module = getattr(sys.modules.get("torch.nn"), "Module", None)
+    if module is not None and isinstance(what, module):
+        return sources.captured(of_model(what, text, tokenizer), kind="model")
+    if not arrays:
+        raise TypeError(
+            "look takes query and key, a regard.Capture, a PyTorch model with text= and tokenizer=, or nothing but "
+            f"text=; got {type(what).__name__}"
+        )
+    for name, x in (("value", value), ("lse", options.get("lse"))):
+        if x is not None:
+            options[name] = numpy_of(x)
+    return (sources.arrays(numpy_of(what), numpy_of(key), **options),)
+
+
+def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
+    """What a PyTorch model attends to while it reads a text."""
+    import torch
+
+    import regard
+
+    if text is None or tokenizer is None:
+        missing = " and ".join(name for name, x in (("text", text), ("tokenizer", tokenizer)) if x is None)
+        raise TypeError(f"a model needs {missing}: look(model, text=..., tokenizer=...)")
+    if not text:
+        raise ValueError("text is empty: give at least one character")
+    read = tokenizer(text, return_tensors="pt")
+    most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if most is not None and read["input_ids"].shape[-1] > most:
+        raise ValueError(f"text is too long: {read['input_ids'].shape[-1]} tokens, at most {most}")
+    with torch.no_grad(), regard.capture(model, tokenizer=tokenizer) as seen:
+        model(**read)
+    return seen
+
+
+def numpy_of(x: Any) -> Array:
+    """An array of any library as a NumPy one."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensor is not None and isinstance(x, tensor):
+        from regard.torch.arrays import array
+
+        return array(x.detach().cpu())
+    return np.asarray(x)
+
+
+def in_notebook() -> bool:
+    """Whether a notebook would show what is returned."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"

@@ -1,0 +1,101 @@
+"""The page in a real browser, served by the real server; every tab is watched for errors and for what it asks."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from in_browser import AXE, Tab, structured
+
+import regard
+
+HOW = "apt-get install chromium, pip install '.[test]', and `npm ci` in page/"
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--allow-file-access-from-files",
+)  # fmt: skip
+
+
+def missing() -> str | None:
+    """What these tests need and is not there."""
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ImportError:
+        return "playwright"
+    if shutil.which("chromium") is None:
+        return "chromium"
+    from regard.viewer import built
+
+    try:
+        built.page()
+    except FileNotFoundError:
+        return "the built page"
+    if not AXE.exists():
+        return "axe-core"
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def needed() -> None:
+    what = missing()
+    if what is None:
+        return
+    message = f"tests in a browser need {what}: {HOW}"
+    if os.environ.get("REGARD_BROWSER") == "required":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+WINDOW = regard.window(40, 3)
+
+
+@pytest.fixture(scope="session")
+def arrays() -> dict[str, dict[str, Any]]:
+    """Calls whose weights the page must show, by scene."""
+    q, k, v, words = structured(1000, 2)
+    small, others, values, few = structured(300, 2, seed=1)
+    long_q, long_k, _, many = structured(20_000, 1, seed=2)
+    return {
+        "arrays": {"query": q, "key": k, "value": v, "tokens": words, "causal": True},
+        "arrays-2": {"query": small, "key": others, "value": values, "tokens": few, "mask": WINDOW},
+        "arrays-3": {"query": long_q, "key": long_k, "tokens": many, "causal": True},
+    }
+
+
+@pytest.fixture(scope="session")
+def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
+    from regard.viewer import sources
+    from regard.viewer.answers import Answers
+    from regard.viewer.server import Viewer, bound
+
+    scenes = [sources.example(sources.Settings()), *(sources.arrays(**call) for call in arrays.values())]
+    with bound() as home:
+        made = Viewer(Answers(scenes), home)
+    assert list(made.answers.scenes) == ["example", *arrays]
+    thread = threading.Thread(target=made.run, daemon=True)
+    thread.start()
+    yield made
+    made.close()
+    thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def browser(needed: None) -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def tab(browser: Any, viewer: Any, request: pytest.FixtureRequest) -> Iterator[Tab]:
+    options = {"viewport": {"width": 1280, "height": 720}, "color_scheme": "light", "reduced_motion": "reduce"}
+    context = browser.new_context(**{**options, **getattr(request, "param", {})})
+    made = Tab(context.new_page(), viewer)
+    yield made
+    context.close()
+    made.check()

@@ -1,0 +1,98 @@
+"""What tests in a browser share: a watched tab, calls to look at, and what `regard` says of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import regard
+
+AXE = Path(__file__).parents[2] / "page" / "node_modules" / "axe-core" / "axe.min.js"
+OWN = ("data:", "blob:", "about:", "file:")
+
+# What is there when a view is.
+READY = {
+    "heads": ".heads .card canvas",
+    "map": ".map .readout output",
+    "text": ".text .strongest li",
+    "compare": ".compare .readout output",
+    "profiles": ".profiles .uplot canvas",
+    "steps": ".steps .stage-card .katex",
+    "arcs": ".arcs svg .arc",
+}
+
+
+def structured(n: int, heads: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Queries, keys and values whose maps have something to see, and words."""
+    rng = np.random.default_rng(seed)
+    words = [
+        "the",
+        "cat",
+        "sat",
+        "on",
+        "the",
+        "mat",
+        "and",
+        "then",
+        "a",
+        "dog",
+        "ran",
+        "to",
+        "the",
+        "old",
+        "red",
+        "house",
+    ]
+    tokens = [words[k % len(words)] + ("\n" if k % 23 == 22 else " ") for k in range(n)]
+    known = {word: rng.standard_normal(16) for word in sorted(set(tokens))}
+    x = np.array([known[token] for token in tokens])
+    angle = np.arange(n)[:, None] / 10 ** (np.arange(8) / 3)
+    place = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+    q = np.stack([x + h * np.roll(place, h, axis=0) for h in range(heads)]).astype(np.float32)
+    k = np.stack([x + h * place for h in range(heads)]).astype(np.float32)
+    return q, k, rng.standard_normal(k.shape).astype(np.float32), tokens
+
+
+def weights(call: dict[str, Any], rows: slice = slice(None), cols: slice = slice(None)) -> np.ndarray:
+    """What `regard.weights` says of a call, (heads, rows, cols)."""
+    options = {name: call[name] for name in ("causal", "mask") if name in call}
+    return np.asarray(regard.weights(call["query"], call["key"], rows=rows, cols=cols, **options))
+
+
+class Tab:
+    """A page of the browser, with what it asked for and what it complained about."""
+
+    def __init__(self, page: Any, viewer: Any):
+        self.page, self.viewer = page, viewer
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.expected: tuple[str, ...] = ()
+        page.set_default_timeout(8_000)
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
+
+    def open(self, state: str, base: str | None = None) -> Any:
+        """Go to a link to a view: what stands after #."""
+        self.page.goto("about:blank")  # a hash alone would not load the page anew
+        self.page.goto(f"{base or self.viewer.url}#{state}")
+        return self.page
+
+    def turn(self, state: str, sign: str) -> Any:
+        """Follow a link within the page, until the sign of what it leads to is seen."""
+        self.page.evaluate("state => (location.hash = state)", state)
+        self.page.wait_for_selector(sign)
+        return self.page
+
+    def api(self, part: str) -> list[str]:
+        """What was asked of the server that has this in its path, without the part that is always there."""
+        start = f"{self.viewer.url}api/"
+        return [url.removeprefix(start) for url in self.asked if url.startswith(start) and part in url]
+
+    def check(self) -> None:
+        """Nothing went wrong, and nothing left this machine."""
+        origin = self.viewer.url.rsplit("/", 2)[0] + "/"
+        away = [url for url in self.asked if not url.startswith((origin, *OWN))]
+        wrong = [text for text in self.complaints if not any(part in text for part in self.expected)]
+        if away or wrong:
+            raise AssertionError(f"asked elsewhere: {away}; complaints: {wrong}")

@@ -1,0 +1,278 @@
+"""What is seen in the page is what `regard` computes; and it works by keyboard, in the dark, and on a phone."""
+
+import io
+import json
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import pytest
+from in_browser import AXE, READY, Tab, weights
+
+from regard.viewer.colour import ramp
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
+DARK = {"color_scheme": "dark"}
+
+
+def hash_of(page: Any) -> dict[str, str]:
+    return dict(parse_qsl(page.evaluate("location.hash").lstrip("#")))
+
+
+def accessible(page: Any) -> None:
+    """axe-core finds nothing to complain about."""
+    page.evaluate(AXE.read_text("utf-8"))
+    found = page.evaluate("async () => (await axe.run(document)).violations")
+    if found:
+        brief = [(v["id"], v["help"], [node["html"][:120] for node in v["nodes"][:3]]) for v in found]
+        raise AssertionError(json.dumps(brief, indent=1))
+
+
+@pytest.mark.parametrize("tab", [{}, DARK, PHONE], ids=["light", "dark", "phone"], indirect=True)
+def test_every_view_loads_and_is_accessible(tab: Tab) -> None:
+    tab.open("type=true")
+    for view, sign in READY.items():
+        page = tab.turn(f"view={view}&layer=1&head=1&type=true", sign)
+        assert page.locator(".banner").is_hidden()
+        assert "does not by itself explain" in page.locator("footer").inner_text()
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, f"{view} is {wide} pixels wider than the screen"
+        accessible(page)
+
+
+@pytest.mark.parametrize("scene", ["arrays", "arrays-2"])
+def test_the_chosen_weight_is_exact(tab: Tab, arrays: dict[str, Any], scene: str) -> None:
+    call = arrays[scene]
+    i, j = 123, 101
+    page = tab.open(f"view=map&scene={scene}&head=1&i={i}&j={j}")
+    expected = weights(call, slice(i, i + 1), slice(j, j + 1))[1, 0, 0]
+    shown = page.wait_for_selector(".readout output[data-weight]").get_attribute("data-weight")
+    assert np.float32(shown) == expected
+    assert f"query {i} “{call['tokens'][i].strip()}" in page.locator(".readout").inner_text()
+
+
+def test_keys_move_the_chosen_pair(tab: Tab, arrays: dict[str, Any]) -> None:
+    page = tab.open("view=map&scene=arrays&i=500&j=480")
+    page.wait_for_selector(".readout output")
+    page.locator(".stage").focus()
+    for key in ("ArrowUp", "ArrowRight", "ArrowRight", "Shift+ArrowLeft"):
+        page.keyboard.press(key)
+    assert (hash_of(page)["i"], hash_of(page)["j"]) == ("499", "472")
+    expected = float(weights(arrays["arrays"], slice(499, 500), slice(472, 473))[0, 0, 0])
+    page.wait_for_function("w => Number(document.querySelector('.readout output').dataset.weight) === w", arg=expected)
+    assert "499" in page.locator(".spoken").inner_text()
+    page.keyboard.press("]")
+    assert hash_of(page)["head"] == "1"
+    page.keyboard.press("3")
+    page.wait_for_selector(READY["text"])
+    page.go_back()
+    page.wait_for_selector(READY["map"])
+
+
+def test_zooming_fetches_the_tiles_that_are_seen(tab: Tab) -> None:
+    page = tab.open("view=map&scene=arrays&i=700&j=300&kind=mass")
+    page.wait_for_selector(".readout output")
+    page.wait_for_load_state("networkidle")
+    assert {"arrays/tile/0/0/0/0/0?kind=mass"} <= set(tab.api("/tile/"))
+    tab.asked.clear()
+    page.locator(".stage").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(300)
+    fine = [url for url in tab.api("/tile/") if url.startswith("arrays/tile/0/0/2/")]
+    assert "arrays/tile/0/0/2/1/2?kind=mass" in fine  # key 300 is in tile 1 of 256, query 700 in tile 2
+    assert len(fine) == len(set(fine)) <= 4, fine
+
+
+@pytest.mark.parametrize("tone", ["linear", "root", "log"])
+def test_a_pixel_has_the_colour_of_its_weight(tab: Tab, arrays: dict[str, Any], tone: str) -> None:
+    scene, i, j = "arrays-2", 150, 148
+    page = tab.open(f"view=map&scene={scene}&head=1&i={i}&j={j}&scale=viridis&tone={tone}")
+    page.wait_for_selector(".readout output")
+    page.locator(".stage").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(400)
+    picture = picture_of(page)
+    call = weights(arrays[scene])
+    top = np.float16(call[1].max())
+    seen = 0
+    # Enter puts the pair into the middle, 44 pixels wide at least; numbers stand in the middle of a cell.
+    middle, width = (picture.shape[0] / 2, picture.shape[1] / 2), cell_width(page)
+    for di, dj in ((0, 2), (2, 0), (-2, 1), (1, -2), (-1, -3)):
+        weight = float(np.float16(call[1, i + di, j + dj]))
+        share = weight / float(top)
+        place = {"linear": share, "root": share**0.5, "log": max(0.0, 1 + np.log10(share) / 4)}[tone]
+        at = (int(middle[0] + (di + 0.36) * width), int(middle[1] + (dj + 0.36) * width))
+        assert np.abs(picture[at] - ramp(place).astype(int)).max() <= 2, (di, dj, picture[at], ramp(place))
+        seen += weight > 0.001
+    assert seen >= 3
+
+
+def picture_of(page: Any) -> np.ndarray:
+    """What the map looks like, (height, width, 3)."""
+    from PIL import Image
+
+    box = page.locator(".stage").bounding_box()
+    return np.asarray(Image.open(io.BytesIO(page.screenshot(clip=box))).convert("RGB")).astype(int)
+
+
+def cell_width(page: Any) -> float:
+    """Pixels between two keys, from how far apart the pointer finds them."""
+    box = page.locator(".stage").bounding_box()
+    y, found = box["y"] + box["height"] / 2, []
+    for x in range(int(box["x"] + box["width"] / 2), int(box["x"] + box["width"]) - 2, 2):
+        page.mouse.move(x, y)
+        name = page.evaluate(
+            "() => new Promise(r => requestAnimationFrame(() => r(document.querySelector('.readout').textContent)))"
+        )
+        key = name.split("key ")[1].split(" ")[0]
+        if not found or found[-1][1] != key:
+            found.append((x, key))
+        if len(found) == 6:
+            break
+    page.mouse.move(2, 2)
+    return (found[5][0] - found[1][0]) / 4
+
+
+def test_text_is_shaded_by_rows_and_columns(tab: Tab, arrays: dict[str, Any]) -> None:
+    call = arrays["arrays"]
+    for by, chosen, expected in (
+        (False, 640, weights(call, slice(640, 641))[1, 0]),
+        (True, 77, weights(call, cols=slice(77, 78))[1, :, 0]),
+    ):
+        index = "j" if by else "i"
+        page = tab.open(f"view=text&scene=arrays&head=1&{index}={chosen}&by={'true' if by else 'false'}")
+        page.wait_for_selector(".strongest li")
+        listed = page.eval_on_selector_all(
+            ".strongest button", "all => all.map(b => [Number(b.dataset.token), Number(b.dataset.weight)])"
+        )
+        best = np.sort(np.nan_to_num(expected))[::-1][:10]
+        tokens, shown = map(list, zip(*listed, strict=True))
+        np.testing.assert_allclose(shown, best, rtol=4e-6)
+        np.testing.assert_allclose(shown, expected[tokens], rtol=4e-6)
+    page.locator(".token[data-token='90']").click()
+    page.wait_for_function("() => document.querySelector('aside h2').textContent.includes('90 ')")
+    assert hash_of(page)["j"] == "90"
+
+
+def test_long_text_draws_what_is_seen_alone(tab: Tab, arrays: dict[str, Any]) -> None:
+    page = tab.open("view=text&scene=arrays-3&i=19990")
+    page.wait_for_selector(".token[data-token='19990'].chosen")
+    assert page.locator(".token").count() < 2_000
+    listed = page.locator(".strongest button").first
+    expected = weights(arrays["arrays-3"], slice(19_990, 19_991))[0, 0]
+    assert np.float32(listed.get_attribute("data-weight")) == np.nanmax(expected)
+    listed.click()
+    page.wait_for_selector(f".token[data-token='{listed.get_attribute('data-token')}']")
+
+
+def test_compare_shows_both_and_their_difference(tab: Tab, arrays: dict[str, Any]) -> None:
+    page = tab.open("view=compare&scene=arrays&head=0&other=arrays/0/1&i=200&j=190")
+    text = page.wait_for_selector(".readout output").inner_text()
+    a, b = weights(arrays["arrays"], slice(200, 201), slice(190, 191))[:, 0, 0]
+    shown = [float(part.replace("−", "-")) for part in text.split(" and ")]
+    np.testing.assert_allclose(shown, [a, b], rtol=1e-3)
+    assert page.locator(".pane:visible").count() == 3
+    before = len(tab.api("/tile/"))
+    page.locator(".stage").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(300)
+    assert "arrays/tile/0/1/2/0/0?kind=max" in tab.api("/tile/")[before:]  # the second map follows the first
+    page.locator(".controls select").nth(0).select_option("arrays-2")
+    page.wait_for_function("() => document.querySelectorAll('.pane')[2].hidden")
+    assert "different sizes" in page.locator(".compare .empty").inner_text()
+
+
+def test_steps_end_in_the_weight(tab: Tab, arrays: dict[str, Any]) -> None:
+    page = tab.open("view=steps&scene=arrays-2&head=1&i=60&j=55")
+    stage = page.wait_for_selector("[data-stage='softmax weight']")
+    expected = weights(arrays["arrays-2"], slice(60, 61), slice(55, 56))[1, 0, 0]
+    np.testing.assert_allclose(float(stage.get_attribute("data-value")), expected, rtol=1e-5)
+    page.get_by_label("Key after").click()
+    page.wait_for_function("() => location.hash.includes('j=56')")
+
+
+def test_arcs_are_the_weights_from_a_threshold(tab: Tab, arrays: dict[str, Any]) -> None:
+    page = tab.open("view=arcs&scene=arrays&head=1&i=32")
+    page.wait_for_selector(".arc")
+    part = np.nan_to_num(weights(arrays["arrays"], slice(0, 64), slice(0, 64))[1])
+    expected = int(((part >= np.float32(0.05)) & ~np.eye(64, dtype=bool)).sum())
+    assert 0 < expected < 400
+    assert page.locator(".arc").count() == expected
+
+
+def test_heads_are_sorted_and_filtered(tab: Tab) -> None:
+    page = tab.open("view=heads&sort=previous token")
+    page.wait_for_selector(".card .score")
+    scores = [float(text) for text in page.locator(".card .score span:last-child").all_inner_texts() if text != "–"]
+    assert len(scores) == 12
+    assert scores == sorted(scores, reverse=True)
+    page.get_by_label("Kind").select_option("induction")
+    page.wait_for_function("() => document.querySelectorAll('.card').length < 12")
+    assert set(page.locator(".card .kind").all_inner_texts()) == {"induction"}
+    page.locator(".card").first.click()
+    page.wait_for_selector(READY["map"])
+
+
+def test_typing_runs_the_model(tab: Tab) -> None:
+    tab.expected = ("422",)
+    page = tab.open("view=map&layer=1&head=0&i=3&j=2&type=true")
+    before = page.wait_for_selector(".readout output").get_attribute("data-weight")
+    page.locator("textarea").fill("One two three. One two three.")
+    page.wait_for_function("() => /scene=(?!example&)/.test(location.hash)")
+    page.wait_for_function("w => document.querySelector('.readout output')?.dataset.weight !== w", arg=before)
+    name = hash_of(page)["scene"]
+    seen = tab.viewer.answers.get(f"{name}/values/1/0", {"rows": "3:4", "cols": "2:3"}).content
+    page.wait_for_function(
+        "w => Number(document.querySelector('.readout output')?.dataset.weight) === w", arg=float(seen[0, 0])
+    )
+    page.get_by_label("Causal").uncheck()
+    page.wait_for_function("name => !location.hash.includes(name + '&')", arg=f"scene={name}")
+    changed = tab.viewer.answers.scenes[hash_of(page)["scene"]].settings
+    assert changed["causal"] is False
+    for text in ("", "x" * 17_000):
+        page.locator("textarea").fill(text)
+        page.wait_for_selector(".editor .problem:not(:empty)")
+        page.locator("textarea").fill("fine")
+        page.wait_for_selector(".editor .problem", state="hidden")
+
+
+def test_a_server_that_is_gone_is_said(tab: Tab) -> None:
+    tab.expected = ("ERR_FAILED", "Failed to fetch")
+    page = tab.open("view=map&i=20&j=3")
+    page.wait_for_selector(".readout output")
+    page.context.route("**/api/**", lambda route: route.abort())
+    page.keyboard.press("5")
+    page.wait_for_selector(".banner:visible")
+    assert "does not answer" in page.locator(".banner").inner_text()
+    page.context.unroute("**/api/**")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector(READY["profiles"])
+    assert page.locator(".banner").is_hidden()
+
+
+def test_links_to_what_is_not_there_lead_to_what_is(tab: Tab) -> None:
+    page = tab.open("view=nowhere&scene=none&layer=99&head=-4&i=1e9&tone=loud")
+    page.wait_for_selector(READY["heads"])
+    assert hash_of(page).get("layer") == "2"
+
+
+def test_the_first_key_can_be_left_out(tab: Tab) -> None:
+    page = tab.open("view=map&scene=arrays&scale=viridis&i=500&j=1")
+    page.wait_for_selector(".readout output")
+    page.locator(".stage").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(400)
+    for hide in (False, True):
+        page.get_by_label("Hide the sink").set_checked(hide)
+        page.wait_for_timeout(400)
+        picture = picture_of(page)
+        width = cell_width(page)
+        first, second = (
+            picture[int(picture.shape[0] / 2 + 2.36 * width), int(picture.shape[1] / 2 + (dj + 0.36) * width)]
+            for dj in (-1, 0)
+        )
+        assert (first.tolist() == [255, 255, 255]) is hide
+        assert second.tolist() != [255, 255, 255]

@@ -1,0 +1,87 @@
+"""The page without a server: from a file on disk, and in a notebook."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_browser import READY, Tab, weights
+
+import regard
+
+
+@pytest.mark.parametrize("scene", ["arrays", "arrays-2", "example"])
+def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path: Path, scene: str) -> None:
+    from regard.viewer import export
+    from regard.viewer.answers import Answers
+
+    file = tmp_path / "saved page.html"
+    mine = Answers(tab.viewer.answers.scenes.values(), patience=None)
+    file.write_text(export.page(mine, scene), "utf-8")
+    mine.close()
+    tab.open("view=heads", file.as_uri())
+    for view, sign in READY.items():
+        if view == "steps" and scene == "arrays-2":
+            continue  # of rules, weights are embedded, not what they come from
+        page = tab.turn(f"view={view}&i=40&j=37", sign)
+        assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()
+    if scene in arrays:
+        page = tab.turn("view=map&i=250&j=240", READY["map"])
+        shown = float(page.locator(".readout output").get_attribute("data-weight"))
+        expected = float(weights(arrays[scene], slice(250, 251), slice(240, 241))[0, 0, 0])
+        exact = "mask" not in arrays[scene]
+        np.testing.assert_allclose(shown, expected, rtol=1e-4 if exact else 2**-10)
+        page.locator(".stage").focus()
+        for _ in range(2):
+            page.keyboard.press("Shift+ArrowRight")
+        page.wait_for_selector(".readout output[data-weight='NaN']")  # query 250 does not see key 260
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(500)
+        assert page.locator(".banner").is_hidden()
+    assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in tab.asked)
+
+
+def test_a_notebook_asks_by_messages(tab: Tab, arrays: dict[str, Any]) -> None:
+    from regard.viewer import built
+    from regard.viewer.notebook import answered
+
+    page = tab.page
+    page.set_content("<!doctype html><html lang='en'><title>a notebook</title><body></body></html>")
+
+    def ask(message: dict[str, Any]) -> dict[str, Any]:
+        content, buffers = answered(tab.viewer.answers, message)
+        return {"content": content, "buffers": [base64.b64encode(b).decode() for b in buffers]}
+
+    page.expose_function("ask", ask)
+    page.add_style_tag(content=built.page()["page.css"])
+    page.evaluate(
+        """async source => {
+            const listeners = new Set();
+            const model = {
+                on: (_, listener) => listeners.add(listener),
+                off: (_, listener) => listeners.delete(listener),
+                send: async message => {
+                    const { content, buffers } = await ask(message);
+                    const views = buffers.map(b => new DataView(Uint8Array.from(atob(b), c => c.charCodeAt(0)).buffer));
+                    for (const listener of listeners) listener(content, views);
+                },
+            };
+            const widget = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+            const el = document.body.appendChild(document.createElement("div"));
+            window.leave = widget.default.render({ model, el });
+            window.listeners = listeners;
+        }""",
+        built.page()["page.js"],
+    )
+    page.wait_for_selector(READY["heads"])
+    page.get_by_label("Text", exact=True).select_option("arrays")
+    page.get_by_role("button", name="Map", exact=True).click()
+    shown = page.wait_for_selector(".readout output").get_attribute("data-weight")
+    n = len(arrays["arrays"]["tokens"])
+    call = arrays["arrays"]
+    expected = regard.weights(call["query"], call["key"], rows=slice(n - 1, n), cols=slice(0, 1), causal=True)
+    assert np.float32(shown) == expected[0, 0, 0]
+    assert page.evaluate("location.hash") == ""  # the notebook's address is not ours
+    page.evaluate("leave()")
+    assert page.evaluate("listeners.size") == 0

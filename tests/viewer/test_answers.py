@@ -1,0 +1,533 @@
+"""What the page is told is what `regard.weights` and the statistics say; what cannot be told is one sentence."""
+
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard import insight
+from regard.api import problem_from
+from regard.captured import Capture, Layer
+from regard.examplemodel import ExampleModel
+from regard.viewer import pyramid
+from regard.viewer.answers import RUNS, Answer, Answers
+from regard.viewer.scene import SMALL, Scene, triangle
+from regard.viewer.sources import Settings, arrays, captured, example
+from regard.viewer.store import Store, Unfinished, Worker
+
+RNG = np.random.default_rng(0)
+Q, K, V = RNG.standard_normal((4, 700, 8)), RNG.standard_normal((2, 900, 8)), RNG.standard_normal((2, 900, 3))
+SHOWN = RNG.random((4, 700, 900)) < 0.7
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True, "scale": 0.7},
+    "rules": {
+        "mask": regard.window(300, 5) & regard.documents(np.arange(900) // 250),
+        "score": [regard.softcap(3.0), regard.alibi(RNG.random(4))],
+    },
+    "arrays": {"mask": SHOWN, "bias": RNG.standard_normal((4, 1, 900)), "sink": RNG.standard_normal(4)},
+    "padding on the left": {"mask": regard.padding(800, side="left")},
+    "a place": {"causal": True, "offset": 40},
+    "some see nothing": {"mask": regard.mask(lambda b, h, i, j: (i % 3 != 0) & (j < i))},
+}
+
+
+def asked(answers: Answers, path: str, **query: Any) -> Any:
+    found = answers.get(path, {name: str(x) for name, x in query.items()})
+    assert found.status == 200, found.content
+    return found.content
+
+
+def refused(found: Answer) -> tuple[int, str]:
+    assert isinstance(found.content, dict)
+    return found.status, found.content["error"]
+
+
+def cells_of(P: np.ndarray, cell: int, kind: str) -> np.ndarray:
+    """The specification of a level: sums over keys and means over queries, or the largest, of cells of pairs."""
+    height, width = (-(-n // cell) for n in P.shape)
+    padded = np.zeros((height * cell, width * cell))
+    padded[: P.shape[0], : P.shape[1]] = P
+    blocks = padded.reshape(height, cell, width, cell)
+    rows = np.minimum(cell, P.shape[0] - cell * np.arange(height))
+    return blocks.max((1, 3)) if kind == "max" else blocks.sum((1, 3)) / rows[:, None]
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[Answers, np.ndarray, dict[str, Any]]]:
+    """Answers about arrays with some rules, without patience's end, and the weights by the specification."""
+    options = CASES[request.param]
+    answers = Answers([arrays(Q, K, V, **options)], patience=None)
+    yield answers, regard.weights(Q, K, engine="spec", **options), options
+    answers.close()
+
+
+def test_values_are_the_weights(case: tuple[Answers, np.ndarray, dict[str, Any]]) -> None:
+    answers, weights, options = case
+    for head in (0, 3):
+        found = asked(answers, f"arrays/values/0/{head}", rows="100:103", cols="5:899")
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(np.nan_to_num(found), weights[head, 100:103, 5:899], atol=1e-7)
+        for i in (0, 333, 699):
+            np.testing.assert_allclose(
+                np.nan_to_num(asked(answers, f"arrays/row/0/{head}/{i}")), weights[head, i], atol=1e-7
+            )
+        for j in (0, 450, 899):
+            column = asked(answers, f"arrays/column/0/{head}/{j}")
+            np.testing.assert_allclose(np.nan_to_num(column), weights[head, :, j], atol=1e-7)
+        # What is drawn as hidden is hidden, and of rules of affine comparisons all that is.
+        whole = asked(answers, f"arrays/values/0/{head}", rows="0:700", cols="0:900")
+        assert (weights[head][np.isnan(whole)] == 0).all()
+        if options.get("causal"):
+            i = np.arange(700)[:, None] + options.get("offset", 200)
+            np.testing.assert_array_equal(np.isnan(whole), np.arange(900) > i)
+
+
+@pytest.mark.parametrize("kind", ["mass", "max"])
+def test_tiles_of_every_level_are_cells_of_the_weights(
+    case: tuple[Answers, np.ndarray, dict[str, Any]], kind: str
+) -> None:
+    answers, weights, _ = case
+    head = 2
+    described = asked(answers, f"arrays/map/0/{head}")
+    assert (described["levels"], described["max_level"], described["tile"]) == (3, 2, 256)
+    for level in range(3):
+        expected = cells_of(weights[head], 2 ** (2 - level), kind)
+        height, width = (-(-n // 256) for n in expected.shape)
+        assert described["maximum"][kind][level] is None or described["maximum"][kind][level] == pytest.approx(
+            (expected if kind == "mass" else weights[head]).max(), rel=1e-3
+        )
+        for y in range(height):
+            for x in range(width):
+                found = asked(answers, f"arrays/tile/0/{head}/{level}/{x}/{y}", kind=kind)
+                part = expected[256 * y : 256 * (y + 1), 256 * x : 256 * (x + 1)]
+                assert (found.dtype, found.shape) == (np.float16, part.shape)
+                np.testing.assert_allclose(np.nan_to_num(found), part, rtol=1e-3, atol=1e-7)
+                assert (part[np.isnan(found)] == 0).all()
+    assert described["maximum"][kind][0] is not None
+
+
+def test_rows_of_mass_sum_to_one_at_every_level() -> None:
+    answers = Answers([arrays(Q, K)], patience=None)
+    for level in range(3):
+        tiles = [asked(answers, f"arrays/tile/0/1/{level}/{x}/0", kind="mass") for x in range((1, 2, 4)[level])]
+        np.testing.assert_allclose(np.concatenate(tiles, axis=1).astype(float).sum(1), 1, atol=3e-3)
+
+
+@pytest.mark.parametrize("rules", ["causal", "rules", "a place"])
+def test_a_long_pass_by_a_kernel_is_that_by_strips(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = arrays(Q[:, :, :], K, **CASES[rules]).layers[0].head(1)
+    expected = pyramid.coarse(head)
+    monkeypatch.setattr("regard.viewer.pyramid.WORTH_COMPILING", 0)
+    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 0)
+    monkeypatch.setattr("regard.viewer.pyramid.BAND", 900 * 128)  # several bands
+    done: list[float] = []
+    found = pyramid.coarse(head, done.append)
+    assert len(done) > 2
+    assert done == sorted(done)
+    assert found.top == pytest.approx(expected.top, rel=1e-6)
+    for kind in ("mass", "max"):
+        for x, y in zip(found.of(kind), expected.of(kind), strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-7)
+    by_kernel = pyramid.tile(head, found, 2, 2, 2, "mass")
+    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 2**30)
+    np.testing.assert_allclose(by_kernel, pyramid.tile(head, found, 2, 2, 2, "mass"), rtol=2e-3, atol=1e-7)
+
+
+def test_a_rule_that_counts_keys_is_given_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.viewer.pyramid.WORTH_COMPILING", 0)
+    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 0)
+    head = arrays(Q, K[:, :899], mask=regard.padding(800, side="left")).layers[0].head(1)
+    weights = regard.weights(Q, K[:, :899], mask=regard.padding(800, side="left"))[1]
+    assert head.counts_keys
+    np.testing.assert_allclose(pyramid.coarse(head).max[-1], cells_of(weights, 2, "max"), rtol=1e-3, atol=1e-7)
+
+
+def test_a_part_of_a_call_has_its_weights() -> None:
+    options: dict[str, Any] = {
+        "mask": regard.mask(lambda b, h, i, j: (i + b + h + j) % 5 != 0)
+        & regard.mask(RNG.random((2, 1, 30, 40)) < 0.8),
+        "bias": RNG.standard_normal((1, 4, 1, 40)),
+        "sink": RNG.standard_normal(4),
+        "offset": np.array([3, 12]),
+        "origin": (1, 2, 5),
+    }
+    q, k = RNG.standard_normal((2, 4, 30, 8)), RNG.standard_normal((2, 2, 40, 8))
+    weights = regard.weights(q, k, engine="spec", **options)
+    _, seen = regard.attention(q, k, k, observe=["lse"], **options)
+    p = problem_from(q, k, k, **options)
+    for name in ("cpu", "tiled", "spec"):
+        engine = regard.engines.engines()[name]
+        for b in range(2):
+            part = p.part(b, 3, slice(4, 22), slice(8, 38))
+            lse = seen.lse[b, 3, None, 4:22]
+            inside = weights[b, 3, 4:22, 8:38]
+            if name != "spec":
+                np.testing.assert_allclose(engine.weights(part, lse, range(18), range(30))[0], inside, atol=1e-12)
+            mass, largest = engine.maps(part, lse, 6, 10)
+            np.testing.assert_allclose(mass[0], inside.reshape(6, 3, 10, 3).sum(3).mean(1), atol=1e-12)
+            np.testing.assert_allclose(largest[0], inside.reshape(6, 3, 10, 3).max((1, 3)), atol=1e-12)
+        whole = p.part(1, None)
+        np.testing.assert_allclose(engine.maps(whole, seen.lse[1], 30, 40)[1], weights[1], atol=1e-12)
+
+
+def test_thumbnails() -> None:
+    P = regard.weights(Q, K, causal=True)
+    scene = arrays(Q, K, causal=True)
+    answers = Answers([scene], patience=None)
+    for kind in ("mass", "max"):
+        found = answers.get("arrays/thumbs/0", {"size": "32", "kind": kind})
+        assert found.exact
+        assert found.content.shape == (4, 32, 32)  # type: ignore[union-attr]
+        rows, cols = (np.arange(33) * n // 32 for n in (700, 900))
+        block = P[3, rows[7] : rows[8], cols[11] : cols[12]]
+        expected = block.max() if kind == "max" else block.sum(1).mean()
+        np.testing.assert_allclose(found.content[3, 7, 11], expected, rtol=2e-3)  # type: ignore[index]
+    small = Answers([arrays(Q[:, :5], K[:, :5])], patience=None)
+    found = small.get("arrays/thumbs/0", {"size": "10", "kind": "max"})
+    np.testing.assert_allclose(found.content[0, ::2, ::2], regard.weights(Q[:, :5], K[:, :5])[0], rtol=1e-3)  # type: ignore[index]
+
+
+def test_thumbnails_of_long_heads_say_that_they_are_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.viewer.pyramid.SMALL", 0)
+    answers = Answers([arrays(Q, K, causal=True, sink=np.ones(4))], patience=None)
+    P = regard.weights(Q, K, causal=True, sink=np.ones(4))
+    found = answers.get("arrays/thumbs/0", {"size": "16"})
+    assert not found.exact
+    rows = np.unique(np.arange(64) * 700 // 64)
+    cols = np.arange(16) * 900 // 16
+    sampled = np.add.reduceat(P[2][rows], cols, axis=1).reshape(16, 4, 16).mean(1)
+    np.testing.assert_allclose(found.content[2], sampled, rtol=2e-3, atol=1e-7)  # type: ignore[index]
+    for head in range(4):
+        asked(answers, f"arrays/map/0/{head}")
+    assert answers.get("arrays/thumbs/0", {"size": "16"}).exact
+
+
+def test_scores_are_those_of_insight() -> None:
+    model = ExampleModel.load()
+    text = "one two three one two three one two"
+    answers = Answers([example(Settings(text), model)], patience=None)
+    trace = model.run(ids := model.encode(text))
+    found = asked(answers, "example/heads")
+    assert [(row["layer"], row["head"]) for row in found["rows"]] == [(a, b) for a in range(3) for b in range(4)]
+    for row in found["rows"]:
+        expected = insight.head_statistics(trace.weights(row["layer"]), ids, prefix=3)[row["head"]]
+        for name, score in row["scores"].items():
+            true = {**expected.scores, "entropy": expected.entropy, "normalized entropy": expected.normalized_entropy}
+            assert score == pytest.approx(true[name], abs=1e-5)
+        assert row["kind"] in (None, *insight.KINDS)
+    assert {column["name"] for column in found["columns"]} == set(found["rows"][0]["scores"])
+    assert any(row["kind"] == "induction" for row in found["rows"])
+
+
+def test_scores_that_mean_nothing_are_null() -> None:
+    nameless = asked(Answers([arrays(Q[:, :50], K[:, :50])], patience=None), "arrays/heads")["rows"][0]["scores"]
+    assert nameless["induction"] is nameless["duplicate token"] is None
+    assert nameless["previous token"] is not None
+    cross = asked(Answers([arrays(Q[:, :50], K[:, :60])], patience=None), "arrays/heads")["rows"][0]["scores"]
+    assert cross["previous token"] is cross["current token"] is None
+    assert 0 < cross["first-token sink"] < 1
+    once = asked(Answers([example(Settings("abcdef"))], patience=None), "example/heads")["rows"][0]["scores"]
+    assert once["induction"] is None
+
+
+@pytest.mark.parametrize("name", ["causal", "rules", "a place", "some see nothing"])
+def test_profiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.viewer.profiles.BAND", 900 * 100)  # several bands
+    options = CASES[name]
+    found = asked(Answers([arrays(Q, K, V, **options)], patience=None), "arrays/profiles/0/3")
+    observe = ["lse", "entropy", "normalized_entropy", "received", "profile"]
+    _, seen = regard.attention(Q, K, V, observe=observe, **options)
+    for key in ("lse", "entropy", "normalized_entropy", "received"):
+        expected = [x if np.isfinite(x) else None for x in seen[key][3].tolist()]
+        assert found[key]["values"] == pytest.approx(expected, abs=1e-5)
+        assert (found[key]["start"], found[key]["step"]) == (0, 1)
+    P = regard.weights(Q, K, **options)[3]
+    assert found["sink"]["values"] == pytest.approx(P[:, 0].tolist(), abs=1e-6)
+    first = options.get("offset", 200)
+    by_distance: dict[int, list[float]] = {}
+    for (r, j), x in np.ndenumerate(P):
+        by_distance.setdefault(r + first - j, []).append(x)
+    offset = found["offset"]
+    for at, value in enumerate(offset["values"]):
+        assert value == pytest.approx(np.mean(by_distance[offset["start"] + at]), abs=1e-6)
+    inside = range(offset["start"], offset["start"] + len(offset["values"]))
+    assert all(distance in inside or not any(x) for distance, x in by_distance.items())
+
+
+def test_long_profiles_are_means() -> None:
+    from regard.viewer.profiles import MOST, binned
+
+    x = RNG.random(5000)
+    found = binned(x)
+    assert (len(found.values), found.step) == (1667, 3)
+    assert len(found.values) <= MOST
+    np.testing.assert_allclose(found.values[:3], x[:9].reshape(3, 3).mean(1))
+    assert found.values[-1] == pytest.approx(x[4998:].mean())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stages_lead_to_the_weight_and_the_output(name: str) -> None:
+    options = CASES[name]
+    answers = Answers([arrays(Q, K, V, **options)], patience=None)
+    out = regard.attention(Q, K, V, **options)
+    P = regard.weights(Q, K, **options)
+    for i, j in ((10, 3), (650, 640), (9, 850)):
+        stages = {stage["name"]: stage for stage in asked(answers, f"arrays/step/0/3/{i}/{j}")["stages"]}
+        assert stages["softmax weight"]["value"] == pytest.approx(P[3, i, j], abs=1e-7)
+        assert stages["dot product"]["value"] == pytest.approx(Q[3, i] @ K[1, j])
+        assert stages["products"]["values"] == pytest.approx((Q[3, i] * K[1, j]).tolist())
+        assert stages["weighted sum"]["values"] == pytest.approx(out[3, i].tolist(), abs=1e-6)
+        assert stages["times value"]["values"] == pytest.approx((P[3, i, j] * V[1, j]).tolist(), abs=1e-7)
+        assert all(stage["formula"] and stage["text"] for stage in stages.values())
+        hidden = P[3, i, j] == 0
+        assert (stages.get("mask", {"value": 0})["value"] is None) == hidden
+        assert ("is hidden" in stages.get("mask", {"text": ""})["text"]) == hidden
+        if not hidden:
+            score = [stages[s]["value"] for s in ("scale", "rules", "bias") if s in stages][-1]
+            lse = stages["log-sum-exp"]["value"]
+            assert np.exp(score - lse) == pytest.approx(P[3, i, j], rel=1e-5)
+
+
+def test_batch_elements() -> None:
+    q, k = RNG.standard_normal((2, 2, 3, 20, 4))
+    options: dict[str, Any] = {"mask": regard.mask(lambda b, h, i, j: (i + j + b) % 3 != 0)}
+    answers = Answers([arrays(q, k, **options)], patience=None)
+    assert asked(answers, "scenes")["scenes"][0]["batch"] == 2
+    for b in range(2):
+        found = asked(answers, "arrays/row/0/2/7", b=b)
+        np.testing.assert_allclose(np.nan_to_num(found), regard.weights(q, k, **options)[b, 2, 7], atol=1e-7)
+    assert (
+        refused(answers.get("arrays/row/0/2/7", {"b": "2"}))[1] == "batch element must be a number from 0 to 1, got 2"
+    )
+
+
+def test_captures_are_scenes() -> None:
+    q, k = RNG.standard_normal((2, 3, 40, 8))
+    seen = Capture.of_arrays(q, k, tokens=[f"t{n % 7}" for n in range(40)], causal=True, model="made up")
+    seen.layers.append(Layer.of("cross", q, k[:, :25], mask=regard.window(3, 3), cross=True))
+    scenes = captured(seen)
+    answers = Answers(scenes, patience=None)
+    first, second = asked(answers, "scenes")["scenes"]
+    assert (first["id"], first["kind"], first["has_tokens"], first["layers"][0]["causal"]) == (
+        "capture",
+        "capture",
+        True,
+        True,
+    )
+    assert (second["id"], second["layers"][0]["cross"], second["has_tokens"]) == ("capture-2", True, False)
+    assert asked(answers, "capture/tokens", axis="query", start=3, stop=5) == {
+        "start": 3,
+        "total": 40,
+        "tokens": ["t3", "t4"],
+    }
+    np.testing.assert_allclose(
+        np.nan_to_num(asked(answers, "capture/row/0/2/30")), regard.weights(q, k, causal=True)[2, 30], atol=1e-6
+    )
+    crossed = regard.weights(q, k[:, :25], mask=regard.window(3, 3))[1, 30]
+    np.testing.assert_allclose(np.nan_to_num(asked(answers, "capture-2/row/0/1/30")), crossed, atol=1e-6)
+    assert [stage["name"] for stage in asked(answers, "capture/step/0/0/5/3")["stages"]][-1] == "softmax weight"
+    with pytest.raises(ValueError, match="the capture holds no layer"):
+        captured(Capture())
+
+
+def test_typing_makes_scenes() -> None:
+    answers = Answers([example(Settings("hello"))], patience=None)
+    found = answers.post("example/run", {"text": "hello hello", "temperature": 2, "scaled": False, "causal": False})
+    assert found.status == 200
+    assert isinstance(found.content, dict)
+    scene = found.content["scene"]
+    assert scene["settings"] == {"text": "hello hello", "temperature": 2.0, "scaled": False, "causal": False}
+    assert scene["id"] != "example"
+    trace = ExampleModel.load().run(ExampleModel.load().encode("hello hello"), temperature=2, scale=False, causal=False)
+    np.testing.assert_allclose(asked(answers, f"{scene['id']}/row/2/3/6"), trace.weights(2)[3, 6], atol=1e-6)
+    again = answers.post("example/run", scene["settings"])
+    assert again.content == found.content
+    assert asked(answers, "example/tokens")["tokens"][1:] == list("hello")
+    asked(answers, "example/heads")
+    for n in range(RUNS):
+        assert answers.post("example/run", {"text": f"text {n}"}).status == 200
+    assert list(answers.scenes) == ["example", *(f"example-{n}" for n in range(3, 3 + RUNS))]  # what was given stays
+    gone = answers.get(f"{scene['id']}/heads")
+    assert refused(gone) == (404, "there is no scene example-2: it was given up for later ones; run it again")
+    assert all(key[0] in answers.scenes for key in answers._heads)
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"text": ""}, "text is empty: give at least one character"),
+        ({"text": "ab" * 10_000}, "text is too long: 20001 tokens, at most 16384"),
+        ({"text": 3}, "text must be a str, got 3"),
+        ({"temperature": 0}, "temperature must be positive and finite, got 0.0"),
+        ({"temperature": True}, "temperature must be a float, got True"),
+        ({"causal": 1}, "causal must be a bool, got 1"),
+        ({"speed": 1}, "speed is not a setting; those are text, temperature, scaled, causal"),
+        ([], "settings must be a JSON object with text, temperature, scaled and causal"),
+    ],
+)
+def test_settings_that_cannot_be_run(body: Any, sentence: str) -> None:
+    assert refused(Answers([example(Settings("a"))]).post("example/run", body)) == (422, sentence)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status", "sentence"),
+    [
+        ("nothing", {}, 404, "there is no nothing"),
+        ("other/heads", {}, 404, "there is no scene other: see scenes"),
+        ("arrays/map/1/0", {}, 404, "layer 1 does not exist: there are 1"),
+        ("arrays/map/0/4", {}, 404, "head 4 does not exist: there are 4"),
+        ("arrays/tile/0/0/3/0/0", {}, 404, "level 3 does not exist: this map has levels 0 to 2"),
+        ("arrays/tile/0/0/1/2/0", {}, 404, "tile 2, 0 does not exist: level 1 has 2 × 2 tiles"),
+        ("arrays/tile/0/0/0/0/0", {"kind": "sum"}, 422, "kind must be mass or max, got sum"),
+        ("arrays/row/0/0/700", {}, 404, "query 700 does not exist: there are 700"),
+        ("arrays/column/0/0/900", {}, 404, "key 900 does not exist: there are 900"),
+        ("arrays/step/0/0/0/900", {}, 404, "key 900 does not exist: there are 900"),
+        ("arrays/values/0/0", {"rows": "5:5"}, 422, "rows must be first:end with 0 ≤ first < end ≤ 700, got 5:5"),
+        ("arrays/values/0/0", {"cols": "-1:5"}, 422, "cols must be first:end with 0 ≤ first < end ≤ 900, got -1:5"),
+        ("arrays/thumbs/0", {"size": "1000"}, 422, "size must be a number from 1 to 256, got 1000"),
+        ("arrays/tokens", {"axis": "x"}, 422, "axis must be query or key, got x"),
+        ("arrays/tokens", {"start": "x"}, 422, "start must be a number from 0 to 0, got x"),
+    ],
+)
+def test_questions_without_an_answer(path: str, query: dict[str, str], status: int, sentence: str) -> None:
+    assert refused(Answers([arrays(Q, K)], patience=None).get(path, query)) == (status, sentence)
+    assert refused(Answers([arrays(Q, K)]).post("arrays/run", {}))[0] == 422
+
+
+def test_too_many_values_at_once() -> None:
+    x = np.zeros((1, 1200, 1), np.float32)
+    found = Answers([arrays(x, x)], patience=None).get("arrays/values/0/0")
+    assert refused(found) == (422, "at most 1048576 values at once, got 1200 × 1200")
+
+
+def test_the_store_keeps_within_its_limit() -> None:
+    store = Store(1000)
+    for n in range(20):
+        store.put((n % 3, n), n, 100)
+        assert store.nbytes <= 1000
+        store.get((0, 12))
+    assert store.get((0, 12)) == 12  # asked for again and again
+    assert store.get((0, 9)) is None
+    assert store.get((1, 19)) == 19
+    store.forget(1)
+    assert store.get((1, 19)) is None
+    store.put("large", 0, 2000)
+    assert (store.nbytes, store.get("large")) == (0, None)
+
+
+def test_answers_keep_within_their_limit() -> None:
+    answers = Answers([arrays(Q, K)], patience=None, limit=300_000)
+    for x in range(4):
+        for y in range(3):
+            asked(answers, f"arrays/tile/0/0/2/{x}/{y}")
+    assert 0 < answers.store.nbytes <= 300_000
+
+
+def test_long_work_goes_on_behind() -> None:
+    worker, go, order = Worker(0.05), threading.Event(), []
+
+    def long(progress: Any) -> str:
+        progress(0.25)
+        go.wait()
+        order.append("long")
+        return "found"
+
+    with pytest.raises(Unfinished) as first:
+        worker.result("long", long)
+    assert first.value.done == 0.25
+    for name in ("early", "late"):
+        with pytest.raises(Unfinished):
+            worker.result(name, lambda progress, name=name: order.append(name))
+    go.set()
+    deadline = time.monotonic() + 10
+    while len(order) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert order == ["long", "late", "early"]  # what was asked for last is done first
+    assert worker.result("long", lambda progress: "again") == "found"
+    with pytest.raises(RuntimeError, match="a defect"):
+        Worker(None).result("broken", lambda progress: (_ for _ in ()).throw(RuntimeError("a defect")))
+
+
+def test_a_question_about_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def coarse(head: Any, progress: Any) -> pyramid.Coarse:
+        progress(0.5)
+        go.wait()
+        return pyramid.Coarse((np.ones((2, 2), np.float16),), (np.ones((2, 2), np.float16),), 1.0)
+
+    monkeypatch.setattr("regard.viewer.pyramid.coarse", coarse)
+    answers = Answers([arrays(Q, K)], patience=0.05)
+    assert (answers.get("arrays/map/0/0").status, answers.get("arrays/map/0/0").content) == (202, {"progress": 0.5})
+    assert answers.get("arrays/tile/0/0/0/0/0").status == 202
+    assert answers.get("arrays/tile/0/0/2/0/0").status == 200  # the exact level waits for nothing
+    go.set()
+    answers._workers["maps"].patience = None
+    assert answers.get("arrays/map/0/0").status == 200
+
+
+def test_no_square_is_ever_made() -> None:
+    n = 12_000
+    q, k = RNG.standard_normal((2, 1, n, 16)).astype(np.float32)
+    answers = Answers([arrays(q, k, causal=True)], patience=None)
+    regard.attention(q[:, :200], k[:, :200], k[:, :200], causal=True)  # what is loaded once is not counted
+    asked(answers, "arrays/tile/0/0/6/1/2")
+    tracemalloc.start()
+    asked(answers, "arrays/map/0/0")
+    asked(answers, "arrays/thumbs/0", size=64)
+    for level, at in ((0, "0/0"), (2, "1/2"), (3, "4/5"), (6, "20/40")):
+        asked(answers, f"arrays/tile/0/0/{level}/{at}")
+    asked(answers, "arrays/profiles/0/0")
+    asked(answers, "arrays/row/0/0/11000")
+    asked(answers, "arrays/column/0/0/3")
+    asked(answers, "arrays/step/0/0/11000/4")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert n * n > SMALL
+    assert peak < 4 * n * n / 8
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (False, True)),
+        ({"causal": True}, (True, True)),
+        ({"mask": regard.mask(lambda b, h, i, j: j <= i)}, (True, True)),
+        ({"mask": regard.mask(lambda b, h, i, j: (j <= i) | (j == 3))}, (False, True)),
+        ({"mask": regard.window(40)}, (True, False)),
+        ({"mask": regard.window(10, 10)}, (False, False)),
+        ({"causal": True, "offset": np.array([40, 0])}, (True, True)),
+        ({"mask": regard.causal() & regard.documents(np.array([[0] * 70, [0] * 69 + [1]]))}, (True, False)),
+    ],
+)
+def test_what_is_causal_is_told_by_the_rules_alone(options: dict[str, Any], expected: tuple[bool, bool]) -> None:
+    x = np.zeros((2, 1, 70, 4))
+    assert triangle(problem_from(x[:, :, :50] if "offset" in options else x, x, x, **options)) == expected
+
+
+def test_names_and_shapes_that_do_not_fit() -> None:
+    for options, message in (
+        ({"tokens": ["a"]}, "tokens must be one for each row, 700, got 1"),
+        ({"key_tokens": ["a"]}, "key_tokens must be one for each row, 900, got 1"),
+        ({"lse": np.zeros(3)}, r"lse must have shape \(4, 700\), got \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            arrays(Q, K, **options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="it has no option dropout"):
+        arrays(Q, K, dropout=0.5)
+    with pytest.raises(ValueError, match="look needs at least one query, key and head"):
+        arrays(Q[:, :0], K)
+
+
+def test_a_scene_of_matrices() -> None:
+    scene: Scene = arrays(Q[0], K[0], V[0], tokens=[str(n) for n in range(700)])
+    answers = Answers([scene], patience=None)
+    np.testing.assert_allclose(asked(answers, "arrays/row/0/0/5"), regard.weights(Q[0], K[0])[5], atol=1e-7)
+    assert asked(answers, "arrays/tokens", axis="query")["total"] == 700
+    assert asked(answers, "arrays/tokens", axis="key")["total"] == 0

@@ -1,0 +1,177 @@
+"""A saved page holds what it shows; from it, weights are computed as they are."""
+
+import io
+import json
+import re
+from base64 import b64decode, b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard.viewer import export
+from regard.viewer.answers import Answers
+from regard.viewer.export import inside, page
+from regard.viewer.saving import archive, single
+from regard.viewer.scene import Scene
+from regard.viewer.sources import Settings, arrays, example
+
+RNG = np.random.default_rng(2)
+Q, K, V = RNG.standard_normal((3, 2, 300, 8)).astype(np.float32)
+
+
+class Reader(HTMLParser):
+    """Elements with their attributes and their text."""
+
+    def __init__(self, text: str):
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, Any], list[str]]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.elements.append((tag, dict(attributes), []))
+
+    def handle_data(self, data: str) -> None:
+        if self.elements:
+            self.elements[-1][2].append(data)
+
+    def text(self, tag: str, **wanted: str) -> str:
+        (found,) = (t for name, a, t in self.elements if name == tag and wanted.items() <= a.items())
+        return "".join(found)
+
+
+def embedded(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Reader(text).text("script", id="regard-data"))
+    return found
+
+
+def exported(scene: Scene, **options: Any) -> dict[str, Any]:
+    answers = Answers([scene], patience=None)
+    return embedded(page(answers, next(iter(answers.scenes)), **options))
+
+
+def numbers(content: dict[str, str]) -> np.ndarray:
+    ((kind, text),) = content.items()
+    return np.frombuffer(b64decode(text), {"f16": "<f2", "f32": "<f4"}[kind])
+
+
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {}, {"causal": True, "offset": 3, "scale": 0.4}, {"causal": True, "sink": np.ones(2)}]
+)
+def test_weights_follow_from_what_is_embedded(options: dict[str, Any]) -> None:
+    q = Q[:, :250] if "offset" in options else Q
+    data = exported(arrays(q, K, V, **options))
+    weights = regard.weights(q, K, **options)
+    for head in range(2):
+        kept = data["exact"][f"arrays/0/{head}"]
+        n_q, n_k, d = kept["n_q"], kept["n_k"], kept["d"]
+        x, k = (np.frombuffer(b64decode(kept[name]), "<f4").reshape(n, d) for name, n in (("q", n_q), ("k", n_k)))
+        v = np.frombuffer(b64decode(kept["v"]), "<f4").reshape(n_k, kept["d_v"])
+        lse = np.frombuffer(b64decode(kept["lse"]), "<f4")
+        P = np.exp(kept["scale"] * (x @ k.T) - lse[:, None])
+        if kept["causal"]:
+            P[np.arange(n_k) > np.arange(n_q)[:, None] + kept["offset"]] = 0
+        np.testing.assert_allclose(P, weights[head], atol=1e-6)
+        np.testing.assert_array_equal(v, V[head])
+
+
+def test_the_coarse_level_and_thumbnails_are_embedded() -> None:
+    scene = arrays(Q, K, V, causal=True)
+    data, answers = exported(scene)["answers"], Answers([scene], patience=None)
+    assert (
+        numbers(data["api/arrays/tile/0/1/0/0/0?kind=max"]).tobytes()
+        == answers.get("arrays/tile/0/1/0/0/0", {"kind": "max"}).content.tobytes()
+    )  # type: ignore[union-attr]
+    assert "api/arrays/tile/0/1/1/0/0?kind=max" not in data  # exact: computed in the page
+    assert numbers(data["api/arrays/thumbs/0?size=64&kind=mass"]).size == 2 * 64 * 64
+    for path in ("scenes", "arrays/heads", "arrays/map/0/1", "arrays/profiles/0/0"):
+        assert data[f"api/{path}"].keys() == answers.get(path).content.keys()  # type: ignore[union-attr]
+    assert data["api/arrays/heads"] == answers.get("arrays/heads").content
+
+
+def test_layers_with_rules_have_all_their_tiles() -> None:
+    mask = regard.window(40, 10)
+    data = exported(arrays(Q, K, V, mask=mask))
+    assert data["exact"] == {}
+    tile = numbers(data["answers"]["api/arrays/tile/0/1/1/1/0?kind=mass"]).reshape(256, 44)
+    np.testing.assert_allclose(
+        np.nan_to_num(tile), regard.weights(Q, K, mask=mask)[1, :256, 256:], rtol=1e-3, atol=1e-7
+    )
+
+
+def test_a_text_is_embedded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("answers", "export"):
+        monkeypatch.setattr(f"regard.viewer.{module}.MOST_TOKENS", 16)
+    data = exported(example(Settings("né 🎉\n" * 3)))["answers"]
+    pages = [data[f"api/example/tokens?axis=query&start={start}&stop={start + 16}"] for start in (0, 16)]
+    assert [page["start"] for page in pages] == [0, 16]
+    assert sum(len(page["tokens"]) for page in pages) == pages[0]["total"] == 1 + len("né 🎉\n".encode()) * 3
+    assert data["api/scenes"]["scenes"][0]["editable"] is False
+
+
+def test_numbers_are_halved_before_a_file_is_refused() -> None:
+    scene = arrays(Q, K, V, causal=True)
+    assert exported(scene)["exact"]["arrays/0/0"]["dtype"] == "f32"
+    small = exported(scene, limit=export._size(scene, 4) - 1)["exact"]["arrays/0/0"]
+    assert small["dtype"] == "f16"
+    np.testing.assert_array_equal(np.frombuffer(b64decode(small["q"]), "<f2").reshape(300, 8), Q[0].astype(np.float16))
+    with pytest.raises(ValueError, match=r"at most 0 MiB of numbers; 2 heads over 300 queries and 300 keys"):
+        exported(scene, limit=1000)
+
+
+def test_the_file_needs_nothing_and_runs_nothing_else() -> None:
+    answers = Answers([example(Settings("</script><script>alert(1)</script> <!-- \u2028"))], patience=None)
+    text = page(answers, "example")
+    reader = Reader(text)
+    assert "alert(1)</script>" not in text
+    for _, attributes, _ in reader.elements:
+        assert not attributes.keys() & {"src", "srcset", "action"}
+        assert attributes.get("href", "data:").startswith("data:")
+    (policy,) = (a["content"] for tag, a, _ in reader.elements if a.get("http-equiv") == "Content-Security-Policy")
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert directives["default-src"] == "'none'"
+    script = re.search(r'<script type="module">(.*)</script>', text, re.DOTALL)
+    assert script is not None
+    assert directives["script-src"] == f"'sha256-{b64encode(sha256(script[1].encode()).digest()).decode()}'"
+    assert "connect-src" not in directives  # so none
+    tokens = embedded(text)["answers"]["api/example/tokens?axis=key&start=0&stop=4096"]["tokens"]
+    assert "".join(tokens[1:10]) == "</script>"
+
+
+def test_code_cannot_end_its_element() -> None:
+    assert inside('a("</script>") + "<!--" + "<b>"', "script") == 'a("\\x3c/script>") + "\\x3c!--" + "<b>"'
+    assert inside("a::before { content: '</STYLE>' }", "style") == "a::before { content: '\\3c /STYLE>' }"
+
+
+def test_files_of_every_kind(tmp_path: Path) -> None:
+    paths = [tmp_path / f"x.{ending}" for ending in ("html", "png", "svg", "npz")]
+    assert regard.look(Q, K, V, causal=True, tokens=["a", "b", "c"] * 100, save=paths) is None
+    contents = [path.read_bytes() for path in paths]
+    assert embedded(contents[0].decode())["exact"].keys() == {"arrays/0/0", "arrays/0/1"}
+    assert contents[1].startswith(b"\x89PNG")
+    assert b"<svg" in contents[2]
+    assert b"<dc:date>" not in contents[2]
+    with np.load(paths[3]) as found:
+        for name, x in (("query", Q), ("key", K), ("value", V)):
+            np.testing.assert_array_equal(found[name], x)
+        _, seen = regard.attention(Q, K, V, causal=True, observe=["lse"])
+        np.testing.assert_allclose(found["lse"], seen.lse, atol=1e-5)
+        assert list(found["tokens"][:3]) == ["a", "b", "c"]
+
+
+def test_the_archive_of_several_layers() -> None:
+    with np.load(io.BytesIO(archive(example(Settings("abc"))))) as found:
+        assert {f"{n}.{name}" for n in range(3) for name in ("query", "key", "value", "lse")} <= set(found.files)
+        assert found["2.query"].shape == (4, 4, 32)
+
+
+def test_a_file_shows_one_sequence() -> None:
+    scene = arrays(Q, K)
+    assert single([scene]) is scene
+    with pytest.raises(ValueError, match=r"only the page shows several sequences, and here are 2 \(arrays; arrays\)"):
+        single([scene, scene])

@@ -1,0 +1,68 @@
+"""In a notebook the page asks over the notebook's connection, and is told the same."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard.viewer import built
+from regard.viewer.answers import Answers
+from regard.viewer.notebook import answered, widget
+from regard.viewer.sources import Settings, arrays, example
+
+RNG = np.random.default_rng(3)
+Q, K = RNG.standard_normal((2, 2, 60, 8)).astype(np.float32)
+
+
+def test_messages_are_answered_as_questions_are() -> None:
+    answers = Answers([arrays(Q, K, causal=True), example(Settings("abab"))], patience=None)
+    head, buffers = answered(answers, {"id": 7, "path": "api/arrays/row/0/1/5"})
+    assert head == {"id": 7, "status": 200, "type": "f32", "exact": True}
+    np.testing.assert_allclose(
+        np.nan_to_num(np.frombuffer(buffers[0], "<f4")), regard.weights(Q, K, causal=True)[1, 5], atol=1e-7
+    )
+    head, buffers = answered(answers, {"id": 8, "path": "api/arrays/tile/0/1/0/0/0?kind=max"})
+    assert (head["type"], len(buffers[0])) == ("f16", 2 * 60 * 60)
+    head, buffers = answered(answers, {"id": 9, "path": "api/example/tokens?axis=query&start=1&stop=3"})
+    assert (head["json"]["tokens"], buffers) == (["a", "b"], [])
+    head, _ = answered(answers, {"id": 10, "path": "api/example/run", "method": "POST", "body": {"text": "xyx"}})
+    assert head["json"]["scene"]["settings"]["text"] == "xyx"
+    head, _ = answered(answers, {"id": 11, "path": "api/arrays/row/0/1/500"})
+    assert (head["status"], head["json"]) == (404, {"error": "query 500 does not exist: there are 60"})
+    for wrong in (3, {}, {"path": 1}):
+        assert answered(answers, wrong) == (
+            {"id": None, "status": 400, "json": {"error": "a question needs a path"}},
+            [],
+        )
+
+
+def test_a_widget_holds_the_page_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'regard[notebook]'")
+    made = widget(Answers([arrays(Q, K)], patience=None))
+    assert made._esm == built.page()["page.js"]
+    assert made._css == built.page()["page.css"]
+    sent: list[Any] = []
+    monkeypatch.setattr(type(made), "send", lambda self, content, buffers=None: sent.append((content, buffers)))
+    made._handle_custom_msg({"id": 1, "path": "api/arrays/column/0/0/2"}, [])
+    ((head, (buffer,)),) = sent
+    assert head["id"] == 1
+    np.testing.assert_allclose(np.frombuffer(buffer, "<f4"), regard.weights(Q, K)[0, :, 2], atol=1e-7)
+    made.close()
+
+
+def test_look_returns_a_widget_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'regard[notebook]'")
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setitem(sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)}))
+    made = regard.look(Q, K)
+    assert type(made).__name__ == "Page"
+    assert list(made.answers.scenes) == ["arrays"]
+    made.close()
+
+
+def test_without_anywidget_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    with pytest.raises(ImportError, match=r"in a notebook look needs anywidget: pip install 'regard\[notebook\]'"):
+        widget(Answers([arrays(Q, K)]))

@@ -1,0 +1,281 @@
+"""The page over HTTP: to this machine, to the page itself and to who knows the token; with the answers as they are."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import regard
+from regard.viewer import built
+from regard.viewer.answers import Answers
+from regard.viewer.server import HEADERS, LARGEST_BODY, Viewer, application, bound
+from regard.viewer.sources import Settings, arrays, example
+
+RNG = np.random.default_rng(1)
+Q, K, V = RNG.standard_normal((3, 2, 300, 8)).astype(np.float32)
+HOME = "http://127.0.0.1:4000"
+LOOK = "import sys; from regard.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.fixture(scope="module")
+def answers() -> Iterator[Answers]:
+    made = Answers([arrays(Q, K, V, causal=True), example(Settings("to be or not to be"))], patience=None)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def client(answers: Answers) -> TestClient:
+    return TestClient(application(answers, "secret", 4000), base_url=HOME)
+
+
+def test_the_page_is_served(client: TestClient) -> None:
+    for name, kind in built.FILES.items():
+        for path in [f"/secret/{name}", "/secret/"] if name == "index.html" else [f"/secret/{name}"]:
+            found = client.get(path)
+            assert found.status_code == 200
+            assert found.headers["content-type"].startswith(kind.split(";")[0])
+            assert found.text == built.page()[name]
+    assert client.get("/secret/other.js").status_code == 404
+    assert client.get("/secret/../secret/page.js").status_code in (200, 404)
+    assert client.get("/secret/%2e%2e/pyproject.toml").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "arrays/row/0/1/77",
+        "arrays/column/0/1/7",
+        "arrays/values/0/0?rows=3:9&cols=10:20",
+        "arrays/tile/0/1/0/0/0?kind=max",
+        "arrays/tile/0/1/1/1/0?kind=mass",
+        "arrays/thumbs/0?size=16&kind=mass",
+    ],
+)
+def test_numbers_arrive_as_they_are(client: TestClient, answers: Answers, path: str) -> None:
+    bare, _, query = path.partition("?")
+    expected = answers.get(bare, dict(part.split("=") for part in query.split("&") if part)).content
+    assert isinstance(expected, np.ndarray)
+    found = client.get(f"/secret/api/{path}")
+    assert found.status_code == 200
+    assert found.headers["x-regard-type"] == {2: "f16", 4: "f32"}[expected.itemsize]
+    assert found.headers["x-regard-exact"] == "1"
+    numbers = np.frombuffer(found.content, f"<f{expected.itemsize}").reshape(expected.shape)
+    np.testing.assert_array_equal(numbers, expected)
+
+
+def test_a_row_is_that_of_regard_weights(client: TestClient) -> None:
+    row = np.frombuffer(client.get("/secret/api/arrays/row/0/1/77").content, "<f4")
+    np.testing.assert_allclose(np.nan_to_num(row), regard.weights(Q, K, causal=True)[1, 77], atol=1e-7)
+    assert np.isnan(row[78:]).all()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "scenes",
+        "arrays/heads",
+        "example/tokens?axis=query",
+        "arrays/map/0/0",
+        "arrays/profiles/0/0",
+        "arrays/step/0/0/9/8",
+    ],
+)
+def test_json_arrives_as_it_is(client: TestClient, answers: Answers, path: str) -> None:
+    bare, _, query = path.partition("?")
+    found = client.get(f"/secret/api/{path}")
+    assert found.status_code == 200
+    assert found.json() == answers.get(bare, dict(part.split("=") for part in query.split("&") if part)).content
+    assert "NaN" not in found.text
+    assert "Infinity" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:4000"}, 200),
+        ({"host": "127.0.0.1"}, 403),
+        ({"host": "127.0.0.1:4001"}, 403),
+        ({"host": "attacker.example:4000"}, 403),  # a name of another site that leads here: DNS rebinding
+        ({"origin": HOME}, 200),
+        ({"origin": "http://localhost:4000"}, 200),
+        ({"origin": "http://attacker.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "https://127.0.0.1:4000"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+    ],
+)
+def test_others_are_refused(client: TestClient, headers: dict[str, str], status: int) -> None:
+    for path in ("/secret/", "/secret/api/scenes"):
+        found = client.get(path, headers=headers)
+        assert found.status_code == status
+        assert (status == 200) == ("regard" in found.text)
+        for name, value in HEADERS.items():
+            assert found.headers[name] == value
+        assert not [name for name in found.headers if name.startswith("access-control")]
+    assert client.post("/secret/api/example/run", json={}, headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("start", ["", "Secret/", "secret2/", "secre/", "%73ecre/", "é/"])
+def test_nobody_gets_in_without_the_token(client: TestClient, start: str) -> None:
+    for path in ("", "api/scenes", "page.js"):
+        found = client.get(f"/{start}{path}")
+        assert (found.status_code, found.text) == (404, "there is nothing here")
+
+
+def test_the_policy_allows_the_page_alone() -> None:
+    policy = dict(part.strip().split(" ", 1) for part in HEADERS["Content-Security-Policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["form-action"] == policy["base-uri"] == "'none'"
+    page = built.page()["index.html"]
+    assert not re.findall(r"https?:", page)
+    assert page.count("<script") == 1
+
+
+def test_typing(client: TestClient) -> None:
+    found = client.post("/secret/api/example/run", json={"text": "abab"})
+    assert found.status_code == 200
+    assert client.get(f"/secret/api/{found.json()['scene']['id']}/tokens").json()["tokens"] == ["⊢", *"abab"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "sentence"),
+    [
+        (b'{"text": ""}', "application/json", 422, "text is empty: give at least one character"),
+        (b"{}", "text/plain", 400, "a question with a body must be application/json"),
+        (b"\xff", "application/json", 400, "a question must be UTF-8"),
+        (b"{", "application/json", 400, "Expecting property name"),
+        (b" " * (LARGEST_BODY + 1), "application/json", 400, f"a question may have {LARGEST_BODY} bytes at most"),
+        (b"3", "application/json", 422, "settings must be a JSON object with text, temperature, scaled and causal"),
+    ],
+)
+def test_bodies_that_cannot_be_read(client: TestClient, content: bytes, kind: str, status: int, sentence: str) -> None:
+    found = client.post("/secret/api/example/run", content=content, headers={"content-type": kind})
+    assert found.status_code == status
+    assert found.json()["error"].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("arrays/row/0/0/5000", 404),
+        ("nothing", 404),
+        ("arrays/tile/0/0/0/0/0?kind=x", 422),
+        ("arrays/row/0/0/1?b=9", 422),
+    ],
+)
+def test_questions_that_cannot_be_answered(client: TestClient, path: str, status: int) -> None:
+    found = client.get(f"/secret/api/{path}")
+    assert found.status_code == status
+    assert found.json().keys() == {"error"}
+    assert client.delete("/secret/api/scenes").status_code == 405
+
+
+def test_a_port_that_cannot_be_had() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(ValueError, match=f"port {port} is in use; give another one, or 0 for any that is free"),
+            bound(port),
+        ):
+            pass
+    for port in (-1, 70_000):
+        with pytest.raises(ValueError, match=f"port must be from 0 .* to 65535, got {port}"), bound(port):
+            pass
+
+
+def test_a_viewer_serves_until_it_is_closed() -> None:
+    viewer = Viewer(Answers([arrays(Q, K)]))
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", viewer.url)
+    ready = threading.Event()
+    serving = threading.Thread(target=viewer.run, args=(ready.set,))
+    serving.start()
+    assert ready.wait(10)
+    with urllib.request.urlopen(f"{viewer.url}api/scenes") as found:
+        assert json.load(found)["scenes"][0]["id"] == "arrays"
+    viewer.close()
+    serving.join(10)
+    assert not serving.is_alive()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(viewer.url)
+
+
+def test_the_command_serves_and_ends_when_it_is_interrupted() -> None:
+    command = [sys.executable, "-c", LOOK, "look", "abab", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("regard look: ").strip()
+        assert process.stdout.readline() == "Ctrl-C ends it.\n"
+        with urllib.request.urlopen(f"{url}api/example/tokens") as found:
+            assert json.load(found)["tokens"] == ["⊢", *"abab"]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        assert (process.returncode, errors) == (0, "")
+
+
+def test_look_serves_at_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    viewer = regard.look(Q, K, V, causal=True)
+    try:
+        with urllib.request.urlopen(f"{viewer.url}api/arrays/row/0/0/9") as found:
+            row = np.frombuffer(found.read(), "<f4")
+        np.testing.assert_allclose(np.nan_to_num(row), regard.weights(Q, K, causal=True)[0, 9], atol=1e-7)
+        deadline = time.monotonic() + 10
+        while not opened and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert opened == [viewer.url]
+    finally:
+        viewer.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "error", "message"),
+    [
+        (
+            ("text",),
+            {},
+            TypeError,
+            "look takes query and key, a regard.Capture, a PyTorch model with text= and tokenizer=",
+        ),
+        ((), {"text": ""}, ValueError, "text is empty: give at least one character"),
+        ((), {"causal": True}, TypeError, r"causal goes with query and key: look\(query, key, ...\)"),
+        ((Q,), {"value": V}, TypeError, "value was given without key"),
+        ((Q, K), {"text": "a"}, TypeError, "text is for models: name what arrays attend to by tokens="),
+        ((Q, K[..., :3]), {}, ValueError, "query and key must have the same number of features"),
+        ((regard.Capture(), K), {}, TypeError, "a capture has keys and text of its own"),
+        ((regard.Capture(),), {}, ValueError, "the capture holds no layer"),
+        ((), {"save": "x.pdf"}, ValueError, "the ending must be .html, .png, .svg or .npz, got .pdf"),
+        ((), {"port": 70_000}, ValueError, "port must be from 0"),
+    ],
+)
+def test_look_says_what_is_wrong(given: Any, options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        regard.look(*given, **options, block=False, open_browser=False)
+
+
+def test_where_the_page_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr("regard.viewer.built.files", lambda package: tmp_path)
+    built.page.cache_clear()
+    with pytest.raises(FileNotFoundError, match=r"the page of `regard look` is not built; `pip install \.`"):
+        built.page()
+    built.page.cache_clear()
