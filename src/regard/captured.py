@@ -252,7 +252,7 @@ class Capture(Sequence[Layer]):
     """The layers of a model as they attended to a text: what `regard.capture` gives, and what the viewer shows.
 
     layers: in the order of their first call. tokens: the sequences that the model read, by name. model: its name.
-    dropped: the names of layers that were not kept for want of memory, and what each would have taken.
+    dropped: the names of layers that were not kept, and why: want of memory, or calls that make no sequence.
 
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 4))
     >>> seen = Capture.of_arrays(x, x, tokens=["to", "be", "or", "not", "to"], causal=True)

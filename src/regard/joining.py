@@ -107,6 +107,8 @@ class Call:
             offset = np.broadcast_to(offset, lead).reshape(-1).astype(np.int64)
             given["offset"] = offset
             offset = int(offset[0]) if (offset == offset[0]).all() else offset
+        else:
+            offset = int(offset)
         begin = given.get("origin", (0, 0, 0))[2]
         made = Call(q, k, frame.inward_rows(lse).reshape(q.shape[:3]), given, offset, begin, cross)
         return made if cross else made.without_the_unwritten()
@@ -291,10 +293,10 @@ class Joined(Passing):
         return self.rows if self.cross and call is not self.first else 0 if self.cross else int(call.first)
 
     def _take(self, call: Call, options: Mapping[str, Any]) -> None:
-        self.queries.append(self.store.keep(call.query[:, list(self.heads)]))
-        self.lses.append(self.store.keep(call.lse[:, list(self.heads)]))
+        self.queries.append(self.store.keep(_some(call.query, self.heads)))
+        self.lses.append(self.store.keep(_some(call.lse, self.heads)))
         if call.end > self.end:
-            self.keys.append(self.store.keep(call.key[:, list(self.kv_heads), self.end - call.begin :]))
+            self.keys.append(self.store.keep(_some(call.key, self.kv_heads)[:, :, self.end - call.begin :]))
             self.end = call.end
         self.biases.append((options.get("bias"), call.begin))
         self.rows += call.n_q
@@ -380,6 +382,11 @@ class Joined(Passing):
         key = ("bias", *(id(x) for x, _ in self.biases))
         found: Array = self.store.once(key, [x for x, _ in self.biases], make)
         return found
+
+
+def _some(x: Array, heads: tuple[int, ...]) -> Array:
+    """Some of the heads of (b, h, ...); a view where that is all of them."""
+    return x if heads == tuple(range(x.shape[1])) else x[:, list(heads)]
 
 
 def _equal(a: Array, b: Array) -> bool:

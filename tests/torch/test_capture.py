@@ -385,3 +385,20 @@ def test_another_thread_is_not_looked_at() -> None:
         other.start()
         other.join()
     assert [layer.n_q for layer in seen] == [5]
+
+
+def test_a_model_that_writes_over_its_tensors() -> None:
+    class Overwriting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, bias = x.clone(), torch.ones(4, 4).tril()
+            out = regard.attention(q, q, q, bias=bias)
+            q.zero_()
+            bias.zero_()
+            return out
+
+    x = torch.randn(2, 4, 8)
+    model = Overwriting()
+    with regard.capture(model) as seen:
+        model(x)
+    expected = regard.weights(x, x, bias=torch.ones(4, 4).tril())
+    np.testing.assert_allclose(weights_of(seen[0])[0], expected, atol=1e-6)
