@@ -69,8 +69,14 @@ export class App {
       this.working.textContent = `Summing over all pairs: ${Math.round(100 * share)} %`;
     };
     this.element.append(
-      this.header, this.tabs, this.problem, this.working, this.main,
-      h("footer", {}, h("span", {}, CAVEAT), this.note), this.spoken, this.help,
+      this.header,
+      this.tabs,
+      this.problem,
+      this.working,
+      this.main,
+      h("footer", {}, h("span", {}, CAVEAT), this.note),
+      this.spoken,
+      this.help,
     );
     this.dress();
     this.system.addEventListener("change", this.dress);
@@ -164,32 +170,82 @@ export class App {
     const { state } = this.store;
     const { scene } = this;
     const layer = scene.layers[state.layer];
-    const active = this.header.contains(document.activeElement) ? document.activeElement?.closest("label")?.textContent : null;
-    const numbers = (n: number): (readonly [string, string])[] => Array.from({ length: n }, (_, k) => [String(k), String(k)] as const);
+    const active = this.header.contains(document.activeElement)
+      ? document.activeElement?.closest("label")?.textContent
+      : null;
+    const numbers = (n: number): (readonly [string, string])[] =>
+      Array.from({ length: n }, (_, k) => [String(k), String(k)] as const);
     const name = (one: Scene): string => (one.n_tokens ? `${one.name} (${count(one.n_tokens)})` : one.name);
     const parts: HTMLElement[] = [
       h("h1", {}, "regard"),
-      choice("Text", this.scenes.map((one) => [one.id, name(one)] as const), scene.id, (id) => this.store.set({ scene: id, i: -1, j: -1 })),
+      choice(
+        "Text",
+        this.scenes.map((one) => [one.id, name(one)] as const),
+        scene.id,
+        (id) => this.store.set({ scene: id, i: -1, j: -1 }),
+      ),
       choice("Layer", numbers(scene.layers.length), String(state.layer), (l) => this.store.set({ layer: Number(l) })),
       choice("Head", numbers(layer.heads), String(state.head), (k) => this.store.set({ head: Number(k) })),
     ];
     if (scene.batch > 1) {
       const b = state.scene.split(":")[1] ?? "0";
-      parts.push(choice("Batch", numbers(scene.batch), b, (to) => this.store.set({ scene: to === "0" ? scene.id : `${scene.id}:${to}` })));
+      parts.push(
+        choice("Batch", numbers(scene.batch), b, (to) =>
+          this.store.set({ scene: to === "0" ? scene.id : `${scene.id}:${to}` }),
+        ),
+      );
     }
     if (scene.editable) {
-      parts.push(h("button", { type: "button", class: "type", "aria-expanded": String(state.type), click: () => this.store.set({ type: !state.type }) }, "Type your own text"));
+      parts.push(
+        h(
+          "button",
+          {
+            type: "button",
+            class: "type",
+            "aria-expanded": String(state.type),
+            click: () => this.store.set({ type: !state.type }),
+          },
+          "Type your own text",
+        ),
+      );
     }
     parts.push(
       h("span", { class: "gap" }),
-      h("button", { type: "button", class: "icon", title: `Light or dark: now ${this.theme} (t)`, "aria-label": `Light or dark: now ${this.theme}`, click: () => this.turn() }, this.theme === "auto" ? "◐" : this.theme === "light" ? "☀" : "☾"),
-      h("button", { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Keys", click: () => this.help.showModal() }, "?"),
+      h(
+        "button",
+        {
+          type: "button",
+          class: "icon",
+          title: `Light or dark: now ${this.theme} (t)`,
+          "aria-label": `Light or dark: now ${this.theme}`,
+          click: () => this.turn(),
+        },
+        this.theme === "auto" ? "◐" : this.theme === "light" ? "☀" : "☾",
+      ),
+      h(
+        "button",
+        { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Keys", click: () => this.help.showModal() },
+        "?",
+      ),
     );
     this.header.replaceChildren(...parts);
-    if (active) [...this.header.querySelectorAll("label")].find((label) => label.textContent?.slice(0, 5) === active.slice(0, 5))?.querySelector("select")?.focus();
+    if (active)
+      [...this.header.querySelectorAll("label")]
+        .find((label) => label.textContent?.slice(0, 5) === active.slice(0, 5))
+        ?.querySelector("select")
+        ?.focus();
     this.tabs.replaceChildren(
       ...Object.entries(VIEWS).map(([id, [title]]) =>
-        h("button", { type: "button", "aria-current": id === state.view ? "page" : undefined, "data-view": id, click: () => this.store.set({ view: id }) }, title),
+        h(
+          "button",
+          {
+            type: "button",
+            "aria-current": id === state.view ? "page" : undefined,
+            "data-view": id,
+            click: () => this.store.set({ view: id }),
+          },
+          title,
+        ),
       ),
     );
     this.tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -243,7 +299,11 @@ export class App {
 
   private fail(error: unknown): void {
     const message = error instanceof Error ? error.message : String(error);
-    const again = h("button", { type: "button", click: () => (this.scenes.length ? this.mount() : void this.start()) }, "Try again");
+    const again = h(
+      "button",
+      { type: "button", click: () => (this.scenes.length ? this.mount() : void this.start()) },
+      "Try again",
+    );
     this.problem.replaceChildren(h("span", {}, message), again);
     this.problem.classList.toggle("gone", error instanceof Gone);
     this.problem.hidden = false;

@@ -5,17 +5,25 @@ type Props = Record<string, string | number | boolean | ((event: never) => void)
 
 /** Attributes are set as given, `true` as an empty one; a function listens to the event of its name. */
 export function h<K extends keyof HTMLElementTagNameMap>(
-  tag: K, props: Props = {}, ...children: Child[]
+  tag: K,
+  props: Props = {},
+  ...children: Child[]
 ): HTMLElementTagNameMap[K] {
   const element = document.createElement(tag);
   dress(element, props);
-  element.append(...children.filter((child): child is Node | string => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.filter((child): child is Node | string => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
 
-export function s<K extends keyof SVGElementTagNameMap>(tag: K, props: Props = {}, ...children: Node[]): SVGElementTagNameMap[K] {
+export function s<K extends keyof SVGElementTagNameMap>(
+  tag: K,
+  props: Props = {},
+  ...children: Node[]
+): SVGElementTagNameMap[K] {
   const element = document.createElementNS(SVG, tag);
   dress(element, props);
   element.append(...children);
@@ -31,15 +39,27 @@ function dress(element: Element, props: Props): void {
 
 /** A labelled list to choose from. */
 export function choice(
-  label: string, options: readonly (readonly [value: string, text: string])[], value: string, pick: (value: string) => void,
+  label: string,
+  options: readonly (readonly [value: string, text: string])[],
+  value: string,
+  pick: (value: string) => void,
 ): HTMLLabelElement {
-  const select = h("select", { "aria-label": label, change: () => pick(select.value) }, ...options.map(([v, text]) => h("option", { value: v }, text)));
+  const select = h(
+    "select",
+    { "aria-label": label, change: () => pick(select.value) },
+    ...options.map(([v, text]) => h("option", { value: v }, text)),
+  );
   select.value = value;
   return h("label", { class: "field" }, h("span", {}, label), select);
 }
 
 /** A labelled box to tick. */
-export function tick(label: string, checked: boolean, set: (checked: boolean) => void, title?: string): HTMLLabelElement {
+export function tick(
+  label: string,
+  checked: boolean,
+  set: (checked: boolean) => void,
+  title?: string,
+): HTMLLabelElement {
   const box = h("input", { type: "checkbox", change: () => set(box.checked) });
   box.checked = checked;
   return h("label", { class: "tick", title }, box, h("span", {}, label));

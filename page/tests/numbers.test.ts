@@ -17,11 +17,20 @@ describe("half floats", () => {
     expect(halfValues[toHalf(NaN)]).toBeNaN();
   });
   it("are the nearest, ties to even", () => {
-    const cases = [[1 + 2 ** -11, 1], [1 + 3 * 2 ** -11, 1 + 2 ** -9], [2 ** -25, 0], [2 ** -24 * 1.5, 2 ** -23], [65519, 65504], [65520, Infinity]];
+    const cases = [
+      [1 + 2 ** -11, 1],
+      [1 + 3 * 2 ** -11, 1 + 2 ** -9],
+      [2 ** -25, 0],
+      [2 ** -24 * 1.5, 2 ** -23],
+      [65519, 65504],
+      [65520, Infinity],
+    ];
     for (const [value, nearest] of cases) expect(halfValues[toHalf(value)]).toBe(nearest);
     for (let k = 0; k < 2000; k++) {
       const value = 10 ** (-6 * Math.random());
-      expect(Math.abs(halfValues[toHalf(value)] - value)).toBeLessThanOrEqual(Math.max(2 ** -25, value * 2 ** -11) * 1.0001);
+      expect(Math.abs(halfValues[toHalf(value)] - value)).toBeLessThanOrEqual(
+        Math.max(2 ** -25, value * 2 ** -11) * 1.0001,
+      );
     }
   });
   it("are read as they lie", () => {
@@ -32,7 +41,9 @@ describe("half floats", () => {
 describe("colours", () => {
   it("begin and end where the scale does, and grow lighter or darker all the way", () => {
     for (const scale of Object.values(SCALES)) {
-      const light = Array.from({ length: 101 }, (_, k) => ramp(scale, k / 100)).map(([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b);
+      const light = Array.from({ length: 101 }, (_, k) => ramp(scale, k / 100)).map(
+        ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b,
+      );
       const direction = Math.sign(light[100] - light[0]);
       for (let k = 1; k <= 100; k++) expect((light[k] - light[k - 1]) * direction).toBeGreaterThan(-1.5);
       expect(ramp(scale, -3)).toEqual([...scale[0]]);
@@ -82,10 +93,26 @@ describe("texts", () => {
     expect(readable("a b\n\u0007")).toBe("a b\n\\u{7}");
   });
   it("give figures that count", () => {
-    expect([0, 0.123456, -1.5, 1e-7, 123456, NaN, null, -Infinity].map(figure)).toEqual(["0", "0.1235", "−1.5", "1.00e−7", "1.23e+5", "–", "–", "−∞"]);
+    expect([0, 0.123456, -1.5, 1e-7, 123456, NaN, null, -Infinity].map(figure)).toEqual([
+      "0",
+      "0.1235",
+      "−1.5",
+      "1.00e−7",
+      "1.23e+5",
+      "–",
+      "–",
+      "−∞",
+    ]);
   });
   it("give short ones for cells", () => {
-    expect([0, 1, 0.123456, -0.00456, 0.000999, 1.6e-12].map(short)).toEqual(["0", "1", "0.12", "−0.0046", "1e−3", "2e−12"]);
+    expect([0, 1, 0.123456, -0.00456, 0.000999, 1.6e-12].map(short)).toEqual([
+      "0",
+      "1",
+      "0.12",
+      "−0.0046",
+      "1e−3",
+      "2e−12",
+    ]);
   });
   it("know how wide letters are", () => {
     expect(["abc", "日本", "e\u0301", "é"].map(columns)).toEqual([3, 4, 1, 1]);
@@ -93,8 +120,11 @@ describe("texts", () => {
   it("break into lines that hold every token once", () => {
     const tokens = Array.from({ length: 500 }, (_, k) => "x".repeat(k % 7) + (k % 50 === 49 ? "\n" : " "));
     const lines = breakLines(tokens, 30);
-    expect(lines.flatMap(({ start, stop }) => Array.from({ length: stop - start }, (_, k) => start + k))).toEqual(tokens.map((_, k) => k));
-    for (const { start, stop } of lines) expect(columns(tokens.slice(start, stop).join("").replace("\n", "↵"))).toBeLessThanOrEqual(30);
+    expect(lines.flatMap(({ start, stop }) => Array.from({ length: stop - start }, (_, k) => start + k))).toEqual(
+      tokens.map((_, k) => k),
+    );
+    for (const { start, stop } of lines)
+      expect(columns(tokens.slice(start, stop).join("").replace("\n", "↵"))).toBeLessThanOrEqual(30);
     tokens.forEach((_, k) => {
       const { start, stop } = lines[lineOf(lines, k)];
       expect(start <= k && k < stop).toBe(true);

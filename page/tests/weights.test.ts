@@ -21,7 +21,18 @@ function head(): { stored: object; weights: number[][] } {
   );
   const lse = scores.map((row) => Math.log(row.reduce((sum, s) => sum + Math.exp(s), 0)));
   const weights = scores.map((row, i) => row.map((s) => (s === -Infinity ? NaN : Math.exp(s - lse[i]))));
-  const stored = { n_q, n_k, d, dtype: "f32", q: base64(q), k: base64(k), lse: base64(Float32Array.from(lse)), scale: 0.5, causal: true, offset };
+  const stored = {
+    n_q,
+    n_k,
+    d,
+    dtype: "f32",
+    q: base64(q),
+    k: base64(k),
+    lse: base64(Float32Array.from(lse)),
+    scale: 0.5,
+    causal: true,
+    offset,
+  };
   return { stored, weights };
 }
 
@@ -37,7 +48,10 @@ describe("a saved page", () => {
       expected.forEach((w, p) => (Number.isNaN(w) ? expect(found[p]).toBeNaN() : expect(found[p]).toBeCloseTo(w, 5)));
     };
     near(await floats("api/s/row/0/0/3"), weights[3]);
-    near(await floats("api/s/column/0/0/4"), weights.map((row) => row[4]));
+    near(
+      await floats("api/s/column/0/0/4"),
+      weights.map((row) => row[4]),
+    );
     near(await floats("api/s/values/0/0?rows=2:4&cols=1:8"), [...weights[2].slice(1, 8), ...weights[3].slice(1, 8)]);
   });
 
@@ -61,10 +75,15 @@ describe("a saved page", () => {
   });
 
   it("reads weights from exact tiles where rules are more than it knows", async () => {
-    const half: Weights = { n_q: 7, n_k: 9, block: async (r0, r1, c0, c1) => Float32Array.from(weights.slice(r0, r1).flatMap((row) => row.slice(c0, c1))) };
+    const half: Weights = {
+      n_q: 7,
+      n_k: 9,
+      block: async (r0, r1, c0, c1) => Float32Array.from(weights.slice(r0, r1).flatMap((row) => row.slice(c0, c1))),
+    };
     const answers: Record<string, unknown> = { "api/s/map/0/0": map };
     for (let y = 0; y < 2; y++) {
-      for (let x = 0; x < 3; x++) answers[`api/s/tile/0/0/2/${x}/${y}?kind=mass`] = { f16: base64(await tileOf(half, map, 2, x, y, "mass")) };
+      for (let x = 0; x < 3; x++)
+        answers[`api/s/tile/0/0/2/${x}/${y}?kind=mass`] = { f16: base64(await tileOf(half, map, 2, x, y, "mass")) };
     }
     const tiled = new FileSource({ answers, exact: {} });
     const row = new Float32Array(await tiled.numbers("api/s/row/0/0/6"));

@@ -5,7 +5,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from test_guard_pages import SIZES, between_guards
 from test_targets import SOME
 
 import regard
@@ -222,21 +221,21 @@ def test_neon_compiles(dtype: Any) -> None:
     assert cache.compile_object(arrays.source(kind, neon), neon, "neon")
 
 
-@pytest.mark.parametrize("at_end", [True, False])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_nothing_outside_is_touched(sizes: Any, dtype: Any, at_end: bool) -> None:
-    n_q, n_k, d, d_v = sizes
-    if dtype is np.float16 and chosen().name == "baseline":
-        pytest.skip("this processor does not convert float16")
-
-    def array(*shape: int, kind: Any = dtype) -> Any:
-        return between_guards(RNG.standard_normal(shape).astype(kind), at_end)
-
-    q, k, v, dout = array(2, n_q, d), array(2, n_k, d), array(2, n_k, d_v), array(2, n_q, d_v)
-    mask = between_guards(RNG.random((n_q, n_k)) < 0.7, at_end)
+def test_nothing_outside_is_touched(guarded: Any) -> None:
+    (n_q, n_k, d, d_v), array = guarded.sizes, guarded.array
+    q, k, v, dout = (
+        array(2, n_q, d),
+        array(2, n_k, d),
+        array(2, n_k, d_v),
+        array(2, n_q, d_v),
+    )
+    mask = guarded(RNG.random((n_q, n_k)) < 0.7)
     rows = array(2, 2, n_q, kind=q.dtype if q.dtype == np.float64 else np.float32)
-    wishes = {"mask": mask, "bias": array(2, n_q, n_k, kind=np.float32), "sink": array(2, kind=np.float64)}
+    wishes = {
+        "mask": mask,
+        "bias": array(2, n_q, n_k, kind=np.float32),
+        "sink": array(2, kind=np.float64),
+    }
     got, expected = (gradients(q, k, v, dout, rows, engine, **wishes) for engine in ("cpu", "tiled"))
     for name, x in arrays(expected).items():
         assert np.allclose(arrays(got)[name].astype(float), x.astype(float), rtol=0.02, atol=0.1), name

@@ -7,7 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from test_backward import DO, RNG, TURNS, WISHES, H, K, N, Q, V, arrays, bits
-from test_guard_pages import SIZES, between_guards
 from test_tangent import DK, DQ, DV, tangents_of
 
 import regard
@@ -15,7 +14,7 @@ from regard.api import problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled
 from regard.engines.cpu import backward_tangent_work, cache
-from regard.engines.cpu.target import chosen, targets
+from regard.engines.cpu.target import targets
 from regard.problem import Differential, Outputs, Problem
 from support import assert_second
 
@@ -195,25 +194,16 @@ def test_neon_compiles(dtype: Any) -> None:
     assert cache.compile_object(arrays.source(kind, neon), neon, "neon")
 
 
-@pytest.mark.parametrize("at_end", [True, False])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_nothing_outside_is_touched(sizes: Any, dtype: Any, at_end: bool) -> None:
-    n_q, n_k, d, d_v = sizes
-    if dtype is np.float16 and chosen().name == "baseline":
-        pytest.skip("this processor does not convert float16")
-
-    def array(*shape: int, kind: Any = dtype) -> Any:
-        return between_guards(RNG.standard_normal(shape).astype(kind), at_end)
-
+def test_nothing_outside_is_touched(guarded: Any) -> None:
+    (n_q, n_k, d, d_v), array = guarded.sizes, guarded.array
     sides = (n_q, d), (n_k, d), (n_k, d_v), (n_q, d_v)
     q, k, v, dout, dq, dk, dv, ddout = (array(2, *side) for side in sides * 2)
-    mask = between_guards(RNG.random((n_q, n_k)) < 0.7, at_end)
-    real = np.float64 if dtype is np.float64 else np.float32
+    mask = guarded(RNG.random((n_q, n_k)) < 0.7)
+    real = np.float64 if guarded.dtype is np.float64 else np.float32
     rows = [array(2, n_q, kind=real) for _ in range(4)]
     p = problem_from(q, k, v, mask=mask, bias=array(2, n_q, n_k, kind=np.float32), sink=array(2, kind=np.float64))
     t = Differential(dq, dk, dv, array(2, n_q, n_k, kind=np.float32), array(2, kind=np.float64))
-    known = [Outputs(*(between_guards(x, at_end) for x in some if x is not None)) for some in tiled.jvp(p, t)]
+    known = [Outputs(*(guarded(x) for x in some if x is not None)) for some in tiled.jvp(p, t)]
     call = Call(p, known[0], Outputs(dout, *rows[:2]), t, known[1], Outputs(ddout, *rows[2:]))
     got, expected = arrays(call.run()), arrays(call.run(tiled))
     for name, x in expected.items():

@@ -7,7 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from test_backward import TURNS
-from test_guard_pages import SIZES, between_guards
 from test_targets import SOME
 
 import regard
@@ -15,7 +14,7 @@ from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled
 from regard.engines.cpu import cache, tangent_work
-from regard.engines.cpu.target import chosen, targets
+from regard.engines.cpu.target import targets
 from regard.problem import Differential, Outputs, Problem
 from support import assert_tangents
 
@@ -196,25 +195,16 @@ def test_neon_compiles(dtype: Any) -> None:
     assert cache.compile_object(results.source(kind, neon), neon, "neon")
 
 
-@pytest.mark.parametrize("at_end", [True, False])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_nothing_outside_is_touched(sizes: Any, dtype: Any, at_end: bool) -> None:
-    n_q, n_k, d, d_v = sizes
-    if dtype is np.float16 and chosen().name == "baseline":
-        pytest.skip("this processor does not convert float16")
-
-    def array(*shape: int, kind: Any = dtype) -> Any:
-        return between_guards(RNG.standard_normal(shape).astype(kind), at_end)
-
+def test_nothing_outside_is_touched(guarded: Any) -> None:
+    (n_q, n_k, d, d_v), array = guarded.sizes, guarded.array
     q, k, v, dq, dk, dv = (array(2, n, width) for _ in range(2) for n, width in ((n_q, d), (n_k, d), (n_k, d_v)))
-    mask = between_guards(RNG.random((n_q, n_k)) < 0.7, at_end)
+    mask = guarded(RNG.random((n_q, n_k)) < 0.7)
     bias, sink = array(2, n_q, n_k, kind=np.float32), array(2, kind=np.float64)
     p = problem_from(q, k, v, mask=mask, bias=bias, sink=sink)
     t = Differential(dq, dk, dv, array(2, n_q, n_k, kind=np.float32), sink)
     outputs, expected = tiled.jvp(p, t)
     assert outputs.out is not None
-    given = outputs._replace(out=between_guards(outputs.out, at_end))
+    given = outputs._replace(out=guarded(outputs.out))
     for before in (None, given):
         for x, y in zip(cpu.jvp(p, t, before)[1], expected, strict=True):
             assert x is not None

@@ -85,7 +85,7 @@ def test_tokens_are_pieces_of_the_text(llama: Path) -> None:
     from regard.torch import pretrained
 
     seen = pretrained.read(str(llama), "the  cat, dog")
-    assert seen.labels(0) == ("<s>", "the", "cat", ",", "dog")
+    assert seen.labels(0) == ("<s>", "the", "  cat", ",", " dog")
     assert seen.ids(1, "key").tolist() == [[0, 2, 3, 8, 1]]
 
 

@@ -70,6 +70,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     "both masks": lambda f: f(normal(4, 5, 8), normal(4, 6, 8), normal(4, 6, 8), dead(), 0.0, True),
     "integers as the mask": lambda f: f(normal(4, 5, 8), normal(4, 6, 8), normal(4, 6, 8), dead().int()),
     "dtypes": lambda f: f(normal(4, 5, 8), normal(4, 6, 8).float(), normal(4, 6, 8)),
+    "integers": lambda f: f(*(normal(4, 5, 8).long() for _ in range(3))),
     "vectors": lambda f: f(normal(8), normal(8), normal(8)),
     "heads that do not broadcast": lambda f: f(normal(4, 5, 8), normal(2, 6, 8), normal(2, 6, 8)),
     "heads that do not divide": lambda f: f(normal(3, 5, 8), normal(2, 6, 8), normal(2, 6, 8), enable_gqa=True),

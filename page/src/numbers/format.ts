@@ -37,7 +37,8 @@ export function readable(token: string): string {
   return Array.from(token, (c) => (c === " " || c === "\n" ? c : c === "\t" ? "    " : escaped(c))).join("");
 }
 
-const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6]|\p{Extended_Pictographic}/u;
+const WIDE =
+  /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6]|\p{Extended_Pictographic}/u;
 
 /** How many columns of a monospaced font a text takes. */
 export function columns(text: string): number {

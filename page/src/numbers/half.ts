@@ -6,8 +6,12 @@ for (let bits = 0; bits < 65536; bits++) {
   const fraction = bits & 1023;
   const size =
     exponent === 31
-      ? fraction ? NaN : Infinity
-      : exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024);
+      ? fraction
+        ? NaN
+        : Infinity
+      : exponent
+        ? 2 ** (exponent - 15) * (1 + fraction / 1024)
+        : 2 ** -14 * (fraction / 1024);
   VALUES[bits] = bits >> 15 ? -size : size;
 }
 

@@ -61,11 +61,24 @@ export class DeepMap {
     const place = h("div", { class: "osd" });
     this.stage = h(
       "div",
-      { class: "stage", tabindex: 0, role: "application", "aria-roledescription": "zoomable map", "aria-label": options.label },
+      {
+        class: "stage",
+        tabindex: 0,
+        role: "application",
+        "aria-roledescription": "zoomable map",
+        "aria-label": options.label,
+      },
       place,
       this.overlay,
     );
-    this.element = h("div", { class: "deepmap" }, h("div", { class: "corner", "aria-hidden": "true" }, h("span", {}, "key →"), h("span", {}, "query ↓")), this.top, this.left, this.stage);
+    this.element = h(
+      "div",
+      { class: "deepmap" },
+      h("div", { class: "corner", "aria-hidden": "true" }, h("span", {}, "key →"), h("span", {}, "query ↓")),
+      this.top,
+      this.left,
+      this.stage,
+    );
     this.viewer = new OpenSeadragon.Viewer({
       element: place,
       drawer: "canvas",
@@ -113,7 +126,14 @@ export class DeepMap {
     });
     this.stage.addEventListener("pointerleave", () => this.point(null));
     this.stage.addEventListener("keydown", (event) => this.key(event));
-    for (const event of ["canvas-drag", "canvas-scroll", "canvas-pinch", "canvas-double-click", "navigator-click", "navigator-drag"] as const) {
+    for (const event of [
+      "canvas-drag",
+      "canvas-scroll",
+      "canvas-pinch",
+      "canvas-double-click",
+      "navigator-click",
+      "navigator-drag",
+    ] as const) {
       this.viewer.addHandler(event, () => (this.whole = false));
     }
     this.watcher = new ResizeObserver(() => {
@@ -164,7 +184,10 @@ export class DeepMap {
     const { info } = this.picture as Picture;
     this.whole = false;
     const { x, y } = this.viewer.viewport.getContainerSize();
-    const side = Math.min(Math.max(info.n_q, info.n_k), Math.max(1, Math.min(x, y)) / Math.max(pixels, this.axes().step));
+    const side = Math.min(
+      Math.max(info.n_q, info.n_k),
+      Math.max(1, Math.min(x, y)) / Math.max(pixels, this.axes().step),
+    );
     const box = new OpenSeadragon.Rect(cell.j + 0.5 - side / 2, cell.i + 0.5 - side / 2, side, side);
     this.viewer.viewport.fitBounds(this.viewer.viewport.imageToViewportRectangle(box), calm());
   }
@@ -288,8 +311,18 @@ export class DeepMap {
     const { n_q, n_k } = this.picture.info;
     const axes = this.axes();
     const cross = this.pointed ?? this.chosen;
-    drawRuler(this.left, { start: axes.y, step: axes.step, n: n_q, tokens: this.tokens.query, marked: cross?.i ?? -1 }, true, this.draw);
-    drawRuler(this.top, { start: axes.x, step: axes.step, n: n_k, tokens: this.tokens.key, marked: cross?.j ?? -1 }, false, this.draw);
+    drawRuler(
+      this.left,
+      { start: axes.y, step: axes.step, n: n_q, tokens: this.tokens.query, marked: cross?.i ?? -1 },
+      true,
+      this.draw,
+    );
+    drawRuler(
+      this.top,
+      { start: axes.x, step: axes.step, n: n_k, tokens: this.tokens.key, marked: cross?.j ?? -1 },
+      false,
+      this.draw,
+    );
     const context = fitted(this.overlay);
     if (axes.step >= ROOM_FOR_NUMBERS) this.drawNumbers(context, axes);
     if (this.chosen) this.outline(context, axes, this.chosen, true);
@@ -304,7 +337,12 @@ export class DeepMap {
     if (minimap) context.clearRect(minimap.left - own.left, minimap.top - own.top, minimap.width, minimap.height);
   }
 
-  private outline(context: CanvasRenderingContext2D, axes: { x: number; y: number; step: number }, cell: Cell, chosen: boolean): void {
+  private outline(
+    context: CanvasRenderingContext2D,
+    axes: { x: number; y: number; step: number },
+    cell: Cell,
+    chosen: boolean,
+  ): void {
     const style = getComputedStyle(this.stage);
     const [x, y] = [axes.x + cell.j * axes.step, axes.y + cell.i * axes.step];
     const size = Math.max(axes.step, 6);

@@ -21,18 +21,41 @@ export class Editor {
   ) {
     this.settings = { ...(scene.settings as Settings) };
     this.text.addEventListener("input", () => this.change({ text: this.text.value }));
-    this.temperature = h("input", { type: "range", min: -1, max: 1, step: 0.05, input: () => this.change({ temperature: Number((10 ** Number(this.temperature.value)).toPrecision(2)) }) });
-    const reset = h("button", { type: "button", click: () => this.change({ temperature: 1, scaled: true, causal: true }, true) }, "As trained");
+    this.temperature = h("input", {
+      type: "range",
+      min: -1,
+      max: 1,
+      step: 0.05,
+      input: () => this.change({ temperature: Number((10 ** Number(this.temperature.value)).toPrecision(2)) }),
+    });
+    const reset = h(
+      "button",
+      { type: "button", click: () => this.change({ temperature: 1, scaled: true, causal: true }, true) },
+      "As trained",
+    );
     this.element = h(
       "section",
       { class: "editor", "aria-label": "Your text" },
       this.text,
-      h("div", { class: "controls" },
+      h(
+        "div",
+        { class: "controls" },
         h("label", { class: "field" }, h("span", {}, "Temperature"), this.temperature, this.shown),
-        tick("Scale by 1/√d", this.settings.scaled, (scaled) => this.change({ scaled }), "Without it, scores are plain dot products."),
-        tick("Causal", this.settings.causal, (causal) => this.change({ causal }), "Without it, every token sees those after it too."),
+        tick(
+          "Scale by 1/√d",
+          this.settings.scaled,
+          (scaled) => this.change({ scaled }),
+          "Without it, scores are plain dot products.",
+        ),
+        tick(
+          "Causal",
+          this.settings.causal,
+          (causal) => this.change({ causal }),
+          "Without it, every token sees those after it too.",
+        ),
         reset,
-        this.following),
+        this.following,
+      ),
       this.problem,
     );
     this.show(scene);
@@ -43,7 +66,9 @@ export class Editor {
     this.settings = { ...(scene.settings as Settings) };
     if (document.activeElement !== this.text) this.text.value = this.settings.text;
     this.write();
-    const likely = (scene.following ?? []).slice(0, 4).map(({ token, probability }) => `${printable(token)} ${Math.round(100 * probability)} %`);
+    const likely = (scene.following ?? [])
+      .slice(0, 4)
+      .map(({ token, probability }) => `${printable(token)} ${Math.round(100 * probability)} %`);
     this.following.textContent = likely.length ? `Expected next: ${likely.join(", ")}` : "";
   }
 

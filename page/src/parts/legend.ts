@@ -26,12 +26,17 @@ export class Legend {
     const places = [0, 0.5, 1];
     for (const place of places) {
       context.textAlign = place === 0 ? "left" : place === 1 ? "right" : "center";
-      const at = picture.signed ? Math.sign(place - 0.5) * weightAt(Math.abs(2 * place - 1), top, look.tone) : weightAt(place, top, look.tone);
+      const at = picture.signed
+        ? Math.sign(place - 0.5) * weightAt(Math.abs(2 * place - 1), top, look.tone)
+        : weightAt(place, top, look.tone);
       const least = look.tone === "log" && place === 0 && !picture.signed ? "≤ " : "";
       context.fillText(least + figure(Number((at || 0).toPrecision(2))), place * width, height - 2);
     }
     const step = perPixel(info, level);
-    const of = step === 1 ? "a pixel is one pair, exact" : `a pixel is ${step} × ${step} pairs, its ${look.kind === "mass" ? "mass" : "largest weight"}`;
+    const of =
+      step === 1
+        ? "a pixel is one pair, exact"
+        : `a pixel is ${step} × ${step} pairs, its ${look.kind === "mass" ? "mass" : "largest weight"}`;
     this.text.textContent = picture.signed ? `left − right; ${of}` : of;
   }
 }

@@ -3,20 +3,49 @@ import type { Kind } from "../data";
 import type { Tone } from "../numbers/colour";
 import type { State, Store } from "../state";
 
+/** How weights become places on the scale of colours. */
+export function toneChoice(store: Store): HTMLElement {
+  const tones = [
+    ["linear", "linear"],
+    ["root", "square root"],
+    ["log", "logarithm"],
+  ] as const;
+  return choice("Scale", tones, store.state.tone, (tone) => store.set({ tone: tone as Tone }));
+}
+
 /** How a map is drawn. */
 export function mapControls(store: Store, ...more: HTMLElement[]): HTMLElement {
   const { state } = store;
   return h(
     "div",
     { class: "controls" },
-    choice("Zoomed out", [["max", "largest weight"], ["mass", "mass"]], state.kind, (kind) => store.set({ kind: kind as Kind })),
-    choice("Scale", [["linear", "linear"], ["root", "square root"], ["log", "logarithm"]], state.tone, (tone) =>
-      store.set({ tone: tone as Tone }),
+    choice(
+      "Zoomed out",
+      [
+        ["max", "largest weight"],
+        ["mass", "mass"],
+      ],
+      state.kind,
+      (kind) => store.set({ kind: kind as Kind }),
     ),
-    choice("Colours", [["auto", "automatic"], ["viridis", "viridis"], ["cividis", "cividis"], ["ink", "ink"]], state.scale, (scale) =>
-      store.set({ scale: scale as State["scale"] }),
+    toneChoice(store),
+    choice(
+      "Colours",
+      [
+        ["auto", "automatic"],
+        ["viridis", "viridis"],
+        ["cividis", "cividis"],
+        ["ink", "ink"],
+      ],
+      state.scale,
+      (scale) => store.set({ scale: scale as State["scale"] }),
     ),
-    tick("Hide the sink", state.hide, (hide) => store.set({ hide }), "Weight on the first keys is not drawn; colours are scaled to the rest."),
+    tick(
+      "Hide the sink",
+      state.hide,
+      (hide) => store.set({ hide }),
+      "Weight on the first keys is not drawn; colours are scaled to the rest.",
+    ),
     ...more,
   );
 }

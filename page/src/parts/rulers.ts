@@ -36,7 +36,11 @@ export function drawRuler(canvas: HTMLCanvasElement, axis: Axis, vertical: boole
   const last = Math.min(axis.n - 1, Math.ceil((length - axis.start) / axis.step));
   if (last < first) return;
   const words = axis.tokens !== null && axis.step >= LINE;
-  if (words) void axis.tokens?.load(first, last + 1).then((fresh) => fresh && arrived(), () => {});
+  if (words)
+    void axis.tokens?.load(first, last + 1).then(
+      (fresh) => fresh && arrived(),
+      () => {},
+    );
   const every = words ? 1 : markEvery(axis.step, vertical ? 44 : 72);
 
   context.textBaseline = "middle";

@@ -2,7 +2,13 @@ import { h } from "../dom";
 import { pixelTable, SCALES, type ScaleName, type Tone } from "../numbers/colour";
 
 /** A head as a small picture, weights from 0 to 1. */
-export function thumb(halves: Uint16Array, head: number, size: number, scale: ScaleName, tone: Tone): HTMLCanvasElement {
+export function thumb(
+  halves: Uint16Array,
+  head: number,
+  size: number,
+  scale: ScaleName,
+  tone: Tone,
+): HTMLCanvasElement {
   const table = tableOf(scale, tone);
   const pixels = Uint32Array.from(halves.subarray(head * size * size, (head + 1) * size * size), (bits) => table[bits]);
   const canvas = h("canvas", { width: size, height: size, "aria-hidden": "true" });

@@ -48,7 +48,8 @@ export class FileSource implements Source {
     }
     if (what === "tile") {
       const pyramid = (await this.json(`api/${scene}/map/${layer}/${head}`)) as Pyramid;
-      return (await tileOf(weights, pyramid, first, second, third, options.get("kind") ?? "mass")).buffer as ArrayBuffer;
+      return (await tileOf(weights, pyramid, first, second, third, options.get("kind") ?? "mass"))
+        .buffer as ArrayBuffer;
     }
     throw absent();
   }

@@ -13,8 +13,20 @@ export function stagesOf(weights: ComputedWeights, i: number, j: number): Stage[
   const sees = weights.sees(i, j);
   const weight = sees ? weights.weight(i, j) : 0;
   const stages: Stage[] = [
-    { name: "query", formula: "Q[i,a]", text: "The features of the query.", values: features.map((a) => q[i * d + a]), labels },
-    { name: "key", formula: "K[j,a]", text: "The features of the key.", values: features.map((a) => k[j * d + a]), labels },
+    {
+      name: "query",
+      formula: "Q[i,a]",
+      text: "The features of the query.",
+      values: features.map((a) => q[i * d + a]),
+      labels,
+    },
+    {
+      name: "key",
+      formula: "K[j,a]",
+      text: "The features of the key.",
+      values: features.map((a) => k[j * d + a]),
+      labels,
+    },
     {
       name: "products",
       formula: "Q[i,a]\\,K[j,a]",

@@ -117,7 +117,12 @@ export class TiledWeights implements Weights {
 
 /** A tile of any level as half floats: mass is summed over keys and averaged over queries, max is the largest. */
 export async function tileOf(
-  weights: Weights, pyramid: Pyramid, level: number, x: number, y: number, kind: string,
+  weights: Weights,
+  pyramid: Pyramid,
+  level: number,
+  x: number,
+  y: number,
+  kind: string,
 ): Promise<Uint16Array> {
   const step = perPixel(pyramid, level);
   const { r0, r1, c0, c1, rows, cols } = tileBlock(pyramid, level, x, y);

@@ -1,7 +1,8 @@
-import { choice, h, s } from "../dom";
+import { h, s } from "../dom";
 import { css, ramp, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable } from "../numbers/format";
-import { chosen, headAt, latest, layerOf, scaleName, tokensOf, type MakeView } from "./view";
+import { toneChoice } from "../parts/mapcontrols";
+import { chosen, headAt, latest, layerOf, scaleName, tokensOf, touches, type MakeView } from "./view";
 
 const MOST = 64;
 /** How much room a token has, in pixels. */
@@ -12,7 +13,12 @@ const STRONGEST = 400;
 export const arcsView: MakeView = (context) => {
   const { data, store } = context;
   const controls = h("div", { class: "controls" });
-  const place = h("div", { class: "arcs-scroll", tabindex: 0, role: "group", "aria-label": "Arcs from queries to keys" });
+  const place = h("div", {
+    class: "arcs-scroll",
+    tabindex: 0,
+    role: "group",
+    "aria-label": "Arcs from queries to keys",
+  });
   const caption = h("p", { class: "note" });
   const element = h("section", { class: "view arcs", "aria-label": "Arcs" }, controls, caption, place);
   let least = 0.05;
@@ -36,12 +42,22 @@ export const arcsView: MakeView = (context) => {
         query?.load(start, stop),
       ]);
       if (!current()) return;
-      const words = Array.from({ length: stop - start }, (_, k) => (query ? printable(query.at(start + k) ?? "") : count(start + k)));
+      const words = Array.from({ length: stop - start }, (_, k) =>
+        query ? printable(query.at(start + k) ?? "") : count(start + k),
+      );
       const whole = stop - start === Math.max(layerOf(context).n_q, layerOf(context).n_k);
       const { n_q } = layerOf(context);
       const move = (by: number, text: string): HTMLElement =>
-        h("button", { type: "button", click: () => store.set({ i: Math.max(0, Math.min(n_q - 1, start + (MOST >> 1) + by)) }) }, text);
-      caption.replaceChildren(...(whole ? [] : [move(-MOST, "‹ before"), ` Tokens ${count(start)} to ${count(stop - 1)} `, move(MOST, "after ›")]));
+        h(
+          "button",
+          { type: "button", click: () => store.set({ i: Math.max(0, Math.min(n_q - 1, start + (MOST >> 1) + by)) }) },
+          text,
+        );
+      caption.replaceChildren(
+        ...(whole
+          ? []
+          : [move(-MOST, "‹ before"), ` Tokens ${count(start)} to ${count(stop - 1)} `, move(MOST, "after ›")]),
+      );
       place.replaceChildren(drawing(words, weights, start));
     });
 
@@ -61,7 +77,13 @@ export const arcsView: MakeView = (context) => {
     const height = base + 130;
     const scale = SCALES[scaleName(store.state, context.dark())];
     const x = (k: number): number => 20 + (k + 0.5) * slot;
-    const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Tokens in a row, arcs from each to those it attends to" });
+    const svg = s("svg", {
+      width,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
+      role: "group",
+      "aria-label": "Tokens in a row, arcs from each to those it attends to",
+    });
     for (const { i, j, w } of [...shown].reverse()) {
       const tall = (Math.abs(i - j) / reach) * rise;
       const path = s("path", {
@@ -75,14 +97,32 @@ export const arcsView: MakeView = (context) => {
       svg.append(path);
     }
     words.forEach((word, k) => {
-      const label = s("text", { transform: `translate(${x(k) + 4} ${base + 10}) rotate(90)` }, document.createTextNode(word.slice(0, 14)));
+      const label = s(
+        "text",
+        { transform: `translate(${x(k) + 4} ${base + 10}) rotate(90)` },
+        document.createTextNode(word.slice(0, 14)),
+      );
       const token = s(
         "g",
-        { class: k === picked ? "word chosen" : "word", tabindex: 0, role: "button", "aria-label": `${start + k} ${word}`, "aria-pressed": k === picked ? "true" : "false",
+        {
+          class: k === picked ? "word chosen" : "word",
+          tabindex: 0,
+          role: "button",
+          "aria-label": `${start + k} ${word}`,
+          "aria-pressed": k === picked ? "true" : "false",
           click: () => store.set({ i: start + k }),
-          keydown: (event: KeyboardEvent) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), store.set({ i: start + k })),
-          mouseenter: () => light(svg, k), mouseleave: () => light(svg, -1) },
-        s("rect", { x: x(k) - slot / 2, y: base + 2, width: slot, height: Math.min(124, 18 + 8 * Math.min(14, Array.from(word).length)), rx: 4 }),
+          keydown: (event: KeyboardEvent) =>
+            (event.key === "Enter" || event.key === " ") && (event.preventDefault(), store.set({ i: start + k })),
+          mouseenter: () => light(svg, k),
+          mouseleave: () => light(svg, -1),
+        },
+        s("rect", {
+          x: x(k) - slot / 2,
+          y: base + 2,
+          width: slot,
+          height: Math.min(124, 18 + 8 * Math.min(14, Array.from(word).length)),
+          rx: 4,
+        }),
         label,
       );
       svg.append(token);
@@ -93,19 +133,27 @@ export const arcsView: MakeView = (context) => {
 
   const light = (svg: SVGElement, i: number): void => {
     svg.classList.toggle("lit", i >= 0);
-    for (const arc of svg.querySelectorAll(".arc")) arc.classList.toggle("on", arc.getAttribute("data-i") === String(i));
+    for (const arc of svg.querySelectorAll(".arc"))
+      arc.classList.toggle("on", arc.getAttribute("data-i") === String(i));
   };
 
   function drawControls(): void {
     const shown = h("output", {}, figure(least));
-    const slider = h("input", { type: "range", min: 0.01, max: 1, step: 0.01, value: least, input: () => {
-      least = Number(slider.value);
-      shown.textContent = figure(least);
-      show();
-    } });
+    const slider = h("input", {
+      type: "range",
+      min: 0.01,
+      max: 1,
+      step: 0.01,
+      value: least,
+      input: () => {
+        least = Number(slider.value);
+        shown.textContent = figure(least);
+        show();
+      },
+    });
     controls.replaceChildren(
       h("label", { class: "field" }, h("span", {}, "Weights from"), slider, shown),
-      choice("Scale", [["linear", "linear"], ["root", "square root"], ["log", "logarithm"]], store.state.tone, (tone) => store.set({ tone: tone as typeof store.state.tone })),
+      toneChoice(store),
       h("p", { class: "help" }, "Point at a token to see its arcs alone."),
     );
   }
@@ -114,7 +162,7 @@ export const arcsView: MakeView = (context) => {
   return {
     element,
     update(_, changed) {
-      if (["scene", "layer", "head", "i", "tone", "scale", "hide"].some((key) => changed.has(key as "i"))) show();
+      if (touches(changed, "scene", "layer", "head", "i", "tone", "scale", "hide")) show();
     },
   };
 };

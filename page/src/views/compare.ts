@@ -5,7 +5,7 @@ import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { DifferencePicture, HeadPicture, type Picture } from "../parts/pictures";
-import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, type MakeView } from "./view";
+import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, touches, type MakeView } from "./view";
 
 const nameOf = ({ scene, layer, head }: HeadAt): string => `${scene}/${layer}/${head}`;
 
@@ -58,7 +58,8 @@ export const compareView: MakeView = (context) => {
       const [a, b] = weights;
       readout.replaceChildren(
         `query ${query} → key ${key} `,
-        h("output", {}, `${figure(a)} and ${figure(b)}`), ` difference ${figure((a || 0) - (b || 0))}`,
+        h("output", {}, `${figure(a)} and ${figure(b)}`),
+        ` difference ${figure((a || 0) - (b || 0))}`,
       );
     });
   const point = (cell: Cell | null): void => {
@@ -67,7 +68,14 @@ export const compareView: MakeView = (context) => {
   };
   maps = ["The first head", "The second head", "The difference"].map(
     (label) =>
-      new DeepMap({ label: `${label}. Arrow keys move the chosen pair.`, minimap: false, onPoint: point, onPick: (cell) => store.set(cell), onMove: follow, onError: context.fail }),
+      new DeepMap({
+        label: `${label}. Arrow keys move the chosen pair.`,
+        minimap: false,
+        onPoint: point,
+        onPick: (cell) => store.set(cell),
+        onMove: follow,
+        onError: context.fail,
+      }),
   );
   const captions = maps.map(() => h("h2", {}));
   const panes = maps.map((map, k) => h("div", { class: "pane" }, captions[k], map.element));
@@ -75,7 +83,10 @@ export const compareView: MakeView = (context) => {
     "section",
     { class: "view compare", "aria-label": "Compare" },
     pickers,
-    mapControls(store, tick("Lock the zoom", locked, (on) => (locked = on))),
+    mapControls(
+      store,
+      tick("Lock the zoom", locked, (on) => (locked = on)),
+    ),
     h("div", { class: "panes" }, ...panes),
     message,
     h("div", { class: "below" }, readout, ...legends.map((legend) => legend.element)),
@@ -87,9 +98,24 @@ export const compareView: MakeView = (context) => {
     const set = (to: HeadAt): void => store.set({ other: nameOf(to) });
     pickers.replaceChildren(
       h("span", { class: "lead" }, "Compare with"),
-      choice("Text", scenes.map((one) => [one.id, one.name] as const), scene.id, (id) => set({ scene: id, layer: 0, head: 0 })),
-      choice("Layer", scene.layers.map((_, l) => [String(l), String(l)] as const), String(at.layer), (layer) => set({ ...at, layer: Number(layer), head: 0 })),
-      choice("Head", Array.from({ length: scene.layers[at.layer].heads }, (_, k) => [String(k), String(k)] as const), String(at.head), (head) => set({ ...at, head: Number(head) })),
+      choice(
+        "Text",
+        scenes.map((one) => [one.id, one.name] as const),
+        scene.id,
+        (id) => set({ scene: id, layer: 0, head: 0 }),
+      ),
+      choice(
+        "Layer",
+        scene.layers.map((_, l) => [String(l), String(l)] as const),
+        String(at.layer),
+        (layer) => set({ ...at, layer: Number(layer), head: 0 }),
+      ),
+      choice(
+        "Head",
+        Array.from({ length: scene.layers[at.layer].heads }, (_, k) => [String(k), String(k)] as const),
+        String(at.head),
+        (head) => set({ ...at, head: Number(head) }),
+      ),
     );
   }
 
@@ -131,8 +157,8 @@ export const compareView: MakeView = (context) => {
   return {
     element,
     update(state, changed) {
-      if (["scene", "layer", "head", "other"].some((key) => changed.has(key as "i"))) show();
-      else if (["kind", "tone", "scale", "hide"].some((key) => changed.has(key as "i"))) {
+      if (touches(changed, "scene", "layer", "head", "other")) show();
+      else if (touches(changed, "kind", "tone", "scale", "hide")) {
         pictures.forEach((picture, k) => {
           picture.look = lookOf(state, context.dark());
           maps[k].recolour();

@@ -3,7 +3,7 @@ import { choice, h } from "../dom";
 import { figure } from "../numbers/format";
 import { thumb } from "../parts/thumb";
 import type { State } from "../state";
-import { latest, scaleName, type MakeView } from "./view";
+import { latest, scaleName, touches, type MakeView } from "./view";
 
 const SIZE = 64;
 
@@ -38,10 +38,9 @@ export const headsView: MakeView = (context) => {
       const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
       const { scene: id, tone } = store.state;
       const scale = scaleName(store.state, context.dark());
-      data.thumbs(id, layer, SIZE, "max").then(
-        (halves) => target.replaceChildren(thumb(halves, head, SIZE, scale, tone)),
-        context.fail,
-      );
+      data
+        .thumbs(id, layer, SIZE, "max")
+        .then((halves) => target.replaceChildren(thumb(halves, head, SIZE, scale, tone)), context.fail);
     }
   }
 
@@ -55,15 +54,26 @@ export const headsView: MakeView = (context) => {
     const said = [name, kind, column && `${column.label} ${figure(score)}`].filter(Boolean).join(", ");
     const element = h(
       "button",
-      { type: "button", class: current ? "card current" : "card", title: `${said}. Open its map`,
-        click: () => store.set({ view: "map", layer: row.layer, head: row.head }) },
+      {
+        type: "button",
+        class: current ? "card current" : "card",
+        title: `${said}. Open its map`,
+        click: () => store.set({ view: "map", layer: row.layer, head: row.head }),
+      },
       picture,
       h("span", { class: "name" }, `${row.layer}.${row.head}`, h("span", { class: "kind" }, kind)),
     );
     if (column) {
       const bar = h("span", { class: "bar" });
       bar.style.setProperty("--share", String(Math.max(0, Math.min(1, share))));
-      element.append(h("span", { class: "score" }, bar, h("span", {}, figure(typeof score === "number" ? Number(score.toPrecision(2)) : score))));
+      element.append(
+        h(
+          "span",
+          { class: "score" },
+          bar,
+          h("span", {}, figure(typeof score === "number" ? Number(score.toPrecision(2)) : score)),
+        ),
+      );
     }
     wanted.observe(picture);
     return element;
@@ -75,7 +85,9 @@ export const headsView: MakeView = (context) => {
     let rows = heads.rows.filter((row) => state.filter === "all" || (row.kind ?? "none") === state.filter);
     if (column) {
       const score = (row: HeadRow): number => row.scores[column.name] ?? -Infinity;
-      rows = rows.filter((row) => state.least <= column.low || score(row) >= state.least).sort((a, b) => score(b) - score(a));
+      rows = rows
+        .filter((row) => state.least <= column.low || score(row) >= state.least)
+        .sort((a, b) => score(b) - score(a));
     }
     wanted.disconnect();
     const ordered = !column && state.filter === "all";
@@ -85,13 +97,22 @@ export const headsView: MakeView = (context) => {
       const layers = grouped(rows);
       grid.replaceChildren(
         ...[...layers].map(([l, mine]) =>
-          h("div", { class: "layer", role: "group", "aria-label": `Layer ${l}` },
-            h("h2", {}, `Layer ${l}`, !/^layers?[ .]\d+$/.test(scene.layers[l].name) && h("small", {}, scene.layers[l].name)),
-            h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state)))),
+          h(
+            "div",
+            { class: "layer", role: "group", "aria-label": `Layer ${l}` },
+            h(
+              "h2",
+              {},
+              `Layer ${l}`,
+              !/^layers?[ .]\d+$/.test(scene.layers[l].name) && h("small", {}, scene.layers[l].name),
+            ),
+            h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state))),
+          ),
         ),
       );
     } else grid.replaceChildren(...rows.map((row) => card(row, column, state)));
-    if (!rows.length) grid.replaceChildren(h("p", { class: "empty" }, "No head is like this. Choose another kind or a lower score."));
+    if (!rows.length)
+      grid.replaceChildren(h("p", { class: "empty" }, "No head is like this. Choose another kind or a lower score."));
   }
 
   function drawControls(): void {
@@ -99,25 +120,40 @@ export const headsView: MakeView = (context) => {
     const kinds = [...new Set(heads.rows.map((row) => row.kind ?? "none"))].sort();
     const column = heads.columns.find((c) => c.name === state.sort);
     const parts: HTMLElement[] = [
-      choice("Sort by", [["place", "layer and head"], ...heads.columns.map((c) => [c.name, c.label] as const)], state.sort, (sort) =>
-        store.set({ sort, least: heads.columns.find((c) => c.name === sort)?.low ?? 0 }),
+      choice(
+        "Sort by",
+        [["place", "layer and head"], ...heads.columns.map((c) => [c.name, c.label] as const)],
+        state.sort,
+        (sort) => store.set({ sort, least: heads.columns.find((c) => c.name === sort)?.low ?? 0 }),
       ),
-      choice("Kind", [["all", "all kinds"], ...kinds.map((k) => [k, k === "none" ? "no notable kind" : k] as const)], state.filter, (filter) =>
-        store.set({ filter }),
+      choice(
+        "Kind",
+        [["all", "all kinds"], ...kinds.map((k) => [k, k === "none" ? "no notable kind" : k] as const)],
+        state.filter,
+        (filter) => store.set({ filter }),
       ),
     ];
     if (column) {
       const shown = h("output", {}, figure(state.least));
       const slider = h("input", {
-        type: "range", min: column.low, max: highest(column), step: (highest(column) - column.low) / 100 || 0.01, value: state.least,
+        type: "range",
+        min: column.low,
+        max: highest(column),
+        step: (highest(column) - column.low) / 100 || 0.01,
+        value: state.least,
         input: () => {
           shown.textContent = figure(Number(slider.value));
           store.set({ least: Number(slider.value) });
         },
       });
-      parts.push(h("label", { class: "field" }, h("span", {}, "At least"), slider, shown), h("p", { class: "help" }, column.help));
+      parts.push(
+        h("label", { class: "field" }, h("span", {}, "At least"), slider, shown),
+        h("p", { class: "help" }, column.help),
+      );
     }
-    const had = controls.contains(document.activeElement) ? [...controls.querySelectorAll("select, input")].indexOf(document.activeElement as Element) : -1;
+    const had = controls.contains(document.activeElement)
+      ? [...controls.querySelectorAll("select, input")].indexOf(document.activeElement as Element)
+      : -1;
     controls.replaceChildren(...parts);
     if (had >= 0) controls.querySelectorAll<HTMLElement>("select, input")[had]?.focus();
   }
@@ -143,10 +179,10 @@ export const headsView: MakeView = (context) => {
     element,
     update(_, changed) {
       if (changed.has("scene")) show();
-      else if (["sort", "filter"].some((key) => changed.has(key as keyof State))) {
+      else if (touches(changed, "sort", "filter")) {
         drawControls();
         draw();
-      } else if (["least", "layer", "head", "scale", "tone"].some((key) => changed.has(key as keyof State))) draw();
+      } else if (touches(changed, "least", "layer", "head", "scale", "tone")) draw();
     },
     destroy: () => wanted.disconnect(),
   };

@@ -4,7 +4,7 @@ import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { HeadPicture } from "../parts/pictures";
-import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, type MakeView } from "./view";
+import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, touches, type MakeView } from "./view";
 
 /** One head as a map of queries × keys. */
 export const mapView: MakeView = (context) => {
@@ -54,8 +54,15 @@ export const mapView: MakeView = (context) => {
   };
 
   const button = (path: string, title: string, act: () => void): HTMLElement =>
-    h("button", { type: "button", class: "icon", title, "aria-label": title, click: act },
-      s("svg", { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", class: "sign" }, s("path", { d: path })));
+    h(
+      "button",
+      { type: "button", class: "icon", title, "aria-label": title, click: act },
+      s(
+        "svg",
+        { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true", class: "sign" },
+        s("path", { d: path }),
+      ),
+    );
   const element = h(
     "section",
     { class: "view map", "aria-label": "Map" },
@@ -67,7 +74,11 @@ export const mapView: MakeView = (context) => {
         button("M3 8h10", "Zoom out (-)", () => map.zoom(1 / 1.8)),
         button("M3 8h10M8 3v10", "Zoom in (+)", () => map.zoom(1.8)),
         button("M2.5 6V2.5H6M10 2.5h3.5V6M13.5 10v3.5H10M6 13.5H2.5V10", "Show all (0)", () => map.home()),
-        button("M8 1v4M8 11v4M1 8h4M11 8h4M8 4.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 1 0 0-7", "Go to the chosen pair (Enter)", () => map.reveal(chosen(store.state, layerOf(context)), 48)),
+        button(
+          "M8 1v4M8 11v4M1 8h4M11 8h4M8 4.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 1 0 0-7",
+          "Go to the chosen pair (Enter)",
+          () => map.reveal(chosen(store.state, layerOf(context)), 48),
+        ),
       ),
     ),
     map.element,
@@ -78,7 +89,7 @@ export const mapView: MakeView = (context) => {
     element,
     update(state, changed) {
       if (changed.has("scene") || changed.has("layer") || changed.has("head")) show();
-      else if (picture && ["kind", "tone", "scale", "hide"].some((key) => changed.has(key as keyof typeof state))) {
+      else if (picture && touches(changed, "kind", "tone", "scale", "hide")) {
         picture.look = lookOf(state, context.dark());
         map.recolour();
         legend.show(picture, map.level);

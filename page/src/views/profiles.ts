@@ -5,12 +5,22 @@ import uPlot from "uplot";
 import type { Profile } from "../data";
 import { h, tick } from "../dom";
 import { count, figure } from "../numbers/format";
-import { headAt, latest, type MakeView } from "./view";
+import { headAt, latest, touches, type MakeView } from "./view";
 
 const CHARTS: readonly (readonly [key: string, title: string, axis: string, help: string])[] = [
-  ["offset", "By distance", "query − key", "How much weight lies so many tokens back: a peak at 1 is a previous-token head."],
+  [
+    "offset",
+    "By distance",
+    "query − key",
+    "How much weight lies so many tokens back: a peak at 1 is a previous-token head.",
+  ],
   ["entropy", "Entropy", "query", "In nats: 0 where one key has all the weight."],
-  ["normalized_entropy", "Entropy, of what is possible", "query", "Over the logarithm of how many keys the query sees: 1 is uniform."],
+  [
+    "normalized_entropy",
+    "Entropy, of what is possible",
+    "query",
+    "Over the logarithm of how many keys the query sees: 1 is uniform.",
+  ],
   ["received", "Received", "key", "The weight that a key gets from all queries: a lone high key is a sink."],
   ["sink", "On the first key", "query", "The weight on key 0."],
   ["lse", "Log-sum-exp", "query", "The logarithm of the softmax's denominator."],
@@ -27,10 +37,14 @@ export const profilesView: MakeView = (context) => {
   const element = h(
     "section",
     { class: "view profiles", "aria-label": "Profiles" },
-    h("div", { class: "controls" }, tick("Logarithmic distance", logarithmic, (on) => {
-      logarithmic = on;
-      draw();
-    })),
+    h(
+      "div",
+      { class: "controls" },
+      tick("Logarithmic distance", logarithmic, (on) => {
+        logarithmic = on;
+        draw();
+      }),
+    ),
     note,
     charts,
   );
@@ -45,7 +59,15 @@ export const profilesView: MakeView = (context) => {
       if (!profile) return [];
       const place = h("div", { class: "plot", role: "img", "aria-label": summary(profile, title) });
       charts.append(h("figure", {}, h("figcaption", {}, h("b", {}, title), h("small", {}, help)), place));
-      return [{ place, profile, axis, name: title.toLowerCase(), logX: logarithmic && key === "offset" && profile.start >= 0 }];
+      return [
+        {
+          place,
+          profile,
+          axis,
+          name: title.toLowerCase(),
+          logX: logarithmic && key === "offset" && profile.start >= 0,
+        },
+      ];
     });
     plots = shown.map(({ place, profile, axis, name, logX }) => plot(place, profile, axis, name, logX));
   }
@@ -57,7 +79,8 @@ export const profilesView: MakeView = (context) => {
     const font = `11px ${style.getPropertyValue("--sans")}`;
     const shift = logX ? 1 : 0; // a logarithm has no place for distance 0
     const x = profile.values.map((_, k) => profile.start + k * profile.step + shift);
-    const figures = (_: uPlot, values: number[]): string[] => values.map((v) => (v === null ? "" : figure(Number(v.toPrecision(3)))));
+    const figures = (_: uPlot, values: number[]): string[] =>
+      values.map((v) => (v === null ? "" : figure(Number(v.toPrecision(3)))));
     return new uPlot(
       {
         width: place.clientWidth || 400,
@@ -66,14 +89,28 @@ export const profilesView: MakeView = (context) => {
         cursor: { y: false, drag: { x: true, y: false } },
         scales: { x: { time: false, ...(logX ? { distr: 3, log: 10 } : {}) } },
         axes: [
-          { stroke: ink, grid, ticks: grid, font, label: logX ? `${axis} + 1` : axis, labelFont: font, labelSize: 18, size: 30,
-            values: (_, values) => values.map((v) => (v === null ? "" : count(v))) },
+          {
+            stroke: ink,
+            grid,
+            ticks: grid,
+            font,
+            label: logX ? `${axis} + 1` : axis,
+            labelFont: font,
+            labelSize: 18,
+            size: 30,
+            values: (_, values) => values.map((v) => (v === null ? "" : count(v))),
+          },
           { stroke: ink, grid, ticks: grid, font, size: 58, values: figures },
         ],
         series: [
           { label: axis, value: (_, v) => (v === null || v === undefined ? "–" : count(Math.round(v - shift))) },
-          { label: name, stroke: style.getPropertyValue("--accent"), width: 1.6, points: { show: x.length < 60 },
-            value: (_, v) => figure(v) },
+          {
+            label: name,
+            stroke: style.getPropertyValue("--accent"),
+            width: 1.6,
+            points: { show: x.length < 60 },
+            value: (_, v) => figure(v),
+          },
         ],
       },
       [x, profile.values],
@@ -106,7 +143,7 @@ export const profilesView: MakeView = (context) => {
   return {
     element,
     update(_, changed) {
-      if (["scene", "layer", "head"].some((key) => changed.has(key as "i"))) show();
+      if (touches(changed, "scene", "layer", "head")) show();
       else if (changed.has("scale")) draw();
     },
     destroy() {

@@ -5,7 +5,7 @@ import katex from "katex";
 import type { Stage } from "../data";
 import { h } from "../dom";
 import { figure, printable } from "../numbers/format";
-import { chosen, headAt, latest, layerOf, tokensOf, type MakeView } from "./view";
+import { chosen, headAt, latest, layerOf, tokensOf, touches, type MakeView } from "./view";
 
 /** One weight, from query and key to the output. */
 export const stepsView: MakeView = (context) => {
@@ -14,22 +14,67 @@ export const stepsView: MakeView = (context) => {
   const stages = h("ol", { class: "stages" });
   const element = h("section", { class: "view steps", "aria-label": "Step by step" }, controls, stages);
 
-  function chooser(label: string, axis: "query" | "key", value: number, n: number, set: (to: number) => void): HTMLElement {
+  function chooser(
+    label: string,
+    axis: "query" | "key",
+    value: number,
+    n: number,
+    set: (to: number) => void,
+  ): HTMLElement {
     const tokens = tokensOf(context)[axis];
     const word = h("span", { class: "word" });
-    void tokens?.load(value, value + 1).then(() => (word.textContent = printable(tokens.at(value) ?? "")), () => {});
-    const input = h("input", { type: "number", min: 0, max: n - 1, value, change: () => set(Math.max(0, Math.min(n - 1, Math.round(Number(input.value) || 0)))) });
+    void tokens?.load(value, value + 1).then(
+      () => (word.textContent = printable(tokens.at(value) ?? "")),
+      () => {},
+    );
+    const input = h("input", {
+      type: "number",
+      min: 0,
+      max: n - 1,
+      value,
+      change: () => set(Math.max(0, Math.min(n - 1, Math.round(Number(input.value) || 0)))),
+    });
     const go = (by: number, text: string, title: string): HTMLElement =>
-      h("button", { type: "button", class: "icon", title, "aria-label": title, click: () => set(Math.max(0, Math.min(n - 1, value + by))) }, text);
-    return h("div", { class: "field" }, h("label", {}, h("span", {}, label), input), go(-1, "‹", `${label} before`), go(1, "›", `${label} after`), word);
+      h(
+        "button",
+        {
+          type: "button",
+          class: "icon",
+          title,
+          "aria-label": title,
+          click: () => set(Math.max(0, Math.min(n - 1, value + by))),
+        },
+        text,
+      );
+    return h(
+      "div",
+      { class: "field" },
+      h("label", {}, h("span", {}, label), input),
+      go(-1, "‹", `${label} before`),
+      go(1, "›", `${label} after`),
+      word,
+    );
   }
 
   function stageElement(stage: Stage, number: number): HTMLElement {
     const formula = h("div", { class: "formula" });
     katex.render(stage.formula, formula, { displayMode: true, throwOnError: false });
-    const item = h("li", { class: "stage-card" }, h("h2", {}, h("span", { class: "number", "aria-hidden": "true" }, String(number)), stage.name), formula, h("p", {}, stage.text));
+    const item = h(
+      "li",
+      { class: "stage-card" },
+      h("h2", {}, h("span", { class: "number", "aria-hidden": "true" }, String(number)), stage.name),
+      formula,
+      h("p", {}, stage.text),
+    );
     if (stage.values) item.append(bars(stage.values, stage.labels ?? []));
-    if (stage.value !== undefined) item.append(h("p", { class: "value" }, h("output", { "data-stage": stage.name, "data-value": String(stage.value) }, figure(stage.value))));
+    if (stage.value !== undefined)
+      item.append(
+        h(
+          "p",
+          { class: "value" },
+          h("output", { "data-stage": stage.name, "data-value": String(stage.value) }, figure(stage.value)),
+        ),
+      );
     return item;
   }
 
@@ -53,7 +98,7 @@ export const stepsView: MakeView = (context) => {
   return {
     element,
     update(_, changed) {
-      if (["scene", "layer", "head", "i", "j"].some((key) => changed.has(key as "i"))) show();
+      if (touches(changed, "scene", "layer", "head", "i", "j")) show();
     },
   };
 };
@@ -63,7 +108,11 @@ function bars(values: readonly (number | null)[], labels: readonly string[]): HT
   const most = Math.max(...values.map((value) => Math.abs(value ?? 0))) || 1;
   const low = Math.min(0, ...values.map((value) => value ?? 0));
   const high = Math.max(0, ...values.map((value) => value ?? 0));
-  const box = h("div", { class: low < 0 ? "bars signed" : "bars", role: "img", "aria-label": `${values.length} numbers from ${figure(low)} to ${figure(high)}` });
+  const box = h("div", {
+    class: low < 0 ? "bars signed" : "bars",
+    role: "img",
+    "aria-label": `${values.length} numbers from ${figure(low)} to ${figure(high)}`,
+  });
   values.forEach((value, k) => {
     const bar = h("span", { class: (value ?? 0) < 0 ? "negative" : "", title: `${labels[k] ?? k}: ${figure(value)}` });
     bar.style.setProperty("--size", String(Math.abs(value ?? 0) / most));

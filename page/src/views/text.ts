@@ -3,8 +3,9 @@ import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } 
 import { choice, fitted, h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable, readable } from "../numbers/format";
+import { toneChoice } from "../parts/mapcontrols";
 import { breakLines, lineOf, type Line } from "../parts/lines";
-import { chosen, headAt, latest, layerOf, scaleName, type MakeView } from "./view";
+import { chosen, headAt, latest, layerOf, scaleName, touches, type MakeView } from "./view";
 
 const LINE_PX = 28;
 const LISTED = 10;
@@ -13,8 +14,16 @@ const LISTED = 10;
 export const textView: MakeView = (context) => {
   const { data, store } = context;
   const sizer = h("div", { class: "sizer" });
-  const scroller = h("div", { class: "text-scroll", tabindex: 0, role: "listbox", "aria-label": "Tokens of the text. Arrow keys choose one." }, sizer);
-  const strip = h("canvas", { class: "strip", title: "Where in the text the weight lies. Click to go there.", "aria-hidden": "true" });
+  const scroller = h(
+    "div",
+    { class: "text-scroll", tabindex: 0, role: "listbox", "aria-label": "Tokens of the text. Arrow keys choose one." },
+    sizer,
+  );
+  const strip = h("canvas", {
+    class: "strip",
+    title: "Where in the text the weight lies. Click to go there.",
+    "aria-hidden": "true",
+  });
   const list = h("ol", { class: "strongest" });
   const heading = h("h2", {});
   const controls = h("div", { class: "controls" });
@@ -59,7 +68,12 @@ export const textView: MakeView = (context) => {
     const scale = SCALES[scaleName(store.state, context.dark())];
     for (let t = start; t < stop; t++) {
       const weight = weights[t];
-      const span = h("span", { class: "token", "data-token": t, role: "option", "aria-selected": t === picked() ? "true" : "false" });
+      const span = h("span", {
+        class: "token",
+        "data-token": t,
+        role: "option",
+        "aria-selected": t === picked() ? "true" : "false",
+      });
       span.textContent = readable(tokens[t]).replaceAll("\n", "↵") || "∅";
       if (weight > 0) {
         const place = toned(weight, top, store.state.tone);
@@ -158,7 +172,8 @@ export const textView: MakeView = (context) => {
       top = weights.reduce((most, w, t) => (w > most && !(hidden && t === 0) ? w : most), 0) || 1;
       draw(true);
       describe(token);
-      if (scroll && lines.length) virtual.scrollToIndex(lineOf(lines, Math.min(token, tokens.length - 1)), { align: "auto" });
+      if (scroll && lines.length)
+        virtual.scrollToIndex(lineOf(lines, Math.min(token, tokens.length - 1)), { align: "auto" });
     });
 
   function describe(token: number): void {
@@ -170,22 +185,41 @@ export const textView: MakeView = (context) => {
     heading.textContent = store.state.by ? `What attends to ${name}` : `What ${name} attends to`;
     list.replaceChildren(
       ...order.map((t) =>
-        h("li", {},
-          h("button", { type: "button", click: () => virtual.scrollToIndex(lineOf(lines, t), { align: "center" }), "data-weight": String(weights[t]), "data-token": t },
-            h("span", { class: "which" }, `${printable(tokens[t])}`), h("small", {}, count(t)), h("b", {}, figure(weights[t])))),
+        h(
+          "li",
+          {},
+          h(
+            "button",
+            {
+              type: "button",
+              click: () => virtual.scrollToIndex(lineOf(lines, t), { align: "center" }),
+              "data-weight": String(weights[t]),
+              "data-token": t,
+            },
+            h("span", { class: "which" }, `${printable(tokens[t])}`),
+            h("small", {}, count(t)),
+            h("b", {}, figure(weights[t])),
+          ),
+        ),
       ),
     );
   }
 
   function drawControls(): void {
     controls.replaceChildren(
-      choice("Shade", [["false", "what the chosen token attends to"], ["true", "what attends to the chosen token"]], String(store.state.by), (by) => {
-        const token = picked();
-        store.set(by === "true" ? { by: true, j: token } : { by: false, i: token });
-      }),
-      choice("Scale", [["linear", "linear"], ["root", "square root"], ["log", "logarithm"]], store.state.tone, (tone) =>
-        store.set({ tone: tone as typeof store.state.tone }),
+      choice(
+        "Shade",
+        [
+          ["false", "what the chosen token attends to"],
+          ["true", "what attends to the chosen token"],
+        ],
+        String(store.state.by),
+        (by) => {
+          const token = picked();
+          store.set(by === "true" ? { by: true, j: token } : { by: false, i: token });
+        },
       ),
+      toneChoice(store),
       h("p", { class: "help" }, "Click a token to choose it."),
     );
   }
@@ -202,7 +236,12 @@ export const textView: MakeView = (context) => {
     const line = lines[lineOf(lines, picked())];
     if (!line) return;
     const steps: Record<string, number> = {
-      ArrowLeft: -1, ArrowRight: 1, ArrowUp: -(line.stop - line.start), ArrowDown: line.stop - line.start, Home: -Infinity, End: Infinity,
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -(line.stop - line.start),
+      ArrowDown: line.stop - line.start,
+      Home: -Infinity,
+      End: Infinity,
     };
     const step = steps[event.key];
     if (step === undefined) return;
@@ -226,7 +265,7 @@ export const textView: MakeView = (context) => {
       const axis = layerOf(context);
       const other = tokens.length !== (shadedAxis() === "key" ? axis.n_k : axis.n_q);
       if (changed.has("scene") || (changed.has("by") && axis.cross) || other) showText();
-      else if (["layer", "head", "i", "j", "by", "hide"].some((key) => changed.has(key as "i"))) showWeights(false);
+      else if (touches(changed, "layer", "head", "i", "j", "by", "hide")) showWeights(false);
       else draw(true);
     },
     destroy() {

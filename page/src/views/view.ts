@@ -28,8 +28,26 @@ export type MakeView = (context: Context) => View;
 
 /** All that a view depends on, for the first time it is drawn. */
 export const EVERYTHING: ReadonlySet<keyof State> = new Set([
-  "view", "scene", "layer", "head", "i", "j", "kind", "tone", "scale", "hide", "by", "other", "sort", "filter", "least",
+  "view",
+  "scene",
+  "layer",
+  "head",
+  "i",
+  "j",
+  "kind",
+  "tone",
+  "scale",
+  "hide",
+  "by",
+  "other",
+  "sort",
+  "filter",
+  "least",
 ]);
+
+/** Whether any of these changed. */
+export const touches = (changed: ReadonlySet<keyof State>, ...keys: (keyof State)[]): boolean =>
+  keys.some((key) => changed.has(key));
 
 export const headAt = ({ scene, layer, head }: State): HeadAt => ({ scene, layer, head });
 

@@ -94,7 +94,7 @@ def scaled_dot_product_attention(
         options["dropout"] = dropout_p
     try:
         out: torch.Tensor = attention(*_heads(query, key, value, enable_gqa), **options)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise RuntimeError(str(error)) from None
     return torch.nn.functional.dropout(out, 1.0) if dropout_p == 1.0 else out
 

@@ -89,8 +89,10 @@ def _encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]
     if not ids:
         raise ValueError("the tokenizer finds no token in this text")
     if tokenizer.is_fast:
-        spans = zip(made["offset_mapping"], pieces(tokenizer, ids), strict=True)
-        labels = [text[a:b] if b > a else name for (a, b), name in spans]
+        labels, end = [], 0
+        for (a, b), name in zip(made["offset_mapping"], pieces(tokenizer, ids), strict=True):
+            labels.append(text[end:b] if b > a else name)  # with the space before it, where that is no token's
+            end = max(end, b)
     else:
         labels = pieces(tokenizer, ids)
     return np.array([ids], np.int64), labels

@@ -262,8 +262,9 @@ def attention(
         )  # fmt: skip
     if cache is not None:
         raise NotImplementedError("attn_implementation='regard' has no paged cache, which continuous batching needs")
+    made = regard.softcap if torch.compiler.is_compiling() else _softcap
     wishes: dict[str, Any] = {
-        "scale": scaling, "bias": position_bias, "sink": s_aux, "score": None if softcap is None else _softcap(softcap),
+        "scale": scaling, "bias": position_bias, "sink": s_aux, "score": None if softcap is None else made(softcap),
         "dropout": dropout or None, "return_weights": True if output_attentions else None,
     }  # fmt: skip
     n_q, n_k = query.shape[-2], key.shape[-2]

@@ -26,8 +26,9 @@ class Arrays:
 
     name = "backward"
 
-    def __init__(self, p: Problem, outputs: Outputs, ct: Outputs):
+    def __init__(self, p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None):
         self.p, real = p, p.compute
+        self.into = into or Differential()
         assert outputs.out is not None
         assert outputs.lse is not None
         self.out, self.lse = outputs.out, np.ascontiguousarray(outputs.lse)
@@ -45,13 +46,24 @@ class Arrays:
         if self.given is not None:
             self.given = np.ascontiguousarray(self.given, real)
         self.c = None if p.sink is None else np.zeros(self.lse.shape, real)
-        self.dq = np.empty(p.shape(p.n_q, p.d), real)
+        self.dq = self.sums(self.into.query, p.shape(p.n_q, p.d))
+        shapes = [(*p.lead, p.kv_heads, p.n_k, padded(real.itemsize, width)) for width in (p.d, p.d_v)]
         self.dk, self.dv = (
-            np.zeros((*p.lead, p.kv_heads, p.n_k, padded(real.itemsize, width)), real) for width in (p.d, p.d_v)
+            self.sums(x, s, np.zeros) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
         self.dbias = None if p.bias is None else np.zeros(self.bias_shape(p.bias), real)
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
+
+    def sums(self, into: Array | None, shape: tuple[int, ...], make: Any = np.empty) -> Array:
+        """Where sums of a shape are made: in the array given, if they can be."""
+        real = self.p.compute
+        if into is None or (into.shape, into.dtype) != (shape, real) or into.strides[-1] != real.itemsize:
+            made: Array = make(shape, real)
+            return made
+        if make is np.zeros:
+            into[...] = 0
+        return into
 
     def bias_shape(self, bias: Array) -> tuple[int, ...]:
         """Of the sums of dS: for each batch element and head, but as the bias where that is n_q · n_k."""
@@ -81,7 +93,7 @@ class Arrays:
     @property
     def lie(self) -> tuple[Any, ...]:
         """What plans depend on beside the problem."""
-        arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy)
+        arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
         return tuple(None if x is None else x.strides for x in arrays)
 
     @cached_property
@@ -108,10 +120,13 @@ class Arrays:
         def fit(x: Array | None, like: Array | None) -> Any:
             return None if x is None or like is None else collapse(x, like.shape).astype(like.dtype, copy=False)
 
+        def plain(x: Array, width: int, into: Array | None) -> Array:
+            return x if x is into else np.ascontiguousarray(x[..., :width])
+
         return Differential(
             query=fit(self.dq, p.query),
-            key=fit(np.ascontiguousarray(self.dk[..., : p.d]), p.key),
-            value=fit(np.ascontiguousarray(self.dv[..., : p.d_v]), p.value),
+            key=fit(plain(self.dk, p.d, self.into.key), p.key),
+            value=fit(plain(self.dv, p.d_v, self.into.value), p.value),
             bias=fit(self.dbias, p.bias),
             sink=None if self.c is None else self.sink(self.c),
             tables={table: x.sum(axis=(0, 1)).astype(table.dtype, copy=False) for table, x in self.dtables.items()},

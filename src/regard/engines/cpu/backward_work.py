@@ -53,10 +53,12 @@ ALL_TILES = 2**31
 EVERYWHERE = (0, ALL_TILES)
 
 
-def backward(p: Problem, target: Target, outputs: Outputs, ct: Outputs) -> Differential:
+def backward(
+    p: Problem, target: Target, outputs: Outputs, ct: Outputs, into: Differential | None = None
+) -> Differential:
     """Gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, from the outputs of forward."""
     with np.errstate(all="ignore"):
-        return run(p, target, Arrays(p, outputs, ct))
+        return run(p, target, Arrays(p, outputs, ct, into))
 
 
 def run(p: Problem, target: Target, arrays: Arrays) -> Differential:

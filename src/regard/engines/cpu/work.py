@@ -51,6 +51,7 @@ SMALL = 2**21  # products below which another thread would begin too late
 SHORT = 2**28  # products below which a call on one thread is worth keeping whole
 FEW_ITEMS = 2**16  # bytes of them that such a call may keep
 KEPT = 256  # plans
+FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, Any] = {}
@@ -598,6 +599,7 @@ def kind_of(
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
     few = few and lanes <= min(FEW, W) and straight[1] and not best
     converted = element is not real and not pairs
+    apart = rows * p.group > lanes and any(_scattered(x) for x in (p.key, p.value, *more))
     return Kind(
         element=element,
         real=real,
@@ -605,7 +607,7 @@ def kind_of(
         lanes=W if few else -(-lanes // W) * W,
         few=1 << (lanes - 1).bit_length() if few else 0,
         pairs=pairs,
-        copied=not few and (converted or not all(straight) or (pairs and p.d % 2 != 0)),
+        copied=not few and (converted or apart or not all(straight) or (pairs and p.d % 2 != 0)),
         mask=mask,
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),
@@ -614,6 +616,12 @@ def kind_of(
         entropy=entropy,
         best=best,
     )
+
+
+def _scattered(x: Array) -> bool:
+    """Whether a head's rows lie apart over more than FAR bytes: they share few sets of a cache and evict each other."""
+    step = x.strides[-2]
+    return bool(step > x.shape[-1] * x.itemsize and step * x.shape[-2] > FAR)
 
 
 def working_memory(p: Problem) -> int:
