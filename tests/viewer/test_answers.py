@@ -112,6 +112,18 @@ def test_tiles_of_every_level_are_cells_of_the_weights(
     assert described["maximum"][kind][0] is not None
 
 
+def test_cells_at_the_edges_hold_fewer_pairs() -> None:
+    q, k = RNG.standard_normal((1, 701, 4)), RNG.standard_normal((1, 897, 4))
+    weights, answers = regard.weights(q, k)[0], Answers([arrays(q, k)], patience=None)
+    for kind in ("mass", "max"):
+        for level, at in ((0, "0/0"), (1, "1/1")):
+            found, whole = (
+                asked(answers, f"arrays/tile/0/0/{level}/{at}", kind=kind),
+                cells_of(weights, 4 >> level, kind),
+            )
+            np.testing.assert_allclose(found, whole[-len(found) :, -found.shape[1] :], rtol=2e-3)
+
+
 def test_rows_of_mass_sum_to_one_at_every_level() -> None:
     answers = Answers([arrays(Q, K)], patience=None)
     for level in range(3):
