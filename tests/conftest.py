@@ -1,6 +1,7 @@
 """Fixtures of every test: fresh arrays hold NaN, so that an engine which leaves one unwritten is seen."""
 
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,12 @@ settings.register_profile("ci", max_examples=1000, deadline=None, derandomize=Tr
 if count := os.environ.get("REGARD_FUZZ"):  # so many examples of every property, other ones each time
     settings.register_profile("fuzz", max_examples=int(count), deadline=None)
 settings.load_profile("fuzz" if count else "ci")
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test makes its calls for the first time: one may change what engines support, which no program does."""
+    monkeypatch.setattr("regard.short._mine", threading.local())
 
 
 @pytest.fixture(autouse=True)
