@@ -13,6 +13,7 @@ from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled, tiled_derivatives
 from regard.observing import NAMES, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
+from interpreter import language_patched_once
 from support import (
     absolute,
     assert_gradients,
@@ -51,13 +52,26 @@ def distances(p: Problem) -> Any:
     return np.broadcast_to(lowest[:, None], (p.batch, p.heads, p.diagonals)).reshape(p.shape(p.diagonals))
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every case in every dtype, as far as the engine's class runs it."""
+    if metafunc.cls is None or "case" not in metafunc.fixturenames:
+        return
+    if "dtype" in metafunc.fixturenames:
+        pairs = [(c, t) for c in CASES for t in DTYPES if metafunc.cls.runs(c, t)]
+        metafunc.parametrize(("case", "dtype"), pairs, ids=[f"{c}-{np.dtype(t).name}" for c, t in pairs])
+    else:
+        metafunc.parametrize("case", [c for c in CASES if metafunc.cls.runs(c, np.float32)], ids=str)
+
+
 class Conformance:
     """The suite. A subclass names an engine."""
 
     engine: str
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
-    @pytest.mark.parametrize("case", CASES, ids=str)
+    @staticmethod
+    def runs(case: Case, dtype: Any) -> bool:
+        return True
+
     def test_forward(self, case: Case, dtype: Any) -> None:
         p, frame, arrays, options = problem(case, dtype)
         before = [x.copy() for x in arrays]
@@ -125,7 +139,6 @@ class Conformance:
                 np.testing.assert_array_equal(seen[top].indices, order[..., :k_best])
                 np.testing.assert_array_equal(seen.argmax, order[..., 0])
 
-    @pytest.mark.parametrize("case", CASES, ids=str)
     def test_weights(self, case: Case) -> None:
         p, _, (q, k, v), options = problem(case, np.float32)
         for name in ("dropout", "seed"):
@@ -137,8 +150,6 @@ class Conformance:
         tile = regard.weights(q, k, **options, rows=rows, cols=cols, engine=self.engine)
         np.testing.assert_array_equal(tile, whole[..., rows, cols])
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
-    @pytest.mark.parametrize("case", CASES, ids=str)
     def test_gradients(self, case: Case, dtype: Any) -> None:
         p, frame, arrays, options = problem(case, dtype)
         rng = np.random.default_rng(1)
@@ -148,8 +159,6 @@ class Conformance:
             got = regard.attention_vjp(*arrays, ct[0], dlse=ct[1], dentropy=ct[2], **options, engine=self.engine)
             assert_gradients(p, inward(frame, ct), turned(frame, got))
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
-    @pytest.mark.parametrize("case", CASES, ids=str)
     def test_tangents(self, case: Case, dtype: Any) -> None:
         p, frame, arrays, options = problem(case, dtype)
         rng = np.random.default_rng(2)
@@ -172,8 +181,6 @@ class Conformance:
             assert_tangents(p, t, tangent._replace(out=frame.inward(tangent.out)))
             assert primal.out.tobytes() == regard.attention(*arrays, **options, engine=self.engine).tobytes()
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
-    @pytest.mark.parametrize("case", CASES, ids=str)
     def test_second_derivatives(self, case: Case, dtype: Any) -> None:
         """Of everything that may vary along everything, of the output alone as double backward has it, of lse."""
         p, frame, arrays, options = problem(case, dtype)
@@ -246,6 +253,20 @@ class TestCpu(Conformance):
 
 class TestTiled(Conformance):
     engine = "tiled"
+
+
+class TestTriton(Conformance):
+    """On Triton's interpreter, which is slow: every case in float32, a few in the other dtypes."""
+
+    engine = "triton"
+
+    @staticmethod
+    def runs(case: Case, dtype: Any) -> bool:
+        return dtype == np.float32 or str(case) in ("everything", "curved score", "NaN behind the mask")
+
+    @pytest.fixture(autouse=True)
+    def interpreted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        language_patched_once(monkeypatch)
 
 
 class TestSpecification(Conformance):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.engines.observed import basic, complete
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem
 
@@ -44,3 +45,42 @@ def supports(p: Problem) -> str | None:
     if p.device is None and not interpreted():
         return "the arrays are not on a CUDA device"
     return None
+
+
+def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+    """Outputs (entropy only where it is observed), of all rows, and what is observed."""
+    from regard.engines.triton import forward_work, statistics
+
+    observe = basic(p.observe)
+    names = frozenset(s.name for s in observe) & {"entropy", "max", "argmax", "visible"}
+    outputs, found = forward_work.forward(p, names)
+    assert outputs.lse is not None
+    seen: dict[Statistic, Any] = {s: found[s.name] for s in observe if s.name in found}
+    seen |= statistics.second_pass(p, outputs.lse, tuple(s for s in observe if s not in seen))
+    return outputs, complete(p, outputs.lse, seen, forward)
+
+
+def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
+    from regard.engines.triton import statistics
+
+    return statistics.part(p, lse, rows, cols)
+
+
+def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+    from regard.engines.triton import backward_work
+
+    return backward_work.backward(p, outputs, ct)
+
+
+def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
+    from regard.engines.triton import backward_work
+
+    return backward_work.jvp(p, t, outputs)
+
+
+def backward_jvp(
+    p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+) -> Differential:
+    from regard.engines.triton import backward_work
+
+    return backward_work.backward(p, outputs, ct, backward_work.Way(t, d_outputs, d_ct))

@@ -76,7 +76,8 @@ def add(a: State, call, arrays, rules, rows, q, k_ptr, v_ptr, tile, MASKED: tl.c
     keys = keys_of(call, tile, F.N)
     k = load_matrix(k_ptr, arrays.k, keys.c, keys.inside, call.d, F.D, None)
     v = load_matrix(v_ptr, arrays.v, keys.c, keys.inside, call.d_v, F.V, None)
-    S, visible = scores(call, arrays, rules, raw(call, q, k, F), rows, keys, MASKED, F)
+    T = raw(call, q, k, F)
+    S, visible, _ = scores(call, arrays, rules, T, T, rows, keys, MASKED, F)
     highest = tl.max(S, 1)
     m = tl.maximum(a.m, highest)
     shift, x = a.m - finite(m), S - finite(m)[:, None]

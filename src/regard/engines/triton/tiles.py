@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.language import real
-from regard.engines.triton.place import kept, keys_of, load_cell, load_matrix
+from regard.engines.triton.place import kept, load_cell
 
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
 INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -74,29 +74,32 @@ def raw(call, q, k, F: tl.constexpr):
 
 
 @triton.jit
-def rule(function: tl.constexpr, call, arrays, read, rows, keys, s, ds, dense, F: tl.constexpr):
+def rule(function: tl.constexpr, call, read, dense, rows, keys, s, ds, F: tl.constexpr):
     """What the function of a rule gives in a tile: a tuple of values that broadcast to it."""
-    i, j = rows.i[:, None], keys.j[None, :]
     cell = (call, rows, keys)
+    i, j = rows.i[:, None], keys.j[None, :]
     return function(rows.b, rows.h, i, j, s, ds, call.keys, read, dense, cell, F.REAL, F.INT)
 
 
 @triton.jit
-def scores(call, arrays, rules, T, rows, keys, MASKED: tl.constexpr, F: tl.constexpr):
-    """S, and which pairs are visible; MASKED: the mask is to be looked at, and the edge of the keys."""
-    S = T
+def scores(call, arrays, rules, T, T_dot, rows, keys, MASKED: tl.constexpr, F: tl.constexpr):
+    """S, which pairs are visible, and all that the score rule gives, S without a bias first; T_dot: the leaf ds.
+
+    MASKED: the mask is to be looked at, and the edge of the keys.
+    """
+    S, found = T, (T,)
     if F.SCORE is not None:
-        S = rule(F.SCORE, call, arrays, rules.score, rows, keys, T, T, arrays.score, F)[0].to(F.REAL)
-        S = tl.broadcast_to(S, T.shape)
+        found = rule(F.SCORE, call, rules.score, arrays.score, rows, keys, T, T_dot, F)
+        S = tl.broadcast_to(found[0].to(F.REAL), T.shape)
     if F.BIAS:
         S += load_cell(arrays.bias, (call, rows, keys)).to(F.REAL)
     visible = S != -INFINITY
     if MASKED:
         visible = visible & keys.inside[None, :]
         if F.MASK is not None:
-            visible = visible & rule(F.MASK, call, arrays, rules.mask, rows, keys, T, T, arrays.mask, F)[0]
+            visible = visible & rule(F.MASK, call, rules.mask, arrays.mask, rows, keys, T, T, F)[0]
         S = tl.where(visible, S, -INFINITY)
-    return S, visible
+    return S, visible, found
 
 
 @triton.jit
@@ -121,15 +124,24 @@ def product(w, x, visible, CAREFUL: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def of_infinite(w, x, visible):
-    """What the entries of x that are not finite add to w @ x where they are visible: ±∞ or NaN, or 0."""
-    nan, infinite = (x != x).to(tl.float16), tl.where(x == INFINITY, 1.0, tl.where(x == -INFINITY, -1.0, 0.0)).to(tl.float16)
-    sign = tl.where(visible, tl.where(w > 0, 1.0, tl.where(w < 0, -1.0, 0.0)), 0.0).to(tl.float16)
-    nothing = tl.where(visible & (sign == 0), 1.0, 0.0).to(tl.float16)
-    size = tl.abs(infinite)
-    difference, both = tl.dot(sign, infinite), tl.dot(tl.abs(sign), size)
-    lost = tl.dot(visible.to(tl.float16), nan) + tl.dot(nothing, size)
-    made = tl.where(both + difference > 0, INFINITY, 0.0) - tl.where(both - difference > 0, INFINITY, 0.0)
-    return tl.where(lost > 0, float("nan"), made)
+    """What the entries of x that are not finite add to w @ x where they are visible: ±∞ or NaN, or 0.
+
+    A sum counts three things at once, in units of 1, 2⁷ and 2¹⁴: what becomes ∞, −∞ and NaN.
+    """
+    up, down = x == INFINITY, x == -INFINITY
+    nan = tl.where(x != x, 16384.0, 0.0)
+    same = tl.where(up, 1.0, tl.where(down, 128.0, nan)).to(tl.float16)
+    turned = tl.where(down, 1.0, tl.where(up, 128.0, nan)).to(tl.float16)
+    lost = tl.where(up | down, 16384.0, nan).to(tl.float16)
+    more, less = visible & (w > 0), visible & (w < 0)
+    count = tl.dot(more.to(tl.float16), same) + tl.dot(less.to(tl.float16), turned)
+    count += tl.dot((visible & ~more & ~less).to(tl.float16), lost)
+    nans = tl.floor(count / 16384.0)
+    count -= nans * 16384.0
+    downs = tl.floor(count / 128.0)
+    ups = count - downs * 128.0
+    made = tl.where(ups > 0, INFINITY, 0.0) - tl.where(downs > 0, INFINITY, 0.0)
+    return tl.where(nans > 0, float("nan"), made)
 
 
 @triton.jit
@@ -143,24 +155,31 @@ def dropped(call, x, rows, keys, F: tl.constexpr):
 @triton.jit
 def kinds(call, rules, rows, chunk, F: tl.constexpr):
     """Of the tiles of keys of a chunk, against a block of rows: which are live, and which of them hide nothing."""
-    t = chunk * F.T + tl.arange(0, F.T)
-    first = t.to(tl.int64) * F.N
+    first = (chunk * F.T + tl.arange(0, F.T)).to(tl.int64) * F.N
     last = tl.minimum(first + F.N, call.n_k) - 1
-    row = tl.where(rows.inside, rows.i, tl.min(rows.i, 0))
-    return classified(call, rules, rows.b, rows.h, tl.min(row, 0), tl.max(row, 0), first, last, F)
+    i_lo, i_hi = tl.min(rows.i, 0), tl.min(rows.i, 0) + tl.sum(rows.inside.to(tl.int64), 0) - 1
+    j = tl.full([], call.j, tl.int64)
+    never, always = bounded(call, rules, rows.b, rows.h, i_lo, i_hi, first + j, last + j, F)
+    live = (first <= last) & ~never
+    return live, live & always & (last - first == F.N - 1)
 
 
 @triton.jit
-def classified(call, rules, b, h, i_lo, i_hi, first, last, F: tl.constexpr):
-    """first, last: the first and the last column of each tile."""
-    origin = tl.full([], call.j, tl.int64)
+def kinds_of_rows(call, rules, first_rows, keys, chunk, F: tl.constexpr):
+    """The same of the blocks of rows of a chunk, against a tile of keys; first_rows: the rows of block 0."""
+    first = (chunk * F.T + tl.arange(0, F.T)).to(tl.int64) * F.M
+    last = tl.minimum(first + F.M, call.n_q) - 1
+    i = tl.min(first_rows.i, 0)
+    j_lo, count = tl.min(keys.j, 0), tl.sum(keys.inside.to(tl.int64), 0)
+    never, always = bounded(call, rules, first_rows.b, first_rows.h, first + i, last + i, j_lo, j_lo + count - 1, F)
+    live = (first <= last) & ~never
+    return live, live & always & (count == F.N)
+
+
+@triton.jit
+def bounded(call, rules, b, h, i_lo, i_hi, j_lo, j_hi, F: tl.constexpr):
     SPAN: tl.constexpr = max(F.M, F.N)
-    never, always = F.BOUNDS(
-        b, h, i_lo, i_hi, first + origin, last + origin, call.keys, rules.mask, rules.score, SPAN, F.REAL, F.INT
-    )
-    there = first <= last
-    live = there & ~never
-    return live, live & always & (last - first == F.N - 1)
+    return F.BOUNDS(b, h, i_lo, i_hi, j_lo, j_hi, call.keys, rules.mask, rules.score, SPAN, F.REAL, F.INT)
 
 
 @triton.jit
@@ -173,8 +192,3 @@ def run_of(full, live, F: tl.constexpr):
     rest = live & ~((t >= begin) & (t < end))
     word = tl.sum(tl.where(rest, tl.full([], 1, tl.int64) << t.to(tl.int64), 0), 0)
     return begin, end, word
-
-
-@triton.jit
-def load_keys(call, arrays_x, ptr, keys, size, BLOCK: tl.constexpr):
-    return load_matrix(ptr, arrays_x, keys.c, keys.inside, size, BLOCK, None)

@@ -13,7 +13,7 @@ from regard.engines.triton import lowering, place, tiles
 from regard.engines.triton.bounds import bounds
 from regard.engines.triton.launch import INTERPRETED, Launch, lying, pointer
 from regard.problem import Problem
-from regard.rules import Node, Program, Table
+from regard.rules import Program, Table
 from regard.torch.arrays import array, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -106,19 +106,28 @@ class Work:
     @cached_property
     def arrays(self) -> tiles.Arrays:
         p = self.p
-        dense = [() if rule is None else tuple(map(self.dense, Program.of([rule]).dense)) for rule in self.nodes]
+        dense = [() if x is None else tuple(map(self.dense, x.dense)) for x in (self.mask_program, self.score_program)]
         bias = None if p.bias is None else self.dense(p.bias)
         return tiles.Arrays(
             self.matrix(p.query), self.matrix(p.key), self.matrix(p.value), bias, self.sink, dense[0], dense[1]
         )
 
-    @property
-    def nodes(self) -> tuple[Node | None, Node | None]:
-        return self.p.mask_node, self.p.score_node
+    @cached_property
+    def mask_program(self) -> Program | None:
+        return None if self.p.mask_node is None else Program.of([self.p.mask_node])
+
+    @cached_property
+    def score_program(self) -> Program | None:
+        """What the score rule is to give; the score comes first, so that bounds find its slots."""
+        return None if self.p.score_node is None else Program.of([self.p.score_node])
+
+    @cached_property
+    def score_function(self) -> Any:
+        return None if self.score_program is None else lowering.values(self.score_program)
 
     @cached_property
     def rules(self) -> tiles.Rules:
-        return tiles.Rules(*(None if node is None else self.rule(Program.of([node])) for node in self.nodes))
+        return tiles.Rules(*(None if x is None else self.rule(x) for x in (self.mask_program, self.score_program)))
 
     def rule(self, program: Program) -> place.Rule:
         return place.Rule(
@@ -170,7 +179,8 @@ class Work:
     def form(self, M: int, N: int, **changes: Any) -> tiles.Form:
         """What a kernel is compiled for, with at most M queries in a block and N keys in a tile."""
         p = self.p
-        mask, score = (None if node is None else lowering.values(Program.of([node])) for node in self.nodes)
+        mask = None if self.mask_program is None else lowering.values(self.mask_program)
+        score = self.score_function
         N = min(N, power_of_two(p.n_k))
         chunk = min(64, power_of_two(-(-p.n_k // N), 2))
         form = tiles.Form(
