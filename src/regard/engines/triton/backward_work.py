@@ -219,7 +219,7 @@ def table_gradients(p: Problem, given: Any, direction: Any, way: Way | None) -> 
         entries = [empty(p, shape, np.int64) for _ in slopes]
         task = table_kernel.Task(given, direction, first, tuple(map(work.matrix, values)), tuple(map(work.matrix, entries)))
         grid = (-(-rows // form.M), -(-p.n_k // form.N), p.batch * p.heads)
-        work.launch(table_kernel.table, grid, task, 4 if way else 2, way is not None, form).run()
+        work.launch(table_kernel.table, grid, task, 4 if way else 2, len(work.results), way is not None, form).run()
         for reading, value, entry in zip(slopes, values, entries, strict=True):
             scatter(totals[reading.payload], reading.args, tensor(value), tensor(entry))
     return {table: fitted(array(x.reshape(table.shape)), table.array) for table, x in totals.items()}

@@ -63,7 +63,9 @@ class Tile(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """found: all that the score rule gives. PD lacks the factor 1 / (1 − p), as sums of it get it at the end."""
+    """found: all that the score rule gives. PD lacks the factor 1 / (1 − p), as sums of it get it at the end. Those
+    with a dot are there ALONG a direction.
+    """
 
     visible: Any
     found: Any
@@ -135,7 +137,7 @@ def products(a, x, b, y, F: tl.constexpr):
 
 @triton.jit
 def moving(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    """T, S, which pairs are visible, what the rule gives, and S˙ (None unless ALONG a direction); x: a block, y: a tile.
+    """T, S, which pairs are visible, what the rule gives, and S˙ if ALONG a direction; x: a block, y: a tile.
 
     Along a direction the rule gives S, ∂S/∂T, S˙, (∂S/∂T)˙ and what else was asked for.
     """
@@ -147,9 +149,8 @@ def moving(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG
         T_dot = tl.zeros_like(T) if moved is None else moved * scale
     S, visible, found = scores(call, arrays, rules, T, T_dot, rows, keys, MASKED, F)
     visible = visible & rows.inside[:, None]
-    S_dot = None
+    S_dot = T_dot
     if ALONG:
-        S_dot = T_dot
         if F.SCORE is not None:
             S_dot = tl.broadcast_to(found[2].to(F.REAL), T.shape)
         if t.bias is not None:
@@ -188,7 +189,7 @@ def pairs_of(
         c = c - x.dH * (logP + 1.0)
     dS = tl.where(visible, P * c, 0.0)
     dT = through(found, 1, dS, visible, F)
-    PD_dot, dS_dot, dT_dot = None, None, None
+    PD_dot, dS_dot, dT_dot = PD, dS, dT
     if ALONG:
         grown = S_dot - x.lse_dot
         c_dot = x.c_row_dot

@@ -20,8 +20,8 @@ class Task(NamedTuple):
 
 
 @triton.jit
-def table(arrays, rules, call, task, FIRST: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    """The rule gives slopes from its result FIRST on, along a direction then their tangents, and last the entries."""
+def table(arrays, rules, call, task, FIRST: tl.constexpr, LAST: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    """The rule gives slopes from its result FIRST on, along a direction then their tangents, and entries from LAST on."""
     READINGS: tl.constexpr = len(task.values)
     head = tl.program_id(2).to(tl.int64)
     batch, head = head // call.heads, head % call.heads
@@ -36,7 +36,6 @@ def table(arrays, rules, call, task, FIRST: tl.constexpr, ALONG: tl.constexpr, F
         value = value * z.found[FIRST + n].to(F.REAL)
         if ALONG:
             value += z.dS * z.found[FIRST + READINGS + n].to(F.REAL)
-        LAST: tl.constexpr = FIRST + (2 * READINGS if ALONG else READINGS)
         entry = tl.broadcast_to(z.found[LAST + n], z.dS.shape)
         at = (rows.r - task.first)[:, None] * task.values[n].row + keys.c[None, :] * task.values[n].column
         to = head_of(task.values[n], call, batch, head) + at
