@@ -61,9 +61,9 @@ class Problem:
 
     Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
     `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
-    output that lies as (..., n, h, d) in memory. `device` says where the memory of the arrays is that NumPy cannot read (None:
-    it can). Calls with the same `signature`, where there is one, differ in nothing
-    but the contents and the addresses of query, key and value.
+    output that lies as (..., n, h, d) in memory. `device` says where the memory of the arrays is that NumPy cannot read
+    (None: it can). Calls with the same `signature`, where there is one, differ in nothing but the contents and the
+    addresses of query, key and value.
     """
 
     query: Array

@@ -1,7 +1,7 @@
 """Attention on NVIDIA GPUs: kernels in Triton, for CUDA tensors of PyTorch; on Triton's interpreter without a GPU.
 
-Rules become Triton functions that kernels call inside a tile. Which tiles hold something visible is decided on the device by
-bounds of the rules, a chunk of tiles at a time, and never kept.
+Rules become Triton functions that kernels call inside a tile. Which tiles hold something visible is decided on the
+device by bounds of the rules, a chunk of tiles at a time, and never kept.
 """
 
 import functools
@@ -36,7 +36,9 @@ def state() -> str | None:
         return None
     import torch
 
-    return None if torch.cuda.is_available() else "no CUDA device (TRITON_INTERPRET=1 runs the kernels on the processor)"
+    return (
+        None if torch.cuda.is_available() else "no CUDA device (TRITON_INTERPRET=1 runs the kernels on the processor)"
+    )
 
 
 def supports(p: Problem) -> str | None:

@@ -2,7 +2,8 @@
 
     dQ = scale · dT K        dK = scale · dTᵀ Q        dV = (P D)ᵀ dO
 
-and ALONG a direction the tangents of the same, in which every product is two. `dbias` sums dS over what a bias broadcasts along.
+and ALONG a direction the tangents of the same, in which every product is two. `dbias` sums dS over what a bias
+broadcasts along.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +14,16 @@ import triton.language as tl
 from regard.engines.triton.forward_kernel import finite
 from regard.engines.triton.language import real
 from regard.engines.triton.pairs import block_of, pairs_of, tile_of
-from regard.engines.triton.place import at_batch, head_of, keys_of, load_matrix, load_rows, rows_of, store_matrix, store_rows
+from regard.engines.triton.place import (
+    at_batch,
+    head_of,
+    keys_of,
+    load_matrix,
+    load_rows,
+    rows_of,
+    store_matrix,
+    store_rows,
+)
 from regard.engines.triton.tiles import kinds, kinds_of_rows, product, run_of
 
 
@@ -26,8 +36,8 @@ class Known(NamedTuple):
 
 
 class RowsTask(NamedTuple):
-    """What `rows` reads and where it writes: c_row, the part of dS / P that is one number for a query, and what a query gives
-    to the gradient of the sink; or, where there are tangents, those of both.
+    """What `rows` reads and where it writes: c_row, the part of dS / P that is one number for a query, and what a query
+    gives to the gradient of the sink; or, where there are tangents, those of both.
     """
 
     given: Any
@@ -41,8 +51,9 @@ class RowsTask(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What the other kernels read, and where they write (None: not asked for). own: the leading sizes of a bias, and its heads,
-    rows and columns."""
+    """What the other kernels read, and where they write (None: not asked for). own: the leading sizes of a bias, and
+    its heads, rows and columns.
+    """
 
     given: Any
     direction: Any
@@ -58,10 +69,9 @@ def row_dot(x, y, call, rows, F: tl.constexpr):
     """Σ_c x y of each query; None if one of them is."""
     if x is None or y is None:
         return None
-    else:
-        a = load_matrix(head_of(x, call, rows.batch, rows.head), x, rows.r, rows.inside, call.d_v, F.V, F.REAL)
-        b = load_matrix(head_of(y, call, rows.batch, rows.head), y, rows.r, rows.inside, call.d_v, F.V, F.REAL)
-        return tl.sum(a * b, 1)
+    a = load_matrix(head_of(x, call, rows.batch, rows.head), x, rows.r, rows.inside, call.d_v, F.V, F.REAL)
+    b = load_matrix(head_of(y, call, rows.batch, rows.head), y, rows.r, rows.inside, call.d_v, F.V, F.REAL)
+    return tl.sum(a * b, 1)
 
 
 @triton.jit
@@ -142,12 +152,12 @@ def query(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     dq = tl.zeros([F.M, F.D], F.REAL)
     if F.BOUNDS is None:
         whole = call.n_k // F.N if F.MASK is None else 0
-        for tile in range(0, whole):
+        for tile in range(whole):
             dq = add_query(dq, x, call, arrays, rules, task, rows, kv, tile, False, ALONG, F)
         for tile in range(whole, tiles):
             dq = add_query(dq, x, call, arrays, rules, task, rows, kv, tile, True, ALONG, F)
     else:
-        for chunk in range(0, tl.cdiv(tiles, F.T)):
+        for chunk in range(tl.cdiv(tiles, F.T)):
             live, full = kinds(call, rules, rows, chunk, F)
             begin, end, others = run_of(full, live, F)
             for t in range(begin, end):
@@ -170,7 +180,19 @@ class Sums(NamedTuple):
 
 @triton.jit
 def add_key(
-    a, y, call, arrays, rules, task, keys, batch, head, block, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr
+    a,
+    y,
+    call,
+    arrays,
+    rules,
+    task,
+    keys,
+    batch,
+    head,
+    block,
+    MASKED: tl.constexpr,
+    ALONG: tl.constexpr,
+    F: tl.constexpr,
 ):
     rows = rows_of(call, batch, head, block, F.M)
     x = block_of(arrays, call, task.given, task.direction, rows, F)
@@ -208,13 +230,13 @@ def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
             whole = 0
             if F.MASK is None:
                 whole = tl.where(tl.sum(keys.inside.to(tl.int32), 0) == F.N, blocks, 0)
-            for block in range(0, whole):
+            for block in range(whole):
                 a = add_key(a, y, call, arrays, rules, task, keys, batch, head, block, False, ALONG, F)
             for block in range(whole, blocks):
                 a = add_key(a, y, call, arrays, rules, task, keys, batch, head, block, True, ALONG, F)
         else:
             first = rows_of(call, batch, tl.full([], head, tl.int64), 0, F.M)
-            for chunk in range(0, tl.cdiv(blocks, F.T)):
+            for chunk in range(tl.cdiv(blocks, F.T)):
                 live, full = kinds_of_rows(call, rules, first, keys, chunk, F)
                 begin, end, others = run_of(full, live, F)
                 for t in range(begin, end):
@@ -256,7 +278,7 @@ def bias(arrays, rules, call, task, batches, ALONG: tl.constexpr, F: tl.constexp
     if own[3] == 1:
         tiles = tl.cdiv(call.n_k, F.N)
     total = tl.zeros([F.M, F.N], F.REAL)
-    for b in range(0, batches):
+    for b in range(batches):
         batch = tl.full([], b, tl.int64)
         if at_batch(task.dbias, call.lead, batch) == here:
             for h in range(own_head, heads):
@@ -277,4 +299,3 @@ def bias(arrays, rules, call, task, batches, ALONG: tl.constexpr, F: tl.constexp
         total = tl.where(c[None, :] == 0, tl.sum(total, 1)[:, None], 0.0)
     at = here + own_head * task.dbias.head + row[:, None] * task.dbias.row + column[None, :] * task.dbias.column
     tl.store(task.dbias.ptr + at, total, mask=(row < own[2])[:, None] & (column < own[3])[None, :])
-

@@ -31,7 +31,9 @@ class Way:
 
     @cached_property
     def tables(self) -> dict[Table, Table]:
-        return {table: type(table)(x) if isinstance(table, DeviceTable) else Table(x) for table, x in self.t.tables.items()}
+        return {
+            table: type(table)(x) if isinstance(table, DeviceTable) else Table(x) for table, x in self.t.tables.items()
+        }
 
 
 class DeviceTable(Table):
@@ -130,8 +132,8 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) 
     def rows_task(to: Array | None, w: Derivative, given: Any) -> None:
         d = way or Way(Differential())
         task = backward_kernel.RowsTask(
-            given, w.known(outputs), w.rows(ct.lse), w.direction(), w.known(d.d_outputs), w.rows(d.d_ct.lse), w.rows(to),
-            w.rows(d_sink),
+            given, w.known(outputs), w.rows(ct.lse), w.direction(), w.known(d.d_outputs), w.rows(d.d_ct.lse),
+            w.rows(to), w.rows(d_sink),
         )  # fmt: skip
         w.launch(backward_kernel.rows, (blocks,), task, w.way is not None, form).run()
 
@@ -210,14 +212,19 @@ def table_gradients(p: Problem, given: Any, direction: Any, way: Way | None) -> 
         return {}
     work = Derivative(p, way=way, readings=tuple(slopes))
     form = work.form(*small(p))
-    totals = {table: torch.zeros(table.shape, dtype=tensor(np.empty(0, p.compute)).dtype, device=p.device).reshape(-1) for table in p.tables}
+    totals = {
+        table: torch.zeros(table.shape, dtype=tensor(np.empty(0, p.compute)).dtype, device=p.device).reshape(-1)
+        for table in p.tables
+    }
     size = max(1, AT_ONCE // max(1, p.n_k * p.batch * p.heads * form.M)) * form.M
     for first in range(0, p.n_q if p.n_k * p.batch * p.heads else 0, size):
         rows = min(size, p.n_q - first)
         shape = p.shape(rows, p.n_k)
         values = [empty(p, shape, p.compute) for _ in slopes]
         entries = [empty(p, shape, np.int64) for _ in slopes]
-        task = table_kernel.Task(given, direction, first, tuple(map(work.matrix, values)), tuple(map(work.matrix, entries)))
+        task = table_kernel.Task(
+            given, direction, first, tuple(map(work.matrix, values)), tuple(map(work.matrix, entries))
+        )
         grid = (-(-rows // form.M), -(-p.n_k // form.N), p.batch * p.heads)
         work.launch(table_kernel.table, grid, task, 4 if way else 2, len(work.results), way is not None, form).run()
         for reading, value, entry in zip(slopes, values, entries, strict=True):

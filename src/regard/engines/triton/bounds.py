@@ -1,8 +1,8 @@
 """Bounds of rules as Triton functions: whether a tile holds nothing visible, or nothing hidden.
 
 The intervals of `regard.rules.intervals`, for what masks are made of: integers and comparisons. What has none here is
-*unknown*, which is always sound. An interval is the names of two values, its least and its greatest, both included; of what
-is the same in all of a tile (b, h, numbers) they are one name. Booleans are int1.
+*unknown*, which is always sound. An interval is the names of two values, its least and its greatest, both included; of
+what is the same in all of a tile (b, h, numbers) they are one name. Booleans are int1.
 """
 
 import functools
@@ -16,7 +16,8 @@ from regard.problem import Problem
 from regard.rules import Instruction, Node, Program, Ranges, intervals, order
 
 ARGUMENTS = (
-    "b, h, i_lo, i_hi, j_lo, j_hi, keys, mask_rule, score_rule, SPAN: tl.constexpr, REAL: tl.constexpr, INT: tl.constexpr"
+    "b, h, i_lo, i_hi, j_lo, j_hi, keys, mask_rule, score_rule, "
+    "SPAN: tl.constexpr, REAL: tl.constexpr, INT: tl.constexpr"
 )
 Interval = tuple[str, str] | None
 LIMIT = 2**62  # of integers that surely did not wrap
@@ -111,7 +112,7 @@ class Emitter:
         )
 
     def gather(self, x: Instruction) -> Interval:
-        """A value where the indices are one; what a span of the last axis holds; and, of the axis before, of two rows."""
+        """One value where the indices are one; else what a span of the last axis holds, in up to two rows."""
         given = [self.of[n] for n in x.operands]
         kind, rank = self.tables[x.slot]
         if kind == "float":

@@ -2,8 +2,8 @@
 
     m = max S     l = Σ exp(S − m)     e = Σ exp(S − m) (S − m)     O = Σ exp(S − m) D V
 
-(the online softmax of Milakov and Gimelshein 2018; Dao et al. 2022). Where there are few queries the keys are split between
-programs, whose parts `merge` puts together in order.
+(the online softmax of Milakov and Gimelshein 2018; Dao et al. 2022). Where there are few queries the keys are split
+between programs, whose parts `merge` puts together in order.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,8 @@ NOBODY: tl.constexpr = tl.constexpr(2**62)  # later than any key
 
 
 class State(NamedTuple):
-    """What is known of each query after some of its keys. best: the column of its largest score; seen: how many it sees."""
+    """What is known of each query after some of its keys; best: the column of its largest score, seen: its visible
+    keys."""
 
     m: Any
     l: Any
@@ -55,7 +56,9 @@ class Wishes(NamedTuple):
 def nothing(F: tl.constexpr):
     m = tl.full([F.M], -INFINITY, F.REAL)
     zero = tl.zeros([F.M], F.REAL)
-    return State(m, zero, zero, tl.zeros([F.M, F.V], F.REAL), tl.full([F.M], NOBODY, tl.int64), tl.zeros([F.M], tl.int64))
+    return State(
+        m, zero, zero, tl.zeros([F.M, F.V], F.REAL), tl.full([F.M], NOBODY, tl.int64), tl.zeros([F.M], tl.int64)
+    )
 
 
 @triton.jit
@@ -71,7 +74,9 @@ def moved(e, l, factor, shift):
 
 
 @triton.jit
-def add(a: State, call, arrays, rules, rows, q, k_ptr, v_ptr, tile, MASKED: tl.constexpr, F: tl.constexpr, W: tl.constexpr):
+def add(
+    a: State, call, arrays, rules, rows, q, k_ptr, v_ptr, tile, MASKED: tl.constexpr, F: tl.constexpr, W: tl.constexpr
+):
     """The state with one more tile of keys."""
     keys = keys_of(call, tile, F.N)
     k = load_matrix(k_ptr, arrays.k, keys.c, keys.inside, call.d, F.D, None)

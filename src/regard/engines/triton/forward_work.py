@@ -59,9 +59,7 @@ def launches(p: Problem, out: Array, found: dict[str, Array]) -> list[Any]:
     if count > 1:
         parts = work.per_head(empty(p, (blocks * count * form.M * (form.V + 3),), p.compute), 0)
         columns = work.per_head(empty(p, (blocks * count * form.M * 2,), np.int64), 0)
-    results = kernel.Results(
-        work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns
-    )
+    results = kernel.Results(work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns)
     made = [work.launch(kernel.forward, (blocks, count), results, form, wishes)]
     return made + [work.launch(kernel.merge, (blocks,), results, form, wishes)] * (count > 1)
 

@@ -1,7 +1,7 @@
 """What kernels and rules are made of beside Triton's own operations: integers that floor, functions, random bits.
 
-Functions compute in the dtype of their argument, float32 or float64, from Triton's exp, log and square root, so that they
-run on the interpreter as on a device.
+Functions compute in the dtype of their argument, float32 or float64, from Triton's exp, log and square root, so that
+they run on the interpreter as on a device.
 """
 
 import triton
@@ -25,8 +25,7 @@ def real(x, REAL: tl.constexpr):
     """A float of the call. Launchers round floats to 32 bits, so one of 64 travels as two words."""
     if REAL == tl.float64:
         return word64(x[0], x[1]).to(tl.float64, bitcast=True)
-    else:
-        return tl.full([], x, tl.float32)
+    return tl.full([], x, tl.float32)
 
 
 @triton.jit

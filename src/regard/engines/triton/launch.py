@@ -1,4 +1,4 @@
-"""Addresses, arguments and launches: the same kernels on a device, on Triton's interpreter, and for a target without a device.
+"""Addresses, arguments and launches: on a device, on Triton's interpreter, and for a target that is not there.
 
 An array of the call is a NumPy array whose memory may be a device's; nothing here reads it.
 """

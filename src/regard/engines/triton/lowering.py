@@ -1,7 +1,7 @@
 """Rules as Triton functions: their values in a tile, and the bounds by which tiles are skipped or not masked.
 
-A `Program` becomes the source of one function whose every line is an instruction; the numbers, tables and dense arrays that it
-reads are arguments. Sources are kept in `linecache`, so that `inspect` and tracebacks show them.
+A `Program` becomes the source of one function whose every line is an instruction; the numbers, tables and dense arrays
+that it reads are arguments. Sources are kept in `linecache`, so that `inspect` and tracebacks show them.
 """
 
 import functools

@@ -1,7 +1,9 @@
-"""What derivatives know of the pairs of a tile. A dot after a name is a tangent; a name that begins with d is a gradient.
+"""What derivatives know of the pairs of a tile.
 
-    G = D (dO V)        c = G + c_row − dH (log P + 1)        dS = P c        dT = dS ∂S/∂T
-    P˙ = P (S˙ − lse˙)  dS˙ = P (c˙ + (S˙ − lse˙) c)          dT˙ = dS˙ ∂S/∂T + dS (∂S/∂T)˙
+A dot after a name is a tangent; a name that begins with d is a gradient.
+
+G = D (dO V)        c = G + c_row − dH (log P + 1)        dS = P c        dT = dS ∂S/∂T
+P˙ = P (S˙ − lse˙)  dS˙ = P (c˙ + (S˙ − lse˙) c)          dT˙ = dS˙ ∂S/∂T + dS (∂S/∂T)˙
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +18,8 @@ from regard.engines.triton.tiles import dot, scores
 
 
 class Given(NamedTuple):
-    """What forward found and what is to be differentiated: lse; dO and dH, cotangents; c_row, of each query. None is 0."""
+    """What forward found, lse, and what is differentiated: the cotangents dO and dH, and c_row of each query. None is
+    0."""
 
     lse: Any
     dO: Any
@@ -81,16 +84,14 @@ class Pairs(NamedTuple):
 def matrix_or_none(x, call, batch, head, rows, inside, size, BLOCK: tl.constexpr):
     if x is None:
         return None
-    else:
-        return load_matrix(head_of(x, call, batch, head), x, rows, inside, size, BLOCK, None)
+    return load_matrix(head_of(x, call, batch, head), x, rows, inside, size, BLOCK, None)
 
 
 @triton.jit
 def rows_or_none(x, call, rows, REAL: tl.constexpr):
     if x is None:
         return None
-    else:
-        return load_rows(x, call, rows, REAL)[:, None]
+    return load_rows(x, call, rows, REAL)[:, None]
 
 
 @triton.jit
@@ -127,12 +128,10 @@ def products(a, x, b, y, F: tl.constexpr):
     if a is None or x is None:
         if b is None or y is None:
             return None
-        else:
-            return dot(b, tl.trans(y), F).to(F.REAL)
-    elif b is None or y is None:
+        return dot(b, tl.trans(y), F).to(F.REAL)
+    if b is None or y is None:
         return dot(a, tl.trans(x), F).to(F.REAL)
-    else:
-        return (dot(a, tl.trans(x), F) + dot(b, tl.trans(y), F)).to(F.REAL)
+    return (dot(a, tl.trans(x), F) + dot(b, tl.trans(y), F)).to(F.REAL)
 
 
 @triton.jit
@@ -164,14 +163,11 @@ def through(found, n: tl.constexpr, x, visible, F: tl.constexpr):
     """x · (what the rule gives at n), a derivative of the rule (without a rule: 1)."""
     if F.SCORE is None:
         return x
-    else:
-        return tl.where(visible, x * found[n].to(F.REAL), 0.0)
+    return tl.where(visible, x * found[n].to(F.REAL), 0.0)
 
 
 @triton.jit
-def pairs_of(
-    call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr
-):
+def pairs_of(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
     """The gradients of the pairs of a block x and a tile y."""
     S, visible, found, S_dot = moving(call, arrays, rules, t, x, y, rows, keys, MASKED, ALONG, F)
     logP = tl.where(visible, S - finite(x.lse), 0.0)

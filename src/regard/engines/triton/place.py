@@ -9,8 +9,8 @@ from regard.engines.triton.language import random_bits, row_key, word64
 
 
 class Array(NamedTuple):
-    """The first element of an array, and the distances between its elements: along each of the leading dimensions, heads,
-    rows and columns (features). 0 where it broadcasts.
+    """The first element of an array, and the distances between its elements: along each of the leading dimensions,
+    heads, rows and columns (features). 0 where it broadcasts.
     """
 
     ptr: Any
@@ -39,8 +39,9 @@ class Rule(NamedTuple):
 class Call(NamedTuple):
     """The numbers of a call, which no kernel is compiled for.
 
-    lead: the sizes of its leading dimensions. group: query heads for each key-value head. offset: of all batch elements, or
-    offsets: where those of each one lie. b, h, j: the origin. keep: 1 / (1 − dropout). threshold: ⌊dropout · 2³²⌋.
+    lead: the sizes of its leading dimensions. group: query heads for each key-value head. offset: of all batch
+    elements, or offsets: where those of each one lie. b, h, j: the origin. keep: 1 / (1 − dropout). threshold: ⌊dropout
+    · 2³²⌋.
     """
 
     lead: Any
@@ -160,4 +161,3 @@ def kept(call, rows, keys):
     """The pairs that dropout keeps."""
     key = row_key(word64(call.seed[0], call.seed[1]), rows.b, rows.h, rows.i)
     return random_bits(key[:, None], keys.j[None, :]) >= tl.full([], call.threshold, tl.int64).to(tl.uint32)
-

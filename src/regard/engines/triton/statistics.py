@@ -1,6 +1,7 @@
 """Statistics that need the weights themselves: a chunk of rows at a time, so that memory is O(n), summed in order."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,14 @@ def chunks(p: Problem, lse: Array | None) -> Iterator[tuple[range, torch.Tensor]
 
 
 def second_pass(p: Problem, lse: Array, observe: Sequence[Statistic]) -> dict[Statistic, Any]:
-    seen: dict[Statistic, Any] = {s: array(tensor(part(p, lse, s.of, range(p.n_k)))) for s in observe if s.name == "weights_of"}
-    sums = {s: torch.zeros(shape_of(p, s), dtype=tensor(lse).dtype, device=tensor(lse).device)
-            for s in observe if s.name in ("received", "profile", "pooled")}
+    seen: dict[Statistic, Any] = {
+        s: array(tensor(part(p, lse, s.of, range(p.n_k)))) for s in observe if s.name == "weights_of"
+    }
+    sums = {
+        s: torch.zeros(shape_of(p, s), dtype=tensor(lse).dtype, device=tensor(lse).device)
+        for s in observe
+        if s.name in ("received", "profile", "pooled")
+    }
     for rows, P in chunks(p, lse) if sums else ():
         for s, total in sums.items():
             ADD[s.name](p, s, rows, P, total)
@@ -78,12 +84,14 @@ def add_diagonals(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total:
 
 def add_cells(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
     edges, columns = cells(s.of[0], p.n_q).tolist(), cells(s.of[1], p.n_k).tolist()
+    if not p.n_k:
+        return
     largest = s.of[2] == "max"
-    for r, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+    for r, (first, last) in enumerate(pairwise(edges)):
         mine = P[..., max(first - rows.start, 0) : max(last - rows.start, 0), :]
         if mine.shape[-2] and first < rows.stop:
             mine = mine.amax(-2) if largest else mine.sum(-2)
-            parts = (mine[..., a:b] for a, b in zip(columns, columns[1:], strict=False))
+            parts = (mine[..., a:b] for a, b in pairwise(columns))
             found = torch.stack([x.amax(-1) if largest else x.sum(-1) for x in parts], -1)
             total[..., r, :] = torch.maximum(total[..., r, :], found) if largest else total[..., r, :] + found
 

@@ -10,19 +10,19 @@ from regard.engines.triton.place import head_of, keys_of, rows_of
 
 
 class Task(NamedTuple):
-    """first: the first of these rows, which are a whole number of blocks; values and entries: where to write, for each reading."""
+    """first: the first of the rows, a whole number of blocks; parts and entries: where to write, for each reading."""
 
     given: Any
     direction: Any
     first: Any
-    values: Any
+    parts: Any
     entries: Any
 
 
 @triton.jit
 def table(arrays, rules, call, task, FIRST: tl.constexpr, LAST: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    """The rule gives slopes from its result FIRST on, along a direction then their tangents, and entries from LAST on."""
-    READINGS: tl.constexpr = len(task.values)
+    """The rule gives slopes from its result FIRST on, ALONG a direction their tangents, and entries from LAST on."""
+    READINGS: tl.constexpr = len(task.parts)
     head = tl.program_id(2).to(tl.int64)
     batch, head = head // call.heads, head % call.heads
     rows = rows_of(call, batch, head, task.first // F.M + tl.program_id(0), F.M)
@@ -37,7 +37,7 @@ def table(arrays, rules, call, task, FIRST: tl.constexpr, LAST: tl.constexpr, AL
         if ALONG:
             value += z.dS * z.found[FIRST + READINGS + n].to(F.REAL)
         entry = tl.broadcast_to(z.found[LAST + n], z.dS.shape)
-        at = (rows.r - task.first)[:, None] * task.values[n].row + keys.c[None, :] * task.values[n].column
-        to = head_of(task.values[n], call, batch, head) + at
+        at = (rows.r - task.first)[:, None] * task.parts[n].row + keys.c[None, :] * task.parts[n].column
+        to = head_of(task.parts[n], call, batch, head) + at
         tl.store(to, tl.where(z.visible, value, 0.0), mask=inside)
         tl.store(head_of(task.entries[n], call, batch, head) + at, entry.to(tl.int64), mask=inside)

@@ -1,6 +1,6 @@
 """The tangent of forward, given its outputs.
 
-    lse˙ = Σ P S˙ + p_sink sink˙        O˙ = Σ P D (S˙ V + V˙) − lse˙ O        H˙ = lse˙ (Σ P − H) − Σ P S˙ (log P + 1)
+lse˙ = Σ P S˙ + p_sink sink˙        O˙ = Σ P D (S˙ V + V˙) − lse˙ O        H˙ = lse˙ (Σ P − H) − Σ P S˙ (log P + 1)
 """
 
 from typing import Any, NamedTuple
@@ -64,12 +64,12 @@ def tangent(arrays, rules, call, task, F: tl.constexpr):
     a = Sums(zero, zero, zero, tl.zeros([F.M, F.V], F.REAL))
     if F.BOUNDS is None:
         whole = call.n_k // F.N if F.MASK is None else 0
-        for tile in range(0, whole):
+        for tile in range(whole):
             a = add(a, x, call, arrays, rules, task, rows, kv, tile, False, F)
         for tile in range(whole, tiles):
             a = add(a, x, call, arrays, rules, task, rows, kv, tile, True, F)
     else:
-        for chunk in range(0, tl.cdiv(tiles, F.T)):
+        for chunk in range(tl.cdiv(tiles, F.T)):
             live, full = kinds(call, rules, rows, chunk, F)
             begin, end, others = run_of(full, live, F)
             for t in range(begin, end):

@@ -1,4 +1,4 @@
-"""What kernels do with a tile: its scores, what of it is visible, products that nothing hidden reaches; which tiles there are.
+"""What kernels do with a tile: its scores, what of it is visible, products; and which tiles there are.
 
 T = scale · Q K are the raw scores, S those after rules, bias and mask (−∞ where a pair is hidden).
 """
@@ -18,9 +18,10 @@ INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 class Form(NamedTuple):
     """What a kernel is compiled for.
 
-    REAL: of sums. INT: of integers in rules. M, N, T: queries of a block, keys of a tile, tiles of a chunk (at most 64); D, V: features,
-    to the next power of two. SCORE, MASK, BOUNDS: functions of the rules. BIAS, DROPOUT: whether there is one. HIDES: whether something may be
-    hidden in a tile of which bounds say that the mask allows all of it. PRECISION: of float32 products.
+    REAL: of sums. INT: of integers in rules. M, N, T: queries of a block, keys of a tile, tiles of a chunk (at most
+    64); D, V: features, to the next power of two. SCORE, MASK, BOUNDS: functions of the rules. BIAS, DROPOUT: whether
+    there is one. HIDES: whether something may be hidden in a tile of which bounds say that the mask allows all of it.
+    PRECISION: of float32 products.
     """
 
     REAL: Any
@@ -61,10 +62,9 @@ def dot(x, y, F: tl.constexpr):
     """x @ y, summed in float32, or float64 for float64."""
     if x.dtype == tl.float64:
         return tl.dot(x, y, out_dtype=tl.float64)
-    elif INTERPRETED and x.dtype == tl.bfloat16:  # which multiplies the bits of bfloat16 as integers
+    if INTERPRETED and x.dtype == tl.bfloat16:  # which multiplies the bits of bfloat16 as integers
         return tl.dot(x.to(tl.float32), y.to(tl.float32))
-    else:
-        return tl.dot(x, y, input_precision=F.PRECISION)
+    return tl.dot(x, y, input_precision=F.PRECISION)
 
 
 @triton.jit
@@ -184,7 +184,7 @@ def bounded(call, rules, b, h, i_lo, i_hi, j_lo, j_hi, F: tl.constexpr):
 
 @triton.jit
 def run_of(full, live, F: tl.constexpr):
-    """The first and the end of the tiles that hide nothing, if they follow each other, and a word of the other live ones."""
+    """The first and the end of the full tiles, if they follow each other, and a word of the other live ones."""
     t = tl.arange(0, F.T)
     begin, end = tl.min(tl.where(full, t, F.T), 0), tl.max(tl.where(full, t + 1, 0), 0)
     count = tl.sum(full.to(tl.int32), 0)

@@ -11,8 +11,8 @@ from regard.engines.triton.tiles import raw, scores
 
 
 class Part(NamedTuple):
-    """lse (None: the scores themselves are asked for), where the rows are listed, the columns (first, step), how many of each,
-    and where to write.
+    """lse (None: the scores themselves are asked for), where the rows are listed, the columns (first, step), how many
+    of each, and where to write.
     """
 
     lse: Any
