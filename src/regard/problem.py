@@ -61,9 +61,8 @@ class Problem:
 
     Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
     `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
-    output that lies as (..., n, h, d) in memory. `device` says where the memory of the arrays is that NumPy cannot read
-    (None: it can). Calls with the same `signature`, where there is one, differ in nothing but the contents and the
-    addresses of query, key and value.
+    output that lies as (..., n, h, d) in memory. Calls with the same `signature`, where there is one, differ in nothing
+    but the contents and the addresses of query, key and value.
     """
 
     query: Array
@@ -81,8 +80,12 @@ class Problem:
     origin: tuple[int, int, int]
     positions_first: bool = False
     observe: tuple[Statistic, ...] = ()
-    device: Any = None
     signature: Any = field(default=None, init=False)  # `replace` leaves it out
+
+    @cached_property
+    def device(self) -> Any:
+        """Where the memory of the arrays is, if NumPy cannot read it; else None."""
+        return device_of(self.query)
 
     @cached_property
     def batch(self) -> int:
@@ -263,6 +266,14 @@ class Problem:
     def dense(self, x: Array) -> Array:
         """A dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
+
+
+def device_of(x: Array) -> Any:
+    """The device whose memory an array is a view of (`regard.torch.arrays.Memory`); None for arrays of the host."""
+    owner: Any = x
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return getattr(owner, "lies_on", None)
 
 
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

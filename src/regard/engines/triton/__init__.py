@@ -1,7 +1,8 @@
 """Attention on NVIDIA GPUs: kernels in Triton, for CUDA tensors of PyTorch; on Triton's interpreter without a GPU.
 
 Rules become Triton functions that kernels call inside a tile. Which tiles hold something visible is decided on the
-device by bounds of the rules, a chunk of tiles at a time, and never kept.
+device by bounds of the rules, a chunk of tiles at a time, and never kept. Arrays of the host are copied to the device,
+and results back: for tests, and for whoever names the engine.
 """
 
 import functools
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.observed import basic, complete
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem
 
@@ -44,45 +44,37 @@ def state() -> str | None:
 def supports(p: Problem) -> str | None:
     if max(p.d, p.d_v) > WIDEST:
         return f"heads of at most {WIDEST} features, got d = {p.d} and d_v = {p.d_v}"
-    if p.device is None and not interpreted():
-        return "the arrays are not on a CUDA device"
     return None
 
 
 def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed), of all rows, and what is observed."""
-    from regard.engines.triton import forward_work, statistics
+    from regard.engines.triton import placing
 
-    observe = basic(p.observe)
-    names = frozenset(s.name for s in observe) & {"entropy", "max", "argmax", "visible"}
-    outputs, found = forward_work.forward(p, names)
-    assert outputs.lse is not None
-    seen: dict[Statistic, Any] = {s: found[s.name] for s in observe if s.name in found}
-    seen |= statistics.second_pass(p, outputs.lse, tuple(s for s in observe if s not in seen))
-    return outputs, complete(p, outputs.lse, seen, forward)
+    return placing.called("forward", p)
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
-    from regard.engines.triton import statistics
+    from regard.engines.triton import placing
 
-    return statistics.part(p, lse, rows, cols)
+    return placing.called("weights", p, lse, rows, cols)
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
-    from regard.engines.triton import backward_work
+    from regard.engines.triton import placing
 
-    return backward_work.backward(p, outputs, ct)
+    return placing.called("backward", p, outputs, ct)
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
-    from regard.engines.triton import backward_work
+    from regard.engines.triton import placing
 
-    return backward_work.jvp(p, t, outputs)
+    return placing.called("jvp", p, t, outputs)
 
 
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    from regard.engines.triton import backward_work
+    from regard.engines.triton import placing
 
-    return backward_work.backward(p, outputs, ct, backward_work.Way(t, d_outputs, d_ct))
+    return placing.called("backward_jvp", p, outputs, ct, t, d_outputs, d_ct)

@@ -69,9 +69,10 @@ def row_dot(x, y, call, rows, F: tl.constexpr):
     """Σ_c x y of each query; None if one of them is."""
     if x is None or y is None:
         return None
-    a = load_matrix(head_of(x, call, rows.batch, rows.head), x, rows.r, rows.inside, call.d_v, F.V, F.REAL)
-    b = load_matrix(head_of(y, call, rows.batch, rows.head), y, rows.r, rows.inside, call.d_v, F.V, F.REAL)
-    return tl.sum(a * b, 1)
+    else:
+        a = load_matrix(head_of(x, call, rows.batch, rows.head), x, rows.r, rows.inside, call.d_v, F.V, F.REAL)
+        b = load_matrix(head_of(y, call, rows.batch, rows.head), y, rows.r, rows.inside, call.d_v, F.V, F.REAL)
+        return tl.sum(a * b, 1)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from regard.engines.triton import backward_kernel, lowering, pairs, table_kernel
 from regard.engines.triton.forward_work import forward, shape
 from regard.engines.triton.launch import lying
 from regard.engines.triton.work import Work, empty, output
-from regard.problem import Differential, Outputs, Problem, collapse
+from regard.problem import Differential, Outputs, Problem, device_of
 from regard.rules import Node, Program, Table, reads, tangent
 from regard.torch.arrays import array, tensor
 
@@ -31,19 +31,7 @@ class Way:
 
     @cached_property
     def tables(self) -> dict[Table, Table]:
-        return {
-            table: type(table)(x) if isinstance(table, DeviceTable) else Table(x) for table, x in self.t.tables.items()
-        }
-
-
-class DeviceTable(Table):
-    """A table whose entries lie on a device."""
-
-    __slots__ = ("device",)
-
-    def __init__(self, array: Array) -> None:
-        object.__setattr__(self, "array", array)
-        object.__setattr__(self, "device", True)
+        return {table: Table(x) if device_of(x) is None else Table.lying(x) for table, x in self.t.tables.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +229,3 @@ def scatter(total: torch.Tensor, indices: Sequence[Node], value: torch.Tensor, e
     places, order = torch.sort(entry.reshape(-1), stable=True)
     counts = torch.bincount(places, minlength=total.numel())
     total += torch.segment_reduce(value.reshape(-1)[order], "sum", lengths=counts, initial=0)
-
-
-__all__ = ["backward", "collapse", "jvp"]

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from regard.engines.triton import forward_kernel as kernel
-from regard.engines.triton.work import INTERPRETED, Work, empty, output, power_of_two
+from regard.engines.triton.launch import INTERPRETED
+from regard.engines.triton.work import Work, empty, output
 from regard.problem import Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -59,9 +60,6 @@ def launches(p: Problem, out: Array, found: dict[str, Array]) -> list[Any]:
     if count > 1:
         parts = work.per_head(empty(p, (blocks * count * form.M * (form.V + 3),), p.compute), 0)
         columns = work.per_head(empty(p, (blocks * count * form.M * 2,), np.int64), 0)
-    results = kernel.Results(work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns)
+    results = kernel.Results(*(work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns))
     made = [work.launch(kernel.forward, (blocks, count), results, form, wishes)]
     return made + [work.launch(kernel.merge, (blocks,), results, form, wishes)] * (count > 1)
-
-
-__all__ = ["forward", "launches", "power_of_two"]

@@ -25,7 +25,8 @@ def real(x, REAL: tl.constexpr):
     """A float of the call. Launchers round floats to 32 bits, so one of 64 travels as two words."""
     if REAL == tl.float64:
         return word64(x[0], x[1]).to(tl.float64, bitcast=True)
-    return tl.full([], x, tl.float32)
+    else:
+        return tl.full([], x, tl.float32)
 
 
 @triton.jit

@@ -81,7 +81,7 @@ class Launch:
         names = self.kernel.arg_names
         given = dict(zip(names, self.arguments, strict=False))
         signature = {name: _type(x) for name, x in given.items()} | dict.fromkeys(self.forms, "constexpr")
-        constants = {(names.index(name),): x for name, x in self.forms.items()}
+        constants: dict[tuple[int, ...], Any] = {(names.index(name),): x for name, x in self.forms.items()}
         for n, x in enumerate(self.arguments):
             constants |= _nothing(x, (n,))
         source = ASTSource(self.kernel, signature, constants)

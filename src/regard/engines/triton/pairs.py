@@ -84,14 +84,16 @@ class Pairs(NamedTuple):
 def matrix_or_none(x, call, batch, head, rows, inside, size, BLOCK: tl.constexpr):
     if x is None:
         return None
-    return load_matrix(head_of(x, call, batch, head), x, rows, inside, size, BLOCK, None)
+    else:
+        return load_matrix(head_of(x, call, batch, head), x, rows, inside, size, BLOCK, None)
 
 
 @triton.jit
 def rows_or_none(x, call, rows, REAL: tl.constexpr):
     if x is None:
         return None
-    return load_rows(x, call, rows, REAL)[:, None]
+    else:
+        return load_rows(x, call, rows, REAL)[:, None]
 
 
 @triton.jit
@@ -128,10 +130,12 @@ def products(a, x, b, y, F: tl.constexpr):
     if a is None or x is None:
         if b is None or y is None:
             return None
-        return dot(b, tl.trans(y), F).to(F.REAL)
-    if b is None or y is None:
+        else:
+            return dot(b, tl.trans(y), F).to(F.REAL)
+    elif b is None or y is None:
         return dot(a, tl.trans(x), F).to(F.REAL)
-    return (dot(a, tl.trans(x), F) + dot(b, tl.trans(y), F)).to(F.REAL)
+    else:
+        return (dot(a, tl.trans(x), F) + dot(b, tl.trans(y), F)).to(F.REAL)
 
 
 @triton.jit
@@ -163,7 +167,8 @@ def through(found, n: tl.constexpr, x, visible, F: tl.constexpr):
     """x · (what the rule gives at n), a derivative of the rule (without a rule: 1)."""
     if F.SCORE is None:
         return x
-    return tl.where(visible, x * found[n].to(F.REAL), 0.0)
+    else:
+        return tl.where(visible, x * found[n].to(F.REAL), 0.0)
 
 
 @triton.jit

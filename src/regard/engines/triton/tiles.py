@@ -62,9 +62,10 @@ def dot(x, y, F: tl.constexpr):
     """x @ y, summed in float32, or float64 for float64."""
     if x.dtype == tl.float64:
         return tl.dot(x, y, out_dtype=tl.float64)
-    if INTERPRETED and x.dtype == tl.bfloat16:  # which multiplies the bits of bfloat16 as integers
+    elif INTERPRETED and x.dtype == tl.bfloat16:  # which multiplies the bits of bfloat16 as integers
         return tl.dot(x.to(tl.float32), y.to(tl.float32))
-    return tl.dot(x, y, input_precision=F.PRECISION)
+    else:
+        return tl.dot(x, y, input_precision=F.PRECISION)
 
 
 @triton.jit

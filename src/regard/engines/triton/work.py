@@ -1,6 +1,6 @@
 """A problem as the arguments of kernels: where its arrays lie, its numbers, its rules, and what to compile for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,8 +11,8 @@ import triton.language as tl
 
 from regard.engines.triton import lowering, place, tiles
 from regard.engines.triton.bounds import bounds
-from regard.engines.triton.launch import INTERPRETED, Launch, lying, pointer
-from regard.problem import Problem
+from regard.engines.triton.launch import Launch, lying, pointer
+from regard.problem import Problem, device_of
 from regard.rules import Program, Table
 from regard.torch.arrays import array, tensor
 
@@ -44,7 +44,7 @@ def on_device(x: Array, device: Any) -> Array:
 
 def table_on(table: Table, device: Any) -> Array:
     """The entries of a table where a device reads them; copied once."""
-    if device is None or getattr(table, "device", None) is not None:
+    if device is None or device_of(table.array) is not None:
         return table.array
     found = _uploaded.setdefault(table, {})
     if device not in found:
@@ -138,7 +138,7 @@ class Work:
     def table(self, table: Table) -> place.Table:
         """Of integers the extremes are known on the host; of others bounds do not ask."""
         least = greatest = 0
-        if table.kind == "int":
+        if table.kind == "int" and device_of(table.array) is None:
             least, greatest = int(table.array.min()), int(table.array.max())
         entries = table_on(table, self.p.device)
         return place.Table(pointer(entries), tuple(map(int, table.shape)), least, greatest)
@@ -210,10 +210,3 @@ class Work:
             dict(zip(names, forms, strict=True)),
             OPTIONS | options,
         )
-
-
-def without_values(p: Problem) -> Problem:
-    return replace(p, value=p.value[..., :0])
-
-
-__all__ = ["INTERPRETED", "Work", "empty", "on_device", "output", "power_of_two", "without_values"]
