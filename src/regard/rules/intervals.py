@@ -369,8 +369,8 @@ def _gather(frame: Frame, node: Node, *indices: Interval) -> Interval:
     table = node.payload
     if table.known is None:
         ends = (-np.inf, np.inf) if table.kind == "float" else (INT64.min, INT64.max)
-        lo, hi = (0, 1) if table.kind == "bool" else ends
-        return Interval(np.asarray(lo), np.asarray(hi), table.kind == "float")
+        low, high = (0, 1) if table.kind == "bool" else ends
+        return Interval(np.asarray(low), np.asarray(high), table.kind == "float")
     shape = np.broadcast_shapes(*(np.shape(x.lo) for x in indices))
 
     def clamped(end: Array, length: int) -> Array:

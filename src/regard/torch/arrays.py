@@ -33,7 +33,7 @@ DEVICES = ("cuda",)  # whose memory the host does not read
 
 
 class Memory:
-    """The memory of a tensor on a device. Arrays that view it have shapes, strides and addresses, but are not to be read."""
+    """The memory of a tensor on a device; arrays that view it have shapes, strides and addresses, and are not read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.lies_on = tensor, tensor.device
