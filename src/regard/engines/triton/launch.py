@@ -27,10 +27,11 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Pointer:
-    """What Triton takes for a tensor: an address and a dtype."""
+    """What Triton takes for a tensor: an address and a dtype. `array` keeps the memory."""
 
     address: int
     dtype: torch.dtype
+    array: Array
 
     def data_ptr(self) -> int:
         return self.address
@@ -39,12 +40,14 @@ class Pointer:
 def pointer(x: Array) -> Any:
     address, dtype = x.__array_interface__["data"][0], TORCH[x.dtype]
     if not INTERPRETED:
-        return Pointer(address, dtype)
+        return Pointer(address, dtype, x)
     if not x.size:
         return torch.empty(1, dtype=dtype)
     # The interpreter takes tensors alone; this one has the address and knows of a single element.
     memory = (ctypes.c_char * x.itemsize).from_address(address)
-    return torch.frombuffer(memory, dtype=dtype)
+    tensor = torch.frombuffer(memory, dtype=dtype)
+    tensor.array = x
+    return tensor
 
 
 def lying(x: Array, lead: int, tail: int) -> Lying:
