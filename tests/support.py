@@ -62,11 +62,16 @@ def inward(frame: Frame, x: Outputs) -> Outputs:
 
 
 def absolute(
-    p: Problem, ct: Outputs | None = None, t: Differential | None = None, d_ct: Outputs | None = None
+    p: Problem,
+    ct: Outputs | None = None,
+    t: Differential | None = None,
+    d_ct: Outputs | None = None,
+    u: Differential | None = None,
 ) -> dict[str, Array]:
     """The size of every result: its formula with each term taken absolutely, in float64.
 
-    Of gradients with ct, of tangents with t, of the tangents of gradients with all three.
+    Of gradients with ct, of tangents with t, of the tangents of gradients with these and d_ct, of the
+    tangents of tangents with t and u.
     """
     with np.errstate(all="ignore"):
         f = spec.terms(p)
@@ -116,6 +121,22 @@ def absolute(
                 "d_lse": mean,
                 "d_entropy": (spread * (1 + np.abs(f.logP))).sum(-1),
             }
+        if t is not None and u is not None:
+            # Terms of terms as they are, as below.
+            e = spec.dot(p, u, f)
+            a, b = (np.where(f.visible, np.abs(x.S) + np.abs(x.lse)[..., None], 0) for x in (d, e))
+            w = np.abs(spec.bent(p, f, d, e)) + a * b
+            sinks = (f.p_sink * (np.abs(x.sink) + np.abs(x.lse)) for x in (d, e))
+            mean = (f.P * w).sum(-1) + next(sinks) * next(sinks) / np.where(f.p_sink == 0, 1, f.p_sink)
+            w = w + mean[..., None]
+            parts = ((w, f.v), (a, e.v), (b, d.v))
+            sizes |= {
+                "dd_out": sum(
+                    spec.einsum("bhij,bhjc->bhic", PD * x, np.nan_to_num(np.abs(v), posinf=0)) for x, v in parts
+                ),
+                "dd_lse": mean,
+                "dd_entropy": (f.P * (w * (1 + np.abs(f.logP)) + a * b)).sum(-1),
+            }
         if t is not None and d_ct is not None:
             # Terms of terms as they are: taken absolutely all the way down, the size would be hundreds of results.
             g = spec.adjoint(p, ct, f)
@@ -149,7 +170,7 @@ def absolute(
             for name in ("query", "key", "value", "bias"):
                 sizes[name] = spec.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
             sizes["sink"] = spec.sink_shape(p, sizes["sink"])  # type: ignore[assignment]
-    for name in ("out", "lse", "entropy", "d_out", "d_lse", "d_entropy"):
+    for name in (prefix + name for prefix in ("", "d_", "dd_") for name in Outputs._fields):
         if name in sizes:
             sizes[name] = sizes[name].reshape(p.shape(*sizes[name].shape[2:]))
     return sizes
@@ -214,10 +235,20 @@ def assert_differential(
 
 def assert_tangents(p: Problem, t: Differential, got: Outputs) -> None:
     exact, plain = spec.jvp(p, t, judge(p))[1], spec.jvp(p, t, *naive(p))[1]
-    sizes = absolute(p, t=t)
+    assert_along(p, "tangent of {}", got, exact, plain, absolute(p, t=t), "d_")
+
+
+def assert_second_tangents(p: Problem, t: Differential, u: Differential, got: Outputs) -> None:
+    exact, plain = spec.jvp_jvp(p, t, u, judge(p)), spec.jvp_jvp(p, t, u, *naive(p))
+    assert_along(p, "second tangent of {}", got, exact, plain, absolute(p, t=t, u=u), "dd_")
+
+
+def assert_along(
+    p: Problem, label: str, got: Outputs, exact: Outputs, plain: Outputs, sizes: dict[str, Any], prefix: str
+) -> None:
     for name in Outputs._fields:
         dtype = p.dtype if name == "out" else p.compute
         value = getattr(got, name)
         assert value.dtype == dtype
         rounded = getattr(plain, name).astype(dtype)
-        assert_within(f"tangent of {name}", value, getattr(exact, name), rounded, sizes[f"d_{name}"], dtype)
+        assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[prefix + name], dtype)

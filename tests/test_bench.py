@@ -78,17 +78,20 @@ def test_the_peak_is_made_of_the_operations_that_it_counts(target: Any, element:
     steps, chains = 3, limits.chains(target)
     assert chains >= 12
     x, y = np.arange(1, 2 * lanes + 1) / 8, np.arange(2 * lanes, 0, -1) / 4
+    start = np.arange(lanes + chains - 1) / 2
+    expected = np.lib.stride_tricks.sliding_window_view(start, lanes)  # that of chain n begins at the n-th number
     if element is BF16:
-        source, expected = np.concatenate([x, y]).astype(ml_dtypes.bfloat16), 0
+        operands, start = np.concatenate([x, y]).astype(ml_dtypes.bfloat16), start.astype(np.float32)
         for _ in range(steps):
             expected = expected + (x * y).reshape(lanes, 2).sum(-1)
     else:
-        source, expected = np.concatenate([x[:lanes], y[:lanes]]).astype(f"f{element.size}"), 0
+        operands, start = (z.astype(f"f{element.size}") for z in (np.concatenate([x[:lanes], y[:lanes]]), start))
         for _ in range(steps):
             expected = expected * x[:lanes] + y[:lanes]
+    source = np.concatenate([operands.view(np.uint8), start.view(np.uint8)])
     text = limits.peak_kernel(element, target)
     got = result_of(text, "peak", target, source, steps, lanes, np.float64 if element is F64 else np.float32)
-    np.testing.assert_allclose(got, expected * chains, rtol=1e-5)
+    np.testing.assert_allclose(got, expected.sum(0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("target", [t for t in targets().values() if t.runs], ids=lambda t: t.name)

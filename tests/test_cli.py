@@ -361,3 +361,27 @@ def test_look_at_any_text(run, text, tmp_path):
     content = (tmp_path / "x.html").read_text("utf-8")
     assert "<script>alert" not in content
     assert "\x1b" not in content
+
+
+# Insight
+
+
+def test_insight_finds_the_heads_of_the_example_model(run):
+    text = good(run("insight"))
+    assert "12 heads in 3 layers, 81 tokens" in text
+    assert re.search(r"^previous token +1 of 12 +L1 H0 0\.98", text, re.MULTILINE)
+    assert re.search(r"^induction +2 of 12 +L2 H2 0\.71", text, re.MULTILINE)
+    assert re.search(r"^L1 H0 +previous token +0\.98", text, re.MULTILINE)
+    heads = json.loads(good(run("insight", "--json")))["heads"]
+    assert [head["kind"] for head in heads].count("induction") == 2
+    rows = good(run("insight", "--csv")).splitlines()
+    assert rows[0].startswith("layer,name,head,kv_head,kind,previous,duplicate,induction,sink,current,entropy")
+    assert len(rows) == 13
+
+
+def test_insight_of_a_text(run, tmp_path):
+    (tmp_path / "text").write_text(SENTENCE)
+    found = json.loads(good(run("insight", "--file", tmp_path / "text", "--prefix", 3, "--json")))
+    data = look_data(SENTENCE)
+    scores = [head["induction"] for head in found["heads"]]
+    np.testing.assert_allclose(np.reshape(scores, (3, 4)), data.statistics["induction"], atol=1e-5)

@@ -11,7 +11,7 @@ from interpreter import language_patched_once
 from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
-from regard.engines import cpu, tiled, tiled_derivatives
+from regard.engines import cpu, engines, tiled, tiled_derivatives
 from regard.observing import NAMES, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 from support import (
@@ -19,6 +19,7 @@ from support import (
     assert_gradients,
     assert_outputs,
     assert_second,
+    assert_second_tangents,
     assert_tangents,
     assert_within,
     eps,
@@ -222,6 +223,35 @@ class Conformance:
             assert_second(p, t, given, moving, got)
             assert_tangents(p, t, tangent)
 
+    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_second_tangents(self, case: Case, dtype: Any) -> None:
+        """Along two directions in which everything varies, in which little does, and twice along one."""
+        p, engine = problem(case, dtype)[0], engines()[self.engine]
+        rng = np.random.default_rng(4)
+
+        def like(x: Any) -> Any:
+            return None if x is None else rng.standard_normal(x.shape).astype(x.dtype)
+
+        def direction() -> Differential:
+            arrays = (p.query, p.key, p.value, p.bias, p.sink)
+            return Differential(*map(like, arrays), {x: like(x) for x in p.tables})
+
+        t, u = direction(), direction()
+        some = Differential(key=u.key, bias=u.bias), Differential(value=t.value, tables=t.tables)
+        ways = ((t, u), some, some[::-1], (t, t)) if dtype == np.float32 else ((t, u),)
+        for x, y in ways:
+            primal, d_x = tiled.jvp(p, x)  # of any engine, and no kernel has to be compiled
+            d_y = tiled.jvp(p, y, primal)[1]
+            got = engine.jvp_jvp(p, primal, x, y, d_x, d_y)
+            assert_second_tangents(p, x, y, got)
+        known = (given._replace(entropy=None) for given in (d_x, d_y))
+        without = engine.jvp_jvp(p, primal._replace(entropy=None), x, y, *known)
+        if self.engine != "spec":
+            assert without.entropy is None
+            for name in ("out", "lse"):
+                assert getattr(without, name).tobytes() == getattr(got, name).tobytes()
+
     def test_what_is_hidden_has_no_derivative(self) -> None:
         """First and second ones: 0 for what nothing sees and for rows that see nothing, finite elsewhere."""
         rng, n, hidden, blind = np.random.default_rng(0), 150, 131, slice(3, 9)
@@ -253,7 +283,10 @@ class Conformance:
                 assert x.any()
             for x in (g.query[:, blind], g.key[:, hidden], g.value[:, hidden], g.bias[:, ~sees]):  # type: ignore[index]
                 assert not x.any()
-        for x in tangent:
+        p, engine = problem_from(q, k, v, **{n: x for n, x in wishes.items() if n != "engine"}), engines()[self.engine]
+        primal, along = engine.jvp(p, t)
+        bend = engine.jvp_jvp(p, primal, t, t, along, along)
+        for x in (*tangent, *bend):
             assert x is not None
             assert np.isfinite(x).all()
             assert x.any()

@@ -255,8 +255,8 @@ def test_the_shipped_model_has_induction_and_previous_token_heads():
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
-        ((np.ones((1, 4, 2)), np.ones((1, 5, 2)), [1] * 4), {}, r"query and key must have shape \(..., h, n, d\) each"),
-        ((np.ones((1, 4, 2)), np.ones((1, 4, 2)), [1] * 5), {}, r"ids must have shape \(..., 4\) to fit query"),
+        ((np.ones((4, 2)), np.ones((1, 4, 2)), [1] * 4), {}, r"query and key must have shape \(..., h, n, d\) each"),
+        ((np.ones((1, 4, 2)), np.ones((1, 4, 2)), [1] * 5), {}, r"ids must have shape \(..., 4\) to fit key"),
         ((np.ones((1, 4, 2)), np.ones((1, 4, 2)), [1] * 4), {"prefix": 0}, "prefix must be at least 1, got 0"),
     ],
 )

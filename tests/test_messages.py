@@ -659,7 +659,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail("work was done before the error")
 
     for engine in (cpu, tiled, specification):
-        for function in ("forward", "weights", "backward", "jvp", "backward_jvp"):
+        for function in ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp"):
             monkeypatch.setattr(engine, function, work)
 
 

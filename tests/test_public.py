@@ -18,6 +18,7 @@ from regard.observing import Top
 from regard.problem import Problem
 
 PUBLIC = [
+    "Capture",
     "Differential",
     "Mask",
     "Outputs",
@@ -34,6 +35,7 @@ PUBLIC = [
     "attention_vjp_jvp",
     "available_engines",
     "blocks",
+    "capture",
     "causal",
     "dilated",
     "documents",
@@ -87,6 +89,7 @@ SIGNATURES = {
     "merge": "(*parts, sink=None)",
     "available_engines": "()",
     "set_num_threads": "(n)",
+    "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None)",
     "top": "(k)",
     "mass": "(mask)",
     "pooled": "(rows, cols, kind='mass')",

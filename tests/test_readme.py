@@ -53,4 +53,4 @@ def test_the_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_there_are_commands() -> None:
-    assert [command.split()[0] for command in COMMANDS] == ["look", "steps", "plan", "doctor", "bench"]
+    assert [command.split()[0] for command in COMMANDS] == ["look", "steps", "plan", "doctor", "bench", "insight"]

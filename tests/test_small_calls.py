@@ -2,18 +2,24 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import regard
-from regard import api
+from regard import api, short
 from regard.api import problem_from
+from regard.engines import cpu
+from regard.engines.cpu.target import targets
 from regard.rules import Program, causal, window
 
 Array = np.ndarray[Any, np.dtype[Any]]
+cpu_forward = cpu.forward
 X = np.random.default_rng(0).standard_normal((2, 6, 4))
 ANEW = tuple(map(int, "000"))  # not the default itself, so that nothing kept serves the call
 CAUSAL = np.tril(np.ones((6, 6), bool))
@@ -182,3 +188,75 @@ def test_forms_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in (1, 2, 3, 4, 5, 5):
         regard.attention(X[:, :n], X, X)
     assert [signature[1] for signature in api._forms] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]
+
+
+# Calls that are kept whole
+
+FORMS: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
+    "plain": (((2, 6, 4),) * 3, {}),
+    "one matrix": (((6, 4),) * 3, {"causal": True}),
+    "positions first": (((2, 5, 4, 8), (2, 9, 2, 8), (2, 9, 2, 3)), {"layout": "bnhd", "scale": 0.5}),
+    "decoding, broadcast": (((3, 1, 4, 1, 40), (2, 2, 300, 40), (2, 2, 300, 8)), {"causal": True}),
+    "window": (((2, 130, 16),) * 3, {"mask": regard.window(20)}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=lambda x: np.dtype(x).name)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_kept_call_gives_what_the_first_gave(form: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, options = FORMS[form]
+    kept = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+        calls = seen_calls(monkeypatch)
+        got, expected = regard.attention(q, k, v, **options), regard.attention(q, k, v, **options, engine="cpu")
+        assert len(calls) == (1 if seed else 2)  # of the engine itself
+        assert (got.dtype, got.shape, got.strides) == (expected.dtype, expected.shape, expected.strides)
+        kept.append((got, expected))
+    for got, expected in kept:  # none lies where another does
+        assert got.tobytes() == expected.tobytes()
+
+
+def seen_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The problems that are given to the engine from here on."""
+    seen: list[Any] = []
+
+    def forward(p: Any, rows: Any = None, run: Any = cpu_forward) -> Any:
+        seen.append(p)
+        return run(p, rows)
+
+    monkeypatch.setattr(cpu, "forward", forward)
+    return seen
+
+
+def test_a_kept_call_belongs_to_its_thread_and_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    call(causal=True)
+    calls = seen_calls(monkeypatch)
+    call(causal=True)
+    assert not calls
+    with ThreadPoolExecutor(1) as other:
+        np.testing.assert_array_equal(other.submit(call, causal=True).result(), call(causal=True))
+    assert len(calls) == 1
+    name = [t.name for t in targets().values() if t.runs][-1]
+    monkeypatch.setenv("REGARD_CPU", name)
+    call(causal=True)
+    assert len(calls) == 2
+
+
+def test_a_call_with_wishes_or_with_work_for_threads_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.threads._chosen", 2)
+    long = np.zeros((1, 256, 64), np.float32)
+    for x, options in ((X, {"return_weights": True}), (X, {"observe": ("lse",)}), (long, {}), (X, {"engine": "cpu"})):
+        regard.attention(x, x, x, **options)
+        calls = seen_calls(monkeypatch)
+        regard.attention(x, x, x, **options)
+        assert len(calls) == 1
+
+
+def test_calls_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short, "_mine", SimpleNamespace())
+    monkeypatch.setattr(short, "KEPT", 3)
+    for n in (1, 2, 3, 4, 5, 5):
+        regard.attention(X[:, :n], X, X)
+    assert [here[0][1] for here in short._mine.calls] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]

@@ -137,11 +137,33 @@ def test_tangents_of_gradients_are_slopes(case: Case) -> None:
             assert_close(f"array {n}", x, numeric, numeric)
 
 
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_tangents_of_tangents_are_slopes(case: Case) -> None:
+    p, rng = problem(case), np.random.default_rng(3)
+    t, u = direction(rng, p), direction(rng, p)
+    got, other = spec.jvp_jvp(p, t, u, LONG), spec.jvp_jvp(p, u, t, LONG)
+    for name in Outputs._fields:
+
+        def tangent(step: Any, name: str = name) -> Any:
+            at = moved(p, u, step)
+            tables = {new: t.tables[old] for new, old in zip(at.tables, p.tables, strict=True)}
+            return getattr(spec.jvp(at, replace(t, tables=tables), LONG)[1], name)
+
+        numeric = slope(tangent)
+        assert_close(name, getattr(got, name), numeric, numeric)
+        assert_close(name, getattr(got, name), getattr(other, name), numeric)
+
+
 def test_a_wrong_derivative_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaving out the second derivative of the rule makes the tangent of backward wrong, and the test sees it."""
+    """Leaving out second derivatives of the rule makes the tangents of backward and of JVP wrong, and tests see it."""
     monkeypatch.setattr(spec, "tangent", lambda node, tables: Node("literal", "float", (), 0.0))
-    with pytest.raises(AssertionError):
-        test_tangents_of_gradients_are_slopes(next(c for c in CASES if c.name == "curved score"))
+    for name, test in (
+        ("curved score", test_tangents_of_gradients_are_slopes),
+        ("curved score", test_tangents_of_tangents_are_slopes),
+        ("score with a table", test_tangents_of_tangents_are_slopes),
+    ):
+        with pytest.raises(AssertionError):
+            test(next(c for c in CASES if c.name == name))
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)

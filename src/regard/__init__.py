@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "regard.api": "attention attention_jvp attention_vjp attention_vjp_jvp weights",
+    "regard.captured": "Capture capture",
     "regard.engines": "available_engines",
     "regard.linear": "linear_attention",
     "regard.merging": "merge",

@@ -1,5 +1,6 @@
 from regard import examplemodel, insight, positions
 from regard.api import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
+from regard.captured import Capture, capture
 from regard.engines import available_engines
 from regard.linear import linear_attention
 from regard.merging import merge
@@ -35,6 +36,7 @@ from regard.threads import set_num_threads
 __version__: str
 
 __all__ = [
+    "Capture",
     "Differential",
     "Mask",
     "Outputs",
@@ -51,6 +53,7 @@ __all__ = [
     "attention_vjp_jvp",
     "available_engines",
     "blocks",
+    "capture",
     "causal",
     "dilated",
     "documents",

@@ -1,4 +1,4 @@
-"""The command line: `regard look`, `steps`, `plan`, `bench` and `doctor`."""
+"""The command line: `regard look`, `steps`, `plan`, `insight`, `bench` and `doctor`."""
 
 import argparse
 import json
@@ -128,6 +128,13 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--batch", type=int, metavar="B", help="batch size; 1 unless given")
     cost.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
 
+    heads = command("insight", _insight, "tell what kinds of heads a model has")
+    _seen(heads)
+    heads.add_argument("--prefix", type=int, default=1, metavar="N", help="tokens that make a copy; 1 unless given")
+    heads.add_argument("--all", action="store_true", help="list every head, however many there are")
+    heads.add_argument("--json", action="store_true", help="print JSON")
+    heads.add_argument("--csv", action="store_true", help="print CSV, a line for each head")
+
     bench = command("bench", _bench, "measure attention against this machine's limits and other libraries")
     bench.add_argument("--quick", action="store_true", help="the rows that matter most, in some two minutes")
     bench.add_argument("--roofline", action="store_true", help="the limits alone: peaks and read bandwidth")
@@ -140,6 +147,16 @@ def _parser() -> argparse.ArgumentParser:
 
     command("doctor", _doctor, "report versions, engines, threads and the processor")
     return parser
+
+
+def _seen(command: argparse.ArgumentParser) -> None:
+    """The arguments that say which model is looked at, and what it reads."""
+    command.add_argument(
+        "--model", metavar="MODEL", help="a model of transformers: a folder, or a name in the local cache; not fetched"
+    )
+    command.add_argument("--capture", type=Path, metavar="FILE", help="what regard.capture saved")
+    command.add_argument("--text", metavar="TEXT", help="what the model reads, - for standard input")
+    command.add_argument("--file", type=Path, metavar="FILE", help="the text in a file")
 
 
 def _operands(command: argparse.ArgumentParser) -> None:
@@ -240,6 +257,68 @@ def _plan(arguments: argparse.Namespace) -> None:
     for row in found.complexity:
         table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _insight(arguments: argparse.Namespace) -> None:
+    from regard.insight import table
+
+    if arguments.json and arguments.csv:
+        raise Refusal("give --json or --csv, not both")
+    prefix = _least("--prefix", arguments.prefix, 1)
+    with _progress() as progress, _input():
+        progress("starting")
+        seen = _captured(arguments, progress)
+        progress("measuring heads")
+        heads = seen.measure(prefix=prefix)
+    if not heads:
+        raise Refusal("the capture holds no layer")
+    layers = [layer.name for layer in seen]
+    if arguments.json:
+        sys.stdout.write(table.as_json(heads, layers, seen.model))
+    elif arguments.csv:
+        sys.stdout.write(table.as_csv(heads, layers))
+    else:
+        longest = max(layer.n_q for layer in seen)
+        about = f"{seen.model}: {len(heads)} heads in {len(layers)} layers, {longest:,} tokens"
+        table.show(heads, layers, about, _console(arguments), every=arguments.all)
+
+
+def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) -> regard.Capture:
+    """What is looked at: a file, a model that reads a text, or the example model, which reads repeated bytes."""
+    if arguments.capture is not None:
+        for name in ("model", "text", "file"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"--{name} does not go with --capture, which has all of it")
+        try:
+            return regard.Capture.load(arguments.capture)
+        except OSError as error:
+            raise ValueError(f"cannot read {arguments.capture}: {error.strerror or error}") from None
+    if arguments.text is not None and arguments.file is not None:
+        raise ValueError("give --text or --file, not both")
+    text = _standard_input() if arguments.text == "-" else arguments.text
+    if arguments.file is not None:
+        text = _text_of(arguments.file)
+    if text is not None:
+        _check_text(text)
+    if arguments.model is not None:
+        from regard.torch import pretrained
+
+        return pretrained.read(arguments.model, text, progress=progress)
+    from regard.examplemodel import ExampleModel, repeated_bytes
+
+    model = ExampleModel.load()
+    ids = repeated_bytes(40)[0] if text is None else model.encode(text)
+    return regard.Capture.of_trace(model.run(ids), model.labels(ids))
+
+
+def _text_of(path: Path) -> str:
+    """The text in a file, without the end of its last line."""
+    try:
+        return path.read_bytes().decode("utf-8").removesuffix("\n")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not valid UTF-8") from None
 
 
 def _bench(arguments: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from regard.observing import cells
 from regard.problem import Differential, Outputs, Problem, collapse
-from regard.rules import At, Mask, Node, Table, evaluate, scatter, tangent
+from regard.rules import At, Mask, Node, Table, evaluate, reading, scatter, tangent
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Real = type[np.float32] | type[np.float64] | type[np.longdouble]
@@ -307,6 +307,7 @@ class Dot:
     v: Array
     at: At
     tables: Mapping[Table, Table]
+    sink: Array
     S: Array
     lse: Array
     P: Array
@@ -332,7 +333,7 @@ def dot(p: Problem, t: Differential, f: Terms) -> Dot:
     P = f.P * (S - lse[..., None])
     O = seen("bhij,bhjc->bhic", P * f.D, f.v, f.visible) + seen("bhij,bhjc->bhic", f.P * f.D, v, f.visible)
     H = -(P * (f.logP + 1)).sum(axis=-1)
-    return Dot(q, k, v, at, tables, S, lse, P, f.p_sink * (sink - lse), O, H)
+    return Dot(q, k, v, at, tables, sink, S, lse, P, f.p_sink * (sink - lse), O, H)
 
 
 def jvp(p: Problem, t: Differential, real: Real = np.float64, short: Any = None) -> tuple[Outputs, Outputs]:
@@ -341,6 +342,35 @@ def jvp(p: Problem, t: Differential, real: Real = np.float64, short: Any = None)
         f = terms(p, real, short)
         d = dot(p, t, f)
     return outputs(p, f.O, f.lse, f.H), outputs(p, d.O, d.lse, d.H)
+
+
+def bent(p: Problem, f: Terms, x: Dot, y: Dot) -> Array:
+    """The second derivative of the scores along two directions."""
+    T = f.T.dtype.type(p.scale) * (einsum("bhia,bhja->bhij", x.q, y.k) + einsum("bhia,bhja->bhij", y.q, x.k))
+    d_ds, d_tables = p.score_partials
+    S = through(f, d_ds, T)
+    if d_ds is not None:
+        S = S + evaluate_one(tangent(d_ds, y.tables), y.at, T.shape) * x.at.ds
+    for leaf, slope in d_tables.items():
+        if leaf.payload in x.tables:
+            moved = evaluate_one(reading(leaf, x.tables), f.at, T.shape)
+            S = S + evaluate_one(tangent(slope, y.tables), y.at, T.shape) * moved
+    return np.where(f.visible, S, 0)
+
+
+def jvp_jvp(p: Problem, t: Differential, u: Differential, real: Real = np.float64, short: Any = None) -> Outputs:
+    """The tangents of `jvp`'s tangents along t, which does not move itself, along u: symmetric in both."""
+    with np.errstate(all="ignore"):
+        f = terms(p, real, short)
+        x, y = dot(p, t, f), dot(p, u, f)
+        S = bent(p, f, x, y)
+        lse = (y.P * x.S + f.P * S).sum(axis=-1) + y.p_sink * x.sink
+        P = y.P * (x.S - x.lse[..., None]) + f.P * (S - lse[..., None])
+        parts = ((P, f.v), (x.P, y.v), (y.P, x.v))
+        O = sum((seen("bhij,bhjc->bhic", w * f.D, v, f.visible) for w, v in parts), start=np.zeros_like(f.O))
+        logP = np.where(f.visible, y.S - y.lse[..., None], 0)
+        H = -(P * (f.logP + 1) + x.P * logP).sum(axis=-1)
+    return outputs(p, O, lse, H)
 
 
 def gradients_jvp(

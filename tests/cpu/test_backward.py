@@ -6,13 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from test_guard_pages import SIZES, between_guards
-from test_targets import HERE, SOME
+from test_targets import SOME
 
 import regard
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
-from regard.engines import cpu
+from regard.engines import cpu, tiled
 from regard.engines.cpu import backward_work, cache
+from regard.engines.cpu.backward_arrays import Arrays
 from regard.engines.cpu.layout import TILE_BITS
 from regard.engines.cpu.target import chosen, targets
 from regard.problem import Differential, Outputs
@@ -34,6 +35,11 @@ WISHES: dict[str, dict[str, Any]] = {
     "bias of rows": {"bias": RNG.standard_normal((N, 1)), "score": regard.softcap(2.0)},
     "bias of nothing": {"bias": np.float32(0.5) * np.ones(1)},
 }
+TURNS = (
+    lambda x: np.asfortranarray(x),
+    lambda x: np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1],
+    lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+)  # other layouts and strides of the same
 
 
 def gradients(q: Any, k: Any, v: Any, dout: Any, rows: Any = ROWS, engine: str = "cpu", **wishes: Any) -> Differential:
@@ -90,7 +96,8 @@ def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) ->
     q, k, v, dout = (x[0, : min(heads, len(x[0]))] for x in (Q, K, V, DO))
     p = problem_from(q, k, v, **wish)
     outputs, ct = cpu.forward(p)[0], Outputs(dout, None, None)
-    kind, arrays = backward_work.kind_of(p, chosen(), False), backward_work.Arrays(p, outputs, ct)
+    arrays = Arrays(p, outputs, ct)
+    kind = arrays.kind(chosen())
     waves = backward_work.Waves(kind, p, arrays, 2)
     for wave in waves:
         place = {cell: n for n, cell in enumerate(wave.cells)}
@@ -106,8 +113,8 @@ def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) ->
 @pytest.mark.parametrize("name", ["bias that the batch shares", "score"])
 def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None:
     p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **WISHES[name])
-    kind = backward_work.kind_of(p, chosen(), False)
-    arrays = backward_work.Arrays(p, cpu.forward(p)[0], Outputs(DO, None, None))
+    arrays = Arrays(p, cpu.forward(p)[0], Outputs(DO, None, None))
+    kind = arrays.kind(chosen())
     waves = backward_work.Waves(kind, p, arrays, 2)
     for wave in waves:
         above: dict[backward_work.Cell, set[backward_work.Cell]] = {}
@@ -148,11 +155,7 @@ def test_dq_does_not_depend_on_the_batch_or_the_group(wish: dict[str, Any], whol
 
 def test_layouts_and_strides_change_no_bit(wish: dict[str, Any], whole: Differential) -> None:
     expected = bits(whole)
-    for turn in (
-        lambda x: np.asfortranarray(x),
-        lambda x: np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1],
-        lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
-    ):
+    for turn in TURNS:
         assert bits(gradients(*(turn(x) for x in (Q, K, V, DO)), **wish)) == expected
 
 
@@ -196,12 +199,6 @@ def test_what_is_visible_is_not_hidden() -> None:
     assert np.isfinite(g.key[0]).all()
 
 
-@pytest.fixture(params=HERE)
-def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("REGARD_CPU", request.param)
-    return str(request.param)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
@@ -218,8 +215,11 @@ def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
 def test_neon_compiles(dtype: Any) -> None:
     neon, case = targets()["neon"], next(case for case in CASES if case.name == "everything")
     q, k, v, options = case.inputs(dtype)
-    kind = backward_work.kind_of(problem_from(q, k, v, **options), neon, True)
-    assert cache.compile_object(backward_work.source(kind, neon), neon, "neon")
+    p = problem_from(q, k, v, **options)
+    outputs = tiled.jvp(p, Differential())[0]
+    arrays = Arrays(p, outputs, outputs)
+    kind = arrays.kind(neon)
+    assert cache.compile_object(arrays.source(kind, neon), neon, "neon")
 
 
 @pytest.mark.parametrize("at_end", [True, False])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import regard
+from regard.api import problem_from
 from regard.engines.cpu import work
 from regard.engines.cpu.target import chosen, targets
 
@@ -50,6 +51,17 @@ def whole(wish: dict[str, Any]) -> Any:
 def test_any_rows_alone(wish: dict[str, Any], whole: Any, rows: slice) -> None:
     """Prefill and decode: one query, a few, or all."""
     assert run(Q[..., rows, :], K, V, **wish, offset=rows.start) == both(whole, rows)
+
+
+@pytest.mark.parametrize("wish", [WISHES["plain"], WISHES["score"]], ids=["plain", "score"])
+def test_rows_far_apart(wish: dict[str, Any], whole: Any) -> None:
+    """Keys and values with others between their rows are copied tile by tile; what lies between is never read."""
+    apart = [np.full((2, H, N, 8 * D), np.nan, np.float32)[..., :D] for _ in "kv"]
+    for x, y in zip(apart, (K, V), strict=True):
+        x[...] = y
+    assert work.kind_of(problem_from(Q, *apart), chosen(), N, False).copied
+    assert not work.kind_of(problem_from(Q, K, V), chosen(), N, False).copied
+    assert run(Q, *apart, **wish) == both(whole, slice(None))
 
 
 def test_keys_that_no_query_sees_may_be_absent(wish: dict[str, Any]) -> None:

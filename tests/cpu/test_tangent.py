@@ -6,8 +6,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from test_backward import TURNS
 from test_guard_pages import SIZES, between_guards
-from test_targets import HERE, SOME
+from test_targets import SOME
 
 import regard
 from regard.api import Frame, problem_from
@@ -114,11 +115,7 @@ def test_layouts_and_strides_change_no_bit(wish: dict[str, Any]) -> None:
     arrays = (Q, K, V, DQ, DK, DV)
     for given in (False, True):
         expected = run(*arrays, given, **wish)
-        for turn in (
-            lambda x: np.asfortranarray(x),
-            lambda x: np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1],
-            lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
-        ):
+        for turn in TURNS:
             assert run(*(turn(x) for x in arrays), given, **wish) == expected
             assert run(*arrays[:3], *(turn(x) for x in arrays[3:]), given, **wish) == expected
 
@@ -176,12 +173,6 @@ def test_what_is_visible_is_not_hidden() -> None:
     assert np.isnan(tangents.out[:2, 40:, 5]).all()
     assert np.isfinite(tangents.out[:2, :, :5]).all()
     assert np.isfinite(tangents.lse[:2]).all()
-
-
-@pytest.fixture(params=HERE)
-def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("REGARD_CPU", request.param)
-    return str(request.param)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])

@@ -2,5 +2,7 @@
 
 import os
 
-FLAGS = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+FLAGS = (
+    "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"

@@ -19,7 +19,8 @@ from jax.test_util import check_grads
 import jax
 
 Inputs = dict[str, Any]
-SMOOTH = [c for c in CASES if c.poison is None and 0 not in (*c.lead, c.n_q, c.n_k, c.d, c.d_v) and c.n_k < 100]
+# Not those where nothing varies, and those with NaN among what is hidden, of which there are no differences.
+SMOOTH = [c for c in CASES if c.poison is None and 0 not in (*c.lead, c.n_q, c.n_k, c.d, c.d_v)]
 TWICE = ("plain", "grouped heads", "causal, rows that see nothing", "curved score", "score with a table", "everything")
 
 
@@ -52,17 +53,18 @@ def wide() -> Any:
         yield
 
 
+@pytest.mark.parametrize("jitted", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("c", SMOOTH, ids=str)
-def test_first_derivatives(c: Case) -> None:
+def test_first_and_second_derivatives_in_every_mode(c: Case, jitted: bool) -> None:
     inputs, call = differentiable(c)
-    check_grads(call, (inputs,), order=1, modes=["fwd", "rev"], rtol=1e-4, atol=1e-4)
-    check_grads(jax.jit(call), (inputs,), order=1, modes=["fwd", "rev"], rtol=1e-4, atol=1e-4)
+    function = jax.jit(call) if jitted else call
+    check_grads(function, (inputs,), order=2, modes=["fwd", "rev"], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("c", SMOOTH, ids=str)
-def test_second_derivatives_on_the_engine(c: Case) -> None:
+@pytest.mark.parametrize("name", TWICE)
+def test_the_ways_to_second_derivatives_agree(name: str) -> None:
     """Forward over reverse and reverse over reverse, and reverse over forward against both."""
-    inputs, call = differentiable(c)
+    inputs, call = differentiable(case(name))
     rng = np.random.default_rng(0)
 
     def random(like: Any) -> Any:
@@ -88,12 +90,6 @@ def test_second_derivatives_on_the_engine(c: Case) -> None:
             np.testing.assert_allclose(found[name], numeric[name], rtol=1e-4, atol=1e-5, err_msg=name)
         np.testing.assert_allclose(forward[name], reverse[name], rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(forward[name], mixed[name], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", TWICE)
-def test_second_derivatives_in_every_mode(name: str) -> None:
-    inputs, call = differentiable(case(name))
-    check_grads(jax.jit(call), (inputs,), order=2, modes=["fwd", "rev"], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("c", [c for c in CASES if c.poison is None], ids=str)

@@ -1,4 +1,4 @@
-"""vmap, sharding, threads, and what happens when a program goes wrong."""
+"""vmap, threads, and what happens when a program goes wrong."""
 
 import subprocess
 import sys
@@ -14,8 +14,6 @@ import regard
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jax
 
@@ -138,48 +136,6 @@ def test_an_empty_vmap() -> None:
 
     assert jax.vmap(merged, (0, None, None, None))(Q[:0], K[0], V[0], BIAS[0])[0].shape == (0, 2, 4, 9, 8)
     equal(jax.grad(loss)(K[0], Q[:0]), jnp.zeros_like(K[0]))
-
-
-@pytest.fixture
-def mesh() -> Any:
-    if len(jax.devices()) < 4:
-        pytest.skip("jax was started with fewer than four devices")
-    return jax.make_mesh((2, 2), ("b", "h"), axis_types=(AxisType.Auto,) * 2)
-
-
-OPTIONS: dict[str, Any] = {"causal": True, "dropout": 0.3, "seed": 5}
-
-
-def whole(q: Any, k: Any, v: Any, slopes: Any) -> Any:
-    return regard.attention(q, k, v, score=regard.alibi(slopes), **OPTIONS)
-
-
-@pytest.mark.parametrize("check", [True, False])
-def test_shards_over_batch_and_heads(mesh: Any, check: bool) -> None:
-    """Each shard says where it lies, so rules and dropout are those of the whole."""
-
-    def shard(q: Any, k: Any, v: Any, slopes: Any) -> Any:
-        origin = (jax.lax.axis_index("b") * 2, jax.lax.axis_index("h") * 2, 0)
-        return regard.attention(q, k, v, score=regard.alibi(slopes), origin=origin, **OPTIONS)
-
-    specs = (P("b", "h"),) * 3
-    sharded = jax.shard_map(shard, mesh=mesh, in_specs=(*specs, P()), out_specs=P("b", "h"), check_vma=check)
-    q, k, v = (normal(4, 4, 16, 8, seed=n) for n in range(3))
-    arrays = (q, k, v, SLOPES[0])
-    equal(np.asarray(jax.jit(sharded)(*arrays)), whole(*arrays))
-
-    def gradients(function: Any) -> Any:
-        return jax.jit(jax.grad(lambda *x: (function(*x) ** 2).sum(), range(4)))(*arrays)
-
-    equal(jax.tree.map(np.asarray, gradients(sharded)), gradients(whole), exact=False)
-
-
-def test_jit_of_sharded_arrays(mesh: Any) -> None:
-    arrays = [normal(4, 4, 16, 8, seed=n) for n in range(3)]
-    spread = [jax.device_put(x, NamedSharding(mesh, P("b", "h"))) for x in arrays]
-    expected = whole(*arrays, SLOPES[0])
-    equal(np.asarray(jax.jit(whole)(*spread, SLOPES[0])), expected)
-    equal(np.asarray(whole(*spread, SLOPES[0])), expected)
 
 
 def test_many_threads() -> None:

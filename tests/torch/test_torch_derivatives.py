@@ -80,7 +80,9 @@ def inputs() -> list[torch.Tensor]:
 
 
 def test_every_order_of_two_modes() -> None:
-    """Forward over reverse, reverse over reverse and reverse over forward give H u for all inputs; the other raises."""
+    """Forward over reverse, reverse over reverse and reverse over forward give H u for all inputs, and forward over
+    forward uᵀ H u.
+    """
     xs, us, every = tuple(inputs()), tuple(inputs()), tuple(range(6))
     step = 1e-5
 
@@ -101,11 +103,34 @@ def test_every_order_of_two_modes() -> None:
         for got, expected in zip(found, exact, strict=True):
             assert expected.abs().max() > 1e-3
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-7, msg=name)
-    with pytest.raises(NotImplementedError, match="forward over forward is not provided"):
-        jvp(slope, xs, us)
+    along = sum((h * u).sum() for h, u in zip(exact, us, strict=True))
+    torch.testing.assert_close(jvp(slope, xs, us)[1], along, rtol=1e-4, atol=1e-7)
     q = normal(1, 2, 2)
-    square = hessian(lambda q: regard.attention(q, q, q).square().sum())(q)
-    torch.testing.assert_close(square, jacrev(jacrev(lambda q: regard.attention(q, q, q).square().sum()))(q))
+
+    def alone(q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q).square().sum()
+
+    square = hessian(alone)(q)
+    for twice in (jacrev(jacrev(alone)), jacfwd(jacfwd(alone)), jacrev(jacfwd(alone))):
+        torch.testing.assert_close(twice(q), square)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_forward_over_forward(case: Case) -> None:
+    """Of tangents that move themselves, beside the differences of tangents."""
+    f, tensors, _ = function(case)
+    xs, ts, us, moving = (tuple(normal(*x.shape) if n else x for x in tensors) for n in range(4))
+
+    def tangents(xs: Any, ts: Any) -> tuple[torch.Tensor, ...]:
+        return jvp(f, xs, ts)[1]
+
+    def at(step: float) -> tuple[torch.Tensor, ...]:
+        return tangents(*(tuple(x + step * y for x, y in zip(*pair, strict=True)) for pair in ((xs, us), (ts, moving))))
+
+    found = jvp(tangents, (xs, ts), (us, moving))[1]
+    step = 1e-5
+    for got, high, low in zip(found, at(step), at(-step), strict=True):
+        torch.testing.assert_close(got, (high - low) / (2 * step), rtol=1e-6, atol=1e-7)
 
 
 def test_third_derivatives_raise() -> None:
@@ -118,8 +143,15 @@ def test_third_derivatives_raise() -> None:
     def twice(q: torch.Tensor) -> torch.Tensor:
         return grad(lambda q: grad(lambda q: regard.attention(q, q, q).square().sum())(q).square().sum())(q)
 
-    with pytest.raises(NotImplementedError, match=r"is not provided|are not provided"):
-        jvp(twice, (q.detach(),), (q.detach(),))
+    def along(f: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda q: jvp(f, (q,), (q,))[1]
+
+    def loss(q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q).square().sum()
+
+    for function in (along(twice), along(along(along(loss))), grad(along(along(loss))), along(along(grad(loss)))):
+        with pytest.raises(NotImplementedError, match=r"third derivatives are not provided"):
+            function(q.detach())
 
 
 @pytest.mark.parametrize("n", range(6), ids=list(SHAPES))
@@ -143,11 +175,27 @@ def test_no_transform_gives_a_silent_zero(n: int) -> None:
         "func.vjp": (vjp(alone, xs[n])[1](torch.ones_like(exact))[0] * t).sum(),
         "jacrev": (jacrev(alone)(xs[n]) * t).sum(),
         "jacfwd": (jacfwd(alone)(xs[n]) * t).sum(),
+        "jvp of jvp in its tangent": jvp(lambda t: jvp(alone, (xs[n],), (t,))[1], (t,), (t,))[1],
         "vmap of jvp": vmap(lambda t: jvp(alone, (xs[n],), (t,))[1])(torch.stack([t, t]))[1],
         "vmap of grad": (vmap(grad(alone))(torch.stack([xs[n], xs[n]]))[1] * t).sum(),
     }
     for way, value in found.items():
         torch.testing.assert_close(value, exact, rtol=1e-5, atol=1e-7, msg=way)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return jvp(alone, (x,), (t,))[1]
+
+    curvature = (slope(xs[n] + step * t) - slope(xs[n] - step * t)) / (2 * step)
+    assert curvature.abs() > 1e-2
+    again = {
+        "jvp of jvp": jvp(slope, (xs[n],), (t,))[1],
+        "jacfwd of jvp": (jacfwd(slope)(xs[n]) * t).sum(),
+        "grad of jvp": (grad(slope)(xs[n]) * t).sum(),
+        "jvp of grad": (jvp(grad(alone), (xs[n],), (t,))[1] * t).sum(),
+        "vmap of jvp of jvp": vmap(lambda x: jvp(slope, (x,), (t,))[1])(torch.stack([xs[n], xs[n]]))[1],
+    }
+    for way, value in again.items():
+        torch.testing.assert_close(value, curvature, rtol=1e-5, atol=1e-7, msg=way)
 
 
 @pytest.mark.parametrize("name", ["max", "received", regard.top(2)], ids=str)
@@ -282,6 +330,42 @@ def test_randomness_governs_dropout() -> None:
     assert not torch.equal(different[0], different[1])
     seeded = vmap(lambda x: regard.attention(x, x, x, dropout=0.5, seed=4))(x)
     assert torch.equal(seeded[2], regard.attention(x[2], x[2], x[2], dropout=0.5, seed=4))
+
+
+def test_the_vmap_of_before() -> None:
+    """With which PyTorch batches gradients and its functional Jacobians and Hessians."""
+    xs = [x.requires_grad_() for x in inputs()]
+    outs = everything(*xs)
+    cotangents = [normal(BATCH, *x.shape) for x in outs]
+    found = torch.autograd.grad(outs, xs, cotangents, is_grads_batched=True, create_graph=True)
+    for n in range(BATCH):
+        expected = torch.autograd.grad(outs, xs, [c[n] for c in cotangents], create_graph=True)
+        for got, x in zip(found, expected, strict=True):
+            torch.testing.assert_close(got[n], x)
+        second, exact = (
+            torch.autograd.grad(sum((g.square().sum() for g in gs), start=torch.zeros(())), xs, retain_graph=True)
+            for gs in ([x[n] for x in found], expected)
+        )
+        for got, x in zip(second, exact, strict=True):
+            torch.testing.assert_close(got, x)
+    q = normal(1, 2, 2)
+
+    def alone(q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q)
+
+    def squares(q: torch.Tensor) -> torch.Tensor:
+        return alone(q).square().sum()
+
+    for strategy in ("reverse-mode", "forward-mode"):
+        options = {"vectorize": True, "strategy": strategy}
+        torch.testing.assert_close(torch.autograd.functional.jacobian(alone, q, **options), jacrev(alone)(q))
+    for strategy in ("reverse-mode", "forward-mode"):
+        found = torch.autograd.functional.hessian(squares, q, vectorize=True, outer_jacobian_strategy=strategy)
+        torch.testing.assert_close(found, hessian(squares)(q))
+    assert gradcheck(
+        alone, q.requires_grad_(), check_batched_grad=True, check_batched_forward_grad=True, check_forward_ad=True
+    )
+    assert gradgradcheck(alone, q, check_batched_grad=True, check_fwd_over_rev=True)
 
 
 def test_per_sample_gradients() -> None:

@@ -1,6 +1,8 @@
 """`regard.attention` on tensors: the bits of NumPy, every dtype, without copies; what belongs to PyTorch alone."""
 
+import itertools
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +12,9 @@ import torch
 from on_tensors import ARRAYS, array, call, tensor
 
 import regard
+import regard.torch
 from regard.bench.cases import CASES, Case, case
+from regard.engines.cpu import work
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 STATISTICS = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
@@ -236,3 +240,52 @@ def test_cuda() -> None:
     torch.testing.assert_close(found.cpu(), regard.attention(Q, K, V, causal=True), rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="key must be on the device of query, cuda:0, got cpu"):
         regard.attention(Q.cuda(), K, V)
+
+
+def steps(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: bool) -> Iterator[tuple[torch.Tensor, ...]]:
+    """One query against more and more keys, then against fewer; in a cache that has room, or as they are."""
+    for n in (1, 2, 127, 128, 129, 700, 2100, 3):
+        some = k[..., :n, :], v[..., :n, :]
+        yield q, *(some if cache else (x.contiguous() for x in some))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(2, 8, 2, 16, 24), (1, 1, 5, 5)], ids=["grouped", "one head"])
+def test_steps_of_decoding_have_the_bits_of_numpy(sizes: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
+    *lead, h, h_kv, d, d_v = sizes
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(*lead, *shape, generator=generator).to(dtype)
+        for shape in ((h, 1, d), (h_kv, 2100, d), (h_kv, 2100, d_v))
+    )
+    regard.set_num_threads(threads)
+    wishes: list[dict[str, Any]] = [{}, {"causal": True}, {"scale": 0.3}]
+    for cache, options in itertools.product((False, True), wishes):
+        for given in steps(q, k, v, cache):
+            got = regard.attention(*given, **options)
+            assert array(got).tobytes() == regard.attention(*map(array, given), **options).tobytes()
+    leaf = q.detach().clone().requires_grad_()
+    (found,) = torch.autograd.grad(regard.attention(leaf, k, v, causal=True).square().sum(), leaf)
+    out = regard.attention(*map(array, (q, k, v)))
+    assert array(found).tobytes() == regard.attention_vjp(*map(array, (q, k, v)), 2 * out).query.tobytes()
+
+
+def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = regard.torch.MultiHeadAttention(32, 4, num_kv_heads=2, causal=True, positions="rope").eval()
+    x = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
+    cache = regard.torch.modules.KVCache()
+    plans: list[Any] = []
+    stages = work.Stages.waves
+
+    def counted(self: Any, *sizes: int) -> Any:
+        plans.append(self)
+        return stages(self, *sizes)
+
+    with torch.no_grad():
+        expected = module(x)
+        found = [module(x[:, :20], cache=cache)]
+        monkeypatch.setattr(work.Stages, "waves", counted)
+        found += [module(x[:, n : n + 1], cache=cache) for n in range(20, 40)]
+    assert len(plans) == 1
+    torch.testing.assert_close(torch.cat(found, 1), expected)

@@ -1,15 +1,18 @@
 """torch.compile and torch.export see one operation; what a graph does not provide raises."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 import regard
-from regard.torch import graph
+from regard.torch import texts
 
 Q = torch.randn(2, 3, 7, 4, generator=torch.Generator().manual_seed(0))
 SLOPES = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
@@ -115,29 +118,50 @@ class Model(torch.nn.Module):
         return regard.attention(q, q, q, score=self.score, mask=regard.causal())
 
 
+class Inside(Model):
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q, score=regard.alibi(self.slopes), mask=regard.causal())
+
+
+def gradients(module: Any, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of q and of what trains, which an exported module shares with the one that it was made of."""
+    q = q.detach().requires_grad_()
+    return torch.autograd.grad(module(q).square().sum(), [q, *module.parameters()])
+
+
+def test_export_refuses_parameters_that_would_be_constants() -> None:
+    with pytest.raises(
+        NotImplementedError, match=r"score: alibi\(.*\) was made outside of the program, and torch.export"
+    ):
+        torch.export.export(Model(), (Q,))
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:
-    model = Model()
+    model = (Model if strict else Inside)()
     n = torch.export.Dim("n", min=2, max=100)
     exported = torch.export.export(model, (Q,), dynamic_shapes={"q": {2: n}}, strict=strict)
     names = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
     assert names.count("regard.attention.default") == 1
     again = exported.module()
-    q = torch.randn(2, 3, 9, 4, requires_grad=True)
+    q = torch.randn(2, 3, 9, 4)
     assert torch.equal(again(q), model(q))
-    again(q).sum().backward()
-    model(q.detach()).sum().backward()
-    (slopes,) = again.parameters()
-    torch.testing.assert_close(slopes.grad, model.slopes.grad)
+    for got, expected in zip(gradients(again, q), gradients(model, q), strict=True):
+        assert expected.any()
+        torch.testing.assert_close(got, expected)
 
 
 def name_of(function: Any) -> str:
+    """How a graph knows the call in it."""
     torch._dynamo.reset()
-    before = dict(graph._calls)
-    graph._calls.clear()
-    torch.compile(function, fullgraph=True, backend="eager")(Q)
-    (name,) = graph._calls
-    graph._calls.update(before)
+    names: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        names.extend(node.args[1] for node in module.graph.nodes if node.target is torch.ops.regard.attention.default)
+        return module
+
+    torch.compile(function, fullgraph=True, backend=backend)(Q)
+    (name,) = names
     return name
 
 
@@ -200,9 +224,61 @@ def test_statistics_without_a_derivative_raise_in_a_graph() -> None:
         torch.compile(maxima, fullgraph=True, backend="aot_eager")(Q.clone().requires_grad_()).sum().backward()
 
 
-def test_a_graph_of_another_process_says_so() -> None:
-    with pytest.raises(RuntimeError, match="was traced in another process"):
-        torch.ops.regard.attention([Q, Q, Q], "0" * 64)
+LOAD = """
+import sys, torch, regard.torch
+again = torch.export.load(sys.argv[1]).module()
+q = torch.load(sys.argv[2]).requires_grad_()
+out = again(q)
+torch.save((out.detach(), torch.autograd.grad(out.square().sum(), [q, *again.parameters()])), sys.argv[2])
+"""
+
+
+class Reading(Model):
+    """With rules over constant arrays, tensors, functions and statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep = torch.nn.Buffer(KEEP)
+        self.score = [self.score, regard.softcap(5.0), regard.relative(np.linspace(-1, 1, 33).reshape(3, 11))]
+        self.mask = regard.window(6) & regard.documents(np.arange(100) // 5) | ~regard.strided(3)
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        mask = regard.mask(self.keep) & self.mask & regard.mask(lambda b, h, i, j: (i - j) % 5 > h)
+        wishes = {"observe": ["entropy", regard.top(2)], "origin": (0, 0, 0), "causal": False}
+        out, seen = regard.attention(q, q, q, sink=self.slopes, mask=mask, score=self.score, **wishes)
+        return out + seen.entropy[..., None]
+
+
+def test_a_saved_program_runs_in_another_process(tmp_path: Any) -> None:
+    model, (saved, data) = Reading(), (str(tmp_path / name) for name in ("model.pt2", "data.pt"))
+    torch.export.save(torch.export.export(model, (Q,), strict=True), saved)
+    torch.save(Q, data)
+    subprocess.run([sys.executable, "-c", LOAD, saved, data], check=True)
+    found, derivatives = torch.load(data)
+    assert torch.equal(found, model(Q))
+    for got, expected in zip(derivatives, gradients(model, Q), strict=True):
+        assert expected.any()
+        torch.testing.assert_close(got, expected)
+
+
+def test_large_arrays_stay_in_the_process() -> None:
+    mask = regard.documents(np.arange(10_000))
+    name = name_of(lambda q: regard.attention(q, q, q, mask=mask))
+    assert len(name) < 4000
+    assert torch.equal(torch.ops.regard.attention([Q, Q, Q], name)[0], regard.attention(Q, Q, Q, mask=mask))
+    kept = dict(texts._large)
+    try:
+        texts._large.clear()
+        texts.named.cache_clear()
+        texts.call_of.cache_clear()
+        with pytest.raises(
+            RuntimeError, match=r"reads an array of shape \(1, 10000\) that is too large to be saved with it"
+        ):
+            torch.ops.regard.attention([Q, Q, Q], name)
+    finally:
+        texts._large.update(kept)
+    with pytest.raises(RuntimeError, match="of another version of regard"):
+        torch.ops.regard.attention([Q, Q, Q], "0" * 64 + "x")
 
 
 def test_names_tell_calls_apart() -> None:

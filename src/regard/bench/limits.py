@@ -67,14 +67,18 @@ def chains(target: Target) -> int:
 
 
 def peak_kernel(element: Type, target: Target) -> str:
-    """IR of total ← total · x + y in every chain, or of total ← total + x · y over pairs of bfloat16."""
+    """IR of total ← total · x + y in every chain, or of total ← total + x · y over pairs of bfloat16.
+
+    The source holds x, y, and where the chains begin, a number apart: of chains that begin alike one would be left.
+    """
     k = Kernel("peak", target, FIELDS)
     paired = element is BF16
     lanes = target.lanes(4 if paired else element.size)
     total = F32 if paired else element
     source = k.pointer("source", I32 if paired else element)
     x, y = source.load(0, lanes), source.load(lanes, lanes)
-    totals = [k.variable(k.constant(total, 0).spread(lanes)) for _ in range(chains(target))]
+    begin = source.of(total) + 2 * lanes
+    totals = [k.variable(begin.load(n, lanes)) for n in range(chains(target))]
     with k.loop(k.integer("count")):
         for t in totals:
             t.value = k.dot_pairs(t.value, x, y) if paired else k.fma(t.value, x, y)
@@ -110,19 +114,22 @@ def _store_sum(k: Kernel, totals: list[Any], lanes: int) -> None:
 
 @cache
 def _peak(element: Type) -> Compiled:
-    target = chosen()
-    return kernel(f"peak {element}", "peak", target, lambda: peak_kernel(element, target))
+    return _compiled("peak", peak_kernel(element, chosen()))
 
 
 @cache
 def _read() -> Compiled:
-    target = chosen()
-    return kernel("read", "read", target, lambda: read_kernel(target))
+    return _compiled("read", read_kernel(chosen()))
+
+
+def _compiled(name: str, text: str) -> Compiled:
+    # Known by its text: of the sources, objects on disk depend on those of the engine alone.
+    return kernel(text, name, chosen(), lambda: text)
 
 
 @cache
 def _operands() -> Array:
-    return np.zeros(256, np.uint8)
+    return np.zeros(1024, np.uint8)
 
 
 @cache

@@ -7,11 +7,16 @@ reason`, and functions over a `Problem`: `forward`, `weights`, and the derivativ
 - `jvp`, the outputs and their tangents along tangents t of the inputs. Outputs that are given are not computed again;
   where their entropy is None, so is its tangent;
 - `backward_jvp`, the tangents of `backward`'s gradients along t and along tangents d_ct of the cotangents; d_outputs
-  are the tangents of the outputs along t.
+  are the tangents of the outputs along t;
+- `jvp_jvp`, the tangents along u of `jvp`'s tangents along t, which does not move; d_t and d_u are those of the outputs
+  along each.
 
 Double backward is made of the last two: of ⟨u, gradients⟩ the gradient in the inputs is `backward_jvp` along u with
 cotangents that do not move, and that in ct is the tangent of `jvp` along u. The outputs that derivatives are given are
 those of `forward`, the entropy among them where a cotangent of it is not None; a None in cotangents or tangents is 0.
+
+`into` holds arrays of the right shapes and dtypes that nothing else reads: where an engine can, it writes results there
+(of `jvp`, the tangents) and returns those arrays; others that it returns were made anew.
 """
 
 from dataclasses import dataclass
@@ -32,13 +37,22 @@ class Engine(Protocol):
 
     def state(self) -> str | None: ...
     def supports(self, p: Problem, /) -> str | None: ...
-    def forward(self, p: Problem, rows: range | None = None, /) -> tuple[Outputs, dict[Statistic, Any]]: ...
+    def forward(
+        self, p: Problem, rows: range | None = None, into: Outputs | None = None, /
+    ) -> tuple[Outputs, dict[Statistic, Any]]: ...
     def weights(self, p: Problem, lse: Array, rows: range, cols: range, /) -> Array: ...
-    def backward(self, p: Problem, outputs: Outputs, ct: Outputs, /) -> Differential: ...
-    def jvp(self, p: Problem, t: Differential, outputs: Outputs | None = None, /) -> tuple[Outputs, Outputs]: ...
+    def backward(
+        self, p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None, /
+    ) -> Differential: ...
+    def jvp(
+        self, p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None, /
+    ) -> tuple[Outputs, Outputs]: ...
     def backward_jvp(
         self, p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs, /
     ) -> Differential: ...
+    def jvp_jvp(
+        self, p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs, /
+    ) -> Outputs: ...
 
 
 @cache

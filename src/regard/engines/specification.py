@@ -27,7 +27,7 @@ def rounded(p: Problem, x: Outputs) -> Outputs:
     return Outputs(*(None if a is None else a.astype(kind) for a, kind in zip(x, kinds, strict=True)))
 
 
-def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     outputs = rounded(p, spec.forward(p))
     found: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
     if any(s.name not in found for s in p.observe):
@@ -71,11 +71,13 @@ def fitted(p: Problem, g: Differential) -> Differential:
     )
 
 
-def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
     return fitted(p, spec.gradients(p, ct))
 
 
-def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
+def jvp(
+    p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
+) -> tuple[Outputs, Outputs]:
     primal, tangent = spec.jvp(p, t)
     return outputs or rounded(p, primal), rounded(p, tangent)
 
@@ -84,3 +86,7 @@ def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
     return fitted(p, spec.gradients_jvp(p, t, ct, d_ct))
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    return rounded(p, spec.jvp_jvp(p, t, u))

@@ -33,13 +33,15 @@ def state() -> str | None:
     return None
 
 
-def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
     from regard.engines import tiled_backward
 
     return tiled_backward.backward(p, outputs, ct)
 
 
-def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
+def jvp(
+    p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
+) -> tuple[Outputs, Outputs]:
     from regard.engines import tiled_derivatives
 
     return tiled_derivatives.jvp(p, t, outputs)
@@ -51,6 +53,12 @@ def backward_jvp(
     from regard.engines import tiled_backward
 
     return tiled_backward.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    from regard.engines import tiled_derivatives
+
+    return tiled_derivatives.jvp_jvp(p, outputs, t, u, d_t, d_u)
 
 
 def threads_for(p: Problem, rows: int | None = None) -> int:
@@ -72,7 +80,7 @@ def spread_blocks(
     spread_numpy(each, [band for unit in parts for band in unit.bands(size, rows, cols)], threads)
 
 
-def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and every statistic observed, at least for `rows` if given."""
     observe = basic(p.observe)
     names = {s.name for s in observe}

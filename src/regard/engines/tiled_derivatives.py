@@ -1,12 +1,13 @@
-"""What derivatives in tiles share: the rows of a block, its pairs and how a direction moves them; and `jvp`.
+"""What derivatives in tiles share: the rows of a block, its pairs, how a direction moves them; `jvp` and its tangent.
 
 The scores of a tile are computed again, its weights come from lse. A dot after a name is a tangent. Backward and its
 tangent are in `regard.engines.tiled_backward`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,9 +15,11 @@ from regard.engines.tiled import Given, forward, in_order, rows_of, spread_block
 from regard.engines.tiles import ROWS, TILES, Chunk, Rows, masked, product
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem
-from regard.rules import Node, Table, tangent
+from regard.rules import Node, Table, reading, tangent
+from regard.rules.derivative import multiply
 
 Array = np.ndarray[Any, np.dtype[Any]]
+X = TypeVar("X")
 
 AT_ONCE = TILES // 2  # along a direction twice as many arrays are alive
 
@@ -128,53 +131,130 @@ class Moving:
             S += chunk.dense(way.t.bias)
         return T, x.visible(S)
 
+    def raw_along(self, other: "Moving", x: Pairs) -> Array:
+        """T¨, the second derivative of the scores before a rule along this direction and another."""
+        T = np.zeros(x.chunk.shape, x.S.dtype)
+        for a, b in ((self, other), (other, self)):
+            if a.q is not None and b.k is not None:
+                T += np.matmul(a.q, x.chunk.take(b.k).swapaxes(-1, -2))
+        return T
 
-def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
-    """Outputs (those given, if they are), and their tangents along tangents of the inputs.
 
-    With lse˙ = Σ P S˙ + p_sink · sink˙, the tangent of the output is Σ P D (S˙ V + V˙) − lse˙ · O, and that of the
-    entropy −Σ P S˙ (log P + 1) + lse˙ · (Σ P − H); None where the entropy was not given.
+class Moved(NamedTuple):
+    """How the weights of some pairs move: by P (w − lse˙), lse˙ being Σ P w and what the sink adds.
+
+    weighted: P w. bend: what is added to Σ P w (log P + 1), by which the entropy falls. values: weights, and the
+    tangents of V that they are multiplied with.
+    """
+
+    weighted: Array
+    bend: Array | None
+    values: list[tuple[Array, Array]]
+
+
+def moved(p: Problem, outputs: Outputs, begin: Callable[[Known], tuple[Any, Callable[[Pairs], Moved]]]) -> Outputs:
+    """Tangents of the outputs, of the entropy if it is given, in one pass.
+
+    begin: gives for the rows of a block what the sink adds to lse˙, and how the pairs of any chunk move. The tangent of
+    the output is Σ P D w V − lse˙ · O and what V's own adds, that of the entropy lse˙ · (Σ P − H) − Σ P w (log P + 1).
     """
     c = p.compute
-    if outputs is None:
-        outputs, _ = forward(replace(p, observe=(Statistic("entropy"),)))
     d_out = p.new_output()
     d_lse = np.empty(p.shape(p.n_q), c)
     d_entropy = None if outputs.entropy is None else np.empty_like(d_lse)
-    way = Direction(p, t)
 
     def work(rows: Rows) -> None:
         known = Known(rows, outputs)
-        moving = Moving(known, way)
+        of_sink, of_pairs = begin(known)
         mean = np.zeros((*rows.heads, ROWS), c)
-        total, bend, moved = np.zeros_like(mean), np.zeros_like(mean), np.zeros((*mean.shape, p.d_v), c)
+        total, bend, out = np.zeros_like(mean), np.zeros_like(mean), np.zeros((*mean.shape, p.d_v), c)
         for chunk in rows.chunks(AT_ONCE):
             x = Pairs(known, chunk)
-            _, PS = moving.scores(x)
-            PS *= x.P
-            mean += in_order(PS.sum(axis=-1))
+            weighted, more, values = of_pairs(x)
+            mean += in_order(weighted.sum(axis=-1))
             if d_entropy is not None:
                 # Not 1 − p_sink, which is 0 where nearly all goes to the sink.
                 total += in_order(x.P.sum(axis=-1))
-                bend += in_order((PS * x.surprise).sum(axis=-1))
+                bend += in_order((weighted * x.surprise).sum(axis=-1))
+                if more is not None:
+                    bend += in_order(more.sum(axis=-1))
             clean = bool(rows.unit.finite_v[chunk.tiles].all())
-            moved += in_order(product(x.dropped(PS), chunk.v, None if clean else x.hidden))
-            if moving.v is not None:
-                moved += in_order(product(x.dropped(x.P), chunk.take(moving.v), x.hidden))
+            out += in_order(product(x.dropped(weighted), chunk.v, None if clean else x.hidden))
+            for P, v in values:
+                out += in_order(product(x.dropped(P), chunk.take(v), x.hidden))
 
-        lse = mean[:, :, None, :, None] + known.p_sink * moving.sink
-        out = moved[:, :, None] - lse * known.out
+        lse = mean[:, :, None, :, None] + of_sink
+        d = out[:, :, None] - lse * known.out
         inside = rows.inside
-        rows_of(rows, d_out, 2)[...] = out[:, :, 0, inside].astype(p.dtype)
+        rows_of(rows, d_out, 2)[...] = d[:, :, 0, inside].astype(p.dtype)
         rows_of(rows, d_lse, 1)[...] = lse[:, :, 0, inside, 0]
         if d_entropy is not None:
             entropy = lse[:, :, 0, :, 0] * (total - known.entropy[:, :, 0, :, 0]) - bend
             rows_of(rows, d_entropy, 1)[...] = entropy[:, :, inside]
 
     spread_blocks(p, work)
-    return outputs, Outputs(d_out, d_lse, d_entropy)
+    return Outputs(d_out, d_lse, d_entropy)
 
 
-def need(x: Array | None) -> Array:
+def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
+    """Outputs (those given, if they are), and their tangents along tangents of the inputs; w is S˙.
+
+    The tangent of the entropy is None where the entropy was not given.
+    """
+    if outputs is None:
+        outputs, _ = forward(replace(p, observe=(Statistic("entropy"),)))
+    way = Direction(p, t)
+
+    def begin(known: Known) -> tuple[Any, Callable[[Pairs], Moved]]:
+        moving = Moving(known, way)
+
+        def pairs(x: Pairs) -> Moved:
+            _, S = moving.scores(x)
+            S *= x.P
+            return Moved(S, None, [] if moving.v is None else [(x.P, moving.v)])
+
+        return known.p_sink * moving.sink, pairs
+
+    return outputs, moved(p, outputs, begin)
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    """The second derivatives of the outputs along t and u. d_t, d_u: their tangents along each, as `jvp` gives them.
+
+    With a = S˙ − lse˙ along t and b along u, P moves by P a and P b, and by P (w − lse¨) along both, w = S¨ + a b.
+    """
+    ways = Direction(p, t), Direction(p, u)
+    slope, slopes = p.score_partials
+    bend = ways[1].of(slope)
+    bends = [
+        multiply(tangent(node, ways[1].tables), reading(leaf, ways[0].tables))
+        for leaf, node in slopes.items()
+        if leaf.payload in ways[0].tables
+    ]
+
+    def begin(known: Known) -> tuple[Any, Callable[[Pairs], Moved]]:
+        first, second = (Moving(known, way) for way in ways)
+        lse_t, lse_u = (Known(known.rows, d).lse for d in (d_t, d_u))
+
+        def pairs(x: Pairs) -> Moved:
+            (T_t, S_t), (T_u, S_u) = first.scores(x), second.scores(x)
+            w = first.raw_along(second, x)
+            if slope is not None:
+                w = w * x.chunk.evaluate(slope, x.raw) + T_t * x.chunk.evaluate(need(bend), x.raw, T_u)
+            for node in bends:
+                w += x.chunk.evaluate(node, x.raw, T_u)
+            a, b = S_t - lse_t, S_u - lse_u
+            more = a * b
+            w = x.visible(w) + more
+            Pa, Pb = x.P * a, x.P * b
+            values = [(P, moving.v) for P, moving in ((Pa, second), (Pb, first)) if moving.v is not None]
+            return Moved(w * x.P, more * x.P, values)
+
+        return known.p_sink * (first.sink - lse_t) * (second.sink - lse_u), pairs
+
+    return moved(p, outputs, begin)
+
+
+def need(x: X | None) -> X:
     assert x is not None
     return x

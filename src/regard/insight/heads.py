@@ -4,6 +4,7 @@ Every statistic is an average over rows. A row that has nothing to say is left o
 that sees nothing, and, where copies are asked for, one whose token has none before it. Without any row left it is 0.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -167,8 +168,8 @@ def head_statistics(
 
 
 def kind(head: HeadStatistics) -> tuple[str, float]:
-    """The one of `KINDS` whose score is the highest, and that score."""
-    return max(head.scores.items(), key=lambda item: item[1])
+    """The one of `KINDS` whose score is the highest, and that score; NaN is lower than any."""
+    return max(head.scores.items(), key=lambda item: _number(item[1]))
 
 
 def strongest(heads: Iterable[HeadStatistics], kind: str) -> HeadStatistics:
@@ -179,7 +180,11 @@ def strongest(heads: Iterable[HeadStatistics], kind: str) -> HeadStatistics:
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    return max(heads, key=lambda head: head.scores[kind])
+    return max(heads, key=lambda head: _number(head.scores[kind]))
+
+
+def _number(score: float) -> float:
+    return -1.0 if math.isnan(score) else score
 
 
 @dataclass(frozen=True)

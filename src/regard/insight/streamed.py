@@ -1,5 +1,6 @@
 """The same statistics from queries and keys, at any length: no weights of size n × n are made."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,20 @@ Integers = NDArray[np.integer[Any]]
 def measure_heads(
     query: NDArray[Any],
     key: NDArray[Any],
-    ids: ArrayLike,
+    ids: ArrayLike | None = None,
     *,
     layer: int = 0,
     prefix: int = 1,
     engine: str | None = None,
     **options: Any,
 ) -> tuple[HeadStatistics, ...]:
-    """`head_statistics` of one layer in O(n) memory, from its queries (..., h, n, d) and keys (..., h_kv, n, d).
+    """`head_statistics` of one layer in O(n) memory, from its queries (..., h, n_q, d) and keys (..., h_kv, n_k, d).
 
-    `ids` (..., n) are the tokens, `options` those of `regard.attention` that the layer has, such as `causal=True` and
-    `scale`. Each score is the mean weight that falls on a rule: a diagonal, the first token, the tokens after copies.
-    Entropies are normalized by how many keys a query sees. Of grouped heads, each says whose keys it reads (`kv_head`).
+    `ids` (..., n_k) are the tokens of the keys; without them what is said of copies is NaN. `options` are those of
+    `regard.attention` that the layer has, such as `causal=True` and `scale`. Each score is the mean weight that falls
+    on a rule: a diagonal, the first token, the tokens after copies. Entropies are normalized by how many keys a query
+    sees. Of grouped heads, each says whose keys it reads (`kv_head`). Fewer queries than keys are the last of the
+    sequence, as everywhere.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k = rng.standard_normal((2, 4, 300, 8))
@@ -35,36 +38,43 @@ def measure_heads(
     """
     if prefix < 1:
         raise ValueError(f"prefix must be at least 1, got {prefix}")
-    ids = np.asarray(ids)
-    if query.ndim < 3 or key.ndim < 3 or query.shape[-2] != key.shape[-2]:
+    if query.ndim < 3 or key.ndim < 3:
         raise ValueError(f"query and key must have shape (..., h, n, d) each, got {query.shape} and {key.shape}")
-    lead, n = np.broadcast_shapes(query.shape[:-3], key.shape[:-3]), query.shape[-2]
-    if ids.ndim < 1 or ids.shape[-1] != n:
-        raise ValueError(f"ids must have shape (..., {n}) to fit query {query.shape}, got {ids.shape}")
-    tokens = np.broadcast_to(ids, (*lead, n)).reshape(-1, n)
-    whole, runs = run_numbers(tokens, 1), run_numbers(tokens, prefix)
+    lead, n_q, n_k = np.broadcast_shapes(query.shape[:-3], key.shape[:-3]), query.shape[-2], key.shape[-2]
+    offset = options.get("offset")
+    first = np.broadcast_to(n_k - n_q if offset is None else offset, lead)
+    positions = (first[..., None] + np.arange(n_q))[..., None, :]  # (..., 1, n_q)
     rules = {
         "previous": on_diagonal(1),
-        "duplicate": after_copies(whole, 0),
-        "induction": after_copies(runs, 1),
         "sink": regard.mask(lambda b, h, i, j: j == 0),
         "current": on_diagonal(0),
     }
+    repeated = {}
+    if ids is not None:
+        ids = np.asarray(ids)
+        if ids.ndim < 1 or ids.shape[-1] != n_k:
+            raise ValueError(f"ids must have shape (..., {n_k}) to fit key {key.shape}, got {ids.shape}")
+        tokens = np.broadcast_to(ids, (*lead, n_k)).reshape(-1, n_k)
+        for name, length, by in (("duplicate", 1, 0), ("induction", prefix, 1)):
+            runs = run_numbers(tokens, length)
+            rules[name] = after_copies(runs, by)
+            before = came_before(runs).reshape(*lead, 1, n_k)
+            inside = np.clip(positions, 0, max(n_k - 1, 0))
+            repeated[name] = np.take_along_axis(before, inside, -1) & (positions == inside)
     mass = {name: regard.mass(rule) for name, rule in rules.items()}
     observe: list[Any] = ["visible", "entropy", "normalized_entropy", *mass.values()]
     _, seen = regard.attention(query, key, key[..., :0], observe=observe, engine=engine, **options)
-    later = (seen.visible > 0) & (np.arange(n) > 0)
-    says = {
-        "duplicate": (seen.visible > 0) & came_before(whole).reshape(*lead, 1, n),
-        "induction": (seen.visible > 0) & came_before(runs).reshape(*lead, 1, n),
-    }
+    alive = seen.visible > 0
 
     def mean(name: str) -> list[float]:
-        values, rows = seen[mass.get(name, name)].astype(np.float64), says.get(name, later)
+        if name in ("duplicate", "induction") and ids is None:
+            return [math.nan] * query.shape[-3]
+        values, rows = seen[mass.get(name, name)].astype(np.float64), alive & repeated.get(name, positions > 0)
         others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
         return [float(x) for x in divide(values.sum(others, where=rows), rows.sum(others))]
 
-    means = {name: mean(name) for name in (*rules, "entropy", "normalized_entropy")}
+    names = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
+    means = {name: mean(name) for name in names}
     group = query.shape[-3] // key.shape[-3]
     return tuple(
         HeadStatistics(layer, head, kv_head=head // group, **{name: x[head] for name, x in means.items()})

@@ -12,10 +12,10 @@ from regard.api import problem_from
 from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.rules import constant, flags, table, traced
-from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places, rule_text
+from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places
 from regard.observing import Seen
 from regard.problem import Problem
-from regard.rules import as_mask, as_score, type_name
+from regard.rules import as_mask, as_score, rule_text, type_name
 
 __all__ = ["attention", "attention_jvp", "attention_vjp", "constant", "flags", "table", "weights"]
 

@@ -15,16 +15,17 @@ function; elsewhere, and for what is differentiated once more, `regard.jax.scan`
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 import jax
-from regard.jax import ffi, scan
+from regard.jax import ffi, scan, sharding
 from regard.jax.task import Axes, Call, Task, run
 
 KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
@@ -83,16 +84,18 @@ def abstract(*avals: Any, task: Task) -> list[Any]:
             shape=s,
             dtype=index if t == np.int64 else t,
             weak_type=False,
-            sharding=like.sharding.update(spec=jax.sharding.PartitionSpec(*(None,) * len(s))),
+            sharding=like.sharding.update(spec=spec),
         )
-        for s, t in shapes
+        for (s, t), spec in zip(shapes, sharding.specs(task, avals, [s for s, _ in shapes]), strict=True)
     ]
 
 
 def lower_to_engine(ctx: Any, *operands: Any, task: Task) -> Any:
     if task.call.engine == "xla":
         return lower_to_scan(ctx, *operands, task=task)
-    return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=task.text)
+    if sharding.lies_on_a_mesh(ctx.module_context.axis_context):
+        return lower_to_shards(ctx, *operands, task=task)
+    return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=ffi.attribute(task, ctx.avals_in, ctx.avals_out))
 
 
 def scanned(*operands: Any, task: Task) -> list[Any]:
@@ -106,11 +109,17 @@ def lower_elsewhere(ctx: Any, *operands: Any, task: Task) -> Any:
 
 
 lower_to_scan = mlir.lower_fun(scanned)
+lower_to_shards = mlir.lower_fun(lambda *operands, task: sharding.partitioned(task, *operands))
 
 
 @lru_cache(maxsize=512)
 def compiled(task: Task) -> Any:
     return jax.jit(lambda *operands: bind(task, operands))
+
+
+@lru_cache(maxsize=512)
+def compiled_plain(task: Task) -> Any:
+    return jax.jit(partial(scanned, task=task))  # not what is bound again, which under jax.disable_jit would not end
 
 
 def evaluate(*operands: Any, task: Task) -> Any:
@@ -120,7 +129,9 @@ def evaluate(*operands: Any, task: Task) -> Any:
     device = next(iter(here))
     alone = len(here) == 1 and isinstance(device, jax.sharding.SingleDeviceSharding)
     on_cpu = alone and next(iter(device.device_set)).platform == "cpu"
-    if not on_cpu or task.call.engine == "xla" or task.kind == "jvp_jvp":
+    if task.call.engine == "xla" or task.kind == "jvp_jvp":
+        return compiled_plain(task)(*arrays)
+    if not on_cpu:
         return compiled(task)(*arrays)
     results = [empty(a.shape, a.dtype) for a in abstract(*map(jax.typeof, arrays), task=task)]
     run(task, [np.asarray(x) for x in arrays], results)
@@ -301,6 +312,7 @@ for kind, p in PRIMITIVES.items():
     ad.primitive_jvps[p] = RULES[kind]
     if kind != "jvp_jvp":
         mlir.register_lowering(p, lower_to_engine, platform="cpu")
+        prim_requires_devices_during_lowering.add(p)  # else a lowering is not told of meshes; no public name for it
 ad.primitive_transposes[PRIMITIVES["jvp"]] = jvp_transpose
 ad.primitive_transposes[PRIMITIVES["jvp_jvp"]] = jvp_transpose
 ad.primitive_transposes[PRIMITIVES["backward"]] = backward_transpose

@@ -21,7 +21,6 @@ from regard.rules import Node, partials
 
 Arrays = dict[str, Any]
 BLOCK = 512
-KNOWN = {"lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "top", "received", "group_received"}
 
 
 def run(task: Task, operands: Sequence[Any]) -> list[Any]:
@@ -113,7 +112,9 @@ class Blocks:
         self.bands, self.tiles = -(-self.n_q // self.rows) or 1, -(-self.n_k // self.keys) or 1
         self.q, self.k, self.v = (self.flat(a) for a in (q, k, v))
         self.q = self.q.reshape(self.B, self.kv, self.group, self.n_q, self.d)
-        self.tables = {n: self.read_tables(n) for n in ("mask", "score")}
+        masses = {f"mass{n}": of for n, (name, of) in enumerate(call.observe) if name == "mass"}
+        self.masks = {name: text for name, text in {"mask": call.mask, **masses}.items() if text is not None}
+        self.tables = {n: self.read_tables(n) for n in (*self.masks, "score")}
         origin = x["origin"].astype(jnp.int64) if call.origin is None else jnp.asarray(call.origin, jnp.int64)
         offset = x["offset"].astype(jnp.int64) if call.offset is None else jnp.asarray(call.offset, jnp.int64)
         if call.offset is None:
@@ -122,7 +123,7 @@ class Blocks:
         self.b0, self.h0, self.j0 = origin
         self.scale = self.real.type(call.scale)
         self.bias: Any = self.dense(x["bias"]).astype(self.real) if "bias" in x else None
-        self.masks = tuple(self.dense(a) for a in series(x, "mask.dense"))
+        self.denses = {n: tuple(map(self.dense, series(x, f"{n}.dense"))) for n in self.masks}
         sink = x.get("sink", jnp.full((), -jnp.inf)).astype(self.real)
         self.sink = jnp.broadcast_to(sink, (self.h,)).reshape(1, self.kv, self.group, 1)  # −∞: none
 
@@ -172,7 +173,7 @@ class Blocks:
             j=jnp.arange(self.keys, dtype=jnp.int64) + t * self.keys + self.j0,
             keys=self.j0 + self.n_k,
             others=self.tables[name][1],
-            dense=tuple(self.part(a, r, t) for a in self.masks) if name == "mask" else (),
+            dense=tuple(self.part(a, r, t) for a in self.denses.get(name, ())),
         )
 
     def scores(self, r: Any, t: Any) -> tuple[Any, Any, Any, Any]:
@@ -184,9 +185,7 @@ class Blocks:
         visible = (at.j - self.j0 < self.n_k) & (jnp.arange(self.rows)[:, None] + r * self.rows < self.n_q)
         visible = jnp.broadcast_to(visible, T.shape)
         if call.mask is not None:
-            node = outline(call.mask)[0]
-            tables = (None,) * len(self.tables["mask"][1])
-            visible &= evaluate(call.mask, [node], T, tables, self.place(r, t, "mask"), self.real)[0]
+            visible &= self.allowed("mask", T, r, t)
         T = jnp.where(wild & visible, jnp.nan, T)
         S = T
         if call.score is not None:
@@ -195,6 +194,11 @@ class Blocks:
             S = S + self.part(self.bias, r, t)
         visible &= S != -jnp.inf
         return T, jnp.where(visible, S, 0), visible, at
+
+    def allowed(self, name: str, T: Any, r: Any, t: Any) -> Any:
+        """Where a rule of masks holds, in a block with scores T."""
+        text, tables = self.masks[name], (None,) * len(self.tables[name][1])
+        return evaluate(text, [outline(text)[0]], T, tables, self.place(r, t, name), self.real)[0]
 
     def dropout(self, at: Place) -> Any:
         if not self.call.dropout:
@@ -205,7 +209,7 @@ class Blocks:
 
     def each_band(self, function: Callable[[Any], Any]) -> Any:
         """The results (..., ROWS, *tail) of every band, axis 3 of each put together again."""
-        found = lax.map(function, jnp.arange(self.bands))
+        _, found = scan(lambda _, r: (None, function(r)), None, self.bands)
 
         def join(a: Any) -> Any:
             a = jnp.moveaxis(a, 0, 3)
@@ -235,7 +239,7 @@ class Blocks:
             e = (e + jnp.where(old == 0, 0, m - safe) * l) * old + (P * shifted).sum(-1)
             return (top, l * old + P.sum(-1), O, e), None
 
-        (m, l, O, e), _ = lax.scan(step, start, jnp.arange(self.tiles))
+        (m, l, O, e), _ = scan(step, start, self.tiles)
         sink = jnp.broadcast_to(self.sink, shape)
         top = lax.stop_gradient(jnp.maximum(m, sink))
         safe = jnp.where(top == -jnp.inf, 0, top)
@@ -253,53 +257,10 @@ class Blocks:
 
     def forward(self) -> Arrays:
         """Outputs and every statistic that is observed."""
-        observe = self.call.observe
-        names = {name for name, _ in observe}
-        if unknown := names - KNOWN:
-            known = ", ".join(sorted(KNOWN))
-            raise ValueError(f"engine 'xla' does not observe {', '.join(map(repr, sorted(unknown)))}; known: {known}")
+        from regard.jax.statistics import statistics
+
         found = self.outputs()
-        some: Arrays = {}
-        if names & {"max", "argmax", "top"}:
-            k = max([1, *(k for name, k in observe if name == "top")])
-            P, index = (self.per_query(a, "top") for a in self.each_band(partial(self.best, k)))
-            some = {"max": P[..., 0], "argmax": index[..., 0]}
-        if names & {"received", "group_received"}:
-            some["received"] = received = self.received(found["lse"])
-            some["group_received"] = received.reshape(*self.lead, self.kv, self.group, self.n_k).sum(-2)
-        if names & {"visible", "normalized_entropy"}:
-            some["visible"] = count = self.per_query(self.each_band(self.visible), "visible")
-            entropy = self.per_query(self.each_band(lambda r: self.running(r)[2]), "entropy")
-            most = jnp.log(jnp.maximum(count, 2).astype(self.real))
-            some["normalized_entropy"] = jnp.where(count > 1, entropy / most, 0)
-        for n, (name, of) in enumerate(observe):
-            if name == "top":
-                found |= {f"{n}.values": P[..., :of], f"{n}.indices": index[..., :of]}
-            elif name in some:
-                found[str(n)] = some[name]
-        return found
-
-    def visible(self, r: Any) -> Any:
-        """How many keys each query of a band sees."""
-        return lax.map(lambda t: self.scores(r, t)[2].sum(-1, dtype=jnp.int64), jnp.arange(self.tiles)).sum(0)
-
-    def best(self, k: int, r: Any) -> tuple[Any, Any]:
-        """The k largest weights of a band and their columns, in falling order; ties to the lowest."""
-        shape = (self.B, self.kv, self.group, self.rows, k)
-        start = jnp.full(shape, -jnp.inf, self.real), jnp.full(shape, -1, jnp.int64)
-
-        def step(carry: Any, t: Any) -> tuple[Any, None]:
-            _, S, visible, at = self.scores(r, t)
-            S = jnp.where(visible, S, -jnp.inf)
-            index = jnp.where(visible, at.j - self.j0, -1)
-            both = [jnp.concatenate(pair, -1) for pair in ((carry[0], S), (carry[1], index))]
-            chosen = jnp.argsort(both[0], axis=-1, descending=True, stable=True)[..., :k]
-            S, index = (jnp.take_along_axis(x, chosen, -1) for x in both)
-            return (S, index), None
-
-        (S, index), _ = lax.scan(step, start, jnp.arange(self.tiles))
-        _, lse, _, _ = self.running(r)
-        return jnp.where(index < 0, 0, jnp.exp(S - jnp.where(index < 0, 0, lse[..., None]))), index
+        return found | statistics(self, found["lse"])
 
     def known(self, r: Any, t: Any, lse: Any) -> tuple[Any, ...]:
         """T, S − lse, P, what is visible and the place, of a block whose lse (ROWS of it) is known."""
@@ -311,19 +272,6 @@ class Blocks:
         """(..., h, n_q, *tail) as (b, kv head, group, n_q, *tail)."""
         shape = a.shape[a.ndim - tail :]
         return a.reshape(self.B, self.kv, self.group, self.n_q, *shape).astype(self.real)
-
-    def received(self, lse: Any) -> Any:
-        lse = self.heads(lse)
-
-        def step(r: Any, total: Any) -> Any:
-            def inner(t: Any) -> Any:
-                return self.known(r, t, self.band(lse, r, 3))[2].sum(3)
-
-            return total + lax.map(inner, jnp.arange(self.tiles))
-
-        zero = jnp.zeros((self.tiles, self.B, self.kv, self.group, self.keys), self.real)
-        total = jnp.moveaxis(lax.fori_loop(0, self.bands, step, zero), 0, 3)
-        return total.reshape(*self.lead, self.h, self.tiles * self.keys)[..., : self.n_k]
 
     def weights(self) -> Any:
         lse = self.heads(self.outputs()["lse"])
@@ -389,10 +337,10 @@ class Blocks:
 
             keys, values, bias, zeros = carry
             start = jnp.zeros((self.B, self.kv, self.group, self.rows, self.d), self.real), bias, zeros
-            (dq, bias, zeros), (dk, dv) = lax.scan(step, start, jnp.arange(self.tiles))
+            (dq, bias, zeros), (dk, dv) = scan(step, start, self.tiles)
             return (keys + dk, values + dv, bias, zeros), dq
 
-        (keys, values, bias, zeros), dq = lax.scan(band, (keys, values, bias, zeros), jnp.arange(self.bands))
+        (keys, values, bias, zeros), dq = scan(band, (keys, values, bias, zeros), self.bands)
         dq = jnp.moveaxis(dq, 0, 3)
         dq = dq.reshape(*dq.shape[:3], self.bands * self.rows, self.d)[:, :, :, : self.n_q]
         found = {"query": self.scale * dq.reshape(*self.lead, self.h, self.n_q, self.d)}
@@ -426,6 +374,16 @@ class Blocks:
         return lax.dynamic_update_slice(bias, lax.dynamic_slice(bias, start, dS.shape) + dS, start)
 
 
+def scan(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, count: int) -> tuple[Any, Any]:
+    """`lax.scan` over 0, 1, ..., but no loop where there is one step: a program without loops compiles faster."""
+    if count > 1:
+        carry, found = lax.scan(step, start, jnp.arange(count))
+    else:
+        carry, found = step(start, 0)
+        found = jax.tree.map(lambda a: a[None], found)
+    return carry, found
+
+
 def padded(shape: tuple[int, ...], blocks: Blocks) -> tuple[int, ...]:
     rows = 1 if shape[3] == 1 else blocks.bands * blocks.rows
     return (*shape[:3], rows, 1 if shape[4] == 1 else blocks.tiles * blocks.keys)
@@ -434,7 +392,7 @@ def padded(shape: tuple[int, ...], blocks: Blocks) -> tuple[int, ...]:
 def cut(a: Any, start: Any, size: int, axis: int) -> Any:
     """`size` entries along an axis from `start`, zeros beyond its end; all of an axis of 1 that broadcasts."""
     length = a.shape[axis]
-    if length == 1 != size:
+    if length == size or length == 1:
         return a
     over = -length % size if length else size
     if over:

@@ -6,17 +6,16 @@ Nothing here knows of JAX: operands come as NumPy views of its buffers, and resu
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from regard.engines import choose
+from regard.engines import choose, cpu
 from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
-from regard.rules import Mask, Node, Program, Score, Table, reads
-from regard.rules.expression import make
+from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Axes = tuple[int | None, ...]
@@ -206,41 +205,19 @@ def front(x: Array, axes: Axes) -> Array:
 # Rules as text
 
 
-def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
-    """An expression as text, and the tables and the dense arrays that it reads."""
-    program = Program.of([node])
-    steps = [
-        (op, kind, operands, program.numbers[slot] if op == "number" else slot)
-        for op, kind, operands, slot in program.instructions
-    ]
-    return json.dumps([steps, program.results[0]]), program.tables, program.dense
-
-
-def build(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
-    """The expression that `rule_text` wrote, over these tables and dense arrays."""
-    steps, result = json.loads(text)
-    nodes: list[Node] = []
-    arrays = {"gather": tables, "dense": dense}
-    for op, kind, operands, slot in steps:
-        payload = arrays[op][slot] if op in arrays else slot
-        nodes.append(make(op, kind, tuple(nodes[n] for n in operands), payload))
-    found: Node = nodes[result]
-    return found
-
-
 @lru_cache(maxsize=1024)
 def outline(text: str) -> tuple[Node, tuple[Table, ...], tuple[Array, ...]]:
     """The expression over tables and dense arrays that only mark their places, and those."""
     steps, _ = json.loads(text)
     count = 1 + max((slot for op, *_, slot in steps if op in ("gather", "dense")), default=0)
     tables, dense = tuple(Table([0.0]) for _ in range(count)), tuple(np.zeros((), bool) for _ in range(count))
-    return build(text, tables, dense), tables, dense
+    return rule_from_text(text, tables, dense), tables, dense
 
 
 @lru_cache(maxsize=64)
 def _known(kind: Any, text: str, contents: tuple[tuple[str, Shape, bytes], ...]) -> Any:
     tables = [Table(np.frombuffer(data, named(dtype)).reshape(shape)) for dtype, shape, data in contents]
-    return kind(build(text, tables, ()), "rule"), tuple(tables)
+    return kind(rule_from_text(text, tables, ()), "rule"), tuple(tables)
 
 
 def named(dtype: str) -> np.dtype[Any]:
@@ -262,7 +239,7 @@ def rule(kind: Any, prefix: str, text: str | None, x: Mapping[str, Array]) -> tu
         )
         return known
     tables = tuple(map(Table, arrays))
-    return kind(build(text, tables, [a.astype(bool, copy=False) for a in dense]), "rule"), tables
+    return kind(rule_from_text(text, tables, [a.astype(bool, copy=False) for a in dense]), "rule"), tables
 
 
 def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
@@ -288,8 +265,9 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
         x, y = ({n: turn(n, a) for n, a in given.items()} for given in (x, y))
     count = len(task.sizes)
     if not count:
-        for name, value in compute(task, x):
-            y[name][...] = value
+        for name, value in compute(task, x, y):
+            if value is not y[name]:
+                y[name][...] = value
         return
     if task.merged:
         merge(task, x, y)
@@ -302,10 +280,11 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
             part: Array = a[(*at, ...)]
             return part
 
-        mine = {name: pick(a) for name, a in y.items()}
-        for name, value in compute(task, {name: pick(a) for name, a in x.items()}):
-            if y[name].shape[:count] == task.sizes:
-                mine[name][...] = value
+        mine = {name: pick(a) for name, a in y.items() if a.shape[:count] == task.sizes}
+        for name, value in compute(task, {name: pick(a) for name, a in x.items()}, mine):
+            if name in mine:
+                if value is not mine[name]:
+                    mine[name][...] = value
             else:  # summed over the elements that share it
                 if name not in totals:
                     totals[name] = np.zeros(y[name].shape, compute_dtype(value.dtype))
@@ -315,6 +294,18 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
             a[...] = totals[name]
         elif 0 in task.sizes:
             a[...] = 0
+
+
+def again(task: Task, operands: Sequence[Array]) -> Any:
+    """What runs a short forward without wishes once more, on this thread: a function of the addresses of operands and
+    results, wherever they lie next; None for other tasks.
+    """
+    plain = task.kind == "forward" and not task.sizes and task.results == OUTPUTS[:2]
+    if not plain or task.operands != ("query", "key", "value"):
+        return None
+    swap = task.call.layout == "bnhd"
+    p, _ = problem(task, {n: turn(n, a) if swap else a for n, a in task.named(operands).items()})
+    return cpu.again(replace(p, observe=())) if choose(p, task.call.engine) is cpu else None
 
 
 def turn(name: str, a: Array) -> Array:
@@ -351,21 +342,23 @@ def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
                 x[n] = np.broadcast_to(x[n], (*shape, *x[n].shape[count:]))
     padded = {name: pad(name, a) for name, a in x.items()}
     into = {name: pad(name, a) for name, a in y.items()}
-    for name, value in compute(task, padded):
+    for name, value in compute(task, padded, into):
         target = into[name]
-        target[...] = collapse(value.reshape((1,) * (target.ndim - value.ndim) + value.shape), target.shape)
+        if value is not target:
+            target[...] = collapse(value.reshape((1,) * (target.ndim - value.ndim) + value.shape), target.shape)
 
 
-def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """The results of a task for one element, by name."""
+def compute(task: Task, x: Mapping[str, Array], y: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """The results of a task for one element, by name: the arrays of `y` where an engine could write into them."""
     call = task.call
     p, tables = problem(task, x)
     engine = choose(p, call.engine)
+    shapes = dict(zip(OUTPUTS, (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q)), strict=True))
+    into = Outputs(*(y[name] if name in y and y[name].shape == shape else None for name, shape in shapes.items()))
 
     def outputs(prefix: str) -> Outputs:
-        found = [x.get(prefix + name) for name in OUTPUTS]
-        shapes = (p.shape(p.n_q, p.d_v), p.shape(p.n_q), p.shape(p.n_q))
-        return Outputs(*(None if a is None else np.broadcast_to(a, s) for a, s in zip(found, shapes, strict=True)))
+        found = [(x.get(prefix + name), shape) for name, shape in shapes.items()]
+        return Outputs(*(None if a is None else np.broadcast_to(a, shape) for a, shape in found))
 
     def tangents(prefix: str) -> Differential:
         parts = {name: x.get(prefix + name) for name in ("query", "key", "value", "bias", "sink")}
@@ -378,7 +371,7 @@ def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
         return [(name, found[name]) for name, _ in task.wrt]
 
     if task.kind == "forward":
-        made, seen = engine.forward(p, None)
+        made, seen = engine.forward(p, None, into)
         values: dict[str, Any] = dict(zip(OUTPUTS, made, strict=True))
         for n, s in enumerate(p.observe):
             for place in places(n, s.name):
@@ -386,16 +379,16 @@ def compute(task: Task, x: Mapping[str, Array]) -> list[tuple[str, Array]]:
         return [(name, values[name]) for name in task.results]
     if task.kind == "weights":
         return [("weights", engine.weights(p, x["lse"], range(p.n_q), range(p.n_k)))]
-    known = outputs("")
+    known, given = outputs(""), Differential(y.get("query"), y.get("key"), y.get("value"))
     if task.kind == "backward":
-        return gradients(engine.backward(p, known, outputs("ct.")))
+        return gradients(engine.backward(p, known, outputs("ct."), given))
     t = tangents("t.")
     if task.kind == "jvp":
-        made = engine.jvp(p, t, known)[1]
+        made = engine.jvp(p, t, known, into)[1]
         return [(name, a) for name, a in zip(OUTPUTS, made, strict=True) if name in task.results and a is not None]
     d_ct = outputs("t.ct.")
     if not any(name.startswith("t.") and not name.startswith("t.ct.") for name in x):
-        return gradients(engine.backward(p, known, d_ct))  # linear in the cotangents
+        return gradients(engine.backward(p, known, d_ct, given))  # linear in the cotangents
     d_outputs = engine.jvp(p, t, known)[1]
     return gradients(engine.backward_jvp(p, known, outputs("ct."), t, d_outputs, d_ct))
 

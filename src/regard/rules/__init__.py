@@ -4,7 +4,7 @@ Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and deri
 """
 
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
-from regard.rules.derivative import partials, scatter, tangent
+from regard.rules.derivative import partials, reading, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads
 from regard.rules.intervals import Interval, Ranges, interval, intervals
 from regard.rules.masks import (
@@ -23,7 +23,7 @@ from regard.rules.masks import (
     strided,
     window,
 )
-from regard.rules.program import Instruction, Program
+from regard.rules.program import Instruction, Program, rule_from_text, rule_text
 from regard.rules.scores import Score, alibi, as_score, compose, relative, score, softcap, temperature
 from regard.rules.tracing import Table, Traced, table, type_name, where
 
@@ -66,8 +66,11 @@ __all__ = [
     "padding",
     "partials",
     "prefix",
+    "reading",
     "reads",
     "relative",
+    "rule_from_text",
+    "rule_text",
     "scatter",
     "score",
     "softcap",

@@ -153,7 +153,7 @@ def tangent(node: Node, tables: Mapping[Table, Table] | None = None) -> Node:
         if y.op == "s":
             return make("ds", "float")
         if y.op == "gather" and y.payload in tables:
-            return make("gather", "float", y.args, tables[y.payload])
+            return reading(y, tables)
         return ZERO
 
     return _differentiate(node, leaf)
@@ -173,6 +173,11 @@ def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
 
     readings = [leaf for leaf in order([node]) if leaf.op == "gather" and leaf.kind == "float"]
     return by(make("s", "float")), {leaf: by(leaf) for leaf in readings}
+
+
+def reading(leaf: Node, tables: Mapping[Table, Table]) -> Node:
+    """What `leaf`, a reading of a table, reads in the other table that `tables` maps it to."""
+    return make("gather", "float", leaf.args, tables[leaf.payload])
 
 
 def scatter(leaf: Node, values: Array, at: At, out: Array) -> None:

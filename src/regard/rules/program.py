@@ -1,10 +1,14 @@
-"""Expressions as linear programs, for compilers: one instruction per node, each operand computed before its use."""
+"""Expressions as linear programs, for compilers: one instruction per node, each operand computed before its use.
 
+And as text, for what is written down: a compiled program of another framework, a file.
+"""
+
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from regard.rules.expression import Array, Kind, Node, Number, once, order
+from regard.rules.expression import Array, Kind, Node, Number, make, once, order
 from regard.rules.tracing import Table
 
 
@@ -87,3 +91,25 @@ def _lines(instructions: Sequence[Instruction], results: Sequence[int]) -> list[
         words = [op, *([] if slot is None else [repr(slot)]), *(f"%{operand}" for operand in operands)]
         lines.append(f"%{position} = {' '.join(words)} : {kind}")
     return [*lines, f"return {' '.join(f'%{result}' for result in results)}"]
+
+
+def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
+    """An expression as text, and the tables and the dense arrays that it reads."""
+    program = Program.of([node])
+    steps = [
+        (op, kind, operands, program.numbers[slot] if op == "number" else slot)
+        for op, kind, operands, slot in program.instructions
+    ]
+    return json.dumps([steps, program.results[0]]), program.tables, program.dense
+
+
+def rule_from_text(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
+    """The expression that `rule_text` wrote, over these tables and dense arrays."""
+    steps, result = json.loads(text)
+    nodes: list[Node] = []
+    arrays = {"gather": tables, "dense": dense}
+    for op, kind, operands, slot in steps:
+        payload = arrays[op][slot] if op in arrays else slot
+        nodes.append(make(op, kind, tuple(nodes[n] for n in operands), payload))
+    found: Node = nodes[result]
+    return found

@@ -1,5 +1,8 @@
 """The public functions of `regard` on tensors."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,8 @@ from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
 from regard.torch.rules import bind, constant, flags, table
 from regard.torch.short import short
 
+_watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
+
 __all__ = ["attention", "constant", "flags", "merge", "plan", "steps", "table", "weights"]
 ALL = slice(None)
 
@@ -27,6 +32,10 @@ def attention(
     """`regard.attention` on tensors."""
     if torch.compiler.is_compiling():
         return graph.attention(query, key, value, return_weights, observe, engine, options)
+    watch = _watching.get()
+    if watch is not None:
+        with watched(None):
+            return watch(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
     call = None if return_weights or observe or engine is not None else short(query, key, value, options)
     if call is not None:
         out: torch.Tensor = applied(call, query, key, value)[0]
@@ -81,6 +90,16 @@ def attention(
     if call.observe:
         results.append(seen_of(call.observe, found))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+@contextmanager
+def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
+    """Inside, calls of this thread go to `watch` instead, with the arguments of `attention`; to none within itself."""
+    token = _watching.set(watch)
+    try:
+        yield
+    finally:
+        _watching.reset(token)
 
 
 def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:

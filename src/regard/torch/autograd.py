@@ -1,16 +1,17 @@
-"""Derivatives of attention for PyTorch: each of the four functions has derivatives that are made of the others.
+"""Derivatives of attention for PyTorch: five functions, of which three have derivatives that are made of the others.
 
-With x the inputs, F(x) the outputs, J(x) t their tangents, B(x, c) = J(x)ᵀ c the gradients of ⟨c, F⟩, and ∂B(x, c, t)
-the tangent of B along t:
+With x the inputs, F(x) the outputs, J(x) t their tangents, B(x, c) = J(x)ᵀ c the gradients of ⟨c, F⟩, ∂B(x, c, t) the
+tangent of B along t, and ∂J(x, t, u) that of J(x) t along u:
 
     reverse of F along c:    B(x, c)
     forward of F along t:    J(x) t
     reverse of B along u:    ∂B(x, c, u) in x;  J(x) u in c
     forward of B along t, ċ: ∂B(x, c, t) + B(x, ċ)
     reverse of J along c:    ∂B(x, c, t) in x;  B(x, c) in t
+    forward of J along u, ṫ: ∂J(x, t, u) + J(x) ṫ
 
-for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. Derivatives of ∂B, third ones, are an error; so is forward over forward.
-B, J and ∂B are given the outputs too, which are functions of x: what comes back through them is counted in x.
+for ⟨u, ∂B(x, c, t)⟩ is symmetric in u and t. Derivatives of ∂B and ∂J, third ones, are an error. All but F are given
+the outputs too, which are functions of x: what comes back through them is counted in x.
 """
 
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from regard.torch.arrays import array, tensor
-from regard.torch.batching import batched
+from regard.torch.batching import batched, in_legacy_vmap, legacy_batch
 from regard.torch.calls import Call, Ready
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -41,6 +42,9 @@ class Operation(torch.autograd.Function):
     def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
+        batch = legacy_batch(args) if in_legacy_vmap() else None
+        if batch is not None:
+            return batch.map(cls.apply, cls.roles(args[0]), cls.gives_gradients, args[0])
         return super(torch.autograd.Function, cls).apply(*args)
 
     @classmethod
@@ -163,13 +167,36 @@ class Tangent(Operation):
 
     @staticmethod
     def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
-        raise NotImplementedError(
-            "regard.attention: forward over forward is not provided; take the outer derivative in reverse mode "
-            "(torch.func.hessian is forward over reverse)"
-        )
+        call = ctx.call
+        inputs, outputs, t, d = parts(call, ctx.saved_tensors, 3, len(call.floats), 3)
+        u, _, moving = parts(call, tangents, 3, len(call.floats))
+        u = u[: len(call.floats)]
+        if none(u):
+            return Tangent.apply(call, *inputs, *outputs, *moving)
+        d_u = three(call, Tangent.apply(call, *inputs, *outputs, *u))
+        bend = TangentTangent.apply(call, *inputs, *outputs, *t, *d, *u, *d_u)
+        if none(moving):
+            return bend
+        return tuple(x + y for x, y in zip(bend, Tangent.apply(call, *inputs, *outputs, *moving), strict=True))
 
 
-class BackwardTangent(Operation):
+class Last(Operation):
+    """A second derivative, which has none itself."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
+        raise NotImplementedError("regard.attention: third derivatives are not provided")
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
+        raise NotImplementedError("regard.attention: third derivatives are not provided")
+
+
+class BackwardTangent(Last):
     """(call, *inputs, *outputs, *ct, *tangents of the floats, of the outputs and of ct) → tangents of the gradients."""
 
     gives_gradients = True
@@ -187,24 +214,30 @@ class BackwardTangent(Operation):
         g = ready.engine.backward_jvp(ready.problem, known, c, along, d, d_c)
         return tensors(ready.gradients(g))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-        pass
+
+class TangentTangent(Last):
+    """(call, *inputs, *outputs, *tangents of floats and outputs, *others of both) → tangents of the first tangents."""
 
     @staticmethod
-    def backward(ctx: Any, *u: torch.Tensor | None) -> Any:
-        raise NotImplementedError("regard.attention: third derivatives are not provided")
+    def roles(call: Call) -> tuple[Any, ...]:
+        return *call.inputs, *OUTPUTS, *call.floats, *OUTPUTS, *call.floats, *OUTPUTS
 
     @staticmethod
-    def jvp(ctx: Any, _: Any, *tangents: torch.Tensor | None) -> Any:
-        raise NotImplementedError("regard.attention: third derivatives are not provided")
+    def forward(call: Call, *given: torch.Tensor | None) -> Tensors:
+        n = len(call.floats)
+        inputs, outputs, t, d_t, u, d_u = parts(call, given, 3, n, 3, n, 3)
+        ready = Ready.of(call, arrays(inputs))
+        first, second = (ready.differential(arrays(x)) for x in (t, u))
+        known, d_first, d_second = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))
+        return tensors(ready.outward(ready.engine.jvp_jvp(ready.problem, known, first, second, d_first, d_second)))
 
 
 def run(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Attention without a derivative."""
     if call.again is not None:
-        found: tuple[torch.Tensor, ...] = call.again(*inputs)
-        return found
+        found: tuple[torch.Tensor, ...] | None = call.again(*inputs)
+        if found is not None:
+            return found
     return tuple(map(tensor, Ready.of(call, [array(x) for x in inputs]).forward()))
 
 

@@ -1,7 +1,7 @@
 """`vmap`: the axis becomes the first of the leading axes of every tensor, or the examples are done one by one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from regard.torch.calls import Call
 from regard.torch.rules import Flags
 
 Given = Sequence[torch.Tensor | None]
+_VMAP_MODE = torch._C._parse_dispatch_key("VmapMode")
 
 
 def batched(
@@ -60,3 +61,48 @@ def folded(
         return tuple(results)
     shapes = shapes[: len(results)]
     return tuple(None if x is None else x.reshape(size, *s) for x, s in zip(results, shapes, strict=True))
+
+
+def in_legacy_vmap() -> bool:
+    """Whether the vmap is active that was before `torch.func`, and with which PyTorch still batches gradients
+    (`torch.autograd.grad(..., is_grads_batched=True)`).
+    """
+    return torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
+
+
+@dataclass(frozen=True)
+class LegacyBatch:
+    """Tensors of which some are batched by that vmap at a level; those have the axis in front."""
+
+    tensors: Given
+    mapped: Sequence[bool]
+    level: int
+    depth: int
+
+    def map(self, apply: Callable[..., Any], roles: Sequence[Any], sums: bool, call: Call) -> tuple[Any, ...]:
+        """An operation on them, as outside of that level."""
+        size = next(len(x) for x, m in zip(self.tensors, self.mapped, strict=True) if x is not None and m)
+        inside = range(self.level, self.depth + 1)
+        for _ in inside:
+            torch._C._vmapmode_decrement_nesting()
+        try:
+            dims = [0 if m else None for m in self.mapped]
+            results, _ = batched(apply, roles, sums, size, dims, call, self.tensors)
+        finally:
+            for _ in inside:
+                torch._C._vmapmode_increment_nesting()
+        return tuple(None if x is None else torch._add_batch_dim(x, 0, self.level) for x in results)
+
+
+def legacy_batch(args: Sequence[Any]) -> LegacyBatch | None:
+    """The tensors of (call, *tensors or None) by the innermost level at which one is batched; None if none is."""
+    depth = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    for level in range(depth, 0, -1):
+        # A tensor without this level comes back with a new axis of the size given, which no batch has.
+        whole = [None if x is None else torch._remove_batch_dim(x, level, 0, 0) for x in args[1:]]
+        mapped = [x is not None and len(x) > 0 for x in whole]
+        if any(mapped):
+            given = [x if m else y for x, y, m in zip(whole, args[1:], mapped, strict=True)]
+            return LegacyBatch(given, mapped, level, depth)
+    return None

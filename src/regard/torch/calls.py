@@ -31,7 +31,7 @@ class Call:
     and the tables of the score. others: what has none: "offset", "seed", integers and masks in rules. options: of
     `regard.attention`, for what is no tensor. folded: leading axes that `vmap` took away, and that rules do not see.
     weights: the output is the weights, and the value the identity. again: computes the call at once, on tensors like
-    those that it was made for.
+    those that it was made for, or gives None.
     """
 
     options: dict[str, Any]

@@ -1,51 +1,34 @@
 """Calls in a graph that PyTorch traces (`torch.compile`, `torch.export`): one operation each, tensors as its inputs.
 
-All that is no tensor is known under a name, a digest of what it says, which is a constant of the graph. What runs while
+All that is no tensor is known under a name, what it says as text, which is a constant of the graph. What runs while
 Dynamo traces comes in two kinds: functions that it follows, which see tensors and names, and functions marked as
 constant, which it calls with constants, and which make rules and calls and give back their names.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import regard.rules
 from regard.observing import Statistic
-from regard.rules import Mask, Program, Rule, as_mask, as_score, compose
+from regard.rules import Mask, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
-from regard.torch.arrays import autocast
-from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
+from regard.torch.arrays import autocast, fake
+from regard.torch.calls import new_seed, seen_of
 from regard.torch.rules import Flags, TensorTable
+from regard.torch.texts import call_text, named, text_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Named(NamedTuple):
-    """A rule by name: its tensors are `slots` here."""
-
-    rule: Any
-    slots: tuple[Any, ...]
-
-
-_rules: dict[str, Named] = {}
-_calls: dict[str, Call] = {}
 
 
 def constant(function: F) -> F:
     """A function that Dynamo calls while it traces, with constants, and whose result is one."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
-
-
-def call_of(name: str) -> Call:
-    if name not in _calls:
-        raise RuntimeError(f"the call {name} of this graph was traced in another process: trace it again in this one")
-    return _calls[name]
 
 
 class InGraph:
@@ -86,6 +69,14 @@ def in_graph(argument: str, x: Any) -> InGraph:
             raise TypeError(f"mask must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
         return InGraph(name_of_flags(x.ndim), (x if x.dtype is torch.bool else x != 0,))
     if isinstance(x, Rule):
+        if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+            for tensor in x.tensors:
+                if tensor.requires_grad and not fake(tensor):
+                    raise NotImplementedError(
+                        f"{argument}: {x} was made outside of the program, and torch.export takes a parameter that it "
+                        "reads as a constant, without a gradient: make the rule where the program calls attention, or "
+                        "export with strict=True"
+                    )
         return InGraph(name_of_rule(x), x.tensors)
     if isinstance(x, list | tuple):
         parts = [in_graph(argument, part) for part in x]
@@ -132,7 +123,7 @@ def name_of_constructed(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[st
 
     function = getattr(regard.rules, name).__wrapped__
     rule = function(*map(argument, args), **{key: argument(x) for key, x in kwargs})
-    return register(rule, tuple(slots))
+    return text_of(rule, tuple(slots))
 
 
 @constant
@@ -144,56 +135,31 @@ def name_of_function(argument: str, function: Any) -> str:
 def name_of_rule(rule: Rule) -> str:
     slots = foreign(rule.node)
     empty = {id(x): x.empty for x in slots}
-    return register(replace(rule, node=rebuild(rule.node, empty)), tuple(empty.values()))
+    return text_of(replace(rule, node=rebuild(rule.node, empty)), tuple(empty.values()))
 
 
 @constant
 def name_of_flags(ndim: int) -> str:
     slot = Flags(None, (1,) * ndim)
-    return register(Mask(make("dense", "bool", (), slot), "array"), (slot,))
+    return text_of(Mask(make("dense", "bool", (), slot), "array"), (slot,))
 
 
 @constant
 def name_of_inverse(name: str) -> str:
-    found = _rules[name]
-    return register(~found.rule, found.slots)
+    found = named(name)
+    return text_of(~found.rule, found.slots)
 
 
 @constant
 def name_of_both(operator: str, a: str, b: str) -> str:
-    first, second = _rules[a], fresh(_rules[b])
-    return register(getattr(first.rule, operator)(second.rule), first.slots + second.slots)
+    first, second = named(a), named(b).fresh
+    return text_of(getattr(first.rule, operator)(second.rule), first.slots + second.slots)
 
 
 @constant
 def name_of_sequence(names: tuple[str, ...]) -> str:
-    parts = [fresh(_rules[name]) for name in names]
-    return register(compose([part.rule for part in parts]), tuple(slot for part in parts for slot in part.slots))
-
-
-def fresh(named: Named) -> Named:
-    """The same rule with slots of its own, so that it can stand beside itself."""
-    slots = {id(x): x.empty for x in named.slots}
-    return Named(replace(named.rule, node=rebuild(named.rule.node, slots)), tuple(slots.values()))
-
-
-def register(rule: Any, slots: tuple[Any, ...]) -> str:
-    program = Program.of([rule.node])
-    order = {id(x): n for n, x in enumerate(slots)}
-    arrays = []
-    read: tuple[Any, ...] = (*program.tables, *program.dense)
-    for x in read:
-        values = (order[id(x)], x.shape) if id(x) in order else (x.shape, digest(getattr(x, "array", x)))
-        arrays.append(values)
-    numbers = [repr(x) for x in program.numbers]
-    name = digest((type(rule).__name__, rule.text, program.structure, numbers, arrays, rule.requires))
-    _rules.setdefault(name, Named(rule, slots))
-    return name
-
-
-def digest(x: Any) -> str:
-    data = x.tobytes() + str(x.dtype).encode() if hasattr(x, "tobytes") else repr(x).encode()
-    return hashlib.sha256(data).hexdigest()
+    parts = [named(name).fresh for name in names]
+    return text_of(compose([part.rule for part in parts]), tuple(slot for part in parts for slot in part.slots))
 
 
 @constant
@@ -201,21 +167,10 @@ def name_of_call(
     mask: str | None, score: str | None, floats: tuple[bool, ...], tensors: tuple[str, ...], engine: str | None,
     weights: bool, observe: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...],
 ) -> str:  # fmt: skip
-    """floats: which tensors of the score have a derivative. tensors: which other inputs are given."""
-    masks, scores = (Named(None, ()) if name is None else fresh(_rules[name]) for name in (mask, score))
-    differentiable = tuple(x for x, f in zip(scores.slots, floats, strict=True) if f)
-    others = tuple(x for x, f in zip(scores.slots, floats, strict=True) if not f)
-    whole = DEFAULTS | dict(options)
-    given = tuple(name for name in ("bias", "sink") if name in tensors)
-    fixed = tuple(name for name in ("offset", "seed") if name in tensors)
-    call = Call(
-        whole | {"mask": masks.rule, "score": scores.rule, "observe": [Statistic(*s) for s in observe]},
-        ("query", "key", *(() if weights else ("value",)), *given, *differentiable),
-        (*others, *masks.slots, *fixed), engine, weights=weights,
+    return call_text(
+        mask=mask, score=score, floats=floats, tensors=tensors, engine=engine, weights=weights, observe=observe,
+        options=dict(options),
     )  # fmt: skip
-    name = digest((mask, score, floats, tensors, engine, weights, observe, options))
-    _calls.setdefault(name, call)
-    return name
 
 
 def attention(

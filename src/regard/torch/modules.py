@@ -14,6 +14,7 @@ import regard
 from regard.rules import Mask, Score, as_mask, as_score
 from regard.torch.graph import in_graph
 from regard.torch.positions import Alibi, Relative, Rope
+from regard.torch.short import positions_first
 
 Positions = Rope | Alibi | Relative | Literal["rope", "alibi", "relative"] | None
 Activation = Callable[[torch.Tensor], torch.Tensor] | Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu"]
@@ -273,10 +274,10 @@ class MultiHeadAttention(nn.Module):
         scores = [self.score] if self.score is not None else []
         if isinstance(self.positions, Alibi | Relative):
             scores.append(self.positions())
-        out = regard.attention(
-            q, k, v, mask=visible, causal=self.causal,
-            score=(scores[0] if len(scores) == 1 else scores) if scores else None, scale=self.scale, sink=self.sink,
-            dropout=self.dropout if self.training else 0.0, layout="bnhd", return_weights=bool(return_weights),
+        out = positions_first(
+            q, k, v, mask=visible, causal=self.causal or None, scale=self.scale, sink=self.sink,
+            score=(scores[0] if len(scores) == 1 else scores) if scores else None,
+            dropout=(self.dropout or None) if self.training else None, return_weights=bool(return_weights) or None,
         )  # fmt: skip
         if not return_weights:
             return self.w_o(out.flatten(-2))

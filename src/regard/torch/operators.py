@@ -10,7 +10,7 @@ import torch
 
 from regard.torch.autograd import INTEGERS, arrays, cotangents, none, parts, run, tensors, three
 from regard.torch.calls import Ready
-from regard.torch.graph import call_of
+from regard.torch.texts import call_of
 
 Tensors = list[torch.Tensor]
 Given = list[torch.Tensor | None]

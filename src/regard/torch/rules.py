@@ -56,6 +56,10 @@ class TensorTable(Table):
         return NUMPY[self._dtype]
 
     @property
+    def torch_dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
     def empty(self) -> "TensorTable":
         """The same without the tensor."""
         return TensorTable("table", None, self._shape, self._dtype)

@@ -1,11 +1,14 @@
-"""Short calls that were made before: the checks, the choice of an engine and the plan are those of the first time."""
+"""Short calls that were made before: the checks, the choice of an engine and the plan are those of the first time; and
+steps of decoding, whose keys are more each time.
+"""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from regard.api import problem_from
+from regard.api import attention, problem_from
 from regard.engines import choose
 from regard.problem import remember
 from regard.threads import num_threads
@@ -17,6 +20,21 @@ KEPT = 64
 _mine = threading.local()
 
 
+def positions_first(query: Any, key: Any, value: Any, **wishes: Any) -> Any:
+    """`regard.attention` of (..., n, h, d), but for the wishes that are None."""
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if query.shape[-3] > 1:
+        return attention(query, key, value, layout="bnhd", **given)
+    # One row lies alike in both layouts, and calls without options are the quicker ones.
+    found = attention(*(x.transpose(-2, -3) for x in (query, key, value)), **given)
+    if isinstance(found, tuple):
+        return found[0].transpose(-2, -3), *found[1:]
+    return found.transpose(-2, -3)
+
+
+Found = tuple[torch.Tensor, torch.Tensor] | None
+
+
 class Short:
     """out and lse of a call on tensors of the shapes, strides and dtypes that it was made for, on the cpu engine."""
 
@@ -24,10 +42,19 @@ class Short:
         self.run, self.out, self.dtype = run, out, dtype
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Found:
         out, lse = torch.empty(self.out, dtype=self.dtype), torch.empty(self.out[:-1], dtype=self.real)
         self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
         return out, lse
+
+
+class Step(Short):
+    """The same for one query of each head, and any number of keys. None where the call is one for the usual way."""
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Found:
+        out, lse = torch.empty(self.out, dtype=self.dtype), torch.empty(self.out[:-1], dtype=self.real)
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
+        return (out, lse) if self.run(addresses, k.shape[-2], k.stride(), v.stride()) else None
 
 
 def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
@@ -36,8 +63,11 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
         return None
     if torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
         return None
+    shapes: tuple[Any, ...] = k.shape, v.shape, k.stride(), v.stride()
+    if is_step(q, k, v, options):
+        shapes = k.shape[:-2], v.shape[:-2], k.shape[-1], v.shape[-1], k.stride()[-2:], v.stride()[-2:]
     key = (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device,
+        q.shape, q.stride(), *shapes, q.dtype, k.dtype, v.dtype, q.device,
         k.device, v.device, num_threads(), q.layout, k.layout, v.layout, q.is_neg(), k.is_neg(), v.is_neg(),
         *options.items(), *map(type, options.values()),
     )  # fmt: skip
@@ -56,6 +86,11 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
     return made
 
 
+def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:
+    """Whether this is a step of decoding: one query, which sees every key."""
+    return q.ndim == k.ndim == v.ndim > 2 and q.shape[-2] == 1 <= k.shape[-2] == v.shape[-2] and "offset" not in options
+
+
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> Call | None:
     plain = all(
         x.is_cpu and x.dtype in NUMPY and x.layout is torch.strided and not x.is_neg() and x.ndim > 2 for x in (q, k, v)
@@ -67,8 +102,10 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     p = problem_from(array(q), array(k), array(v), **options)
     if choose(p, None) is not cpu:
         return None
-    run = cpu.again(p)
+    step = is_step(q, k, v, options)
+    run = cpu.step(replace(p, mask=None)) if step else cpu.again(p)  # the last position sees all others
     if run is None:
         return None
     whole = DEFAULTS | options | {"observe": ()}
-    return Call(whole, ("query", "key", "value"), again=Short(run, p.shape(p.n_q, p.d_v), q.dtype))
+    again = (Step if step else Short)(run, p.shape(p.n_q, p.d_v), q.dtype)
+    return Call(whole, ("query", "key", "value"), again=again)

@@ -11,12 +11,19 @@ from typing import Any, Self
 import torch
 
 import regard
-from regard.rules import Mask, Traced
+from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
+from regard.torch.graph import InGraph, constant, in_graph
+from regard.torch.short import positions_first
+from regard.torch.texts import text_of
 
 NAME = "regard"
 TESTED = (5, 20), (5, 23)
-OUTSIDE = "attn_implementation='regard' runs outside of compiled graphs: compile the model without fullgraph"
+OUTSIDE = (
+    "with attn_implementation='regard' a mask that reads tensors, as that of packed sequences does, is made outside of "
+    "the graph: give an attention_mask or a cache, without which transformers takes sequences as packed, or compile "
+    "without fullgraph"
+)
 
 
 def register_transformers() -> None:
@@ -30,7 +37,8 @@ def register_transformers() -> None:
     rules; nothing of size n × n is made of them. Soft caps, sinks, grouped heads, cross-attention and caches, dynamic
     and static, are served, in training and generation. What a model or its caller makes as an array of n × n, such as
     T5's position bias or a mask of four dimensions, is read as it is. `output_attentions=True` in a call returns the
-    weights, before dropout. `torch.compile` compiles what lies between attentions; it cannot have `fullgraph=True`.
+    weights, before dropout. `torch.compile(model, fullgraph=True)` makes one graph of a model that is given a cache or
+    an attention_mask; without both, transformers looks for packed sequences, and attention runs between graphs.
 
     Raises ImportError if transformers is missing, or is of a version that this was not tested with.
 
@@ -92,6 +100,21 @@ class RuleMask(torch.Tensor):
 _COPIES = {torch.ops.aten.detach, torch.ops.aten.clone, torch.ops.aten._to_copy, torch.ops.aten.alias}
 
 
+class GraphMask:
+    """The same in a graph that is being compiled: no tensor, but with what models ask of one."""
+
+    ndim, dtype = 4, torch.bool
+
+    def __init__(self, shape: tuple[int, ...], rule: InGraph | None, offset: Any, origin: tuple[int, int, int]) -> None:
+        self.shape, self.rule, self.offset, self.origin = shape, rule, offset, origin
+
+    def contiguous(self) -> "GraphMask":
+        return self
+
+    def to(self, *args: Any, **options: Any) -> "GraphMask":
+        return self
+
+
 class Index(Traced):
     """An index in a mask function of transformers, or what one makes of it: such a function expects tensors."""
 
@@ -139,7 +162,6 @@ class Lookups(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@torch.compiler.disable(reason=OUTSIDE)
 def mask(
     batch_size: int,
     q_length: int,
@@ -150,21 +172,35 @@ def mask(
     attention_mask: torch.Tensor | None = None,
     device: Any = "cpu",
     **options: Any,
-) -> RuleMask:
+) -> RuleMask | GraphMask:
     """transformers' mask interface: the mask that an index function and a padding mask (batch, keys) describe."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, prepare_padding_mask
 
     function = causal_mask_function if mask_function is None else mask_function
+    shape = (batch_size, 1, q_length, kv_length)
+    if torch.compiler.is_compiling():
+        simple = options.get("allow_is_causal_skip") or options.get("allow_is_bidirectional_skip")
+        if options.get("use_vmap") or not (simple or q_length < kv_length or q_length == 1):
+            return outside_mask(
+                batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device
+            )
+        found = None if function is bidirectional_mask_function else InGraph(name_of_mask(function), ())
+        if attention_mask is not None:
+            kept = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+            flags = in_graph("mask", kept[:, None, None, :])
+            found = flags if found is None else found & flags
+        # A static cache counts on in the tensor that it hands out, before attention reads it.
+        offset = q_offset.clone() if isinstance(q_offset, torch.Tensor) else q_offset
+        return GraphMask(shape, found, offset, (0, 0, kv_offset))
     first, last = int(q_offset), int(kv_offset) + kv_length - 1
     # In a step of decoding the query comes after every key; and the function of no mask looks at indices in vain.
     everyone = function is bidirectional_mask_function or (function is causal_mask_function and first >= last)
     rule = None if everyone else rule_of(function)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None and not padding.all():
-        real = regard.table(padding)
-        keys = regard.mask(lambda b, h, i, j: real[b, j])
+        keys = _real(regard.table(padding))
         rule = keys if rule is None else rule & keys
-    return RuleMask((batch_size, 1, q_length, kv_length), rule, first, (0, 0, int(kv_offset)), device)
+    return RuleMask(shape, rule, first, (0, 0, int(kv_offset)), device)
 
 
 def rule_of(function: Callable[..., Any]) -> Mask:
@@ -173,15 +209,34 @@ def rule_of(function: Callable[..., Any]) -> Mask:
 
 
 def _traced(function: Callable[..., Any]) -> Mask:
+    def traced(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return function(*(Index(x.node) for x in (b, h, i, j)))
+
+    traced.__name__ = getattr(function, "__name__", type(function).__name__)  # what the rule prints as
     with Lookups():
-        return regard.mask(lambda b, h, i, j: function(*(Index(x.node) for x in (b, h, i, j))))
+        return as_mask(traced)
+
+
+def _real(table: Any) -> Mask:
+    def padding(b: Any, h: Any, i: Any, j: Any) -> Any:
+        return table[b, j]
+
+    return regard.mask(padding)
+
+
+outside_mask = torch.compiler.disable(mask, reason=OUTSIDE)
+
+
+@constant
+def name_of_mask(function: Callable[..., Any]) -> str:
+    """The name of such a rule in a graph."""
+    return text_of(rule_of(function), ())
 
 
 _traced_once = lru_cache(_traced)
 _softcap = lru_cache(regard.softcap)
 
 
-@torch.compiler.disable(reason=OUTSIDE)
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -200,6 +255,11 @@ def attention(
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """transformers' attention interface: out (batch, n_q, h, d_v), and the weights if they are asked for."""
+    if isinstance(attention_mask, RuleMask) and torch.compiler.is_compiling():
+        return outside_attention(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
+            softcap=softcap, position_bias=position_bias, s_aux=s_aux, output_attentions=output_attentions, cache=cache,
+        )  # fmt: skip
     if cache is not None:
         raise NotImplementedError("attn_implementation='regard' has no paged cache, which continuous batching needs")
     wishes: dict[str, Any] = {
@@ -207,7 +267,7 @@ def attention(
         "dropout": dropout or None, "return_weights": True if output_attentions else None,
     }  # fmt: skip
     n_q, n_k = query.shape[-2], key.shape[-2]
-    if isinstance(attention_mask, RuleMask):
+    if isinstance(attention_mask, RuleMask | GraphMask):
         if attention_mask.shape[-2:] != (n_q, n_k):
             raise ValueError(
                 f"the mask is for {attention_mask.shape[-2]} queries and {attention_mask.shape[-1]} keys, "
@@ -215,7 +275,8 @@ def attention(
             )
         if attention_mask.rule is not None:
             wishes["mask"] = attention_mask.rule
-            if attention_mask.origin[2] or attention_mask.offset != n_k - n_q:  # elsewhere than a call begins anyway
+            moved = isinstance(attention_mask.offset, torch.Tensor) or attention_mask.offset != n_k - n_q
+            if attention_mask.origin[2] or moved:  # elsewhere than a call begins anyway
                 wishes |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
     elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -225,10 +286,8 @@ def attention(
         wishes["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
     else:
         wishes["mask"] = attention_mask
-    given = {name: wish for name, wish in wishes.items() if wish is not None}
-    if n_q == 1:  # one row lies alike in both layouts, and plain calls are the quicker ones
-        found = regard.attention(query, key, value, **given)
-        out, weights = found if output_attentions else (found, None)
-        return out.transpose(1, 2), weights
-    found = regard.attention(*(x.transpose(1, 2) for x in (query, key, value)), layout="bnhd", **given)
+    found = positions_first(*(x.transpose(1, 2) for x in (query, key, value)), **wishes)
     return found if output_attentions else (found, None)
+
+
+outside_attention = torch.compiler.disable(attention, reason=OUTSIDE)

@@ -1,8 +1,7 @@
 """Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
 
-Forward, backward and the tangent of forward are kernels; lse and entropy are exact, and the largest weight comes with
-them. The tangent of backward, weights and the other statistics start from that lse and run on `regard.engines.tiled`,
-in O(n) memory as well.
+Forward, backward and the tangents of both are kernels; lse and entropy are exact, and the largest weight comes with
+them. Weights and some statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
 """
 
 import functools
@@ -56,23 +55,25 @@ def _work() -> Any:
     return work
 
 
-def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
-    work, out = _work(), p.new_output()
+    work, out = _work(), p.new_output() if into is None or into.out is None else into.out
+    lse = np.empty(out.shape[:-1], p.compute) if into is None or into.lse is None else into.lse
     if not p.observe:
-        results = work.Results(out, np.empty(out.shape[:-1], p.compute), None, None)
+        results = work.Results(out, lse, None, None)
         work.run(p, work.chosen(), results, rows)
-        return Outputs(out, results.lse, None), {}
+        return Outputs(out, lse, None), {}
     observe = basic(p.observe)
     names = {s.name for s in observe}
     best = [s for s in observe if s.name == "argmax" or (s.name == "top" and s.of <= work.BEST[-1])]
     k = max((s.of or 1 for s in best), default=0)
     width = min(n for n in (0, *work.BEST) if n >= k)
-    lse, shape = np.empty(out.shape[:-1], p.compute), p.shape(p.n_q, width)
+    shape = p.shape(p.n_q, width)
+    entropy = None if into is None else into.entropy
     results = work.Results(
         out,
         lse,
-        np.empty_like(lse) if "entropy" in names else None,
+        None if "entropy" not in names else np.empty_like(lse) if entropy is None else entropy,
         np.empty_like(lse) if "max" in names else None,
         np.empty(shape, p.compute) if best else None,
         np.empty(shape, np.int64) if best else None,
@@ -104,26 +105,43 @@ def again(p: Problem) -> Any:
     return work.again(p, chosen())
 
 
+def step(p: Problem) -> Any:
+    """What runs a step of decoding like this one with any number of keys (see `decoding.Step`), or None."""
+    from regard.engines.cpu import decoding
+    from regard.engines.cpu.target import chosen
+
+    return decoding.step(p, chosen())
+
+
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return tiled.weights(p, lse, rows, cols)
 
 
-def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
     from regard.engines.cpu.backward_work import backward as run
     from regard.engines.cpu.target import chosen
 
-    return run(p, chosen(), outputs, ct)
+    return run(p, chosen(), outputs, ct, into)
 
 
-def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
+def jvp(
+    p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
+) -> tuple[Outputs, Outputs]:
     """The outputs are those of `forward`, to the bit; if they are given, they are not made again."""
     from regard.engines.cpu import tangent_work
     from regard.engines.cpu.target import chosen
 
-    return tangent_work.jvp(p, chosen(), t, outputs)
+    return tangent_work.jvp(p, chosen(), t, outputs, into)
 
 
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    return tiled.backward_jvp(p, outputs, ct, t, d_outputs, d_ct)
+    from regard.engines.cpu import backward_tangent_work
+    from regard.engines.cpu.target import chosen
+
+    return backward_tangent_work.backward_jvp(p, chosen(), outputs, ct, t, d_outputs, d_ct)
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)

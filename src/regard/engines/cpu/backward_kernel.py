@@ -10,42 +10,41 @@ dK and dV have features there, and read numbers of dT and P through broadcasts.
 A *group* is some items that share K and V: each tile is used by all of them before the next. dQ of a row is summed
 tile by tile in the order of keys, dK and dV item by item in the order of items; whoever hands out groups and ranges of
 tiles sees to it that this order is kept.
-
-What is hidden has no influence. Its weight is −0, which no other weight is: it counts as 0 in sums, and where a row
-of Q, K, V or dO is not finite, so that 0 · NaN would be NaN, tells what to leave out.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.backward_layout import BackwardKind, Reading, item_area, padded, tile_area
-from regard.engines.cpu.element import BF16, I8, I16, I32, I64
-from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
-from regard.engines.cpu.lanes import Lanes, Tile
+from regard.engines.cpu.backward_layout import Reading, item_area, padded
+from regard.engines.cpu.backward_products import Products
+from regard.engines.cpu.element import I8, I16, I32, I64
+from regard.engines.cpu.emit import Pointer, Value, Variable
+from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import KEYS, TILE_BITS
 from regard.engines.cpu.lowering import Place
 
 NONE = 2**62
+T = TypeVar("T")
 
 
-class Backward(Lanes):
+@dataclass(frozen=True)
+class Rows:
+    """An array of which an item keeps its rows turned and, unless `rows` is None, as they are."""
+
+    name: str
+    count: Value
+    turned: Pointer
+    rows: Pointer | None
+    scale: Value
+
+
+class Backward(Products):
     """The kernel. A query is in every lane."""
-
-    kind: BackwardKind
-
-    def __init__(self, k: Kernel, kind: BackwardKind):
-        super().__init__(k, kind)
-        self.scale = k.real("scale", kind.real)
-        # Scores are logarithms of base 2 unless a rule wants natural ones.
-        self.unit = 1.0 if kind.ruled else mathematics.LOG2_E
-        self.tile, self.rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
-        self.state = self.tile.state.of(I64)
-        # What products take at once: a number, or a word of two.
-        self.both, self.number = (2, I32) if kind.pairs else (1, kind.real)
-        self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else self.scale * self.unit
 
     # Items
 
@@ -108,12 +107,7 @@ class Backward(Lanes):
         self.each_lane(self._begin_lane)
         self.each_lane(self._begin_row)
         self._begin_rows()
-        with k.loop(self.B, step=self.W) as c:
-            total = k.variable(self.load(item.c, c))
-            with k.loop(self.d_v) as x:
-                at_x = x * self.B + c
-                total.value = k.fma(-self.load(item.dout, at_x), self.load(self.tile.O, at_x), total.value)
-            item.c[c] = total.value
+        self._begin_rest()
         with k.choice(k.integer("from") == 0) as (fresh, more):
             with fresh:
                 self.fill(item.dq, 0.0, self.d)
@@ -121,41 +115,80 @@ class Backward(Lanes):
                 row = self._row(self.address("dq", self.real), n, k.integer("dq_head"), k.integer("dq_row"))
                 with k.loop(self.d) as x:
                     item.dq[x * self.B + n] = row[x]
-        wild = self._wild(item.q_rows, self.B * padded(self.real.size, self.d))
-        item.state[1] = (wild | self._wild(item.dout_rows, self.B * padded(self.real.size, self.d_v))).to(I64)
+        self._judge_rows()
         if kind.pairs:
             self._pair_rows()
 
+    def _arrays_of_rows(self) -> list[Rows]:
+        """Those that are kept turned alone come last."""
+        item, one = self.item, self.k.constant(self.real, 1.0)
+        return [
+            Rows("q", self.d, item.q, item.q_rows, self.query_scale),
+            Rows("dout", self.d_v, item.dout, item.dout_rows, one),
+            Rows("out", self.d_v, self.tile.O, None, one),
+        ]
+
     def _begin_rows(self) -> None:
         """Q, dO and O turned, Q with the scale; Q and dO as they are."""
-        k, item, element = self.k, self.item, self.kind.element
-        one = k.constant(self.real, 1.0)
-        with k.loop(3) as which:
+        k, element = self.k, self.kind.element
+        arrays = self._arrays_of_rows()
+        kept = [x.rows for x in arrays if x.rows is not None]
+        with k.loop(len(arrays)) as n:
+            base = self._pick_pointer(n, [self.address(x.name, element) for x in arrays])
+            strides = [
+                self._pick(n, [k.integer(f"{x.name}_{axis}") for x in arrays]) for axis in ("head", "row", "feature")
+            ]
+            count = self._pick(n, [x.count for x in arrays])
+            with k.when(base.address != 0) if self.kind.varying else nullcontext():
+                turned = self._pick_pointer(n, [x.turned for x in arrays])
+                self._turn(base, strides, count, turned, self._pick(n, [x.scale for x in arrays]))
+                with k.when(n < len(kept)):
+                    self._rows(base, strides, count, self._pick_pointer(n, kept))
 
-            def choose(q: Value, dout: Value, out: Value) -> Value:
-                return k.where(which == 0, q, k.where(which == 1, dout, out))
+    def _begin_rest(self) -> None:
+        """c − Σ dO · O."""
+        self._subtract(self.item.c, self.item.dout, self.tile.O)
 
-            names = ("q", "dout", "out")
-            base = k.at(choose(*(self.address(name, element).address for name in names)), element)
-            strides = [choose(*(k.integer(f"{name}_{axis}") for name in names)) for axis in ("head", "row", "feature")]
-            turned = k.at(choose(item.q.address, item.dout.address, self.tile.O.address), self.real)
-            count = choose(self.d, self.d_v, self.d_v)
-            self._turn(base, strides, count, turned, choose(self.query_scale, one, one))
-            with k.when(which != 2):
-                rows = choose(item.q_rows.address, item.dout_rows.address, item.dout_rows.address)
-                self._rows(base, strides, count, k.at(rows, self.real))
+    def _subtract(self, total: Pointer, x: Pointer, y: Pointer) -> None:
+        """total −= Σ x · y over the features of values, for each lane."""
+        k = self.k
+        with k.loop(self.B, step=self.W) as c:
+            rest = k.variable(self.load(total, c))
+            with k.loop(self.d_v) as a:
+                at = a * self.B + c
+                rest.value = k.fma(-self.load(x, at), self.load(y, at), rest.value)
+            total[c] = rest.value
+
+    def _if_there(self, name: str) -> Any:
+        """A branch for an array that a call may have, nothing for others."""
+        return self.k.when(self.word(name) != 0) if name in self.kind.varying else nullcontext()
+
+    def _judge_rows(self) -> None:
+        """Whether any row is not finite."""
+        k = self.k
+        wild = k.variable(k.constant(I64, 0))
+        for x in self._arrays_of_rows():
+            if x.rows is not None:
+                with self._if_there(x.name):
+                    found = self._wild(x.rows, self.B * padded(self.real.size, x.count))
+                    wild.value = wild.value | found.to(I64)
+        self.item.state[1] = wild.value
 
     def _pair_rows(self) -> None:
         """Two features, and two rows, into each word: of Q and dO turned, and of their rows."""
-        k, item = self.k, self.item
-        for turned, rows, count in ((item.q, item.q_rows, self.d), (item.dout, item.dout_rows, self.d_v)):
-            with k.when(count % 2 != 0):
-                self.fill(turned + count * self.B, 0.0)
-            width = padded(self.real.size, count)
-            for p, lines, size in ((turned, (count + 1) // 2, k.whole(self.B)), (rows, k.whole(self.B // 2), width)):
-                with k.loop(lines) as n, k.loop(size, step=self.W) as x:
-                    low, high = (self.load(p, (2 * n + m) * size, x) for m in range(2))
-                    p.of(I32)[n * size + x] = k.pair(low, high)
+        k = self.k
+        for x in self._arrays_of_rows():
+            if x.rows is None:
+                continue
+            with self._if_there(x.name):
+                with k.when(x.count % 2 != 0):
+                    self.fill(x.turned + x.count * self.B, 0.0)
+                width = padded(self.real.size, x.count)
+                turned = x.turned, (x.count + 1) // 2, k.whole(self.B)
+                for p, lines, size in (turned, (x.rows, k.whole(self.B // 2), width)):
+                    with k.loop(lines) as n, k.loop(size, step=self.W) as at:
+                        low, high = (self.load(p, (2 * n + m) * size, at) for m in range(2))
+                        p.of(I32)[n * size + at] = k.pair(low, high)
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         k, item, real = self.k, self.item, self.real
@@ -200,7 +233,8 @@ class Backward(Lanes):
         if self.kind.sink:
 
             def write(lane: Value, g: Value, r: Value) -> None:
-                self.address("c", self.real)[g * k.integer("row_head") + r] = self.item.c[lane]
+                for name in self.kind.rests:
+                    self.address(name, self.real)[g * k.integer("row_head") + r] = getattr(self.item, name)[lane]
 
             self.each_lane(write)
 
@@ -213,27 +247,24 @@ class Backward(Lanes):
         first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)
         tile = Tile(number, start, first, stop, (first, stop))
         wild = k.variable(k.constant(I64, 0))
-        for name, copy, count in (("k", self.tile.k_copy, self.d), ("v", self.tile.v_copy, self.d_v)):
-            width = self._copy_width(count)
-            copy = copy.of(self.kind.element if self.kind.pairs else self.real)
-            with k.when((stop - first < KEYS) | (count < width)), k.loop(KEYS * width, step=self.W) as n:
-                copy[n] = k.constant(copy.type, 0.0).spread(self.W)
-            self._copy(name, tile, first, stop, copy, width, count)
-            wild.value = wild.value | self._wild(copy, KEYS * width).to(I64)
+        for name, count in (*((x, self.d) for x in self.kind.keys), *((x, self.d_v) for x in self.kind.values)):
+            with self._if_there(name):
+                width, copy = self._copy_width(count), getattr(self.tile, f"{name}_copy")
+                copy = copy.of(self.kind.element if self.kind.pairs else self.real)
+                with k.when((stop - first < KEYS) | (count < width)), k.loop(KEYS * width, step=self.W) as n:
+                    copy[n] = k.constant(copy.type, 0.0).spread(self.W)
+                self._copy(name, tile, first, stop, copy, width, count)
+                wild.value = wild.value | self._wild(copy, KEYS * width).to(I64)
+                if self.kind.pairs and name in self.kind.keys:
+                    self._pair_keys(name)
         self.state[0] = wild.value
-        if self.kind.pairs:
-            self._pair_keys()
 
-    def _copy_width(self, count: Value) -> Value:
-        """Of a row in the copy of a tile."""
-        return padded(self.real.size, count) if self.kind.pairs else count
-
-    def _pair_keys(self) -> None:
+    def _pair_keys(self, name: str) -> None:
         """Rows of K two by two."""
-        k, width, keys = self.k, padded(self.real.size, self.d), self.tile.k_copy.of(I16)
+        k, width, keys = self.k, padded(self.real.size, self.d), getattr(self.tile, f"{name}_copy").of(I16)
         with k.loop(KEYS // 2) as n, k.loop(width, step=self.W) as x:
             low, high = (self.load(keys, (2 * n + m) * width, x).to(I32) & 0xFFFF for m in range(2))
-            self.tile.k_pairs.of(I32)[n * width + x] = low | (high << 16)
+            getattr(self.tile, f"{name}_pairs").of(I32)[n * width + x] = low | (high << 16)
 
     def _work(self, tile: Tile) -> None:
         k = self.k
@@ -249,47 +280,6 @@ class Backward(Lanes):
             with tame:
                 self._add_queries(tile, careful=False)
                 self._add_keys(tile, careful=False)
-
-    def _scores(self, tile: Tile) -> None:
-        """Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
-        k = self.k
-        with k.loop(2) as which:
-            s = which == 0
-            count = k.where(s, self.d, self.d_v)
-            width, stop = self._copy_width(count) // self.both, (count + (self.both - 1)) // self.both
-            rows = self._either(s, self.tile.k_copy, self.tile.v_copy).of(self.number)
-            turned = self._either(s, self.item.q, self.item.dout).of(self.number)
-            into = self._either(s, self.tile.P, self.tile.dS)
-
-            def block(
-                count: int,
-                p: Value,
-                s: Value = s,
-                width: Value = width,
-                stop: Value = stop,
-                rows: Pointer = rows,
-                turned: Pointer = turned,
-                into: Pointer = into,
-            ) -> None:
-                if self.kind.bias and count > 1:
-                    with k.when(s):
-                        self._approach(self.kind.bias, tile, p, count)
-                keys = [rows + (p + r) * width for r in range(count)]
-                sums = self._product(
-                    count,
-                    k.whole(0),
-                    stop,
-                    lambda r, x: keys[r][x],
-                    lambda x, c: (turned + x * self.B + c).load(0, self.W),
-                )
-                for r in range(count):
-                    for c, x in zip(self.vectors(), sums[r], strict=True):
-                        into[(p + r) * self.B + c] = x.value
-
-            self._blocks(tile.first, tile.stop, block)
-
-    def _either(self, condition: Value, x: Pointer, y: Pointer) -> Pointer:
-        return self.k.at(self.k.where(condition, x.address, y.address), x.type)
 
     # Weights
 
@@ -317,235 +307,92 @@ class Backward(Lanes):
             row = {"b": self.word("b"), "keys": k.integer("keys")}
             row |= {"i": item.i.load(c, self.W), "h": item.h.load(c, self.W)}
             prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
-            lanes = _Lanes(
+            lanes = Lane(
                 c,
                 row,
                 prepared,
                 absent=k.lane_numbers(I64, self.W) + c >= self.word("lanes"),
-                lse=self.load(item.lse, c),
-                rest=self.load(item.c, c),
-                d_entropy=self.load(item.d_entropy, c),
+                rows=SimpleNamespace(**{name: self.load(getattr(item, name), c) for name in self.kind.numbers}),
                 keys=(item.first.load(c, self.W), item.second.load(c, self.W)),
                 sums=_Sums(self, tile, prepared[0]),
             )
             if not kind.pairs:
                 with k.loop(stop, start=start) as p:
-                    PD, dT = self._slope(tile, p, lanes, lanes.absent, masked)
-                    self.tile.P[p * self.B + c], self.tile.dS[p * self.B + c] = PD, dT
+                    for name, x in zip(kind.weights, self._slope(tile, p, lanes, lanes.absent, masked), strict=True):
+                        getattr(self.tile, name)[p * self.B + c] = x
             else:
                 # A key that is missing beside one that is there is hidden.
                 with k.when(start < stop), k.loop(stop, start=start - start % 2, step=2) as p:
-                    slopes = []
+                    both = []
                     for n in range(2):
                         missing = (p + n < tile.first) | (p + n >= tile.stop)
-                        PD, dT = self._slope(tile, p + n, lanes, lanes.absent | missing, masked)
-                        at = (p + n) * self.B + c
-                        self.tile.P_short.of(BF16)[at], self.tile.dS_short.of(BF16)[at] = k.rounded(PD), k.rounded(dT)
-                        slopes.append(dT)
-                    self.tile.dS_pairs.of(I32)[p // 2 * self.B + c] = k.pair(*slopes)
+                        made = self._slope(tile, p + n, lanes, lanes.absent | missing, masked)
+                        both.append(dict(zip(kind.weights, made, strict=True)))
+                        for name, x in both[n].items():
+                            self._short(name)[(p + n) * self.B + c] = k.rounded(x)
+                    for name in kind.slopes:
+                        self._slopes_of(name).of(I32)[p // 2 * self.B + c] = k.pair(both[0][name], both[1][name])
             lanes.sums.end()
 
-    def _slope(self, tile: Tile, p: Value, lanes: "_Lanes", hidden: Value, masked: bool) -> tuple[Value, Value]:
+    def _slope(self, tile: Tile, p: Value, lanes: "Lane", hidden: Value, masked: bool) -> tuple[Value, ...]:
         """P · D and dT of key p in some lanes; also dS, and its part in the gradients of tables."""
         k, kind, zero = self.k, self.kind, self.zero()
-        at, j = p * self.B + lanes.c, tile.start + k.integer("j") + p
-        s = self.load(self.tile.P, at)
-        if kind.pairs:
-            s = s * (self.scale * self.unit)
-        place = Place({**lanes.leaves, "j": j, "s": s}, lambda n: self.load(self._dense(n), at) != 0.0)
-        results = [s] if self.score is None else [x.spread(self.W) for x in self.score.at(place, lanes.prepared[0])]
-        s = results[0]
-        if kind.bias:
-            s = s + self.load(self.tile.bias, at)
-        hidden = hidden | (s == -math.inf)
-        if masked and self.mask is not None:
-            hidden = hidden | ~self.mask.at(place, lanes.prepared[1])[0].spread(self.W)
-        difference = s - lanes.lse
+        at, rows = p * self.B + lanes.c, lanes.rows
+        (s, *results), hidden = self._ruled(tile, p, lanes, hidden, masked, {})
+        difference = s - rows.lse
         P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.unit))
         dP, PD = self.load(self.tile.dS, at), P
         if kind.dropout:
-            D = self._kept(lanes.keys, j)
+            D = self._kept(lanes.keys, self._key(tile, p))
             dP, PD = dP * D, P * D
-        G = dP + lanes.rest
+        G = dP + rows.c
         if kind.entropy:
-            G = G - lanes.d_entropy * (difference * (1 / self.unit) + 1.0)
+            G = G - rows.d_entropy * (difference * (1 / self.unit) + 1.0)
         dS = k.where(hidden, zero, P * G)
         dT = dS * self.scale
         if kind.bent:
-            dT = k.where(hidden, zero, dT * results[1])
+            dT = k.where(hidden, zero, dT * results[0])
         if kind.bias:
             self.tile.bias[at] = dS
-        lanes.sums.add(results[1 + kind.bent :], dS, hidden)
+        lanes.sums.add(results[kind.bent :], [dS], hidden)
         return k.where(hidden, k.constant(self.real, -0.0), PD), dT
+
+    def _key(self, tile: Tile, p: Value) -> Value:
+        """The absolute index of a key of a tile."""
+        return tile.start + self.k.integer("j") + p
+
+    def _ruled(
+        self, tile: Tile, p: Value, lanes: "Lane", hidden: Value, masked: bool, more: Mapping[str, Value]
+    ) -> tuple[list[Value], Value]:
+        """The score of key p with the bias, what else the rule gives, and what is hidden. more: leaves of the rule."""
+        at, s = p * self.B + lanes.c, self.load(self.tile.P, p * self.B + lanes.c)
+        if self.kind.pairs:
+            s = s * (self.scale * self.unit)
+        leaves = {**lanes.leaves, "j": self._key(tile, p), "s": s, **more}
+        place = Place(leaves, lambda n: self.load(self._dense(n), at) != 0.0)
+        results = [s] if self.score is None else [x.spread(self.W) for x in self.score.at(place, lanes.prepared[0])]
+        if self.kind.bias:
+            results[0] = results[0] + self.load(self.tile.bias, at)
+        hidden = hidden | (results[0] == -math.inf)
+        if masked and self.mask is not None:
+            hidden = hidden | ~self.mask.at(place, lanes.prepared[1])[0].spread(self.W)
+        return results, hidden
 
     def _kept(self, keys: tuple[Value, Value], j: Value) -> Value:
         k = self.k
         dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
         return k.where(dropped, self.zero(), k.real("kept", self.real))
 
-    # Sums
-
-    def _add_queries(self, tile: Tile, careful: bool) -> None:
-        """dQᵀ += Kᵀ dTᵀ."""
-        k, dq, width, n = self.k, self.item.dq, self._copy_width(self.d), self.both
-        rows = (self.tile.k_pairs if self.kind.pairs else self.tile.k_copy).of(self.number)
-        dS = (self.tile.dS_pairs if self.kind.pairs else self.tile.dS).of(self.number)
-        start, stop = tile.first // n, (tile.stop + (n - 1)) // n
-
-        def block(count: int, a: Value) -> None:
-            sums = self._product(
-                count, start, stop, lambda r, p: rows[p * width + a + r], lambda p, c: self.load(dS, p * self.B + c)
-            )
-            for r in range(count):
-                for c, x in zip(self.vectors(), sums[r], strict=True):
-                    at = (a + r) * self.B + c
-                    dq[at] = self.load(dq, at) + x.value
-
-        if not careful:
-            self._blocks(k.whole(0), self.d, block)
-            return
-        with k.loop(self.d) as a, k.loop(self.B, step=self.W) as c:
-            total = k.variable(self.zero())
-            with k.loop(stop, start=start) as p:
-                shown = self._shown(rows[p * width + a], [self.weights + (n * p + m) * self.B + c for m in range(n)])
-                total.value = self.multiply_add(total.value, shown, self.load(dS, p * self.B + c))
-            dq[a * self.B + c] = self.load(dq, a * self.B + c) + total.value
-
-    @property
-    def weights(self) -> Pointer:
-        """P · D, one key after the other."""
-        found: Pointer = self.tile.P_short.of(BF16) if self.kind.pairs else self.tile.P
-        return found
-
-    def _shown(self, x: Value, weights: Sequence[Pointer], lanes: int | None = None) -> Value:
-        """x, or 0 where the weight at an address is that of a hidden pair, −0; for each half of a word its own."""
-        k, lanes = self.k, self.W if lanes is None else lanes
-        hidden = []
-        for weight in weights:
-            word = I16 if self.kind.pairs else mathematics.integer(self.zero())
-            hidden.append(weight.of(word).load(0, lanes) == -(2 ** (8 * word.size - 1)))
-        if not self.kind.pairs:
-            return k.where(hidden[0], k.constant(self.real, 0.0), x)
-        zero = k.constant(I32, 0)
-        low, high = (k.where(h, zero, k.constant(I32, 0xFFFF << 16 * m)) for m, h in enumerate(hidden))
-        return x & (low | high)
-
-    def _add_keys(self, tile: Tile, careful: bool) -> None:
-        """dV += (P · D)ᵀ dO and dK += dTᵀ Q: features in lanes."""
-        k, vectors = self.k, 4 if self.k.target.registers >= 32 else 2
-        dS = self.tile.dS_short.of(BF16) if self.kind.pairs else self.tile.dS
-        with k.loop(2) as which:
-            v = which == 0
-            weights = self._either(v, self.weights, dS).of(self.number)
-            rows = self._either(v, self.item.dout_rows, self.item.q_rows).of(self.number)
-            width = padded(self.real.size, k.where(v, self.d_v, self.d))
-            row = k.where(v, k.integer("dv_row"), k.integer("dk_row"))
-            base = self._either(v, self.address("dv", self.real), self.address("dk", self.real)).bytes(tile.start * row)
-            whole = width - width % (vectors * self.W)
-            chunks = ((0, width, 1),) if careful else ((0, whole, vectors), (whole, width, 1))
-            for start, stop, count in chunks:
-                with k.loop(stop, start=start, step=count * self.W) as a:
-                    self._add_features(tile, weights, rows + a, width, base + a, row, count, careful)
-
-    def _add_features(
-        self,
-        tile: Tile,
-        weights: Pointer,
-        rows: Pointer,
-        width: Value,
-        base: Pointer,
-        row: Value,
-        vectors: int,
-        careful: bool,
-    ) -> None:
-        """base[j, a] += Σ_i weights[j, i] rows[i, a] for so many vectors of features."""
-        k, columns, stop = self.k, range(0, vectors * self.W, self.W), self.B // self.both
-
-        def block(count: int, p: Value) -> None:
-            for r in range(count):
-                for c in columns:
-                    (base.bytes((p + r) * row) + c).prefetch()
-            sums = self._product(
-                count,
-                k.whole(0),
-                k.whole(stop),
-                lambda r, i: weights[(p + r) * stop + i],
-                lambda i, c: self.load(rows, i * width + c),
-                columns,
-            )
-            for r in range(count):
-                into = base.bytes((p + r) * row)
-                for c, x in zip(columns, sums[r], strict=True):
-                    into[c] = self.load(into, c) + x.value
-
-        if not careful:
-            self._blocks(tile.first, tile.stop, block, 6 if vectors > 1 else 8)
-            return
-        with k.loop(tile.stop, start=tile.first) as p:
-            total = k.variable(self.zero())
-            with k.loop(stop) as i:
-                at = self.weights + p * self.B + i * self.both
-                shown = self._shown(self.load(rows, i * width), [at + m for m in range(self.both)], 0)
-                total.value = self.multiply_add(total.value, shown, weights[p * stop + i].spread(self.W))
-            into = base.bytes(p * row)
-            into[0] = self.load(into) + total.value
-
-    def _add_bias(self, tile: Tile) -> None:
-        """dbias += dS, summed over the keys or the rows that a bias does not have."""
-        k, W, B, dS = self.k, self.W, self.B, self.tile.bias
-        base, lanes = self.address("dbias", self.real), self.word("lanes")
-        row, key = k.integer("dbias_row"), k.integer("dbias_key")
-        if not self.kind.bias_rows:
-            with k.loop(tile.stop, start=tile.first) as p:
-                total = k.variable(self.zero())
-                with k.loop(B, step=W) as c:
-                    total.value += self.load(dS, p * B + c)
-                into = base.bytes((tile.start + p) * key)
-                into[0] = into[0] + self._sum(total.value)
-            return
-        if not self.kind.bias_keys:
-            with k.loop(B, step=W) as c:
-                total = k.variable(self.zero())
-                with k.loop(tile.stop, start=tile.first) as p:
-                    total.value += self.load(dS, p * B + c)
-                dS[tile.first * B + c] = total.value
-            with k.loop(lanes) as n:
-                into = base.bytes(n * row)
-                into[0] = into[0] + dS[tile.first * B + n]
-            return
-        whole = tile.stop - (tile.stop - tile.first) % W
-        here = base.bytes(tile.start * key)
-        with k.loop(lanes, step=W) as c:
-            with k.loop(whole, start=tile.first, step=W) as p:
-                turned = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])
-                for r in range(W):
-                    with k.when(c + r < lanes):
-                        into = here.bytes((c + r) * row) + p
-                        into[0] = self.load(into) + turned[r] if self.kind.bias_shared else turned[r]
-            with k.loop(tile.stop, start=whole) as p, k.loop(k.minimum(lanes, c + W), start=c) as n:
-                into, x = here.bytes(n * row) + p, dS[p * B + n]
-                into[0] = into[0] + x if self.kind.bias_shared else x
-
-    def _sum(self, x: Value) -> Value:
-        """Of all lanes, the halves added again and again."""
-        while x.lanes > 1:
-            half = x.lanes // 2
-            low, high = (self.k.shuffle(x, x, range(start, start + half)) for start in (0, half))
-            x = low + high
-        return x.lane(0)
-
 
 @dataclass(frozen=True)
-class _Lanes:
+class Lane:
     """What is known of some lanes before their keys are looked at."""
 
     c: Value  # the first of them
     leaves: Mapping[str, Value]
     prepared: Sequence[list[Value | None] | None]  # of the score and of the mask
     absent: Value  # whether there is no row
-    lse: Value
-    rest: Value
-    d_entropy: Value
+    rows: SimpleNamespace  # by the names of `BackwardKind.numbers`
     keys: tuple[Value, Value]  # of dropout
     sums: "_Sums"
 
@@ -559,20 +406,27 @@ class _Sums:
         self.totals: list[Variable | None] = []
         if kernel.score is None or prepared is None:
             return
-        results, n = kernel.score.program.results, 1 + self.kind.bent
+        results: Sequence[int] = kernel.score.program.results[self.kind.before :]
         for reading in self.kind.readings:
-            indices = [prepared[m] for m in results[n + 1 : n + 1 + reading.indices]]
-            n += 1 + reading.indices
+            _, numbers, results = self._parted(reading, results)
+            indices = [prepared[m] for m in numbers]
             known = [x.spread(kernel.W) for x in indices if x is not None]
             once = len(known) == len(indices)
             self.fixed.append(known if once else None)
             self.totals.append(self.k.variable(kernel.zero()) if once else None)
 
-    def add(self, results: list[Value], dS: Value, hidden: Value) -> None:
+    def _parted(self, reading: Reading, results: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+        """Slopes and indices of a reading, and those behind."""
+        indices = self.kind.derivatives
+        end = indices + reading.indices
+        return results[:indices], results[indices:end], results[end:]
+
+    def add(self, results: Sequence[Value], dS: Sequence[Value], hidden: Value) -> None:
+        """Add dS · slope, or a sum of such products."""
         for reading, total in zip(self.kind.readings, self.totals, strict=True):
-            slope, *indices = results[: 1 + reading.indices]
-            results = results[1 + reading.indices :]
-            part = self.k.where(hidden, self.kernel.zero(), dS * slope)
+            slopes, indices, results = self._parted(reading, results)
+            first, *others = (x * slope for x, slope in zip(dS, slopes, strict=True))
+            part = self.k.where(hidden, self.kernel.zero(), sum(others, first))
             if total is None:
                 self._scatter(reading, indices, part)
             else:
@@ -583,7 +437,7 @@ class _Sums:
             if indices is not None and total is not None:
                 self._scatter(reading, indices, total.value)
 
-    def _scatter(self, reading: Reading, indices: list[Value], part: Value) -> None:
+    def _scatter(self, reading: Reading, indices: Sequence[Value], part: Value) -> None:
         """Add to the gradient of a table where it was read, one lane after the other."""
         kernel = self.kernel
         assert kernel.score is not None

@@ -58,9 +58,58 @@ class BackwardKind(Kind):
         """The program's tables that have a gradient."""
         return sorted({reading.table for reading in self.readings})
 
+    # What is kept, multiplied and made, by name; tangents add to it.
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Tiles of numbers, one for each pair: S and dP, which become P · D and dT."""
+        return ("P", "dS")
+
+    @property
+    def slopes(self) -> tuple[str, ...]:
+        """Those of them that become dT."""
+        return ("dS",)
+
+    @property
+    def cotangents(self) -> tuple[str, ...]:
+        return ("dout",)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Of each query."""
+        return ("lse", "d_entropy", *self.rests)
+
+    @property
+    def rests(self) -> tuple[str, ...]:
+        """Those of them that the gradient of a sink needs."""
+        return ("c",)
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        return (*self.dense_names, *(["bias"] if self.bias else []))
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Arrays that a call need not have."""
+        return ()
+
+    @property
+    def before(self) -> int:
+        """The results of the program of `score` before those of readings."""
+        return 1 + self.bent
+
+    @property
+    def derivatives(self) -> int:
+        """The results for each reading before its indices."""
+        return 1
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return ADDRESSES
+
     @property
     def item(self) -> tuple[str, ...]:
-        return (*ADDRESSES, *(f"dense{n}" for n in range(self.dense)), *ITEM)
+        return (*self.addresses, *self.dense_names, *ITEM)
 
     @property
     def key(self) -> str:
@@ -80,14 +129,14 @@ def padded(size: int, d: Any) -> Any:
 def tile_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs: P and dS with a query in every lane, and copies of K and V."""
     tile = KEYS * kind.lanes
-    area = {"P": tile, "dS": tile} | {f"dense{n}": tile for n in range(kind.dense)}
-    if kind.bias:
-        area["bias"] = tile  # and then dS
+    area = dict.fromkeys((*kind.weights, *kind.fetched), tile)
     if kind.pairs:
-        area |= dict.fromkeys(("P_short", "dS_short", "dS_pairs"), tile // 2)
-        area["k_pairs"] = KEYS // 2 * padded(kind.real.size, d)
-    copies = {"k_copy": KEYS * padded(kind.real.size, d), "v_copy": KEYS * padded(kind.real.size, d_v)}
-    return area | copies | {"O": kind.lanes * d_v, "state": 16}
+        area |= dict.fromkeys((f"{name}_short" for name in kind.weights), tile // 2)
+        area |= dict.fromkeys((f"{name}_pairs" for name in kind.slopes), tile // 2)
+        area |= dict.fromkeys((f"{name}_pairs" for name in kind.keys), KEYS // 2 * padded(kind.real.size, d))
+    for names, width in ((kind.keys, d), (kind.values, d_v)):
+        area |= dict.fromkeys((f"{name}_copy" for name in names), KEYS * padded(kind.real.size, width))
+    return area | dict.fromkeys(kind.outputs, kind.lanes * d_v) | {"state": 16}
 
 
 def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
@@ -95,9 +144,12 @@ def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
     B = kind.lanes
     words = dict.fromkeys(("g", "r"), B * 8 // kind.real.size)
     integers = B * (1 if kind.integer is I32 else 8 // kind.real.size)
-    lanes = {"i": integers, "h": integers, "first": B, "second": B, "lse": B, "c": B, "d_entropy": B}
-    rows = {"q_rows": B * padded(kind.real.size, d), "dout_rows": B * padded(kind.real.size, d_v)}
-    return {"state": 16, **words, **lanes, **rows, "q": B * (d + 1), "dout": B * (d_v + 1), "dq": B * d}
+    lanes = {"i": integers, "h": integers, "first": B, "second": B, **dict.fromkeys(kind.numbers, B)}
+    rows = {"dq": B * d}
+    for names, width in ((kind.queries, d), (kind.cotangents, d_v)):
+        rows |= dict.fromkeys((f"{name}_rows" for name in names), B * padded(kind.real.size, width))
+        rows |= dict.fromkeys(names, B * (width + 1))
+    return {"state": 16, **words, **lanes, **rows}
 
 
 def scratch_size(kind: BackwardKind, items: int, d: int, d_v: int) -> int:

@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.engines.cpu import cache
+from regard.engines.cpu.backward_arrays import Arrays
 from regard.engines.cpu.backward_layout import (
     FIELDS,
     GROUP,
     STRANDS,
     TRAINED_GROUP,
     BackwardKind,
-    Reading,
-    padded,
     scratch_size,
 )
-from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
-from regard.engines.cpu.layout import KEYS, TILE_BITS, Arguments, integer_type
+from regard.engines.cpu.layout import KEYS, TILE_BITS
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
     SMALL,
@@ -36,20 +34,18 @@ from regard.engines.cpu.work import (
     Results,
     Stages,
     address_of,
-    dense_masks,
     kept,
     packed,
     programs,
     shared_fields,
     signature,
-    written,
 )
-from regard.problem import Differential, Outputs, Problem, collapse
-from regard.rules import Node, Program, Table
+from regard.problem import Differential, Outputs, Problem
+from regard.rules import Program, Table
 from regard.threads import Scratch, num_threads, spread
 
 if TYPE_CHECKING:
-    from regard.engines.cpu.emit import Kernel
+    pass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -57,89 +53,25 @@ ALL_TILES = 2**31
 EVERYWHERE = (0, ALL_TILES)
 
 
-class Arrays:
-    """The arrays of one call: what the kernel reads beside the inputs, and what it writes."""
-
-    def __init__(self, p: Problem, outputs: Outputs, ct: Outputs):
-        self.p, real = p, p.compute
-        assert outputs.out is not None
-        assert outputs.lse is not None
-        self.out, self.lse = outputs.out, np.ascontiguousarray(outputs.lse)
-        self.dout = np.broadcast_to(np.zeros((), p.dtype), self.out.shape) if ct.out is None else ct.out
-        self.p_sink: Any = real.type(0)
-        if p.sink is not None:
-            sink = np.broadcast_to(p.sink.astype(real), (p.heads,))[:, None]
-            self.p_sink = np.where(self.lse == -np.inf, 0, np.exp(sink - self.lse))
-        self.given = None if ct.lse is None else ct.lse.astype(real)
-        self.d_entropy = None if ct.entropy is None else np.ascontiguousarray(ct.entropy, real)
-        if self.d_entropy is not None:
-            assert outputs.entropy is not None
-            total = np.where(self.lse == -np.inf, 0, 1 - self.p_sink)
-            more = self.d_entropy * (total - outputs.entropy)
-            self.given = more if self.given is None else self.given + more
-        if self.given is not None:
-            self.given = np.ascontiguousarray(self.given, real)
-        self.c = None if p.sink is None else np.zeros(self.lse.shape, real)
-        self.dq = np.empty(p.shape(p.n_q, p.d), real)
-        self.dk, self.dv = (
-            np.zeros((*p.lead, p.kv_heads, p.n_k, padded(real.itemsize, width)), real) for width in (p.d, p.d_v)
-        )
-        self.dbias = None if p.bias is None else np.zeros(self.bias_shape(p.bias), real)
-        self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
-
-    def bias_shape(self, bias: Array) -> tuple[int, ...]:
-        """Of the sums of dS: for each batch element and head, but as the bias where that is n_q · n_k."""
-        rows, keys = bias_axes(bias)
-        if rows and keys:
-            return tuple(bias.shape)
-        return self.p.shape(self.p.n_q if rows else 1, self.p.n_k if keys else 1)
-
-    @cached_property
-    def addressed(self) -> tuple[Array | None, ...]:
-        """The arrays that items have an address in: ADDRESSES, and the dense masks."""
-        p = self.p
-        bias, dbias = (None if x is None else p.dense(x) for x in (p.bias, self.dbias))
-        return (
-            p.query, p.key, p.value, self.out, self.dout, self.lse, self.given, self.d_entropy, self.c,
-            self.dq, self.dk, self.dv, bias, dbias, *dense_masks(p),
-        )  # fmt: skip
-
-    def result(self) -> Differential:
-        p = self.p
-
-        def fit(x: Array | None, like: Array | None) -> Any:
-            return None if x is None or like is None else collapse(x, like.shape).astype(like.dtype, copy=False)
-
-        return Differential(
-            query=fit(self.dq, p.query),
-            key=fit(np.ascontiguousarray(self.dk[..., : p.d]), p.key),
-            value=fit(np.ascontiguousarray(self.dv[..., : p.d_v]), p.value),
-            bias=fit(self.dbias, p.bias),
-            sink=None if self.c is None else self.sink(self.c),
-            tables={table: x.sum(axis=(0, 1)).astype(table.dtype, copy=False) for table, x in self.dtables.items()},
-        )
-
-    def sink(self, c: Array) -> Any:
-        assert self.p.sink is not None
-        by_head = (self.p_sink * c).reshape(self.p.batch, self.p.heads, self.p.n_q).sum(axis=(0, 2))
-        return collapse(by_head, self.p.sink.shape).astype(self.p.sink.dtype, copy=False)
-
-
-def backward(p: Problem, target: Target, outputs: Outputs, ct: Outputs) -> Differential:
+def backward(
+    p: Problem, target: Target, outputs: Outputs, ct: Outputs, into: Differential | None = None
+) -> Differential:
     """Gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, from the outputs of forward."""
     with np.errstate(all="ignore"):
-        arrays = Arrays(p, outputs, ct)
-        if p.batch * p.heads * p.n_q:
-            small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
-            plan(p, target, arrays, 1 if small else num_threads()).run(p, arrays)
-        return arrays.result()
+        return run(p, target, Arrays(p, outputs, ct, into))
+
+
+def run(p: Problem, target: Target, arrays: Arrays) -> Differential:
+    """The gradients, or their tangents, whichever arrays they are."""
+    if p.batch * p.heads * p.n_q:
+        small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
+        plan(p, target, arrays, 1 if small else num_threads()).run(p, arrays)
+    return arrays.result()
 
 
 def plan(p: Problem, target: Target, arrays: Arrays, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    a = arrays
-    lie = tuple(None if x is None else x.strides for x in (a.out, a.dout, a.lse, a.given, a.d_entropy))
-    call = ("backward", target.name, threads, *lie, p.signature or signature(p))
+    call = (arrays.name, target.name, threads, *arrays.lie, p.signature or signature(p))
     return kept(call, lambda: Plan(p, target, arrays, threads))
 
 
@@ -176,13 +108,14 @@ class Plan:
 
     def __init__(self, p: Problem, target: Target, arrays: Arrays, threads: int):
         self.target, self.threads = target, threads
-        kind = kind_of(p, target, arrays.d_entropy is not None)
+        kind = arrays.kind(target)
         rules = [(rule.prefix, rule.program) for rule in (kind.mask, kind.score) if rule is not None]
         self.key, self.names = kind.key, kind.fields
         # The rules of each call hold the same tables; they are known here by their places.
         every = _tables(p)
         trained = [] if kind.score is None else [(n, kind.score.program.tables[n]) for n in kind.trained]
         self.trained = [(self.names.index(f"dtable{n}"), every.index(table)) for n, table in trained]
+        self.moving = [(self.names.index(f"score_table{n}"), every.index(x)) for n, x in arrays.rule.moving.items()]
         self.fields = packed(self.names, self._words(p, arrays, rules))
         self.waves: Iterable[Wave] = Waves(kind, p, arrays, threads)
 
@@ -194,15 +127,17 @@ class Plan:
 
     def run(self, p: Problem, arrays: Arrays) -> None:
         def code() -> str:
-            return source(kind_of(p, self.target, arrays.d_entropy is not None), self.target)
+            return arrays.source(arrays.kind(self.target), self.target)
 
-        kernel = cache.kernel(self.key, "backward", self.target, code)
+        kernel = cache.kernel(self.key, arrays.name, self.target, code)
         fields, trained = self.fields[:], []
         fields[SEED] = p.seed
-        if self.trained:
+        if self.trained or self.moving:
             every = _tables(p)
             trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
-        bases = [0 if x is None else address_of(x) for x in arrays.addressed]
+            for at, n in self.moving:
+                fields[at] = address_of(arrays.tables[every[n]])
+        bases = [0 if x is None else address_of(x) for _, x, _, _ in arrays.arrays()]
         for wave in self.waves:
             items = wave.items + np.array(bases + [0] * (wave.items.shape[1] - len(bases)))
             fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(wave.tiles)
@@ -220,15 +155,13 @@ class Plan:
             spread(work, wave.cells, self.threads)
 
     def _words(self, p: Problem, a: Arrays, rules: list[tuple[str, Program]]) -> dict[str, int | float]:
-        words = shared_fields(p, rules)
-        for name, x in (("q", p.query), ("out", a.out), ("dout", a.dout)):
-            words |= zip((f"{name}_head", f"{name}_row", f"{name}_feature"), x.strides[-3:], strict=True)
-        words |= zip(("dq_head", "dq_row"), a.dq.strides[-3:-1], strict=True)
-        words |= {"dk_row": a.dk.strides[-2], "dv_row": a.dv.strides[-2], "strand_tiles": _strand_tiles(p)}
+        words = shared_fields(p, rules) | {"strand_tiles": _strand_tiles(p)}
+        for name, x, keep, _ in a.arrays():
+            if x is not None and keep == 3:
+                last = "key" if "bias" in name or "dense" in name else "feature"
+                words |= zip((f"{name}_head", f"{name}_row", f"{name}_{last}"), x.strides[-3:], strict=True)
         for at, n in self.trained:
             words[self.names[at + 1]] = _tables(p)[n].array.size * p.compute.itemsize
-        if a.dbias is not None:
-            words |= zip(("dbias_row", "dbias_key"), p.dense(a.dbias).strides[-2:], strict=True)
         return words
 
 
@@ -253,9 +186,8 @@ class Waves(Stages):
         sizes = np.minimum(self.kind.lanes, self.p.n_q - starts)
         return np.stack([heads, np.ones_like(heads)], axis=1), np.stack([starts, sizes], axis=1)
 
-    def arrays(self) -> Iterator[tuple[str, Array | None, int, bool]]:
-        for name, x in zip(self.kind.item, self.sums.addressed, strict=False):
-            yield name, x, 2 if name in ("lse", "given", "d_entropy", "c") else 3, name in ("k", "v", "dk", "dv")
+    def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
+        return self.sums.arrays()
 
     def __iter__(self) -> Iterator[Wave]:  # type: ignore[override]
         p, kind = self.p, self.backward
@@ -361,68 +293,3 @@ class _Done:
             yield
         finally:
             self.events[cell].set()
-
-
-def source(kind: BackwardKind, target: Target) -> str:
-    """The IR of a kernel."""
-
-    def write(k: "Kernel") -> None:
-        from regard.engines.cpu.backward_kernel import Backward
-
-        Backward(k, kind).run()
-
-    return written("backward", kind.fields, target, write)
-
-
-def kind_of(p: Problem, target: Target, entropy: bool) -> BackwardKind:
-    """The kernel for a call. entropy: whether it has a cotangent."""
-    real = F64 if p.compute == np.float64 else F32
-    W = target.lanes(real.size)
-    lanes = max(1, min(p.n_q, W * target.tile[1]))
-    mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
-    score, bent, readings = _score(p)
-    rows, keys = (True, False) if p.bias is None else bias_axes(p.bias)
-    return BackwardKind(
-        element=type_of(p.dtype),
-        real=real,
-        integer=integer_type(p.integers, mask, score) if mask or score else I64,
-        lanes=-(-lanes // W) * W,
-        few=0,
-        pairs=type_of(p.dtype) is BF16 and target.bf16_dot,
-        copied=True,
-        mask=mask,
-        score=score,
-        bias=None if p.bias is None else type_of(p.bias.dtype),
-        dropout=bool(p.dropout),
-        sink=p.sink is not None,
-        entropy=entropy,
-        best=0,
-        bent=bent,
-        readings=readings,
-        bias_rows=rows,
-        bias_keys=keys,
-        bias_shared=p.bias is not None and rows and keys and p.bias.size != p.batch * p.heads * p.n_q * p.n_k,
-    )
-
-
-def bias_axes(bias: Array) -> tuple[bool, bool]:
-    """Whether the sums of dS for a bias have rows and keys; they have rows at least."""
-    rows, keys = (1, *bias.shape)[-2:] if bias.ndim else (1, 1)
-    return rows != 1 or keys == 1, keys != 1
-
-
-def _score(p: Problem) -> tuple[Arguments | None, bool, tuple[Reading, ...]]:
-    """The program of the score and its derivatives, whether that in the score is not 1, and what else it has."""
-    if p.score_node is None:
-        return None, False, ()
-    d_ds, slopes = p.score_partials
-    assert d_ds is not None
-    bent = not (d_ds.op == "literal" and d_ds.payload == 1)
-    nodes: list[Node] = [p.score_node, *([d_ds] if bent else [])]
-    leaves = [leaf for leaf, slope in slopes.items() if not (slope.op == "literal" and slope.payload == 0)]
-    for leaf in leaves:
-        nodes += [slopes[leaf], *leaf.args]
-    program = Program.of(nodes)
-    numbers = {table: n for n, table in enumerate(program.tables)}
-    readings = tuple(Reading(numbers[leaf.payload], len(leaf.args)) for leaf in leaves)
-    return Arguments("score", program), bent, readings

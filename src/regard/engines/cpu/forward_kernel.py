@@ -34,6 +34,9 @@ class Best(NamedTuple):
 class Forward(Lanes):
     """What both layouts share: groups, spans, merging, and the end."""
 
+    following: Pointer  # the words of the item that comes after this one in its group, or of this one
+    place: Value  # of the tile that is worked on, in the list
+
     def __init__(self, k: Kernel, kind: Kind):
         super().__init__(k, kind)
         self.scale2 = mathematics.LOG2_E if kind.ruled else 1.0  # from scores to logarithms of base 2
@@ -61,6 +64,7 @@ class Forward(Lanes):
         def each(work: Callable[[], None]) -> None:
             with k.loop(stop, start=first) as n:
                 self._open(n, self.rest + (n - first) * sizes)
+                self.following = k.pointer("items", I64) + k.minimum(n + 1, stop - 1) * len(self.kind.item)
                 work()
 
         each(self._begin)
@@ -72,6 +76,8 @@ class Forward(Lanes):
 
         def pass_over() -> None:
             with k.when(self._next_span(none) == current.value):
+                with k.when(self.item.cursor[0] == self.word("tiles")):
+                    self._prepare_queries()
                 self._span()
 
         each(find)
@@ -108,7 +114,6 @@ class Forward(Lanes):
         k, item = self.k, self.item
         item.cursor[0] = self.word("tiles")
         self.each_lane(self._begin_lane)
-        self._prepare_queries()
         self._empty(item)
         self._forget(self._best(item))
         # The item of a call whose spans were worked on apart.
@@ -137,8 +142,10 @@ class Forward(Lanes):
     def _span(self) -> None:
         """The tiles of the item's next span."""
         k, item = self.k, self.item
-        partial = self.word("partial")
-        home = k.where(partial == 0, self.own.m.address, partial)
+        partial, first = self.word("partial"), item.cursor[0]
+        # Merged with nothing, the first is what it was: it is summed where it would go.
+        alone = first == self.word("tiles")
+        home = k.where(partial != 0, partial, k.where(alone, item.m.address, self.own.m.address))
         self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
         if self.kind.best:
             apart, together = self._best(self.span), self._best(item)
@@ -146,7 +153,6 @@ class Forward(Lanes):
                 self._forget(apart)
             homes = [k.where(partial == 0, x.address, y.address) for x, y in zip(together, apart, strict=True)]
             self.best = Best(*(k.at(home, x.type) for home, x in zip(homes, together, strict=True)))
-        first = item.cursor[0]
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
         t = k.variable(first)
@@ -156,7 +162,7 @@ class Forward(Lanes):
             again.value = (self._has_nan() & (self.careful.value == 0)).to(I64)
             self.careful.value = k.constant(I64, 1)
         item.cursor[0] = t.value
-        with k.when(partial == 0):
+        with k.when((partial == 0) & ~alone):
             self._merge(self.span)
 
     def _tiles(self, first: Value, work: Callable[[Tile], None]) -> Value:
@@ -165,6 +171,7 @@ class Forward(Lanes):
         end, current = self.word("tiles") + self.word("count"), self._span_of(tiles[first])
         t, inside = k.variable(first), k.variable(k.constant(I64, 1))
         with k.loop_while(lambda: inside.value != 0):
+            self.place = t.value
             work(self._tile(tiles[t.value]))
             t.value = t.value + 1
             inside.value = k.constant(I64, 0)

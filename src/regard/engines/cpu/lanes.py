@@ -213,31 +213,35 @@ class Lanes(ABC):
         """total + x · y; for words of two numbers each the product of both."""
         return self.k.dot_pairs(total, x, y) if self.kind.pairs else self.k.fma(x, y, total)
 
-    def _product(
+    def _sums(self, rows: int, columns: range | None = None) -> list[list[Variable]]:
+        """Zeros for some rows of the lanes' vectors, or of those that begin at `columns`."""
+        columns = self.vectors() if columns is None else columns
+        return [[self.k.variable(self.zero()) for _ in columns] for _ in range(rows)]
+
+    def _add_product(
         self,
-        rows: int,
+        sums: list[list[Variable]],
         start: Value,
         stop: Value,
         factor: Callable[[int, Value], Value],
         vector: Callable[..., Value],
         columns: range | None = None,
-    ) -> list[list[Variable]]:
-        """sum[r][c] = Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each.
+    ) -> None:
+        """sum[r][c] += Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each.
 
         columns: where the vectors begin, the lanes unless they are given.
         """
         k = self.k
         columns = self.vectors() if columns is None else columns
-        sums = [[k.variable(self.zero()) for _ in columns] for _ in range(rows)]
 
         def step(x: Value) -> None:
             vectors = [vector(x, c) for c in columns]
-            for r in range(rows):
+            for r, row in enumerate(sums):
                 f = factor(r, x).spread(self.W)
-                for c, v in enumerate(vectors):
-                    sums[r][c].value = self.multiply_add(sums[r][c].value, f, v)
+                for total, v in zip(row, vectors, strict=True):
+                    total.value = self.multiply_add(total.value, f, v)
 
-        unroll = UNROLL if rows > 1 else 1
+        unroll = UNROLL if len(sums) > 1 else 1
         whole = stop - (stop - start) % unroll
         with k.loop(whole, start=start, step=unroll) as x:
             for u in range(unroll):
@@ -245,6 +249,18 @@ class Lanes(ABC):
         if unroll > 1:
             with k.loop(stop, start=whole) as x:
                 step(x)
+
+    def _product(
+        self,
+        rows: int,
+        start: Value,
+        stop: Value,
+        factor: Callable[[int, Value], Value],
+        vector: Callable[..., Value],
+    ) -> list[list[Variable]]:
+        """sum[r][c] = Σ_x factor(r, x) · vector(x, c)."""
+        sums = self._sums(rows)
+        self._add_product(sums, start, stop, factor, vector)
         return sums
 
     def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
@@ -270,11 +286,19 @@ class Lanes(ABC):
 
     def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
         """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
+        base = self.address("bias", type).bytes((tile.start + tile.first) * self.k.integer("bias_key"))
+        self._approach_rows(base, "bias", KEYS * type.size, p, count)
+
+    def _approach_rows(self, base: Pointer, name: str, size: Value | int, p: Value, count: int) -> None:
+        """Bring near of an array's rows, one for each lane, so many bytes: of some lanes for every block of keys."""
         k, lanes = self.k, -(-self.B * count // KEYS)
-        head, row, key = (k.integer(f"bias_{axis}") for axis in ("head", "row", "key"))
-        base = self.address("bias", type).bytes((tile.start + tile.first) * key)
+        head, row = k.integer(f"{name}_head"), k.integer(f"{name}_row")
         for n in range(lanes):
             lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
             line = self._row(base, lane, head, row)
-            for x in range(0, KEYS * type.size, 64):
-                line.bytes(x).prefetch()
+            if isinstance(size, int):
+                for x in range(0, size, 64):
+                    line.bytes(x).prefetch()
+            else:
+                with k.loop(size, step=64) as at:
+                    line.bytes(at).prefetch()

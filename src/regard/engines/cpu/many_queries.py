@@ -74,9 +74,9 @@ class ManyQueries(Forward):
             queries, into = self._pick_pointer(n, turned).of(number), self._pick_pointer(n, results)
 
             def block(count: int, p: Value) -> None:
-                if kind.bias and count > 1:
+                if count > 1:
                     with k.when(n == 0):
-                        self._approach(kind.bias, tile, p, count)
+                        self._come_near(tile, p, count)
                 lines = [rows.bytes((p + r) * width) for r in range(count)]
                 sums = self._product(
                     count,
@@ -87,7 +87,7 @@ class ManyQueries(Forward):
                 )
                 for r in range(count):
                     for c, s in zip(self.vectors(), sums[r], strict=True):
-                        self._add_product(into, (p + r) * self.B + c, s.value, n, results)
+                        self._put_product(into, (p + r) * self.B + c, s.value, n, results)
                 if not kind.ruled:
                     with k.when(plain.value != 0):
                         for r in range(count):
@@ -106,13 +106,30 @@ class ManyQueries(Forward):
         for c, top in zip(self.vectors(), tops, strict=True):
             self.tile.top[c] = top.value
 
+    def _come_near(self, tile: Tile, p: Value, count: int) -> None:
+        """What is needed soon: the bias, the next item's queries, and in the last tile where outputs are written."""
+        k, kind, size = self.k, self.kind, self.kind.element.size
+        if kind.bias:
+            self._approach(kind.bias, tile, p, count)
+        with k.when(self.place == self.word("tiles")):
+            for name in kind.queries:
+                base = k.pointer_at(self.following, kind.item.index(name), kind.element)
+                self._approach_rows(base, name, self.d * size, p, count)
+        with k.when(self.place + 1 == self.word("tiles") + self.word("count")):
+            for name in self._written():
+                self._approach_rows(self.address(name, kind.element), name, self.d_v * size, p, count)
+
+    def _written(self) -> tuple[str, ...]:
+        """The arrays that rows of outputs go to."""
+        return ("out",)
+
     def _keys(self, tile: Tile, name: str) -> tuple[Pointer, Value]:
         """The first row of K of a tile, and the bytes from row to row."""
         if self.kind.copied:
             return self.k_copy(self._slot(tile), name), self.key_width * self.key_type.size
         return self._source(name, tile.start), self.k.integer(f"{name}_row")
 
-    def _add_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
+    def _put_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
         """Write the n-th product, or add it if one before went to the same place."""
         for m, result in enumerate(results):
             if any(result is before for before in results[:m]):

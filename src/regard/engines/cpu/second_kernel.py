@@ -33,6 +33,9 @@ class SecondPass(ManyQueries):
     def _span(self) -> None:
         self.item.cursor[0] = self._tiles(self.item.cursor[0], self._work_on)
 
+    def _written(self) -> tuple[str, ...]:
+        return ()
+
     def _work_on(self, tile: Tile) -> None:
         self._copies(tile)
         self._scores(tile)

@@ -84,6 +84,9 @@ class Tangent(ManyQueries):
 
     # The end
 
+    def _written(self) -> tuple[str, ...]:
+        return ("out_dot",) if self.kind.given else ("out", "out_dot")
+
     def _finish(self) -> None:
         """Also l̇se and Ḣ, which lie where factors of spans did, and Ȯ."""
         k, kind, item, tile = self.k, self.kind, self.item, self.tile

@@ -99,9 +99,11 @@ class Tangents:
         )  # fmt: skip
 
 
-def jvp(p: Problem, target: Target, t: Differential, outputs: Outputs | None) -> tuple[Outputs, Outputs]:
+def jvp(
+    p: Problem, target: Target, t: Differential, outputs: Outputs | None, into: Outputs | None = None
+) -> tuple[Outputs, Outputs]:
     """Outputs, and their tangents along tangents of the inputs; outputs that are given are not made again."""
-    call = tangents(p, t, outputs)
+    call = tangents(p, t, outputs, into)
     run(p, target, call)
     made, d = call.results, call.d_outputs
     if outputs is None:
@@ -109,7 +111,7 @@ def jvp(p: Problem, target: Target, t: Differential, outputs: Outputs | None) ->
     return outputs, d if outputs.entropy is not None else d._replace(entropy=None)
 
 
-def tangents(p: Problem, t: Differential, outputs: Outputs | None) -> Tangents:
+def tangents(p: Problem, t: Differential, outputs: Outputs | None, into: Outputs | None = None) -> Tangents:
     score, tables = None, {table: Table(x) for table, x in t.tables.items()}
     if p.score_node is not None and (t.query is not None or t.key is not None or tables):
         score = Program.of([p.score_node, tangent(p.score_node, tables)])
@@ -119,8 +121,10 @@ def tangents(p: Problem, t: Differential, outputs: Outputs | None) -> Tangents:
     assert known.out is not None
     assert known.lse is not None
     results = Results(known.out, known.lse, known.entropy, None)
-    return Tangents(results, t, score, frozenset(tables.values()), new_outputs(p), outputs is not None)
+    return Tangents(results, t, score, frozenset(tables.values()), new_outputs(p, into), outputs is not None)
 
 
-def new_outputs(p: Problem) -> Outputs:
-    return Outputs(p.new_output(), *(np.empty(p.shape(p.n_q), p.compute) for _ in range(2)))
+def new_outputs(p: Problem, into: Outputs | None = None) -> Outputs:
+    out, *rows = into or Outputs(None, None, None)
+    made = (np.empty(p.shape(p.n_q), p.compute) if x is None else x for x in rows)
+    return Outputs(p.new_output() if out is None else out, *made)

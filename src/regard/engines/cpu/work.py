@@ -48,8 +48,10 @@ K = TypeVar("K", bound="Kept")
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
-SHORT = 2**25  # products below which a call on one thread is worth keeping whole
+SHORT = 2**28  # products below which a call on one thread is worth keeping whole
+FEW_ITEMS = 2**16  # bytes of them that such a call may keep
 KEPT = 256  # plans
+FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, Any] = {}
@@ -234,17 +236,20 @@ class Plan:
             starts = [*bases, 0 if partial is None else address_of(partial)]
             items = stage.items + np.array(starts + [0] * (stage.items.shape[1] - len(starts)))
             fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(stage.tiles)
-            scratch, bounds, cuts = Scratch(stage.scratch), address_of(stage.bounds), stage.cuts
+            launch(kernel, fields, stage, self.threads)
 
-            def part(
-                n: int, bounds: int = bounds, cuts: list[int] = cuts, scratch: Scratch = scratch, fields: Any = fields
-            ) -> None:
-                mine = fields[:]
-                mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
-                mine[SCRATCH] = scratch.address
-                kernel(mine.buffer_info()[0])
 
-            spread(part, range(len(cuts) - 1), self.threads)
+def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
+    """Run the groups of a stage, whose items and tiles lie where the fields say."""
+    scratch, bounds, cuts = Scratch(stage.scratch), address_of(stage.bounds), stage.cuts
+
+    def part(n: int) -> None:
+        mine = fields[:]
+        mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
+        mine[SCRATCH] = scratch.address
+        kernel(mine.buffer_info()[0])
+
+    spread(part, range(len(cuts) - 1), threads)
 
 
 class Again:
@@ -275,16 +280,23 @@ class Again:
 def again(p: Problem, target: Target) -> Again | None:
     """What runs a short call without wishes but the mask of a rule once more; None for others."""
     work = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16)
-    bare = p.bias is None and p.sink is None and p.score is None and not p.dropout and not p.observe
-    bare = bare and not any(program.tables for _, program in programs(p))
-    if not 0 < work < (SMALL if num_threads() > 1 else SHORT) or not bare or dense_masks(p):
+    plain = bare(p) and not any(program.tables for _, program in programs(p))
+    if not 0 < work < (SMALL if num_threads() > 1 else SHORT) or not plain or dense_masks(p):
         return None
     results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
     found = plan(p, target, results, range(p.n_q), 1)
-    if not isinstance(found.stages, tuple) or len(found.stages) != 1 or found.stages[0].partial:
+    if not isinstance(found.stages, tuple) or len(found.stages) != 1:
+        return None
+    (stage,) = found.stages
+    if stage.partial or stage.items.nbytes > FEW_ITEMS:
         return None
     kind = kind_of(p, target, p.n_q, *results.wishes)
     return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
+
+
+def bare(p: Problem) -> bool:
+    """Whether a call has no wishes beside a mask."""
+    return p.bias is None and p.sink is None and p.score is None and not p.dropout and not p.observe
 
 
 GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SEED = map(
@@ -587,6 +599,7 @@ def kind_of(
     pairs = element is BF16 and target.bf16_dot and p.scale != 0
     few = few and lanes <= min(FEW, W) and straight[1] and not best
     converted = element is not real and not pairs
+    apart = rows * p.group > lanes and any(_scattered(x) for x in (p.key, p.value, *more))
     return Kind(
         element=element,
         real=real,
@@ -594,7 +607,7 @@ def kind_of(
         lanes=W if few else -(-lanes // W) * W,
         few=1 << (lanes - 1).bit_length() if few else 0,
         pairs=pairs,
-        copied=not few and (converted or not all(straight) or (pairs and p.d % 2 != 0)),
+        copied=not few and (converted or apart or not all(straight) or (pairs and p.d % 2 != 0)),
         mask=mask,
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),
@@ -603,6 +616,12 @@ def kind_of(
         entropy=entropy,
         best=best,
     )
+
+
+def _scattered(x: Array) -> bool:
+    """Whether a head's rows lie apart over more than FAR bytes: they share few sets of a cache and evict each other."""
+    step = x.strides[-2]
+    return bool(step > x.shape[-1] * x.itemsize and step * x.shape[-2] > FAR)
 
 
 def working_memory(p: Problem) -> int:

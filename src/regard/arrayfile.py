@@ -1,0 +1,107 @@
+"""Named arrays in a safetensors file, written piece by piece and mapped into memory when read.
+
+The library itself writes only what lies in memory as a whole, and reads copies; it still judges every file that is
+opened here.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"), "I64": np.dtype("<i8"), "U64": np.dtype("<u8"),
+    "F32": np.dtype("<f4"), "I32": np.dtype("<i4"), "U32": np.dtype("<u4"),
+    "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16), "I16": np.dtype("<i2"), "U16": np.dtype("<u2"),
+    "I8": np.dtype("i1"), "U8": np.dtype("u1"), "BOOL": np.dtype(bool),
+}  # fmt: skip
+"""By the name that safetensors gives them, those with the largest elements first: so each is aligned in the file."""
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Parts:
+    """Arrays (..., n, d) that follow each other along their last axis but one, as one that is never put together."""
+
+    def __init__(self, parts: Sequence[Array]):
+        self.parts = tuple(parts)
+        first = parts[0]
+        rows = sum(part.shape[-2] for part in parts)
+        self.shape = (*first.shape[:-2], rows, first.shape[-1])
+        self.dtype = first.dtype
+
+    def pieces(self) -> Iterator[Array]:
+        for index in np.ndindex(self.shape[:-2]):
+            for part in self.parts:
+                yield part[index]
+
+
+def _pieces(x: Array | Parts) -> Iterator[Array]:
+    """The array in its order in memory, a matrix at a time."""
+    if isinstance(x, Parts):
+        yield from x.pieces()
+        return
+    for index in np.ndindex(x.shape[:-2]):
+        yield x[index]
+
+
+def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str, str]) -> None:
+    """Write the file, whole or not at all: what was at `path` stays until the new one is complete.
+
+    Raises TypeError for a dtype that the format has no name for.
+    """
+    for name, x in arrays.items():
+        if x.dtype not in NAMES:
+            raise TypeError(f"{name} has dtype {x.dtype}, which a safetensors file cannot hold")
+    ranks = {dtype: rank for rank, dtype in enumerate(NAMES)}
+    order = sorted(arrays, key=lambda name: ranks[arrays[name].dtype])
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        x = arrays[name]
+        begin, end = end, end + int(np.prod(x.shape, dtype=np.int64)) * x.dtype.itemsize
+        header[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(made, "xb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in order:
+                for piece in _pieces(arrays[name]):
+                    file.write(np.ascontiguousarray(piece).view(np.uint8).data)
+        made.replace(path)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    """The arrays, mapped into memory and read-only, and the metadata.
+
+    Raises OSError if the file cannot be read, ValueError if it is not a whole safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    with open(path, "rb") as file:  # safe_open's own errors do not say which file, or why
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            with safe_open(path, framework="np"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
+        header = json.loads(file.read(size))
+    metadata = header.pop("__metadata__", {})
+    data: Array = np.asarray(np.memmap(path, np.uint8, "r"))[8 + size :] if header else np.empty(0, np.uint8)
+    arrays = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in DTYPES:
+            raise ValueError(f"{path}: {name} has dtype {entry['dtype']}, which NumPy does not have")
+        begin, end = entry["data_offsets"]
+        arrays[name] = data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return arrays, metadata

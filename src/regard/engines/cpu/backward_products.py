@@ -1,0 +1,295 @@
+"""The products of a tile in backward, and what its gradients are added to.
+
+Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane; dV += (P · D)ᵀ dO and dK += dTᵀ Q have features
+there, and read numbers of dT and P through broadcasts. A product is a sum of *terms*, of which a tangent has two.
+
+What is hidden has the weight −0, which no other weight is: it counts as 0 in sums, and where a row of Q, K, V or dO is
+not finite, so that 0 · NaN would be NaN, tells what to leave out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from regard.engines.cpu import mathematics
+from regard.engines.cpu.backward_layout import BackwardKind, padded, tile_area
+from regard.engines.cpu.element import BF16, I16, I32, I64
+from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.lanes import Lanes, Tile
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A sum of products of factors, rows of numbers that are read through broadcasts, and rows of vectors.
+
+    The n-th factors meet the n-th vectors. Those from `first` to before `stop` are there, which is known when it runs.
+    """
+
+    factors: Sequence[Pointer]
+    vectors: Sequence[Pointer]
+    first: Value | int = 0
+    stop: Value | int = 1
+
+
+class Products(Lanes):
+    """The part of the kernel that multiplies and adds. A tangent names other terms."""
+
+    kind: BackwardKind
+
+    def __init__(self, k: Kernel, kind: BackwardKind):
+        super().__init__(k, kind)
+        self.scale = k.real("scale", kind.real)
+        # Scores are logarithms of base 2 unless a rule wants natural ones.
+        self.unit = 1.0 if kind.ruled else mathematics.LOG2_E
+        self.tile, self.rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
+        self.state = self.tile.state.of(I64)
+        # What products take at once: a number, or a word of two.
+        self.both, self.number = (2, I32) if kind.pairs else (1, kind.real)
+        self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else self.scale * self.unit
+
+    # What is multiplied
+
+    def _terms_of_scores(self) -> list[tuple[Pointer, Value, Terms]]:
+        """By pairs, over features: where the products go, the number of features, rows of keys and turned queries."""
+        tile, item = self.tile, self.item
+        return [
+            (tile.P, self.d, Terms([tile.k_copy], [item.q])),
+            (tile.dS, self.d_v, Terms([tile.v_copy], [item.dout])),
+        ]
+
+    def _terms_of_queries(self) -> Terms:
+        """By queries, over keys: rows of keys and slopes."""
+        return Terms([self._key_rows("k")], [self._slopes_of("dS")])
+
+    def _terms_of_keys(self) -> tuple[Terms, Terms]:
+        """By keys, over queries, of dV and of dK: weights or slopes, and rows of queries."""
+        item = self.item
+        return Terms([self._short("P")], [item.dout_rows]), Terms([self._short("dS")], [item.q_rows])
+
+    def _key_rows(self, name: str) -> Pointer:
+        found: Pointer = getattr(self.tile, f"{name}_pairs" if self.kind.pairs else f"{name}_copy")
+        return found
+
+    def _slopes_of(self, name: str) -> Pointer:
+        """A tile of slopes, two keys to a word where products take pairs."""
+        found: Pointer = getattr(self.tile, f"{name}_pairs" if self.kind.pairs else name)
+        return found
+
+    def _short(self, name: str) -> Pointer:
+        """A tile of weights or slopes, one key after the other."""
+        found: Pointer = getattr(self.tile, f"{name}_short" if self.kind.pairs else name)
+        return found.of(BF16) if self.kind.pairs else found
+
+    def _pick_terms(self, n: Value, options: Sequence[Terms]) -> Terms:
+        """The n-th of some sums."""
+        last = max(len(x.factors) for x in options) - 1
+        factors, vectors = (
+            [self._pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each]) for m in range(last + 1)]
+            for each in ([x.factors for x in options], [x.vectors for x in options])
+        )
+        if not last:
+            return Terms(factors, vectors)
+        ends = [[self.k.whole(x) for x in each] for each in ([x.first for x in options], [x.stop for x in options])]
+        return Terms(factors, vectors, self._pick(n, ends[0]), self._pick(n, ends[1]))
+
+    @contextmanager
+    def _each(self, terms: Terms) -> Iterator[tuple[Pointer, Pointer]]:
+        """The terms that are there, one after the other: factors and vectors."""
+        if len(terms.factors) == 1:
+            yield terms.factors[0].of(self.number), terms.vectors[0].of(self.number)
+            return
+        with self.k.loop(terms.stop, start=terms.first) as n:
+            factors, vectors = (self._pick_pointer(n, x) for x in (terms.factors, terms.vectors))
+            yield factors.of(self.number), vectors.of(self.number)
+
+    def _multiply(
+        self,
+        rows: int,
+        terms: Terms,
+        ends: tuple[Value, Value],
+        line: Callable[[Pointer, int], Pointer],
+        step: Value | int,
+        height: Value | int,
+        columns: range | None = None,
+        column: Value | int = 0,
+    ) -> list[list[Variable]]:
+        """sum[r][c] = Σ_x line(f, r)[x · step] · v[x · height + column + c] for x between `ends`, of all terms f, v."""
+        sums = self._sums(rows, columns)
+        with self._each(terms) as (factors, vectors):
+            lines, vectors = [line(factors, r) for r in range(rows)], vectors + column
+            self._add_product(
+                sums, *ends, lambda r, x: lines[r][x * step], lambda x, c: self.load(vectors, x * height, c), columns
+            )
+        return sums
+
+    # Scores
+
+    def _scores(self, tile: Tile) -> None:
+        """Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
+        k, (results, counts, products) = self.k, zip(*self._terms_of_scores(), strict=True)
+        with k.loop(len(results)) as n:
+            count = self._pick(n, counts)
+            width, stop = self._copy_width(count) // self.both, (count + (self.both - 1)) // self.both
+            into, terms = self._pick_pointer(n, results), self._pick_terms(n, products)
+
+            def block(
+                count: int,
+                p: Value,
+                n: Value = n,
+                width: Value = width,
+                stop: Value = stop,
+                into: Pointer = into,
+                terms: Terms = terms,
+            ) -> None:
+                if self.kind.bias and count > 1:
+                    with k.when(n == 0):
+                        self._approach(self.kind.bias, tile, p, count)
+                sums = self._multiply(count, terms, (k.whole(0), stop), lambda f, r: f + (p + r) * width, 1, self.B)
+                for r in range(count):
+                    for c, x in zip(self.vectors(), sums[r], strict=True):
+                        into[(p + r) * self.B + c] = x.value
+
+            self._blocks(tile.first, tile.stop, block)
+
+    def _copy_width(self, count: Value) -> Value:
+        """Of a row in the copy of a tile."""
+        return padded(self.real.size, count) if self.kind.pairs else count
+
+    # Sums
+
+    def _add_queries(self, tile: Tile, careful: bool) -> None:
+        """dQᵀ += Kᵀ dTᵀ."""
+        k, dq, width, n = self.k, self.item.dq, self._copy_width(self.d), self.both
+        terms, ends = self._terms_of_queries(), (tile.first // n, (tile.stop + (n - 1)) // n)
+
+        def block(count: int, a: Value) -> None:
+            sums = self._multiply(count, terms, ends, lambda f, r: f + a + r, width, self.B)
+            for r in range(count):
+                for c, x in zip(self.vectors(), sums[r], strict=True):
+                    at = (a + r) * self.B + c
+                    dq[at] = self.load(dq, at) + x.value
+
+        if not careful:
+            self._blocks(k.whole(0), self.d, block)
+            return
+        with k.loop(self.d) as a, k.loop(self.B, step=self.W) as c:
+            total = k.variable(self.zero())
+            with self._each(terms) as (rows, dS), k.loop(ends[1], start=ends[0]) as p:
+                shown = self._shown(rows[p * width + a], [self.weights + (n * p + m) * self.B + c for m in range(n)])
+                total.value = self.multiply_add(total.value, shown, self.load(dS, p * self.B + c))
+            dq[a * self.B + c] = self.load(dq, a * self.B + c) + total.value
+
+    @property
+    def weights(self) -> Pointer:
+        """P · D, one key after the other."""
+        return self._short("P")
+
+    def _shown(self, x: Value, weights: Sequence[Pointer], lanes: int | None = None) -> Value:
+        """x, or 0 where the weight at an address is that of a hidden pair, −0; for each half of a word its own."""
+        k, lanes = self.k, self.W if lanes is None else lanes
+        hidden = []
+        for weight in weights:
+            word = I16 if self.kind.pairs else mathematics.integer(self.zero())
+            hidden.append(weight.of(word).load(0, lanes) == -(2 ** (8 * word.size - 1)))
+        if not self.kind.pairs:
+            return k.where(hidden[0], k.constant(self.real, 0.0), x)
+        zero = k.constant(I32, 0)
+        low, high = (k.where(h, zero, k.constant(I32, 0xFFFF << 16 * m)) for m, h in enumerate(hidden))
+        return x & (low | high)
+
+    def _add_keys(self, tile: Tile, careful: bool) -> None:
+        """dV += (P · D)ᵀ dO and dK += dTᵀ Q: features in lanes."""
+        k, vectors = self.k, 4 if self.k.target.registers >= 32 else 2
+        with k.loop(2) as which:
+            v = which == 0
+            terms = self._pick_terms(which, self._terms_of_keys())
+            width = padded(self.real.size, k.where(v, self.d_v, self.d))
+            row = k.where(v, k.integer("dv_row"), k.integer("dk_row"))
+            base = self._pick_pointer(which, [self.address("dv", self.real), self.address("dk", self.real)])
+            base = base.bytes(tile.start * row)
+            whole = width - width % (vectors * self.W)
+            chunks = ((0, width, 1),) if careful else ((0, whole, vectors), (whole, width, 1))
+            for start, stop, count in chunks:
+                with k.loop(stop, start=start, step=count * self.W) as a:
+                    self._add_features(tile, terms, a, width, base + a, row, count, careful)
+
+    def _add_features(
+        self,
+        tile: Tile,
+        terms: Terms,
+        a: Value,
+        width: Value,
+        base: Pointer,
+        row: Value,
+        vectors: int,
+        careful: bool,
+    ) -> None:
+        """base[j, a] += Σ_i weights[j, i] rows[i, a] for so many vectors of features."""
+        k, columns, stop = self.k, range(0, vectors * self.W, self.W), self.B // self.both
+
+        def block(count: int, p: Value) -> None:
+            for r in range(count):
+                for c in columns:
+                    (base.bytes((p + r) * row) + c).prefetch()
+            ends = k.whole(0), k.whole(stop)
+            sums = self._multiply(count, terms, ends, lambda f, r: f + (p + r) * stop, 1, width, columns, a)
+            for r in range(count):
+                into = base.bytes((p + r) * row)
+                for c, x in zip(columns, sums[r], strict=True):
+                    into[c] = self.load(into, c) + x.value
+
+        if not careful:
+            self._blocks(tile.first, tile.stop, block, 6 if vectors > 1 else 8)
+            return
+        with k.loop(tile.stop, start=tile.first) as p:
+            total = k.variable(self.zero())
+            with self._each(terms) as (weights, rows), k.loop(stop) as i:
+                at = self.weights + p * self.B + i * self.both
+                shown = self._shown(self.load(rows, a, i * width), [at + m for m in range(self.both)], 0)
+                total.value = self.multiply_add(total.value, shown, weights[p * stop + i].spread(self.W))
+            into = base.bytes(p * row)
+            into[0] = self.load(into) + total.value
+
+    def _add_bias(self, tile: Tile) -> None:
+        """dbias += dS, summed over the keys or the rows that a bias does not have."""
+        k, W, B, dS = self.k, self.W, self.B, self.tile.bias
+        base, lanes = self.address("dbias", self.real), self.word("lanes")
+        row, key = k.integer("dbias_row"), k.integer("dbias_key")
+        if not self.kind.bias_rows:
+            with k.loop(tile.stop, start=tile.first) as p:
+                total = k.variable(self.zero())
+                with k.loop(B, step=W) as c:
+                    total.value += self.load(dS, p * B + c)
+                into = base.bytes((tile.start + p) * key)
+                into[0] = into[0] + self._sum(total.value)
+            return
+        if not self.kind.bias_keys:
+            with k.loop(B, step=W) as c:
+                total = k.variable(self.zero())
+                with k.loop(tile.stop, start=tile.first) as p:
+                    total.value += self.load(dS, p * B + c)
+                dS[tile.first * B + c] = total.value
+            with k.loop(lanes) as n:
+                into = base.bytes(n * row)
+                into[0] = into[0] + dS[tile.first * B + n]
+            return
+        whole = tile.stop - (tile.stop - tile.first) % W
+        here = base.bytes(tile.start * key)
+        with k.loop(lanes, step=W) as c:
+            with k.loop(whole, start=tile.first, step=W) as p:
+                turned = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])
+                for r in range(W):
+                    with k.when(c + r < lanes):
+                        into = here.bytes((c + r) * row) + p
+                        into[0] = self.load(into) + turned[r] if self.kind.bias_shared else turned[r]
+            with k.loop(tile.stop, start=whole) as p, k.loop(k.minimum(lanes, c + W), start=c) as n:
+                into, x = here.bytes(n * row) + p, dS[p * B + n]
+                into[0] = into[0] + x if self.kind.bias_shared else x
+
+    def _sum(self, x: Value) -> Value:
+        """Of all lanes, the halves added again and again."""
+        while x.lanes > 1:
+            half = x.lanes // 2
+            low, high = (self.k.shuffle(x, x, range(start, start + half)) for start in (0, half))
+            x = low + high
+        return x.lane(0)

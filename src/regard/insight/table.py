@@ -1,0 +1,96 @@
+"""Tables of heads: what kind each is of, for the terminal, as JSON and as CSV."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from .heads import KINDS, HeadStatistics
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NOTABLE = 0.25
+"""The score from which a head is called by its kind."""
+
+MOST = 64
+"""Heads that are all listed; of more, only the strongest of each kind, unless all are asked for."""
+
+STRONGEST = 3
+SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
+
+
+def named(head: HeadStatistics) -> str | None:
+    """The kind of a head whose score is the highest, from `NOTABLE` on; None for a head of no kind.
+
+    Heads rest on the first token where they find nothing else, so a head is a sink only if it is of no other kind.
+    """
+    notable = {kind: score for kind, score in head.scores.items() if score >= NOTABLE}
+    return max(notable, key=lambda kind: (kind != "first-token sink", notable[kind]), default=None)
+
+
+def rows(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each head: layer (its number), name (of the layer), head, kv_head, kind, and scores; None for NaN."""
+    found = []
+    for head in heads:
+        values = asdict(head)
+        scores = {name: None if math.isnan(values[name]) else values[name] for name in SCORES}
+        about = {"layer": head.layer, "name": layers[head.layer], "head": head.head, "kv_head": head.kv_head}
+        found.append(about | {"kind": named(head)} | scores)
+    return found
+
+
+def as_json(heads: Sequence[HeadStatistics], layers: Sequence[str], model: str) -> str:
+    return json.dumps({"model": model, "heads": rows(heads, layers)}, ensure_ascii=False, indent=1) + "\n"
+
+
+def as_csv(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> str:
+    """One line for each head, empty where a score has no meaning."""
+    written = io.StringIO()
+    table = csv.DictWriter(written, list(rows(heads[:1], layers)[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows(heads, layers))
+    return written.getvalue()
+
+
+def show(
+    heads: Sequence[HeadStatistics], layers: Sequence[str], about: str, console: "Console", every: bool = False
+) -> None:
+    """Print how many heads are of each kind, the strongest of each, and the scores of all if they are few."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text.assemble(("regard insight", "bold"), "  ", (about, "dim")), soft_wrap=True)
+    console.print()
+    kinds = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("kind", "heads", "strongest"):
+        kinds.add_column(title)
+    names = [named(head) for head in heads]
+    for kind in KINDS:
+        known = [head for head in heads if not math.isnan(head.scores[kind])]
+        best = sorted(known, key=lambda head: -head.scores[kind])[:STRONGEST]
+        listed = "  ".join(f"L{head.layer} H{head.head} {head.scores[kind]:.2f}" for head in best)
+        kinds.add_row(kind, f"{names.count(kind)} of {len(heads)}", Text(listed or "nothing repeats, or no tokens"))
+    console.print(kinds)
+    if not every and len(heads) > MOST:
+        console.print(Text(f"\n--all lists all {len(heads)} heads", style="dim"))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("head")
+    table.add_column("kind")
+    for title in ("prev", "dup", "ind", "sink", "self", "entropy", "norm."):
+        table.add_column(title, justify="right")
+    before = None
+    for head, name in zip(heads, names, strict=True):
+        if head.layer != before:
+            table.add_row(Text(layers[head.layer], style="dim"))
+            before = head.layer
+        keys = "" if head.kv_head in (None, head.head) else f" (keys of {head.kv_head})"
+        values = (getattr(head, score) for score in SCORES)
+        cells = ("–" if math.isnan(value) else f"{value:.2f}" for value in values)
+        table.add_row(f"L{head.layer} H{head.head}{keys}", name or "", *cells)
+    console.print()
+    console.print(table)

@@ -1,0 +1,134 @@
+"""Models of transformers that are on this machine, and what they attend to in a text. Nothing is fetched.
+
+Raises ValueError with one line for people wherever a model or a text cannot be had.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import regard
+from regard.captured import Capture
+from regard.insight import repeated_tokens
+from regard.torch.recording import pieces
+
+try:
+    import transformers
+except ImportError:
+    raise ValueError("a model needs transformers: pip install 'regard[transformers]'") from None
+
+ANSWER = 32
+"""Tokens that a model of two sequences answers with: what its decoder reads."""
+
+
+def read(
+    model: str,
+    text: str | None = None,
+    *,
+    memory: int | None = None,
+    path: Path | None = None,
+    progress: Callable[[str], object] = lambda stage: None,
+) -> Capture:
+    """What a model attends to in a text, or, without one, in random tokens that are said four times over, which is
+    what induction heads are measured on (Olsson et al. 2022).
+
+    model: a folder as `save_pretrained` writes it, or the name of a model in the local cache. memory, path: as in
+    `regard.capture`. An encoder reads the text, and its decoder what the model answers.
+    """
+    with _quiet():
+        config = _loaded(transformers.AutoConfig, model, "configuration")
+        known = None if text is None else _loaded(transformers.AutoTokenizer, model, "tokenizer")
+        ids, labels = _repeated(config) if known is None else _encoded(known, text or "")
+        longest = _longest(config)
+        if longest is not None and ids.shape[-1] > longest:
+            raise ValueError(f"text is too long: {ids.shape[-1]:,} tokens, and {model} reads at most {longest:,}")
+        progress("loading the model")
+        answers = bool(getattr(config, "is_encoder_decoder", False))
+        kind = transformers.AutoModelForSeq2SeqLM if answers else transformers.AutoModel
+        network = _loaded(kind, model, "model", dtype="auto").eval()
+        progress(f"running the model on {ids.shape[-1]:,} tokens")
+        given = torch.from_numpy(ids)
+        with regard.capture(network, memory=memory, path=path) as seen, torch.no_grad():
+            if answers:
+                network.generate(input_ids=given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
+            else:
+                network(input_ids=given, use_cache=False)
+    seen.model = model
+    for name, tokens in seen.tokens.items():
+        assert tokens.ids is not None
+        shown = labels if np.array_equal(tokens.ids, ids) else _pieces(known, tokens.ids[0].tolist())
+        seen.tokens[name] = replace(tokens, labels=(tuple(shown),))
+    return seen
+
+
+def _loaded(kind: Any, model: str, what: str, **options: Any) -> Any:
+    """What a folder or the local cache has of a model."""
+    try:
+        return kind.from_pretrained(model, local_files_only=True, **options)
+    except (OSError, ValueError, KeyError) as error:
+        if not Path(model).exists() and what == "configuration":
+            raise ValueError(
+                f"no such model: {model} is neither a folder nor in the local cache of transformers; nothing is fetched"
+            ) from None
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{model} has no {what} that transformers can load: {reason}") from None
+
+
+def _encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]]:
+    """Token ids (1, n), and for each the piece of the text that it is, or its name if it is none."""
+    if not text:
+        raise ValueError("text is empty: give at least one character")
+    made = tokenizer(text, return_offsets_mapping=tokenizer.is_fast)
+    ids = list(made["input_ids"])
+    if not ids:
+        raise ValueError("the tokenizer finds no token in this text")
+    if tokenizer.is_fast:
+        spans = zip(made["offset_mapping"], pieces(tokenizer, ids), strict=True)
+        labels = [text[a:b] if b > a else name for (a, b), name in spans]
+    else:
+        labels = pieces(tokenizer, ids)
+    return np.array([ids], np.int64), labels
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    return [str(n) for n in ids] if tokenizer is None else pieces(tokenizer, ids)
+
+
+def _repeated(config: Any) -> tuple[np.ndarray[Any, Any], list[str]]:
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    if not size:
+        raise ValueError("this model reads no tokens, so there is no text to look at it with")
+    ids = repeated_tokens(size)
+    first = getattr(config.get_text_config(), "bos_token_id", None)
+    if isinstance(first, int):
+        ids = np.concatenate([[[first]], ids], axis=-1)
+    return ids, [str(n) for n in ids[0].tolist()]
+
+
+def _longest(config: Any) -> int | None:
+    """The most tokens that the model was made for."""
+    text = config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_source_positions"):
+        if isinstance(found := getattr(text, name, None), int) and found > 0:
+            return found
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the reports of transformers on weights that an attention map has no use for."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    transformers.utils.logging.disable_progress_bar()
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        transformers.utils.logging.enable_progress_bar()

@@ -1,0 +1,109 @@
+"""Small models of transformers with random weights, of each kind whose attention is special."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
+
+VOCABULARY, WINDOW = 61, 5
+DECODER = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Model:
+    """A kind of model: its class, its configuration, and what eager computes its softmax in."""
+
+    model: str
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    kind: str = "decoder"
+
+    def build(self) -> Any:
+        torch.manual_seed(0)
+        config = getattr(transformers, self.config)(**self.options)
+        model = getattr(transformers, self.model)(config).to(self.dtype)
+        with torch.no_grad():
+            for parameter in model.parameters():  # initial biases, position tables and sinks are zero: all count alike
+                parameter += 0.1 * torch.randn_like(parameter)
+        return model.eval()
+
+    def inputs(self) -> dict[str, Any]:
+        torch.manual_seed(1)
+        ids = torch.randint(3, VOCABULARY, (2, 11))
+        padded = torch.ones_like(ids)
+        if self.kind == "image":
+            return {"pixel_values": torch.randn(2, 3, 16, 16, dtype=self.dtype)}
+        if self.kind == "speech":
+            return {"input_features": torch.randn(2, 8, 40, dtype=self.dtype), "decoder_input_ids": ids}
+        if self.kind == "decoder":
+            padded[0, :4] = 0
+            return {"input_ids": ids, "attention_mask": padded}
+        padded[0, 7:] = 0
+        given = {"input_ids": ids, "attention_mask": padded}
+        return given | {"decoder_input_ids": ids.flip(0)[:, :6]} if self.kind == "encoder-decoder" else given
+
+
+HYBRID = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+MODELS = {
+    "gpt2": Model(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1,
+         "eos_token_id": None, "pad_token_id": 0, "scale_attn_by_inverse_layer_idx": True},
+        torch.float64,
+    ),
+    "llama": Model("LlamaForCausalLM", "LlamaConfig", DECODER),
+    "qwen3": Model("Qwen3ForCausalLM", "Qwen3Config", DECODER | HYBRID | {"use_sliding_window": True}),
+    "mistral": Model("MistralForCausalLM", "MistralConfig", DECODER | {"sliding_window": WINDOW}),
+    "gemma2": Model(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        DECODER | HYBRID | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0},
+    ),
+    "gemma3": Model("Gemma3ForCausalLM", "Gemma3TextConfig", DECODER | HYBRID | {"query_pre_attn_scalar": 8}),
+    "gpt_oss": Model(
+        "GptOssForCausalLM", "GptOssConfig", DECODER | HYBRID | {"num_local_experts": 2, "num_experts_per_tok": 1}
+    ),
+    "bert": Model(
+        "BertForMaskedLM",
+        "BertConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0},
+        torch.float64,
+        "encoder",
+    ),
+    "t5": Model(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "pad_token_id": 0,
+         "eos_token_id": None, "decoder_start_token_id": 0},
+        torch.float64,
+        "encoder-decoder",
+    ),
+    "whisper": Model(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {"vocab_size": VOCABULARY, "d_model": 32, "num_mel_bins": 8, "encoder_layers": 2, "decoder_layers": 2,
+         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+         "max_source_positions": 20, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": 2, "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None},
+        torch.float64,
+        "speech",
+    ),
+    "vit": Model(
+        "ViTForImageClassification",
+        "ViTConfig",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+         "image_size": 16, "patch_size": 4, "num_labels": 7},
+        kind="image",
+    ),
+}  # fmt: skip

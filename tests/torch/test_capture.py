@@ -1,0 +1,387 @@
+"""Captures of PyTorch models: their weights are those of eager, whatever the model, and however it was run."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+from regard import joining
+from regard.captured import Capture, Layer
+from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, TransformerBlock
+
+try:
+    import transformers
+    from small_models import DECODER, MODELS
+except ImportError:
+    MODELS = {}
+
+needs_transformers = pytest.mark.skipif(not MODELS, reason="needs transformers: pip install 'regard[transformers]'")
+
+
+def weights_of(layer: Layer) -> Any:
+    return np.stack([[layer.weights(h, batch=b) for h in range(layer.heads)] for b in range(layer.batch)])
+
+
+def assert_weights(seen: Capture, expected: list[Any]) -> None:
+    """Weights of every layer, up to rounding; what eager says of queries that see nothing is left out."""
+    assert len(seen) == len(expected)
+    for layer, attention in zip(seen, expected, strict=True):
+        theirs = attention.detach().double().numpy()
+        eps = 2.0**-52 if layer.lse.dtype == np.float64 else 2.0**-23
+        alive = ~np.isneginf(layer.lse)
+        ours = weights_of(layer)
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours[alive], theirs[alive], rtol=0, atol=32 * eps)
+
+
+def eager(model: Any, **inputs: Any) -> list[Any]:
+    """The weights of an eager run, in the order in which layers are called."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model(**inputs, output_attentions=True)
+    if out.get("attentions") is not None:
+        return list(out.attentions)
+    pairs = zip(out.decoder_attentions, out.cross_attentions, strict=True)
+    return [*out.encoder_attentions, *(x for pair in pairs for x in pair)]
+
+
+# Models of transformers
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", MODELS)
+def test_one_run_of_a_model(name: str) -> None:
+    model, inputs = MODELS[name].build(), MODELS[name].inputs()
+    before = model.config._attn_implementation
+    with regard.capture(model) as seen, torch.no_grad():
+        model(**inputs)
+    assert model.config._attn_implementation == before != "regard"
+    assert_weights(seen, eager(model, **inputs))
+    modules = dict(model.named_modules())
+    assert all(layer.name in modules for layer in seen)
+    group = {"llama": 2, "qwen3": 2, "mistral": 2, "gemma2": 2, "gemma3": 2, "gpt_oss": 2}.get(name, 1)
+    assert {layer.group for layer in seen} == {group}
+    assert [layer.kv_head(3) for layer in seen] == [3 // group] * len(seen)
+
+
+GENERATING = ["gpt2", "llama", "mistral", "gemma2", "gpt_oss", "t5", "whisper"]
+
+
+@needs_transformers
+@pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
+@pytest.mark.parametrize("name", GENERATING)
+def test_generation_makes_one_sequence(name: str, cache: str) -> None:
+    kind, model = MODELS[name].kind, MODELS[name].build()
+    given = {x: y for x, y in MODELS[name].inputs().items() if x != "decoder_input_ids"}
+    options = {
+        "dynamic": {}, "static": {"cache_implementation": "static", "disable_compile": True},
+        "none": {"use_cache": False},
+    }[cache]  # fmt: skip
+    with regard.capture(model) as seen:
+        # Not Whisper's own `generate`, which is for transcripts: it cuts off and stitches together.
+        out = transformers.GenerationMixin.generate(
+            model, **given, min_new_tokens=9, max_new_tokens=9, do_sample=False, **options
+        )
+    text = seen.tokens["text" if kind != "encoder-decoder" else "decoder"].ids
+    np.testing.assert_array_equal(text, out[:, :-1])
+    assert {layer.n_q for layer in seen if "decoder" in layer.name or kind == "decoder"} == {text.shape[-1]}
+    if kind == "decoder":
+        mask = torch.cat([given["attention_mask"], torch.ones(2, 8, dtype=torch.long)], 1)
+        whole = {"input_ids": out[:, :-1], "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    else:
+        whole = given | {"decoder_input_ids": out[:, :-1]}
+    assert_weights(seen, eager(model, **whole))
+    assert all("lambda" not in repr(layer) for layer in seen)
+
+
+@needs_transformers
+def test_a_prompt_in_pieces_makes_one_sequence() -> None:
+    model, inputs = MODELS["gemma2"].build(), MODELS["gemma2"].inputs()
+    cache = transformers.DynamicCache(config=model.config)
+    ids, padded = inputs["input_ids"], inputs["attention_mask"]
+    with regard.capture(model) as seen, torch.no_grad():
+        for begin, end in ((0, 5), (5, 8), (8, 9), (9, 11)):
+            model(input_ids=ids[:, begin:end], attention_mask=padded[:, :end], past_key_values=cache)
+    assert_weights(seen, eager(model, input_ids=ids, attention_mask=padded))
+    np.testing.assert_array_equal(seen.ids(0), ids)
+
+
+@needs_transformers
+def test_another_text_takes_the_place_of_the_last() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    ids = inputs["input_ids"]
+    with regard.capture(model) as seen, torch.no_grad():
+        model(input_ids=ids)
+        model(input_ids=ids[:, :7])
+    np.testing.assert_array_equal(seen.ids(1), ids[:, :7])
+    assert_weights(seen, eager(model, input_ids=ids[:, :7]))
+
+
+@needs_transformers
+def test_a_cache_that_was_there_before() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    ids = inputs["input_ids"]
+    with torch.no_grad():
+        cache = model(input_ids=ids[:, :6]).past_key_values
+        with regard.capture(model) as seen:
+            model(input_ids=ids[:, 6:], past_key_values=cache)
+    assert (seen[0].n_q, seen[0].n_k, seen[0].query_tokens) == (5, 11, None)
+    assert_weights(seen, [x[:, :, 6:] for x in eager(model, input_ids=ids)])
+    assert not np.isnan(seen.measure()[0].previous)
+
+
+@needs_transformers
+def test_layers_heads_and_memory(tmp_path: Path) -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    found = eager(model, **inputs)
+
+    def seen_with(**options: Any) -> Capture:
+        with regard.capture(model, **options) as seen, torch.no_grad():
+            model(**inputs)
+        return seen
+
+    assert_weights(seen_with(layers=[1]), found[1:])
+    assert_weights(seen_with(layers=["*.0.self_attn"]), found[:1])
+    some = seen_with(heads=[3, 0])
+    assert_weights(some, [x[:, [3, 0]] for x in found])
+    assert [(head.head, head.kv_head) for head in some.measure()[:2]] == [(3, 1), (0, 0)]
+    size = seen_with(layers=[0]).nbytes
+    with pytest.warns(UserWarning, match=r"layers that were not kept: .*layers\.1\.self_attn.*over memory="):
+        small = seen_with(memory=size)
+    assert_weights(small, found[:1])
+    assert list(small.dropped) == ["model.layers.1.self_attn"]
+    with pytest.raises(ValueError, match=r"heads must be from 0 to 3, got \[4\]"):
+        seen_with(heads=[4])
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_on_disk_it_is_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "SPILLED", 0)
+    model, inputs = MODELS[name].build(), MODELS[name].inputs()
+    given = {x: y for x, y in inputs.items() if x != "decoder_input_ids"}
+    captures = []
+    for path in (None, tmp_path / "seen.safetensors"):
+        with regard.capture(model, path=path) as seen:
+            model.generate(**given, min_new_tokens=5, max_new_tokens=5, do_sample=False)
+        captures.append(seen)
+    assert [path.name for path in tmp_path.iterdir()] == ["seen.safetensors"]
+    inside, outside = captures
+    assert repr(inside) == repr(outside)
+    for ours, theirs in zip(inside, outside, strict=True):
+        assert not theirs.query.flags.writeable
+        np.testing.assert_array_equal(weights_of(ours), weights_of(theirs))
+    np.testing.assert_array_equal(inside.ids(0), outside.ids(0))
+
+
+def test_a_failed_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    model = Transformer(1, 8, 2)
+
+    def fail(module: nn.Module, args: Any, output: Any) -> None:
+        raise ZeroDivisionError
+
+    handle = model.register_forward_hook(fail)
+    with pytest.raises(ZeroDivisionError), regard.capture(model, path=tmp_path / "x"):
+        model(torch.randn(1, 3, 8))
+    handle.remove()
+    assert list(tmp_path.iterdir()) == []
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    x = torch.randn(1, 2, 4)
+    assert torch.equal(regard.attention(x, x, x), regard.attention(x, x, x))
+
+
+@needs_transformers
+def test_labels() -> None:
+    model, inputs = MODELS["gpt2"].build(), MODELS["gpt2"].inputs()
+    with regard.capture(model, tokenizer=lambda ids: [f"<{n}>" for n in ids]) as seen:
+        model(**inputs)
+    assert seen.labels(0, batch=1) == tuple(f"<{n}>" for n in inputs["input_ids"][1].tolist())
+
+    class Tokenizer:
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return ["Ġto", "▁be", "Ċ"][: len(ids)] + ["x"] * (len(ids) - 3)
+
+    with regard.capture(model, tokenizer=Tokenizer()) as seen:
+        model(**inputs)
+    assert seen.labels(1, "key")[:4] == (" to", " be", "\n", "x")
+    with pytest.raises(TypeError, match="tokenizer must be a tokenizer of transformers or a function from a list"):
+        regard.capture(model, tokenizer=3).__enter__()
+
+
+@needs_transformers
+@pytest.mark.filterwarnings("ignore:In CPU autocast")
+def test_bfloat16() -> None:
+    config = transformers.LlamaConfig(**DECODER)
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).eval()
+    ids = MODELS["llama"].inputs()["input_ids"]
+    with regard.capture(model) as seen, torch.no_grad():
+        model(input_ids=ids)
+    assert str(seen[0].query.dtype) == "bfloat16"
+    assert seen[0].weights(0).dtype == np.float32
+    single = model.float()
+    with regard.capture(single) as cast, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        single(input_ids=ids)
+    assert str(cast[0].query.dtype) == "bfloat16"
+
+
+# Other models
+
+
+class Block(nn.Module):
+    """Self-attention by PyTorch's function, which was imported by name, and a cache of its own."""
+
+    def __init__(self, *, masked: bool = False) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.masked = masked
+        self.past: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (y.unflatten(-1, (2, 8)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        self.past.append(torch.stack([k, v]))
+        k, v = torch.cat(self.past, -2)
+        n, m = q.shape[-2], k.shape[-2]
+        if self.masked:
+            visible = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+            return scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        return scaled_dot_product_attention(q, k, v, is_causal=n > 1)
+
+
+class Model(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(9, 16)
+        self.first, self.second = Block(**options), Block(**options)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids)
+        return self.second(x + self.first(x).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_pytorchs_own_function(masked: bool) -> None:
+    torch.manual_seed(0)
+    model, ids = Model(masked=masked).eval(), torch.arange(12).reshape(2, 6) % 9
+    inside = scaled_dot_product_attention
+    with regard.capture(model) as seen, torch.no_grad():
+        for begin, end in ((0, 4), (4, 5), (5, 6)):
+            model(ids[:, begin:end])
+    assert scaled_dot_product_attention is inside
+    assert [layer.name for layer in seen] == ["first", "second"]
+    np.testing.assert_array_equal(seen.ids(1, "key"), ids)
+    for layer, module in zip(seen, (model.first, model.second), strict=True):
+        q, k = torch.from_numpy(layer.query.copy()), torch.cat(module.past, -2)[0]
+        scores = q @ k.transpose(-1, -2) / 8**0.5
+        expected = scores.masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
+        np.testing.assert_allclose(weights_of(layer), expected.detach(), atol=1e-6)
+
+
+def test_pytorchs_modules() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(16, 2, 32, batch_first=True).eval()
+    x, other = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    with regard.capture(layer) as seen, torch.no_grad():
+        out = layer(x, other, tgt_mask=nn.Transformer.generate_square_subsequent_mask(5), tgt_is_causal=True)
+        expected = layer(x, other)
+    assert out.shape == expected.shape
+    assert [(found.name, found.cross) for found in seen] == [("self_attn", False), ("multihead_attn", True)]
+    attention = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    with regard.capture(attention) as seen, torch.no_grad():
+        _, weights = attention(x, other, other, average_attn_weights=False)
+    assert seen[0].cross
+    np.testing.assert_allclose(weights_of(seen[0]), weights, atol=1e-6)
+
+
+def test_modules_of_regard() -> None:
+    torch.manual_seed(0)
+    block = TransformerBlock(16, 4, num_kv_heads=2, cross_attention=True, positions=Alibi(4), causal=True).eval()
+    x, context = torch.randn(2, 6, 16), torch.randn(2, 4, 16)
+    with regard.capture(block) as seen:
+        block(x, context)  # with gradients
+    assert [(layer.name, layer.cross, layer.kv_heads) for layer in seen] == [
+        ("attention", False, 2), ("cross_attention", True, 4),
+    ]  # fmt: skip
+    (_, weights) = block.attention(x, return_weights=True)
+    np.testing.assert_allclose(weights_of(seen[0]), weights.detach(), atol=1e-6)
+
+
+def test_a_cache_of_regard_makes_one_sequence() -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(16, 2, causal=True, mask=regard.window(3)).eval()
+    x, cache = torch.randn(7, 16), KVCache()
+    with regard.capture(attention) as seen, torch.no_grad():
+        attention(x[:4], cache=cache)
+        for n in range(4, 7):
+            attention(x[n : n + 1], cache=cache)
+    _, weights = attention(x, return_weights=True)
+    np.testing.assert_allclose(weights_of(seen[0])[0], weights.detach(), atol=1e-6)
+
+
+def test_a_module_that_attends_twice() -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return regard.attention(x, x, x) + regard.attention(x, 2 * x, x)
+
+    with regard.capture(nn.Sequential(Twice())) as seen:
+        pass
+    assert len(seen) == 0
+    model = nn.Sequential(Twice())
+    x = torch.randn(3, 4, 8)
+    with regard.capture(model) as seen:
+        model(x)
+        regard.attention(x, x, x)  # not of the model
+    assert [layer.name for layer in seen] == ["0", "0.1"]
+    np.testing.assert_allclose(seen[1].weights(2), regard.weights(x, 2 * x)[2], atol=1e-6)
+
+
+def test_a_model_without_attention() -> None:
+    model = nn.Linear(3, 3)
+    message = "no attention was seen in Linear: it calls neither regard"
+    with pytest.raises(RuntimeError, match=message), regard.capture(model):
+        model(torch.ones(3))
+
+
+def test_what_cannot_be_captured() -> None:
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got int"):
+        regard.capture(3)
+
+
+def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining.Joined, "_see", lambda self, call: self.masks.append((0, joining.EVERYONE)))
+    attention, cache = MultiHeadAttention(16, 2, causal=True).eval(), KVCache()
+    capture = regard.capture(attention)
+    capture.__enter__()
+    with torch.no_grad():
+        attention(torch.randn(4, 16), cache=cache)
+        attention(torch.randn(1, 16), cache=cache)
+    with pytest.raises(ValueError, match="the weights of layer 'attention' do not sum to 1"):
+        capture.__exit__(None, None, None)
+
+
+@needs_transformers
+def test_beam_search_keeps_its_last_steps() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    with regard.capture(model) as seen:
+        model.generate(**inputs, min_new_tokens=9, max_new_tokens=9, do_sample=False, num_beams=3)
+    assert {layer.n_k for layer in seen} == {19}
+    assert {layer.n_q for layer in seen} < set(range(1, 19))
+    seen.check(rows=19)
+
+
+@needs_transformers
+def test_another_thread_is_not_looked_at() -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(16, 2, causal=True)
+    with regard.capture(attention) as seen:
+        attention(torch.randn(1, 5, 16))
+        other = threading.Thread(target=lambda: attention(torch.randn(1, 9, 16)))
+        other.start()
+        other.join()
+    assert [layer.n_q for layer in seen] == [5]
