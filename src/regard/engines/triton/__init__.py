@@ -47,7 +47,7 @@ def supports(p: Problem) -> str | None:
     return None
 
 
-def forward(p: Problem, rows: range | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed), of all rows, and what is observed."""
     from regard.engines.triton import placing
 
@@ -60,13 +60,15 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return placing.called("weights", p, lse, rows, cols)
 
 
-def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
+def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
     from regard.engines.triton import placing
 
     return placing.called("backward", p, outputs, ct)
 
 
-def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
+def jvp(
+    p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
+) -> tuple[Outputs, Outputs]:
     from regard.engines.triton import placing
 
     return placing.called("jvp", p, t, outputs)
@@ -78,3 +80,12 @@ def backward_jvp(
     from regard.engines.triton import placing
 
     return placing.called("backward_jvp", p, outputs, ct, t, d_outputs, d_ct)
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    """On arrays of the host by the engine `tiled`; there is no kernel for it."""
+    if p.device is not None:
+        raise NotImplementedError("regard.attention: forward over forward is not provided on a device")
+    from regard.engines import tiled
+
+    return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)
