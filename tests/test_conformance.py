@@ -223,8 +223,6 @@ class Conformance:
             assert_second(p, t, given, moving, got)
             assert_tangents(p, t, tangent)
 
-    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
-    @pytest.mark.parametrize("case", CASES, ids=str)
     def test_second_tangents(self, case: Case, dtype: Any) -> None:
         """Along two directions in which everything varies, in which little does, and twice along one."""
         p, engine = problem(case, dtype)[0], engines()[self.engine]
