@@ -2,11 +2,15 @@
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import settings
+
+if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run on its interpreter, from the first import on
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("ci", max_examples=1000, deadline=None, derandomize=True)
 if count := os.environ.get("REGARD_FUZZ"):  # so many examples of every property, other ones each time

@@ -100,7 +100,10 @@ def test_version_and_help(run):
         (["steps", "a.npz", "--seed", "4"], "--seed does not go with files: sizes and values are those of the arrays"),
         (["steps", "--n", "30000"], "steps builds every score: 900,000,000 of them, more than 67,108,864; take fewer"),
         (["plan"], "give --n and --d, or files with query, key and value"),
-        (["plan", "--n=8", "--d=4", "--engine", "gpu"], "engine must be one of 'cpu', 'tiled', 'spec', got 'gpu'"),
+        (
+            ["plan", "--n=8", "--d=4", "--engine", "gpu"],
+            "engine must be one of 'cpu', 'tiled', 'triton', 'spec', got 'gpu'",
+        ),
         (["plan", "a.safetensors"], "cannot read a.safetensors: No such file or directory"),
     ],
 )  # fmt: skip

@@ -183,7 +183,7 @@ def test_engines_and_reasons():
     assert named.engines["spec"] == "named"
     assert named.engines["tiled"] == "supports this call too, but comes later"
     assert named.flops_visited == named.flops
-    with pytest.raises(ValueError, match="engine must be one of 'cpu', 'tiled', 'spec', got 'gpu'"):
+    with pytest.raises(ValueError, match="engine must be one of 'cpu', 'tiled', 'triton', 'spec', got 'gpu'"):
         plan(*sizes(100), engine="gpu")
 
 

@@ -83,6 +83,11 @@ class Problem:
     signature: Any = field(default=None, init=False)  # `replace` leaves it out
 
     @cached_property
+    def device(self) -> Any:
+        """Where the memory of the arrays is, if NumPy cannot read it; else None."""
+        return device_of(self.query)
+
+    @cached_property
     def batch(self) -> int:
         return math.prod(self.lead)
 
@@ -297,6 +302,14 @@ class Problem:
     def dense(self, x: Array) -> Array:
         """A dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
+
+
+def device_of(x: Array) -> Any:
+    """The device whose memory an array is a view of (`regard.torch.arrays.Memory`); None for arrays of the host."""
+    owner: Any = x
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return getattr(owner, "lies_on", None)
 
 
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -60,9 +60,9 @@ class Engine(Protocol):
 @cache
 def engines() -> dict[str, Engine]:
     """By name; the last, the specification, runs only when it is named."""
-    from regard.engines import cpu, specification, tiled
+    from regard.engines import cpu, specification, tiled, triton
 
-    found: tuple[Engine, ...] = (cpu, tiled, specification)
+    found: tuple[Engine, ...] = (cpu, tiled, triton, specification)
     return {engine.NAME: engine for engine in found}
 
 
@@ -72,7 +72,7 @@ def choose(p: Problem, name: str | None) -> Engine:
     if name is not None:
         if not isinstance(name, str) or name not in known:
             raise ValueError(f"engine must be one of {', '.join(map(repr, known))}, got {name!r}")
-        reason = known[name].state() or known[name].supports(p)
+        reason = known[name].state() or elsewhere(known[name], p) or known[name].supports(p)
         if reason:
             raise ValueError(f"engine {name!r} refuses this call: {reason}")
         return known[name]
@@ -84,7 +84,13 @@ def choose(p: Problem, name: str | None) -> Engine:
 
 def refusal(engine: Engine, p: Problem) -> str | None:
     """Why an engine would not be chosen for a problem; None if it could be."""
-    return engine.state() or ("runs only when named" if engine.NAME == "spec" else engine.supports(p))
+    named = engine.NAME == "spec" or (engine.NAME == "triton" and p.device is None)
+    return engine.state() or elsewhere(engine, p) or ("runs only when named" if named else engine.supports(p))
+
+
+def elsewhere(engine: Engine, p: Problem) -> str | None:
+    """That an engine which reads memory as NumPy does cannot read that of a device."""
+    return None if p.device is None or engine.NAME == "triton" else f"the arrays are on the device {p.device}"
 
 
 def refusals(p: Problem) -> dict[str, str | None]:
@@ -108,6 +114,6 @@ def available_engines() -> tuple[EngineState, ...]:
 
     >>> import regard
     >>> [engine.name for engine in regard.available_engines()]
-    ['cpu', 'tiled', 'spec']
+    ['cpu', 'tiled', 'triton', 'spec']
     """
     return tuple(EngineState(engine.NAME, engine.ABOUT, engine.state()) for engine in engines().values())

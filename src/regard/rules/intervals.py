@@ -367,6 +367,10 @@ def _constant(frame: Frame, node: Node) -> Interval:
 
 def _gather(frame: Frame, node: Node, *indices: Interval) -> Interval:
     table = node.payload
+    if table.known is None:
+        ends = (-np.inf, np.inf) if table.kind == "float" else (INT64.min, INT64.max)
+        low, high = (0, 1) if table.kind == "bool" else ends
+        return Interval(np.asarray(low), np.asarray(high), table.kind == "float")
     shape = np.broadcast_shapes(*(np.shape(x.lo) for x in indices))
 
     def clamped(end: Array, length: int) -> Array:

@@ -54,8 +54,9 @@ class Table:
     table of shape (2,), float64
     """
 
-    __slots__ = ("__weakref__", "array")
+    __slots__ = ("__weakref__", "array", "lies")
     array: Array
+    lies: bool  # on a device
 
     def __init__(self, array: ArrayLike) -> None:
         values = as_array("table", array).copy()
@@ -68,6 +69,15 @@ class Table:
         values = values.astype(values.dtype.newbyteorder("="), order="C", copy=False)
         values.setflags(write=False)
         object.__setattr__(self, "array", values)
+        object.__setattr__(self, "lies", False)
+
+    @classmethod
+    def lying(cls, array: Array) -> "Table":
+        """A table of an array on a device, which is neither copied nor looked at."""
+        made = object.__new__(Table)
+        object.__setattr__(made, "array", array)
+        object.__setattr__(made, "lies", True)
+        return made
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError("a table is frozen; make a new one with regard.table(array)")
@@ -86,7 +96,7 @@ class Table:
     @property
     def known(self) -> Array | None:
         """The values as far as they can be looked at now."""
-        return self.array
+        return None if self.lies else self.array
 
     @property
     def kind(self) -> Kind:

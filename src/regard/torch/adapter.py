@@ -44,7 +44,7 @@ def attention(
     if unknown:
         raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
     q, k, v = checked("query", query), checked("key", key), checked("value", value)
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(q.device.type):
         q, k, v = map(autocast, (q, k, v))
     given: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v}
     others: dict[Any, torch.Tensor] = {}
@@ -66,7 +66,7 @@ def attention(
             if x not in given:
                 others[x] = x.tensor
     if isinstance(options["offset"], torch.Tensor):
-        others["offset"], options["offset"] = checked("offset", options["offset"]), None
+        others["offset"], options["offset"] = checked("offset", options["offset"]).cpu(), None  # checks look at it
     if options["dropout"] and options["seed"] is None:
         others["seed"] = new_seed()
     return_weights = checks.boolean("return_weights", return_weights)
@@ -74,6 +74,7 @@ def attention(
     if matrices:
         stand_in(given, options)
         given |= {name: given[name][None] for name in ("query", "key", "value")}
+    together(given | {name: x for name, x in others.items() if type(name) is not str})
     call = Call(options, tuple(given), tuple(others), engine)
     inputs = (*given.values(), *others.values())
     found = applied(call, *inputs)
@@ -108,6 +109,15 @@ def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = Attention.apply(call, *inputs)
         return found
     return run(call, *inputs)
+
+
+def together(given: dict[Any, torch.Tensor]) -> None:
+    """ValueError unless all lie on one device."""
+    device = given["query"].device
+    for name, x in given.items():
+        if x.device != device:
+            what = name if type(name) is str else "a tensor of the rules"
+            raise ValueError(f"{what} must be on the device of query, {device}, got {x.device}")
 
 
 def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from regard.checks import FLOATS
+from regard.problem import device_of
 from regard.rules import type_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,6 +29,22 @@ NUMPY = {torch.bfloat16: BFLOAT16} | {
     ]
 }
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+DEVICES = ("cuda",)  # whose memory the host does not read
+
+
+class Memory:
+    """The memory of a tensor on a device; arrays that view it have shapes, strides and addresses, and are not read."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.lies_on = tensor, tensor.device
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+            "typestr": f"|V{size}" if tensor.dtype is torch.bfloat16 else NUMPY[tensor.dtype].str,
+            "data": (tensor.data_ptr() or 1, False),  # that of nothing is never used
+        }
 
 
 def checked(name: str, x: Any) -> torch.Tensor:
@@ -45,7 +62,7 @@ def checked(name: str, x: Any) -> torch.Tensor:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
     if type(x) not in PLAIN and not fake(x):
         raise TypeError(f"{name} must be a plain torch.Tensor, got the subclass {type_name(x)}")
-    if x.device.type != "cpu" and not fake(x):
+    if x.device.type not in ("cpu", *DEVICES) and not fake(x):
         raise ValueError(f"{name} is on the device {x.device}, and no engine serves {x.device.type!r} yet: give .cpu()")
     if x.dtype not in NUMPY:
         raise TypeError(f"{name} must have a floating dtype ({', '.join(FLOATS)}), got {x.dtype}")
@@ -63,29 +80,54 @@ def concrete(x: torch.Tensor) -> bool:
 
 
 def array(x: torch.Tensor) -> Array:
-    """A NumPy view of a tensor; bits that NumPy has no view for (a lazy conjugate) are resolved first."""
+    """A NumPy view of a tensor; bits that NumPy has no view for (a lazy conjugate) are resolved first.
+
+    Of a tensor on a device, an array that lies there, which nothing may read.
+    """
+    if x.device.type in DEVICES:
+        found = np.asarray(Memory(x.detach().resolve_conj().resolve_neg()))
+        return found.view(BFLOAT16) if x.dtype is torch.bfloat16 else found
     if x.dtype is torch.bfloat16:
-        view: Array = x.detach().view(torch.uint16).numpy(force=True).view(BFLOAT16)
-        return view
-    found: Array = x.numpy(force=True)
-    return found
+        x = x.detach().view(torch.uint16)
+        return x.numpy(force=True).view(BFLOAT16)
+    return x.numpy(force=True)
 
 
 def values(x: torch.Tensor) -> Array:
     """The values of a `concrete` tensor, which a transform that is active would wrap."""
     with torch._C._DisableFuncTorch():
-        return array(x)
+        return array(x.cpu() if x.is_cuda else x)
 
 
 def tensor(x: Any) -> torch.Tensor:
     """A tensor that shares the memory of an array."""
+    if device_of(x) is not None:
+        return on_device(x)
     if x.dtype == BFLOAT16:
         return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(np.asarray(x))  # a gradient of a single number may be a NumPy scalar
 
 
+def on_device(x: Array) -> torch.Tensor:
+    """The tensor of an array that lies on a device."""
+    owner: Any = x
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    whole: torch.Tensor = owner.tensor
+    size = x.itemsize
+    begin = 0 if not x.size else (x.__array_interface__["data"][0] - whole.data_ptr()) // size
+    return whole.as_strided(x.shape, [step // size for step in x.strides], whole.storage_offset() + begin)
+
+
+def converted(x: Array, dtype: Any) -> Array:
+    """x in another dtype, where it lies."""
+    if device_of(x) is None:
+        return x.astype(dtype, copy=False)
+    return array(on_device(x).to(next(kind for kind, same in NUMPY.items() if same == dtype)))
+
+
 def autocast(x: torch.Tensor) -> torch.Tensor:
     """What PyTorch's autocast makes of an operand of its own attention: 64 bits stay."""
     if x.is_floating_point() and x.dtype is not torch.float64:
-        return x.to(torch.get_autocast_dtype("cpu"))
+        return x.to(torch.get_autocast_dtype(x.device.type))
     return x

@@ -12,9 +12,10 @@ import torch
 from regard.api import Frame, problem_from
 from regard.engines import Engine, choose
 from regard.observing import Profile, Seen, Statistic, Top, each_array
-from regard.problem import Differential, Outputs, Problem
+from regard.problem import Differential, Outputs, Problem, device_of
 from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
+from regard.torch.arrays import array, converted, on_device
 from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -100,7 +101,7 @@ class Ready:
         assert outputs.out is not None
         assert outputs.lse is not None
         if self.call.weights:
-            tile = self.engine.weights(p, outputs.lse, range(p.n_q), range(p.n_k)).astype(p.dtype, copy=False)
+            tile = converted(self.engine.weights(p, outputs.lse, range(p.n_q), range(p.n_k)), p.dtype)
             return self.outward(Outputs(tile, outputs.lse, None))
         flat: list[Array] = []
         for s, x in self.frame.seen(found).items():
@@ -142,8 +143,12 @@ class Ready:
 
 def identity(query: Array, key: Array) -> Array:
     """A value that makes the output the weights: the identity over keys, for every head."""
-    n = key.shape[-2]
-    return np.broadcast_to(np.eye(n, dtype=query.dtype), (*key.shape[:-2], n, n))
+    n, device = key.shape[-2], device_of(query)
+    if device is None:
+        same = np.eye(n, dtype=query.dtype)
+    else:
+        same = array(torch.eye(n, dtype=on_device(query).dtype, device=device))
+    return np.broadcast_to(same, (*key.shape[:-2], n, n))
 
 
 def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dict[str, Any]:

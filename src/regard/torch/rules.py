@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from regard.problem import device_of
 from regard.rules import Rule, Table
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
-from regard.torch.arrays import NUMPY, checked, concrete, values
+from regard.torch.arrays import DEVICES, NUMPY, checked, concrete, values
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -71,6 +72,8 @@ class TensorTable(Table):
 
     def at(self, values: Array) -> Table:
         """A table of these values: the one of the last call if they are the same, for which plans are kept."""
+        if device_of(values) is not None:
+            return Table.lying(values)
         last = self.last
         if last is None or not same_bits(last.array, values):
             last = Table(values)
@@ -116,7 +119,7 @@ def constant(what: str, x: torch.Tensor) -> Array:
 def flags(argument: str, x: torch.Tensor) -> Any:
     """A mask given as a tensor, as what a rule may hold."""
     x = checked(argument, x)
-    if concrete(x):
+    if concrete(x) and x.device.type not in DEVICES:
         return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")

@@ -1,0 +1,91 @@
+"""Attention on NVIDIA GPUs: kernels in Triton, for CUDA tensors of PyTorch; on Triton's interpreter without a GPU.
+
+Rules become Triton functions that kernels call inside a tile. Which tiles hold something visible is decided on the
+device by bounds of the rules, a chunk of tiles at a time, and never kept. Arrays of the host are copied to the device,
+and results back: for tests, and for whoever names the engine.
+"""
+
+import functools
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from regard.observing import Statistic
+from regard.problem import Differential, Outputs, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NAME = "triton"
+ABOUT = "kernels for NVIDIA GPUs, O(n) memory"
+WIDEST = 256
+
+
+def interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def state() -> str | None:
+    """Why it cannot run here."""
+    for package in ("torch", "triton"):
+        if find_spec(package) is None:
+            return f"{package} is missing: pip install {package}"
+    if interpreted():
+        return None
+    import torch
+
+    return (
+        None if torch.cuda.is_available() else "no CUDA device (TRITON_INTERPRET=1 runs the kernels on the processor)"
+    )
+
+
+def supports(p: Problem) -> str | None:
+    if max(p.d, p.d_v) > WIDEST:
+        return f"heads of at most {WIDEST} features, got d = {p.d} and d_v = {p.d_v}"
+    return None
+
+
+def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+    """Outputs (entropy only where it is observed), of all rows, and what is observed."""
+    from regard.engines.triton import placing
+
+    return placing.called("forward", p)
+
+
+def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
+    from regard.engines.triton import placing
+
+    return placing.called("weights", p, lse, rows, cols)
+
+
+def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
+    from regard.engines.triton import placing
+
+    return placing.called("backward", p, outputs, ct)
+
+
+def jvp(
+    p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
+) -> tuple[Outputs, Outputs]:
+    from regard.engines.triton import placing
+
+    return placing.called("jvp", p, t, outputs)
+
+
+def backward_jvp(
+    p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+) -> Differential:
+    from regard.engines.triton import placing
+
+    return placing.called("backward_jvp", p, outputs, ct, t, d_outputs, d_ct)
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    """On arrays of the host by the engine `tiled`; there is no kernel for it."""
+    if p.device is not None:
+        raise NotImplementedError("regard.attention: forward over forward is not provided on a device")
+    from regard.engines import tiled
+
+    return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)

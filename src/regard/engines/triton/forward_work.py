@@ -1,0 +1,65 @@
+"""Forward, run: how it is cut, its outputs, and what is observed along the way."""
+
+from typing import Any
+
+import numpy as np
+
+from regard.engines.triton import forward_kernel as kernel
+from regard.engines.triton.launch import INTERPRETED
+from regard.engines.triton.work import Work, empty, output
+from regard.problem import Outputs, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+SHAPES = {"float16": (128, 64), "bfloat16": (128, 64), "float32": (64, 32), "float64": (32, 32)}  # queries, keys
+PROGRAMS = 264  # at least so many make a large device busy
+SPLITS = 32
+FIELDS = ("lse", "entropy", "max", "argmax", "visible")
+
+
+def shape(p: Problem) -> tuple[int, int]:
+    """Queries of a block and keys of a tile."""
+    if INTERPRETED:  # where an operation costs what it costs, whatever its size
+        return 64, 64
+    M, N = SHAPES[p.dtype.name]
+    return (M // 2, N) if max(p.d, p.d_v) > 128 else (M, N)
+
+
+def splits(p: Problem, M: int, N: int, chunk: int) -> int:
+    """Programs between which the keys of a block of queries are split: where there are fewer blocks than processors."""
+    blocks = -(-p.n_q // M) * p.batch * p.heads
+    parts = -(-p.n_k // (N * chunk)) if chunk else -(-p.n_k // N)
+    wanted = min(SPLITS, PROGRAMS // max(blocks, 1), parts)
+    return 1 if wanted < 2 or p.n_q > M else 1 << (wanted.bit_length() - 1)
+
+
+def forward(p: Problem, names: frozenset[str] = frozenset()) -> tuple[Outputs, dict[str, Array]]:
+    """Outputs, and what is asked for of "entropy", "max", "argmax" and "visible"."""
+    found = {"lse": empty(p, p.shape(p.n_q), p.compute)}
+    for name in names:
+        found[name] = empty(p, p.shape(p.n_q), np.int64 if name in ("argmax", "visible") else p.compute)
+    if names & {"max", "argmax"}:
+        for name, dtype in (("max", p.compute), ("argmax", np.int64)):
+            found.setdefault(name, empty(p, p.shape(p.n_q), dtype))
+    out = output(p)
+    for one in launches(p, out, found):
+        one.run()
+    return Outputs(out, found["lse"], found.get("entropy")), found
+
+
+def launches(p: Problem, out: Array, found: dict[str, Array]) -> list[Any]:
+    """The kernels of a call, in order."""
+    work = Work(p)
+    M, N = shape(p)
+    form = work.form(M, N)
+    if p.n_q <= form.M and not INTERPRETED:
+        form = form._replace(T=min(form.T, 16))
+    count = splits(p, form.M, form.N, form.T if form.BOUNDS else 0)
+    blocks = -(-p.n_q // form.M) * p.batch * p.heads
+    wishes = kernel.Wishes("entropy" in found, "argmax" in found, "visible" in found, count)
+    parts = columns = None
+    if count > 1:
+        parts = work.per_head(empty(p, (blocks * count * form.M * (form.V + 3),), p.compute), 0)
+        columns = work.per_head(empty(p, (blocks * count * form.M * 2,), np.int64), 0)
+    results = kernel.Results(*(work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns))
+    made = [work.launch(kernel.forward, (blocks, count), results, form, wishes)]
+    return made + [work.launch(kernel.merge, (blocks,), results, form, wishes)] * (count > 1)

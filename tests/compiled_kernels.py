@@ -1,0 +1,57 @@
+"""Compiles the kernels of the triton engine for devices that are not there, and prints a line for each.
+
+python tests/compiled_kernels.py dtype capability [kernels, or all of them]
+"""
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from regard.api import problem_from
+from regard.bench.cases import case
+from regard.engines.triton import backward_work, forward_work, statistics
+from regard.engines.triton.launch import Launch
+from regard.problem import Differential, Outputs
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16} | {name: np.dtype(name) for name in ("float16", "float32", "float64")}
+
+
+def launches(dtype: Any) -> list[Launch]:
+    """Every kernel of a call that has every wish, with the arguments it would be run with."""
+    made: list[Launch] = []
+    run, scatter = Launch.run, backward_work.scatter
+    Launch.run = lambda launch: made.append(launch)  # type: ignore[method-assign]
+    backward_work.scatter = lambda *args: None
+    try:
+        q, k, v, options = case("everything").inputs(dtype)
+        p = problem_from(q, k, v, **options)
+        rows = np.zeros(p.shape(p.n_q), p.compute)
+        outputs = Outputs(p.new_output(), rows, rows)
+        t = Differential(p.query, p.key, p.value, p.bias, p.sink, {x: x.array for x in p.tables})
+        forward_work.forward(p, frozenset(["entropy", "argmax", "visible"]))
+        statistics.part(p, rows, range(p.n_q), range(p.n_k))
+        backward_work.jvp(p, t, outputs)
+        backward_work.backward(p, outputs, outputs)
+        backward_work.backward(p, outputs, outputs, backward_work.Way(t, outputs, outputs))
+        long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))
+        forward_work.forward(long)  # keys are split
+    finally:
+        Launch.run, backward_work.scatter = run, scatter  # type: ignore[method-assign]
+    return made
+
+
+def name_of(launch: Launch) -> str:
+    along = "tangent of " if launch.forms.get("ALONG") else ""
+    split = "split " if launch.kernel.__name__ == "forward" and launch.forms["W"].SPLITS > 1 else ""
+    return along + split + str(launch.kernel.__name__)
+
+
+if __name__ == "__main__":
+    dtype, capability, *wanted = sys.argv[1:]
+    for launch in launches(DTYPES[dtype]):
+        if not wanted or name_of(launch) in wanted:
+            made = launch.compile(int(capability))
+            assert made.asm["cubin"]
+            print(f"{name_of(launch)}: sm_{capability}, {made.metadata.shared} bytes shared")

@@ -1,0 +1,36 @@
+"""Triton's interpreter in tests."""
+
+from typing import Any
+
+import pytest
+
+
+def language_patched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch replaces functions of triton.language; so does every call of a function in it, for nothing, and for most
+    of its time.
+    """
+    from triton.language import standard
+    from triton.runtime import interpreter
+
+    patch, launches = interpreter._patch_lang, []
+
+    class Inner:
+        def restore(self) -> None:
+            pass
+
+    class Outer:
+        def __init__(self, *scopes: Any) -> None:
+            self.scopes = scopes
+
+        def restore(self) -> None:
+            launches.clear()
+            for scope in reversed(self.scopes):
+                scope.restore()
+
+    def once(function: Any) -> Any:
+        if launches:
+            return Inner()
+        launches.append(function)
+        return Outer(patch(function), patch(standard.max.fn))  # triton.language, triton.language.core
+
+    monkeypatch.setattr(interpreter, "_patch_lang", once)
