@@ -495,7 +495,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(scale=1e300), ValueError, "scale must be finite in float32, got 1e+300"),
     # engines
     (call(engine="cuda"), ValueError, "engine must be one of 'cpu', 'tiled', 'triton', 'spec', got 'cuda'"),
-    (call(engine=["tiled"]), ValueError, "engine must be one of 'cpu', 'tiled', 'spec', got ['tiled']"),
+    (call(engine=["tiled"]), ValueError, "engine must be one of 'cpu', 'tiled', 'triton', 'spec', got ['tiled']"),
     (lambda: regard.set_num_threads(0), ValueError, "set_num_threads: n must be at least 1, got 0"),
     (lambda: regard.set_num_threads(1.5), TypeError, "set_num_threads: n must be an int, got 1.5"),
     # weights

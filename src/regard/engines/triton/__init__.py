@@ -60,6 +60,12 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
     return placing.called("weights", p, lse, rows, cols)
 
 
+def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
+    from regard.engines.triton import placing
+
+    return placing.called("maps", p, lse, rows, cols)
+
+
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
     from regard.engines.triton import placing
 

@@ -10,7 +10,7 @@ import torch
 from regard.engines.observed import basic, complete
 from regard.engines.triton import backward_work, forward_work, statistics
 from regard.engines.triton.launch import INTERPRETED
-from regard.observing import Statistic, each_array
+from regard.observing import Statistic, each_array, pooled
 from regard.problem import Differential, Outputs, Problem, device_of
 from regard.rules.expression import rebuild
 from regard.torch.arrays import array, tensor
@@ -89,9 +89,16 @@ def backward_jvp(
     return backward_work.backward(p, outputs, ct, backward_work.Way(t, d_outputs, d_ct))
 
 
+def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
+    mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
+    found = statistics.second_pass(p, lse, (mass, largest))
+    return found[mass], found[largest]
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "forward": forward,
     "weights": statistics.part,
+    "maps": maps,
     "backward": backward_work.backward,
     "jvp": backward_work.jvp,
     "backward_jvp": backward_jvp,
