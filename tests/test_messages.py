@@ -732,5 +732,5 @@ def test_engines_that_refuse_say_why(monkeypatch: pytest.MonkeyPatch, function: 
     spec = "runs only when named" if function == "supports" else "needs an even number of heads (spec)"
     assert (
         str(raised.value) == "no engine supports this call: cpu: needs an even number of heads (cpu); "
-        f"tiled: needs an even number of heads (tiled); spec: {spec}"
+        f"tiled: needs an even number of heads (tiled); triton: runs only when named; spec: {spec}"
     )

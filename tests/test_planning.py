@@ -176,6 +176,7 @@ def test_engines_and_reasons():
     assert found.engines == {
         "cpu": "the first that supports this call",
         "tiled": "supports this call too, but comes later",
+        "triton": "runs only when named",
         "spec": "runs only when named",
     }
     named = plan(*sizes(100), engine="spec", causal=True)

@@ -84,8 +84,10 @@ def choose(p: Problem, name: str | None) -> Engine:
 
 def refusal(engine: Engine, p: Problem) -> str | None:
     """Why an engine would not be chosen for a problem; None if it could be."""
-    named = engine.NAME == "spec" or (engine.NAME == "triton" and p.device is None)
-    return engine.state() or elsewhere(engine, p) or ("runs only when named" if named else engine.supports(p))
+    named = "runs only when named"
+    if engine.NAME == "triton" and p.device is None:
+        return named
+    return engine.state() or elsewhere(engine, p) or (named if engine.NAME == "spec" else engine.supports(p))
 
 
 def elsewhere(engine: Engine, p: Problem) -> str | None:
