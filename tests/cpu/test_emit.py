@@ -194,3 +194,21 @@ def test_mistakes_are_errors() -> None:
 def test_kinds_of_types() -> None:
     kinds: dict[Any, Type] = {np.float16: F16, ml_dtypes.bfloat16: BF16, np.float32: F32, np.int64: I64}
     assert all(type_of(dtype) is type for dtype, type in kinds.items())
+
+
+@pytest.mark.skipif(not HERE[0].control, reason="this processor flushes nothing")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_below_the_smallest_normal_number(dtype: Any, target: Target) -> None:
+    """0 where a kernel asks for that, which it leaves as it was when it ends."""
+    x, y = np.full(16, np.finfo(dtype).tiny, dtype), np.empty(16, dtype)
+    for flush in (True, False):
+        k = Kernel("halved", target, ("x", "y"))
+        if flush:
+            k.flush()
+        lanes = target.lanes(x.itemsize)
+        for i in range(0, 16, lanes):
+            (k.pointer("y", type_of(y.dtype)) + i)[0] = k.pointer("x", type_of(x.dtype)).load(i, lanes) * 0.5
+        fields = np.array([x.ctypes.data, y.ctypes.data], np.int64)
+        compiled(k)(fields.ctypes.data)
+        np.testing.assert_array_equal(y, np.zeros(16) if flush else x / 2)
+        assert (x / 2 != 0).all()

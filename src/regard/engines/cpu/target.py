@@ -14,7 +14,7 @@ class Target:
 
     vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
     the processor must have. scalef: x · 2ⁿ in one instruction. permute: a table of two vectors looked up in one.
-    bf16_dot: products of pairs of bfloat16. swift: how LLVM's names of the processors begin on which it is faster than
+    bf16_dot: products of pairs of bfloat16. control: a register says how x86 rounds. swift: how LLVM's names of the processors begin on which it is faster than
     those that follow.
     """
 
@@ -29,6 +29,7 @@ class Target:
     scalef: bool = False
     permute: bool = False
     bf16_dot: bool = False
+    control: bool = False
     swift: str = ""
 
     def lanes(self, size: int) -> int:
@@ -49,7 +50,7 @@ class Target:
 def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
     features = ",".join("+" + x for x in needs)
     triple = native_triple() if native_triple().startswith("x86_64") else "x86_64-unknown-linux-gnu"
-    return Target(name, triple, cpu, features, vector, registers, bool(needs), needs, **more)
+    return Target(name, triple, cpu, features, vector, registers, bool(needs), needs, control=True, **more)
 
 
 AVX2 = ("avx2", "fma", "f16c", "bmi2")

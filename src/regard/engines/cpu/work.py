@@ -568,6 +568,7 @@ def written(name: str, fields: Sequence[str], target: Target, write: Callable[["
     gc.disable()  # it would look again and again at a hundred thousand objects that all stay
     try:
         k = Kernel(name, target, fields)
+        k.flush()
         write(k)
         return k.text()
     finally:
