@@ -534,7 +534,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         (["--threads", "0"], "--threads must be at least 1, got 0"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--threads", "100000"], "--threads must be at most"),
-        (["--engine", "steam"], "--engine must be one of cpu, tiled, spec, got steam"),
+        (["--engine", "steam"], "--engine must be one of cpu, tiled, triton, spec, got steam"),
         (["--out", __file__], "is not a directory"),
     ],
 )

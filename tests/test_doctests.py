@@ -43,6 +43,7 @@ EXPLAINED_BY_EXAMPLES = [
     "regard.rules.tracing",
     "regard.stepping",
     "regard.threads",
+    "regard.viewer.looking",
 ]
 
 

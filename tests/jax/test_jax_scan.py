@@ -7,7 +7,7 @@ import pytest
 
 import regard
 from regard.bench.cases import CASES, Case, case
-from regard.rules import OPS, At, evaluate
+from regard.rules import OPS, At, evaluate, rule_text
 from regard.rules.expression import build, cast, make
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 import jax
 from regard.jax import scan
-from regard.jax.task import rule_text
 from regard.jax.values import Place
 from regard.jax.values import evaluate as values_of
 

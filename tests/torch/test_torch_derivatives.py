@@ -17,7 +17,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 
 def normal(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=GENERATOR)
+    return torch.randn(shape, dtype=torch.float64, generator=GENERATOR)
 
 
 def function(case: Case) -> tuple[Callable[..., Any], list[torch.Tensor], list[str]]:

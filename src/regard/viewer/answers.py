@@ -69,7 +69,7 @@ class Answers:
     >>> from .sources import example, Settings
     >>> answers = Answers([example(Settings("to be"))])
     >>> answers.get("example/row/0/1/3").content.round(3)
-    array([0.107, 0.243, 0.285, 0.366,   nan,   nan], dtype=float32)
+    array([0.539, 0.141, 0.119, 0.2  ,   nan,   nan], dtype=float32)
     >>> answers.get("example/row/0/1/30").content
     {'error': 'query 30 does not exist: there are 6'}
     """
