@@ -135,7 +135,7 @@ def test_what_is_wrong(llama: Path, t5: Path, capsys: pytest.CaptureFixture[str]
         (["--model", "no/such-model"], "no such model: no/such-model is neither a folder nor in the local cache of"),
         (["--model", nothing], f"{nothing} has no configuration that transformers can load: "),
         (["--model", bare, "--text", "a"], f"{bare} has no tokenizer that transformers can load: "),
-        ([*ours, "--text", ""], "text is empty; give at least one character"),
+        ([*ours, "--text", ""], "text is empty: give at least one character"),
         ([*ours, "--text", "the cat " * 64], f"text is too long: 129 tokens, and {llama} reads at most 128"),
         ([*ours, "--text", "a", "--file", "b"], "give --text or --file, not both"),
         ([*ours, "--file", tmp_path / "none"], f"cannot read {tmp_path / 'none'}: No such file or directory"),
