@@ -30,7 +30,7 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
                 try:
                     still.save(path)
                 except OSError as error:
-                    raise ValueError(f"cannot write {path}: {error.strerror}") from error
+                    raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
         if arguments.terminal:
             from .terminal import show
 
