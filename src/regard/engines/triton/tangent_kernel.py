@@ -11,7 +11,15 @@ import triton.language as tl
 from regard.engines.triton.forward_kernel import finite
 from regard.engines.triton.language import real
 from regard.engines.triton.pairs import block_of, moving, tile_of
-from regard.engines.triton.place import head_of, keys_of, load_matrix, load_rows, rows_of_program, store_matrix, store_rows
+from regard.engines.triton.place import (
+    head_of,
+    keys_of,
+    load_matrix,
+    load_rows,
+    rows_of_program,
+    store_matrix,
+    store_rows,
+)
 from regard.engines.triton.tiles import dropped, over_keys, product
 
 

@@ -185,20 +185,20 @@ def bounded(call, rules, b, h, i_lo, i_hi, j_lo, j_hi, F: tl.constexpr):
 
 @triton.jit
 def run_of(full, live, F: tl.constexpr):
-    """The first and the end of the full tiles, if they follow each other, and a word of the other live ones."""
+    """The first and the end of the full tiles, if they follow each other, and words of the other live ones before and
+    after them.
+    """
     t = tl.arange(0, F.T)
     begin, end = tl.min(tl.where(full, t, F.T), 0), tl.max(tl.where(full, t + 1, 0), 0)
     count = tl.sum(full.to(tl.int32), 0)
     begin = tl.where(count == end - begin, begin, end)
-    rest = live & ~((t >= begin) & (t < end))
-    word = tl.sum(tl.where(rest, tl.full([], 1, tl.int64) << t.to(tl.int64), 0), 0)
-    return begin, end, word
+    bits = tl.where(live, tl.full([], 1, tl.int64) << t.to(tl.int64), 0)
+    before = tl.sum(tl.where(t < begin, bits, 0), 0)
+    return begin, end, before, tl.sum(tl.where(t >= end, bits, 0), 0)
 
 
 @triton.jit
-def over_keys(
-    add: tl.constexpr, a, of, call, rules, rows, part, PARTS: tl.constexpr, W: tl.constexpr, F: tl.constexpr
-):
+def over_keys(add: tl.constexpr, a, of, call, rules, rows, part, PARTS: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
     """a after `add(a, of, tile, MASKED, W, F)` of the live tiles of keys of a block of rows, always in the same order.
 
     Of the tiles, or of their chunks, this is the `part`th of PARTS shares. W: what else `add` is compiled for.
@@ -243,12 +243,16 @@ def over_rows(add: tl.constexpr, a, of, call, rules, batch, head, keys, W: tl.co
 
 @triton.jit
 def over_chunk(add: tl.constexpr, a, of, chunk, live, full, W: tl.constexpr, F: tl.constexpr):
-    """Those that are full first, as far as they follow each other; then the others, in which the mask is looked at."""
-    begin, end, others = run_of(full, live, F)
-    for t in range(begin, end):
-        a = add(a, of, chunk * F.T + t, False, W, F)
-    if others != 0:
-        for t in range(F.T):
-            if (others >> t) & 1 != 0:
-                a = add(a, of, chunk * F.T + t, True, W, F)
+    """From the first to the last, so that no sum depends on which are full: others, those that are full as far as they
+    follow each other, in which no mask is looked at, and others again.
+    """
+    begin, end, before, after = run_of(full, live, F)
+    for side in range(2):
+        others = tl.where(side == 0, before, after)
+        if others != 0:
+            for t in range(F.T):
+                if (others >> t) & 1 != 0:
+                    a = add(a, of, chunk * F.T + t, True, W, F)
+        for t in range(begin, tl.where(side == 0, end, begin)):
+            a = add(a, of, chunk * F.T + t, False, W, F)
     return a
