@@ -22,7 +22,7 @@ def launches(dtype: Any) -> list[Launch]:
     """Every kernel of a call that has every wish, with the arguments it would be run with."""
     made: list[Launch] = []
     run, scatter = Launch.run, backward_work.scatter
-    Launch.run = lambda launch: made.append(launch)  # type: ignore[method-assign]
+    Launch.run = lambda launch: made.extend([launch, *launch.then])  # type: ignore[method-assign]
     backward_work.scatter = lambda *args: None
     try:
         q, k, v, options = case("everything").inputs(dtype)

@@ -52,8 +52,8 @@ class RowsTask(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What the other kernels read, and where they write (None: not asked for). own: the leading sizes of a bias, and
-    its heads, rows and columns.
+    """What the other kernels read, and where they write (None: not asked for). own: the leading sizes of a bias, its
+    heads, rows and columns, and the batch elements of the call.
     """
 
     given: Any
@@ -230,7 +230,7 @@ def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def bias(arrays, rules, call, task, batches, ALONG: tl.constexpr, F: tl.constexpr):
+def bias(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     """dS summed over the batch elements, heads, rows and columns that share an entry, in this order."""
     own = task.own
     n_rows, n_cols = tl.cdiv(own[2], F.M), tl.cdiv(own[3], F.N)
@@ -251,7 +251,7 @@ def bias(arrays, rules, call, task, batches, ALONG: tl.constexpr, F: tl.constexp
     if own[3] == 1:
         tiles = tl.cdiv(call.n_k, F.N)
     total = tl.zeros([F.M, F.N], F.REAL)
-    for b in range(batches):
+    for b in range(own[4]):
         batch = tl.full([], b, tl.int64)
         if at_batch(task.dbias, call.lead, batch) == here:
             for h in range(own_head, heads):
