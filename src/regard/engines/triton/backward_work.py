@@ -240,5 +240,6 @@ def scatter(total: torch.Tensor, indices: Sequence[Node], value: torch.Tensor, e
         if not leaves & {leaf, "s"}:
             value, entry = value.sum(axis, keepdim=True), entry.narrow(axis, 0, 1)
     places, order = torch.sort(entry.reshape(-1), stable=True)
-    counts = torch.bincount(places, minlength=total.numel())
-    total += torch.segment_reduce(value.reshape(-1)[order], "sum", lengths=counts, initial=0)
+    ends = torch.searchsorted(places, torch.arange(total.numel() + 1, device=places.device))
+    # `unsafe` leaves out a check for which the host would wait.
+    total += torch.segment_reduce(value.reshape(-1)[order], "sum", offsets=ends, initial=0, unsafe=True)

@@ -10,7 +10,7 @@ import torch
 from regard.engines.triton import tuning, weights_kernel
 from regard.engines.triton.launch import Launch, pointer
 from regard.engines.triton.tuning import Cut
-from regard.engines.triton.work import Work, empty, on_device
+from regard.engines.triton.work import Work, empty, numbers
 from regard.observing import Profile, Statistic, Top, cells
 from regard.problem import Problem
 from regard.torch.arrays import array, tensor
@@ -25,7 +25,7 @@ def part(p: Problem, lse: Array | None, rows: Sequence[int], cols: range) -> Arr
     if not out.size:
         return out
     work = Work(p)
-    chosen = on_device(np.asarray(rows, np.int64), p.device)
+    chosen = numbers(rows, p.device)
     asked = weights_kernel.Part(
         work.rows(lse), pointer(chosen), cols.start, cols.step, len(rows), len(cols), work.matrix(out)
     )

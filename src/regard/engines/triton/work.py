@@ -1,5 +1,6 @@
 """A problem as the arguments of kernels: where its arrays lie, its numbers, its rules, and what to compile for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,14 +39,22 @@ _uploaded: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
 def on_device(x: Array, device: Any) -> Array:
-    """A host array where a device reads it."""
-    return x if device is None else array(tensor(x.copy()).to(device))
+    """A host array where a device reads it; the host does not wait for the device."""
+    return x if device is None else array(tensor(x.copy()).to(device, non_blocking=True))
+
+
+def numbers(x: Sequence[int], device: Any) -> Array:
+    """Integers of 64 bits where a device reads them; those of a range are made there."""
+    if device is None or not isinstance(x, range):
+        return on_device(np.asarray(x, np.int64), device)
+    return array(torch.arange(x.start, x.stop, x.step, device=device))
 
 
 def table_on(table: Table, device: Any) -> Array:
-    """The entries of a table where a device reads them; copied once."""
+    """The entries of a table, one after the other, where a device reads them; those of the host are copied once."""
     if device is None or device_of(table.array) is not None:
-        return table.array
+        x = table.array
+        return x if x.flags.c_contiguous else array(tensor(x).contiguous())
     found = _uploaded.setdefault(table, {})
     if device not in found:
         found[device] = on_device(table.array, device)
