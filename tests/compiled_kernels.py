@@ -33,6 +33,7 @@ def launches(dtype: Any) -> list[Launch]:
         forward_work.forward(p, frozenset(["entropy", "argmax", "visible"]))
         statistics.part(p, rows, range(p.n_q), range(p.n_k))
         backward_work.jvp(p, t, outputs)
+        backward_work.jvp_jvp(p, outputs, t, t, outputs, outputs)
         backward_work.backward(p, outputs, outputs)
         backward_work.backward(p, outputs, outputs, backward_work.Way(t, outputs, outputs))
         long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.engines.triton import backward_kernel, lowering, pairs, table_kernel, tangent_kernel
+from regard.engines.triton import backward_kernel, bend_kernel, lowering, pairs, table_kernel, tangent_kernel
 from regard.engines.triton.forward_work import forward
 from regard.engines.triton.launch import Launch, lying
 from regard.engines.triton.tuning import Cut, chosen
 from regard.engines.triton.work import Work, empty, output
 from regard.problem import Differential, Outputs, Problem, device_of
-from regard.rules import Node, Program, Table, reads, tangent
+from regard.rules import Node, Program, Table, reading, reads, tangent
+from regard.rules.derivative import multiply
 from regard.torch.arrays import array, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -72,9 +73,9 @@ class Derivative(Work):
             return None
         count = len(self.results)
         rest, positions = list(program.results[count:]), []
-        for reading in self.readings:
-            taken = [rest.pop(0) for _ in reading.args]
-            positions.append([program.tables.index(reading.payload), *taken])
+        for leaf in self.readings:
+            taken = [rest.pop(0) for _ in leaf.args]
+            positions.append([program.tables.index(leaf.payload), *taken])
         return lowering.values(replace(program, results=program.results[:count]), positions)
 
     def direction(self, c_row: Array | None = None) -> pairs.Direction:
@@ -115,6 +116,42 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
     task = tangent_kernel.Task(given, work.direction(), work.known(outputs), *work.known(found))
     work.over_queries(tangent_kernel.tangent, task)
     return outputs, found
+
+
+@dataclass(frozen=True, eq=False)
+class Bends(Work):
+    """What the rule gives along `other` beside what it gives along `way`: S˙, (∂S/∂T)˙, and what the tables that vary
+    along `way` add to the second derivative.
+    """
+
+    way: Way
+    other: Way
+
+    @cached_property
+    def score_program(self) -> Program | None:
+        p, t, u = self.p, self.way.tables, self.other.tables
+        if p.score_node is None:
+            return None
+        slope, slopes = p.score_partials
+        assert slope is not None
+        varying = [multiply(tangent(x, u), reading(leaf, t)) for leaf, x in slopes.items() if leaf.payload in t]
+        return Program.of([tangent(p.score_node, u), tangent(slope, u), *varying])
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    ways = Way(t, d_t), Way(u, d_u)
+    first, second = (Derivative(p, way=way) for way in ways)
+    bends = Bends(p, *ways)
+    rows = p.shape(p.n_q)
+    found = Outputs(
+        output(p), empty(p, rows, p.compute), None if outputs.entropy is None else empty(p, rows, p.compute)
+    )
+    task = bend_kernel.Task(
+        pairs.Given(first.rows(outputs.lse), None, None, None), first.direction(), second.direction(),
+        bends.rules.score, bends.arrays.score, first.known(outputs), *first.known(found),
+    )  # fmt: skip
+    first.over_queries(bend_kernel.bend, task, BENDS=bends.score_function)
+    return found
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) -> Differential:
@@ -221,8 +258,8 @@ def table_gradients(p: Problem, given: Any, direction: Any, way: Way | None) -> 
         to = tuple(map(work.matrix, values)), tuple(map(work.matrix, entries))
         task = table_kernel.Task(given, direction, first, *to)
         chosen("table", work, partial(table_part, work, task, len(rows))).run()
-        for reading, value, entry in zip(slopes, values, entries, strict=True):
-            scatter(totals[reading.payload], reading.args, tensor(value), tensor(entry))
+        for leaf, value, entry in zip(slopes, values, entries, strict=True):
+            scatter(totals[leaf.payload], leaf.args, tensor(value), tensor(entry))
     return {table: fitted(array(x.reshape(table.shape)), table.array) for table, x in totals.items()}
 
 
@@ -242,4 +279,4 @@ def scatter(total: torch.Tensor, indices: Sequence[Node], value: torch.Tensor, e
     places, order = torch.sort(entry.reshape(-1), stable=True)
     ends = torch.searchsorted(places, torch.arange(total.numel() + 1, device=places.device))
     # `unsafe` leaves out a check for which the host would wait.
-    total += torch.segment_reduce(value.reshape(-1)[order], "sum", offsets=ends, initial=0, unsafe=True)
+    total += torch.segment_reduce(value.reshape(-1).gather(0, order), "sum", offsets=ends, initial=0, unsafe=True)

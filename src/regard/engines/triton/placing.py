@@ -108,4 +108,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "backward": backward_work.backward,
     "jvp": backward_work.jvp,
     "backward_jvp": backward_jvp,
+    "jvp_jvp": backward_work.jvp_jvp,
 }

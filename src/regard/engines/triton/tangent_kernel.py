@@ -55,14 +55,21 @@ class Of(NamedTuple):
 
 
 @triton.jit
+def nothing(F: tl.constexpr):
+    zero = tl.zeros([F.M], F.REAL)
+    return Sums(zero, zero, zero, tl.zeros([F.M, F.V], F.REAL))
+
+
+@triton.jit
 def add(a, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
     call, rows = of.call, of.rows
     keys = keys_of(call, tile, F.N)
     y = tile_of(of.arrays, call, of.direction, rows.batch, rows.head // call.group, keys, F)
-    S, visible, _, S_dot = moving(call, of.arrays, of.rules, of.direction, of.x, y, rows, keys, MASKED, ALONG, F)
-    logP = tl.where(visible, S - finite(of.x.lse), 0.0)
+    s = moving(call, of.arrays, of.rules, of.direction, of.x, y, rows, keys, MASKED, ALONG, F)
+    visible = s.visible
+    logP = tl.where(visible, s.S - finite(of.x.lse), 0.0)
     P = tl.where(visible, tl.exp(logP), 0.0)
-    PS = P * S_dot
+    PS = P * s.S_dot
     CAREFUL: tl.constexpr = MASKED or F.HIDES
     O = a.O + product(dropped(call, PS, rows, keys, F), y.v, visible, CAREFUL, F)
     if y.v_dot is not None:
@@ -74,15 +81,19 @@ def add(a, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr)
 @triton.jit
 def tangent(arrays, rules, call, task, F: tl.constexpr):
     rows = rows_of_program(call, F.M)
-    zero = tl.zeros([F.M], F.REAL)
-    a = Sums(zero, zero, zero, tl.zeros([F.M, F.V], F.REAL))
     of = Of(call, arrays, rules, task.direction, rows, block_of(arrays, call, task.given, task.direction, rows, F))
-    a = over_keys(add, a, of, call, rules, rows, 0, 1, True, F)
+    a = over_keys(add, nothing(F), of, call, rules, rows, 0, 1, True, F)
     lse_dot = a.mean
     if task.direction.sink is not None:
         sink = tl.load(arrays.sink.ptr + rows.head * arrays.sink.head).to(F.REAL)
         sink_dot = tl.load(task.direction.sink.ptr + rows.head * task.direction.sink.head).to(F.REAL)
         lse_dot += tl.exp(sink - finite(load_rows(task.known.lse, call, rows, F.REAL))) * sink_dot
+    finish(a, lse_dot, call, task, rows, F)
+
+
+@triton.jit
+def finish(a, lse_dot, call, task, rows, F: tl.constexpr):
+    """What the sums mean, and lse˙."""
     O = a.O
     if F.DROPOUT:
         O *= real(call.keep, F.REAL)
