@@ -315,14 +315,14 @@ def _bench(arguments: argparse.Namespace) -> None:
 
     quick, cores = arguments.quick, allowed()
     threads = _least("--threads", arguments.threads, 1)
+    if arguments.device is not None and threads != 1:
+        raise Refusal("--threads is of the processor: give it without --device")
     if threads > len(cores):
         raise Refusal(f"--threads must be at most {len(cores)}, the cores this process may use, got {threads}")
     if arguments.engine is not None and arguments.engine not in engines():
         raise Refusal(f"--engine must be one of {', '.join(engines())}, got {arguments.engine}")
     among = None
     if arguments.device is not None:
-        if arguments.threads != 1:
-            raise Refusal("--threads is of the processor: give it without --device")
         if find_spec("torch") is None:
             raise Refusal(f"--device {arguments.device}: torch is missing: pip install torch")
         from regard.bench import device_rows

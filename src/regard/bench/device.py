@@ -158,7 +158,7 @@ def machine(device: torch.device) -> dict[str, str]:
 def driver(file: Path = Path("/proc/driver/nvidia/version"), which: Callable[[str], str | None] = shutil.which) -> str:
     """The version of NVIDIA's driver."""
     try:
-        found = re.search(r"Kernel Module\D*([\d.]+)", file.read_text())
+        found = re.search(r"\b(\d{3,}\.\d[\d.]*)", file.read_text())
         if found:
             return found[1]
     except OSError:

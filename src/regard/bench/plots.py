@@ -223,6 +223,8 @@ def put(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, flo
 
 
 def threads(report: Report) -> str:
+    if "device" in report.method:
+        return "on a device"
     count = report.method["threads"]
     return "one core" if count == 1 else f"{count} cores"
 
