@@ -113,7 +113,7 @@ def test_a_row_measures_everybody_who_is_right() -> None:
     assert found.work[SUBJECT] == found.work["Flash"] == 0.5 * 4 * 2 * 16 * 16 * 8
     assert found.work[LIMIT] == 2 * 16**3
     assert found.met is False
-    back = Speed("backward", "tiny", SMALL, CAUSAL, "backward", peers=()).measure(TINY)
+    back = Speed("backward", "tiny", SMALL, CAUSAL, "backward", peers=(), dtype="float32").measure(TINY)
     assert back.work[SUBJECT] == 2.5 * found.work[SUBJECT]
 
 
@@ -138,7 +138,7 @@ def test_a_peer_that_is_the_reference_may_be_missing() -> None:
 
 @pytest.mark.parametrize(("kind", "base"), [("JVP", "forward"), ("double backward", "backward")])
 def test_derivatives_cost_what_they_cost_over_another(kind: str, base: str) -> None:
-    found = Speed("derivatives", "tiny", SMALL, CAUSAL, kind, base, (), 3.3).measure(TINY)
+    found = Speed("derivatives", "tiny", SMALL, CAUSAL, kind, base, (), 3.3, "float32").measure(TINY)
     assert set(found.samples) == {SUBJECT, base}
     assert found.work == {}
     assert not found.higher_is_better
