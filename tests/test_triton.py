@@ -189,3 +189,19 @@ def test_weights_stay_on_the_device(given: bool, device: None, monkeypatch: pyte
     with host as patch:
         patch.setattr(arrays, "DEVICES", ())
         torch.testing.assert_close(expected, regard.weights(q, k, **options), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": True, "offset": 1}, {"mask": regard.window(64, None), "offset": 63}],
+    ids=["the last row alone sees the first key", "the first row alone sees the last key"],
+)
+def test_a_single_pair_of_a_tile_is_seen(options: dict[str, Any], interpreted: None) -> None:
+    """At the corners of tiles, where bounds that are off by one skip it, in both directions."""
+    q, k, v, dout = (np.random.default_rng(n).standard_normal((1, 128, 4), np.float32) for n in range(4))
+    out = regard.attention(q, k, v, engine="triton", **options)
+    got = regard.attention_vjp(q, k, v, dout, engine="triton", **options)
+    expected = regard.attention_vjp(q, k, v, dout, engine="spec", **options)
+    np.testing.assert_allclose(out, regard.attention(q, k, v, engine="spec", **options), rtol=0, atol=1e-5)
+    for name in ("query", "key", "value"):
+        np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=0, atol=1e-5)
