@@ -11,7 +11,7 @@ from interpreter import language_patched_once
 from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
-from regard.engines import cpu, engines, tiled, tiled_derivatives
+from regard.engines import cpu, engines, tiled, tiled_derivatives, triton
 from regard.observing import NAMES, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 from support import (
@@ -303,14 +303,13 @@ class TestTiled(Conformance):
     engine = "tiled"
 
 
-class TestTriton(Conformance):
-    """On Triton's interpreter, which is slow: forward and gradients of every case in float32, second derivatives of
+class OnInterpreter(Conformance):
+    """On Triton's interpreter, which is slow, a fifth of the suite: forward and gradients of every case in float32, second derivatives of
     backward or of forward by turns; in other dtypes the case with everything.
 
     The test of second derivatives looks at tangents too, and forward's statistics are made of weights.
     """
 
-    engine = "triton"
     threads, best, length = (1,), (2, 40), 70
     SOME = ("everything", "NaN behind the mask", "causal, rows that see nothing", "grouped heads", "bias of one row")
     OF_FLOAT16 = ("test_forward", "test_tangents", "test_second_derivatives")
@@ -339,6 +338,10 @@ class TestTriton(Conformance):
     @pytest.fixture(autouse=True)
     def interpreted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         language_patched_once(monkeypatch)
+
+
+class TestTriton(OnInterpreter if triton.interpreted() else Conformance):  # type: ignore[misc]
+    engine = "triton"
 
 
 class TestSpecification(Conformance):
