@@ -316,3 +316,19 @@ def test_every_way_of_asking_for_tf32(switch: Any, monkeypatch: pytest.MonkeyPat
         assert precision(monkeypatch, x) == "tf32"
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.skipif(not tiles.INTERPRETED.value, reason="a GPU is there")
+def test_what_tf32_costs_and_float32_does_not(switch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter rounds to 10 bits what it is told to."""
+    language_patched_once(monkeypatch)
+    monkeypatch.setattr(arrays, "DEVICES", ("cpu",))
+    x = torch.randn(1, 32, 16, generator=torch.manual_seed(0))
+    exact = regard.attention(*[x.double()] * 3)
+    errors = {}
+    for name in ("none", "tf32"):
+        switch.fp32_precision = name
+        out = regard.attention(x, x, x, engine="triton")
+        errors[name] = float((out - exact).norm() / exact.norm())
+    assert errors["none"] < 1e-6
+    assert 1e-5 < errors["tf32"] < 2e-3
