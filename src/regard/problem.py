@@ -61,8 +61,9 @@ class Problem:
 
     Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
     `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
-    output that lies as (..., n, h, d) in memory. Calls with the same `signature`, where there is one, differ in nothing
-    but the contents and the addresses of query, key and value.
+    output that lies as (..., n, h, d) in memory. `constants` are those of "bias" and the tables of the score whose
+    gradient nobody wants, and which engines leave out. Calls with the same `signature`, where there is one, differ in
+    nothing but the contents and the addresses of query, key and value.
     """
 
     query: Array
@@ -80,6 +81,7 @@ class Problem:
     origin: tuple[int, int, int]
     positions_first: bool = False
     observe: tuple[Statistic, ...] = ()
+    constants: frozenset[Any] = frozenset()
     signature: Any = field(default=None, init=False)  # `replace` leaves it out
 
     @cached_property
@@ -219,9 +221,19 @@ class Problem:
         return np.int32 if small else np.int64
 
     @cached_property
+    def table_partials(self) -> Mapping[Node, Node]:
+        """Of `score_partials` those in readings of tables whose gradient is wanted."""
+        return {leaf: x for leaf, x in self.score_partials[1].items() if leaf.payload not in self.constants}
+
+    @cached_property
     def tables(self) -> tuple[Table, ...]:
-        """The float tables of the score rules: the ones that have a gradient."""
-        return tuple(dict.fromkeys(leaf.payload for leaf in self.score_partials[1]))
+        """The float tables of the score rules whose gradient is wanted."""
+        return tuple(dict.fromkeys(leaf.payload for leaf in self.table_partials))
+
+    @property
+    def trains_bias(self) -> bool:
+        """Whether there is a bias whose gradient is wanted."""
+        return self.bias is not None and "bias" not in self.constants
 
     def shape(self, *tail: int) -> tuple[int, ...]:
         """(..., h, *tail) of an output."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class Arrays:
         self.dk, self.dv = (
             self.sums(x, s, np.zeros) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
-        self.dbias = None if p.bias is None else np.zeros(self.bias_shape(p.bias), real)
+        self.dbias = np.zeros(self.bias_shape(p.bias), real) if p.bias is not None and p.trains_bias else None
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
 
@@ -94,7 +95,8 @@ class Arrays:
     def lie(self) -> tuple[Any, ...]:
         """What plans depend on beside the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
-        return tuple(None if x is None else x.strides for x in arrays)
+        trained = self.p.trains_bias, *map(ref, self.p.tables)
+        return *(None if x is None else x.strides for x in arrays), trained
 
     @cached_property
     def rule(self) -> "Rule":
@@ -162,7 +164,8 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
     lanes = max(1, min(p.n_q, W * target.tile[1]))
     mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
     score = rule.score
-    rows, keys = (True, False) if p.bias is None else bias_axes(p.bias)
+    trained = p.bias if p.trains_bias else None
+    rows, keys = (True, False) if trained is None else bias_axes(trained)
     return BackwardKind(
         element=type_of(p.dtype),
         real=real,
@@ -180,9 +183,10 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
         best=0,
         bent=rule.bent,
         readings=rule.readings,
+        trains_bias=p.trains_bias,
         bias_rows=rows,
         bias_keys=keys,
-        bias_shared=p.bias is not None and rows and keys and p.bias.size != p.batch * p.heads * p.n_q * p.n_k,
+        bias_shared=trained is not None and rows and keys and trained.size != p.batch * p.heads * p.n_q * p.n_k,
     )
 
 
@@ -196,7 +200,7 @@ def rule_of(p: Problem, tangents: Mapping[Table, Table] | None = None) -> Rule:
     """The rule of a call and its derivatives; with tangents of tables, each with its tangent behind."""
     if p.score_node is None:
         return Rule()
-    d_ds, slopes = p.score_partials
+    d_ds, slopes = p.score_partials[0], p.table_partials
     assert d_ds is not None
 
     def both(node: Node) -> list[Node]:
