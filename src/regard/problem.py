@@ -13,6 +13,7 @@ from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, o
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+CACHE_LINE = 64  # bytes
 
 
 class Outputs(NamedTuple):
@@ -314,6 +315,16 @@ class Problem:
     def dense(self, x: Array) -> Array:
         """A dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
+
+
+def on_cache_line(make: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    """An array made by `np.empty` or `np.zeros` whose first number begins a cache line."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw: Array = make(size + CACHE_LINE, np.uint8)
+    first = -raw.ctypes.data % CACHE_LINE
+    found: Array = raw[first : first + size].view(dtype).reshape(shape)
+    return found
 
 
 def device_of(x: Array) -> Any:

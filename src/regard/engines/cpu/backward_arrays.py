@@ -10,16 +10,17 @@ import numpy as np
 
 from regard.engines.cpu.backward_layout import STRANDS, BackwardKind, Reading, padded
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
-from regard.engines.cpu.layout import Arguments, integer_type
+from regard.engines.cpu.layout import KEYS, Arguments, integer_type
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import by_head, dense_masks, written
-from regard.problem import Differential, Outputs, Problem, collapse
+from regard.problem import CACHE_LINE, Differential, Outputs, Problem, collapse, on_cache_line
 from regard.rules import Node, Program, Table, tangent
 
 if TYPE_CHECKING:
     from regard.engines.cpu.emit import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
+STREAMED = 2**25  # bytes
 
 
 class Arrays:
@@ -52,7 +53,9 @@ class Arrays:
         self.dk, self.dv = (
             self.sums(x, s, np.zeros) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
-        self.dbias = np.zeros(self.bias_shape(p.bias), real) if p.bias is not None and p.trains_bias else None
+        self.dbias = None
+        if p.bias is not None and p.trains_bias:
+            self.dbias = on_cache_line(np.zeros, self.bias_shape(p.bias), real)
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
 
@@ -90,6 +93,14 @@ class Arrays:
     def more(self) -> list[tuple[str, Array | None, int, bool]]:
         """Those that only a tangent has."""
         return []
+
+    @property
+    def streams(self) -> bool:
+        """Whether the sums for a bias are too many for caches, and its vectors lie on cache lines."""
+        if self.dbias is None or self.dbias.nbytes < STREAMED:
+            return False
+        shift = self.p.origin[2] % KEYS * self.dbias.itemsize
+        return (shift | self.dbias.strides[-2]) % CACHE_LINE == 0
 
     @property
     def lie(self) -> tuple[Any, ...]:

@@ -93,6 +93,8 @@ class Backward(Products):
             current.value = none
             each(find)
         each(self._end)
+        if self.kind.trains_bias:
+            k.fence()
 
     def _begin(self) -> None:
         k, kind, item = self.k, self.kind, self.item

@@ -16,7 +16,7 @@ FIELDS = (
     "keys", "scale", "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature",
     "out_head", "out_row", "out_feature", "dout_head", "dout_row", "dout_feature", "row_head",
     "dq_head", "dq_row", "dk_row", "dv_row", "bias_head", "bias_row", "bias_key", "dbias_row", "dbias_key",
-    "threshold", "kept", "seed", "strand_tiles",
+    "dbias_streams", "threshold", "kept", "seed", "strand_tiles",
 )  # fmt: skip
 ADDRESSES = (
     "q", "k", "v", "out", "dout", "lse", "given", "d_entropy", "c", "dq", "dk", "dv", "bias", "dbias",
