@@ -1,5 +1,6 @@
 """Every case, on every engine, against the specification, within the error bound."""
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -228,6 +229,26 @@ class Conformance:
             assert_second(p, t, given, moving, got)
             assert_tangents(p, t, tangent)
 
+    def test_gradients_that_nobody_wants_are_left_out(self) -> None:
+        """First and second ones of a bias and of a table; no bit of the others changes."""
+        engine, rng = engines()[self.engine], np.random.default_rng(5)
+        q, k, v, dout, ddout, dq = rng.standard_normal((6, 2, 20, 4), np.float32)
+        table = regard.table(rng.standard_normal((2, 3)))
+        bias = rng.standard_normal((20, 20))
+        p = problem_from(q, k, v, bias=bias, score=lambda s, b, h, i, j: s + table[h, j % 3])
+        fixed = replace(p, constants=frozenset({"bias", table}))
+        ct, moving, t = Outputs(dout, None, None), Outputs(ddout, None, None), Differential(query=dq)
+        outputs, along = tiled.jvp(p, t)
+        pairs = [[engine.backward(x, outputs, ct) for x in (p, fixed)]]
+        pairs += [[engine.backward_jvp(x, outputs, ct, t, along, moving) for x in (p, fixed)]]
+        for whole, part in pairs:
+            assert whole.bias is not None
+            assert list(whole.tables) == [table]
+            assert part.bias is None
+            assert not part.tables
+            for name in ("query", "key", "value"):
+                assert getattr(part, name).tobytes() == getattr(whole, name).tobytes()
+
     def test_second_tangents(self, case: Case, dtype: Any) -> None:
         """Along two directions in which everything varies, in which little does, and twice along one."""
         p, engine = problem(case, dtype)[0], engines()[self.engine]
@@ -304,8 +325,8 @@ class TestTiled(Conformance):
 
 
 class OnInterpreter(Conformance):
-    """On Triton's interpreter, which is slow, a fifth of the suite: forward and gradients of every case in float32, second derivatives of
-    backward or of forward by turns; in other dtypes the case with everything.
+    """On Triton's interpreter, which is slow, a fifth of the suite: forward and gradients of every case in float32,
+    second derivatives of backward or of forward by turns; in other dtypes the case with everything.
 
     The test of second derivatives looks at tangents too, and forward's statistics are made of weights.
     """

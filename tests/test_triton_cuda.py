@@ -89,12 +89,16 @@ def operands(n: int = 300, dtype: Any = torch.bfloat16) -> list[torch.Tensor]:
     return [q, *(torch.empty(2, 2, n, 64, dtype=dtype, device=CUDA) for _ in range(2))]
 
 
+def trained(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, device=CUDA).requires_grad_()
+
+
 WISHES: dict[str, Any] = {
     "plain": dict,
     "grouped and causal": lambda: {"causal": True},
     "window and softcap": lambda: {"mask": regard.window(64), "score": regard.softcap(30.0), "dropout": 0.1, "seed": 3},
-    "bias and sink": lambda: {"bias": torch.empty(4, 1, 300, device=CUDA), "sink": torch.empty(4, device=CUDA)},
-    "a table": lambda: {"score": regard.relative(regard.table(torch.empty(4, 99, device=CUDA)))},
+    "bias and sink": lambda: {"bias": trained(4, 1, 300), "sink": trained(4)},
+    "a table": lambda: {"score": regard.relative(regard.table(trained(4, 99)))},
     "a dense mask": lambda: {"mask": torch.empty(300, 300, dtype=torch.bool, device=CUDA)},
     "documents": lambda: {"mask": regard.documents([0] * 100 + [1] * 200)},
 }
@@ -104,8 +108,8 @@ WISHES: dict[str, Any] = {
 def test_a_call_and_its_derivatives_reach_the_device(wish: str, cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without waiting for it; results have their shapes, dtypes and strides, and lie there."""
     made: list[Any] = []
-    applied = adapter.applied
-    monkeypatch.setattr(adapter, "applied", lambda *args: made.append(args) or applied(*args))
+    # Nothing is differentiated by PyTorch: its engine wants the device.
+    monkeypatch.setattr(adapter, "applied", lambda *args: made.append(args) or autograd.run(*args))
     q, k, v = operands()
     out, seen = regard.attention(q, k, v, **WISHES[wish](), observe=["lse"])
     assert (out.device, out.dtype, out.shape) == (CUDA, torch.bfloat16, q.shape)
@@ -164,7 +168,7 @@ def test_operations_of_a_graph_know_the_device(cuda: Device) -> None:
     """What `torch.compile` asks of them."""
     q, k, v = operands()
     bias = torch.empty(4, 300, 300, device=CUDA)
-    text = graph.name_of_call(None, None, (), ("bias",), None, False, (), (("causal", True),))
+    text = graph.name_of_call(None, None, (), ("bias",), None, False, (), (("causal", True),), ())
     out, lse = operators.forward([q, k, v, bias], text)
     assert (out.device, out.dtype, out.shape, out.is_contiguous()) == (CUDA, torch.bfloat16, q.shape, True)
     assert (lse.device, lse.dtype, lse.shape) == (CUDA, torch.float32, q.shape[:-1])

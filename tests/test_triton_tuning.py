@@ -2,6 +2,9 @@
 
 import json
 import operator
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -318,17 +321,25 @@ def test_every_way_of_asking_for_tf32(switch: Any, monkeypatch: pytest.MonkeyPat
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.skipif(not tiles.INTERPRETED.value, reason="a GPU is there")
-def test_what_tf32_costs_and_float32_does_not(switch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter rounds to 10 bits what it is told to."""
-    language_patched_once(monkeypatch)
-    monkeypatch.setattr(arrays, "DEVICES", ("cpu",))
-    x = torch.randn(1, 32, 16, generator=torch.manual_seed(0))
-    exact = regard.attention(*[x.double()] * 3)
-    errors = {}
-    for name in ("none", "tf32"):
-        switch.fp32_precision = name
-        out = regard.attention(x, x, x, engine="triton")
-        errors[name] = float((out - exact).norm() / exact.norm())
-    assert errors["none"] < 1e-6
-    assert 1e-5 < errors["tf32"] < 2e-3
+COMPILED = """
+import numpy as np
+from regard.api import problem_from
+from regard.engines.triton import forward_work, tuning
+from regard.engines.triton.work import Work
+q = np.zeros((1, 64, 32), np.float32)
+p = problem_from(q, q, q)
+found = {"lse": np.zeros((1, 64), np.float32)}
+for precision in ("ieee", "tf32"):
+    Work.precision = precision
+    made = forward_work.launch(Work(p), p.new_output(), found, tuning.Cut(64, 32, 4, 1)).compile(90)
+    print(made.asm["ptx"].count(".tf32"))
+"""
+
+
+def test_kernels_multiply_in_tf32_only_where_they_are_told() -> None:
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-c", COMPILED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    without, with_it = map(int, done.stdout.split())
+    assert without == 0 < with_it
