@@ -40,7 +40,7 @@ describe("a saved page", () => {
   const { stored, weights } = head();
   const map = { n_q: 7, n_k: 9, tile: 4, max_level: 2 };
   const source = new FileSource({ answers: { "api/s/map/0/0": map }, exact: { "s/0/0": stored as never } });
-  const floats = async (path: string): Promise<Float32Array> => new Float32Array(await source.numbers(path));
+  const floats = async (path: string): Promise<Float32Array> => new Float32Array((await source.numbers(path)).data);
 
   it("computes rows, columns and any part of the weights", async () => {
     const near = (found: Float32Array, expected: number[]): void => {
@@ -59,7 +59,7 @@ describe("a saved page", () => {
     for (const level of [0, 1, 2]) {
       const step = 2 ** (2 - level);
       for (const kind of ["mass", "max"]) {
-        const found = new Uint16Array(await source.numbers(`api/s/tile/0/0/${level}/0/0?kind=${kind}`));
+        const found = new Uint16Array((await source.numbers(`api/s/tile/0/0/${level}/0/0?kind=${kind}`)).data);
         const cols = Math.min(4, Math.ceil(9 / step));
         found.forEach((bits, p) => {
           const [r, c] = [Math.floor(p / cols) * step, (p % cols) * step];
@@ -86,7 +86,7 @@ describe("a saved page", () => {
         answers[`api/s/tile/0/0/2/${x}/${y}?kind=mass`] = { f16: base64(await tileOf(half, map, 2, x, y, "mass")) };
     }
     const tiled = new FileSource({ answers, exact: {} });
-    const row = new Float32Array(await tiled.numbers("api/s/row/0/0/6"));
+    const row = new Float32Array((await tiled.numbers("api/s/row/0/0/6")).data);
     expect([...row]).toEqual(weights[6].map((w) => halfValues[toHalf(w)]));
   });
 

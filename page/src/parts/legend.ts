@@ -37,6 +37,8 @@ export class Legend {
       step === 1
         ? "a pixel is one pair, exact"
         : `a pixel is ${step} × ${step} pairs, its ${look.kind === "mass" ? "mass" : "largest weight"}`;
-    this.text.textContent = picture.signed ? `left − right; ${of}` : of;
+    const known =
+      picture.done < 1 ? `; striped: being computed, ${Math.floor(100 * picture.done)} % of the queries are there` : "";
+    this.text.textContent = (picture.signed ? `left − right; ${of}` : of) + known;
   }
 }

@@ -1,6 +1,6 @@
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
-import { Refused, type Source } from "./source";
+import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
 import { bytesOf, ComputedWeights, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
 
@@ -29,7 +29,11 @@ export class FileSource implements Source {
     throw absent();
   }
 
-  async numbers(path: string): Promise<ArrayBuffer> {
+  async numbers(path: string): Promise<Numbers> {
+    return { data: await this.found(path), exact: true };
+  }
+
+  private async found(path: string): Promise<ArrayBuffer> {
     const stored = this.data.answers[path] as Stored;
     const text = stored?.f16 ?? stored?.f32;
     if (text !== undefined) return bytesOf(text);

@@ -1,4 +1,4 @@
-import { Gone, refusal, whenReady, type Source } from "./source";
+import { Gone, refusal, whenReady, type Numbers, type Source } from "./source";
 
 /** What anywidget hands to a widget, as far as it is used here. */
 export interface WidgetModel {
@@ -11,6 +11,7 @@ interface Answer {
   id: number;
   status: number;
   json?: unknown;
+  exact?: boolean;
 }
 
 const PATIENCE_MS = 120_000;
@@ -37,13 +38,14 @@ export class NotebookSource implements Source {
     }, this.progress);
   }
 
-  async numbers(path: string): Promise<ArrayBuffer> {
+  async numbers(path: string): Promise<Numbers> {
     return (await whenReady(async () => {
       const { answer, buffers } = await this.ask({ path });
       const [view] = buffers;
-      const body = view ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : answer.json;
-      return { status: answer.status, body };
-    }, this.progress)) as ArrayBuffer;
+      if (!view) return { status: answer.status, body: answer.json };
+      const data = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
+      return { status: answer.status, body: { data, exact: answer.exact ?? true } };
+    }, this.progress)) as Numbers;
   }
 
   async post(path: string, body: unknown): Promise<unknown> {

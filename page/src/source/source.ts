@@ -1,3 +1,9 @@
+/** Raw numbers; `exact`: all of them are there, and none is an estimate. */
+export interface Numbers {
+  data: ArrayBuffer;
+  exact: boolean;
+}
+
 /** Where answers come from. Paths are those of the server, whoever answers. */
 export interface Source {
   readonly kind: "server" | "file" | "notebook";
@@ -5,7 +11,7 @@ export interface Source {
   progress: (share: number) => void;
   json(path: string): Promise<unknown>;
   /** Raw numbers: half floats for tiles and thumbnails, float32 for everything else. */
-  numbers(path: string): Promise<ArrayBuffer>;
+  numbers(path: string): Promise<Numbers>;
   post(path: string, body: unknown): Promise<unknown>;
 }
 

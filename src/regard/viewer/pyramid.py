@@ -143,8 +143,10 @@ class Coarse:
         return self.mass if kind == "mass" else self.max
 
     def wish(self, rows: range) -> None:
-        """Have these queries first; of wishes at about the same time the one for fewer counts."""
+        """Have these queries first, if they are a small part; of wishes at the same time that for fewer counts."""
         now = time.monotonic()
+        if 4 * len(rows) > self.head.n_q:
+            return
         if len(rows) <= len(self._wish) or now - self._wished > 1:
             self._wish, self._wished = rows, now
 
