@@ -67,8 +67,10 @@ class Tab:
         self.asked: list[str] = []
         self.complaints: list[str] = []
         self.expected: tuple[str, ...] = ()
+        self.origins = (viewer.url.rsplit("/", 2)[0] + "/", *OWN)
         page.set_default_timeout(8_000)
         page.on("request", lambda request: self.asked.append(request.url))
+        page.on("websocket", lambda socket: self.asked.append(socket.url))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
 
@@ -91,8 +93,7 @@ class Tab:
 
     def check(self) -> None:
         """Nothing went wrong, and nothing left this machine."""
-        origin = self.viewer.url.rsplit("/", 2)[0] + "/"
-        away = [url for url in self.asked if not url.startswith((origin, *OWN))]
+        away = [url for url in self.asked if not url.startswith(self.origins)]
         wrong = [text for text in self.complaints if not any(part in text for part in self.expected)]
         if away or wrong:
             raise AssertionError(f"asked elsewhere: {away}; complaints: {wrong}")

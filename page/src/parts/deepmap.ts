@@ -138,9 +138,15 @@ export class DeepMap {
     });
     this.stage.addEventListener("pointerleave", () => this.point(null));
     this.stage.addEventListener("keydown", (event) => this.key(event));
+    this.viewer.addHandler("canvas-scroll", (event) => {
+      const turned = event.originalEvent as WheelEvent;
+      // In a notebook the wheel scrolls the notebook, until the map is clicked.
+      if (this.element.closest(".cell") && !turned.ctrlKey && !this.stage.contains(document.activeElement)) {
+        [event.preventDefaultAction, event.preventDefault] = [true, false];
+      } else this.whole = false;
+    });
     for (const event of [
       "canvas-drag",
-      "canvas-scroll",
       "canvas-pinch",
       "canvas-double-click",
       "navigator-click",

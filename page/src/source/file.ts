@@ -14,7 +14,7 @@ type Stored = { f16?: string; f32?: string } | undefined;
 /** A page that was saved: it answers itself, from what it holds and from what can be computed of that. */
 export class FileSource implements Source {
   readonly kind = "file";
-  progress = (_: number): void => {};
+  progress = (_: number | null): void => {};
   private readonly heads = new Map<string, Weights>();
 
   constructor(private readonly data: StoredData) {}

@@ -3,7 +3,7 @@ import { Gone, refusal, whenReady, type Numbers, type Source } from "./source";
 /** The server that this page came from. */
 export class HttpSource implements Source {
   readonly kind = "server";
-  progress = (_: number): void => {};
+  progress = (_: number | null): void => {};
 
   async json(path: string): Promise<unknown> {
     return whenReady(async () => {

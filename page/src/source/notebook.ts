@@ -14,12 +14,15 @@ interface Answer {
   exact?: boolean;
 }
 
+const SILENT = "The kernel of this notebook does not answer. If it was restarted, run the cell again.";
 const PATIENCE_MS = 120_000;
+/** Cells that run keep messages waiting. */
+const SLOW_MS = 3_000;
 
 /** The kernel of a notebook, asked by messages. */
 export class NotebookSource implements Source {
   readonly kind = "notebook";
-  progress = (_: number): void => {};
+  progress = (_: number | null): void => {};
   private next = 0;
   private readonly waiting = new Map<number, (answer: Answer, buffers: DataView[]) => void>();
 
@@ -27,8 +30,14 @@ export class NotebookSource implements Source {
     model.on("msg:custom", this.receive);
   }
 
+  /** Nobody looks any more: what the kernel keeps for this may go. */
   close(): void {
     this.model.off("msg:custom", this.receive);
+    try {
+      this.model.send({ leave: true });
+    } catch {
+      // There is no kernel any more.
+    }
   }
 
   async json(path: string): Promise<unknown> {
@@ -61,18 +70,26 @@ export class NotebookSource implements Source {
 
   private async ask(request: object): Promise<{ answer: Answer; buffers: DataView[] }> {
     const id = this.next++;
-    const reply = await new Promise<{ answer: Answer; buffers: DataView[] }>((resolve, reject) => {
-      const timer = setTimeout(() => {
-        this.waiting.delete(id);
-        reject(new Gone("The notebook's kernel does not answer. Is it busy, or was it restarted?"));
-      }, PATIENCE_MS);
-      this.waiting.set(id, (answer, buffers) => {
-        clearTimeout(timer);
-        resolve({ answer, buffers });
-      });
-      this.model.send({ id, ...request });
+    const slow = setTimeout(() => this.progress(null), SLOW_MS);
+    let end: ReturnType<typeof setTimeout> | undefined;
+    const reply = new Promise<{ answer: Answer; buffers: DataView[] }>((resolve, reject) => {
+      end = setTimeout(() => reject(new Gone(SILENT)), PATIENCE_MS);
+      this.waiting.set(id, (answer, buffers) => resolve({ answer, buffers }));
+      try {
+        this.model.send({ id, ...request });
+      } catch (error) {
+        reject(new Gone(SILENT, { cause: error })); // the connection is gone
+      }
     });
-    if (reply.answer.status >= 400) throw refusal(reply.answer.json, reply.answer.status);
-    return reply;
+    try {
+      const { answer, buffers } = await reply;
+      if (answer.status >= 400) throw refusal(answer.json, answer.status);
+      return { answer, buffers };
+    } finally {
+      this.waiting.delete(id);
+      clearTimeout(slow);
+      clearTimeout(end);
+      if (!this.waiting.size) this.progress(1);
+    }
   }
 }

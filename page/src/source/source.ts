@@ -7,8 +7,8 @@ export interface Numbers {
 /** Where answers come from. Paths are those of the server, whoever answers. */
 export interface Source {
   readonly kind: "server" | "file" | "notebook";
-  /** Told how far an answer is that takes its time, and 1 when it is there. */
-  progress: (share: number) => void;
+  /** Told how far an answer is that takes its time, and 1 when it is there; null: nobody has answered for a while. */
+  progress: (share: number | null) => void;
   json(path: string): Promise<unknown>;
   /** Raw numbers: half floats for tiles and thumbnails, float32 for everything else. */
   numbers(path: string): Promise<Numbers>;

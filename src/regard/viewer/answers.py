@@ -105,6 +105,11 @@ class Answers:
         for worker in closing:
             worker.close()
 
+    def rest(self) -> None:
+        """Nobody looks for now: what can be made again is dropped, and nothing grows."""
+        self._grower.close()
+        self.store.clear()
+
     @property
     def scenes(self) -> Mapping[str, Scene]:
         """The scenes there are now, by id."""

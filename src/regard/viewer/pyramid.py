@@ -228,17 +228,30 @@ def tile(head: Head, known: Coarse | None, level: int, rows: range, cols: range,
 
 
 def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) -> tuple[Half, bool]:
-    """The whole map in size × size pixels, and whether it is exact. Of a long head of which no level is known only
-    `SAMPLED` queries of every row of pixels are looked at.
+    """The whole map in size × size pixels, NaN where nothing is visible for sure, and whether it is exact: of a long
+    head of which no level is known only `SAMPLED` queries of every row of pixels are looked at.
     """
+    exact = True
     if known is not None and known.mass and known.whole:
-        return _fitted(known.of(kind)[-1].astype(np.float32), size, kind).astype(np.float16), True
-    if head.n_q * head.n_k <= SMALL:
-        return _fitted(head.weights(range(head.n_q), range(head.n_k)), size, kind).astype(np.float16), True
-    rows = np.unique(np.arange(size * SAMPLED) * head.n_q // (size * SAMPLED))
-    parts = np.array_split(rows, -(-len(rows) * head.n_k // (8 * STRIP)))
-    seen = np.concatenate([_fitted(head.weights_of(part), size, kind, axes=(1,)) for part in parts])
-    return _fitted(seen, size, kind, axes=(0,)).astype(np.float16), False
+        made = _fitted(known.of(kind)[-1].astype(np.float32), size, kind)
+    elif head.n_q * head.n_k <= SMALL:
+        made = _fitted(head.weights(range(head.n_q), range(head.n_k)), size, kind)
+    else:
+        rows = np.unique(np.arange(size * SAMPLED) * head.n_q // (size * SAMPLED))
+        parts = np.array_split(rows, -(-len(rows) * head.n_k // (8 * STRIP)))
+        seen = np.concatenate([_fitted(head.weights_of(part), size, kind, axes=(1,)) for part in parts])
+        made, exact = _fitted(seen, size, kind, axes=(0,)), False
+    return np.where(_hidden(head, size), np.nan, made).astype(np.float16), exact
+
+
+def _hidden(head: Head, size: int) -> NDArray[np.bool_] | bool:
+    """Which pixels of a thumbnail hold nothing visible for sure; False: none, as there are no rules."""
+    parts = [np.unique(np.arange(size) * n // size, return_inverse=True) for n in (head.n_q, head.n_k)]
+    hidden = head.hidden(*(np.append(at, n) for (at, _), n in zip(parts, (head.n_q, head.n_k), strict=True)))
+    if hidden is None:
+        return False
+    whole: NDArray[np.bool_] = np.broadcast_to(hidden, [len(at) for at, _ in parts])
+    return whole[np.ix_(*(which for _, which in parts))]
 
 
 def _fitted(values: Array, size: int, kind: Kind, axes: tuple[int, ...] = (1, 0)) -> Array:

@@ -36,6 +36,12 @@ class Store:
             while self.nbytes > self.limit:
                 self._drop(next(iter(self._kept)))
 
+    def clear(self) -> None:
+        """Drop every value."""
+        with self._lock:
+            self._kept.clear()
+            self.nbytes = 0
+
     def forget(self, group: Hashable) -> None:
         """Drop every value whose key begins with `group`."""
         with self._lock:
