@@ -12,12 +12,12 @@ import numpy as np
 
 import regard
 from regard.examplemodel import ExampleModel
-from regard.insight import HeadStatistics
+from regard.insight.heads import HeadStatistics, notable
 
 from . import profiles, pyramid, stages
 from .labels import encodable
 from .scene import Head, Layer, Scene
-from .scores import KINDS, kind_of, layer_scores
+from .scores import KINDS, layer_scores
 from .sources import Settings, example
 from .store import Grower, Store, Unfinished, Worker
 
@@ -269,9 +269,8 @@ class Answers:
                 raise Unfinished((layer + work.done) / count) from None
             for x in found:
                 scores = x.scores | {"entropy": x.entropy, "normalized entropy": x.normalized_entropy}
-                kind = kind_of(x.scores)
                 rows.append({
-                    "layer": layer, "head": x.head, "kv_head": x.kv_head, "kind": kind and kind[0].name,
+                    "layer": layer, "head": x.head, "kv_head": x.kv_head, "kind": notable(x.scores),
                     "scores": {name: finite(score) for name, score in scores.items()},
                 })  # fmt: skip
         highest = max((row["scores"]["entropy"] or 0.0 for row in rows), default=0.0)
