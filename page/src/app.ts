@@ -96,7 +96,8 @@ export class App {
     try {
       const { title, version, engine, scenes } = await this.data.scenes();
       this.scenes = scenes;
-      this.note.textContent = `${title} ${version}, engine ${engine}`;
+      const { note } = this.data.source;
+      this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
       if (!scenes.length) throw new Error("There is nothing to look at here.");
       this.store.set(this.within(this.store.state));
       this.store.listen((state, changed) => this.update(state, changed));

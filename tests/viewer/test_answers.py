@@ -316,6 +316,13 @@ def test_stages_lead_to_the_weight_and_the_output(name: str) -> None:
             assert np.exp(score - lse) == pytest.approx(P[3, i, j], rel=1e-5)
 
 
+def test_without_values_the_last_stage_says_why_there_is_no_sum() -> None:
+    answers = Answers([arrays(Q, K, causal=True)], patience=None)
+    *stages, last = asked(answers, "arrays/step/0/1/40/3")["stages"]
+    assert stages[-1]["name"] == "softmax weight"
+    assert (last["name"], last["text"], last["value"]) == ("weighted sum", "not shown: no values were given", None)
+
+
 def test_batch_elements() -> None:
     q, k = RNG.standard_normal((2, 2, 3, 20, 4))
     options: dict[str, Any] = {"mask": regard.mask(lambda b, h, i, j: (i + j + b) % 3 != 0)}
@@ -353,7 +360,11 @@ def test_captures_are_scenes() -> None:
     )
     crossed = regard.weights(q, k[:, :25], mask=regard.window(3, 3))[1, 30]
     np.testing.assert_allclose(np.nan_to_num(asked(answers, "capture-2/row/0/1/30")), crossed, atol=1e-6)
-    assert [stage["name"] for stage in asked(answers, "capture/step/0/0/5/3")["stages"]][-1] == "softmax weight"
+    *_, weight, last = asked(answers, "capture/step/0/0/5/3")["stages"]
+    assert (weight["name"], last["text"]) == (
+        "softmax weight",
+        "not shown: a capture keeps queries and keys, not values",
+    )
     with pytest.raises(ValueError, match="the capture holds no layer"):
         captured(Capture())
 

@@ -7,6 +7,8 @@ export interface Numbers {
 /** Where answers come from. Paths are those of the server, whoever answers. */
 export interface Source {
   readonly kind: "server" | "file" | "notebook";
+  /** What has to be known of its numbers, if anything. */
+  readonly note?: string;
   /** Told how far an answer is that takes its time, and 1 when it is there; null: nobody has answered for a while. */
   progress: (share: number | null) => void;
   json(path: string): Promise<unknown>;

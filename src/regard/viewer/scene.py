@@ -27,12 +27,14 @@ BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known."""
+    """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
+    `no_values` says why there are no values, where there are none.
+    """
 
     name: str
     problem: Problem
     lse: Array | None = None
-    has_values: bool = True
+    no_values: str = ""
     cross: bool = False
 
     @cached_property
@@ -50,6 +52,11 @@ class Layer:
         p = self.problem
         bare = p.score is None and p.bias is None and p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
         return bare and (p.mask is None or all(self._triangle))
+
+    @property
+    def has_values(self) -> bool:
+        """Whether what the weights are for is known too."""
+        return not self.no_values
 
     @property
     def heads(self) -> int:
