@@ -133,7 +133,7 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
         widget.locator(sign).first.wait_for()
         assert widget.locator(".banner").is_hidden()
     widget.locator("nav [data-view=map]").click()
-    assert shown(widget) == weights[0, 999, 0]
+    np.testing.assert_allclose(shown(widget), weights[0, 999, 0], rtol=1e-6)  # of another engine
 
     # Keys that are typed in the map are the map's, and none is the notebook's, whose commands they are.
     widget.locator(".stage").click(position={"x": 300, "y": 200})
@@ -183,4 +183,4 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
     book.do("notebook:run-all-cells")
     widget.locator(".card canvas").first.wait_for()
     widget.locator("nav [data-view=map]").click()
-    assert shown(widget) == weights[0, 999, 0]
+    np.testing.assert_allclose(shown(widget), weights[0, 999, 0], rtol=1e-6)  # of another engine
