@@ -41,6 +41,17 @@ def test_a_call_loads_no_framework() -> None:
     assert foreign(PACKAGE.parent, "from regard import *") <= {"safetensors"}
 
 
+def test_the_first_view_of_a_page_loads_no_framework() -> None:
+    view = """
+from regard.viewer.answers import Answers
+from regard.viewer.sources import Settings, example
+answers = Answers([example(Settings("abab"))], patience=None)
+for path in ("scenes", "example/heads", "example/thumbs/0"):
+    assert answers.get(path).status == 200
+"""
+    assert not foreign(PACKAGE.parent, view) & {"torch", "triton", "jax", "transformers", "matplotlib"}
+
+
 @pytest.mark.parametrize("file", ["__init__.py", "api.py", "rules/expression.py", "engines/tiled.py"])
 def test_these_tests_can_fail(tmp_path: Path, file: str) -> None:
     shutil.copytree(PACKAGE, tmp_path / "regard", ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))

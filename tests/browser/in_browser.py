@@ -8,6 +8,10 @@ import numpy as np
 import regard
 
 AXE = Path(__file__).parents[2] / "page" / "node_modules" / "axe-core" / "axe.min.js"
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--allow-file-access-from-files",
+)  # fmt: skip
 OWN = ("data:", "blob:", "about:", "file:")
 
 # What is there when a view is.
@@ -22,7 +26,7 @@ READY = {
 }
 
 
-def structured(n: int, heads: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+def structured(n: int, heads: int, seed: int = 0, d: int = 16) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Queries, keys and values whose maps have something to see, and words."""
     rng = np.random.default_rng(seed)
     words = [
@@ -44,9 +48,9 @@ def structured(n: int, heads: int, seed: int = 0) -> tuple[np.ndarray, np.ndarra
         "house",
     ]
     tokens = [words[k % len(words)] + ("\n" if k % 23 == 22 else " ") for k in range(n)]
-    known = {word: rng.standard_normal(16) for word in sorted(set(tokens))}
+    known = {word: rng.standard_normal(d) for word in sorted(set(tokens))}
     x = np.array([known[token] for token in tokens])
-    angle = np.arange(n)[:, None] / 10 ** (np.arange(8) / 3)
+    angle = np.arange(n)[:, None] / 10 ** (np.arange(d // 2) / (d / 16 * 3))
     place = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
     q = np.stack([x + h * np.roll(place, h, axis=0) for h in range(heads)]).astype(np.float32)
     k = np.stack([x + h * place for h in range(heads)]).astype(np.float32)

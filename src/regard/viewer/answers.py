@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import regard
+from regard.engines import choose
 from regard.examplemodel import ExampleModel
 from regard.insight.heads import HeadStatistics, notable
 
@@ -220,10 +221,12 @@ class Answers:
     # Answers
 
     def _scenes_answer(self) -> Answer:
-        engines = [engine.name for engine in regard.available_engines() if engine.reason is None]
         with self._lock:
-            listed = [scene.described(name) for name, scene in self._scenes.items()]
-        return Answer(200, {"title": "regard", "version": regard.__version__, "engine": engines[0], "scenes": listed})
+            scenes = dict(self._scenes)
+        listed = [scene.described(name) for name, scene in scenes.items()]
+        # Of the engines only what would serve a scene is asked: the states of all would load what they need.
+        engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
+        return Answer(200, {"title": "regard", "version": regard.__version__, "engine": engine, "scenes": listed})
 
     def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
         if scene[1].settings is None:
