@@ -522,8 +522,9 @@ def test_a_map_is_seen_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert highest == pytest.approx(cells_of(P, 2, "mass")[:50].max(), rel=1e-3)
     seen(slice(0, 50))
     known = answers.store.get(("arrays", 0, 0, 0, "coarse"))
-    known.wish(range(200, 700))  # most of it: in order
     known.wish(range(530, 590))
+    known._wished = 0.0  # long ago
+    known.wish(range(700))  # all of it is no wish
     for done in (2, 3):
         go.release()  # what was begun before the wish; what was wished for
         until(done / 7)
@@ -551,13 +552,22 @@ def test_lse_is_found_for_the_queries_that_are_asked_for() -> None:
     np.testing.assert_array_equal(head.lse, seen.lse[1])
 
 
+def test_an_lse_that_was_given_is_not_written_to() -> None:
+    _, seen = regard.attention(Q, K, V, causal=True, observe=["lse"])
+    given = np.asarray(seen.lse)
+    given.setflags(write=False)
+    answers = Answers([arrays(Q, K, causal=True, lse=given)], patience=None)
+    asked(answers, "arrays/profiles/0/1")  # a pass that finds lse by the way
+    np.testing.assert_array_equal(answers.head("arrays", 0, 1).lse, given[1])
+
+
 def test_lse_of_many_queries_is_found_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.viewer.answers.AT_ONCE", 64 * 900)
     answers, go, lse_of = Answers([arrays(Q, K)], patience=0.0), threading.Event(), Head.lse_of
 
     def slow(head: Head, rows: range, progress: Any = lambda done: None) -> np.ndarray:
         progress(0.5)
-        go.wait()
+        assert go.wait(10)
         return lse_of(head, rows, progress)
 
     monkeypatch.setattr(Head, "lse_of", slow)
