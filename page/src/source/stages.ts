@@ -68,8 +68,8 @@ export function stagesOf(weights: ComputedWeights, i: number, j: number): Stage[
   const { v, d_v } = held;
   const out = new Float64Array(d_v);
   for (let key = 0; key < n_k; key++) {
-    const share = weights.sees(i, key) ? weights.weight(i, key) : 0;
-    if (share) for (let b = 0; b < d_v; b++) out[b] += share * v[key * d_v + b];
+    const share = weights.weight(i, key); // NaN where it is hidden
+    if (share > 0) for (let b = 0; b < d_v; b++) out[b] += share * v[key * d_v + b];
   }
   return [
     ...stages,
