@@ -333,6 +333,11 @@ class Kernel:
             self._control("stmxcsr", self.kept)
             self._control("ldmxcsr", ours)
 
+    def flush_inputs(self) -> None:
+        """From here to the end, numbers below the smallest normal one also count as 0."""
+        if self.target.control:
+            self._control("ldmxcsr", self.variable(self.constant(I32, ARITHMETIC | 0x40)))
+
     def _control(self, name: str, register: Variable) -> None:
         self.call_named(f"llvm.x86.sse.{name}", ir.VoidType(), [ir.PointerType()], [register.slot])
 
@@ -366,6 +371,11 @@ class Kernel:
     def at(self, address: Value, type: Type) -> Pointer:
         """What lies at an address that was computed."""
         return Pointer(self, type, self.b.inttoptr(address.raw, ir.PointerType()))
+
+    def words_on_stack(self, count: int) -> Pointer:
+        """Memory for so many 64-bit words, as long as the kernel runs."""
+        with self.b.goto_entry_block():
+            return Pointer(self, I64, self.b.alloca(I64.raw, count))
 
     def variable(self, first: Value) -> Variable:
         return Variable(self, first)

@@ -21,7 +21,7 @@ from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import F32, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value
 from regard.engines.cpu.lanes import Lanes, Tile
-from regard.engines.cpu.layout import KEYS, TILE_BITS, TILES, Kind, item_area, span_area, tile_area
+from regard.engines.cpu.layout import DEPTH, KEYS, SIDE, TILE_BITS, TILES, Kind, item_area, span_area, tile_area, whole
 
 
 class Best(NamedTuple):
@@ -262,7 +262,9 @@ class Forward(Lanes):
             for name in kind.keys if kind.copied else ():
                 self._copy(name, tile, first, stop, self.k_copy(slot, name), self.key_width, self.d)
             for name in kind.values:
-                if kind.pairs:
+                if kind.matrices:
+                    self._copy_turned(name, tile, first, stop, self.v_copy(slot, name))
+                elif kind.pairs:
                     self._copy_pairs(name, tile, first, stop, self.v_copy(slot, name))
                 else:
                     self._copy(name, tile, first, stop, self.v_copy(slot, name), self.d_v, self.d_v)
@@ -279,7 +281,9 @@ class Forward(Lanes):
 
     @property
     def key_width(self) -> Value:
-        """Of a row of K in its copy; even where products take pairs."""
+        """Of a row of K in its copy; whole where products take pairs or matrices."""
+        if self.kind.matrices:
+            return whole(self.d, DEPTH)
         return self.d + self.d % 2 if self.kind.pairs else self.d
 
     def k_copy(self, slot: Value, name: str) -> Pointer:
@@ -288,6 +292,8 @@ class Forward(Lanes):
 
     def v_copy(self, slot: Value, name: str) -> Pointer:
         copy: Pointer = getattr(self.tile, f"{name}_copy")
+        if self.kind.matrices:
+            return copy.of(I32) + slot * (KEYS // 2) * whole(self.d_v, SIDE)
         return copy.of(I32) + slot * (KEYS // 2) * self.d_v if self.kind.pairs else copy + slot * KEYS * self.d_v
 
     def _copy_pairs(self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer) -> None:

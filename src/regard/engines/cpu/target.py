@@ -1,6 +1,8 @@
 """What a kernel is compiled for: instruction set, vector width, registers, dot products."""
 
+import ctypes
 import os
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,6 +31,7 @@ class Target:
     scalef: bool = False
     permute: bool = False
     bf16_dot: bool = False
+    matrices: bool = False
     control: bool = False
     swift: str = ""
 
@@ -44,7 +47,8 @@ class Target:
     @property
     def runs(self) -> bool:
         """Whether this processor can execute it."""
-        return self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
+        there = self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
+        return there and not (self.matrices and matrices_refused())
 
 
 def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
@@ -52,6 +56,8 @@ def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...]
     triple = native_triple() if native_triple().startswith("x86_64") else "x86_64-unknown-linux-gnu"
     return Target(name, triple, cpu, features, vector, registers, bool(needs), needs, control=True, **more)
 
+
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
 
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -65,6 +71,7 @@ def targets() -> dict[str, Target]:
     found = (
         # On others (seen: Granite Rapids) a product of pairs takes two cycles: FMAs of single numbers do twice as much.
         x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), **EVERY, bf16_dot=True, swift="znver"),
+        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, matrices=True),
         x86("avx512", "skylake-avx512", 64, 32, AVX512, **EVERY),
         x86("avx2", "haswell", 32, 16, AVX2),
         x86("baseline", "x86-64", 16, 16, ()),
@@ -86,6 +93,20 @@ def host_features() -> dict[str, bool]:
 @cache
 def host_cpu() -> str:
     return str(llvm.get_host_cpu_name())
+
+
+@cache
+def matrices_refused() -> str | None:
+    """Why the system does not let this process use registers of matrices; None if it does, for all of its threads.
+
+    Linux has to be asked, because they make what it keeps of a thread 8 KiB larger.
+    """
+    if sys.platform != "linux":
+        return f"{sys.platform} is not known to keep them"
+    system = ctypes.CDLL(None, use_errno=True)
+    if system.syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA):
+        return os.strerror(ctypes.get_errno())
+    return None
 
 
 def chosen() -> Target:
