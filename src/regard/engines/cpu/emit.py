@@ -542,6 +542,10 @@ class Kernel:
         turned = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
         return Value(self, I32, 16, self.b.bitcast(turned.raw, self.raw(I32, 16)))
 
+    def halves(self, words: Value) -> tuple[Value, Value]:
+        """The two bfloat16 of each word as float32."""
+        return (words << 16).bits(F32), (words & -0x10000).bits(F32)
+
     def rounded(self, x: Value) -> Value:
         """A float32 vector as bfloat16, rounded as `pair` rounds."""
         name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", self.raw(BF16, 16)

@@ -52,9 +52,8 @@ class Lanes(ABC):
         groups = k.pointer("groups", I64)
         if self.kind.matrices:
             k.flush_inputs()
-        with self._registers():
-            with k.loop(k.integer("count")) as n:
-                self._group(groups[n * 2], groups[n * 2 + 1])
+        with self._registers(), k.loop(k.integer("count")) as n:
+            self._group(groups[n * 2], groups[n * 2 + 1])
 
     @contextmanager
     def _registers(self) -> Iterator[None]:

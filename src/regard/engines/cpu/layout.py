@@ -154,6 +154,11 @@ class Kind:
         return (*self.addresses, "partial", *ITEM)
 
     @property
+    def words(self) -> bool:
+        """Whether products take words of two numbers, not matrices of them."""
+        return self.pairs and not self.matrices
+
+    @property
     def ruled(self) -> bool:
         """Whether scores are changed after the product: then they are natural ones, else logarithms of base 2."""
         return self.score is not None or self.bias is not None
@@ -167,8 +172,9 @@ class Kind:
     def key(self) -> str:
         rules = [None if x is None else x.program.structure for x in (self.mask, self.score)]
         ranks = [[len(t.shape) for t in x.program.tables] for x in (self.mask, self.score) if x]
-        rest = (self.element, self.real, self.integer, self.lanes, self.few, self.pairs, self.matrices, self.copied, self.bias)
-        return repr(("forward", rest, self.dropout, self.sink, self.entropy, self.best, rules, ranks))
+        rest = (self.element, self.real, self.integer, self.lanes, self.few, self.copied, self.bias)
+        more = (self.pairs, self.matrices, self.dropout, self.sink, self.entropy, self.best)
+        return repr(("forward", rest, more, rules, ranks))
 
 
 # Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
@@ -190,19 +196,19 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     if kind.copied:
         area |= {f"{name}_copy": TILES * KEYS * feature_rows(kind, d, 1) for name in kind.keys}
     if kind.copies:
-        rows = whole(d_v, SIDE) if kind.matrices else d_v
+        rows = multiple(d_v, SIDE) if kind.matrices else d_v
         area |= {f"{name}_copy": TILES * KEYS * rows for name in kind.values} | {"ready": TILES * 2}
     return area
 
 
-def whole(n: Any, step: int) -> Any:
+def multiple(n: Any, step: int) -> Any:
     """n, or the next multiple of a power of two."""
     return (n + (step - 1)) // step * step
 
 
 def feature_rows(kind: Kind, d: Any, more: int) -> Any:
     """Numbers for d features and some more; matrices take whole rows of them."""
-    return whole(d, DEPTH) if kind.matrices else d + more
+    return multiple(d, DEPTH) if kind.matrices else d + more
 
 
 def _names(sums: tuple[tuple[str, str], ...]) -> list[str]:
@@ -213,7 +219,7 @@ def output_size(kind: Kind, d_v: Any) -> Any:
     """Numbers of O: a row of lanes for each feature, or for each of few queries a row of features in whole vectors."""
     if not kind.few:
         return kind.lanes * d_v
-    step = kind.lanes * (2 if kind.pairs else 1)
+    step = kind.lanes * (2 if kind.words else 1)
     return (d_v + (step - 1)) // step * (step * kind.few)
 
 

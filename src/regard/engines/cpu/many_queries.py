@@ -292,8 +292,9 @@ class ManyQueries(MatrixProducts):
                 O[at] = k.fma(self.load(O, at), factor, total)
 
             place = self._pick_pointer(n, values), self._pick(n, widths), self._pick_pointer(n, weights)
-            if self.kind.matrices and not careful:
-                self._add_by_matrices(tile, place[0], place[2], add)
+            if self.kind.matrices:
+                by_matrices = self._add_visible_by_matrices if careful else self._add_by_matrices
+                by_matrices(tile, place[0], place[2], add)
             else:
                 (self._add_visible if careful else self._add_all)(tile, *place, add)
 

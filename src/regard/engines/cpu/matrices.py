@@ -9,10 +9,12 @@ A matrix is 16 rows of 64 bytes: 16 × 16 numbers of 32 bits, or words of two bf
         total.add_product(x, y)
         total.store(result, stride)
 
-`add_product` of 16 rows of 32 bfloat16 and of 16 rows of words, the halves of a word being two consecutive numbers of its
-column: total[r, c] ← total[r, c] + (Σ_n x[r, 2n] y[2n, c] + Σ_n x[r, 2n + 1] y[2n + 1, c]), in float32, in the order of n,
-one rounding for each product and sum; numbers below the smallest normal one count as 0 and become 0. `alike` is the same
-with vectors.
+`add_product` takes 16 rows of 32 bfloat16 and 16 rows of words that hold two numbers of a column each:
+
+    total[r, c] ← total[r, c] + (Σ_n x[r, 2n] y[2n, c] + Σ_n x[r, 2n + 1] y[2n + 1, c])
+
+in float32, in the order of n, one rounding for a product and its sum; what is below the smallest normal number counts
+as 0 and becomes 0 (Intel's manual, TDPBF16PS). So vectors can sum in the same way.
 """
 
 from collections.abc import Iterator
