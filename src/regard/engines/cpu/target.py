@@ -1,13 +1,13 @@
 """What a kernel is compiled for: instruction set, vector width, registers, dot products."""
 
-import ctypes
 import os
-import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from llvmlite import binding as llvm
+
+from regard.engines.cpu import permission
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Target:
 
     vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
     the processor must have. scalef: x · 2ⁿ in one instruction. permute: a table of two vectors looked up in one.
-    bf16_dot: products of pairs of bfloat16. control: the register of x86 that says how to round. swift: how LLVM's
+    bf16_dot: products of pairs of bfloat16. matrices: products of matrices of bfloat16 (AMX), and their rounding.
+    control: the register of x86 that says how to round. swift: how LLVM's
     names of the processors begin on which it is faster than those that follow.
     """
 
@@ -48,7 +49,7 @@ class Target:
     def runs(self) -> bool:
         """Whether this processor can execute it."""
         there = self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
-        return there and not (self.matrices and matrices_refused())
+        return there and not (self.matrices and permission.refused())
 
 
 def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
@@ -56,8 +57,6 @@ def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...]
     triple = native_triple() if native_triple().startswith("x86_64") else "x86_64-unknown-linux-gnu"
     return Target(name, triple, cpu, features, vector, registers, bool(needs), needs, control=True, **more)
 
-
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
 
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -93,20 +92,6 @@ def host_features() -> dict[str, bool]:
 @cache
 def host_cpu() -> str:
     return str(llvm.get_host_cpu_name())
-
-
-@cache
-def matrices_refused() -> str | None:
-    """Why the system does not let this process use registers of matrices; None if it does, for all of its threads.
-
-    Linux has to be asked, because they make what it keeps of a thread 8 KiB larger.
-    """
-    if sys.platform != "linux":
-        return f"{sys.platform} is not known to keep them"
-    system = ctypes.CDLL(None, use_errno=True)
-    if system.syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA):
-        return os.strerror(ctypes.get_errno())
-    return None
 
 
 def chosen() -> Target:
