@@ -127,6 +127,17 @@ def test_sums_that_cancel() -> None:
 
 @here
 @pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("first", [37, 96])
+def test_keys_that_begin_anywhere(first: int) -> None:
+    """Steps of matrices are counted from the absolute j = 0: rows before the first key are not there."""
+    expected = run(Q, K, V, mask=lambda b, h, i, j: j >= first, scale=SCALE)
+    for rows in (slice(None), slice(200, 203)):
+        part = run(Q[:, rows], K[:, first:], V[:, first:], origin=(0, 0, first), scale=SCALE)
+        assert_same(part, expected, rows)
+
+
+@here
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("nothing", [np.nan, np.inf])
 def test_what_is_hidden_changes_no_bit(nothing: float) -> None:
     """A product with what is hidden is NaN, so that the span is summed again, by vectors."""
