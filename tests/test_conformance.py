@@ -1,5 +1,6 @@
 """Every case, on every engine, against the specification, within the error bound."""
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -224,6 +225,26 @@ class Conformance:
             given, moving, tangent = (inward(frame, x) for x in (given, moving, tangent))
             assert_second(p, t, given, moving, got)
             assert_tangents(p, t, tangent)
+
+    def test_gradients_that_nobody_wants_are_left_out(self) -> None:
+        """First and second ones of a bias and of a table; no bit of the others changes."""
+        engine, rng = engines()[self.engine], np.random.default_rng(5)
+        q, k, v, dout, ddout, dq = rng.standard_normal((6, 2, 20, 4), np.float32)
+        table = regard.table(rng.standard_normal((2, 3)))
+        bias = rng.standard_normal((20, 20))
+        p = problem_from(q, k, v, bias=bias, score=lambda s, b, h, i, j: s + table[h, j % 3])
+        fixed = replace(p, constants=frozenset({"bias", table}))
+        ct, moving, t = Outputs(dout, None, None), Outputs(ddout, None, None), Differential(query=dq)
+        outputs, along = tiled.jvp(p, t)
+        pairs = [[engine.backward(x, outputs, ct) for x in (p, fixed)]]
+        pairs += [[engine.backward_jvp(x, outputs, ct, t, along, moving) for x in (p, fixed)]]
+        for whole, part in pairs:
+            assert whole.bias is not None
+            assert list(whole.tables) == [table]
+            assert part.bias is None
+            assert not part.tables
+            for name in ("query", "key", "value"):
+                assert getattr(part, name).tobytes() == getattr(whole, name).tobytes()
 
     def test_second_tangents(self, case: Case, dtype: Any) -> None:
         """Along two directions in which everything varies, in which little does, and twice along one."""

@@ -13,6 +13,7 @@ from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, o
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+CACHE_LINE = 64  # bytes
 
 
 class Outputs(NamedTuple):
@@ -61,8 +62,9 @@ class Problem:
 
     Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
     `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
-    output that lies as (..., n, h, d) in memory. Calls with the same `signature`, where there is one, differ in nothing
-    but the contents and the addresses of query, key and value.
+    output that lies as (..., n, h, d) in memory. `constants` are those of "bias" and the tables of the score whose
+    gradient nobody wants, and which engines leave out. Calls with the same `signature`, where there is one, differ in
+    nothing but the contents and the addresses of query, key and value.
     """
 
     query: Array
@@ -80,6 +82,7 @@ class Problem:
     origin: tuple[int, int, int]
     positions_first: bool = False
     observe: tuple[Statistic, ...] = ()
+    constants: frozenset[Any] = frozenset()
     signature: Any = field(default=None, init=False)  # `replace` leaves it out
 
     @cached_property
@@ -219,9 +222,19 @@ class Problem:
         return np.int32 if small else np.int64
 
     @cached_property
+    def table_partials(self) -> Mapping[Node, Node]:
+        """Of `score_partials` those in readings of tables whose gradient is wanted."""
+        return {leaf: x for leaf, x in self.score_partials[1].items() if leaf.payload not in self.constants}
+
+    @cached_property
     def tables(self) -> tuple[Table, ...]:
-        """The float tables of the score rules: the ones that have a gradient."""
-        return tuple(dict.fromkeys(leaf.payload for leaf in self.score_partials[1]))
+        """The float tables of the score rules whose gradient is wanted."""
+        return tuple(dict.fromkeys(leaf.payload for leaf in self.table_partials))
+
+    @property
+    def trains_bias(self) -> bool:
+        """Whether there is a bias whose gradient is wanted."""
+        return self.bias is not None and "bias" not in self.constants
 
     def shape(self, *tail: int) -> tuple[int, ...]:
         """(..., h, *tail) of an output."""
@@ -302,6 +315,16 @@ class Problem:
     def dense(self, x: Array) -> Array:
         """A dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
+
+
+def on_cache_line(make: Any, shape: tuple[int, ...], dtype: Any) -> Array:
+    """An array made by `np.empty` or `np.zeros` whose first number begins a cache line."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    raw: Array = make(size + CACHE_LINE, np.uint8)
+    first = -raw.ctypes.data % CACHE_LINE
+    found: Array = raw[first : first + size].view(dtype).reshape(shape)
+    return found
 
 
 def device_of(x: Array) -> Any:

@@ -288,9 +288,9 @@ def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = Non
             query=fold(p, p.scale * seen("bhij,bhja->bhia", g.dT, f.k, f.visible), p.query),
             key=fold(p, p.scale * seen("bhij,bhia->bhja", g.dT, f.q, f.visible), p.key),
             value=fold(p, seen("bhij,bhic->bhjc", f.P * f.D, g.dO, f.visible), p.value),
-            bias=fold(p, g.dS, p.bias),
+            bias=fold(p, g.dS, p.bias) if p.trains_bias else None,
             sink=sink_shape(p, (f.p_sink * g.c_row).sum(axis=(0, 2))),
-            tables=gather(p, f, {leaf: through(f, node, g.dS) for leaf, node in p.score_partials[1].items()}),
+            tables=gather(p, f, {leaf: through(f, node, g.dS) for leaf, node in p.table_partials.items()}),
         )
 
 
@@ -397,14 +397,13 @@ def gradients_jvp(
             bend = np.where(f.visible, g.dS * evaluate_one(tangent(node, d.tables), d.at, dS.shape), 0)
             return np.asarray(through(f, node, dS) + bend)
 
-        d_ds, d_tables = p.score_partials
-        dT = second(d_ds)
+        dT = second(p.score_partials[0])
         q, k = "bhij,bhja->bhia", "bhij,bhia->bhja"
         return Differential(
             query=fold(p, p.scale * (seen(q, dT, f.k, f.visible) + seen(q, g.dT, d.k, f.visible)), p.query),
             key=fold(p, p.scale * (seen(k, dT, f.q, f.visible) + seen(k, g.dT, d.q, f.visible)), p.key),
             value=fold(p, seen(k, d.P * f.D, g.dO, f.visible) + seen(k, f.P * f.D, dO, f.visible), p.value),
-            bias=fold(p, dS, p.bias),
+            bias=fold(p, dS, p.bias) if p.trains_bias else None,
             sink=sink_shape(p, (d.p_sink * g.c_row + f.p_sink * c_row).sum(axis=(0, 2))),
-            tables=gather(p, f, {leaf: second(node) for leaf, node in d_tables.items()}),
+            tables=gather(p, f, {leaf: second(node) for leaf, node in p.table_partials.items()}),
         )

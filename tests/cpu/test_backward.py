@@ -5,13 +5,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from test_targets import SOME
+from test_targets import SOME, by_turns
 
 import regard
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled
-from regard.engines.cpu import backward_work, cache
+from regard.engines.cpu import backward_arrays, backward_work, cache, work
 from regard.engines.cpu.backward_arrays import Arrays
 from regard.engines.cpu.layout import TILE_BITS
 from regard.engines.cpu.target import chosen, targets
@@ -198,8 +198,7 @@ def test_what_is_visible_is_not_hidden() -> None:
     assert np.isfinite(g.key[0]).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("case", SOME, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), by_turns(SOME, np.float32, np.float64, ml_dtypes.bfloat16), ids=str)
 def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
@@ -239,3 +238,19 @@ def test_nothing_outside_is_touched(guarded: Any) -> None:
     got, expected = (gradients(q, k, v, dout, rows, engine, **wishes) for engine in ("cpu", "tiled"))
     for name, x in arrays(expected).items():
         assert np.allclose(arrays(got)[name].astype(float), x.astype(float), rtol=0.02, atol=0.1), name
+
+
+@pytest.mark.parametrize(("n_k", "origin"), [(272, 0), (272, 128), (272, 5), (267, 0)])
+def test_sums_for_a_large_bias_go_past_the_caches(n_k: int, origin: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers, where rows lie on cache lines; where they do not, they are stored as others are."""
+    q, k, v, dout = (RNG.standard_normal((2, n, 8)).astype(np.float32) for n in (70, n_k, n_k, 70))
+    p = problem_from(q, k, v, bias=RNG.standard_normal((2, 70, n_k)).astype(np.float32), origin=(0, 0, origin))
+    outputs, ct, found = cpu.forward(p)[0], Outputs(dout, None, None), []
+    for least in (backward_arrays.STREAMED, 0):
+        monkeypatch.setattr(backward_arrays, "STREAMED", least)
+        monkeypatch.setattr(work, "_plans", {})
+        assert Arrays(p, outputs, ct).streams == (least == 0 and n_k % 16 == 0 and origin % 16 == 0)
+        g = cpu.backward(p, outputs, ct).bias
+        assert g is not None
+        found.append(g.tobytes())
+    assert found[0] == found[1]

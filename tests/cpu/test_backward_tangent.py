@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from test_backward import DO, RNG, TURNS, WISHES, H, K, N, Q, V, arrays, bits
 from test_tangent import DK, DQ, DV, tangents_of
+from test_targets import by_turns
 
 import regard
 from regard.api import problem_from
@@ -169,8 +170,11 @@ def test_what_is_visible_is_not_hidden() -> None:
     assert np.isfinite(g.key[0]).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    by_turns([case for case in CASES if case.name in NAMES], np.float32, np.float64, ml_dtypes.bfloat16),
+    ids=str,
+)
 def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     p, rng = problem_from(q, k, v, **options), np.random.default_rng(1)

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from test_backward import TURNS
-from test_targets import SOME
+from test_targets import SOME, by_turns
 
 import regard
 from regard.api import Frame, problem_from
@@ -174,8 +174,7 @@ def test_what_is_visible_is_not_hidden() -> None:
     assert np.isfinite(tangents.lse[:2]).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("case", SOME, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), by_turns(SOME, np.float32, np.float64, ml_dtypes.bfloat16), ids=str)
 def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))

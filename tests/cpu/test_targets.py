@@ -1,5 +1,7 @@
 """Every instruction set that this machine runs, in one process, on cases of every kind; NEON is compiled only."""
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -22,8 +24,21 @@ NAMES = ("plain", "larger than a tile", "grouped heads", "positions first", "cau
 SOME = [case for case in CASES if case.name in NAMES]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("case", SOME, ids=str)
+def by_turns(cases: Sequence[Case], *dtypes: Any) -> list[tuple[Case, Any]]:
+    """Each case in one of the dtypes, that of everything in each, for every pair is a kernel; with REGARD_FUZZ all."""
+    every = bool(os.environ.get("REGARD_FUZZ"))
+    number = len(dtypes)
+    return [
+        (case, dtype)
+        for n, case in enumerate(cases)
+        for m, dtype in enumerate(dtypes)
+        if every or case.name == "everything" or n % number == m
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"), by_turns(SOME, np.float32, np.float64, np.float16, ml_dtypes.bfloat16), ids=str
+)
 def test_forward(forced: str, case: Case, dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     if forced == "baseline" and dtype is np.float16:
@@ -35,8 +50,9 @@ def test_forward(forced: str, case: Case, dtype: Any) -> None:
     assert_outputs(problem_from(q, k, v, **options), Outputs(frame.inward(out), seen.lse, seen.entropy))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("case", SOME, ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"), by_turns(SOME, np.float32, np.float64, np.float16, ml_dtypes.bfloat16), ids=str
+)
 def test_neon_compiles(case: Case, dtype: Any) -> None:
     neon = targets()["neon"]
     q, k, v, options = case.inputs(dtype)

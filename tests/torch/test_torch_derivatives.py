@@ -12,6 +12,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import regard
 from regard.bench.cases import CASES, Case, case
+from regard.engines import engines
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -376,3 +377,38 @@ def test_per_sample_gradients() -> None:
 
     found = vmap(grad(one), (None, 0))(slopes, x)
     assert torch.equal(found, torch.stack([grad(one)(slopes, y) for y in x]))
+
+
+def test_what_requires_no_grad_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a bias and of a table, whose gradient may be as large as all scores; in forward mode they still have one."""
+    q, bias, slopes = normal(2, 5, 4), normal(2, 5, 5), normal(2).abs()
+    made: list[tuple[bool, int]] = []
+    engine = engines()["cpu"]
+    backward = engine.backward
+
+    def watched(*args: Any) -> Any:
+        g = backward(*args)
+        made.append((g.bias is not None, len(g.tables)))
+        return g
+
+    monkeypatch.setattr(engine, "backward", watched)
+
+    def call(q: torch.Tensor, bias: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q, bias=bias, score=regard.alibi(slopes))
+
+    traced = torch.compile(call, backend="aot_eager", fullgraph=True)
+    q.requires_grad_()
+    gradients = [torch.autograd.grad(f(q, bias, slopes).square().sum(), q)[0] for f in (call, traced)]
+    inputs = q, bias.clone().requires_grad_(), slopes.clone().requires_grad_()
+    gradients += [torch.autograd.grad(f(*inputs).square().sum(), inputs)[0] for f in (call, traced)]
+    assert made == [(False, 0), (False, 0), (True, 1), (True, 1)]
+    for x in gradients:
+        assert torch.equal(x, gradients[0])
+    q = q.detach()
+    with forward_ad.dual_level():
+        for n, dual in ((1, forward_ad.make_dual(bias, normal(2, 5, 5))), (2, forward_ad.make_dual(slopes, normal(2)))):
+            given = [q, bias, slopes]
+            given[n] = dual
+            assert forward_ad.unpack_dual(call(*given)).tangent.any()
+    for n in (1, 2):
+        assert grad(lambda *x: call(*x).square().sum(), argnums=n)(q, bias, slopes).any()

@@ -13,6 +13,7 @@ from torch.func import grad, jvp, vmap
 
 import regard
 from regard.torch import texts
+from regard.torch.calls import DEFAULTS
 
 Q = torch.randn(2, 3, 7, 4, generator=torch.Generator().manual_seed(0))
 SLOPES = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
@@ -160,7 +161,7 @@ def name_of(function: Any) -> str:
         names.extend(node.args[1] for node in module.graph.nodes if node.target is torch.ops.regard.attention.default)
         return module
 
-    torch.compile(function, fullgraph=True, backend=backend)(Q)
+    torch.compile(function, fullgraph=True, backend=backend)(Q.clone().requires_grad_())
     (name,) = names
     return name
 
@@ -212,6 +213,19 @@ def test_graphs_give_no_silent_zero() -> None:
     (first,) = torch.autograd.grad(exported(q).square().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="the double backward of a traced graph is not provided"):
         (first.sum() + q.sum()).backward()
+
+
+def test_a_graph_of_a_constant_bias_refuses_one_that_requires_grad() -> None:
+    from regard.torch.graph import name_of_call
+    from regard.torch.operators import forward
+
+    bias = torch.zeros(3, 7, 7, requires_grad=True)
+    options = tuple((name, x) for name, x in DEFAULTS.items() if name not in ("mask", "score", "bias"))
+    traced = name_of_call(None, None, (), ("bias",), None, False, (), options, ("bias",))
+    with torch.no_grad():
+        assert torch.equal(forward([Q, Q, Q, bias], traced)[0], regard.attention(Q, Q, Q, bias=bias))
+    with pytest.raises(NotImplementedError, match="required no grad; trace it again"):
+        forward([Q, Q, Q, bias], traced)
 
 
 def test_statistics_without_a_derivative_raise_in_a_graph() -> None:

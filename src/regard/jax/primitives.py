@@ -27,6 +27,7 @@ from jax.interpreters import ad, batching, mlir
 import jax
 from regard.jax import ffi, scan, sharding
 from regard.jax.task import Axes, Call, Task, run
+from regard.problem import on_cache_line
 
 KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
 Values = Sequence[Any]
@@ -133,18 +134,10 @@ def evaluate(*operands: Any, task: Task) -> Any:
         return compiled_plain(task)(*arrays)
     if not on_cpu:
         return compiled(task)(*arrays)
-    results = [empty(a.shape, a.dtype) for a in abstract(*map(jax.typeof, arrays), task=task)]
+    # Memory on a cache line is taken over by JAX as it is.
+    results = [on_cache_line(np.empty, a.shape, a.dtype) for a in abstract(*map(jax.typeof, arrays), task=task)]
     run(task, [np.asarray(x) for x in arrays], results)
     return [jax.device_put(x, device) for x in results]
-
-
-def empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array on a cache line, which JAX takes over as it is."""
-    dtype = np.dtype(dtype)
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(size + 64, np.uint8)
-    first = -raw.ctypes.data % 64
-    return raw[first : first + size].view(dtype).reshape(shape)
 
 
 # Batching

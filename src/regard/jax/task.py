@@ -408,6 +408,8 @@ def problem(task: Task, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Tabl
         offset = np.array(call.offset * (batch // len(call.offset)), np.int64)
     b, h, j = call.origin if call.origin is not None else x["origin"].tolist()
     seed = call.seed if call.seed is not None else seed_of(x["seed"])
+    trained = {f"score.table{n}": t for n, t in enumerate(tables) if t.kind == "float"}
+    wanted = {name for name, _ in task.wrt} or {"bias", *trained}
     p = Problem(
         query=q,
         key=k,
@@ -424,8 +426,9 @@ def problem(task: Task, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Tabl
         origin=(b, h, j),
         positions_first=call.layout == "bnhd",
         observe=tuple(call.statistic(n, x) for n in range(len(call.observe))),
+        constants=frozenset(x for n, x in {"bias": "bias", **trained}.items() if n not in wanted),
     )
-    return p, {f"score.table{n}": t for n, t in enumerate(tables) if t.kind == "float"}
+    return p, trained
 
 
 def seed_of(x: Array) -> int:

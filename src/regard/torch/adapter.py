@@ -75,6 +75,8 @@ def attention(
         stand_in(given, options)
         given |= {name: given[name][None] for name in ("query", "key", "value")}
     together(given | {name: x for name, x in others.items() if type(name) is not str})
+    others |= constants(given)
+    given = {name: x for name, x in given.items() if name not in others}
     call = Call(options, tuple(given), tuple(others), engine)
     inputs = (*given.values(), *others.values())
     found = applied(call, *inputs)
@@ -109,6 +111,14 @@ def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = Attention.apply(call, *inputs)
         return found
     return run(call, *inputs)
+
+
+def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+    """A bias and tables of the score that nobody can ask a derivative of: theirs may be as large as all scores."""
+    if torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return {}
+    tables = {name: x for name, x in given.items() if name == "bias" or type(name) is not str}
+    return {name: x for name, x in tables.items() if not x.requires_grad}
 
 
 def together(given: dict[Any, torch.Tensor]) -> None:

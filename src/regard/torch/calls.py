@@ -15,6 +15,7 @@ from regard.observing import Profile, Seen, Statistic, Top, each_array
 from regard.problem import Differential, Outputs, Problem, device_of
 from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
+from regard.rules.masks import foreign
 from regard.torch.arrays import array, converted, on_device
 from regard.torch.rules import TensorTable, bind
 
@@ -50,6 +51,13 @@ class Call:
     @cached_property
     def inputs(self) -> tuple[Any, ...]:
         return self.floats + self.others
+
+    @cached_property
+    def constants(self) -> tuple[Any, ...]:
+        """Those of `others` that may be among `floats`, and are not because nobody wants their gradient."""
+        score = self.options["score"]
+        tables = [] if score is None else [x for x in foreign(score.node) if x.kind == "float"]
+        return tuple(x for x in self.others if x == "bias" or x in tables)
 
     @cached_property
     def results(self) -> tuple[str, ...]:
@@ -92,6 +100,8 @@ class Ready:
             leads = (x.shape[:-3] for x in (query, key, value))
             options |= unfolded(options, np.broadcast_shapes(*leads), call.folded)
         p = problem_from(query, key, value, **options)
+        if call.constants:
+            p = replace(p, constants=frozenset(tables.get(x, x) for x in call.constants))
         return Ready(call, p, Frame.of(query, options["layout"]), choose(p, call.engine), tables)
 
     def forward(self) -> list[Array]:

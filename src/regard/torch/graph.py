@@ -87,6 +87,14 @@ def in_graph(argument: str, x: Any) -> InGraph:
     return InGraph(name_of_function(argument, x), ())
 
 
+def trained(x: torch.Tensor) -> bool:
+    """Whether a derivative may be asked for: a compiled graph is traced again for tensors that require grad, an
+    exported one is not.
+    """
+    followed = torch.compiler.is_exporting() or not torch.compiler.is_dynamo_compiling()
+    return x.is_floating_point() and (x.requires_grad or followed)
+
+
 def construct(name: str, args: Any, kwargs: Any) -> Any:
     """What a function that makes rules gives in a graph."""
     if name == "table":
@@ -166,10 +174,11 @@ def name_of_sequence(names: tuple[str, ...]) -> str:
 def name_of_call(
     mask: str | None, score: str | None, floats: tuple[bool, ...], tensors: tuple[str, ...], engine: str | None,
     weights: bool, observe: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...],
+    constants: tuple[str, ...],
 ) -> str:  # fmt: skip
     return call_text(
         mask=mask, score=score, floats=floats, tensors=tensors, engine=engine, weights=weights, observe=observe,
-        options=dict(options),
+        options=dict(options), constants=constants,
     )  # fmt: skip
 
 
@@ -195,7 +204,9 @@ def attention(
     floats: list[Any] = []
     others: list[Any] = []
     tail: list[Any] = []
-    for name, into in (("bias", floats), ("sink", floats), ("offset", tail)):
+    bias = options.get("bias")
+    constants = ["bias"] if isinstance(bias, torch.Tensor) and not trained(bias) else []
+    for name, into in (("bias", tail if constants else floats), ("sink", floats), ("offset", tail)):
         given = options.get(name)
         if name == "offset" and isinstance(given, int):
             given = torch.full((), given, dtype=torch.int64)  # an input, because it changes from step to step
@@ -205,8 +216,8 @@ def attention(
     trains = []
     if score is not None:
         for x in score.tensors:
-            trains.append(x.is_floating_point())
-            (floats if x.is_floating_point() else others).append(x)
+            trains.append(trained(x))
+            (floats if trains[-1] else others).append(x)
     if mask is not None:
         others += mask.tensors
     numbers = {name: fixed(x) for name, x in options.items() if name not in ("mask", "score", *names)}
@@ -219,7 +230,7 @@ def attention(
 
     call = name_of_call(
         masked, scored, tuple(trains), tuple([*names, "seed"] if seeded else names), engine, False, tuple(seen),
-        tuple(numbers.items()),
+        tuple(numbers.items()), tuple(constants),
     )  # fmt: skip
     seeds = [new_seed()] if seeded else []
     results = forward([query, key, value, *floats, *others, *tail, *seeds], call)
@@ -228,7 +239,9 @@ def attention(
     out = [results[0]]
     if return_weights:
         numbers = {name: x for name, x in numbers.items() if name not in ("dropout", "seed")}
-        call = name_of_call(masked, scored, tuple(trains), tuple(names), engine, True, (), tuple(numbers.items()))
+        call = name_of_call(
+            masked, scored, tuple(trains), tuple(names), engine, True, (), tuple(numbers.items()), tuple(constants)
+        )
         tile = forward([query, key, *floats, *others, *tail], call)[0]
         out.append(tile[0] if matrices else tile)
     if seen:

@@ -109,6 +109,12 @@ def _differentiable(function: type[torch.autograd.Function], operation: Any) -> 
         if any(torch.autograd.forward_ad.unpack_dual(x, level=0).tangent is not None for x in tracked):
             raise NotImplementedError("regard.attention: the forward mode of a traced graph is not provided")
         if torch.is_grad_enabled() and any(x.requires_grad for x in tracked):
+            known = call_of(call)
+            named = dict(zip(known.inputs, given, strict=False))
+            if any(named[x].requires_grad for x in known.constants):
+                raise NotImplementedError(
+                    "regard.attention: this graph was traced when its bias or table required no grad; trace it again"
+                )
             return list(function.apply(call, *given))
         with torch._C._AutoDispatchBelowAutograd():
             found: Tensors = operation(given, call)

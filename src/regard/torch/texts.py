@@ -114,7 +114,7 @@ def call_of(text: str) -> Call:
     """The call that `call_text` wrote.
 
     mask, score: rules as text. floats: which tensors of the score have a derivative. tensors: which other inputs are
-    given. The rest is as in `Call`.
+    given; constants: which of them have none, though they could. The rest is as in `Call`.
     """
     try:
         given = json.loads(text)
@@ -123,7 +123,8 @@ def call_of(text: str) -> Call:
     masks, scores = (Named(None, ()) if given[x] is None else named(given[x]).fresh for x in ("mask", "score"))
     pairs = list(zip(scores.slots, given["floats"], strict=True))
     floats, others = (tuple(x for x, f in pairs if f == kind) for kind in (True, False))
-    free, fixed = ([x for x in given["tensors"] if x in names] for names in (("bias", "sink"), ("offset", "seed")))
+    fixed = [x for x in given["tensors"] if x in ("offset", "seed", *given["constants"])]
+    free = [x for x in given["tensors"] if x not in fixed]
     whole = DEFAULTS | {name: frozen(x) for name, x in given["options"].items()}
     observe = tuple(Statistic(name, frozen(of)) for name, of in given["observe"])
     return Call(

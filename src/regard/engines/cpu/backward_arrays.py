@@ -4,21 +4,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
 from regard.engines.cpu.backward_layout import STRANDS, BackwardKind, Reading, padded
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
-from regard.engines.cpu.layout import Arguments, integer_type
+from regard.engines.cpu.layout import KEYS, Arguments, integer_type
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import by_head, dense_masks, written
-from regard.problem import Differential, Outputs, Problem, collapse
+from regard.problem import CACHE_LINE, Differential, Outputs, Problem, collapse, on_cache_line
 from regard.rules import Node, Program, Table, tangent
 
 if TYPE_CHECKING:
     from regard.engines.cpu.emit import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
+STREAMED = 2**25  # bytes
 
 
 class Arrays:
@@ -51,7 +53,9 @@ class Arrays:
         self.dk, self.dv = (
             self.sums(x, s, np.zeros) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
-        self.dbias = None if p.bias is None else np.zeros(self.bias_shape(p.bias), real)
+        self.dbias = None
+        if p.bias is not None and p.trains_bias:
+            self.dbias = on_cache_line(np.zeros, self.bias_shape(p.bias), real)
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
 
@@ -91,10 +95,19 @@ class Arrays:
         return []
 
     @property
+    def streams(self) -> bool:
+        """Whether the sums for a bias are too many for caches, and its vectors lie on cache lines."""
+        if self.dbias is None or self.dbias.nbytes < STREAMED:
+            return False
+        shift = self.p.origin[2] % KEYS * self.dbias.itemsize
+        return (shift | self.dbias.strides[-2]) % CACHE_LINE == 0
+
+    @property
     def lie(self) -> tuple[Any, ...]:
         """What plans depend on beside the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
-        return tuple(None if x is None else x.strides for x in arrays)
+        trained = self.p.trains_bias, *map(ref, self.p.tables)
+        return *(None if x is None else x.strides for x in arrays), trained
 
     @cached_property
     def rule(self) -> "Rule":
@@ -162,7 +175,8 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
     lanes = max(1, min(p.n_q, W * target.tile[1]))
     mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
     score = rule.score
-    rows, keys = (True, False) if p.bias is None else bias_axes(p.bias)
+    trained = p.bias if p.trains_bias else None
+    rows, keys = (True, False) if trained is None else bias_axes(trained)
     return BackwardKind(
         element=type_of(p.dtype),
         real=real,
@@ -181,9 +195,10 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
         best=0,
         bent=rule.bent,
         readings=rule.readings,
+        trains_bias=p.trains_bias,
         bias_rows=rows,
         bias_keys=keys,
-        bias_shared=p.bias is not None and rows and keys and p.bias.size != p.batch * p.heads * p.n_q * p.n_k,
+        bias_shared=trained is not None and rows and keys and trained.size != p.batch * p.heads * p.n_q * p.n_k,
     )
 
 
@@ -197,7 +212,7 @@ def rule_of(p: Problem, tangents: Mapping[Table, Table] | None = None) -> Rule:
     """The rule of a call and its derivatives; with tangents of tables, each with its tangent behind."""
     if p.score_node is None:
         return Rule()
-    d_ds, slopes = p.score_partials
+    d_ds, slopes = p.score_partials[0], p.table_partials
     assert d_ds is not None
 
     def both(node: Node) -> list[Node]:

@@ -93,6 +93,8 @@ class Backward(Products):
             current.value = none
             each(find)
         each(self._end)
+        if self.kind.trains_bias:
+            k.fence()
 
     def _begin(self) -> None:
         k, kind, item = self.k, self.kind, self.item
@@ -271,7 +273,7 @@ class Backward(Products):
         self._scores(tile)
         self._fetch_dense(tile)
         self._slopes(tile)
-        if self.kind.bias:
+        if self.kind.trains_bias:
             self._add_bias(tile)
         with k.choice((self.state[0] | self.item.state[1]) != 0) as (wild, tame):
             with wild:
@@ -352,7 +354,7 @@ class Backward(Products):
         dT = dS * self.scale
         if kind.bent:
             dT = k.where(hidden, zero, dT * results[0])
-        if kind.bias:
+        if kind.trains_bias:
             self.tile.bias[at] = dS
         lanes.sums.add(results[kind.bent :], [dS], hidden)
         return k.where(hidden, k.constant(self.real, -0.0), PD), dT

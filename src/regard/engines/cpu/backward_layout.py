@@ -16,7 +16,7 @@ FIELDS = (
     "keys", "scale", "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature",
     "out_head", "out_row", "out_feature", "dout_head", "dout_row", "dout_feature", "row_head",
     "dq_head", "dq_row", "dk_row", "dv_row", "bias_head", "bias_row", "bias_key", "dbias_row", "dbias_key",
-    "threshold", "kept", "seed", "strand_tiles",
+    "dbias_streams", "threshold", "kept", "seed", "strand_tiles",
 )  # fmt: skip
 ADDRESSES = (
     "q", "k", "v", "out", "dout", "lse", "given", "d_entropy", "c", "dq", "dk", "dv", "bias", "dbias",
@@ -38,12 +38,13 @@ class BackwardKind(Kind):
     """What a backward kernel is compiled for.
 
     The program of `score` has more results: the derivative in the score if it is `bent`, and for each of `readings`
-    the derivative in what is read, and the indices by which it is. bias_rows, bias_keys: whether the sums of dS
-    for a bias have them; bias_shared: whether several heads add to each.
+    the derivative in what is read, and the indices by which it is. trains_bias: whether dS is summed for a bias;
+    bias_rows, bias_keys: whether the sums have them; bias_shared: whether several heads add to each.
     """
 
     bent: bool
     readings: tuple[Reading, ...]
+    trains_bias: bool
     bias_rows: bool
     bias_keys: bool
     bias_shared: bool
@@ -113,7 +114,7 @@ class BackwardKind(Kind):
 
     @property
     def key(self) -> str:
-        bias = self.bias_rows, self.bias_keys, self.bias_shared
+        bias = self.trains_bias, self.bias_rows, self.bias_keys, self.bias_shared
         return repr(("backward", super().key, self.bent, self.readings, bias))
 
 

@@ -275,16 +275,27 @@ class Products(Lanes):
             return
         whole = tile.stop - (tile.stop - tile.first) % W
         here = base.bytes(tile.start * key)
+
         with k.loop(lanes, step=W) as c:
             with k.loop(whole, start=tile.first, step=W) as p:
                 turned = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])
                 for r in range(W):
                     with k.when(c + r < lanes):
-                        into = here.bytes((c + r) * row) + p
-                        into[0] = self.load(into) + turned[r] if self.kind.bias_shared else turned[r]
+                        self._store_sums(here.bytes((c + r) * row) + p, turned[r])
             with k.loop(tile.stop, start=whole) as p, k.loop(k.minimum(lanes, c + W), start=c) as n:
                 into, x = here.bytes(n * row) + p, dS[p * B + n]
                 into[0] = into[0] + x if self.kind.bias_shared else x
+
+    def _store_sums(self, into: Pointer, x: Value) -> None:
+        """A vector of dbias; past the caches where all of them would not fit."""
+        if self.kind.bias_shared:
+            into[0] = self.load(into) + x
+            return
+        with self.k.choice(self.k.integer("dbias_streams") != 0) as (streams, stays):
+            with streams:
+                into.stream(x)
+            with stays:
+                into[0] = x
 
     def _sum(self, x: Value) -> Value:
         """Of all lanes, the halves added again and again."""

@@ -124,7 +124,7 @@ class BackwardTangent(Backward):
             slope, slope_dot, *results = results
             dT_dot = k.where(hidden, zero, dT_dot * slope + dT * slope_dot)
             dT = k.where(hidden, zero, dT * slope)
-        if kind.bias:
+        if kind.trains_bias:
             self.tile.bias[at] = dS_dot
         lanes.sums.add(results, [dS_dot, dS], hidden)
         return k.where(hidden, k.constant(self.real, -0.0), PD), dT, k.where(hidden, zero, PD * grown), dT_dot

@@ -155,7 +155,7 @@ class Plan:
             spread(work, wave.cells, self.threads)
 
     def _words(self, p: Problem, a: Arrays, rules: list[tuple[str, Program]]) -> dict[str, int | float]:
-        words = shared_fields(p, rules) | {"strand_tiles": _strand_tiles(p)}
+        words = shared_fields(p, rules) | {"strand_tiles": _strand_tiles(p), "dbias_streams": int(a.streams)}
         for name, x, keep, _ in a.arrays():
             if x is not None and keep == 3:
                 last = "key" if "bias" in name or "dense" in name else "feature"

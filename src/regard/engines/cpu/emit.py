@@ -267,6 +267,13 @@ class Pointer:
         """Store a number, or a vector from the n-th on."""
         self.k.b.store(value.raw, (self + n).raw, align=self.type.size)
 
+    def stream(self, value: Value) -> None:
+        """Store a vector past the caches, where the address is a multiple of its size; until a `fence` others may not
+        see it.
+        """
+        stored = self.k.b.store(value.raw, self.raw, align=value.lanes * self.type.size)
+        stored.set_metadata("nontemporal", self.k.module.add_metadata([I32.raw(1)]))
+
     def load(self, n: Any = 0, lanes: int = 0) -> Value:
         """The n-th, or a vector of `lanes` from the n-th on."""
         raw = self.k.raw(self.type, lanes)
@@ -427,6 +434,10 @@ class Kernel:
             yield branches
 
     # Functions of every machine
+
+    def fence(self) -> None:
+        """What was stored is seen by every thread that sees what is stored later."""
+        self.b.fence("seq_cst")
 
     def call_named(self, name: str, result: Any, kinds: Sequence[Any], arguments: Sequence[Any]) -> Any:
         function = self.module.globals.get(name)

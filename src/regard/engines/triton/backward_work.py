@@ -139,7 +139,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) 
         query=fitted(dq, p.query),
         key=fitted(dk, p.key),
         value=fitted(dv, p.value),
-        bias=None if p.bias is None else bias_gradient(work, task, form),
+        bias=bias_gradient(work, task, form) if p.trains_bias else None,
         sink=None if d_sink is None or p.sink is None else sink_gradient(p, d_sink),
         tables=table_gradients(p, given, direction, way),
     )
@@ -195,7 +195,7 @@ def bias_gradient(work: Derivative, task: backward_kernel.Task, form: Any) -> Ar
 
 def table_gradients(p: Problem, given: Any, direction: Any, way: Way | None) -> dict[Table, Array]:
     """A chunk of rows at a time, sorted by entry and then summed entry by entry: slow, but the same in every run."""
-    slopes = p.score_partials[1]
+    slopes = p.table_partials
     if not slopes:
         return {}
     work = Derivative(p, way=way, readings=tuple(slopes))
