@@ -24,6 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 STEPS = 2**22  # of the peak's loop: some 10 ms
 MATRIX_STEPS = 2**18  # of that of matrices, likewise
+GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
 STREAMS = 4  # places that one thread reads from at once
 AHEAD = 512  # numbers that are asked for before they are read
@@ -68,9 +69,6 @@ def peak(dtype: str, threads: int = 1, by_matrices: bool = True) -> Limit:
 
 
 NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
-
-
-GROWING = REGISTERS - 2  # matrices; two hold what is multiplied
 
 
 def bandwidth(threads: int = 1) -> Limit:
