@@ -81,11 +81,11 @@ def test_a_product_is_summed_as_documented(spread: int) -> None:
 N, D, D_V = 420, 170, 50
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((2, N, d)).astype(BF16) for d in (D, D, D_V))
-WISHES: dict[str, dict[str, Any]] = {
-    "causal": {"causal": True},
-    "score": {"score": regard.softcap(90.0), "causal": True},
-}
 SCALE = 4.0  # so large that lse shows the last bits of scores
+WISHES: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True, "scale": SCALE},
+    "score": {"score": regard.softcap(90.0), "causal": True, "scale": -SCALE},
+}
 
 # Weighted alike, the first 300 cancel but for what rounding leaves, so that bfloat16 shows the order of sums.
 CANCELLING = (RNG.standard_normal((2, N, D_V)) * 2.0 ** RNG.integers(-9, 9, (2, N, 1))).astype(BF16)
@@ -107,9 +107,18 @@ def assert_same(x: tuple[Array, Array], y: tuple[Array, Array], rows: slice = sl
 @pytest.mark.parametrize("name", WISHES)
 def test_any_rows_alone(name: str) -> None:
     """Blocks of 1, 2 and 3 times 16 lanes, and lanes that are keys: those use no matrices, and sum as they do."""
-    whole = run(Q, K, V, **WISHES[name], scale=SCALE)
+    whole = run(Q, K, V, **WISHES[name])
     for rows in (slice(N - 1, N), slice(300, 308), slice(129, 141), slice(31, 61), slice(100, N)):
-        assert_same(run(Q[:, rows], K, V, **WISHES[name], offset=rows.start, scale=SCALE), whole, rows)
+        assert_same(run(Q[:, rows], K, V, **WISHES[name], offset=rows.start), whole, rows)
+
+
+@here
+@pytest.mark.usefixtures("amx")
+def test_any_strides() -> None:
+    q, k, v = (np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2) for x in (Q, K, V))
+    whole = run(Q, K, V, **WISHES["causal"])
+    for rows in (slice(None), slice(300, 308)):
+        assert_same(run(q[:, rows], k, v, **WISHES["causal"], offset=rows.start or 0), whole, rows)
 
 
 @here

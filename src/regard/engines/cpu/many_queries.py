@@ -7,7 +7,7 @@ broadcasts where they lie, or from a copy of the tile.
 import math
 from collections.abc import Callable, Sequence
 
-from regard.engines.cpu.element import I8, I32, I64
+from regard.engines.cpu.element import I8, I16, I32, I64
 from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.lowering import Place
@@ -20,6 +20,9 @@ class ManyQueries(MatrixProducts):
         k, kind = self.k, self.kind
         for name in kind.queries:
             strides, q = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "feature")], getattr(self.item, name)
+            if kind.matrices:
+                self._turn_pairs(self.address(name, I16), strides, q.of(I32))
+                continue
             self._turn(self.address(name, kind.element), strides, self.d, q, self.query_scale)
             if not kind.pairs:
                 continue

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 
-from regard.engines.cpu.element import I32
+from regard.engines.cpu.element import I16, I32
 from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
@@ -29,6 +29,24 @@ class MatrixProducts(Forward):
     @abstractmethod
     def _come_near(self, tile: Tile, p: Value, count: int) -> None:
         """What is needed soon."""
+
+    def _turn_pairs(self, base: Pointer, strides: list[Value], turned: Pointer) -> None:
+        """Words of two features of queries, a row of lanes for each, with the sign of the scale; 0 beyond the last."""
+        k, W, B = self.k, self.W, self.B
+        head, row, feature = strides
+        whole, negative = k.where(feature == base.type.size, self.d // 2 & -W, 0), self.query_scale < 0.0
+        signs = {type: k.where(negative, k.constant(type, x), 0) for type, x in ((I32, -0x7FFF8000), (I16, -0x8000))}
+        with k.loop(self.key_width // 2 * B, start=whole * B, step=W) as n:
+            turned[n] = k.constant(I32, 0).spread(W)
+        with k.loop(B, step=W) as c:
+            rows = [self._row(base, c + r, head, row).of(I32) for r in range(W)]
+            with k.loop(whole, step=W) as x:
+                for m, words in enumerate(k.transpose([p.load(x, W) for p in rows])):
+                    turned[(x + m) * B + c] = words ^ signs[I32]
+            with k.loop(W) as r:
+                p, into = self._row(base, c + r, head, row), turned.of(I16)
+                with k.loop(self.d, start=whole * 2) as x:
+                    into[(x // 2 * B + c + r) * 2 + x % 2] = p.bytes(x * feature)[0] ^ signs[I16]
 
     def _totals(self) -> Totals:
         """As many matrices as should grow at once: a few blocks of rows, all lanes."""

@@ -16,8 +16,8 @@ class Target:
 
     vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
     the processor must have. scalef: x · 2ⁿ in one instruction. permute: a table of two vectors looked up in one.
-    bf16_dot: products of pairs of bfloat16. matrices: products of matrices of bfloat16, by AMX. control: the register of
-    x86 that says how to round. swift: how LLVM's names of the processors begin on which it is faster than those that
+    bf16_dot: products of pairs of bfloat16. matrices: products of matrices of bfloat16, by AMX. control: the register
+    of x86 that says how to round. swift: how LLVM's names of the processors begin on which it is faster than those that
     follow.
     """
 
