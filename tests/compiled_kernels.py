@@ -22,7 +22,7 @@ def launches(dtype: Any) -> list[Launch]:
     """Every kernel of a call that has every wish, with the arguments it would be run with."""
     made: list[Launch] = []
     run, scatter = Launch.run, backward_work.scatter
-    Launch.run = lambda launch: made.append(launch)  # type: ignore[method-assign]
+    Launch.run = lambda launch: made.extend([launch, *launch.then])  # type: ignore[method-assign]
     backward_work.scatter = lambda *args: None
     try:
         q, k, v, options = case("everything").inputs(dtype)
@@ -33,6 +33,7 @@ def launches(dtype: Any) -> list[Launch]:
         forward_work.forward(p, frozenset(["entropy", "argmax", "visible"]))
         statistics.part(p, rows, range(p.n_q), range(p.n_k))
         backward_work.jvp(p, t, outputs)
+        backward_work.jvp_jvp(p, outputs, t, t, outputs, outputs)
         backward_work.backward(p, outputs, outputs)
         backward_work.backward(p, outputs, outputs, backward_work.Way(t, outputs, outputs))
         long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))

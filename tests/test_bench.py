@@ -17,23 +17,10 @@ import pytest
 import regard
 from regard.bench import derivatives, limits, measure, memory, naive, peers, plots, report
 from regard.bench.cases import CASES, case
+from regard.bench.cold import KINDS, First, Import
+from regard.bench.kinds import BackwardShare, Cost, Derivative, Memory, Share, Small, Speedup
 from regard.bench.measure import SUBJECT, Contender, Report, Result, Setting, Wrong
-from regard.bench.rows import (
-    KINDS,
-    BackwardShare,
-    Cost,
-    Derivative,
-    First,
-    Import,
-    Memory,
-    Share,
-    Small,
-    Speedup,
-    chosen,
-    derivative_rows,
-    rows,
-    sized,
-)  # fmt: skip
+from regard.bench.rows import chosen, derivative_rows, rows, sized
 from regard.bench.run import run
 from regard.cli import main
 from regard.engines.cpu.cache import kernel
@@ -331,7 +318,8 @@ def test_a_missing_peer_gives_a_reason(name: str, monkeypatch: pytest.MonkeyPatc
 
 BACKWARD_AGREES = """
 import json, sys
-from regard.bench.rows import BackwardShare, Setting, sized
+from regard.bench.kinds import BackwardShare, Setting
+from regard.bench.rows import sized
 found = [BackwardShare("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]) for x in ("plain", "causal")]
 found = [row.measure(Setting((0,))) for row in found]
 print(json.dumps([[list(x.samples), x.failures] for x in found]))
@@ -346,7 +334,8 @@ def test_peers_have_the_same_gradients(name: str) -> None:
 
 AGREES = """
 import json, sys
-from regard.bench.rows import Setting, Share, sized
+from regard.bench.kinds import Setting, Share
+from regard.bench.rows import sized
 found = [Share("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]).measure(Setting((0,))) for x in ("plain", "causal")]
 print(json.dumps([[list(x.samples), x.failures] for x in found]))
 """

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -133,6 +134,39 @@ def cell_width(page: Any) -> float:
             break
     page.mouse.move(2, 2)
     return (found[5][0] - found[1][0]) / 4
+
+
+def test_a_long_map_is_seen_while_it_is_computed(
+    tab: Tab, arrays: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.viewer.pyramid import Coarse
+
+    go, find = threading.Semaphore(0), Coarse._find
+    monkeypatch.setattr(Coarse, "_find", lambda coarse, rows: (go.acquire(), find(coarse, rows)))
+    tab.viewer.answers.store.forget("arrays-3")
+    page = tab.open("view=map&scene=arrays-3&i=19000&j=18000")
+    shown = page.wait_for_selector(".readout output").get_attribute("data-weight")  # waits for no pass
+    assert np.float32(shown) == weights(arrays["arrays-3"], slice(19_000, 19_001), slice(18_000, 18_001))[0, 0, 0]
+    page.wait_for_function("() => document.querySelector('.legend').innerText.includes('computed, 0 %')")
+    go.release()  # the first queries
+    page.wait_for_function("() => /computed, [1-9]+ %/.test(document.querySelector('.legend').innerText)")
+    page.wait_for_timeout(500)
+    half = picture_of(page)
+    stripes = [[0xDE, 0xE1, 0xE4], [0xC9, 0xCE, 0xD2]]
+
+    def striped(picture: np.ndarray) -> float:
+        return float((picture[:, :, None] == stripes).all(-1).any(-1).mean())
+
+    assert 0.05 < striped(half[half.shape[0] // 2 :]) < 0.5  # half of what lies below the diagonal of a square
+    for _ in range(99):
+        go.release()
+    page.wait_for_function("() => !document.querySelector('.legend').innerText.includes('computed')")
+    page.wait_for_timeout(500)
+    whole = picture_of(page)
+    assert striped(whole) == 0
+    top = half[: half.shape[0] // 40], whole[: half.shape[0] // 40]
+    assert np.array_equal(*top)  # what was there stays as it was
+    assert len(tab.api("/map/")) < 40
 
 
 def test_text_is_shaded_by_rows_and_columns(tab: Tab, arrays: dict[str, Any]) -> None:

@@ -16,7 +16,12 @@ export const headsView: MakeView = (context) => {
   const grid = h("div", { class: "cards" });
   const controls = h("div", { class: "controls" });
   const note = h("p", { class: "note", role: "status" });
-  const element = h("section", { class: "view heads", "aria-label": "Heads" }, controls, note, grid);
+  const estimates = h(
+    "p",
+    { class: "note", hidden: true },
+    "≈ A picture of a long head is an estimate from some of its queries, until the maps of its layer have been computed; maps are exact.",
+  );
+  const element = h("section", { class: "view heads", "aria-label": "Heads" }, controls, note, estimates, grid);
   let heads: Heads = { columns: [], rows: placeholders() };
   const wanted = new IntersectionObserver(fill, { rootMargin: "300px" });
 
@@ -38,9 +43,12 @@ export const headsView: MakeView = (context) => {
       const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
       const { scene: id, tone } = store.state;
       const scale = scaleName(store.state, context.dark());
-      data
-        .thumbs(id, layer, SIZE, "max")
-        .then((halves) => target.replaceChildren(thumb(halves, head, SIZE, scale, tone)), context.fail);
+      data.thumbs(id, layer, SIZE, "max").then(({ bits, exact }) => {
+        target.replaceChildren(thumb(bits, head, SIZE, scale, tone));
+        if (exact) return;
+        target.append(h("span", { class: "about", title: "An estimate" }, "≈"));
+        estimates.hidden = false;
+      }, context.fail);
     }
   }
 
@@ -164,10 +172,8 @@ export const headsView: MakeView = (context) => {
     draw();
     note.textContent = "Measuring the heads …";
     load(async (current) => {
-      const began = performance.now();
       const answer = await data.heads(store.state.scene);
       if (!current()) return;
-      if (performance.now() - began > 1000) data.forgetThumbs(store.state.scene);
       heads = answer;
       note.textContent = "";
       drawControls();

@@ -4,14 +4,14 @@ An array of the call is a NumPy array whose memory may be a device's; nothing he
 """
 
 import ctypes
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import triton
+from triton.runtime.errors import OutOfResources
 
 from regard.engines.triton.place import Array as Lying
 from regard.torch.arrays import NUMPY
@@ -59,22 +59,34 @@ def lying(x: Array, lead: int, tail: int) -> Lying:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its arguments, ready to run. options: warps and stages."""
+    """A kernel with its arguments, ready to run. options: warps and stages. then: what follows it. instead: what runs
+    where this takes more memory than a block may share.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     forms: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+    then: "tuple[Launch, ...]" = ()
+    instead: Callable[[], "Launch"] | None = None
 
     def run(self) -> None:
         if not all(self.grid):
             return
-        if INTERPRETED:
-            with np.errstate(all="ignore"):
-                self.kernel[self.grid](*self.arguments, **self.forms)
-        else:
-            self.kernel[self.grid](*self.arguments, **self.forms, **self.options)
+        try:
+            if INTERPRETED:
+                with np.errstate(all="ignore"):
+                    self.kernel[self.grid](*self.arguments, **self.forms)
+            else:
+                self.kernel[self.grid](*self.arguments, **self.forms, **self.options)
+        except OutOfResources:
+            if self.instead is None:
+                raise
+            self.instead().run()
+            return
+        for one in self.then:
+            one.run()
 
     def compile(self, capability: int) -> Any:
         """The compiled kernel for a device of this capability (80, 90, 100), which need not be there."""
@@ -108,7 +120,3 @@ def _nothing(x: Any, path: tuple[int, ...]) -> dict[tuple[int, ...], Any]:
     if isinstance(x, tuple):
         return {place: None for n, y in enumerate(x) for place in _nothing(y, (*path, n))}
     return {path: None} if x is None else {}
-
-
-def environment() -> str | None:
-    return os.environ.get("TRITON_INTERPRET")
