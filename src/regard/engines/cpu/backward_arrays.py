@@ -184,6 +184,7 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
         lanes=-(-lanes // W) * W,
         few=0,
         pairs=type_of(p.dtype) is BF16 and target.bf16_dot,
+        matrices=False,
         copied=True,
         mask=mask,
         score=score,

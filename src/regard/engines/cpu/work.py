@@ -597,7 +597,8 @@ def kind_of(
     W = target.lanes(real.size)
     lanes = max(1, min(rows * p.group, W * target.tile[1]))
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value, *more)]
-    pairs = element is BF16 and target.bf16_dot and p.scale != 0
+    matrices = element is BF16 and target.matrices and p.scale != 0
+    pairs = matrices or (element is BF16 and target.bf16_dot and p.scale != 0)
     few = few and lanes <= min(FEW, W) and straight[1] and not best
     converted = element is not real and not pairs
     apart = rows * p.group > lanes and any(_scattered(x) for x in (p.key, p.value, *more))
@@ -608,7 +609,8 @@ def kind_of(
         lanes=W if few else -(-lanes // W) * W,
         few=1 << (lanes - 1).bit_length() if few else 0,
         pairs=pairs,
-        copied=not few and (converted or apart or not all(straight) or (pairs and p.d % 2 != 0)),
+        matrices=matrices,
+        copied=not few and (converted or apart or not all(straight) or matrices or (pairs and p.d % 2 != 0)),
         mask=mask,
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),
