@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -157,6 +158,36 @@ def test_unreadable_files(run, command, files, message, tmp_path, monkeypatch):
     assert (status, out) == (2, "")
     assert err.startswith(f"regard: error: {message}")
     assert err.count("\n") == 1
+
+
+def test_captures_that_cannot_be_read(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    regard.captured.Capture.of_arrays(np.zeros((1, 5, 4)), np.zeros((1, 5, 4)), causal=True).save("whole.safetensors")
+    whole = Path("whole.safetensors").read_bytes()
+    for name, content, message in (
+        ("text", b"not tensors at all", "text.safetensors is not a whole safetensors file: "),
+        ("empty", b"", "empty.safetensors is not a whole safetensors file: "),
+        ("short", whole[:-8], "short.safetensors is not a whole safetensors file: "),
+        (
+            "other",
+            safetensors.numpy.save({"a": np.zeros(4)}),
+            "other.safetensors is a safetensors file, but not a capture",
+        ),
+        ("option", whole.replace(b"causal", b"casual"), "option.safetensors is damaged: "),
+    ):
+        Path(f"{name}.safetensors").write_bytes(content)
+        status, out, err = run("look", "--capture", f"{name}.safetensors", "--no-open")
+        assert (status, out) == (2, "")
+        assert err.startswith(f"regard: error: {message}"), err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["look", "insight"])
+def test_a_model_without_its_library(run, command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "regard.torch.pretrained", None)
+    status, out, err = run(command, "--model", "a", "--text", "b")
+    assert (status, out) == (2, "")
+    assert err == "regard: error: a model needs PyTorch and transformers: pip install 'regard[transformers]'\n"
 
 
 def test_interrupt(run, monkeypatch):

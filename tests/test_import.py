@@ -27,6 +27,7 @@ def foreign(root: Path, then: str = "") -> set[str]:
     """The packages that `import regard` (from `root`) and `then` load, beyond NumPy and the standard library."""
     paths = [str(root), os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    env.pop("TRITON_INTERPRET", None)  # as it is outside of tests
     command = [sys.executable, "-c", CHECK.format(then)]
     found = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
     return set(json.loads(found)) - sys.stdlib_module_names - {"regard", "numpy"}
@@ -39,6 +40,17 @@ def test_importing_loads_nothing_of_others() -> None:
 def test_a_call_loads_no_framework() -> None:
     assert foreign(PACKAGE.parent, CALL) <= {"threadpoolctl", "llvmlite"}
     assert foreign(PACKAGE.parent, "from regard import *") <= {"safetensors"}
+
+
+def test_the_first_view_of_a_page_loads_no_framework() -> None:
+    view = """
+from regard.viewer.answers import Answers
+from regard.viewer.sources import Settings, example
+answers = Answers([example(Settings("abab"))], patience=None)
+for path in ("scenes", "example/heads", "example/thumbs/0"):
+    assert answers.get(path).status == 200
+"""
+    assert not foreign(PACKAGE.parent, view) & {"torch", "triton", "jax", "transformers", "matplotlib"}
 
 
 @pytest.mark.parametrize("file", ["__init__.py", "api.py", "rules/expression.py", "engines/tiled.py"])

@@ -1,5 +1,6 @@
 import { Data, type Scene, type Settings } from "./data";
 import { choice, h } from "./dom";
+import { isDark, keepKeys, watchTheme } from "./host";
 import { count } from "./numbers/format";
 import { Editor } from "./parts/editor";
 import { Gone, type Source } from "./source/source";
@@ -55,18 +56,20 @@ export class App {
   private view: View | null = null;
   private editor: Editor | null = null;
   private theme: (typeof THEMES)[number] = "auto";
+  private readonly endings: (() => void)[] = [];
 
   constructor(
     source: Source,
     private readonly store: Store,
-    /** Whether the whole document is this page, so that keys are meant for it wherever the focus is. */
-    private readonly whole: boolean,
+    /** Where in a page of somebody else this is; null: the document is this page, and keys are meant for it. */
+    private readonly host: HTMLElement | null,
   ) {
     this.data = new Data(source);
     this.element.dataset.source = source.kind;
     source.progress = (share) => {
-      this.working.hidden = share >= 1;
-      this.working.textContent = `Summing over all pairs: ${Math.round(100 * share)} %`;
+      this.working.hidden = share !== null && share >= 1;
+      this.working.textContent =
+        share === null ? "Waiting for the kernel …" : `Summing over all pairs: ${Math.round(100 * share)} %`;
     };
     this.element.append(
       this.header,
@@ -80,8 +83,12 @@ export class App {
     );
     this.dress();
     this.system.addEventListener("change", this.dress);
-    (whole ? document : this.element).addEventListener("keydown", this.key);
-    this.element.classList.add(whole ? "page" : "cell");
+    if (host) {
+      this.endings.push(watchTheme(this.dress));
+      this.element.addEventListener("keydown", keepKeys);
+    }
+    (host ? this.element : document).addEventListener("keydown", this.key);
+    this.element.classList.add(host ? "cell" : "page");
     this.element.tabIndex = -1;
   }
 
@@ -89,7 +96,8 @@ export class App {
     try {
       const { title, version, engine, scenes } = await this.data.scenes();
       this.scenes = scenes;
-      this.note.textContent = `${title} ${version}, engine ${engine}`;
+      const { note } = this.data.source;
+      this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
       if (!scenes.length) throw new Error("There is nothing to look at here.");
       this.store.set(this.within(this.store.state));
       this.store.listen((state, changed) => this.update(state, changed));
@@ -101,6 +109,7 @@ export class App {
 
   destroy(): void {
     this.view?.destroy?.();
+    for (const end of this.endings) end();
     this.system.removeEventListener("change", this.dress);
     document.removeEventListener("keydown", this.key);
   }
@@ -162,7 +171,7 @@ export class App {
       if (!this.editor.element.isConnected) this.main.before(this.editor.element);
       this.editor.show(this.scene);
     } else this.editor?.element.remove();
-    if (this.whole) document.title = `${VIEWS[state.view][0]} · regard`;
+    if (!this.host) document.title = `${VIEWS[state.view][0]} · regard`;
     this.view.update(state, EVERYTHING);
   }
 
@@ -262,11 +271,13 @@ export class App {
   }
 
   private dark(): boolean {
-    return this.theme === "dark" || (this.theme === "auto" && this.system.matches);
+    return this.theme === "dark" || (this.theme === "auto" && (this.host ? isDark(this.host) : this.system.matches));
   }
 
   private readonly dress = (): void => {
-    this.element.dataset.theme = this.dark() ? "dark" : "light";
+    const theme = this.dark() ? "dark" : "light";
+    if (this.element.dataset.theme === theme) return;
+    this.element.dataset.theme = theme;
     this.view?.update(this.store.state, new Set(["scale"]));
   };
 

@@ -74,8 +74,15 @@ type Maxima = Record<Kind, (number | null)[]>;
 export interface MapInfo extends Pyramid {
   levels: number;
   maximum: Maxima;
-  /** The same without the first column of pixels. */
-  maximum_rest?: Maxima;
+  /** The share of queries that the levels made by one pass hold by now; 1: all. */
+  done: number;
+}
+
+/** Half floats; infinite ones are not computed yet, which no weight is. */
+export interface Halves {
+  bits: Uint16Array;
+  /** Whether all are there and none is an estimate. */
+  exact: boolean;
 }
 
 export interface Profile {
@@ -157,9 +164,11 @@ export interface BothTokens {
 
 export class Data {
   private readonly answers = new Recent<Promise<unknown>>(256);
-  private readonly tiles = new Recent<Promise<Uint16Array>>(TILES_KEPT);
+  private readonly tiles = new Recent<Promise<Halves>>(TILES_KEPT);
   private readonly cells = new Recent<Promise<Float32Array>>(64);
   private readonly tokenLists = new Recent<Tokens>(8);
+  /** Scenes whose heads were to be measured although that takes long. */
+  readonly measured = new Set<string>();
 
   constructor(readonly source: Source) {}
 
@@ -172,7 +181,7 @@ export class Data {
   }
 
   map(at: HeadAt): Promise<MapInfo> {
-    return this.json(ofHead(at, "map"));
+    return this.json<MapInfo>(ofHead(at, "map"), (info) => info.done === 1);
   }
 
   profiles(at: HeadAt): Promise<Record<string, Profile>> {
@@ -184,11 +193,11 @@ export class Data {
   }
 
   /** Thumbnails of a layer, heads × size × size half floats. */
-  thumbs(scene: string, layer: number, size: number, kind: Kind): Promise<Uint16Array> {
+  thumbs(scene: string, layer: number, size: number, kind: Kind): Promise<Halves> {
     return this.halves(path(scene, `thumbs/${layer}`, [`size=${size}`, `kind=${kind}`]));
   }
 
-  tile(at: HeadAt, level: number, x: number, y: number, kind: Kind): Promise<Uint16Array> {
+  tile(at: HeadAt, level: number, x: number, y: number, kind: Kind): Promise<Halves> {
     return this.halves(ofHead(at, "tile", `/${level}/${x}/${y}`, [`kind=${kind}`]));
   }
 
@@ -229,29 +238,34 @@ export class Data {
     return ((await this.source.post(path(scene, "run"), settings)) as { scene: Scene }).scene;
   }
 
-  private json<T>(from: string): Promise<T> {
-    return this.once(this.answers, from, () => this.source.json(from)) as Promise<T>;
+  private json<T>(from: string, last: (answer: T) => boolean = () => true): Promise<T> {
+    return this.once(this.answers as Recent<Promise<T>>, from, () => this.source.json(from) as Promise<T>, last);
   }
 
-  private halves(from: string): Promise<Uint16Array> {
-    return this.once(this.tiles, from, async () => new Uint16Array(await this.source.numbers(from)));
+  private halves(from: string): Promise<Halves> {
+    const ask = async (): Promise<Halves> => {
+      const { data, exact } = await this.source.numbers(from);
+      return { bits: new Uint16Array(data), exact };
+    };
+    return this.once(this.tiles, from, ask, ({ exact }) => exact);
   }
 
   private floats(from: string): Promise<Float32Array> {
-    return this.once(this.cells, from, async () => new Float32Array(await this.source.numbers(from)));
+    return this.once(this.cells, from, async () => new Float32Array((await this.source.numbers(from)).data));
   }
 
-  /** Thumbnails of long inputs are estimates until the statistics of all heads are there. */
-  forgetThumbs(scene: string): void {
-    this.tiles.forget((name) => name.startsWith(path(scene, "thumbs/").split("?")[0]));
-  }
-
-  /** Answers that fail are not kept. */
-  private once<V>(kept: Recent<Promise<V>>, from: string, ask: () => Promise<V>): Promise<V> {
+  /** Answers that fail are not kept, nor those that are not the last word. */
+  private once<V>(
+    kept: Recent<Promise<V>>,
+    from: string,
+    ask: () => Promise<V>,
+    last: (answer: V) => boolean = () => true,
+  ): Promise<V> {
     const known = kept.get(from);
     if (known) return known;
     const asked = ask();
-    asked.catch(() => kept.forget((name) => name === from));
+    const forget = (): void => kept.forget((name) => name === from);
+    asked.then((answer) => last(answer) || forget(), forget);
     kept.set(from, asked);
     return asked;
   }

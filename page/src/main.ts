@@ -11,7 +11,7 @@ import { followAddress, fromHash, START, Store } from "./state";
 /** The entry of the anywidget. */
 function render({ model, el }: { model: WidgetModel; el: HTMLElement }): () => void {
   const source = new NotebookSource(model);
-  const app = new App(source, new Store(START), false);
+  const app = new App(source, new Store(START), el);
   el.replaceChildren(app.element);
   void app.start();
   return () => {
@@ -26,7 +26,7 @@ if (place) {
   const source = stored ? new FileSource(JSON.parse(stored) as StoredData) : new HttpSource();
   const store = new Store(fromHash(location.hash));
   followAddress(store);
-  const app = new App(source, store, true);
+  const app = new App(source, store, null);
   place.replaceWith(app.element);
   void app.start();
 }

@@ -1,5 +1,6 @@
 import { describe, expect, it } from "vitest";
 
+import type { Stage } from "../src/data";
 import { halfValues, toHalf } from "../src/numbers/half";
 import { FileSource } from "../src/source/file";
 import { tileOf, type Weights } from "../src/source/weights";
@@ -9,10 +10,11 @@ const base64 = (numbers: Float32Array | Uint16Array): string =>
   btoa(String.fromCharCode(...new Uint8Array(numbers.buffer as ArrayBuffer)));
 
 /** A head of 7 queries and 9 keys, causal, and its weights by the book. */
-function head(): { stored: object; weights: number[][] } {
+function head(): { stored: object; weights: number[][]; v: Float32Array } {
   const [n_q, n_k, d, offset] = [7, 9, 3, 2];
   const q = Float32Array.from({ length: n_q * d }, (_, k) => Math.sin(k * 1.7));
   const k = Float32Array.from({ length: n_k * d }, (_, p) => Math.cos(p * 0.9));
+  const v = Float32Array.from({ length: n_k * 2 }, (_, p) => Math.sin(p * p));
   const scores = Array.from({ length: n_q }, (_, i) =>
     Array.from({ length: n_k }, (_, j) => {
       const dot = [0, 1, 2].reduce((sum, a) => sum + q[i * d + a] * k[j * d + a], 0);
@@ -32,15 +34,19 @@ function head(): { stored: object; weights: number[][] } {
     scale: 0.5,
     causal: true,
     offset,
+    sink: false,
+    no_values: "",
+    v: base64(v),
+    d_v: 2,
   };
-  return { stored, weights };
+  return { stored, weights, v };
 }
 
 describe("a saved page", () => {
-  const { stored, weights } = head();
+  const { stored, weights, v } = head();
   const map = { n_q: 7, n_k: 9, tile: 4, max_level: 2 };
   const source = new FileSource({ answers: { "api/s/map/0/0": map }, exact: { "s/0/0": stored as never } });
-  const floats = async (path: string): Promise<Float32Array> => new Float32Array(await source.numbers(path));
+  const floats = async (path: string): Promise<Float32Array> => new Float32Array((await source.numbers(path)).data);
 
   it("computes rows, columns and any part of the weights", async () => {
     const near = (found: Float32Array, expected: number[]): void => {
@@ -59,7 +65,7 @@ describe("a saved page", () => {
     for (const level of [0, 1, 2]) {
       const step = 2 ** (2 - level);
       for (const kind of ["mass", "max"]) {
-        const found = new Uint16Array(await source.numbers(`api/s/tile/0/0/${level}/0/0?kind=${kind}`));
+        const found = new Uint16Array((await source.numbers(`api/s/tile/0/0/${level}/0/0?kind=${kind}`)).data);
         const cols = Math.min(4, Math.ceil(9 / step));
         found.forEach((bits, p) => {
           const [r, c] = [Math.floor(p / cols) * step, (p % cols) * step];
@@ -86,8 +92,41 @@ describe("a saved page", () => {
         answers[`api/s/tile/0/0/2/${x}/${y}?kind=mass`] = { f16: base64(await tileOf(half, map, 2, x, y, "mass")) };
     }
     const tiled = new FileSource({ answers, exact: {} });
-    const row = new Float32Array(await tiled.numbers("api/s/row/0/0/6"));
+    const row = new Float32Array((await tiled.numbers("api/s/row/0/0/6")).data);
     expect([...row]).toEqual(weights[6].map((w) => halfValues[toHalf(w)]));
+  });
+
+  it("shows the steps to a weight and to the output", async () => {
+    const stages = async (held: object, i: number, j: number): Promise<Map<string, Stage>> => {
+      const file = new FileSource({ answers: {}, exact: { "s/0/0": held as never } });
+      const found = (await file.json(`api/s/step/0/0/${i}/${j}`)) as { stages: Stage[] };
+      return new Map(found.stages.map((stage) => [stage.name, stage]));
+    };
+    const seen = await stages(stored, 4, 5);
+    expect(seen.get("softmax weight")?.value).toBeCloseTo(weights[4][5], 6);
+    const products = seen.get("products")?.values?.reduce<number>((sum, x) => sum + (x ?? 0), 0) ?? NaN;
+    expect(seen.get("dot product")?.value).toBeCloseTo(products, 6);
+    expect(seen.get("scale")?.value).toBeCloseTo(0.5 * products, 6);
+    expect(Math.exp(0.5 * products - (seen.get("log-sum-exp")?.value ?? NaN))).toBeCloseTo(weights[4][5], 6);
+    expect(seen.get("log-sum-exp")?.text).toContain("the 7 keys");
+    [0, 1].forEach((b) => {
+      const out = weights[4].reduce((sum, w, j) => sum + (Number.isNaN(w) ? 0 : w) * v[2 * j + b], 0);
+      expect(seen.get("weighted sum")?.values?.[b]).toBeCloseTo(out, 6);
+      expect(seen.get("times value")?.values?.[b]).toBeCloseTo(weights[4][5] * v[10 + b], 6);
+    });
+    const hidden = await stages(stored, 1, 8);
+    expect([hidden.get("mask")?.value, hidden.get("softmax weight")?.value]).toEqual([null, 0]);
+    expect(hidden.get("mask")?.text).toContain("is hidden");
+    const without = await stages({ ...stored, v: undefined, no_values: "a capture keeps none" }, 4, 5);
+    expect(without.get("weighted sum")).toMatchObject({ text: "not shown: a capture keeps none" });
+    expect([without.get("weighted sum")?.values, without.has("value")]).toEqual([undefined, false]);
+  });
+
+  it("says that it has no steps where it has neither queries nor keys", async () => {
+    const file = new FileSource({ answers: { "api/s/map/0/0": map }, exact: {} });
+    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("Steps need queries and keys");
+    expect(file.note).toContain("half precision");
+    expect(source.note).toBe("saved");
   });
 
   it("says what it does not hold", async () => {

@@ -291,9 +291,7 @@ def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) 
         return reading.capture(arguments.capture)
     text = reading.text(arguments.text, arguments.file)
     if arguments.model is not None:
-        from regard.torch import pretrained
-
-        return pretrained.read(arguments.model, text, progress=progress)
+        return reading.model(arguments.model, text, progress)
     from regard.examplemodel import ExampleModel, repeated_bytes
 
     model = ExampleModel.load()

@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
@@ -74,7 +75,20 @@ def capture(path: Path) -> "Capture":
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def model(name: str, given: str | None, progress: Callable[[str], object]) -> "Capture":
+    """What a model of transformers attends to in a text. Raises ValueError if there is none, or none can be run."""
+    try:
+        pretrained = import_module("regard.torch.pretrained")
+    except ModuleNotFoundError:
+        raise ValueError("a model needs PyTorch and transformers: pip install 'regard[transformers]'") from None
+    seen: Capture = pretrained.read(name, given, progress=progress)
+    return seen
+
+
 def _npz(path: Path) -> dict[str, Array]:
+    with path.open("rb") as file:
+        if not is_zipfile(file):
+            raise ValueError("it is no archive")
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 

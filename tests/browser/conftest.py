@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from in_browser import AXE, Tab, structured
+from in_browser import AXE, FLAGS, Tab, structured
 
 import regard
 
 HOW = "apt-get install chromium, pip install '.[test]', and `npm ci` in page/"
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--allow-file-access-from-files",
-)  # fmt: skip
 
 
 def missing() -> str | None:

@@ -8,6 +8,10 @@ import numpy as np
 import regard
 
 AXE = Path(__file__).parents[2] / "page" / "node_modules" / "axe-core" / "axe.min.js"
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--allow-file-access-from-files",
+)  # fmt: skip
 OWN = ("data:", "blob:", "about:", "file:")
 
 # What is there when a view is.
@@ -22,7 +26,7 @@ READY = {
 }
 
 
-def structured(n: int, heads: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+def structured(n: int, heads: int, seed: int = 0, d: int = 16) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Queries, keys and values whose maps have something to see, and words."""
     rng = np.random.default_rng(seed)
     words = [
@@ -44,9 +48,9 @@ def structured(n: int, heads: int, seed: int = 0) -> tuple[np.ndarray, np.ndarra
         "house",
     ]
     tokens = [words[k % len(words)] + ("\n" if k % 23 == 22 else " ") for k in range(n)]
-    known = {word: rng.standard_normal(16) for word in sorted(set(tokens))}
+    known = {word: rng.standard_normal(d) for word in sorted(set(tokens))}
     x = np.array([known[token] for token in tokens])
-    angle = np.arange(n)[:, None] / 10 ** (np.arange(8) / 3)
+    angle = np.arange(n)[:, None] / 10 ** (np.arange(d // 2) / (d / 16 * 3))
     place = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
     q = np.stack([x + h * np.roll(place, h, axis=0) for h in range(heads)]).astype(np.float32)
     k = np.stack([x + h * place for h in range(heads)]).astype(np.float32)
@@ -67,8 +71,10 @@ class Tab:
         self.asked: list[str] = []
         self.complaints: list[str] = []
         self.expected: tuple[str, ...] = ()
+        self.origins = (viewer.url.rsplit("/", 2)[0] + "/", *OWN)
         page.set_default_timeout(8_000)
         page.on("request", lambda request: self.asked.append(request.url))
+        page.on("websocket", lambda socket: self.asked.append(socket.url))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
 
@@ -91,8 +97,7 @@ class Tab:
 
     def check(self) -> None:
         """Nothing went wrong, and nothing left this machine."""
-        origin = self.viewer.url.rsplit("/", 2)[0] + "/"
-        away = [url for url in self.asked if not url.startswith((origin, *OWN))]
+        away = [url for url in self.asked if not url.startswith(self.origins)]
         wrong = [text for text in self.complaints if not any(part in text for part in self.expected)]
         if away or wrong:
             raise AssertionError(f"asked elsewhere: {away}; complaints: {wrong}")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -135,6 +136,39 @@ def cell_width(page: Any) -> float:
     return (found[5][0] - found[1][0]) / 4
 
 
+def test_a_long_map_is_seen_while_it_is_computed(
+    tab: Tab, arrays: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.viewer.pyramid import Coarse
+
+    go, find = threading.Semaphore(0), Coarse._find
+    monkeypatch.setattr(Coarse, "_find", lambda coarse, rows: (go.acquire(), find(coarse, rows)))
+    tab.viewer.answers.store.forget("arrays-3")
+    page = tab.open("view=map&scene=arrays-3&i=19000&j=18000")
+    shown = page.wait_for_selector(".readout output").get_attribute("data-weight")  # waits for no pass
+    assert np.float32(shown) == weights(arrays["arrays-3"], slice(19_000, 19_001), slice(18_000, 18_001))[0, 0, 0]
+    page.wait_for_function("() => document.querySelector('.legend').innerText.includes('computed, 0 %')")
+    go.release()  # the first queries
+    page.wait_for_function("() => /computed, [1-9]+ %/.test(document.querySelector('.legend').innerText)")
+    page.wait_for_timeout(500)
+    half = picture_of(page)
+    stripes = [[0xDE, 0xE1, 0xE4], [0xC9, 0xCE, 0xD2]]
+
+    def striped(picture: np.ndarray) -> float:
+        return float((picture[:, :, None] == stripes).all(-1).any(-1).mean())
+
+    assert 0.05 < striped(half[half.shape[0] // 2 :]) < 0.5  # half of what lies below the diagonal of a square
+    for _ in range(99):
+        go.release()
+    page.wait_for_function("() => !document.querySelector('.legend').innerText.includes('computed')")
+    page.wait_for_timeout(500)
+    whole = picture_of(page)
+    assert striped(whole) == 0
+    top = half[: half.shape[0] // 40], whole[: half.shape[0] // 40]
+    assert np.array_equal(*top)  # what was there stays as it was
+    assert len(tab.api("/map/")) < 40
+
+
 def test_text_is_shaded_by_rows_and_columns(tab: Tab, arrays: dict[str, Any]) -> None:
     call = arrays["arrays"]
     for by, chosen, expected in (
@@ -214,6 +248,33 @@ def test_heads_are_sorted_and_filtered(tab: Tab) -> None:
     assert set(page.locator(".card .kind").all_inner_texts()) == {"induction"}
     page.locator(".card").first.click()
     page.wait_for_selector(READY["map"])
+
+
+def test_long_heads_are_measured_when_that_is_asked_for(tab: Tab) -> None:
+    """What takes long is not begun by looking."""
+    tab.page.route(
+        "**/api/scenes",
+        lambda route: route.fulfill(json=longer(tab.viewer.answers.get("scenes").content)),
+    )
+    page = tab.open("view=heads&scene=arrays-2")
+    measure = page.get_by_role("button", name="Measure the heads")
+    measure.wait_for()
+    page.wait_for_selector(READY["heads"])
+    assert "20 billion pairs" in page.locator(".heads .note").first.inner_text()
+    assert tab.api("/heads") == []
+    accessible(page)
+    measure.click()
+    page.wait_for_function("() => document.querySelector('[aria-label=\"Sort by\"]').options.length > 1")
+    assert tab.api("/heads") == ["arrays-2/heads"]
+
+
+def longer(scenes: Any) -> dict[str, Any]:
+    """The list of scenes, with heads of 100,000 tokens."""
+    given: dict[str, Any] = json.loads(json.dumps(scenes))
+    for scene in given["scenes"]:
+        for layer in scene["layers"]:
+            layer["n_q"] = layer["n_k"] = 100_000
+    return given
 
 
 def test_typing_runs_the_model(tab: Tab) -> None:

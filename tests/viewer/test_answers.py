@@ -16,9 +16,9 @@ from regard.captured import Capture, Layer
 from regard.examplemodel import ExampleModel
 from regard.viewer import pyramid
 from regard.viewer.answers import RUNS, Answer, Answers
-from regard.viewer.scene import SMALL, Scene, triangle
+from regard.viewer.scene import BLOCK, SMALL, Head, Scene, triangle
 from regard.viewer.sources import Settings, arrays, captured, example
-from regard.viewer.store import Store, Unfinished, Worker
+from regard.viewer.store import Grower, Store, Unfinished, Worker
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((4, 700, 8)), RNG.standard_normal((2, 900, 8)), RNG.standard_normal((2, 900, 3))
@@ -56,6 +56,14 @@ def cells_of(P: np.ndarray, cell: int, kind: str) -> np.ndarray:
     blocks = padded.reshape(height, cell, width, cell)
     rows = np.minimum(cell, P.shape[0] - cell * np.arange(height))
     return blocks.max((1, 3)) if kind == "max" else blocks.sum((1, 3)) / rows[:, None]
+
+
+def grown(head: Head) -> pyramid.Coarse:
+    """All levels of a head that are kept."""
+    made = pyramid.Coarse(head)
+    while not made.whole:
+        made.grow()
+    return made
 
 
 @pytest.fixture(params=CASES)
@@ -133,22 +141,21 @@ def test_rows_of_mass_sum_to_one_at_every_level() -> None:
 
 @pytest.mark.parametrize("rules", ["causal", "rules", "a place"])
 def test_a_long_pass_by_a_kernel_is_that_by_strips(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = arrays(Q[:, :, :], K, **CASES[rules]).layers[0].head(1)
-    expected = pyramid.coarse(head)
+    head = arrays(Q, K, **CASES[rules]).layers[0].head(1)
+    expected = grown(head)
     monkeypatch.setattr("regard.viewer.pyramid.WORTH_COMPILING", 0)
     monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 0)
-    monkeypatch.setattr("regard.viewer.pyramid.BAND", 900 * 128)  # several bands
-    done: list[float] = []
-    found = pyramid.coarse(head, done.append)
-    assert len(done) > 2
-    assert done == sorted(done)
+    monkeypatch.setattr("regard.viewer.pyramid.STEP", 900 * 128)  # several bands
+    found = grown(head)
     assert found.top == pytest.approx(expected.top, rel=1e-6)
+    assert found.highest == pytest.approx(expected.highest, rel=1e-3)
     for kind in ("mass", "max"):
         for x, y in zip(found.of(kind), expected.of(kind), strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-7)
-    by_kernel = pyramid.tile(head, found, 2, 2, 2, "mass")
+    at = (None, 2, range(512, 700), range(512, 768), "mass")
+    by_kernel = pyramid.tile(head, *at)
     monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 2**30)
-    np.testing.assert_allclose(by_kernel, pyramid.tile(head, found, 2, 2, 2, "mass"), rtol=2e-3, atol=1e-7)
+    np.testing.assert_allclose(by_kernel, pyramid.tile(head, *at), rtol=2e-3, atol=1e-7)
 
 
 def test_a_rule_that_counts_keys_is_given_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +164,7 @@ def test_a_rule_that_counts_keys_is_given_all_of_them(monkeypatch: pytest.Monkey
     head = arrays(Q, K[:, :899], mask=regard.padding(800, side="left")).layers[0].head(1)
     weights = regard.weights(Q, K[:, :899], mask=regard.padding(800, side="left"))[1]
     assert head.counts_keys
-    np.testing.assert_allclose(pyramid.coarse(head).max[-1], cells_of(weights, 2, "max"), rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(grown(head).max[-1], cells_of(weights, 2, "max"), rtol=1e-3, atol=1e-7)
 
 
 def test_a_part_of_a_call_has_its_weights() -> None:
@@ -200,6 +207,9 @@ def test_thumbnails() -> None:
         block = P[3, rows[7] : rows[8], cols[11] : cols[12]]
         expected = block.max() if kind == "max" else block.sum(1).mean()
         np.testing.assert_allclose(found.content[3, 7, 11], expected, rtol=2e-3)  # type: ignore[index]
+        i, j = (np.append(at[:-1], n) for at, n in ((rows, 700), (cols, 900)))
+        nothing = j[:-1] > i[1:, None] - 1 + 200  # the first key of a pixel comes after its last query
+        np.testing.assert_array_equal(np.isnan(found.content[3]), nothing)  # type: ignore[index]
     small = Answers([arrays(Q[:, :5], K[:, :5])], patience=None)
     found = small.get("arrays/thumbs/0", {"size": "10", "kind": "max"})
     np.testing.assert_allclose(found.content[0, ::2, ::2], regard.weights(Q[:, :5], K[:, :5])[0], rtol=1e-3)  # type: ignore[index]
@@ -214,7 +224,7 @@ def test_thumbnails_of_long_heads_say_that_they_are_estimates(monkeypatch: pytes
     rows = np.unique(np.arange(64) * 700 // 64)
     cols = np.arange(16) * 900 // 16
     sampled = np.add.reduceat(P[2][rows], cols, axis=1).reshape(16, 4, 16).mean(1)
-    np.testing.assert_allclose(found.content[2], sampled, rtol=2e-3, atol=1e-7)  # type: ignore[index]
+    np.testing.assert_allclose(np.nan_to_num(found.content[2]), sampled, rtol=2e-3, atol=1e-7)  # type: ignore[index]
     for head in range(4):
         asked(answers, f"arrays/map/0/{head}")
     assert answers.get("arrays/thumbs/0", {"size": "16"}).exact
@@ -306,6 +316,13 @@ def test_stages_lead_to_the_weight_and_the_output(name: str) -> None:
             assert np.exp(score - lse) == pytest.approx(P[3, i, j], rel=1e-5)
 
 
+def test_without_values_the_last_stage_says_why_there_is_no_sum() -> None:
+    answers = Answers([arrays(Q, K, causal=True)], patience=None)
+    *stages, last = asked(answers, "arrays/step/0/1/40/3")["stages"]
+    assert stages[-1]["name"] == "softmax weight"
+    assert (last["name"], last["text"], last["value"]) == ("weighted sum", "not shown: no values were given", None)
+
+
 def test_batch_elements() -> None:
     q, k = RNG.standard_normal((2, 2, 3, 20, 4))
     options: dict[str, Any] = {"mask": regard.mask(lambda b, h, i, j: (i + j + b) % 3 != 0)}
@@ -343,7 +360,11 @@ def test_captures_are_scenes() -> None:
     )
     crossed = regard.weights(q, k[:, :25], mask=regard.window(3, 3))[1, 30]
     np.testing.assert_allclose(np.nan_to_num(asked(answers, "capture-2/row/0/1/30")), crossed, atol=1e-6)
-    assert [stage["name"] for stage in asked(answers, "capture/step/0/0/5/3")["stages"]][-1] == "softmax weight"
+    *_, weight, last = asked(answers, "capture/step/0/0/5/3")["stages"]
+    assert (weight["name"], last["text"]) == (
+        "softmax weight",
+        "not shown: a capture keeps queries and keys, not values",
+    )
     with pytest.raises(ValueError, match="the capture holds no layer"):
         captured(Capture())
 
@@ -466,22 +487,155 @@ def test_long_work_goes_on_behind() -> None:
         Worker(None).result("broken", lambda progress: (_ for _ in ()).throw(RuntimeError("a defect")))
 
 
-def test_a_question_about_long_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    go = threading.Event()
+def test_a_map_is_seen_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, find = threading.Semaphore(0), pyramid.Coarse._find
+    monkeypatch.setattr("regard.viewer.pyramid.STEP", 900 * 100)  # bands of 100 queries
+    monkeypatch.setattr(pyramid.Coarse, "_find", lambda coarse, rows: (go.acquire(), find(coarse, rows)))
+    answers, P = Answers([arrays(Q, K)], patience=0.0), regard.weights(Q, K)[0]
 
-    def coarse(head: Any, progress: Any) -> pyramid.Coarse:
+    def until(done: float) -> Answer:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            found = answers.get("arrays/map/0/0")
+            assert isinstance(found.content, dict)
+            if found.content["done"] == pytest.approx(done, abs=1e-3):
+                return found
+            time.sleep(0.005)
+        raise AssertionError(f"{found.content} instead of {done}")
+
+    def seen(rows: slice) -> None:
+        """Just these rows of cells are there, and right."""
+        found = answers.get("arrays/tile/0/0/1/0/0", {"kind": "mass"})
+        there = np.zeros(256, bool)
+        there[rows] = True
+        assert isinstance(found.content, np.ndarray)
+        np.testing.assert_array_equal(np.isposinf(found.content), np.broadcast_to(~there[:, None], (256, 256)))
+        np.testing.assert_allclose(found.content[rows], cells_of(P, 2, "mass")[:256, :256][rows], rtol=1e-3)
+        assert found.exact is bool(there.all())
+
+    assert not until(0).exact
+    exact = answers.get("arrays/tile/0/0/2/0/0")  # the exact level waits for nothing
+    assert exact.exact
+    np.testing.assert_allclose(exact.content, P[:256, :256], rtol=1e-3, atol=1e-7)  # type: ignore[arg-type]
+    go.release()
+    highest = until(1 / 7).content["maximum"]["mass"][1]  # type: ignore[index]
+    assert highest == pytest.approx(cells_of(P, 2, "mass")[:50].max(), rel=1e-3)
+    seen(slice(0, 50))
+    known = answers.store.get(("arrays", 0, 0, 0, "coarse"))
+    known.wish(range(530, 590))
+    known._wished = 0.0  # long ago
+    known.wish(range(700))  # all of it is no wish
+    for done in (2, 3):
+        go.release()  # what was begun before the wish; what was wished for
+        until(done / 7)
+    found = answers.get("arrays/tile/0/0/1/0/1", {"kind": "max"}).content
+    np.testing.assert_allclose(found[:44], cells_of(P, 2, "max")[256:300, :256], rtol=1e-3)  # type: ignore[index]
+    assert np.isposinf(found[44:]).all()  # type: ignore[index]
+    go.release(7)
+    assert until(1).exact
+    seen(slice(0, 256))
+    answers.close()
+
+
+def test_lse_is_found_for_the_queries_that_are_asked_for() -> None:
+    answers = Answers([arrays(Q, K, causal=True)], patience=None)
+    head, blocks = answers.head("arrays", 0, 1), slice(256 // BLOCK, 512 // BLOCK)
+    asked(answers, "arrays/tile/0/1/2/0/1")
+    expected = np.zeros(-(-700 // BLOCK), bool)
+    expected[blocks] = True
+    np.testing.assert_array_equal(head._known, expected)
+    asked(answers, "arrays/row/0/1/699")
+    expected[-1] = True
+    np.testing.assert_array_equal(head._known, expected)
+    _, seen = regard.attention(Q, K, V, causal=True, observe=["lse"], engine="tiled")
+    np.testing.assert_array_equal(head.lse_of(range(256, 512)), seen.lse[1, 256:512])
+    np.testing.assert_array_equal(head.lse, seen.lse[1])
+
+
+def test_an_lse_that_was_given_is_not_written_to() -> None:
+    _, seen = regard.attention(Q, K, V, causal=True, observe=["lse"])
+    given = np.asarray(seen.lse)
+    given.setflags(write=False)
+    answers = Answers([arrays(Q, K, causal=True, lse=given)], patience=None)
+    asked(answers, "arrays/profiles/0/1")  # a pass that finds lse by the way
+    np.testing.assert_array_equal(answers.head("arrays", 0, 1).lse, given[1])
+
+
+def test_lse_of_many_queries_is_found_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.viewer.answers.AT_ONCE", 64 * 900)
+    answers, go, lse_of = Answers([arrays(Q, K)], patience=0.0), threading.Event(), Head.lse_of
+
+    def slow(head: Head, rows: range, progress: Any = lambda done: None) -> np.ndarray:
         progress(0.5)
-        go.wait()
-        return pyramid.Coarse((np.ones((2, 2), np.float16),), (np.ones((2, 2), np.float16),), 1.0)
+        assert go.wait(10)
+        return lse_of(head, rows, progress)
 
-    monkeypatch.setattr("regard.viewer.pyramid.coarse", coarse)
-    answers = Answers([arrays(Q, K)], patience=0.05)
-    assert (answers.get("arrays/map/0/0").status, answers.get("arrays/map/0/0").content) == (202, {"progress": 0.5})
-    assert answers.get("arrays/tile/0/0/0/0/0").status == 202
-    assert answers.get("arrays/tile/0/0/2/0/0").status == 200  # the exact level waits for nothing
+    monkeypatch.setattr(Head, "lse_of", slow)
+    for _ in range(200):
+        if answers.get("arrays/column/0/0/3").content == {"progress": 0.5}:
+            break
+        time.sleep(0.01)
+    assert (answers.get("arrays/column/0/0/3").status, answers.get("arrays/column/0/0/3").content) == (
+        202,
+        {"progress": 0.5},
+    )
     go.set()
+    assert answers.get("arrays/row/0/0/3").status == 200
     answers._workers["maps"].patience = None
-    assert answers.get("arrays/map/0/0").status == 200
+    np.testing.assert_allclose(asked(answers, "arrays/column/0/0/3"), regard.weights(Q, K)[0, :, 3], atol=1e-7)
+    answers.close()
+
+
+class Counted:
+    """Grows in some pieces, and tells of each."""
+
+    error: Exception | None = None
+
+    def __init__(self, name: str, pieces: int, told: Any):
+        self.name, self.pieces, self.told = name, pieces, told
+
+    @property
+    def whole(self) -> bool:
+        return self.pieces <= 0
+
+    def grow(self) -> None:
+        self.told(self.name)
+        self.pieces -= 1
+
+
+def test_what_was_asked_for_last_grows_first_and_only_while_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    grower, go, order = Grower(0.0), threading.Semaphore(0), []
+
+    def told(name: str) -> None:
+        go.acquire()
+        order.append(name)
+
+    def wait(n: int) -> None:
+        deadline = time.monotonic() + 10
+        while len(order) < n and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    early, late = Counted("early", 9, told), Counted("late", 2, told)
+    grower.ask(early)
+    grower.ask(late)
+    go.release(4)
+    wait(4)
+    monkeypatch.setattr("regard.viewer.store.ASKED_FOR", 0.0)  # nobody asks any more
+    assert order in (["early", "late", "late", "early"], ["late", "late", "early", "early"])
+    go.release(20)
+    for _ in range(200):
+        if not grower._running:
+            break
+        time.sleep(0.01)
+    assert not grower._running
+    assert early.pieces >= 6  # at most the piece that was begun
+    broken = Counted("broken", 1, lambda name: (_ for _ in ()).throw(RuntimeError("a defect")))
+    monkeypatch.setattr("regard.viewer.store.ASKED_FOR", 3.0)
+    with pytest.raises(RuntimeError, match="a defect"):
+        Grower(5.0).ask(broken)
+    slow = Counted("slow", 3, lambda name: None)
+    Grower(None).ask(slow)
+    assert slow.whole
 
 
 def test_no_square_is_ever_made() -> None:

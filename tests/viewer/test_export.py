@@ -114,6 +114,13 @@ def test_a_text_is_embedded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data["api/scenes"]["scenes"][0]["editable"] is False
 
 
+def test_without_values_it_is_said_why() -> None:
+    kept = exported(arrays(Q, K, causal=True))["exact"]["arrays/0/1"]
+    assert "v" not in kept
+    assert kept["no_values"] == "no values were given"
+    assert exported(arrays(Q, K, V, causal=True))["exact"]["arrays/0/1"]["no_values"] == ""
+
+
 def test_numbers_are_halved_before_a_file_is_refused() -> None:
     scene = arrays(Q, K, V, causal=True)
     assert exported(scene)["exact"]["arrays/0/0"]["dtype"] == "f32"

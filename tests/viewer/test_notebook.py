@@ -9,6 +9,7 @@ import pytest
 import regard
 from regard.viewer import built
 from regard.viewer.answers import Answers
+from regard.viewer.looking import in_notebook
 from regard.viewer.notebook import answered, widget
 from regard.viewer.sources import Settings, arrays, example
 
@@ -49,17 +50,37 @@ def test_a_widget_holds_the_page_and_answers(monkeypatch: pytest.MonkeyPatch) ->
     ((head, (buffer,)),) = sent
     assert head["id"] == 1
     np.testing.assert_allclose(np.frombuffer(buffer, "<f4"), regard.weights(Q, K)[0, :, 2], atol=1e-7)
+    made._handle_custom_msg({"id": 2, "path": "api/arrays/map/0/0"}, [])
+    assert made.answers.store.nbytes > 0
+    made._handle_custom_msg({"leave": True}, [])  # a cell that ran again or was deleted
+    assert (made.answers.store.nbytes, len(sent)) == (0, 2)
+    made._handle_custom_msg({"id": 3, "path": "api/arrays/map/0/0"}, [])  # shown once more
+    assert sent[-1][0]["status"] == 200
     made.close()
 
 
-def test_look_returns_a_widget_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'regard[notebook]'")
-    shell = type("ZMQInteractiveShell", (), {})()
-    monkeypatch.setitem(sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)}))
-    made = regard.look(Q, K)
-    assert type(made).__name__ == "Page"
-    assert list(made.answers.scenes) == ["arrays"]
-    made.close()
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["ZMQInteractiveShell"], True),
+        (["ZMQInteractiveShell", "Shell"], True),  # Colab's
+        (["TerminalInteractiveShell"], False),
+        (["ZMQInteractiveShell", "SpyderShell"], False),
+    ],
+)
+def test_look_returns_a_widget_in_a_notebook(names: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind: type = object
+    for name in names:
+        kind = type(name, (kind,), {})
+    python = type("IPython", (), {"get_ipython": staticmethod(kind)})
+    monkeypatch.setitem(sys.modules, "IPython", python)
+    assert in_notebook() is expected
+    if expected:
+        pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'regard[notebook]'")
+        made = regard.look(Q, K)
+        assert type(made).__name__ == "Page"
+        assert list(made.answers.scenes) == ["arrays"]
+        made.close()
 
 
 def test_without_anywidget_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

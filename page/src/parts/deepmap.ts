@@ -26,8 +26,15 @@ export interface DeepMapOptions {
   onError(error: unknown): void;
 }
 
+interface Tile {
+  level: number;
+  x: number;
+  y: number;
+  beingDrawn: boolean;
+}
+
 interface TileJob {
-  tile: { level: number; x: number; y: number };
+  tile: Tile;
   finish(data: CanvasRenderingContext2D, request: null, type: string): void;
   fail(message: string, request: null): void;
 }
@@ -37,6 +44,8 @@ const ROOM_FOR_NUMBERS = 44;
 const WIDEST_CELL = 96;
 /** Numbers below this do not ask to be read. */
 const FAINT = 0.01;
+/** Milliseconds until what is not whole is asked for again. */
+const AGAIN_MS = 250;
 
 const calm = (): boolean => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
@@ -53,6 +62,9 @@ export class DeepMap {
   private pointed: Cell | null = null;
   private chosen: Cell | null = null;
   private generation = 0;
+  /** Tiles of which parts were not computed yet when they were painted. */
+  private unfinished = new Map<Tile, CanvasRenderingContext2D>();
+  private growing = 0;
   /** Whether all is shown, and should be when the page changes its size. */
   private whole = true;
   private readonly draw = perFrame(() => this.drawNow());
@@ -126,9 +138,15 @@ export class DeepMap {
     });
     this.stage.addEventListener("pointerleave", () => this.point(null));
     this.stage.addEventListener("keydown", (event) => this.key(event));
+    this.viewer.addHandler("canvas-scroll", (event) => {
+      const turned = event.originalEvent as WheelEvent;
+      // In a notebook the wheel scrolls the notebook, until the map is clicked.
+      if (this.element.closest(".cell") && !turned.ctrlKey && !this.stage.contains(document.activeElement)) {
+        [event.preventDefaultAction, event.preventDefault] = [true, false];
+      } else this.whole = false;
+    });
     for (const event of [
       "canvas-drag",
-      "canvas-scroll",
       "canvas-pinch",
       "canvas-double-click",
       "navigator-click",
@@ -145,6 +163,8 @@ export class DeepMap {
 
   destroy(): void {
     this.watcher.disconnect();
+    window.clearTimeout(this.growing);
+    this.picture = null;
     this.viewer.destroy();
   }
 
@@ -156,6 +176,9 @@ export class DeepMap {
     this.picture = picture;
     this.tokens = tokens;
     this.generation++;
+    this.unfinished = new Map();
+    window.clearTimeout(this.growing);
+    if (picture.done < 1) this.growLater();
     this.viewer.addOnceHandler("open", () => {
       if (bounds && !this.whole) this.viewer.viewport.fitBounds(bounds, true);
       else this.home(true);
@@ -166,6 +189,35 @@ export class DeepMap {
   /** Draws the same tiles with the picture's colours as they are now. */
   recolour(): void {
     if (this.picture) this.show(this.picture, this.tokens);
+  }
+
+  private growLater(): void {
+    this.growing = window.setTimeout(() => void this.grow().catch(this.options.onError), AGAIN_MS);
+  }
+
+  /** Paints what has been computed by now. */
+  private async grow(): Promise<void> {
+    const { picture, generation } = this;
+    if (!picture) return;
+    const rescaled = picture.done < 1 && (await picture.refresh());
+    if (generation !== this.generation || !this.picture) return;
+    if (rescaled) {
+      this.recolour();
+      return;
+    }
+    await Promise.all(
+      [...this.unfinished].map(async ([tile, context]) => {
+        if (!tile.beingDrawn) return;
+        const pixels = await picture.pixels(tile.level, tile.x, tile.y);
+        if (pixels.whole) this.unfinished.delete(tile);
+        paint(context, pixels);
+      }),
+    );
+    if (generation !== this.generation || !this.picture) return;
+    this.viewer.forceRedraw();
+    this.viewer.navigator?.forceRedraw();
+    this.options.onMove(this);
+    if (picture.done < 1 || this.unfinished.size) this.growLater();
   }
 
   choose(cell: Cell | null): void {
@@ -246,7 +298,11 @@ export class DeepMap {
       downloadTileStart: (job: TileJob) => {
         const { level, x, y } = job.tile;
         picture.pixels(level, x, y).then(
-          (pixels) => job.finish(painted(pixels), null, "context2d"),
+          (pixels) => {
+            const context = painted(pixels);
+            if (!pixels.whole && generation === this.generation) this.unfinished.set(job.tile, context);
+            job.finish(context, null, "context2d");
+          },
           (error: Error) => job.fail(error.message, null),
         );
       },
@@ -385,10 +441,14 @@ export class DeepMap {
   }
 }
 
-function painted({ rows, cols, data }: Pixels): CanvasRenderingContext2D {
+function painted(pixels: Pixels): CanvasRenderingContext2D {
   const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [cols, rows];
+  [canvas.width, canvas.height] = [pixels.cols, pixels.rows];
   const context = canvas.getContext("2d") as CanvasRenderingContext2D;
-  context.putImageData(new ImageData(new Uint8ClampedArray(data.buffer as ArrayBuffer), cols, rows), 0, 0);
+  paint(context, pixels);
   return context;
+}
+
+function paint(context: CanvasRenderingContext2D, { rows, cols, data }: Pixels): void {
+  context.putImageData(new ImageData(new Uint8ClampedArray(data.buffer as ArrayBuffer), cols, rows), 0, 0);
 }

@@ -35,8 +35,10 @@ export class Legend {
     const step = perPixel(info, level);
     const of =
       step === 1
-        ? "a pixel is one pair, exact"
+        ? "a pixel is one pair"
         : `a pixel is ${step} × ${step} pairs, its ${look.kind === "mass" ? "mass" : "largest weight"}`;
-    this.text.textContent = picture.signed ? `left − right; ${of}` : of;
+    const known =
+      picture.done < 1 ? `; striped: being computed, ${Math.floor(100 * picture.done)} % of the queries are there` : "";
+    this.text.textContent = (picture.signed ? `left − right; ${of}` : of) + known;
   }
 }

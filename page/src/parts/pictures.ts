@@ -17,13 +17,19 @@ export interface Look {
 export interface Pixels {
   rows: number;
   cols: number;
+  /** Whether all are there; those that are not are striped. */
+  whole: boolean;
   /** RGBA, little endian, row-major. */
   data: Uint32Array;
 }
 
 export interface Picture {
   readonly info: Pyramid;
+  /** The share of it that is there, as far as it takes a pass over all pairs. */
+  readonly done: number;
   look: Look;
+  /** Asks how far it is; resolves to whether the colour scale has another end now. */
+  refresh(): Promise<boolean>;
   pixels(level: number, x: number, y: number): Promise<Pixels>;
   /** The number at the end of the colour scale. */
   top(level: number): number;
@@ -33,6 +39,18 @@ export interface Picture {
 }
 
 const CELL = 64;
+
+/** Infinite: not computed yet. */
+const UNKNOWN = 0x7c00;
+
+/** So much farther the end of a scale has to be, for all to be coloured anew. */
+const FARTHER = 1.02;
+
+/** Stripes where nothing is known, which is no colour of any scale. */
+function stripe(at: number, cols: number, dark: boolean): number {
+  const light = (((at % cols) + Math.floor(at / cols)) >> 2) & 1;
+  return dark ? (light ? 0xff3a3634 : 0xff2a2725) : light ? 0xffd2cec9 : 0xffe4e1de;
+}
 
 /** Exact weights by blocks, at once where they are here. */
 class ExactCells {
@@ -73,8 +91,8 @@ export class HeadPicture implements Picture {
   private constructor(
     private readonly data: Data,
     private readonly at: HeadAt,
-    readonly info: MapInfo,
-    private readonly rest: Record<Kind, number>,
+    public info: MapInfo,
+    private rest: Record<Kind, number>,
     public look: Look,
   ) {
     this.cells = new ExactCells(data, at, info);
@@ -82,26 +100,35 @@ export class HeadPicture implements Picture {
 
   static async of(data: Data, at: HeadAt, look: Look): Promise<HeadPicture> {
     const info = await data.map(at);
-    const [mass, max] = await Promise.all([data.tile(at, 0, 0, 0, "mass"), data.tile(at, 0, 0, 0, "max")]);
-    const cols = tileBlock(info, 0, 0, 0).cols;
-    return new HeadPicture(data, at, info, { mass: beyondFirst(mass, cols), max: beyondFirst(max, cols) }, look);
+    return new HeadPicture(data, at, info, await beyondFirst(data, at, info), look);
+  }
+
+  get done(): number {
+    return this.info.done;
+  }
+
+  async refresh(): Promise<boolean> {
+    const before = this.top(0);
+    this.info = await this.data.map(this.at);
+    this.rest = await beyondFirst(this.data, this.at, this.info);
+    return this.top(0) > before * FARTHER;
   }
 
   top(level: number): number {
     const { kind, hide } = this.look;
-    const rest = this.info.maximum_rest?.[kind][level] ?? this.rest[kind];
-    return (hide ? rest : this.info.maximum[kind][level]) || 1;
+    return (hide ? this.rest[kind] : this.info.maximum[kind][level]) || 1;
   }
 
   async pixels(level: number, x: number, y: number): Promise<Pixels> {
     const { rows, cols } = tileBlock(this.info, level, x, y);
     const { kind, hide } = this.look;
     const table = this.table(level);
-    const halves = await this.data.tile(this.at, level, x, y, kind);
+    const { bits, exact } = await this.data.tile(this.at, level, x, y, kind);
     const data = new Uint32Array(rows * cols);
-    for (let p = 0; p < data.length; p++) data[p] = table[halves[p]];
+    for (let p = 0; p < data.length; p++) data[p] = table[bits[p]];
+    if (!exact) bits.forEach((b, p) => b === UNKNOWN && (data[p] = stripe(p, cols, this.look.dark)));
     if (hide && x === 0) for (let p = 0; p < data.length; p += cols) data[p] = 0;
-    return { rows, cols, data };
+    return { rows, cols, whole: exact, data };
   }
 
   exact(i: number, j: number, arrived: () => void): number | undefined {
@@ -122,11 +149,16 @@ export class HeadPicture implements Picture {
   }
 }
 
-/** The largest number outside of the first column. */
-function beyondFirst(halves: Uint16Array, cols: number): number {
-  let top = 0;
-  for (let p = 0; p < halves.length; p++) if (p % cols && halfValues[halves[p]] > top) top = halfValues[halves[p]];
-  return top;
+/** The largest number of the whole map outside of the first column, as far as it is known. */
+async function beyondFirst(data: Data, at: HeadAt, info: Pyramid): Promise<Record<Kind, number>> {
+  const { cols } = tileBlock(info, 0, 0, 0);
+  const top = async (kind: Kind): Promise<number> =>
+    (await data.tile(at, 0, 0, 0, kind)).bits.reduce(
+      (most, b, p) => (p % cols && b !== UNKNOWN && halfValues[b] > most ? halfValues[b] : most),
+      0,
+    );
+  const [mass, max] = await Promise.all([top("mass"), top("max")]);
+  return { mass, max };
 }
 
 export class DifferencePicture implements Picture {
@@ -145,6 +177,14 @@ export class DifferencePicture implements Picture {
     this.cells = [new ExactCells(data, a, this.info), new ExactCells(data, b, this.info)];
   }
 
+  get done(): number {
+    return Math.min(...this.pictures.map((picture) => picture.done));
+  }
+
+  async refresh(): Promise<boolean> {
+    return (await Promise.all(this.pictures.map((picture) => picture.refresh()))).some(Boolean);
+  }
+
   top(level: number): number {
     return Math.max(...this.pictures.map((picture) => picture.top(level)));
   }
@@ -152,12 +192,17 @@ export class DifferencePicture implements Picture {
   async pixels(level: number, x: number, y: number): Promise<Pixels> {
     const { rows, cols } = tileBlock(this.info, level, x, y);
     const tiles = [this.a, this.b].map((at) => this.data.tile(at, level, x, y, this.look.kind));
-    const [a, b] = (await Promise.all(tiles)).map(fromHalf);
+    const halves = await Promise.all(tiles);
+    const [a, b] = halves.map(({ bits }) => fromHalf(bits));
     // Where one of the two sees nothing its weight is 0; where neither does there is nothing to draw.
     const difference = a.map((value, p) => (Number.isNaN(value) ? -b[p] : Number.isNaN(b[p]) ? value : value - b[p]));
     if (this.look.hide && x === 0) for (let p = 0; p < difference.length; p += cols) difference[p] = NaN;
     const scale = this.look.dark ? SIGNED.dark : SIGNED.light;
-    return { rows, cols, data: signedPixels(difference, scale, this.top(level), this.look.tone) };
+    const data = signedPixels(difference, scale, this.top(level), this.look.tone);
+    const whole = halves.every(({ exact }) => exact);
+    if (!whole)
+      data.forEach((_, p) => (a[p] === Infinity || b[p] === Infinity) && (data[p] = stripe(p, cols, this.look.dark)));
+    return { rows, cols, whole, data };
   }
 
   exact(i: number, j: number, arrived: () => void): number | undefined {

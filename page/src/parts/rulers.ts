@@ -50,7 +50,7 @@ export function drawRuler(canvas: HTMLCanvasElement, axis: Axis, vertical: boole
     const text = words ? (token === undefined ? "" : printable(token)) : count(index);
     let place = axis.start + (index + 0.5) * axis.step;
     if (place < -2 || place > length + 2) return;
-    if (marked) place = Math.max(8, Math.min(length - 8, place));
+    if (marked || !words) place = Math.max(8, Math.min(length - 8, place)); // the first and the last are not cut off
     context.save();
     if (vertical) context.translate(thickness - 7, place);
     else context.translate(place, thickness - 7);

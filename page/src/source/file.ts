@@ -1,6 +1,6 @@
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
-import { Refused, type Source } from "./source";
+import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
 import { bytesOf, ComputedWeights, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
 
@@ -9,15 +9,24 @@ export interface StoredData {
   exact: Record<string, StoredHead>;
 }
 
+const NO_STEPS =
+  "Steps need queries and keys, and a saved page holds those of heads without rules other than causal: the steps of this one are shown by `regard look`.";
+
 type Stored = { f16?: string; f32?: string } | undefined;
 
 /** A page that was saved: it answers itself, from what it holds and from what can be computed of that. */
 export class FileSource implements Source {
   readonly kind = "file";
-  progress = (_: number): void => {};
+  readonly note: string;
+  progress = (_: number | null): void => {};
   private readonly heads = new Map<string, Weights>();
 
-  constructor(private readonly data: StoredData) {}
+  constructor(private readonly data: StoredData) {
+    const exact = Object.values(data.exact);
+    const heads = Object.keys(data.answers).filter((path) => path.includes("/map/")).length;
+    const rounded = exact.length < heads || exact.some((head) => head.dtype === "f16");
+    this.note = rounded ? "saved in half precision: weights are right to 2 or 3 digits" : "saved";
+  }
 
   async json(path: string): Promise<unknown> {
     if (path in this.data.answers) return this.data.answers[path];
@@ -25,11 +34,16 @@ export class FileSource implements Source {
     if (what === "step") {
       const weights = this.weights(`${scene}/${layer}/${head}`);
       if (weights instanceof ComputedWeights) return { stages: stagesOf(weights, Number(i), Number(j)) };
+      throw new Refused(NO_STEPS, 404);
     }
     throw absent();
   }
 
-  async numbers(path: string): Promise<ArrayBuffer> {
+  async numbers(path: string): Promise<Numbers> {
+    return { data: await this.found(path), exact: true };
+  }
+
+  private async found(path: string): Promise<ArrayBuffer> {
     const stored = this.data.answers[path] as Stored;
     const text = stored?.f16 ?? stored?.f32;
     if (text !== undefined) return bytesOf(text);

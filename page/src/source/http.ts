@@ -1,9 +1,9 @@
-import { Gone, refusal, whenReady, type Source } from "./source";
+import { Gone, refusal, whenReady, type Numbers, type Source } from "./source";
 
 /** The server that this page came from. */
 export class HttpSource implements Source {
   readonly kind = "server";
-  progress = (_: number): void => {};
+  progress = (_: number | null): void => {};
 
   async json(path: string): Promise<unknown> {
     return whenReady(async () => {
@@ -12,11 +12,16 @@ export class HttpSource implements Source {
     }, this.progress);
   }
 
-  async numbers(path: string): Promise<ArrayBuffer> {
+  async numbers(path: string): Promise<Numbers> {
     return (await whenReady(async () => {
       const answer = await this.ask(path);
-      return { status: answer.status, body: await (answer.status === 202 ? answer.json() : answer.arrayBuffer()) };
-    }, this.progress)) as ArrayBuffer;
+      const { status } = answer;
+      if (status === 202) return { status, body: await answer.json() };
+      return {
+        status,
+        body: { data: await answer.arrayBuffer(), exact: answer.headers.get("X-Regard-Exact") !== "0" },
+      };
+    }, this.progress)) as Numbers;
   }
 
   async post(path: string, body: unknown): Promise<unknown> {

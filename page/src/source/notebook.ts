@@ -1,4 +1,4 @@
-import { Gone, refusal, whenReady, type Source } from "./source";
+import { Gone, refusal, whenReady, type Numbers, type Source } from "./source";
 
 /** What anywidget hands to a widget, as far as it is used here. */
 export interface WidgetModel {
@@ -11,14 +11,18 @@ interface Answer {
   id: number;
   status: number;
   json?: unknown;
+  exact?: boolean;
 }
 
+const SILENT = "The kernel of this notebook does not answer. If it was restarted, run the cell again.";
 const PATIENCE_MS = 120_000;
+/** Cells that run keep messages waiting. */
+const SLOW_MS = 3_000;
 
 /** The kernel of a notebook, asked by messages. */
 export class NotebookSource implements Source {
   readonly kind = "notebook";
-  progress = (_: number): void => {};
+  progress = (_: number | null): void => {};
   private next = 0;
   private readonly waiting = new Map<number, (answer: Answer, buffers: DataView[]) => void>();
 
@@ -26,8 +30,14 @@ export class NotebookSource implements Source {
     model.on("msg:custom", this.receive);
   }
 
+  /** Nobody looks any more: what the kernel keeps for this may go. */
   close(): void {
     this.model.off("msg:custom", this.receive);
+    try {
+      this.model.send({ leave: true });
+    } catch {
+      // There is no kernel any more.
+    }
   }
 
   async json(path: string): Promise<unknown> {
@@ -37,13 +47,14 @@ export class NotebookSource implements Source {
     }, this.progress);
   }
 
-  async numbers(path: string): Promise<ArrayBuffer> {
+  async numbers(path: string): Promise<Numbers> {
     return (await whenReady(async () => {
       const { answer, buffers } = await this.ask({ path });
       const [view] = buffers;
-      const body = view ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : answer.json;
-      return { status: answer.status, body };
-    }, this.progress)) as ArrayBuffer;
+      if (!view) return { status: answer.status, body: answer.json };
+      const data = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
+      return { status: answer.status, body: { data, exact: answer.exact ?? true } };
+    }, this.progress)) as Numbers;
   }
 
   async post(path: string, body: unknown): Promise<unknown> {
@@ -59,18 +70,26 @@ export class NotebookSource implements Source {
 
   private async ask(request: object): Promise<{ answer: Answer; buffers: DataView[] }> {
     const id = this.next++;
-    const reply = await new Promise<{ answer: Answer; buffers: DataView[] }>((resolve, reject) => {
-      const timer = setTimeout(() => {
-        this.waiting.delete(id);
-        reject(new Gone("The notebook's kernel does not answer. Is it busy, or was it restarted?"));
-      }, PATIENCE_MS);
-      this.waiting.set(id, (answer, buffers) => {
-        clearTimeout(timer);
-        resolve({ answer, buffers });
-      });
-      this.model.send({ id, ...request });
+    const slow = setTimeout(() => this.progress(null), SLOW_MS);
+    let end: ReturnType<typeof setTimeout> | undefined;
+    const reply = new Promise<{ answer: Answer; buffers: DataView[] }>((resolve, reject) => {
+      end = setTimeout(() => reject(new Gone(SILENT)), PATIENCE_MS);
+      this.waiting.set(id, (answer, buffers) => resolve({ answer, buffers }));
+      try {
+        this.model.send({ id, ...request });
+      } catch (error) {
+        reject(new Gone(SILENT, { cause: error })); // the connection is gone
+      }
     });
-    if (reply.answer.status >= 400) throw refusal(reply.answer.json, reply.answer.status);
-    return reply;
+    try {
+      const { answer, buffers } = await reply;
+      if (answer.status >= 400) throw refusal(answer.json, answer.status);
+      return { answer, buffers };
+    } finally {
+      this.waiting.delete(id);
+      clearTimeout(slow);
+      clearTimeout(end);
+      if (!this.waiting.size) this.progress(1);
+    }
   }
 }

@@ -1,11 +1,19 @@
+/** Raw numbers; `exact`: all of them are there, and none is an estimate. */
+export interface Numbers {
+  data: ArrayBuffer;
+  exact: boolean;
+}
+
 /** Where answers come from. Paths are those of the server, whoever answers. */
 export interface Source {
   readonly kind: "server" | "file" | "notebook";
-  /** Told how far an answer is that takes its time, and 1 when it is there. */
-  progress: (share: number) => void;
+  /** What has to be known of its numbers, if anything. */
+  readonly note?: string;
+  /** Told how far an answer is that takes its time, and 1 when it is there; null: nobody has answered for a while. */
+  progress: (share: number | null) => void;
   json(path: string): Promise<unknown>;
   /** Raw numbers: half floats for tiles and thumbnails, float32 for everything else. */
-  numbers(path: string): Promise<ArrayBuffer>;
+  numbers(path: string): Promise<Numbers>;
   post(path: string, body: unknown): Promise<unknown>;
 }
 

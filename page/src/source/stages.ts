@@ -1,75 +1,86 @@
-/** One weight step by step from what a saved file holds; the server's answer has the same form. */
+/** One weight step by step from what a saved file holds: the stages that the server tells, in the same words. */
 
 import type { Stage } from "../data";
 import type { ComputedWeights } from "./weights";
 
 const SHOWN = 256;
 
+const six = (x: number): string => String(Number(x.toPrecision(6)));
+
 export function stagesOf(weights: ComputedWeights, i: number, j: number): Stage[] {
-  const { q, k, d, scale } = weights;
-  const features = Array.from({ length: Math.min(d, SHOWN) }, (_, a) => a);
-  const labels = features.map(String);
-  const raw = weights.dot(i, j);
+  const { q, k, d, n_k, scale, lse } = weights;
+  const { sink, no_values } = weights.head;
+  const s = `s_{${i},${j}}`;
+  const features = (name: string, formula: string, text: string, n: number, of: (a: number) => number): Stage => {
+    const shown = Array.from({ length: Math.min(n, SHOWN) }, (_, a) => a);
+    return { name, formula, text, values: shown.map(of), labels: shown.map(String) };
+  };
+  const product = (a: number): number => q[i * d + a] * k[j * d + a];
   const sees = weights.sees(i, j);
   const weight = sees ? weights.weight(i, j) : 0;
-  const stages: Stage[] = [
+  let seen = 0;
+  for (let key = 0; key < n_k; key++) seen += Number(weights.sees(i, key));
+  const factor = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6 ? `\\frac{1}{\\sqrt{${d}}}` : six(scale);
+  const stages = [
+    features("query", `q_{${i}}`, `the query of row ${i}: ${d} features`, d, (a) => q[i * d + a]),
+    features("key", `k_{${j}}`, `the key of row ${j}: ${d} features`, d, (a) => k[j * d + a]),
+    features("products", `q_{${i},a}\\,k_{${j},a}`, "feature by feature, what the two share", d, product),
     {
-      name: "query",
-      formula: "Q[i,a]",
-      text: "The features of the query.",
-      values: features.map((a) => q[i * d + a]),
-      labels,
+      name: "dot product",
+      formula: `q_{${i}}\\cdot k_{${j}}=\\sum_a q_{${i},a}\\,k_{${j},a}`,
+      text: "their sum",
+      value: weights.dot(i, j),
     },
     {
-      name: "key",
-      formula: "K[j,a]",
-      text: "The features of the key.",
-      values: features.map((a) => k[j * d + a]),
-      labels,
+      name: "scale",
+      formula: `${s}=${factor}\\;q_{${i}}\\cdot k_{${j}}`,
+      text: `times ${six(scale)}`,
+      value: scale * weights.dot(i, j),
+    },
+    ...(weights.head.causal || !sees
+      ? [
+          {
+            name: "mask",
+            formula: sees ? s : `${s}\\leftarrow-\\infty`,
+            text: `key ${j} ${sees ? "is seen" : "is hidden: its score becomes minus infinity, its weight 0"}`,
+            value: sees ? scale * weights.dot(i, j) : null,
+          },
+        ]
+      : []),
+    {
+      name: "log-sum-exp",
+      formula: `\\mathrm{lse}_{${i}}=\\log\\left(\\sum_j e^{s_{${i},j}}${sink ? "+e^{\\mathrm{sink}}" : ""}\\right)`,
+      text: Number.isFinite(lse[i])
+        ? `over the ${seen} keys that row ${i} sees${sink ? ", and the sink" : ""}`
+        : `row ${i} sees no key: minus infinity`,
+      value: lse[i],
     },
     {
-      name: "products",
-      formula: "Q[i,a]\\,K[j,a]",
-      text: "Feature by feature: which of them agree.",
-      values: features.map((a) => q[i * d + a] * k[j * d + a]),
-      labels,
-    },
-    { name: "raw score", formula: "R[i,j]=\\sum_a Q[i,a]\\,K[j,a]", text: "Their sum.", value: raw },
-    {
-      name: "scaled",
-      formula: `S[i,j]=${scale.toPrecision(4)}\\cdot R[i,j]`,
-      text: "Times the scale, so that scores do not grow with the number of features.",
-      value: raw * scale,
-    },
-    {
-      name: "mask",
-      formula: "S[i,j]=-\\infty\\ \\text{where}\\ j\\ \\text{is hidden}",
-      text: sees ? "This query sees this key." : "This query does not see this key.",
-      value: sees ? raw * scale : -Infinity,
-    },
-    {
-      name: "lse",
-      formula: "\\mathrm{lse}[i]=\\log\\sum_j \\exp S[i,j]",
-      text: "The logarithm of the sum over every key that this query sees.",
-      value: weights.lse[i],
-    },
-    {
-      name: "softmax",
-      formula: "P[i,j]=\\exp\\left(S[i,j]-\\mathrm{lse}[i]\\right)",
-      text: "The weight: the share of this query's attention.",
+      name: "softmax weight",
+      formula: `p_{${i},${j}}=e^{${s}-\\mathrm{lse}_{${i}}}`,
+      text: `row ${i} looks at row ${j} with ${(100 * weight).toFixed(2)}% of its attention`,
       value: weight,
     },
   ];
+  const sum = `o_{${i}}=\\sum_j p_{${i},j}\\,v_j`;
   const held = weights.values();
-  if (held) {
-    const parts = Array.from({ length: Math.min(held.d_v, SHOWN) }, (_, b) => weight * held.v[j * held.d_v + b]);
-    stages.push({
-      name: "its part of the output",
-      formula: "P[i,j]\\,V[j,b]",
-      text: "What this key adds to the output of this query.",
-      values: parts,
-      labels: parts.map((_, b) => String(b)),
-    });
+  if (!held) return [...stages, { name: "weighted sum", formula: sum, text: `not shown: ${no_values}`, value: null }];
+  const { v, d_v } = held;
+  const out = new Float64Array(d_v);
+  for (let key = 0; key < n_k; key++) {
+    const share = weights.weight(i, key); // NaN where it is hidden
+    if (share > 0) for (let b = 0; b < d_v; b++) out[b] += share * v[key * d_v + b];
   }
-  return stages;
+  return [
+    ...stages,
+    features("value", `v_{${j}}`, `the value of row ${j}: ${d_v} features`, d_v, (b) => v[j * d_v + b]),
+    features(
+      "times value",
+      `p_{${i},${j}}\\,v_{${j}}`,
+      "what this key adds to the output",
+      d_v,
+      (b) => weight * v[j * d_v + b],
+    ),
+    features("weighted sum", sum, `over all keys: the output of row ${i}`, d_v, (b) => out[b]),
+  ];
 }

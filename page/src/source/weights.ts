@@ -22,6 +22,10 @@ export interface StoredHead extends Shape {
   scale: number;
   causal: boolean;
   offset: number;
+  /** Whether lse counts a sink. */
+  sink: boolean;
+  /** Why there are no values, if there are none. */
+  no_values: string;
   v?: string;
   d_v?: number;
 }
@@ -45,7 +49,7 @@ export class ComputedWeights implements Weights {
   readonly k: Float32Array;
   readonly lse: Float32Array;
 
-  constructor(private readonly head: StoredHead) {
+  constructor(readonly head: StoredHead) {
     ({ n_q: this.n_q, n_k: this.n_k, d: this.d, scale: this.scale } = head);
     this.q = floats(head.q, head.dtype);
     this.k = floats(head.k, head.dtype);

@@ -8,6 +8,19 @@ const MOST = 64;
 /** How much room a token has, in pixels. */
 const SLOTS = { least: 18, most: 40 };
 const STRONGEST = 400;
+/** The weight from which there are arcs, unless so few reach it that a lower one says more. */
+const USUAL = 0.05;
+const FEW = 10;
+const ENOUGH = 100;
+
+function automatic(weights: Float32Array, n: number): number {
+  const others = weights
+    .filter((w, p) => w > 0 && Math.floor(p / n) !== p % n)
+    .sort()
+    .reverse();
+  if (others.length < FEW || others[FEW - 1] >= USUAL) return USUAL;
+  return Math.max(1e-5, Number((others[ENOUGH] ?? others[others.length - 1]).toPrecision(1)));
+}
 
 /** Up to 64 tokens with an arc for every weight that is seen. */
 export const arcsView: MakeView = (context) => {
@@ -21,7 +34,8 @@ export const arcsView: MakeView = (context) => {
   });
   const caption = h("p", { class: "note" });
   const element = h("section", { class: "view arcs", "aria-label": "Arcs" }, controls, caption, place);
-  let least = 0.05;
+  let least = USUAL;
+  let set = false;
 
   /** The first of the tokens that are shown, so that the chosen query is among them. */
   const windowOf = (): { start: number; stop: number } => {
@@ -42,6 +56,11 @@ export const arcsView: MakeView = (context) => {
         query?.load(start, stop),
       ]);
       if (!current()) return;
+      const usual = set ? least : automatic(weights, stop - start);
+      if (usual !== least) {
+        least = usual;
+        drawControls();
+      }
       const words = Array.from({ length: stop - start }, (_, k) =>
         query ? printable(query.at(start + k) ?? "") : count(start + k),
       );
@@ -69,6 +88,7 @@ export const arcsView: MakeView = (context) => {
       const [i, j] = [Math.floor(p / n), p % n];
       if (w >= least && i !== j && !(store.state.hide && j + start === 0)) shown.push({ i, j, w });
     });
+    if (!shown.length) caption.append(" No weight is as large as this: move the slider to the left.");
     shown.sort((a, b) => b.w - a.w).length = Math.min(shown.length, STRONGEST);
     const slot = Math.max(SLOTS.least, Math.min(SLOTS.most, (place.clientWidth - 60) / n));
     const reach = Math.max(1, ...shown.map(({ i, j }) => Math.abs(i - j)));
@@ -141,12 +161,12 @@ export const arcsView: MakeView = (context) => {
     const shown = h("output", {}, figure(least));
     const slider = h("input", {
       type: "range",
-      min: 0.01,
-      max: 1,
-      step: 0.01,
-      value: least,
+      min: -5,
+      max: 0,
+      step: 0.02,
+      value: Math.log10(least),
       input: () => {
-        least = Number(slider.value);
+        [least, set] = [Number((10 ** Number(slider.value)).toPrecision(2)), true];
         shown.textContent = figure(least);
         show();
       },

@@ -7,6 +7,9 @@ import { latest, scaleName, touches, type MakeView } from "./view";
 
 const SIZE = 64;
 
+/** Pairs in all heads, from which on they are measured only when that is asked for: some ten seconds of work. */
+const LONG = 2 ** 33;
+
 /** So many heads have room to be drawn larger. */
 const FEW = 16;
 
@@ -16,7 +19,12 @@ export const headsView: MakeView = (context) => {
   const grid = h("div", { class: "cards" });
   const controls = h("div", { class: "controls" });
   const note = h("p", { class: "note", role: "status" });
-  const element = h("section", { class: "view heads", "aria-label": "Heads" }, controls, note, grid);
+  const estimates = h(
+    "p",
+    { class: "note", hidden: true },
+    "≈ A picture of a long head is an estimate from some of its queries, until the maps of its layer have been computed; maps are exact.",
+  );
+  const element = h("section", { class: "view heads", "aria-label": "Heads" }, controls, note, estimates, grid);
   let heads: Heads = { columns: [], rows: placeholders() };
   const wanted = new IntersectionObserver(fill, { rootMargin: "300px" });
 
@@ -38,9 +46,12 @@ export const headsView: MakeView = (context) => {
       const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
       const { scene: id, tone } = store.state;
       const scale = scaleName(store.state, context.dark());
-      data
-        .thumbs(id, layer, SIZE, "max")
-        .then((halves) => target.replaceChildren(thumb(halves, head, SIZE, scale, tone)), context.fail);
+      data.thumbs(id, layer, SIZE, "max").then(({ bits, exact }) => {
+        target.replaceChildren(thumb(bits, head, SIZE, scale, tone));
+        if (exact) return;
+        target.append(h("span", { class: "about", title: "An estimate" }, "≈"));
+        estimates.hidden = false;
+      }, context.fail);
     }
   }
 
@@ -162,12 +173,22 @@ export const headsView: MakeView = (context) => {
   const show = (): void => {
     drawControls();
     draw();
+    const pairs = scene.layers.reduce((sum, layer) => sum + layer.heads * layer.n_q * layer.n_k, 0);
+    if (data.source.kind !== "file" && pairs > LONG && !data.measured.has(store.state.scene)) {
+      const measure = (): void => {
+        data.measured.add(store.state.scene);
+        show();
+      };
+      note.replaceChildren(
+        `Scores and kinds take a pass over all ${(pairs / 1e9).toFixed(0)} billion pairs. `,
+        h("button", { type: "button", click: measure }, "Measure the heads"),
+      );
+      return;
+    }
     note.textContent = "Measuring the heads …";
     load(async (current) => {
-      const began = performance.now();
       const answer = await data.heads(store.state.scene);
       if (!current()) return;
-      if (performance.now() - began > 1000) data.forgetThumbs(store.state.scene);
       heads = answer;
       note.textContent = "";
       drawControls();

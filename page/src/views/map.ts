@@ -82,6 +82,7 @@ export const mapView: MakeView = (context) => {
       ),
     ),
     map.element,
+    h("p", { class: "note in-cell" }, "Click the map to zoom it with the wheel."),
     h("div", { class: "below" }, readout, legend.element),
   );
 

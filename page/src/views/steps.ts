@@ -5,6 +5,7 @@ import katex from "katex";
 import type { Stage } from "../data";
 import { h } from "../dom";
 import { figure, printable } from "../numbers/format";
+import { Refused } from "../source/source";
 import { chosen, headAt, latest, layerOf, tokensOf, touches, type MakeView } from "./view";
 
 /** One weight, from query and key to the output. */
@@ -12,7 +13,8 @@ export const stepsView: MakeView = (context) => {
   const { data, store } = context;
   const controls = h("div", { class: "controls" });
   const stages = h("ol", { class: "stages" });
-  const element = h("section", { class: "view steps", "aria-label": "Step by step" }, controls, stages);
+  const missing = h("p", { class: "empty", role: "status" });
+  const element = h("section", { class: "view steps", "aria-label": "Step by step" }, controls, missing, stages);
 
   function chooser(
     label: string,
@@ -89,9 +91,15 @@ export const stepsView: MakeView = (context) => {
     );
     if (active) controls.querySelector<HTMLElement>(`[title="${active}"]`)?.focus();
     load(async (current) => {
-      const answer = await data.stages(headAt(store.state), i, j);
+      const answer = await data.stages(headAt(store.state), i, j).catch((error: unknown) => {
+        if (!(error instanceof Refused)) throw error;
+        return error.message;
+      });
       if (!current()) return;
-      stages.replaceChildren(...answer.map((stage, k) => stageElement(stage, k + 1)));
+      missing.textContent = typeof answer === "string" ? answer : "";
+      stages.replaceChildren(
+        ...(typeof answer === "string" ? [] : answer.map((stage, k) => stageElement(stage, k + 1))),
+      );
     });
   };
 

@@ -115,6 +115,7 @@ class Rate:
                 limit.call()
                 found.samples = in_turns({SUBJECT: Contender(limit.call)}, s, threads)
             found.unit, found.work = limit.unit, {SUBJECT: limit.work}
+            found.name += f" ({limit.means})" if limit.means else ""
         except (RuntimeError, ValueError, ImportError) as error:
             found.failures[SUBJECT] = reason(error)
         return found
@@ -130,6 +131,7 @@ class Share:
     dtype: str = "float32"
     goal: float | None = None
     reads: bool = False  # the limit is reading key and value, not arithmetic
+    by_matrices: bool = True  # where the target has them
     peers: tuple[str, ...] = tuple(PEERS)
     quick: bool = False
 
@@ -141,15 +143,16 @@ class Share:
         return (q, k, v, bool(options.get("causal")), s.threads), exact(q, k, v, options), adapters, work
 
     def measure(self, s: Setting) -> Result:
-        limit = limits.bandwidth(s.threads) if self.reads else limits.peak(self.dtype, s.threads)
+        peak = partial(limits.peak, self.dtype, by_matrices=self.by_matrices)
+        limit = (limits.bandwidth if self.reads else peak)(s.threads)
         found = Result(self.group, self.name, f"of the {limit.name}", True, self.goal, "limit")
         found.facts = facts(self.case) | {
             "dtype": self.dtype,
             "causal": self.case.name == "causal",
             "rate": limit.unit,
         }
-        if self.dtype == "bfloat16" and "bfloat16" not in limit.name:
-            found.goal = None  # a processor without its products
+        if self.dtype == "bfloat16" and "bfloat16 dot" not in limit.name:
+            found.goal = None  # a processor without products of pairs, for which it was set
         given, expected, adapters, work = self.prepare(s)
         contenders = {"limit": Contender(limit.call, limit.work)}
         return compared(found, contenders, adapters, given, expected, dtype_of(self.dtype), work, s)
@@ -159,6 +162,7 @@ class Share:
 class BackwardShare(Share):
     """The same for backward, given what forward computed."""
 
+    by_matrices: bool = False
     peers: tuple[str, ...] = tuple(derivatives.BACKWARD)
 
     def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:

@@ -5,7 +5,7 @@ that sees nothing, and, where copies are asked for, one whose token has none bef
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ Says = NDArray[np.bool_]
 Rows = tuple[NDArray[np.float64], Says]
 
 KINDS = ("previous token", "duplicate token", "induction", "first-token sink", "current token")
+
+NOTABLE = 0.25
+"""The score from which a head is called by its kind."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,15 @@ def head_statistics(
 def kind(head: HeadStatistics) -> tuple[str, float]:
     """The one of `KINDS` whose score is the highest, and that score; NaN is lower than any."""
     return max(head.scores.items(), key=lambda item: _number(item[1]))
+
+
+def notable(scores: Mapping[str, float]) -> str | None:
+    """The kind that a head with these scores is called by: that whose score is the highest, from `NOTABLE` on; None for
+    a head of no kind. Heads rest on the first token where they find nothing else: a head is called a sink only if it is
+    of no other kind.
+    """
+    found = {kind: scores[kind] for kind in KINDS if scores[kind] >= NOTABLE}
+    return max(found, key=lambda kind: (kind != "first-token sink", found[kind]), default=None)
 
 
 def strongest(heads: Iterable[HeadStatistics], kind: str) -> HeadStatistics:

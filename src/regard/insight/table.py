@@ -8,28 +8,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .heads import KINDS, HeadStatistics
+from .heads import KINDS, HeadStatistics, notable
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-NOTABLE = 0.25
-"""The score from which a head is called by its kind."""
 
 MOST = 64
 """Heads that are all listed; of more, only the strongest of each kind, unless all are asked for."""
 
 STRONGEST = 3
 SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
-
-
-def named(head: HeadStatistics) -> str | None:
-    """The kind of a head whose score is the highest, from `NOTABLE` on; None for a head of no kind.
-
-    Heads rest on the first token where they find nothing else, so a head is a sink only if it is of no other kind.
-    """
-    notable = {kind: score for kind, score in head.scores.items() if score >= NOTABLE}
-    return max(notable, key=lambda kind: (kind != "first-token sink", notable[kind]), default=None)
 
 
 def rows(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> list[dict[str, Any]]:
@@ -39,7 +27,7 @@ def rows(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> list[dict[st
         values = asdict(head)
         scores = {name: None if math.isnan(values[name]) else values[name] for name in SCORES}
         about = {"layer": head.layer, "name": layers[head.layer], "head": head.head, "kv_head": head.kv_head}
-        found.append(about | {"kind": named(head)} | scores)
+        found.append(about | {"kind": notable(head.scores)} | scores)
     return found
 
 
@@ -68,7 +56,7 @@ def show(
     kinds = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("kind", "heads", "strongest"):
         kinds.add_column(title)
-    names = [named(head) for head in heads]
+    names = [notable(head.scores) for head in heads]
     for kind in KINDS:
         known = [head for head in heads if not math.isnan(head.scores[kind])]
         best = sorted(known, key=lambda head: -head.scores[kind])[:STRONGEST]

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 import regard
+from regard.engines import choose
 from regard.examplemodel import ExampleModel
-from regard.insight import HeadStatistics
+from regard.insight.heads import HeadStatistics, notable
 
 from . import profiles, pyramid, stages
 from .labels import encodable
 from .scene import Head, Layer, Scene
-from .scores import KINDS, kind_of, layer_scores
+from .scores import KINDS, layer_scores
 from .sources import Settings, example
-from .store import Store, Unfinished, Worker
+from .store import Grower, Store, Unfinished, Worker
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Query = Mapping[str, str]
@@ -29,6 +30,9 @@ LIMIT = 512 * 2**20
 
 RUNS = 8
 """Scenes made by typing that are kept."""
+
+AT_ONCE = 2**29
+"""Pairs that a pass for lse looks at before a tile, at most: half a second of work. More are done behind."""
 
 MOST_TOKENS = 4096
 MOST_VALUES = 2**20
@@ -47,7 +51,9 @@ COLUMNS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A status as in HTTP, with JSON content or an array of float16 or float32; `exact`: no estimate from a sample."""
+    """A status as in HTTP, with JSON content or an array of float16 or float32; `exact`: all of it is there, none of
+    it an estimate from a sample.
+    """
 
     status: int
     content: dict[str, Any] | Array
@@ -88,6 +94,7 @@ class Answers:
         self._heads: dict[tuple[str, int, int, int], Head] = {}
         self._lock = threading.Lock()
         self._workers = {name: Worker(patience) for name in ("maps", "scores")}
+        self._grower = Grower(patience)
         self._runs = 0
         for scene in scenes:
             self._scenes[self._new_name(scene)] = scene
@@ -95,8 +102,14 @@ class Answers:
 
     def close(self) -> None:
         """End the work that goes on behind."""
-        for worker in self._workers.values():
+        closing: list[Worker | Grower] = [*self._workers.values(), self._grower]
+        for worker in closing:
             worker.close()
+
+    def rest(self) -> None:
+        """Nobody looks for now: what can be made again is dropped, and nothing grows."""
+        self._grower.close()
+        self.store.clear()
 
     @property
     def scenes(self) -> Mapping[str, Scene]:
@@ -170,11 +183,12 @@ class Answers:
                 self._heads[key] = self._scenes[name].layers[layer].head(head, b)
             return self._heads[key]
 
-    def _ready(self, at: "At") -> Head:
-        """The head, once its lse is known: long ones are found behind."""
+    def _ready(self, at: "At", rows: range) -> Head:
+        """The head, once the lse of these queries is known; that of many is found behind."""
         head = self.head(*at.key)
-        if not head.knows_lse:
-            self._workers["maps"].result((*at.key, "lse"), lambda progress: head.find_lse(progress))
+        if len(rows) * head.n_k > AT_ONCE and not head.knows(rows):
+            key = (*at.key, "lse", rows.start, rows.stop)
+            self._workers["maps"].result(key, lambda progress: head.lse_of(rows, progress))
         return head
 
     def _kept(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
@@ -185,13 +199,16 @@ class Answers:
             self.store.put(key, found, size(found))
         return found
 
-    def coarse(self, at: "At") -> pyramid.Coarse:
-        """The coarse levels of a head."""
-        head = self._ready(at)
-        made: pyramid.Coarse = self._kept(
-            "maps", (*at.key, "coarse"), partial(pyramid.coarse, head), lambda x: x.nbytes + 4096
-        )
-        return made
+    def coarse(self, at: "At", wait: bool = True) -> pyramid.Coarse:
+        """The coarse levels of a head, as far as they are there: they grow while they are asked for."""
+        head, key = self.head(*at.key), (*at.key, "coarse")
+        with self._lock:
+            known: pyramid.Coarse | None = self.store.get(key)
+            if known is None:
+                known = pyramid.Coarse(head)
+                self.store.put(key, known, known.nbytes + 4096)
+        self._grower.ask(known, wait)
+        return known
 
     def scores(self, at: "At", layer: int) -> tuple[HeadStatistics, ...]:
         """The scores of the heads of a layer."""
@@ -204,10 +221,12 @@ class Answers:
     # Answers
 
     def _scenes_answer(self) -> Answer:
-        engines = [engine.name for engine in regard.available_engines() if engine.reason is None]
         with self._lock:
-            listed = [scene.described(name) for name, scene in self._scenes.items()]
-        return Answer(200, {"title": "regard", "version": regard.__version__, "engine": engines[0], "scenes": listed})
+            scenes = dict(self._scenes)
+        listed = [scene.described(name) for name, scene in scenes.items()]
+        # Of the engines only what would serve a scene is asked: the states of all would load what they need.
+        engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
+        return Answer(200, {"title": "regard", "version": regard.__version__, "engine": engine, "scenes": listed})
 
     def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
         if scene[1].settings is None:
@@ -253,9 +272,8 @@ class Answers:
                 raise Unfinished((layer + work.done) / count) from None
             for x in found:
                 scores = x.scores | {"entropy": x.entropy, "normalized entropy": x.normalized_entropy}
-                kind = kind_of(x.scores)
                 rows.append({
-                    "layer": layer, "head": x.head, "kv_head": x.kv_head, "kind": kind and kind[0].name,
+                    "layer": layer, "head": x.head, "kv_head": x.kv_head, "kind": notable(x.scores),
                     "scores": {name: finite(score) for name, score in scores.items()},
                 })  # fmt: skip
         highest = max((row["scores"]["entropy"] or 0.0 for row in rows), default=0.0)
@@ -276,7 +294,7 @@ class Answers:
     def _known(self, at: "At") -> int:
         """Of how many heads of a layer the coarse levels are known."""
         keys = (replace(at, head=head).key for head in range(at.of.heads))
-        return sum(self.store.get((*key, "coarse")) is not None for key in keys)
+        return sum(known is not None and known.whole for known in (self.store.get((*key, "coarse")) for key in keys))
 
     def _thumbnails(self, at: "At", size: int, progress: Callable[[float], object]) -> tuple[Array, bool]:
         maps, exact = [], True
@@ -292,43 +310,51 @@ class Answers:
         levels = pyramid.Levels(at.of.problem.n_q, at.of.problem.n_k)
         known = self.coarse(at)
         fine: list[float | None] = [None] * (levels.finest - levels.kept - 1)
-        mass = [float(level.max()) for level in known.mass] + fine + [known.top]
+        mass = [*known.highest, *fine, known.top]
         return Answer(200, {
             "n_q": levels.n_q, "n_k": levels.n_k, "tile": pyramid.TILE, "levels": levels.finest + 1,
             "max_level": levels.finest, "maximum": {"mass": mass, "max": [known.top] * (levels.finest + 1)},
-        })  # fmt: skip
+            "done": round(known.done, 3),
+        }, exact=known.whole)  # fmt: skip
 
     def _tile(self, at: "At", level: int, x: int, y: int) -> Answer:
         kind = at.kind
         key = (*at.key, "tile", level, x, y, kind)
         tile = self.store.get(key)
-        if tile is None:
-            head = self._ready(at)
-            levels = pyramid.Levels(head.n_q, head.n_k)
-            known = self.coarse(at) if 0 <= level <= levels.kept else None
-            try:
-                tile = pyramid.tile(head, known, level, x, y, kind)
-            except IndexError as error:
-                raise Refused(404, str(error)) from None
+        if tile is not None:
+            return Answer(200, tile)
+        p = at.of.problem
+        levels = pyramid.Levels(p.n_q, p.n_k)
+        try:
+            rows, cols = levels.pixels(level, x, y)
+        except IndexError as error:
+            raise Refused(404, str(error)) from None
+        queries = levels.covered(level, rows, p.n_q)
+        known = None
+        if level <= levels.kept:
+            known = self.coarse(at, wait=False)
+            known.wish(queries)
+        head = self.head(*at.key) if known else self._ready(at, queries)
+        tile = pyramid.tile(head, known, level, rows, cols, kind)
+        exact = known is None or not np.isposinf(tile).any()
+        if exact:
             self.store.put(key, tile, tile.nbytes)
-        return Answer(200, tile)
+        return Answer(200, tile, exact)
 
     def _values(self, at: "At") -> Answer:
-        head = self._ready(at)
-        rows, cols = _span(at.query, "rows", head.n_q), _span(at.query, "cols", head.n_k)
+        p = at.of.problem
+        rows, cols = _span(at.query, "rows", p.n_q), _span(at.query, "cols", p.n_k)
         if len(rows) * len(cols) > MOST_VALUES:
             raise Refused(422, f"at most {MOST_VALUES} values at once, got {len(rows)} × {len(cols)}")
-        return Answer(200, head.seen(rows, cols))
+        return Answer(200, self._ready(at, rows).seen(rows, cols))
 
     def _row(self, at: "At", i: int) -> Answer:
-        head = self._ready(at)
-        _within(i, head.n_q, "query")
-        return Answer(200, head.seen(range(i, i + 1), range(head.n_k))[0])
+        row = range(i, _within(i, at.of.problem.n_q, "query") + 1)
+        return Answer(200, self._ready(at, row).seen(row, range(at.of.problem.n_k))[0])
 
     def _column(self, at: "At", j: int) -> Answer:
-        head = self._ready(at)
-        _within(j, head.n_k, "key")
-        return Answer(200, head.seen(range(head.n_q), range(j, j + 1))[:, 0])
+        rows, col = range(at.of.problem.n_q), range(j, _within(j, at.of.problem.n_k, "key") + 1)
+        return Answer(200, self._ready(at, rows).seen(rows, col)[:, 0])
 
     def _profiles(self, at: "At") -> Answer:
         head = self.head(*at.key)

@@ -65,9 +65,7 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
     if arguments.capture is not None:
         return sources.captured(reading.capture(arguments.capture))
     if arguments.model is not None:
-        from regard.torch import pretrained
-
-        return sources.captured(pretrained.read(arguments.model, text, progress=progress), kind="model")
+        return sources.captured(reading.model(arguments.model, text, progress), kind="model")
     if arguments.arrays is not None:
         found = reading.operands(arguments.arrays, needed=("query", "key"))
         return [

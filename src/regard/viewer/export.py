@@ -127,6 +127,7 @@ def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:
                 "q": _base64(p.query[0].astype(dtype)), "k": _base64(p.key[0].astype(dtype)),
                 "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale, "causal": p.mask is not None,
                 "offset": int(p.offset[0]),
+                "sink": p.sink is not None, "no_values": layer.no_values,
             } | ({"v": _base64(p.value[0].astype(dtype)), "d_v": p.d_v} if layer.has_values else {})  # fmt: skip
     return made
 

@@ -75,9 +75,9 @@ def look(
     from .answers import Answers
 
     if in_notebook():
-        from .notebook import widget
+        from .notebook import PATIENCE, widget
 
-        return widget(Answers(scenes()))
+        return widget(Answers(scenes(), patience=PATIENCE))
     from .server import Viewer, bound
 
     with bound(port) as home:
@@ -170,6 +170,9 @@ def numpy_of(x: Any) -> Array:
 
 
 def in_notebook() -> bool:
-    """Whether a notebook would show what is returned."""
+    """Whether a notebook would show what is returned: Jupyter's shell, or one made of it, as in Colab. Spyder has one
+    too, and no place for widgets.
+    """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    names = [kind.__name__ for kind in type(shell).__mro__]
+    return "ZMQInteractiveShell" in names and not names[0].startswith("Spyder")

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.insight.heads import notable
 from regard.observing import cells
 
 from .labels import printable
 from .scene import Head, Scene
-from .scores import KINDS, Kind, kind_of, layer_scores
+from .scores import KINDS, Kind, layer_scores
 
 Weights = NDArray[np.float32]
 
@@ -146,7 +147,9 @@ class LookData:
 
     def kind_of(self, layer: int, head: int) -> tuple[Kind, float] | None:
         """The kind that a head is of, and its score; None if it is of none."""
-        return kind_of({name: float(scores[layer, head]) for name, scores in self.statistics.items()})
+        scores = {kind.name: float(self.statistics[kind.name][layer, head]) for kind in KINDS}
+        name = notable(scores)
+        return next(((kind, scores[kind.name]) for kind in KINDS if kind.name == name), None)
 
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
         """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;

@@ -1,4 +1,8 @@
-"""The page as a widget of Jupyter: it asks over the notebook's own connection, and no server of ours is needed."""
+"""The page as a widget of Jupyter: it asks over the notebook's own connection, and no server of ours is needed.
+
+anywidget is all that a host has to know: JupyterLab, Notebook, VS Code and Colab run one module and one style sheet,
+which load nothing else.
+"""
 
 from typing import Any
 
@@ -6,6 +10,9 @@ import numpy as np
 
 from . import built
 from .answers import Answers
+
+PATIENCE = 0.1
+"""Seconds that a question may hold the kernel up, which runs cells and answers in turn."""
 
 
 def widget(answers: Answers) -> Any:
@@ -22,7 +29,14 @@ def widget(answers: Answers) -> Any:
 
     made = Page()
     made.answers = answers
-    made.on_msg(lambda page, message, buffers: page.send(*answered(answers, message)))
+
+    def answer(page: Any, message: Any, buffers: Any) -> None:
+        if message == {"leave": True}:
+            answers.rest()
+        else:
+            page.send(*answered(answers, message))
+
+    made.on_msg(answer)
     return made
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from regard.observing import Statistic
 
-from .scene import BAND, Head
+from .scene import BAND, BLOCK, Head
 
 Floats = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
     wanted = [Statistic(name) for name in ("entropy", "normalized_entropy", "received", "profile")]
     received, by_distance = np.zeros(n_k), np.zeros(n_q + n_k - 1)
     rows: dict[str, list[Floats]] = {"lse": [], "entropy": [], "normalized_entropy": []}
-    band = max(1, BAND // n_k)
+    band = max(1, BAND // (n_k * BLOCK)) * BLOCK
     for start in range(0, n_q, band):
         progress(start / n_q)
         part = p.part(rows=slice(start, start + band))
@@ -49,13 +49,13 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
         outputs, found = head.engine.forward(part)
         assert outputs.lse is not None
         rows["lse"].append(outputs.lse[0])
+        head.learn(start, outputs.lse[0])
         for name in ("entropy", "normalized_entropy"):
             rows[name].append(found[Statistic(name)][0])
         received += found[Statistic("received")][0]
         values = found[Statistic("profile")].values[0]
         by_distance[start : start + len(values)] += values
     whole = {name: np.concatenate(parts) for name, parts in rows.items()}
-    head.learn(whole["lse"])
     first = head.weights(range(n_q), range(1))[:, 0]
     # As many pairs lie at a distance as the shorter of the sides and the corners of the map allow.
     pairs = np.minimum.reduce([np.arange(1, n_q + n_k), np.arange(n_q + n_k - 1, 0, -1), np.full(n_q + n_k - 1, n_q)])

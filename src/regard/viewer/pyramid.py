@@ -3,17 +3,18 @@
 The last level is exact, one pixel a pair; a pixel of the level before covers twice as many queries and keys. Fine
 levels are computed when a tile is asked for, from the pairs of that tile alone: at most `ON_DEMAND` on a side. Coarse
 levels would need too many for that. They are made of one another, and the finest of them by one pass over all pairs, in
-bands of queries: n × n never exists.
+bands of queries, each of which can be seen as soon as it is there: n × n never exists.
 """
 
-from collections.abc import Callable
+import threading
+import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .scene import BAND, SMALL, Head
+from .scene import SMALL, Head
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Half = NDArray[np.float16]
@@ -29,6 +30,9 @@ WIDEST = 4096
 FEW = 1024
 """Pixels on a side that are always few enough to keep."""
 
+STEP = 2**26
+"""Pairs of a band by which kept levels grow, about: some 50 ms of work."""
+
 STRIP = 2**20
 """Weights that are in memory at once."""
 
@@ -39,10 +43,6 @@ WORTH_CALLING = 2**22
 """Pairs of a tile from which a kernel that is there is quicker than tiles on NumPy."""
 
 SAMPLED = 4
-
-
-def nothing(done: float) -> None:
-    """Progress that nobody wants to know of."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,25 @@ class Levels:
         cell = self.cell(level)
         return -(-self.n_q // cell), -(-self.n_k // cell)
 
+    def pixels(self, level: int, x: int, y: int) -> tuple[range, range]:
+        """The rows and columns of pixels of a tile, cut off where the map ends.
+
+        Raises IndexError for a tile that is not there.
+        """
+        if not 0 <= level <= self.finest:
+            raise IndexError(f"level {level} does not exist: this map has levels 0 to {self.finest}")
+        height, width = self.size(level)
+        rows, cols = (range(at * TILE, min((at + 1) * TILE, size)) for at, size in ((y, height), (x, width)))
+        if x < 0 or y < 0 or not rows or not cols:
+            across, down = -(-width // TILE), -(-height // TILE)
+            raise IndexError(f"tile {x}, {y} does not exist: level {level} has {across} × {down} tiles")
+        return rows, cols
+
+    def covered(self, level: int, pixels: range, n: int) -> range:
+        """Which of n positions these pixels of a level cover."""
+        cell = self.cell(level)
+        return range(pixels.start * cell, min(pixels.stop * cell, n))
+
 
 def _log2(n: int, part: int) -> int:
     """The least k for which n ≤ part · 2ᵏ."""
@@ -85,47 +104,75 @@ def _log2(n: int, part: int) -> int:
     return (shrunk - 1).bit_length()
 
 
-@dataclass(frozen=True, eq=False)
 class Coarse:
-    """The levels of a head that are kept, from 0 on, as float16; `top` is the largest weight of the head."""
+    """The levels of a head that are kept, from 0 on, as float16. They grow in bands of queries, in order or where they
+    are wished for; what is not computed yet is infinite, which no weight is. `top` is the largest weight so far,
+    `highest` the largest mass of each level.
+    """
 
-    mass: tuple[Half, ...]
-    max: tuple[Half, ...]
-    top: float
+    def __init__(self, head: Head):
+        self.head, self.levels = head, Levels(head.n_q, head.n_k)
+        shapes = [self.levels.size(level) for level in range(self.levels.kept + 1)]
+        self.mass, self.max = (tuple(np.full(shape, np.inf, np.float16) for shape in shapes) for _ in range(2))
+        self.highest, self.top = [0.0] * len(shapes), 0.0
+        self.error: Exception | None = None
+        coarsest = self.levels.cell(0)  # so that no pixel of any level needs two bands
+        self._band = max(1, STEP // (head.n_k * coarsest)) * coarsest
+        self._missing = list(range(0, head.n_q, self._band))
+        self._count = len(self._missing)
+        self._wish, self._wished = range(0), 0.0
+        self._lock = threading.Lock()
 
-    def of(self, kind: Kind) -> tuple[Half, ...]:
-        """The levels of a kind."""
-        return self.mass if kind == "mass" else self.max
+    @property
+    def done(self) -> float:
+        """The share of queries that is there."""
+        return 1 - len(self._missing) / self._count
+
+    @property
+    def whole(self) -> bool:
+        """Whether all is there."""
+        return not self._missing
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
         return sum(level.nbytes for level in (*self.mass, *self.max))
 
+    def of(self, kind: Kind) -> tuple[Half, ...]:
+        """The levels of a kind."""
+        return self.mass if kind == "mass" else self.max
 
-def coarse(head: Head, progress: Callable[[float], object] = nothing) -> Coarse:
-    """Every level that is kept, by one pass over all pairs; `progress` is told the share that is done."""
-    levels = Levels(head.n_q, head.n_k)
-    if levels.kept < 0:
-        part = head.weights(range(head.n_q), range(head.n_k))
-        return Coarse((), (), float(part.max(initial=0)))
-    cell = levels.cell(levels.kept)
-    totals = np.zeros(levels.size(levels.kept), np.float32)
-    largest = np.zeros_like(totals)
-    band = max(1, BAND // (head.n_k * cell)) * cell
-    for start in range(0, head.n_q, band):
-        progress(start / head.n_q)
-        rows = range(start, min(start + band, head.n_q))
-        into = slice(start // cell, -(-rows.stop // cell))
-        totals[into], largest[into] = _cells(head, rows, range(head.n_k), cell)
-    mass, maxima = [], []
-    top = float(np.nan_to_num(largest).max(initial=0))
-    for level in range(levels.kept, -1, -1):
-        counts = np.diff(edges(head.n_q, levels.cell(level)))
-        mass.append((totals / counts[:, None]).astype(np.float16))
-        maxima.append(largest.astype(np.float16))
-        totals, largest = pooled(totals, 2, np.add), pooled(largest, 2, np.maximum)
-    return Coarse(tuple(mass[::-1]), tuple(maxima[::-1]), top)
+    def wish(self, rows: range) -> None:
+        """Have these queries first, if they are a small part; of wishes at the same time that for fewer counts."""
+        now = time.monotonic()
+        if 4 * len(rows) > self.head.n_q:
+            return
+        if len(rows) <= len(self._wish) or now - self._wished > 1:
+            self._wish, self._wished = rows, now
+
+    def grow(self) -> None:
+        """Find the next band, if one is missing."""
+        with self._lock:
+            if not self._missing:
+                return
+            wish = range(self._wish.start - self._band + 1, self._wish.stop)
+            start = next((start for start in self._missing if start in wish), self._missing[0])
+            self._find(range(start, min(start + self._band, self.head.n_q)))
+            self._missing.remove(start)
+
+    def _find(self, rows: range) -> None:
+        if not self.mass:
+            self.top = max(self.top, float(self.head.weights(rows, range(self.head.n_k)).max(initial=0)))
+            return
+        totals, largest = _cells(self.head, rows, range(self.head.n_k), self.levels.cell(self.levels.kept))
+        self.top = max(self.top, float(np.nan_to_num(largest).max(initial=0)))
+        for level in range(self.levels.kept, -1, -1):
+            cell = self.levels.cell(level)
+            into = slice(rows.start // cell, -(-rows.stop // cell))
+            mass = (totals / np.diff(edges(len(rows), cell))[:, None]).astype(np.float16)
+            self.highest[level] = max(self.highest[level], float(np.nan_to_num(mass).max(initial=0)))
+            self.mass[level][into], self.max[level][into] = mass, largest.astype(np.float16)
+            totals, largest = pooled(totals, 2, np.add), pooled(largest, 2, np.maximum)
 
 
 def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Array]:
@@ -138,7 +185,7 @@ def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Arra
         return _by_strips(head, rows, cols, cell)
     top, below = rows[: down * cell], rows[down * cell :]
     part = head.problem.part(rows=slice(top.start, top.stop), cols=slice(even.start, even.stop))
-    mass, largest = head.engine.maps(part, head.lse[None, top.start : top.stop], down, across)
+    mass, largest = head.engine.maps(part, head.lse_of(top)[None], down, across)
     totals, largest = mass[0] * np.float32(cell), largest[0]
     if right:
         beside = _by_strips(head, top, right, cell)
@@ -160,26 +207,16 @@ def _by_strips(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, 
     return np.concatenate(sums), np.concatenate(maxima)
 
 
-def tile(head: Head, known: Coarse | None, level: int, x: int, y: int, kind: Kind) -> Half:
-    """One tile, cut off where the map ends: float16, NaN where nothing is visible for sure. Coarse levels are taken
-    from `known`.
-
-    Raises IndexError for a tile that is not there.
+def tile(head: Head, known: Coarse | None, level: int, rows: range, cols: range, kind: Kind) -> Half:
+    """One tile, pixels as `Levels.pixels` has them: float16, NaN where nothing is visible for sure. Coarse levels are
+    taken from `known`, and infinite where those are not there yet.
     """
     levels = Levels(head.n_q, head.n_k)
-    if not 0 <= level <= levels.finest:
-        raise IndexError(f"level {level} does not exist: this map has levels 0 to {levels.finest}")
-    height, width = levels.size(level)
-    rows, cols = (range(at * TILE, min((at + 1) * TILE, size)) for at, size in ((y, height), (x, width)))
-    if x < 0 or y < 0 or not rows or not cols:
-        across, down = -(-width // TILE), -(-height // TILE)
-        raise IndexError(f"tile {x}, {y} does not exist: level {level} has {across} × {down} tiles")
     cell = levels.cell(level)
-    if level <= levels.kept:
-        assert known is not None
+    if known is not None:
         values = known.of(kind)[level][rows.start : rows.stop, cols.start : cols.stop].copy()
     else:
-        i, j = (range(r.start * cell, min(r.stop * cell, n)) for r, n in ((rows, head.n_q), (cols, head.n_k)))
+        i, j = levels.covered(level, rows, head.n_q), levels.covered(level, cols, head.n_k)
         totals, largest = _cells(head, i, j, cell)
         if kind == "mass":
             largest = totals / np.diff(edges(len(i), cell))[:, None].astype(totals.dtype)
@@ -191,17 +228,30 @@ def tile(head: Head, known: Coarse | None, level: int, x: int, y: int, kind: Kin
 
 
 def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) -> tuple[Half, bool]:
-    """The whole map in size × size pixels, and whether it is exact. Of a long head of which no level is known only
-    `SAMPLED` queries of every row of pixels are looked at.
+    """The whole map in size × size pixels, NaN where nothing is visible for sure, and whether it is exact: of a long
+    head of which no level is known only `SAMPLED` queries of every row of pixels are looked at.
     """
-    if known is not None and known.mass:
-        return _fitted(known.of(kind)[-1].astype(np.float32), size, kind).astype(np.float16), True
-    if head.n_q * head.n_k <= SMALL:
-        return _fitted(head.weights(range(head.n_q), range(head.n_k)), size, kind).astype(np.float16), True
-    rows = np.unique(np.arange(size * SAMPLED) * head.n_q // (size * SAMPLED))
-    parts = np.array_split(rows, -(-len(rows) * head.n_k // (8 * STRIP)))
-    seen = np.concatenate([_fitted(head.weights_of(part), size, kind, axes=(1,)) for part in parts])
-    return _fitted(seen, size, kind, axes=(0,)).astype(np.float16), False
+    exact = True
+    if known is not None and known.mass and known.whole:
+        made = _fitted(known.of(kind)[-1].astype(np.float32), size, kind)
+    elif head.n_q * head.n_k <= SMALL:
+        made = _fitted(head.weights(range(head.n_q), range(head.n_k)), size, kind)
+    else:
+        rows = np.unique(np.arange(size * SAMPLED) * head.n_q // (size * SAMPLED))
+        parts = np.array_split(rows, -(-len(rows) * head.n_k // (8 * STRIP)))
+        seen = np.concatenate([_fitted(head.weights_of(part), size, kind, axes=(1,)) for part in parts])
+        made, exact = _fitted(seen, size, kind, axes=(0,)), False
+    return np.where(_hidden(head, size), np.nan, made).astype(np.float16), exact
+
+
+def _hidden(head: Head, size: int) -> NDArray[np.bool_] | bool:
+    """Which pixels of a thumbnail hold nothing visible for sure; False: none, as there are no rules."""
+    parts = [np.unique(np.arange(size) * n // size, return_inverse=True) for n in (head.n_q, head.n_k)]
+    hidden = head.hidden(*(np.append(at, n) for (at, _), n in zip(parts, (head.n_q, head.n_k), strict=True)))
+    if hidden is None:
+        return False
+    whole: NDArray[np.bool_] = np.broadcast_to(hidden, [len(at) for at, _ in parts])
+    return whole[np.ix_(*(which for _, which in parts))]
 
 
 def _fitted(values: Array, size: int, kind: Kind, axes: tuple[int, ...] = (1, 0)) -> Array:

@@ -21,15 +21,20 @@ SMALL = 2**22
 BAND = 2**28
 """Pairs between two reports of progress."""
 
+BLOCK = 64
+"""Queries whose lse is found together, at least."""
+
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known."""
+    """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
+    `no_values` says why there are no values, where there are none.
+    """
 
     name: str
     problem: Problem
     lse: Array | None = None
-    has_values: bool = True
+    no_values: str = ""
     cross: bool = False
 
     @cached_property
@@ -47,6 +52,11 @@ class Layer:
         p = self.problem
         bare = p.score is None and p.bias is None and p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
         return bare and (p.mask is None or all(self._triangle))
+
+    @property
+    def has_values(self) -> bool:
+        """Whether what the weights are for is known too."""
+        return not self.no_values
 
     @property
     def heads(self) -> int:
@@ -114,7 +124,8 @@ class Head:
 
     def __init__(self, problem: Problem, lse: Array | None = None):
         self.problem = problem
-        self._lse = lse
+        self._lse = np.zeros(problem.n_q, problem.compute) if lse is None else lse
+        self._known = np.full(-(-problem.n_q // BLOCK), lse is not None)  # of which blocks lse is there
 
     @property
     def n_q(self) -> int:
@@ -131,35 +142,43 @@ class Head:
         """What computes: for few pairs an engine that compiles nothing."""
         return choose(self.problem, "tiled" if self.n_q * self.n_k <= SMALL else None)
 
-    @property
-    def knows_lse(self) -> bool:
-        """Whether lse is there, so that no pass over all keys comes before a tile."""
-        return self._lse is not None
+    def knows(self, rows: range) -> bool:
+        """Whether the lse of these queries is there, so that no pass over all keys comes before their weights."""
+        return bool(self._known[_blocks(rows)].all())
 
     @property
     def lse(self) -> Array:
         """lse (n_q,), found when it is first asked for."""
-        return self.find_lse() if self._lse is None else self._lse
+        return self.lse_of(range(self.n_q))
 
-    def find_lse(self, progress: Callable[[float], object] = lambda done: None) -> Array:
-        """lse (n_q,), by a pass over all pairs, which reports the share that is done."""
-        parts, band = [], max(1, BAND // self.n_k)
-        for start in range(0, self.n_q, band):
-            progress(start / self.n_q)
-            part = self.problem.part(rows=slice(start, start + band))
-            outputs, _ = self.engine.forward(replace(part, value=part.value[..., :0]))
-            assert outputs.lse is not None
-            parts.append(outputs.lse[0])
-        self._lse = np.concatenate(parts)
-        return self._lse
+    def lse_of(self, rows: range, progress: Callable[[float], object] = lambda done: None) -> Array:
+        """lse of these queries, (rows,). What is not known yet is found by a pass of them over all keys, which reports
+        the share that is done; the other queries are not looked at.
+        """
+        blocks = _blocks(rows)
+        missing = blocks.start + np.flatnonzero(~self._known[blocks])
+        if len(missing):
+            first, last = int(missing[0]) * BLOCK, min(int(missing[-1] + 1) * BLOCK, self.n_q)
+            band = max(1, BAND // (self.n_k * BLOCK)) * BLOCK
+            for start in range(first, last, band):
+                progress((start - first) / (last - first))
+                part = self.problem.part(rows=slice(start, min(start + band, last)))
+                outputs, _ = self.engine.forward(replace(part, value=part.value[..., :0]))
+                assert outputs.lse is not None
+                self.learn(start, outputs.lse[0])
+        return self._lse[rows.start : rows.stop]
 
-    def learn(self, lse: Array) -> None:
-        """Take lse (n_q,) from a pass that found it by the way."""
-        self._lse = lse
+    def learn(self, start: int, lse: Array) -> None:
+        """Take the lse of the queries from `start` on, whole blocks of them, that a pass found by the way."""
+        rows = range(start, start + len(lse))
+        if not self.knows(rows):  # the caller's own are not written to
+            self._lse[start : rows.stop] = lse
+            self._known[_blocks(rows)] = True
 
     def weights(self, rows: range, cols: range) -> Array:
         """The weights of these queries on these keys, (rows, cols), exactly: from their scores alone, and lse."""
-        return np.asarray(self.engine.weights(self.problem, self.lse[None], rows, cols)[0])
+        self.lse_of(rows)
+        return np.asarray(self.engine.weights(self.problem, self._lse[None], rows, cols)[0])
 
     def seen(self, rows: range, cols: range) -> NDArray[np.float32]:
         """The weights as float32, NaN where a pair is hidden for sure."""
@@ -183,7 +202,7 @@ class Head:
             S = at.s if p.score_node is None else np.broadcast_to(evaluate([p.score_node], at)[0], at.s.shape)
             S = S if p.bias is None else S + p.dense(p.bias)[0, rows].astype(real)
             S = S if p.mask_node is None else np.where(evaluate([p.mask_node], at)[0], S, real(-np.inf))
-            if self._lse is not None:
+            if self._known.all():
                 lse = self._lse[rows]
             else:
                 top = S.max(axis=1, initial=-np.inf)
@@ -208,6 +227,11 @@ class Head:
         seen = p.ranges(0, range(1), rows[:-1, None], rows[1:, None] - 1)
         j = p.origin[2] + cols
         return np.asarray(classify(p.mask_node, p.hiding_node, replace(seen, j=(j[:-1], j[1:] - 1))) == NOTHING)
+
+
+def _blocks(rows: range) -> slice:
+    """The blocks that hold these queries."""
+    return slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
 
 
 def triangle(p: Problem) -> tuple[bool, bool]:

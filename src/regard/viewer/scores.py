@@ -1,4 +1,4 @@
-"""Scores of heads, and what a table of them says of each: its columns, and the kind a head is of."""
+"""Scores of heads, and the columns of a table of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,17 +28,6 @@ KINDS = (
     Kind("current token", "self", "weight on the token itself"),
 )
 FEATURED = KINDS[:3]
-
-NOTABLE = 0.25
-"""The score from which a head is called by its kind."""
-
-
-def kind_of(scores: dict[str, float]) -> tuple[Kind, float] | None:
-    """The kind for which a head scores highest, and that score, if it is notable. Heads rest on the first token where
-    they find nothing else: a head is called a sink only if it is of no other kind.
-    """
-    notable = [(kind, scores[kind.name]) for kind in KINDS if scores[kind.name] >= NOTABLE]
-    return max(notable, key=lambda pair: (pair[0].name != "first-token sink", pair[1]), default=None)
 
 
 def layer_scores(

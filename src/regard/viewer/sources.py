@@ -138,7 +138,7 @@ def arrays(
         name="attention",
         problem=p,
         lse=lse,
-        has_values=value is not None,
+        no_values="no values were given" if value is None else "",
         cross=p.n_q != p.n_k and p.mask is None,
     )
     return Scene(
@@ -187,6 +187,6 @@ def _captured_layer(layer: captured_model.Layer) -> Layer:
         name=layer.name,
         problem=problem_from(value=given["key"], **given),
         lse=layer.lse,
-        has_values=False,
+        no_values="a capture keeps queries and keys, not values",
         cross=layer.cross,
     )

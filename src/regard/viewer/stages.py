@@ -72,7 +72,9 @@ def _stages(layer: Layer, head: int, i: int, j: int, b: int) -> Iterator[Stage]:
     yield Stage("log-sum-exp", rf"\mathrm{{lse}}_{{{i}}}=\log\left(\sum_j e^{{s_{{{i},j}}}}{extra}\right)", text, lse)
     formula = rf"p_{{{i},{j}}}=e^{{{symbol}-\mathrm{{lse}}_{{{i}}}}}"
     yield Stage("softmax weight", formula, f"row {i} looks at row {j} with {weight:.2%} of its attention", weight)
+    summed = rf"o_{{{i}}}=\sum_j p_{{{i},j}}\,v_j"
     if not layer.has_values:
+        yield Stage("weighted sum", summed, f"not shown: {layer.no_values}")
         return
     yield Stage("value", rf"v_{{{j}}}", f"the value of row {j}: {p.d_v} features", values=v[:MOST])
     yield Stage(
@@ -81,7 +83,7 @@ def _stages(layer: Layer, head: int, i: int, j: int, b: int) -> Iterator[Stage]:
     out = f.O[0, 0, 0]
     yield Stage(
         "weighted sum",
-        rf"o_{{{i}}}=\sum_j p_{{{i},j}}\,v_j",
+        summed,
         f"over all keys: the output of row {i}",
         values=out[:MOST],
     )

@@ -1,10 +1,11 @@
 """What was computed, kept as long as there is room; and long work done behind, while other questions are answered."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from queue import LifoQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -35,6 +36,12 @@ class Store:
             while self.nbytes > self.limit:
                 self._drop(next(iter(self._kept)))
 
+    def clear(self) -> None:
+        """Drop every value."""
+        with self._lock:
+            self._kept.clear()
+            self.nbytes = 0
+
     def forget(self, group: Hashable) -> None:
         """Drop every value whose key begins with `group`."""
         with self._lock:
@@ -44,6 +51,10 @@ class Store:
     def _drop(self, key: Hashable) -> None:
         if key in self._kept:
             self.nbytes -= self._kept.pop(key)[1]
+
+
+ASKED_FOR = 3.0
+"""Seconds that something goes on growing after it was last asked for."""
 
 
 class Unfinished(Exception):
@@ -120,3 +131,67 @@ class Worker:
             except Exception as error:
                 job.error = error
             job.ended.set()
+
+
+class Growing(Protocol):
+    """What is found piece by piece; `error` is what stopped that."""
+
+    error: Exception | None
+
+    @property
+    def whole(self) -> bool: ...
+
+    def grow(self) -> None:
+        """Find one more piece."""
+
+
+class Grower:
+    """Has things grow on a thread of its own: that which was asked for last first, and only while somebody asks."""
+
+    def __init__(self, patience: float | None):
+        self.patience = patience
+        self._asked: OrderedDict[Growing, float] = OrderedDict()
+        self._changed = threading.Condition()
+        self._running = False
+
+    def ask(self, growing: Growing, wait: bool = True) -> None:
+        """Have it grow for a while, and wait for its end as long as the patience lasts. Raises what stopped it."""
+        if self.patience is None:
+            while not growing.whole:
+                growing.grow()
+            return
+        with self._changed:
+            if not growing.whole and growing.error is None:
+                self._asked[growing] = time.monotonic()
+                self._asked.move_to_end(growing)
+                if not self._running:
+                    self._running = True
+                    threading.Thread(target=self._run, name="regard-viewer-levels", daemon=True).start()
+                if wait:
+                    self._changed.wait_for(lambda: growing.whole or growing.error is not None, self.patience)
+            if growing.error is not None:
+                raise growing.error
+
+    def close(self) -> None:
+        """Have nothing grow any more, from the next piece on."""
+        with self._changed:
+            self._asked.clear()
+
+    def _run(self) -> None:
+        while (growing := self._next()) is not None:
+            try:
+                growing.grow()
+            except Exception as error:
+                growing.error = error
+            with self._changed:
+                self._changed.notify_all()
+
+    def _next(self) -> Growing | None:
+        with self._changed:
+            while self._asked:
+                growing, asked = self._asked.popitem()
+                if not growing.whole and growing.error is None and time.monotonic() - asked < ASKED_FOR:
+                    self._asked[growing] = asked
+                    return growing
+            self._running = False
+            return None

@@ -7,11 +7,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from regard.insight.heads import NOTABLE
+
 from .blocks import Screen
 from .colour import tone
 from .labels import printable
 from .model_view import CAVEAT, Choice, LookData, block_starts
-from .scores import FEATURED, NOTABLE
+from .scores import FEATURED
 
 
 def show(data: LookData, choice: Choice, console: Console) -> None:
