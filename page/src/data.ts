@@ -167,6 +167,8 @@ export class Data {
   private readonly tiles = new Recent<Promise<Halves>>(TILES_KEPT);
   private readonly cells = new Recent<Promise<Float32Array>>(64);
   private readonly tokenLists = new Recent<Tokens>(8);
+  /** Scenes whose heads were to be measured although that takes long. */
+  readonly measured = new Set<string>();
 
   constructor(readonly source: Source) {}
 

@@ -39,7 +39,7 @@ socket.socket.connect = home
     ARRAYS + "import regard\nregard.look(q, k, v, causal=True)",
     "regard.look(text='One two three. One two three.')",
 )
-SPAN_S = 90
+SPAN_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -250,6 +250,33 @@ def test_heads_are_sorted_and_filtered(tab: Tab) -> None:
     page.wait_for_selector(READY["map"])
 
 
+def test_long_heads_are_measured_when_that_is_asked_for(tab: Tab) -> None:
+    """What takes long is not begun by looking."""
+    tab.page.route(
+        "**/api/scenes",
+        lambda route: route.fulfill(json=longer(tab.viewer.answers.get("scenes").content)),
+    )
+    page = tab.open("view=heads&scene=arrays-2")
+    measure = page.get_by_role("button", name="Measure the heads")
+    measure.wait_for()
+    page.wait_for_selector(READY["heads"])
+    assert "20 billion pairs" in page.locator(".heads .note").first.inner_text()
+    assert tab.api("/heads") == []
+    accessible(page)
+    measure.click()
+    page.wait_for_function("() => document.querySelector('[aria-label=\"Sort by\"]').options.length > 1")
+    assert tab.api("/heads") == ["arrays-2/heads"]
+
+
+def longer(scenes: Any) -> dict[str, Any]:
+    """The list of scenes, with heads of 100,000 tokens."""
+    given: dict[str, Any] = json.loads(json.dumps(scenes))
+    for scene in given["scenes"]:
+        for layer in scene["layers"]:
+            layer["n_q"] = layer["n_k"] = 100_000
+    return given
+
+
 def test_typing_runs_the_model(tab: Tab) -> None:
     tab.expected = ("422",)
     page = tab.open("view=map&layer=1&head=0&i=3&j=2&type=true")

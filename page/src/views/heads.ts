@@ -7,6 +7,9 @@ import { latest, scaleName, touches, type MakeView } from "./view";
 
 const SIZE = 64;
 
+/** Pairs in all heads, from which on they are measured only when that is asked for: some ten seconds of work. */
+const LONG = 2 ** 33;
+
 /** So many heads have room to be drawn larger. */
 const FEW = 16;
 
@@ -170,6 +173,18 @@ export const headsView: MakeView = (context) => {
   const show = (): void => {
     drawControls();
     draw();
+    const pairs = scene.layers.reduce((sum, layer) => sum + layer.heads * layer.n_q * layer.n_k, 0);
+    if (data.source.kind !== "file" && pairs > LONG && !data.measured.has(store.state.scene)) {
+      const measure = (): void => {
+        data.measured.add(store.state.scene);
+        show();
+      };
+      note.replaceChildren(
+        `Scores and kinds take a pass over all ${(pairs / 1e9).toFixed(0)} billion pairs. `,
+        h("button", { type: "button", click: measure }, "Measure the heads"),
+      );
+      return;
+    }
     note.textContent = "Measuring the heads …";
     load(async (current) => {
       const answer = await data.heads(store.state.scene);
