@@ -23,9 +23,9 @@ from regard.engines.triton import forward_kernel, forward_work  # noqa: E402
 from regard.torch import arrays  # noqa: E402
 
 KERNELS = [
-    ("bfloat16", 80, ["forward", "query"]),
-    ("bfloat16", 90, ["forward", "merge", "tangent", "rows", "bias"]),
-    ("bfloat16", 100, ["forward", "key_value", "table", "part", "tangent of rows"]),
+    ("bfloat16", 80, ["forward", "large query"]),
+    ("bfloat16", 90, ["large forward", "merge", "bend", "rows", "bias"]),
+    ("bfloat16", 100, ["large key_value", "table", "part", "tangent", "tangent of rows"]),
 ]
 
 
@@ -39,7 +39,13 @@ def test_kernels_compile_without_a_device(dtype: str, capability: int, kernels: 
         command = [sys.executable, "-W", "ignore", str(script), kind, str(capability), *([] if everything else kernels)]
         found = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert found.returncode == 0, found.stderr[-3000:]
-        assert {line.split(":")[0] for line in found.stdout.splitlines()} >= set(kernels)
+        lines = dict(line.split(":") for line in found.stdout.splitlines())
+        assert lines.keys() >= set(kernels)
+        for name, line in lines.items():
+            shared, copies = int(line.split()[1]), int(line.split()[4])
+            assert shared <= 163 * 1024, "more than a block of sm_80 may have"
+            if name.startswith("large") and kind.endswith("16"):
+                assert copies > 0, "loads are wide, and run behind the products"
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
-from regard.engines.triton.language import real
+from regard.engines.triton.language import kernel, real
 from regard.engines.triton.pairs import block_of, pairs_of, tile_of
 from regard.engines.triton.place import (
     at_batch,
@@ -81,7 +81,7 @@ def less(total, x):
     return total if x is None else total - x
 
 
-@triton.jit
+@kernel
 def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     """c_row = −dO · O + dlse + dH (Σ P − H), and its product with the weight of the sink."""
     r = rows_of_program(call, F.M)
@@ -150,7 +150,7 @@ def add_query(dq, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.con
     return dq
 
 
-@triton.jit
+@kernel
 def query(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     rows = rows_of_program(call, F.M)
     x = block_of(arrays, call, task.given, task.direction, rows, F)
@@ -206,7 +206,7 @@ def add_key(a, of, block, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.const
     return Sums(dk, dv)
 
 
-@triton.jit
+@kernel
 def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     tiles = tl.cdiv(call.n_k, F.N)
     kv_heads = call.heads // call.group
@@ -229,7 +229,7 @@ def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 # Gradient of a bias
 
 
-@triton.jit
+@kernel
 def bias(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     """dS summed over the batch elements, heads, rows and columns that share an entry, in this order."""
     own = task.own

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
-from regard.engines.triton.language import real
+from regard.engines.triton.language import kernel, real
 from regard.engines.triton.pairs import block_of, moving, tile_of
 from regard.engines.triton.place import (
     head_of,
@@ -78,7 +78,7 @@ def add(a, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr)
     return Sums(a.mean + tl.sum(PS, 1), a.total + tl.sum(P, 1), bend, O)
 
 
-@triton.jit
+@kernel
 def tangent(arrays, rules, call, task, F: tl.constexpr):
     rows = rows_of_program(call, F.M)
     of = Of(call, arrays, rules, task.direction, rows, block_of(arrays, call, task.given, task.direction, rows, F))

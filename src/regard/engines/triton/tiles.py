@@ -135,14 +135,25 @@ def of_infinite(w, x, visible):
     turned = tl.where(down, 1.0, tl.where(up, 128.0, nan)).to(tl.float16)
     lost = tl.where(up | down, 16384.0, nan).to(tl.float16)
     more, less = visible & (w > 0), visible & (w < 0)
-    count = tl.dot(more.to(tl.float16), same) + tl.dot(less.to(tl.float16), turned)
-    count += tl.dot((visible & ~more & ~less).to(tl.float16), lost)
+    count = tl.dot(one_where(more), same) + tl.dot(one_where(less), turned)
+    count += tl.dot(one_where(visible & ~more & ~less), lost)
     nans = tl.floor(count / 16384.0)
     count -= nans * 16384.0
     downs = tl.floor(count / 128.0)
     ups = count - downs * 128.0
     made = tl.where(ups > 0, INFINITY, 0.0) - tl.where(downs > 0, INFINITY, 0.0)
     return tl.where(nans > 0, float("nan"), made)
+
+
+@triton.jit
+def one_where(x):
+    """1 or 0, for a product. Triton 3.9 would turn x into the layout of a product before it turns it into floats, and
+    fails; it does not look behind assembly that is said to have effects.
+    """
+    one = tl.where(x, 1.0, 0.0)
+    if not INTERPRETED:
+        one = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [one], dtype=tl.float32, is_pure=False, pack=1)
+    return one.to(tl.float16)
 
 
 @triton.jit

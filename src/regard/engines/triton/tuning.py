@@ -48,12 +48,13 @@ ON_INTERPRETER = Cut(64, 64, 4, 2)  # where an operation costs what it costs, wh
 TABLE: dict[str, dict[int, dict[int, Cut]]] = {
     "forward": {
         2: {64: Cut(128, 64, 4, 3), 128: Cut(128, 64, 8, 3), 256: Cut(64, 32, 4, 3)},
-        4: {64: Cut(64, 32, 4, 2), 128: Cut(64, 32, 4, 2), 256: Cut(32, 32, 4, 2)},
+        # Products of float32 without tensor cores are unrolled: large ones compile for long.
+        4: {64: Cut(64, 32, 4, 2), 128: Cut(64, 32, 8, 2), 256: Cut(32, 32, 8, 2)},
         8: {64: Cut(32, 32, 4, 2), 128: Cut(32, 32, 4, 2), 256: Cut(16, 32, 4, 2)},
     },
     "derivative": {  # of which more is alive at once
         2: {64: Cut(64, 64, 4, 2), 128: Cut(64, 64, 8, 2), 256: Cut(64, 32, 8, 1)},
-        4: {64: Cut(64, 32, 4, 2), 128: Cut(64, 32, 4, 2), 256: Cut(32, 32, 4, 1)},
+        4: {64: Cut(64, 32, 4, 2), 128: Cut(32, 32, 8, 2), 256: Cut(32, 16, 8, 1)},
         8: {64: Cut(32, 32, 4, 2), 128: Cut(32, 32, 4, 2), 256: Cut(16, 32, 4, 1)},
     },
 }

@@ -216,6 +216,7 @@ class Work:
         )
 
     def launch(self, kernel: Any, grid: tuple[int, ...], results: Any, cut: Cut, **forms: Any) -> Launch:
-        warps = cut.warps if forms["F"].M >= 64 else min(cut.warps, 4)
+        whole = (forms["F"].M, forms["F"].N) == (cut.M, cut.N)
+        warps = cut.warps if whole else min(cut.warps, 4)
         options = {"num_warps": warps, "num_stages": cut.stages}
         return Launch(kernel, grid, (self.arrays, self.rules, self.call, results), forms, options)
