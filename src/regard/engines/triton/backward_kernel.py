@@ -13,7 +13,7 @@ import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
 from regard.engines.triton.language import real
-from regard.engines.triton.pairs import block_of, pairs_of, tile_of
+from regard.engines.triton.pairs import OfQueries, block_of, pairs_of, tile_of
 from regard.engines.triton.place import (
     at_batch,
     head_of,
@@ -121,17 +121,6 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 
 
 # Gradients of queries
-
-
-class OfQueries(NamedTuple):
-    """What a block x of queries is given, whatever the tile of keys."""
-
-    call: Any
-    arrays: Any
-    rules: Any
-    direction: Any
-    rows: Any
-    x: Any
 
 
 @triton.jit
