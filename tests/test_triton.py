@@ -25,7 +25,7 @@ from regard.torch import arrays  # noqa: E402
 KERNELS = [
     ("bfloat16", 80, ["forward", "large query"]),
     ("bfloat16", 90, ["large forward", "merge", "bend", "rows", "bias"]),
-    ("bfloat16", 100, ["large key_value", "table", "part", "tangent", "tangent of rows"]),
+    ("bfloat16", 100, ["large key_value", "table", "part", "tangent of rows"]),
 ]
 
 
