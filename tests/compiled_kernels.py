@@ -18,11 +18,14 @@ from regard.problem import Differential, Outputs
 DTYPES = {"bfloat16": ml_dtypes.bfloat16} | {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 
 
+LARGE: set[int] = set()  # launches of a plain causal call, whose tiles are as large as they are in practice
+
+
 def launches(dtype: Any) -> list[Launch]:
     """Every kernel of a call that has every wish, with the arguments it would be run with."""
     made: list[Launch] = []
     run, scatter = Launch.run, backward_work.scatter
-    Launch.run = lambda launch: made.append(launch)  # type: ignore[method-assign]
+    Launch.run = lambda launch: made.extend([launch, *launch.then])  # type: ignore[method-assign]
     backward_work.scatter = lambda *args: None
     try:
         q, k, v, options = case("everything").inputs(dtype)
@@ -33,10 +36,18 @@ def launches(dtype: Any) -> list[Launch]:
         forward_work.forward(p, frozenset(["entropy", "argmax", "visible"]))
         statistics.part(p, rows, range(p.n_q), range(p.n_k))
         backward_work.jvp(p, t, outputs)
+        backward_work.jvp_jvp(p, outputs, t, t, outputs, outputs)
         backward_work.backward(p, outputs, outputs)
         backward_work.backward(p, outputs, outputs, backward_work.Way(t, outputs, outputs))
         long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))
         forward_work.forward(long)  # keys are split
+        first = len(made)
+        x = np.zeros((1, 512, 64), dtype)
+        p = problem_from(x, x, x, causal=True)
+        rows = np.zeros(p.shape(p.n_q), p.compute)
+        forward_work.forward(p)
+        backward_work.backward(p, Outputs(x, rows, None), Outputs(x, None, None))
+        LARGE.update(map(id, made[first:]))
     finally:
         Launch.run, backward_work.scatter = run, scatter  # type: ignore[method-assign]
     return made
@@ -45,7 +56,7 @@ def launches(dtype: Any) -> list[Launch]:
 def name_of(launch: Launch) -> str:
     along = "tangent of " if launch.forms.get("ALONG") else ""
     split = "split " if launch.kernel.__name__ == "forward" and launch.forms["W"].SPLITS > 1 else ""
-    return along + split + str(launch.kernel.__name__)
+    return ("large " if id(launch) in LARGE else "") + along + split + str(launch.kernel.__name__)
 
 
 if __name__ == "__main__":
@@ -54,4 +65,5 @@ if __name__ == "__main__":
         if not wanted or name_of(launch) in wanted:
             made = launch.compile(int(capability))
             assert made.asm["cubin"]
-            print(f"{name_of(launch)}: sm_{capability}, {made.metadata.shared} bytes shared")
+            copies = made.asm["ptx"].count("cp.async.")
+            print(f"{name_of(launch)}: sm_{capability}, {made.metadata.shared} bytes shared, {copies} copies behind")

@@ -17,23 +17,10 @@ import pytest
 import regard
 from regard.bench import derivatives, limits, measure, memory, naive, peers, plots, report
 from regard.bench.cases import CASES, case
+from regard.bench.cold import KINDS, First, Import
+from regard.bench.kinds import BackwardShare, Cost, Derivative, Memory, Share, Small, Speedup
 from regard.bench.measure import SUBJECT, Contender, Report, Result, Setting, Wrong
-from regard.bench.rows import (
-    KINDS,
-    BackwardShare,
-    Cost,
-    Derivative,
-    First,
-    Import,
-    Memory,
-    Share,
-    Small,
-    Speedup,
-    chosen,
-    derivative_rows,
-    rows,
-    sized,
-)  # fmt: skip
+from regard.bench.rows import chosen, derivative_rows, rows, sized
 from regard.bench.run import run
 from regard.cli import main
 from regard.engines.cpu.cache import kernel
@@ -47,6 +34,7 @@ TINY = Setting(measure.cores()[:1], rounds=3, seconds=1e-9)
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STEPS", 64)
+    monkeypatch.setattr(limits, "MATRIX_STEPS", 64)
     monkeypatch.setattr(limits, "BUFFER", 2**16)
 
 
@@ -94,6 +82,20 @@ def test_the_peak_is_made_of_the_operations_that_it_counts(target: Any, element:
     np.testing.assert_allclose(got, expected.sum(0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs and t.matrices], ids=lambda t: t.name)
+def test_the_peak_of_matrices_is_made_of_products(target: Any) -> None:
+    steps, totals = 3, limits.GROWING
+    x, y = np.arange(512).reshape(16, 32) % 17 / 4, np.arange(512).reshape(16, 16, 2) % 13 / 2
+    start = np.arange((15 + totals) * 16, dtype=np.float32).reshape(-1, 16)
+    source = np.concatenate(
+        [z.astype(ml_dtypes.bfloat16).view(np.uint8).ravel() for z in (x, y)] + [start.view(np.uint8).ravel()]
+    )
+    product = steps * np.einsum("rnh,nch->rc", x.reshape(16, 16, 2), y)
+    text = limits.matrix_peak_kernel(target)
+    got = result_of(text, "peak", target, source, steps, totals * 256, np.float32).reshape(totals, 16, 16)
+    np.testing.assert_array_equal(got, [start[n : n + 16] + product for n in range(totals)])
+
+
 @pytest.mark.parametrize("target", [t for t in targets().values() if t.runs], ids=lambda t: t.name)
 def test_every_number_is_read(target: Any) -> None:
     lanes = target.lanes(4)
@@ -108,7 +110,10 @@ def test_a_limit_knows_its_work() -> None:
     one.call()
     two.call()
     assert one.work == limits.chains(target) * target.lanes(4) * 2 * limits.STEPS
-    assert limits.peak("bfloat16").work == one.work * (2 if target.bf16_dot else 1)
+    assert limits.peak("bfloat16", by_matrices=False).work == one.work * (2 if target.bf16_dot else 1)
+    if target.matrices:
+        assert limits.peak("bfloat16").work == 6 * 16 * 16 * 32 * 2 * limits.MATRIX_STEPS
+        assert limits.peak("bfloat16").name == "peak of bfloat16 matrix products"
     assert two.work == 2 * one.work
     assert limits.peak("float64").work == one.work / 2
     assert limits.bandwidth().work == limits.BUFFER
@@ -313,7 +318,8 @@ def test_a_missing_peer_gives_a_reason(name: str, monkeypatch: pytest.MonkeyPatc
 
 BACKWARD_AGREES = """
 import json, sys
-from regard.bench.rows import BackwardShare, Setting, sized
+from regard.bench.kinds import BackwardShare, Setting
+from regard.bench.rows import sized
 found = [BackwardShare("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]) for x in ("plain", "causal")]
 found = [row.measure(Setting((0,))) for row in found]
 print(json.dumps([[list(x.samples), x.failures] for x in found]))
@@ -328,7 +334,8 @@ def test_peers_have_the_same_gradients(name: str) -> None:
 
 AGREES = """
 import json, sys
-from regard.bench.rows import Setting, Share, sized
+from regard.bench.kinds import Setting, Share
+from regard.bench.rows import sized
 found = [Share("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]).measure(Setting((0,))) for x in ("plain", "causal")]
 print(json.dumps([[list(x.samples), x.failures] for x in found]))
 """
@@ -446,6 +453,7 @@ def sweep(kind: str, n: int) -> Share:
 def found() -> Report:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "STEPS", 64)
+        patch.setattr(limits, "MATRIX_STEPS", 64)
         patch.setattr(limits, "BUFFER", 2**16)
         return run(
             [

@@ -12,7 +12,7 @@ from interpreter import language_patched_once
 from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
-from regard.engines import cpu, engines, tiled, tiled_derivatives
+from regard.engines import cpu, engines, tiled, tiled_derivatives, triton
 from regard.observing import NAMES, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
 from support import (
@@ -68,9 +68,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class Conformance:
-    """The suite. A subclass names an engine."""
+    """The suite. A subclass names an engine, and may take less of what is slow on it."""
 
     engine: str
+    threads: tuple[int, ...] = (1, 3)
+    best: tuple[int, ...] = (1, 2, 8, 20, 40)
+    length = 150
 
     @staticmethod
     def runs(test: str, case: Case, dtype: Any) -> bool:
@@ -83,8 +86,8 @@ class Conformance:
 
     @staticmethod
     def variants(case: Case, dtype: Any, *of: Any) -> tuple[Any, ...]:
-        """All in float32; in other dtypes the first, which holds everything, because each is a kernel to compile."""
-        return of if dtype == np.float32 else of[:1]
+        """The first, which holds everything, and in float32 one of the others by turns: each is a kernel to compile."""
+        return (of[0], of[1 + CASES.index(case) % (len(of) - 1)]) if dtype == np.float32 else of[:1]
 
     def test_forward(self, case: Case, dtype: Any) -> None:
         p, frame, arrays, options = problem(case, dtype)
@@ -145,9 +148,9 @@ class Conformance:
         q, k = (rng.integers(-1, 2, (2, n, 3)).astype(np.float32) for n in (n_q, n_k))
         p = problem_from(q, k, k, causal=True, scale=0.5)
         order = np.pad(spec.statistics(p)["order"], [(0, 0), (0, 0), (0, 40)], constant_values=-1)
-        for threads in (1, 3):
+        for threads in self.threads:
             regard.set_num_threads(threads)
-            for k_best in (1, 2, 8, 20, 40):
+            for k_best in self.best:
                 top = regard.top(k_best)
                 _, seen = regard.attention(q, k, k, causal=True, scale=0.5, observe=["argmax", top], engine=self.engine)
                 np.testing.assert_array_equal(seen[top].indices, order[..., :k_best])
@@ -260,8 +263,7 @@ class Conformance:
 
         t, u = direction(), direction()
         some = Differential(key=u.key, bias=u.bias), Differential(value=t.value, tables=t.tables)
-        ways = ((t, u), some, some[::-1], (t, t)) if dtype == np.float32 else ((t, u),)
-        for x, y in ways:
+        for x, y in self.variants(case, dtype, (t, u), some, some[::-1], (t, t)):
             primal, d_x = tiled.jvp(p, x)  # of any engine, and no kernel has to be compiled
             d_y = tiled.jvp(p, y, primal)[1]
             got = engine.jvp_jvp(p, primal, x, y, d_x, d_y)
@@ -275,7 +277,7 @@ class Conformance:
 
     def test_what_is_hidden_has_no_derivative(self) -> None:
         """First and second ones: 0 for what nothing sees and for rows that see nothing, finite elsewhere."""
-        rng, n, hidden, blind = np.random.default_rng(0), 150, 131, slice(3, 9)
+        rng, n, hidden, blind = np.random.default_rng(0), self.length, self.length - 4, slice(3, 9)
         q, k, v, dq, dk, dv, dout, ddout = rng.standard_normal((8, 2, n, 8))
         rows = rng.standard_normal((2, n))
         sees = np.ones((n, n), bool)
@@ -322,27 +324,33 @@ class TestTiled(Conformance):
     engine = "tiled"
 
 
-class TestTriton(Conformance):
-    """On Triton's interpreter, which is slow: forward and gradients of every case in float32; for the rest some cases.
+class OnInterpreter(Conformance):
+    """On Triton's interpreter, which is slow, a fifth of the suite: forward and gradients of every case in float32,
+    second derivatives of backward or of forward by turns; in other dtypes the case with everything.
 
     The test of second derivatives looks at tangents too, and forward's statistics are made of weights.
     """
 
-    engine = "triton"
+    threads, best, length = (1,), (2, 40), 70
     SOME = ("everything", "NaN behind the mask", "causal, rows that see nothing", "grouped heads", "bias of one row")
+    OF_FLOAT16 = ("test_forward", "test_tangents", "test_second_derivatives")
+    OF_BFLOAT16 = ("test_forward", "test_gradients", "test_second_tangents")
 
     @classmethod
     def runs(cls, test: str, case: Case, dtype: Any) -> bool:
         if dtype != np.float32:
-            return str(case) == "everything"
-        large = case.n_q * case.n_k > 1000
-        if test == "test_second_derivatives":
-            return not large
-        return test in ("test_forward", "test_gradients") or str(case) in cls.SOME
+            by_turns = {np.float16: cls.OF_FLOAT16, ml_dtypes.bfloat16: cls.OF_BFLOAT16}
+            return str(case) == "everything" and test in by_turns.get(dtype, (test,))
+        if test in ("test_forward", "test_gradients") or str(case) == "everything":
+            return True
+        if not test.startswith("test_second"):
+            return str(case) in cls.SOME
+        turn = CASES.index(case) % 2 == (test == "test_second_tangents")
+        return turn and case.n_q * case.n_k <= 1000
 
     @classmethod
     def variants(cls, case: Case, dtype: Any, *of: Any) -> tuple[Any, ...]:
-        return of if dtype == np.float32 and str(case) == "everything" else of[:1]
+        return of if dtype == np.float32 and str(case) == "one sink for all" else of[:1]
 
     @classmethod
     def observed(cls, case: Case, dtype: Any) -> list[Any]:
@@ -351,6 +359,10 @@ class TestTriton(Conformance):
     @pytest.fixture(autouse=True)
     def interpreted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         language_patched_once(monkeypatch)
+
+
+class TestTriton(OnInterpreter if triton.interpreted() else Conformance):  # type: ignore[misc]
+    engine = "triton"
 
 
 class TestSpecification(Conformance):

@@ -3,7 +3,7 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.linear import RandomFeatures, linear_attention, linear_spec
@@ -31,6 +31,7 @@ def calls(draw):
     return [normal(*a, *b, seed=seed) for seed, (a, b) in enumerate(zip(leads, sizes, strict=True))]
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(
     calls(), st.sampled_from(MAPS), st.booleans(), st.sampled_from([1, 2, 3, 128]), st.sampled_from(["bhnd", "bnhd"])
 )

@@ -3,7 +3,7 @@ import importlib.util
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
@@ -51,6 +51,7 @@ def calls(draw):
     return normal(n_q, d_model), normal(n_k, d_key, seed=1), normal(n_k, d_value, seed=2), h, h_kv, w, b
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(calls(), st.booleans())
 def test_multihead_attention_is_the_reference(call, causal):
     *arrays, h, h_kv, w, b = call

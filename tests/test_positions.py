@@ -3,7 +3,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.positions import (
@@ -28,6 +28,7 @@ def normal(*shape, dtype=np.float64, seed=0):
 # --- sinusoidal ---
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(st.integers(0, 6), st.integers(1, 9), st.sampled_from([100.0, 10000.0]), st.integers(-3, 1000))
 def test_sinusoidal_is_the_formula(n, d, base, offset):
     table = sinusoidal(n, d, base=base, offset=offset, dtype=np.float64)
@@ -61,6 +62,7 @@ def rotated(x, positions, frequencies, pairing):
     return (turned.swapaxes(-1, -2) if pairing == "half" else turned).reshape(x.shape)
 
 
+@settings(max_examples=settings().max_examples // 4)
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=3),
     st.integers(0, 5),

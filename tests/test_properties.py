@@ -31,8 +31,8 @@ from support import (
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
 # Kinds of call that the compiled engine is tried on: each takes seconds to compile.
-STRUCTURES = 24 if "REGARD_FUZZ" in os.environ else 6
-EACH = settings(max_examples=settings().max_examples // (1 if "REGARD_FUZZ" in os.environ else 5))
+STRUCTURES = 24 if "REGARD_FUZZ" in os.environ else 4
+EACH = settings(max_examples=settings().max_examples // (1 if "REGARD_FUZZ" in os.environ else 8))
 LENGTHS = st.one_of(st.integers(0, 20), st.sampled_from([127, 128, 129, 257]))
 
 

@@ -23,9 +23,9 @@ from regard.engines.triton import forward_kernel, forward_work  # noqa: E402
 from regard.torch import arrays  # noqa: E402
 
 KERNELS = [
-    ("bfloat16", 80, ["forward", "query"]),
-    ("bfloat16", 90, ["forward", "merge", "tangent", "rows", "bias"]),
-    ("bfloat16", 100, ["forward", "key_value", "table", "part", "tangent of rows"]),
+    ("bfloat16", 80, ["forward", "large query"]),
+    ("bfloat16", 90, ["large forward", "merge", "bend", "rows", "bias"]),
+    ("bfloat16", 100, ["large key_value", "table", "part", "tangent", "tangent of rows"]),
 ]
 
 
@@ -39,7 +39,13 @@ def test_kernels_compile_without_a_device(dtype: str, capability: int, kernels: 
         command = [sys.executable, "-W", "ignore", str(script), kind, str(capability), *([] if everything else kernels)]
         found = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert found.returncode == 0, found.stderr[-3000:]
-        assert {line.split(":")[0] for line in found.stdout.splitlines()} >= set(kernels)
+        lines = dict(line.split(":") for line in found.stdout.splitlines())
+        assert lines.keys() >= set(kernels)
+        for name, line in lines.items():
+            shared, copies = int(line.split()[1]), int(line.split()[4])
+            assert shared <= 163 * 1024, "more than a block of sm_80 may have"
+            if name.startswith("large") and kind.endswith("16"):
+                assert copies > 0, "loads are wide, and run behind the products"
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def visited(p: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     add = forward_kernel.add
 
     def counted(*args: Any) -> Any:
-        seen.append(bool(args[9]))
+        seen.append(bool(args[3]))
         return add(*args)
 
     monkeypatch.setitem(forward_kernel.forward.fn.__globals__, "add", counted)
@@ -159,3 +165,49 @@ def test_host_arrays_are_never_left_to_it(interpreted: None) -> None:
     p = problem_from(q, k, v, **options)
     assert engines.choose(p, None).NAME != "triton"
     assert engines.refusal(engine, p) == "runs only when named"  # type: ignore[arg-type]
+
+
+def test_tables_of_a_device_may_be_views(device: None) -> None:
+    q = torch.randn(2, 9, 4, generator=torch.manual_seed(0))
+    table = torch.randn(5, 2, generator=torch.manual_seed(1))
+
+    def found(table: Any) -> Any:
+        x = table.clone(memory_format=torch.preserve_format).requires_grad_()
+        out = regard.attention(q, q, q, score=lambda s, b, h, i, j: s * regard.table(x)[h, (i - j) % 5])
+        return out, torch.autograd.grad(out.square().sum(), x)[0]
+
+    for x, y in zip(found(table.mT), found(table.mT.contiguous()), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["lse made", "lse given"])
+def test_weights_stay_on_the_device(given: bool, device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k = (torch.randn(2, 9, 4, generator=torch.manual_seed(n)).bfloat16() for n in range(2))
+    bias = torch.randn(9, 9, generator=torch.manual_seed(2))
+    options = {"causal": True, "bias": bias, "offset": torch.tensor(1)}
+    if given:
+        options["lse"] = regard.attention(q, k, k, **options, observe=["lse"])[1].lse
+    host = monkeypatch.context()
+    expected = regard.weights(q, k, **options, engine="triton")
+    tile = regard.weights(q, k, **options, rows=slice(2, 7, 2), cols=slice(1, None))
+    assert tile.dtype is torch.bfloat16
+    assert torch.equal(tile, expected[:, 2:7:2, 1:])
+    with host as patch:
+        patch.setattr(arrays, "DEVICES", ())
+        torch.testing.assert_close(expected, regard.weights(q, k, **options), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": True, "offset": 1}, {"mask": regard.window(64, None), "offset": 63}],
+    ids=["the last row alone sees the first key", "the first row alone sees the last key"],
+)
+def test_a_single_pair_of_a_tile_is_seen(options: dict[str, Any], interpreted: None) -> None:
+    """At the corners of tiles, where bounds that are off by one skip it, in both directions."""
+    q, k, v, dout = (np.random.default_rng(n).standard_normal((1, 128, 4), np.float32) for n in range(4))
+    out = regard.attention(q, k, v, engine="triton", **options)
+    got = regard.attention_vjp(q, k, v, dout, engine="triton", **options)
+    expected = regard.attention_vjp(q, k, v, dout, engine="spec", **options)
+    np.testing.assert_allclose(out, regard.attention(q, k, v, engine="spec", **options), rtol=0, atol=1e-5)
+    for name in ("query", "key", "value"):
+        np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=0, atol=1e-5)

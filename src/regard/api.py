@@ -316,7 +316,7 @@ def weights(
         lse = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
     assert lse is not None
     tile = chosen.weights(p, lse, i, j)
-    return frame.per_head(tile.astype(p.dtype, copy=False))
+    return frame.per_head(tile if tile.dtype == p.dtype else tile.astype(p.dtype))
 
 
 @dispatched

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -156,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--roofline", action="store_true", help="the limits alone: peaks and read bandwidth")
     bench.add_argument("--only", metavar="PATTERN", help="rows whose `group: name` this regular expression finds")
     bench.add_argument("--list", action="store_true", help="print the rows instead of measuring them")
+    bench.add_argument("--device", metavar="NAME", help="measure a GPU instead of the processor: cuda, or cuda:N")
     bench.add_argument("--threads", type=int, default=1, metavar="N", help="cores and threads; 1 unless given")
     bench.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds; 9 unless given, 3 if quick")
     bench.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
@@ -306,17 +308,26 @@ def _bench(arguments: argparse.Namespace) -> None:
     from regard.bench.measure import Setting
     from regard.bench.measure import cores as allowed
     from regard.bench.rows import chosen
-    from regard.bench.run import QUICK, run
+    from regard.bench.run import QUICK, on_device, run
     from regard.engines import engines
 
     quick, cores = arguments.quick, allowed()
     threads = _least("--threads", arguments.threads, 1)
+    if arguments.device is not None and threads != 1:
+        raise Refusal("--threads is of the processor: give it without --device")
     if threads > len(cores):
         raise Refusal(f"--threads must be at most {len(cores)}, the cores this process may use, got {threads}")
     if arguments.engine is not None and arguments.engine not in engines():
         raise Refusal(f"--engine must be one of {', '.join(engines())}, got {arguments.engine}")
+    among = None
+    if arguments.device is not None:
+        if find_spec("torch") is None:
+            raise Refusal(f"--device {arguments.device}: torch is missing: pip install torch")
+        from regard.bench import device_rows
+
+        among = device_rows.rows()
     try:
-        rows = chosen("^limits" if arguments.roofline else arguments.only, quick)
+        rows = chosen("^limits" if arguments.roofline else arguments.only, quick, among)
     except re.error as error:
         raise Refusal(f"--only must be a regular expression, got {arguments.only}: {error}") from None
     if not rows:
@@ -328,6 +339,11 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise Refusal(f"cannot write to {arguments.out}: it is not a directory")
     setting = replace(Setting(cores, threads, engine=arguments.engine), **(QUICK if quick else {}))
+    if arguments.device is not None:
+        try:
+            setting = on_device(setting, arguments.device)
+        except ValueError as error:
+            raise Refusal(str(error)) from None
     if arguments.rounds is not None:
         setting = replace(setting, rounds=_least("--rounds", arguments.rounds, 1))
     with _bar(len(rows)) as progress:

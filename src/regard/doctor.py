@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 import regard
+from regard.engines.cpu import permission
 from regard.threads import num_threads
 
 REQUIRED = ("ml_dtypes", "threadpoolctl", "llvmlite", "rich", "matplotlib", "safetensors")
@@ -65,12 +66,16 @@ def _processor() -> dict[str, str]:
     facts = _cpuinfo()
     name = facts.get("model name") or platform.processor() or "unknown"
     flags = set((facts.get("flags") or facts.get("features") or "").split())
-    return {
+    found = {
         "name": name,
         "architecture": f"{platform.machine()}, {sys.byteorder}-endian",
         "instructions": " ".join(flag for flag in FLAGS if flag in flags) or "unknown",
         "system": f"{platform.system()} {platform.release()}",
     }
+    if "amx_bf16" in flags:
+        reason = permission.refused()
+        found["AMX"] = "allowed" if reason is None else f"refused by the system: {reason}"
+    return found
 
 
 def _cpuinfo() -> dict[str, str]:

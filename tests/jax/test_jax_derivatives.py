@@ -192,7 +192,7 @@ def test_weights_differentiate(small: Any) -> None:
     def weights(q: Any, k: Any) -> Any:
         return regard.attention(jnp.asarray(q), jnp.asarray(k), v, causal=True, return_weights=True)[1]
 
-    check_grads(weights, (q, k), order=2, modes=["fwd", "rev"])
+    check_grads(jax.jit(weights), (q, k), order=2, modes=["fwd", "rev"])
 
 
 @pytest.mark.parametrize("statistic", ["max", "received", regard.top(2)])

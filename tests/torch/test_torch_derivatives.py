@@ -22,8 +22,11 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 def function(case: Case) -> tuple[Callable[..., Any], list[torch.Tensor], list[str]]:
-    """(out, lse, entropy) of a case as a function of its tensors, without infinite results."""
-    attention, tensors, names, _ = call(smaller(case), observe=["lse", "entropy"])
+    """(out, lse, entropy) of a case as a function of its tensors, without infinite results.
+
+    On the engine without kernels to compile: what is tried here is how PyTorch is told of derivatives.
+    """
+    attention, tensors, names, _ = call(smaller(case), observe=["lse", "entropy"], engine="tiled")
 
     def finite(*xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         out, lse, entropy = flat(attention(*xs))

@@ -1,7 +1,8 @@
-"""What the machine can do at best, measured by two kernels: multiplications and additions in registers, and reading.
+"""What the machine can do at best, measured by three kernels: multiplications and additions in registers of vectors and
+of matrices, and reading.
 
-The peak counts two FLOPs for a fused multiply-add; the products of pairs of bfloat16, where the target has them, count
-four. Each thread runs its own copy of the kernel on its own data.
+The peak counts two FLOPs for a multiplication and its addition: for each lane two, of pairs of bfloat16 four, and of
+matrices of bfloat16 2 · 16 · 16 · 32. Each thread runs its own copy of the kernel on its own data.
 """
 
 from collections.abc import Callable
@@ -14,12 +15,16 @@ import numpy as np
 from regard.engines.cpu.cache import Compiled, kernel
 from regard.engines.cpu.element import BF16, F32, F64, I32, Type
 from regard.engines.cpu.emit import Kernel
+from regard.engines.cpu.layout import DEPTH, SIDE
+from regard.engines.cpu.matrices import REGISTERS, matrices
 from regard.engines.cpu.target import Target, chosen
 from regard.threads import spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 STEPS = 2**22  # of the peak's loop: some 10 ms
+MATRIX_STEPS = 2**18  # of that of matrices, likewise
+GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
 STREAMS = 4  # places that one thread reads from at once
 AHEAD = 512  # numbers that are asked for before they are read
@@ -27,25 +32,39 @@ AHEAD = 512  # numbers that are asked for before they are read
 
 @dataclass(frozen=True)
 class Limit:
-    """What one call does, in FLOPs or bytes, and the call."""
+    """What one call does, in FLOPs or bytes, and the call. means: by which products, where there are several."""
 
     name: str
     unit: str
     work: float
     call: Callable[[], Any]
+    means: str = ""
 
     def rate(self, seconds: float) -> float:
         """In 10⁹ a second."""
         return self.work / seconds / 1e9
 
 
-def peak(dtype: str, threads: int = 1) -> Limit:
-    """The highest rate of multiply-adds at which a dtype can be computed: float16 in float32, bfloat16 if need be."""
+def peak(dtype: str, threads: int = 1, by_matrices: bool = True) -> Limit:
+    """The highest rate of multiply-adds at which a dtype can be computed: float16 in float32, bfloat16 if need be.
+
+    by_matrices: with products of matrices, where the target has them.
+    """
     target = chosen()
+    if dtype == "bfloat16" and target.matrices and by_matrices:
+        work = GROWING * 2.0 * SIDE * SIDE * DEPTH * MATRIX_STEPS * threads
+        return Limit(
+            "peak of bfloat16 matrix products",
+            "GFLOP/s",
+            work,
+            lambda: _run(_matrix_peak(), _operands(), threads, MATRIX_STEPS),
+            "matrix products",
+        )
     element = F64 if dtype == "float64" else BF16 if dtype == "bfloat16" and target.bf16_dot else F32
     work = chains(target) * target.vector / element.size * 2 * STEPS * threads
+    means = "" if dtype != "bfloat16" else "dot products" if element is BF16 else "converted to float32"
     return Limit(
-        f"peak of {NAMES[element]}", "GFLOP/s", work, lambda: _run(_peak(element), _operands(), threads, STEPS)
+        f"peak of {NAMES[element]}", "GFLOP/s", work, lambda: _run(_peak(element), _operands(), threads, STEPS), means
     )
 
 
@@ -86,6 +105,27 @@ def peak_kernel(element: Type, target: Target) -> str:
     return k.text()
 
 
+def matrix_peak_kernel(target: Target) -> str:
+    """IR of total ← total + x y for all matrices but x and y.
+
+    The source holds x, y, and where each total begins, a row apart; the result is all totals.
+    """
+    k = Kernel("peak", target, FIELDS)
+    source, result = k.pointer("source", I32), k.pointer("result", I32)
+    size, row = SIDE * SIDE, SIDE * 4
+    with matrices(k) as (x, y, *totals):
+        x.load(source, row)
+        y.load(source + size, row)
+        for n, total in enumerate(totals):
+            total.load(source + (2 * size + n * SIDE), row)
+        with k.loop(k.integer("count")):
+            for total in totals:
+                total.add_product(x, y)
+        for n, total in enumerate(totals):
+            total.store(result + n * size, row)
+    return k.text()
+
+
 def read_kernel(target: Target) -> str:
     """IR of the sum of `count` float32 numbers, read at STREAMS places at once."""
     k = Kernel("read", target, FIELDS)
@@ -118,6 +158,11 @@ def _peak(element: Type) -> Compiled:
 
 
 @cache
+def _matrix_peak() -> Compiled:
+    return _compiled("peak", matrix_peak_kernel(chosen()))
+
+
+@cache
 def _read() -> Compiled:
     return _compiled("read", read_kernel(chosen()))
 
@@ -129,7 +174,7 @@ def _compiled(name: str, text: str) -> Compiled:
 
 @cache
 def _operands() -> Array:
-    return np.zeros(1024, np.uint8)
+    return np.zeros(4096, np.uint8)
 
 
 @cache
@@ -139,7 +184,7 @@ def _buffer(size: int) -> Array:
 
 def _run(compiled: Compiled, source: Array, threads: int, count: int, share: int = 0) -> None:
     """Once on each thread, each `share` bytes further on in the source."""
-    results = np.zeros((threads, 64), np.uint8)
+    results = np.zeros((threads, REGISTERS * 1024), np.uint8)
 
     def one(n: int) -> None:
         fields = np.array([source.ctypes.data + n * share, results[n].ctypes.data, count], np.uint64)

@@ -39,6 +39,8 @@ class Setting:
     seconds: float = 12.0
     engine: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)  # peers, and why
+    device: Any = None  # of PyTorch, where rows of a device are measured
+    time: Callable[[Call, int], float] | None = None  # of so many calls, in seconds; None: of the processor
     tick: Callable[[str], object] = lambda stage: None
 
 
@@ -138,11 +140,14 @@ def in_turns(contenders: Mapping[str, Contender], s: Setting, threads: int | Non
     """Seconds of one call of each, one after the other in every round; all have run before."""
     clock = time.process_time if (threads or s.threads) == 1 else time.perf_counter
 
-    def seconds(call: Call, repeats: int) -> float:
+    def processor(call: Call, repeats: int) -> float:
         start = clock()
         for _ in range(repeats):
             call()
-        return max(clock() - start, 1e-9)
+        return clock() - start
+
+    def seconds(call: Call, repeats: int) -> float:
+        return max((s.time or processor)(call, repeats), 1e-9)
 
     repeats, about = dict.fromkeys(contenders, 1), 0.0
     for name, contender in contenders.items():

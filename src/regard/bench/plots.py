@@ -20,6 +20,8 @@ STYLES = {
     "NumPy": ("#6b6b6b", "v"),
     "tiled": ("#56b4e9", "<"),
     "JAX": ("#e69f00", "X"),
+    "cuDNN": ("#d55e00", "s"),
+    "Flash": ("#009e73", "^"),
 }
 INK, SOFT, GRID, MISSED = "#1f2328", "#5a6270", "#e4e7eb", "#d55e00"
 
@@ -29,7 +31,10 @@ Plot = tuple[str, Figure]
 
 def plots(report: Report) -> dict[str, Plot]:
     """Captions and figures by name; those for which the report has rows."""
-    made: dict[str, Callable[[Report], Plot | None]] = {
+    if "device" in report.method:
+        made: dict[str, Callable[[Report], Plot | None]] = {"forward": forward}
+        return {name: plot for name, make in made.items() if (plot := make(report)) is not None}
+    made = {
         "speed": speed,
         "forward": forward,
         "wishes": wishes,
@@ -218,6 +223,8 @@ def put(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, flo
 
 
 def threads(report: Report) -> str:
+    if "device" in report.method:
+        return "on a device"
     count = report.method["threads"]
     return "one core" if count == 1 else f"{count} cores"
 

@@ -11,8 +11,8 @@ from threadpoolctl import threadpool_limits
 
 import regard
 from regard import doctor
+from regard.bench.kinds import Row
 from regard.bench.measure import Report, Setting, pinned
-from regard.bench.rows import Row
 from regard.threads import num_threads
 
 PACKAGES = ("numpy", "llvmlite", "torch", "jax", "onnxruntime", "openvino")
@@ -26,6 +26,14 @@ QUICK: dict[str, Any] = {
     "left_out": {"FlexAttention": "not in a quick run: compiling takes seconds a row"},
 }
 """What a quick run sets otherwise."""
+
+
+def on_device(s: Setting, name: str) -> Setting:
+    """To measure a device of PyTorch; ValueError in one line if there is none of that name."""
+    from regard.bench import device
+
+    found = device.device(name)
+    return replace(s, device=found, threads=len(s.cores), left_out={}, time=partial(device.seconds, found))
 
 
 def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done: None) -> Report:
@@ -42,8 +50,7 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
                 results.append(row.measure(replace(s, tick=partial(_tick, progress, label, n))))
         finally:
             regard.set_num_threads(before)
-    method = {
-        "threads": s.threads,
+    method = ({"threads": s.threads} if s.device is None else {"device": s.device.type}) | {
         "rounds": s.rounds,
         "seconds": s.seconds,
         "engine": s.engine or "the first that can",
@@ -57,6 +64,10 @@ def _tick(progress: Progress, label: str, done: int, stage: str) -> None:
 
 def machine(s: Setting) -> dict[str, str]:
     """The processor, the kernels' target and the versions of everything measured; nothing that names the machine."""
+    if s.device is not None:
+        from regard.bench import device
+
+        return device.machine(s.device)
     found: dict[str, Any] = {
         "processor": doctor.report()["processor"]["name"],
         "cores": f"{len(s.cores)}, {s.threads} of them measured unless a row says otherwise",

@@ -10,10 +10,10 @@ import torch
 
 from regard import api, checks, merging, planning, stepping
 from regard.api import problem_from
-from regard.rules import as_mask, as_score
+from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import graph
-from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, values
+from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, together, values
 from regard.torch.autograd import Attention, run
 from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
 from regard.torch.rules import bind, constant, flags, table
@@ -121,15 +121,6 @@ def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
     return {name: x for name, x in tables.items() if not x.requires_grad}
 
 
-def together(given: dict[Any, torch.Tensor]) -> None:
-    """ValueError unless all lie on one device."""
-    device = given["query"].device
-    for name, x in given.items():
-        if x.device != device:
-            what = name if type(name) is str else "a tensor of the rules"
-            raise ValueError(f"{what} must be on the device of query, {device}, got {x.device}")
-
-
 def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
     """The checks of a call before its matrices become heads, so that messages show what was given."""
     arrays = {name: hollow(x) for name, x in given.items() if type(name) is str}
@@ -164,8 +155,8 @@ def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any = ALL, **options: Any) -> torch.Tensor:
-    """`regard.weights` on tensors, without a derivative."""
-    given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False)
+    """`regard.weights` on tensors, without a derivative; those of a device are computed there."""
+    given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False, there=True)
     return tensor(api.weights(**given, rows=rows, cols=cols))
 
 
@@ -195,23 +186,32 @@ multihead_attention = elsewhere(
 )
 
 
-def in_numpy(given: dict[str, Any], constant: bool = True) -> dict[str, Any]:
-    """Arguments with arrays for tensors, and rules with the values of the tensors that they read."""
+def in_numpy(given: dict[str, Any], constant: bool = True, there: bool = False) -> dict[str, Any]:
+    """Arguments with arrays for tensors, and rules with the values of the tensors that they read.
+
+    there: tensors of a device stay where they are, but the offset, which checks look at.
+    """
     found = {}
+    if there:
+        tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and name != "offset"}
+        rules = (given.get(name) for name in ("mask", "score"))
+        tensors |= {y: y.tensor for x in rules if isinstance(x, Rule) for y in foreign(x.node)}
+        together(tensors)
     for name, x in given.items():
         if name in ("mask", "score") and x is not None:
             rule = (as_mask if name == "mask" else as_score)(x)
             reads = {id(y): y.tensor for y in foreign(rule.node)}
-            found[name] = bind(rule, {n: readable(name, y, constant) for n, y in reads.items()}).rule
+            found[name] = bind(rule, {n: readable(name, y, constant, there) for n, y in reads.items()}).rule
         else:
-            found[name] = readable(name, x, constant) if isinstance(x, torch.Tensor) else x
+            stays = there and name != "offset"
+            found[name] = readable(name, x, constant, stays) if isinstance(x, torch.Tensor) else x
     for name in ("query", "key", "value"):
         if name in given:
             checked(name, given[name])
     return found
 
 
-def readable(name: str, x: torch.Tensor, constant: bool) -> Any:
+def readable(name: str, x: torch.Tensor, constant: bool, there: bool) -> Any:
     """constant: the result is no tensor, so that nobody expects a derivative of it."""
     if not concrete(checked(name, x)):
         raise NotImplementedError(f"{name} has no values that can be read while it is transformed or traced")
@@ -220,7 +220,7 @@ def readable(name: str, x: torch.Tensor, constant: bool) -> Any:
             f"regard.weights does not differentiate, and {name} requires grad: call it under torch.no_grad(), or take "
             "return_weights=True of regard.attention"
         )
-    return values(x)
+    return values(x, there)
 
 
 def hollow(x: torch.Tensor) -> Any:

@@ -1,5 +1,6 @@
 """Tensors as NumPy arrays and back, without copies, and which tensors can be had so."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -36,14 +37,14 @@ class Memory:
     """The memory of a tensor on a device; arrays that view it have shapes, strides and addresses, and are not read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.lies_on = tensor, tensor.device
+        self.tensor, self.lies_on, self.address = tensor, tensor.device, tensor.data_ptr()
         size = tensor.element_size()
         self.__array_interface__ = {
             "version": 3,
             "shape": tuple(tensor.shape),
             "strides": tuple(step * size for step in tensor.stride()),
             "typestr": f"|V{size}" if tensor.dtype is torch.bfloat16 else NUMPY[tensor.dtype].str,
-            "data": (tensor.data_ptr() or 1, False),  # that of nothing is never used
+            "data": (self.address or 1, False),  # that of nothing is never used
         }
 
 
@@ -93,10 +94,19 @@ def array(x: torch.Tensor) -> Array:
     return x.numpy(force=True)
 
 
-def values(x: torch.Tensor) -> Array:
-    """The values of a `concrete` tensor, which a transform that is active would wrap."""
+def values(x: torch.Tensor, there: bool = False) -> Array:
+    """The values of a `concrete` tensor, which a transform that is active would wrap; there: where they lie."""
     with torch._C._DisableFuncTorch():
-        return array(x.cpu() if x.is_cuda else x)
+        return array(x.cpu() if x.is_cuda and not there else x)
+
+
+def together(given: Mapping[Any, torch.Tensor]) -> None:
+    """ValueError unless all lie on one device; those that are named by no text are of rules."""
+    device = given["query"].device
+    for name, x in given.items():
+        if x.device != device:
+            what = name if type(name) is str else "a tensor of the rules"
+            raise ValueError(f"{what} must be on the device of query, {device}, got {x.device}")
 
 
 def tensor(x: Any) -> torch.Tensor:
@@ -115,7 +125,7 @@ def on_device(x: Array) -> torch.Tensor:
         owner = owner.base
     whole: torch.Tensor = owner.tensor
     size = x.itemsize
-    begin = 0 if not x.size else (x.__array_interface__["data"][0] - whole.data_ptr()) // size
+    begin = 0 if not x.size else (x.__array_interface__["data"][0] - owner.address) // size
     return whole.as_strided(x.shape, [step // size for step in x.strides], whole.storage_offset() + begin)
 
 

@@ -193,7 +193,7 @@ def attention(
             raise TypeError(f"{name} must be a torch.Tensor where others of the call are, got {type(x).__name__}")
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
         raise NotImplementedError("regard.attention: a transform inside of a compiled region is not provided")
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(query.device.type):
         query, key, value = autocast(query), autocast(key), autocast(value)
     mask = None if options.get("mask") is None else in_graph("mask", options["mask"])
     score = None if options.get("score") is None else in_graph("score", options["score"])
@@ -210,6 +210,8 @@ def attention(
         given = options.get(name)
         if name == "offset" and isinstance(given, int):
             given = torch.full((), given, dtype=torch.int64)  # an input, because it changes from step to step
+        elif name == "offset" and isinstance(given, torch.Tensor):
+            given = given.cpu()  # checks look at it
         if given is not None:
             names.append(name)
             into.append(given)

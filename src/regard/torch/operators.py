@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from regard.torch.arrays import together
 from regard.torch.autograd import INTEGERS, arrays, cotangents, none, parts, run, tensors, three
 from regard.torch.calls import Ready
 from regard.torch.texts import call_of
 
 Tensors = list[torch.Tensor]
 Given = list[torch.Tensor | None]
+HOST = ("offset", "seed")  # numbers that checks and plans look at
 
 _library = torch.library.Library("regard", "DEF")
 _library.define("attention(Tensor[] inputs, str call) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
@@ -23,7 +25,9 @@ backward = torch.ops.regard.attention_backward.default
 
 
 def _forward(inputs: Tensors, call: str) -> Tensors:
-    return [x.contiguous() for x in run(call_of(call), *inputs)]
+    known = call_of(call)
+    together({name: x for name, x in zip(known.inputs, inputs, strict=True) if name not in HOST})
+    return [x.contiguous() for x in run(known, *inputs)]
 
 
 def _backward(given: Given, call: str) -> Tensors:

@@ -1,7 +1,7 @@
 """The arrays of backward, its rule with derivatives, and the kernel that a call needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -9,10 +9,10 @@ from weakref import ref
 import numpy as np
 
 from regard.engines.cpu.backward_layout import STRANDS, BackwardKind, Reading, padded
-from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
-from regard.engines.cpu.layout import KEYS, Arguments, integer_type
+from regard.engines.cpu.element import BF16
+from regard.engines.cpu.layout import KEYS, Arguments
 from regard.engines.cpu.target import Target
-from regard.engines.cpu.work import by_head, dense_masks, written
+from regard.engines.cpu.work import by_head, dense_masks, with_queries_in_lanes, written
 from regard.problem import CACHE_LINE, Differential, Outputs, Problem, collapse, on_cache_line
 from regard.rules import Node, Program, Table, tangent
 
@@ -170,28 +170,12 @@ class Rule:
 
 def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKind:
     """The kernel for a call. entropy: whether it has a cotangent."""
-    real = F64 if p.compute == np.float64 else F32
-    W = target.lanes(real.size)
-    lanes = max(1, min(p.n_q, W * target.tile[1]))
     mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
-    score = rule.score
+    plain = with_queries_in_lanes(p, target, p.n_q, mask, rule.score, entropy)
     trained = p.bias if p.trains_bias else None
     rows, keys = (True, False) if trained is None else bias_axes(trained)
     return BackwardKind(
-        element=type_of(p.dtype),
-        real=real,
-        integer=integer_type(p.integers, mask, score) if mask or score else I64,
-        lanes=-(-lanes // W) * W,
-        few=0,
-        pairs=type_of(p.dtype) is BF16 and target.bf16_dot,
-        copied=True,
-        mask=mask,
-        score=score,
-        bias=None if p.bias is None else type_of(p.bias.dtype),
-        dropout=bool(p.dropout),
-        sink=p.sink is not None,
-        entropy=entropy,
-        best=0,
+        **vars(replace(plain, pairs=plain.element is BF16 and target.bf16_dot)),
         bent=rule.bent,
         readings=rule.readings,
         trains_bias=p.trains_bias,

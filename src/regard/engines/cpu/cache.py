@@ -1,15 +1,12 @@
 """Compiling kernels, and keeping their object code on disk.
 
-Objects lie in the user's cache directory, readable by their owner alone, each under a hash of everything it depends
-on. They are written under another name and renamed, so that processes never see half of one, and begin with a hash of
-their contents: what does not match is compiled again. REGARD_CACHE names another directory, or is "off".
+Objects lie in the user's cache directory (`regard.ondisk`), each under a hash of everything it depends on; what is not
+whole is compiled again.
 """
 
 import ctypes
 import hashlib
 import os
-import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ import llvmlite
 from llvmlite import binding as llvm
 
 import regard
+from regard import ondisk
 from regard.engines.cpu.target import Target, native_triple
 
 # Kernels are written as they should run: tidied up by these, they are as fast as after all of LLVM's usual passes.
@@ -72,22 +70,6 @@ def forget() -> None:
         _loaded.clear()
 
 
-def directory() -> Path | None:
-    """Where objects are kept; None if they are not."""
-    chosen = os.environ.get("REGARD_CACHE", "")
-    if chosen.lower() == "off":
-        return None
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", str(Path.home())))
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "regard"
-
-
 @cache
 def _sources() -> str:
     """A hash of the modules that write kernels: a change of any makes other objects."""
@@ -107,14 +89,14 @@ def identity(key: str, target: Target) -> str:
 def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
     _initialize(True)
     label = f"{name}-{identity(key, target)[:40]}"
-    folder = directory()
+    folder = ondisk.directory()
     path = None if folder is None else folder / f"{label}.o"
-    code = None if path is None or os.environ.get("REGARD_DUMP") else _read(path)
+    code = None if path is None or os.environ.get("REGARD_DUMP") else ondisk.read(path)
     from_disk = code is not None
     if code is None:
         code = compile_object(source(), target, label)
         if path is not None:
-            _write(path, code)
+            ondisk.write(path, code)
     return _load(name, label, code, from_disk)
 
 
@@ -167,31 +149,3 @@ def _load(name: str, label: str, code: bytes, from_disk: bool) -> Compiled:
     library = builder.link(_linker(), f"{label}-{next(_names)}")
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library[name])
     return Compiled(name, call, library, from_disk)
-
-
-def _read(path: Path) -> bytes | None:
-    """The object at `path`; None if there is none, if it is not whole, or if it is not ours alone."""
-    try:
-        if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
-            return None
-        data = path.read_bytes()
-    except OSError:
-        return None
-    digest, code = data[:32], data[32:]
-    return code if hashlib.sha256(code).digest() == digest else None
-
-
-def _write(path: Path, code: bytes) -> None:
-    """Leave an object for later processes. A disk that is full or read-only costs no more than time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(code).digest() + code)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError:
-        return

@@ -340,6 +340,11 @@ class Kernel:
             self._control("stmxcsr", self.kept)
             self._control("ldmxcsr", ours)
 
+    def flush_inputs(self) -> None:
+        """From here to the end, numbers below the smallest normal one also count as 0."""
+        if self.target.control:
+            self._control("ldmxcsr", self.variable(self.constant(I32, ARITHMETIC | 0x40)))
+
     def _control(self, name: str, register: Variable) -> None:
         self.call_named(f"llvm.x86.sse.{name}", ir.VoidType(), [ir.PointerType()], [register.slot])
 
@@ -373,6 +378,11 @@ class Kernel:
     def at(self, address: Value, type: Type) -> Pointer:
         """What lies at an address that was computed."""
         return Pointer(self, type, self.b.inttoptr(address.raw, ir.PointerType()))
+
+    def words_on_stack(self, count: int) -> Pointer:
+        """Memory for so many 64-bit words, as long as the kernel runs."""
+        with self.b.goto_entry_block():
+            return Pointer(self, I64, self.b.alloca(I64.raw, count))
 
     def variable(self, first: Value) -> Variable:
         return Variable(self, first)
@@ -542,6 +552,10 @@ class Kernel:
         both = Value(self, BF16, 32, self.call_named(name, kind, [y.raw.type, x.raw.type], [y.raw, x.raw]))
         turned = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
         return Value(self, I32, 16, self.b.bitcast(turned.raw, self.raw(I32, 16)))
+
+    def halves(self, words: Value) -> tuple[Value, Value]:
+        """The two bfloat16 of each word as float32."""
+        return (words << 16).bits(F32), (words & -0x10000).bits(F32)
 
     def rounded(self, x: Value) -> Value:
         """A float32 vector as bfloat16, rounded as `pair` rounds."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from regard.engines.cpu.element import BF16, I8, I16, I32, I64, Type
-from regard.engines.cpu.emit import Kernel, Pointer, Value
+from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
-from regard.engines.cpu.layout import KEYS, Kind
+from regard.engines.cpu.layout import DEPTH, KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
 SUMS = 16  # vectors of O that grow at once
@@ -29,8 +29,9 @@ class FewQueries(Forward):
         self.word_type = I32 if kind.pairs else self.raw
         self.count = (self.d + 1) // 2 if kind.pairs else self.d
         self.padded = (self.count + (self.W - 1)) & -self.W
+        self.query_width = self.padded * (2 if kind.matrices else 1)
         # Features of V, two vectors in one step where rows are taken by pairs.
-        self.step = self.W * (2 if kind.pairs else 1)
+        self.step = self.W * (2 if kind.words else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
         self.k_ahead, self.v_ahead = (
             k.whole(AHEAD) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
@@ -41,14 +42,14 @@ class FewQueries(Forward):
         return range(self.kind.few)
 
     def _prepare_queries(self) -> None:
-        """The rows of Q, scaled, one behind the other; where products take pairs, as they are."""
+        """The rows of Q, scaled, one behind the other; where products take pairs, their scale is left for later."""
         k, item = self.k, self.item
         head, row, feature = (k.integer(f"q_{axis}") for axis in ("head", "row", "feature"))
-        with k.loop(self.padded * self.kind.few, step=self.W) as n:
+        with k.loop(self.query_width * self.kind.few, step=self.W) as n:
             item.q[n] = self.zero()
         for r in self.rows:
             source = self._row(self.address("q", self.kind.element), k.whole(r), head, row)
-            q = (item.q + self.padded * r).of(BF16 if self.kind.pairs else self.real)
+            q = (item.q + self.query_width * r).of(BF16 if self.kind.words else self.real)
             with k.loop(self.d) as x:
                 q[x] = (source.bytes(x * feature)[0].to(self.real) * self.query_scale).to(q.type)
 
@@ -116,7 +117,7 @@ class FewQueries(Forward):
     def _scores(self, tile: Tile) -> None:
         """S = Q Kᵀ; −∞ for keys that are not there."""
         k, kind, W = self.k, self.kind, self.W
-        queries = self.item.q.of(I32) if kind.pairs else self.item.q
+        queries = self.item.q.of(I32) if kind.words else self.item.q
         nothing = k.constant(self.real, -math.inf).spread(W)
         tops = [k.variable(nothing) for _ in self.rows]
         with self._keys(tile) as p:
@@ -126,10 +127,12 @@ class FewQueries(Forward):
                 turned = k.transpose([(keys + x).bytes(row * n).load(0, W) for n in range(W)])
                 for n in range(W):
                     (keys + x).bytes(row * (self.k_ahead + n)).prefetch()
-                for n, features in enumerate(turned):
+                if kind.matrices:
+                    self._add_halves(sums, turned, queries + x * 2)
+                for n, features in enumerate([] if kind.matrices else turned):
                     features = features if kind.pairs else features.bits(kind.element).to(self.real)
                     for r, total in zip(self.rows, sums, strict=True):
-                        q = queries[self.padded * r + x + n].spread(W)
+                        q = queries[self.query_width * r + x + n].spread(W)
                         add = k.dot_pairs(total.value, q, features) if kind.pairs else k.fma(q, features, total.value)
                         total.value = add
             there = self._there(tile, p)
@@ -138,6 +141,18 @@ class FewQueries(Forward):
                 self.P(r)[p] = s
                 top.value = k.maximum(s, top.value)
         self._store(self.tile.top, [self._across(top.value, k.maximum) for top in tops])
+
+    def _add_halves(self, sums: Sequence[Variable], words: Sequence[Value], queries: Pointer) -> None:
+        """Words of two features each, times queries, as matrices are summed: two chains, then both, then the total."""
+        k = self.k
+        chains = [[self.zero(), self.zero()] for _ in sums]
+        for n, word in enumerate(words):
+            for half, features in enumerate(k.halves(word)):
+                for r, chain in enumerate(chains):
+                    q = queries[self.query_width * r + 2 * n + half].spread(self.W)
+                    chain[half] = k.fma(q, features, chain[half])
+        for total, (low, high) in zip(sums, chains, strict=True):
+            total.value += low + high
 
     def _block(self, tile: Tile, p: Value) -> tuple[Pointer, Value]:
         """W rows of K from p on as whole vectors of words, and the bytes from row to row: where they lie, or a copy.
@@ -237,10 +252,10 @@ class FewQueries(Forward):
                 if kind.dropout:
                     j = k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p)
                     weight = self._drop(weight, (self.item.first[r], self.item.second[r]), j)
-                if kind.pairs:
+                if kind.words:
                     self.P(r).of(BF16)[p] = k.rounded(weight)
                 else:
-                    self.P(r)[p] = weight
+                    self.P(r)[p] = k.rounded(weight).to(self.real) if kind.matrices else weight
             across.append([self._across(x.value, lambda x, y: x + y) for x in sums])
         for name, numbers in zip(("l", "e"), zip(*across, strict=True), strict=False):
             self._store(getattr(self.tile, name), numbers)
@@ -249,7 +264,8 @@ class FewQueries(Forward):
         """O ← rescale · O + P V; with care, what is hidden counts as 0 whatever it is."""
         k, step = self.k, self.step
         start, whole = k.whole(0), self.d_v & -step
-        most = 1 if careful else max(1, SUMS * self.W // (self.kind.few * step))
+        sums = SUMS // 2 if self.kind.matrices else SUMS
+        most = 1 if careful else max(1, sums * self.W // (self.kind.few * step))
         for steps in (x for x in (8, 4, 2, 1) if x <= most):
             stop = whole - (whole - start) % (steps * step)
             with k.loop(stop, start=start, step=steps * step) as a:
@@ -260,45 +276,76 @@ class FewQueries(Forward):
 
     def _add_features(self, tile: Tile, a: Value, steps: int, count: Value | None, careful: bool) -> None:
         """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
-        k, pairs, W, size = self.k, self.kind.pairs, self.W, self.kind.element.size
+        k, W = self.k, self.W
         vectors = steps * self.step // W
         sums = [[k.variable(self.zero()) for _ in range(vectors)] for _ in self.rows]
-        keys = 2 if pairs else 1
-        source, width = self._source("v", tile.start), k.integer("v_row")
-        with k.loop(tile.stop, start=tile.first & -keys, step=keys) as p:
-            values = self._values(lambda x: source.bytes(x * width), tile, p, a, steps, count)
-            for n in range(keys):
-                row = source.bytes((p + self.v_ahead + n) * width + a * size)
-                for line in range(0, steps * self.step * size, LINE):
-                    row.bytes(line).prefetch()
-            for r in self.rows:
-                weight = (self.P(r).of(I32) if pairs else self.P(r))[p // keys].spread(W)
-                visible = [self.tile.seen[r * KEYS + p + n] != 0.0 for n in range(keys)] if careful else []
-                for n, v in enumerate(values):
-                    if pairs:
-                        if careful:
-                            low, high = (
-                                k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible)
-                            )
-                            v = v & (low | high)
-                        sums[r][n].value = k.dot_pairs(sums[r][n].value, v, weight)
-                    else:
-                        for there in visible:
-                            v = k.where(there, v, self.zero())
-                        sums[r][n].value = k.fma(v, weight, sums[r][n].value)
+        if self.kind.matrices:
+            # As matrices are summed: even keys, odd ones, then both, and then the total.
+            chains = [[[k.variable(self.zero()) for _ in range(vectors)] for _ in self.rows] for _ in range(2)]
+            with k.loop(tile.stop, start=tile.first & -DEPTH, step=DEPTH) as block:
+                for variable in (x for chain in chains for row in chain for x in row):
+                    variable.value = self.zero()
+                start, stop = k.maximum(tile.first & -2, block), k.minimum(tile.stop, block + DEPTH)
+                with k.loop(stop, start=start, step=2) as p:
+                    for n, chain in enumerate(chains):
+                        self._add_keys(chain, tile, p + n, a, steps, count, careful)
+                for total, low, high in zip(sums, *chains, strict=True):
+                    for n in range(vectors):
+                        total[n].value += low[n].value + high[n].value
+        else:
+            keys = 2 if self.kind.pairs else 1
+            with k.loop(tile.stop, start=tile.first & -keys, step=keys) as p:
+                self._add_keys(sums, tile, p, a, steps, count, careful)
         for r in self.rows:
             rescale, totals = self.tile.rescale[r].spread(W), [x.value for x in sums[r]]
             for n, total in enumerate(self._in_order(totals)):
                 o = self.tile_output(r, a + n * W)
                 o[0] = k.fma(o.load(0, W), rescale, total)
 
+    def _add_keys(
+        self,
+        sums: Sequence[Sequence[Variable]],
+        tile: Tile,
+        p: Value,
+        a: Value,
+        steps: int,
+        count: Value | None,
+        careful: bool,
+    ) -> None:
+        """What a key, or two where they are taken by pairs, gives to some features."""
+        k, kind, W, size = self.k, self.kind, self.W, self.kind.element.size
+        keys = 2 if kind.words else 1
+        source, width = self._source("v", tile.start), k.integer("v_row")
+
+        def row(p: Value) -> Pointer:
+            # What is not there weighs nothing, and may be any number.
+            inside = k.minimum(k.maximum(p, tile.first), tile.stop - 1) if kind.pairs else p
+            return source.bytes(inside * width)
+
+        values = self._values([row(p + n) for n in range(keys)], a, steps, count)
+        for n in range(keys):
+            ahead = source.bytes((p + self.v_ahead + n) * width + a * size)
+            for line in range(0, steps * self.step * size, LINE):
+                ahead.bytes(line).prefetch()
+        for r in self.rows:
+            weight = (self.P(r).of(I32) if kind.words else self.P(r))[p // keys].spread(W)
+            visible = [self.tile.seen[r * KEYS + p + n] != 0.0 for n in range(keys)] if careful else []
+            for n, v in enumerate(values):
+                if kind.words:
+                    if careful:
+                        low, high = (k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible))
+                        v = v & (low | high)
+                    sums[r][n].value = k.dot_pairs(sums[r][n].value, v, weight)
+                else:
+                    for there in visible:
+                        v = k.where(there, v, self.zero())
+                    sums[r][n].value = k.fma(v, weight, sums[r][n].value)
+
     def tile_output(self, r: int, a: Value) -> Pointer:
         output: Pointer = self.span.O + (self.width * r + a)
         return output
 
-    def _values(
-        self, at: Callable[[Value], Pointer], tile: Tile, p: Value, a: Value, steps: int, count: Value | None
-    ) -> list[Value]:
+    def _values(self, rows: Sequence[Pointer], a: Value, steps: int, count: Value | None) -> list[Value]:
         """Vectors of a row of V, or of two rows as pairs, interleaved within 16 bytes."""
         k, W, size = self.k, self.W, self.kind.element.size
 
@@ -306,11 +353,8 @@ class FewQueries(Forward):
             at = row.bytes((a + n * self.step) * size).of(self.raw)
             return at.load(0, self.step) if count is None else at.load_first(count, self.step)
 
-        if not self.kind.pairs:
-            row = at(p)
-            return [load(row, n).bits(self.kind.element).to(self.real) for n in range(steps)]
-        # Of a pair at the edge, what is not there weighs nothing, and may be any number.
-        rows = [at(k.maximum(p, tile.first)), at(k.minimum(p + 1, tile.stop - 1))]
+        if not self.kind.words:
+            return [load(rows[0], n).bits(self.kind.element).to(self.real) for n in range(steps)]
         made = []
         for n in range(steps):
             low, high = (load(row, n) for row in rows)
@@ -321,7 +365,7 @@ class FewQueries(Forward):
 
     def _in_order(self, totals: list[Value]) -> list[Value]:
         """Sums of features in the order of features."""
-        if not self.kind.pairs:
+        if not self.kind.words:
             return totals
         k, W, made = self.k, self.W, []
         for low, high in zip(totals[::2], totals[1::2], strict=True):

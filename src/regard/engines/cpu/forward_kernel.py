@@ -18,10 +18,11 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.element import F32, I16, I32, I64, Type
+from regard.engines.cpu.copies import Copies
+from regard.engines.cpu.element import F32, I32, I64
 from regard.engines.cpu.emit import Kernel, Pointer, Value
-from regard.engines.cpu.lanes import Lanes, Tile
-from regard.engines.cpu.layout import KEYS, TILE_BITS, TILES, Kind, item_area, span_area, tile_area
+from regard.engines.cpu.lanes import Tile
+from regard.engines.cpu.layout import TILE_BITS, TILES, Kind, item_area, span_area, tile_area
 
 
 class Best(NamedTuple):
@@ -31,7 +32,7 @@ class Best(NamedTuple):
     indices: Pointer
 
 
-class Forward(Lanes):
+class Forward(Copies):
     """What both layouts share: groups, spans, merging, and the end."""
 
     following: Pointer  # the words of the item that comes after this one in its group, or of this one
@@ -248,76 +249,6 @@ class Forward(Lanes):
         k = self.k
         dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
         return k.where(dropped, self.zero(), p * k.real("kept", self.real))
-
-    def _copies(self, tile: Tile) -> None:
-        """Tiles of K and V as the products read them, made by the first item of the group that needs them."""
-        k, kind = self.k, self.kind
-        if not kind.copies:
-            return
-        slot = self._slot(tile)
-        ready = self.tile.ready.of(I64) + slot
-        with k.when(ready[0] == 0):
-            ready[0] = k.constant(I64, 1)
-            first, stop = k.maximum(-tile.start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - tile.start)
-            for name in kind.keys if kind.copied else ():
-                self._copy(name, tile, first, stop, self.k_copy(slot, name), self.key_width, self.d)
-            for name in kind.values:
-                if kind.pairs:
-                    self._copy_pairs(name, tile, first, stop, self.v_copy(slot, name))
-                else:
-                    self._copy(name, tile, first, stop, self.v_copy(slot, name), self.d_v, self.d_v)
-
-    def _slot(self, tile: Tile) -> Value:
-        """Which tile of its span it is."""
-        k = self.k
-        return tile.number & ((k.whole(1) << k.integer("span_bits")) - 1)
-
-    @property
-    def key_type(self) -> Type:
-        """In which a tile of K is copied."""
-        return self.kind.element if self.kind.pairs else self.real
-
-    @property
-    def key_width(self) -> Value:
-        """Of a row of K in its copy; even where products take pairs."""
-        return self.d + self.d % 2 if self.kind.pairs else self.d
-
-    def k_copy(self, slot: Value, name: str) -> Pointer:
-        copy: Pointer = getattr(self.tile, f"{name}_copy").of(self.key_type) + slot * KEYS * self.key_width
-        return copy
-
-    def v_copy(self, slot: Value, name: str) -> Pointer:
-        copy: Pointer = getattr(self.tile, f"{name}_copy")
-        return copy.of(I32) + slot * (KEYS // 2) * self.d_v if self.kind.pairs else copy + slot * KEYS * self.d_v
-
-    def _copy_pairs(self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer) -> None:
-        """Rows of V two by two, their numbers in the halves of words; a row that is not there is 0."""
-        k = self.k
-        feature, size = k.integer(f"{name}_feature"), self.kind.element.size
-        with k.loop(stop, start=first - first % 2, step=2) as p:
-            pair, into = self._pair_of_rows(name, tile, p, first, stop), copy + p // 2 * self.d_v
-            whole = k.where(feature == size, self.d_v - self.d_v % self.W, k.whole(0))
-            with k.loop(whole, step=self.W) as a:
-                into[a] = pair(a * size, self.W)
-            with k.loop(self.d_v, start=whole) as a:
-                into[a] = pair(a * feature, 0)
-
-    def _pair_of_rows(
-        self, name: str, tile: Tile, p: Value, first: Value, stop: Value
-    ) -> Callable[[Value, int], Value]:
-        """Rows p and p + 1 of V as words, from so many bytes on; one that is not from `first` to before `stop` is 0."""
-        k, rows = self.k, []
-        for x in (p, p + 1):
-            there = (x >= first) & (x < stop)
-            nearest = k.minimum(k.maximum(x, first), stop - 1)
-            mask = k.where(there, k.constant(I32, 0xFFFF), 0)
-            rows.append((self._source(name, tile.start + nearest).of(I16), mask))
-
-        def words(offset: Value, lanes: int) -> Value:
-            low, high = (row.bytes(offset).load(0, lanes).to(I32) & mask for row, mask in rows)
-            return low | (high << 16)
-
-        return words
 
     # The largest weights
 

@@ -4,7 +4,8 @@ Each works on *items*, blocks of queries that share a key and a value head, agai
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from regard.engines.cpu.element import I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
 from regard.engines.cpu.layout import KEYS, TILE_BITS, Kind
 from regard.engines.cpu.lowering import Lowering
+from regard.engines.cpu.matrices import matrices
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 UNROLL = 4
@@ -48,8 +50,19 @@ class Lanes(ABC):
         """All groups of the call."""
         k = self.k
         groups = k.pointer("groups", I64)
-        with k.loop(k.integer("count")) as n:
+        if self.kind.matrices:
+            k.flush_inputs()
+        with self._registers(), k.loop(k.integer("count")) as n:
             self._group(groups[n * 2], groups[n * 2 + 1])
+
+    @contextmanager
+    def _registers(self) -> Iterator[None]:
+        """While products are made of matrices, `matrices` are the registers for them."""
+        if self.kind.matrices and not self.kind.few:
+            with matrices(self.k) as self.matrices:
+                yield
+        else:
+            yield
 
     @abstractmethod
     def _group(self, first: Value, stop: Value) -> None:
@@ -173,8 +186,8 @@ class Lanes(ABC):
             with k.loop(count, start=whole) as x:
                 into[x] = source.bytes(x * feature)[0].to(copy.type)
             if self.kind.pairs:
-                with k.when(count < width):
-                    into[count] = k.constant(copy.type, 0.0)
+                with k.loop(width, start=count) as x:
+                    into[x] = k.constant(copy.type, 0.0)
 
     def _turn(self, base: Pointer, strides: list[Value], count: Value, turned: Pointer, scale: Value | float) -> None:
         """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""

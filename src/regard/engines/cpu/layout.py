@@ -12,6 +12,7 @@ from regard.rules import Program
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KEYS = 128
+SIDE, DEPTH = 16, 32  # of matrices: rows, and products that are summed at once
 TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
 GROUP = 16  # items that share the tiles of a span while they are near
@@ -82,6 +83,7 @@ class Kind:
     lanes: int
     few: int
     pairs: bool
+    matrices: bool
     copied: bool
     mask: Arguments | None
     score: Arguments | None
@@ -152,6 +154,11 @@ class Kind:
         return (*self.addresses, "partial", *ITEM)
 
     @property
+    def words(self) -> bool:
+        """Whether products take words of two numbers, not matrices of them."""
+        return self.pairs and not self.matrices
+
+    @property
     def ruled(self) -> bool:
         """Whether scores are changed after the product: then they are natural ones, else logarithms of base 2."""
         return self.score is not None or self.bias is not None
@@ -165,8 +172,9 @@ class Kind:
     def key(self) -> str:
         rules = [None if x is None else x.program.structure for x in (self.mask, self.score)]
         ranks = [[len(t.shape) for t in x.program.tables] for x in (self.mask, self.score) if x]
-        rest = (self.element, self.real, self.integer, self.lanes, self.few, self.pairs, self.copied, self.bias)
-        return repr(("forward", rest, self.dropout, self.sink, self.entropy, self.best, rules, ranks))
+        rest = (self.element, self.real, self.integer, self.lanes, self.few, self.copied, self.bias)
+        more = (self.pairs, self.matrices, self.dropout, self.sink, self.entropy, self.best)
+        return repr(("forward", rest, more, rules, ranks))
 
 
 # Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
@@ -178,16 +186,29 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     area = dict.fromkeys(("top", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
     area |= dict.fromkeys(kind.weights, tile * slots)
     area |= dict.fromkeys(("seen", *kind.fetched), tile)
+    if kind.matrices and not kind.few:
+        area["product"] = SIDE * kind.lanes
     if kind.few:
         area["tops"] = kind.lanes * slots
         area["block"] = kind.lanes * (d + 2 * kind.lanes)
     if kind.best:
         area["candidates"] = KEYS * 8 // kind.real.size
     if kind.copied:
-        area |= {f"{name}_copy": TILES * KEYS * (d + 1) for name in kind.keys}
+        area |= {f"{name}_copy": TILES * KEYS * feature_rows(kind, d, 1) for name in kind.keys}
     if kind.copies:
-        area |= {f"{name}_copy": TILES * KEYS * d_v for name in kind.values} | {"ready": TILES * 2}
+        rows = multiple(d_v, SIDE) if kind.matrices else d_v
+        area |= {f"{name}_copy": TILES * KEYS * rows for name in kind.values} | {"ready": TILES * 2}
     return area
+
+
+def multiple(n: Any, step: int) -> Any:
+    """n, or the next multiple of a power of two."""
+    return (n + (step - 1)) // step * step
+
+
+def feature_rows(kind: Kind, d: Any, more: int) -> Any:
+    """Numbers for d features and some more; matrices take whole rows of them."""
+    return multiple(d, DEPTH) if kind.matrices else d + more
 
 
 def _names(sums: tuple[tuple[str, str], ...]) -> list[str]:
@@ -198,7 +219,7 @@ def output_size(kind: Kind, d_v: Any) -> Any:
     """Numbers of O: a row of lanes for each feature, or for each of few queries a row of features in whole vectors."""
     if not kind.few:
         return kind.lanes * d_v
-    step = kind.lanes * (2 if kind.pairs else 1)
+    step = kind.lanes * (2 if kind.words else 1)
     return (d_v + (step - 1)) // step * (step * kind.few)
 
 
@@ -214,7 +235,7 @@ def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     integers = kind.lanes * (1 if kind.integer is I32 else 8 // kind.real.size)
     words = dict.fromkeys(("g", "r"), kind.lanes * 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": kind.lanes, "second": kind.lanes}
-    q = kind.few * (d + kind.lanes) if kind.few else kind.lanes * (d + 1)
+    q = kind.few * feature_rows(kind, d, kind.lanes) if kind.few else kind.lanes * feature_rows(kind, d, 1)
     return {"cursor": 16, **words, **lanes, **dict.fromkeys(kind.queries, q), **span_area(kind, d_v)}
 
 

@@ -7,25 +7,27 @@ broadcasts where they lie, or from a copy of the tile.
 import math
 from collections.abc import Callable, Sequence
 
-from regard.engines.cpu.element import I8, I32, I64
+from regard.engines.cpu.element import I8, I16, I32, I64
 from regard.engines.cpu.emit import Pointer, Value
-from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.lowering import Place
+from regard.engines.cpu.matrix_products import MatrixProducts
 
 
-class ManyQueries(Forward):
+class ManyQueries(MatrixProducts):
     def _prepare_queries(self) -> None:
         """Qᵀ, scaled; where products take pairs, each word holds two features."""
         k, kind = self.k, self.kind
         for name in kind.queries:
             strides, q = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "feature")], getattr(self.item, name)
+            if kind.matrices:
+                self._turn_pairs(self.address(name, I16), strides, q.of(I32))
+                continue
             self._turn(self.address(name, kind.element), strides, self.d, q, self.query_scale)
             if not kind.pairs:
                 continue
-            with k.when(self.d % 2 != 0):
-                self.fill(q + self.d * self.B, 0.0)
-            with k.loop(self.d + self.d % 2, step=2) as x:
+            self.fill(q + self.d * self.B, 0.0, self.key_width - self.d)
+            with k.loop(self.key_width, step=2) as x:
                 for c in self.vectors():
                     low, high = (self.load(q, (x + n) * self.B, c) for n in range(2))
                     q.of(I32)[x // 2 * self.B + c] = k.pair(low, high)
@@ -63,6 +65,9 @@ class ManyQueries(Forward):
 
     def _scores(self, tile: Tile) -> None:
         """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
+        if self.kind.matrices:
+            self._scores_by_matrices(tile)
+            return
         k, kind, number = self.k, self.kind, I32 if self.kind.pairs else self.real
         names, turned, results = zip(*self._products_of_keys(), strict=True)
         stop = (self.d + 1) // 2 if kind.pairs else self.d
@@ -290,7 +295,11 @@ class ManyQueries(Forward):
                 O[at] = k.fma(self.load(O, at), factor, total)
 
             place = self._pick_pointer(n, values), self._pick(n, widths), self._pick_pointer(n, weights)
-            (self._add_visible if careful else self._add_all)(tile, *place, add)
+            if self.kind.matrices:
+                by_matrices = self._add_visible_by_matrices if careful else self._add_by_matrices
+                by_matrices(tile, place[0], place[2], add)
+            else:
+                (self._add_visible if careful else self._add_all)(tile, *place, add)
 
     def _add_all(self, tile: Tile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
         k, start, stop, step = self.k, tile.first, tile.stop, self.B

@@ -7,6 +7,8 @@ from typing import Any
 
 from llvmlite import binding as llvm
 
+from regard.engines.cpu import permission
+
 
 @dataclass(frozen=True)
 class Target:
@@ -14,8 +16,9 @@ class Target:
 
     vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
     the processor must have. scalef: x · 2ⁿ in one instruction. permute: a table of two vectors looked up in one.
-    bf16_dot: products of pairs of bfloat16. control: the register of x86 that says how to round. swift: how LLVM's
-    names of the processors begin on which it is faster than those that follow.
+    bf16_dot: products of pairs of bfloat16. matrices: products of matrices of bfloat16, by AMX. control: the register
+    of x86 that says how to round. swift: how LLVM's names of the processors begin on which it is faster than those that
+    follow.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Target:
     scalef: bool = False
     permute: bool = False
     bf16_dot: bool = False
+    matrices: bool = False
     control: bool = False
     swift: str = ""
 
@@ -44,7 +48,8 @@ class Target:
     @property
     def runs(self) -> bool:
         """Whether this processor can execute it."""
-        return self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
+        there = self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
+        return there and not (self.matrices and permission.refused())
 
 
 def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
@@ -65,6 +70,7 @@ def targets() -> dict[str, Target]:
     found = (
         # On others (seen: Granite Rapids) a product of pairs takes two cycles: FMAs of single numbers do twice as much.
         x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), **EVERY, bf16_dot=True, swift="znver"),
+        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, matrices=True),
         x86("avx512", "skylake-avx512", 64, 32, AVX512, **EVERY),
         x86("avx2", "haswell", 32, 16, AVX2),
         x86("baseline", "x86-64", 16, 16, ()),

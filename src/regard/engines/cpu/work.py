@@ -591,31 +591,48 @@ def kind_of(
     few: lanes may be keys. rules: instead of those of the call. more: arrays that are read as keys and values are.
     """
     found = {prefix: Arguments(prefix, program) for prefix, program in (programs(p) if rules is None else rules)}
-    mask, score = found.get("mask"), found.get("score")
-    real = F64 if p.compute == np.float64 else F32
-    element = type_of(p.dtype)
-    W = target.lanes(real.size)
-    lanes = max(1, min(rows * p.group, W * target.tile[1]))
+    plain = with_queries_in_lanes(p, target, rows * p.group, found.get("mask"), found.get("score"), entropy)
+    W = target.lanes(plain.real.size)
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value, *more)]
-    pairs = element is BF16 and target.bf16_dot and p.scale != 0
-    few = few and lanes <= min(FEW, W) and straight[1] and not best
-    converted = element is not real and not pairs
-    apart = rows * p.group > lanes and any(_scattered(x) for x in (p.key, p.value, *more))
+    matrices = plain.element is BF16 and target.matrices and p.scale != 0
+    pairs = matrices or (plain.element is BF16 and target.bf16_dot and p.scale != 0)
+    few = few and rows * p.group <= min(FEW, W) and straight[1] and not best
+    converted = plain.element is not plain.real and not pairs
+    apart = rows * p.group > plain.lanes and any(_scattered(x) for x in (p.key, p.value, *more))
+    return replace(
+        plain,
+        lanes=W if few else plain.lanes,
+        few=1 << (max(1, rows * p.group) - 1).bit_length() if few else 0,
+        pairs=pairs,
+        matrices=matrices,
+        copied=not few and (converted or apart or not all(straight) or matrices or (pairs and p.d % 2 != 0)),
+        best=best,
+    )
+
+
+def with_queries_in_lanes(
+    p: Problem, target: Target, queries: int, mask: Arguments | None, score: Arguments | None, entropy: bool
+) -> Kind:
+    """A kernel for a call with so many queries that share keys: of numbers one by one, and of copies of K and V."""
+    real = F64 if p.compute == np.float64 else F32
+    W = target.lanes(real.size)
+    lanes = max(1, min(queries, W * target.tile[1]))
     return Kind(
-        element=element,
+        element=type_of(p.dtype),
         real=real,
         integer=integer_type(p.integers, mask, score) if mask or score else I64,
-        lanes=W if few else -(-lanes // W) * W,
-        few=1 << (lanes - 1).bit_length() if few else 0,
-        pairs=pairs,
-        copied=not few and (converted or apart or not all(straight) or (pairs and p.d % 2 != 0)),
+        lanes=-(-lanes // W) * W,
+        few=0,
+        pairs=False,
+        matrices=False,
+        copied=True,
         mask=mask,
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),
         dropout=bool(p.dropout),
         sink=p.sink is not None,
         entropy=entropy,
-        best=best,
+        best=0,
     )
 
 

@@ -89,9 +89,6 @@ def backward_jvp(
 
 
 def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
-    """On arrays of the host by the engine `tiled`; there is no kernel for it."""
-    if p.device is not None:
-        raise NotImplementedError("regard.attention: forward over forward is not provided on a device")
-    from regard.engines import tiled
+    from regard.engines.triton import placing
 
-    return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)
+    return placing.called("jvp_jvp", p, outputs, t, u, d_t, d_u)

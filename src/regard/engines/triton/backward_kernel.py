@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
-from regard.engines.triton.language import real
+from regard.engines.triton.language import kernel, real
 from regard.engines.triton.pairs import block_of, pairs_of, tile_of
 from regard.engines.triton.place import (
     at_batch,
@@ -21,10 +21,11 @@ from regard.engines.triton.place import (
     load_matrix,
     load_rows,
     rows_of,
+    rows_of_program,
     store_matrix,
     store_rows,
 )
-from regard.engines.triton.tiles import kinds, kinds_of_rows, product, run_of
+from regard.engines.triton.tiles import over_keys, over_rows, product
 
 
 class Known(NamedTuple):
@@ -51,8 +52,8 @@ class RowsTask(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What the other kernels read, and where they write (None: not asked for). own: the leading sizes of a bias, and
-    its heads, rows and columns.
+    """What the other kernels read, and where they write (None: not asked for). own: the leading sizes of a bias, its
+    heads, rows and columns, and the batch elements of the call.
     """
 
     given: Any
@@ -80,12 +81,10 @@ def less(total, x):
     return total if x is None else total - x
 
 
-@triton.jit
+@kernel
 def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     """c_row = −dO · O + dlse + dH (Σ P − H), and its product with the weight of the sink."""
-    blocks = tl.cdiv(call.n_q, F.M)
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    r = rows_of(call, head // call.heads, head % call.heads, tl.program_id(0) % blocks, F.M)
+    r = rows_of_program(call, F.M)
     g, t = task.given, task.direction
     lse = load_rows(task.known.lse, call, r, F.REAL)
     zero = tl.zeros([F.M], F.REAL)
@@ -124,13 +123,23 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 # Gradients of queries
 
 
+class OfQueries(NamedTuple):
+    """What a block x of queries is given, whatever the tile of keys."""
+
+    call: Any
+    arrays: Any
+    rules: Any
+    direction: Any
+    rows: Any
+    x: Any
+
+
 @triton.jit
-def add_query(
-    dq, x, call, arrays, rules, task, rows, kv, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr
-):
+def add_query(dq, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    call, rows = of.call, of.rows
     keys = keys_of(call, tile, F.N)
-    y = tile_of(arrays, call, task.direction, rows.batch, kv, keys, F)
-    z = pairs_of(call, arrays, rules, task.direction, x, y, rows, keys, MASKED, ALONG, F)
+    y = tile_of(of.arrays, call, of.direction, rows.batch, rows.head // call.group, keys, F)
+    z = pairs_of(call, of.arrays, of.rules, of.direction, of.x, y, rows, keys, MASKED, ALONG, F)
     CAREFUL: tl.constexpr = MASKED or F.HIDES
     if ALONG:
         dq += product(z.dT_dot, y.k, z.visible, CAREFUL, F)
@@ -141,33 +150,13 @@ def add_query(
     return dq
 
 
-@triton.jit
+@kernel
 def query(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
-    blocks, tiles = tl.cdiv(call.n_q, F.M), tl.cdiv(call.n_k, F.N)
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    block = blocks - 1 - tl.program_id(0) % blocks
-    batch, head = head // call.heads, head % call.heads
-    kv = head // call.group
-    rows = rows_of(call, batch, head, block, F.M)
+    rows = rows_of_program(call, F.M)
     x = block_of(arrays, call, task.given, task.direction, rows, F)
-    dq = tl.zeros([F.M, F.D], F.REAL)
-    if F.BOUNDS is None:
-        whole = call.n_k // F.N if F.MASK is None else 0
-        for tile in range(whole):
-            dq = add_query(dq, x, call, arrays, rules, task, rows, kv, tile, False, ALONG, F)
-        for tile in range(whole, tiles):
-            dq = add_query(dq, x, call, arrays, rules, task, rows, kv, tile, True, ALONG, F)
-    else:
-        for chunk in range(tl.cdiv(tiles, F.T)):
-            live, full = kinds(call, rules, rows, chunk, F)
-            begin, end, others = run_of(full, live, F)
-            for t in range(begin, end):
-                dq = add_query(dq, x, call, arrays, rules, task, rows, kv, chunk * F.T + t, False, ALONG, F)
-            if others != 0:
-                for t in range(F.T):
-                    if (others >> t) & 1 != 0:
-                        dq = add_query(dq, x, call, arrays, rules, task, rows, kv, chunk * F.T + t, True, ALONG, F)
-    out = head_of(task.dq, call, batch, head)
+    of = OfQueries(call, arrays, rules, task.direction, rows, x)
+    dq = over_keys(add_query, tl.zeros([F.M, F.D], F.REAL), of, call, rules, rows, 0, 1, ALONG, F)
+    out = head_of(task.dq, call, rows.batch, rows.head)
     store_matrix(out, task.dq, rows.r, rows.inside, call.d, dq * real(call.scale, F.REAL), F.D)
 
 
@@ -179,25 +168,25 @@ class Sums(NamedTuple):
     dv: Any
 
 
+class OfKeys(NamedTuple):
+    """What a tile y of keys is given, whatever the block of queries of a head."""
+
+    call: Any
+    arrays: Any
+    rules: Any
+    task: Any
+    keys: Any
+    batch: Any
+    head: Any
+    y: Any
+
+
 @triton.jit
-def add_key(
-    a,
-    y,
-    call,
-    arrays,
-    rules,
-    task,
-    keys,
-    batch,
-    head,
-    block,
-    MASKED: tl.constexpr,
-    ALONG: tl.constexpr,
-    F: tl.constexpr,
-):
-    rows = rows_of(call, batch, head, block, F.M)
-    x = block_of(arrays, call, task.given, task.direction, rows, F)
-    z = pairs_of(call, arrays, rules, task.direction, x, y, rows, keys, MASKED, ALONG, F)
+def add_key(a, of, block, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    call, direction = of.call, of.task.direction
+    rows = rows_of(call, of.batch, of.head, block, F.M)
+    x = block_of(of.arrays, call, of.task.given, direction, rows, F)
+    z = pairs_of(call, of.arrays, of.rules, direction, x, of.y, rows, of.keys, MASKED, ALONG, F)
     seen = tl.trans(z.visible.to(tl.int8)) != 0
     dk, dv = a.dk, a.dv
     # Of a block that is not whole, the rows that are not there are hidden too; they hold zeros.
@@ -217,36 +206,19 @@ def add_key(
     return Sums(dk, dv)
 
 
-@triton.jit
+@kernel
 def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
-    blocks, tiles = tl.cdiv(call.n_q, F.M), tl.cdiv(call.n_k, F.N)
+    tiles = tl.cdiv(call.n_k, F.N)
     kv_heads = call.heads // call.group
     kv = (tl.program_id(0) // tiles).to(tl.int64)
     batch, kv = kv // kv_heads, kv % kv_heads
     keys = keys_of(call, tl.program_id(0) % tiles, F.N)
     y = tile_of(arrays, call, task.direction, batch, kv, keys, F)
     a = Sums(tl.zeros([F.N, F.D], F.REAL), tl.zeros([F.N, F.V], F.REAL))
-    for head in range(kv * call.group, (kv + 1) * call.group):
-        if F.BOUNDS is None:
-            whole = 0
-            if F.MASK is None:
-                whole = tl.where(tl.sum(keys.inside.to(tl.int32), 0) == F.N, blocks, 0)
-            for block in range(whole):
-                a = add_key(a, y, call, arrays, rules, task, keys, batch, head, block, False, ALONG, F)
-            for block in range(whole, blocks):
-                a = add_key(a, y, call, arrays, rules, task, keys, batch, head, block, True, ALONG, F)
-        else:
-            first = rows_of(call, batch, tl.full([], head, tl.int64), 0, F.M)
-            for chunk in range(tl.cdiv(blocks, F.T)):
-                live, full = kinds_of_rows(call, rules, first, keys, chunk, F)
-                begin, end, others = run_of(full, live, F)
-                for t in range(begin, end):
-                    a = add_key(a, y, call, arrays, rules, task, keys, batch, head, chunk * F.T + t, False, ALONG, F)
-                if others != 0:
-                    for t in range(F.T):
-                        if (others >> t) & 1 != 0:
-                            block = chunk * F.T + t
-                            a = add_key(a, y, call, arrays, rules, task, keys, batch, head, block, True, ALONG, F)
+    for n in range(call.group):
+        head = kv * call.group + n
+        of = OfKeys(call, arrays, rules, task, keys, batch, head, y)
+        a = over_rows(add_key, a, of, call, rules, batch, head, keys, ALONG, F)
     dk, dv = a.dk * real(call.scale, F.REAL), a.dv
     if F.DROPOUT:
         dv *= real(call.keep, F.REAL)
@@ -257,8 +229,8 @@ def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 # Gradient of a bias
 
 
-@triton.jit
-def bias(arrays, rules, call, task, batches, ALONG: tl.constexpr, F: tl.constexpr):
+@kernel
+def bias(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     """dS summed over the batch elements, heads, rows and columns that share an entry, in this order."""
     own = task.own
     n_rows, n_cols = tl.cdiv(own[2], F.M), tl.cdiv(own[3], F.N)
@@ -279,7 +251,7 @@ def bias(arrays, rules, call, task, batches, ALONG: tl.constexpr, F: tl.constexp
     if own[3] == 1:
         tiles = tl.cdiv(call.n_k, F.N)
     total = tl.zeros([F.M, F.N], F.REAL)
-    for b in range(batches):
+    for b in range(own[4]):
         batch = tl.full([], b, tl.int64)
         if at_batch(task.dbias, call.lead, batch) == here:
             for h in range(own_head, heads):

@@ -2,22 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from regard.engines.triton import backward_kernel, lowering, pairs, table_kernel, tangent_kernel
-from regard.engines.triton.forward_work import forward, shape
-from regard.engines.triton.launch import lying
+from regard.engines.triton import backward_kernel, bend_kernel, lowering, pairs, table_kernel, tangent_kernel
+from regard.engines.triton.forward_work import forward
+from regard.engines.triton.launch import Launch, lying
+from regard.engines.triton.tuning import Cut, chosen
 from regard.engines.triton.work import Work, empty, output
 from regard.problem import Differential, Outputs, Problem, device_of
-from regard.rules import Node, Program, Table, reads, tangent
+from regard.rules import Node, Program, Table, reading, reads, tangent
+from regard.rules.derivative import multiply
 from regard.torch.arrays import array, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 AT_ONCE = 2**22  # pairs whose part in tables is kept at once
+BLOCK = 128  # rows, of which any block of queries is a part
 NONE = Outputs(None, None, None)
 
 
@@ -70,9 +73,9 @@ class Derivative(Work):
             return None
         count = len(self.results)
         rest, positions = list(program.results[count:]), []
-        for reading in self.readings:
-            taken = [rest.pop(0) for _ in reading.args]
-            positions.append([program.tables.index(reading.payload), *taken])
+        for leaf in self.readings:
+            taken = [rest.pop(0) for _ in leaf.args]
+            positions.append([program.tables.index(leaf.payload), *taken])
         return lowering.values(replace(program, results=program.results[:count]), positions)
 
     def direction(self, c_row: Array | None = None) -> pairs.Direction:
@@ -88,6 +91,16 @@ class Derivative(Work):
             self.rows(way.d_outputs.lse), self.matrix(way.d_ct.out), self.rows(way.d_ct.entropy), self.rows(c_row),
         )  # fmt: skip
 
+    def over_queries(self, kernel: Any, task: Any, **forms: Any) -> None:
+        """Run a kernel that has a program for each block of queries."""
+
+        def launch(cut: Cut) -> Launch:
+            form = self.form(cut)
+            blocks = -(-self.p.n_q // form.M) * self.p.batch * self.p.heads
+            return self.launch(kernel, (blocks,), task, cut, F=form, **forms)
+
+        chosen(kernel.__name__, self, launch).run()
+
     def known(self, x: Outputs) -> backward_kernel.Known:
         return backward_kernel.Known(self.matrix(x.out), self.rows(x.lse), self.rows(x.entropy))
 
@@ -100,22 +113,55 @@ def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Ou
     d_lse = empty(p, p.shape(p.n_q), p.compute)
     d_entropy = None if outputs.entropy is None else empty(p, p.shape(p.n_q), p.compute)
     found = Outputs(output(p), d_lse, d_entropy)
-    form = work.form(*small(p))
     task = tangent_kernel.Task(given, work.direction(), work.known(outputs), *work.known(found))
-    work.launch(tangent_kernel.tangent, (row_blocks(p, form.M),), task, form).run()
+    work.over_queries(tangent_kernel.tangent, task)
     return outputs, found
+
+
+@dataclass(frozen=True, eq=False)
+class Bends(Work):
+    """What the rule gives along `other` beside what it gives along `way`: S˙, (∂S/∂T)˙, and what the tables that vary
+    along `way` add to the second derivative.
+    """
+
+    way: Way
+    other: Way
+
+    @cached_property
+    def score_program(self) -> Program | None:
+        p, t, u = self.p, self.way.tables, self.other.tables
+        if p.score_node is None:
+            return None
+        slope, slopes = p.score_partials
+        assert slope is not None
+        varying = [multiply(tangent(x, u), reading(leaf, t)) for leaf, x in slopes.items() if leaf.payload in t]
+        return Program.of([tangent(p.score_node, u), tangent(slope, u), *varying])
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    ways = Way(t, d_t), Way(u, d_u)
+    first, second = (Derivative(p, way=way) for way in ways)
+    bends = Bends(p, *ways)
+    rows = p.shape(p.n_q)
+    found = Outputs(
+        output(p), empty(p, rows, p.compute), None if outputs.entropy is None else empty(p, rows, p.compute)
+    )
+    task = bend_kernel.Task(
+        pairs.Given(first.rows(outputs.lse), None, None, None), first.direction(), second.direction(),
+        bends.rules.score, bends.arrays.score, first.known(outputs), *first.known(found),
+    )  # fmt: skip
+    first.over_queries(bend_kernel.bend, task, BENDS=bends.score_function)
+    return found
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) -> Differential:
     """Gradients; along a way, their tangents."""
     c, along = p.compute, way is not None
     work = Derivative(p, way=way)
-    form = work.form(*small(p))
     rows = p.shape(p.n_q)
     c_row, c_row_dot = empty(p, rows, c), empty(p, rows, c) if along else None
     d_sink = None if p.sink is None else empty(p, rows, c)
     given = pairs.Given(work.rows(outputs.lse), work.matrix(ct.out), work.rows(ct.entropy), work.rows(c_row))
-    blocks = row_blocks(p, form.M)
 
     def rows_task(to: Array | None, w: Derivative, given: Any) -> None:
         d = way or Way(Differential())
@@ -123,7 +169,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) 
             given, w.known(outputs), w.rows(ct.lse), w.direction(), w.known(d.d_outputs), w.rows(d.d_ct.lse),
             w.rows(to), w.rows(d_sink),
         )  # fmt: skip
-        w.launch(backward_kernel.rows, (blocks,), task, w.way is not None, form).run()
+        w.over_queries(backward_kernel.rows, task, ALONG=w.way is not None)
 
     rows_task(c_row, Derivative(p), given._replace(c_row=None))
     if along:
@@ -132,27 +178,22 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) 
     dq = empty(p, p.shape(p.n_q, p.d), fits(p, p.query))
     dk, dv = (empty(p, (*p.lead, p.kv_heads, p.n_k, size), fits(p, x)) for size, x in ((p.d, p.key), (p.d_v, p.value)))
     task = backward_kernel.Task(given, direction, work.matrix(dq), work.matrix(dk), work.matrix(dv), None, None)
-    work.launch(backward_kernel.query, (blocks,), task, along, form).run()
-    tiles = -(-p.n_k // form.N)
-    work.launch(backward_kernel.key_value, (tiles * p.batch * p.kv_heads,), task, along, form).run()
+    work.over_queries(backward_kernel.query, task, ALONG=along)
+
+    def launch(cut: Cut) -> Launch:
+        form = work.form(cut)
+        tiles = -(-p.n_k // form.N) * p.batch * p.kv_heads
+        return work.launch(backward_kernel.key_value, (tiles,), task, cut, F=form, ALONG=along)
+
+    chosen("key_value", work, launch).run()
     return Differential(
         query=fitted(dq, p.query),
         key=fitted(dk, p.key),
         value=fitted(dv, p.value),
-        bias=bias_gradient(work, task, form) if p.trains_bias else None,
+        bias=bias_gradient(work, task) if p.trains_bias else None,
         sink=None if d_sink is None or p.sink is None else sink_gradient(p, d_sink),
         tables=table_gradients(p, given, direction, way),
     )
-
-
-def small(p: Problem) -> tuple[int, int]:
-    """Queries and keys of the tiles of derivatives, of which more is alive at once."""
-    M, N = shape(p)
-    return min(M, 64), min(N, 64)
-
-
-def row_blocks(p: Problem, M: int) -> int:
-    return -(-p.n_q // M) * p.batch * p.heads
 
 
 def fits(p: Problem, like: Array) -> Any:
@@ -179,7 +220,7 @@ def sink_gradient(p: Problem, d_sink: Array) -> Array:
     return fitted(array(per_head), p.sink)
 
 
-def bias_gradient(work: Derivative, task: backward_kernel.Task, form: Any) -> Array:
+def bias_gradient(work: Derivative, task: backward_kernel.Task) -> Array:
     p = work.p
     assert p.bias is not None
     full = (*(1,) * (len(p.lead) + 3 - p.bias.ndim), *p.bias.shape)
@@ -187,9 +228,14 @@ def bias_gradient(work: Derivative, task: backward_kernel.Task, form: Any) -> Ar
     lead = full[:-3] or (1,)
     lies = lying(total.reshape(*lead, *full[-3:]), len(lead), 2)
     heads, rows, cols = full[-3:]
-    task = task._replace(dbias=lies, own=(lead, heads, rows, cols))
-    grid = int(np.prod(lead)) * heads * -(-rows // form.M) * -(-cols // form.N)
-    work.launch(backward_kernel.bias, (grid,), task, p.batch, work.way is not None, form).run()
+    task = task._replace(dbias=lies, own=(lead, heads, rows, cols, p.batch))
+
+    def launch(cut: Cut) -> Launch:
+        form = work.form(cut)
+        grid = int(np.prod(lead)) * heads * -(-rows // form.M) * -(-cols // form.N)
+        return work.launch(backward_kernel.bias, (grid,), task, cut, ALONG=work.way is not None, F=form)
+
+    chosen("bias", work, launch).run()
     return fitted(array(tensor(total).reshape(p.bias.shape)), p.bias)
 
 
@@ -199,25 +245,29 @@ def table_gradients(p: Problem, given: Any, direction: Any, way: Way | None) -> 
     if not slopes:
         return {}
     work = Derivative(p, way=way, readings=tuple(slopes))
-    form = work.form(*small(p))
     totals = {
         table: torch.zeros(table.shape, dtype=tensor(np.empty(0, p.compute)).dtype, device=p.device).reshape(-1)
         for table in p.tables
     }
-    size = max(1, AT_ONCE // max(1, p.n_k * p.batch * p.heads * form.M)) * form.M
+    size = max(1, AT_ONCE // max(1, p.n_k * p.batch * p.heads * BLOCK)) * BLOCK
     for first in range(0, p.n_q if p.n_k * p.batch * p.heads else 0, size):
-        rows = min(size, p.n_q - first)
-        shape = p.shape(rows, p.n_k)
+        rows = range(first, min(first + size, p.n_q))
+        shape = p.shape(len(rows), p.n_k)
         values = [empty(p, shape, p.compute) for _ in slopes]
         entries = [empty(p, shape, np.int64) for _ in slopes]
-        task = table_kernel.Task(
-            given, direction, first, tuple(map(work.matrix, values)), tuple(map(work.matrix, entries))
-        )
-        grid = (-(-rows // form.M), -(-p.n_k // form.N), p.batch * p.heads)
-        work.launch(table_kernel.table, grid, task, 4 if way else 2, len(work.results), way is not None, form).run()
-        for reading, value, entry in zip(slopes, values, entries, strict=True):
-            scatter(totals[reading.payload], reading.args, tensor(value), tensor(entry))
+        to = tuple(map(work.matrix, values)), tuple(map(work.matrix, entries))
+        task = table_kernel.Task(given, direction, first, *to)
+        chosen("table", work, partial(table_part, work, task, len(rows))).run()
+        for leaf, value, entry in zip(slopes, values, entries, strict=True):
+            scatter(totals[leaf.payload], leaf.args, tensor(value), tensor(entry))
     return {table: fitted(array(x.reshape(table.shape)), table.array) for table, x in totals.items()}
+
+
+def table_part(work: Derivative, task: table_kernel.Task, rows: int, cut: Cut) -> Launch:
+    p, form, along = work.p, work.form(cut), work.way is not None
+    grid = (-(-rows // form.M), -(-p.n_k // form.N), p.batch * p.heads)
+    forms = {"FIRST": 4 if along else 2, "LAST": len(work.results), "ALONG": along}
+    return work.launch(table_kernel.table, grid, task, cut, **forms, F=form)
 
 
 def scatter(total: torch.Tensor, indices: Sequence[Node], value: torch.Tensor, entry: torch.Tensor) -> None:
@@ -227,5 +277,6 @@ def scatter(total: torch.Tensor, indices: Sequence[Node], value: torch.Tensor, e
         if not leaves & {leaf, "s"}:
             value, entry = value.sum(axis, keepdim=True), entry.narrow(axis, 0, 1)
     places, order = torch.sort(entry.reshape(-1), stable=True)
-    counts = torch.bincount(places, minlength=total.numel())
-    total += torch.segment_reduce(value.reshape(-1)[order], "sum", lengths=counts, initial=0)
+    ends = torch.searchsorted(places, torch.arange(total.numel() + 1, device=places.device))
+    # `unsafe` leaves out a check for which the host would wait.
+    total += torch.segment_reduce(value.reshape(-1).gather(0, order), "sum", offsets=ends, initial=0, unsafe=True)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.engines.triton.language import real
-from regard.engines.triton.place import head_of, keys_of, load_matrix, rows_of, store_matrix, store_rows
-from regard.engines.triton.tiles import INFINITY, dropped, kinds, product, raw, run_of, scores
+from regard.engines.triton.language import kernel, real
+from regard.engines.triton.place import head_of, keys_of, load_matrix, rows_of_program, store_matrix, store_rows
+from regard.engines.triton.tiles import INFINITY, dropped, over_keys, product, raw, scores
 
 NOBODY: tl.constexpr = tl.constexpr(2**62)  # later than any key
 
@@ -73,16 +73,27 @@ def moved(e, l, factor, shift):
     return tl.where(factor == 0, 0.0, factor * (e + tl.where(factor == 0, 0.0, shift) * l))
 
 
+class Of(NamedTuple):
+    """What a block of queries is given, whatever the tile; k, v: where the matrices of its head begin."""
+
+    call: Any
+    arrays: Any
+    rules: Any
+    rows: Any
+    q: Any
+    k: Any
+    v: Any
+
+
 @triton.jit
-def add(
-    a: State, call, arrays, rules, rows, q, k_ptr, v_ptr, tile, MASKED: tl.constexpr, F: tl.constexpr, W: tl.constexpr
-):
+def add(a, of, tile, MASKED: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
     """The state with one more tile of keys."""
+    call, arrays, rows = of.call, of.arrays, of.rows
     keys = keys_of(call, tile, F.N)
-    k = load_matrix(k_ptr, arrays.k, keys.c, keys.inside, call.d, F.D, None)
-    v = load_matrix(v_ptr, arrays.v, keys.c, keys.inside, call.d_v, F.V, None)
-    T = raw(call, q, k, F)
-    S, visible, _ = scores(call, arrays, rules, T, T, rows, keys, MASKED, F)
+    k = load_matrix(of.k, arrays.k, keys.c, keys.inside, call.d, F.D, None)
+    v = load_matrix(of.v, arrays.v, keys.c, keys.inside, call.d_v, F.V, None)
+    T = raw(call, of.q, k, F)
+    S, visible, _ = scores(call, arrays, of.rules, T, T, rows, keys, MASKED, F)
     highest = tl.max(S, 1)
     m = tl.maximum(a.m, highest)
     shift, x = a.m - finite(m), S - finite(m)[:, None]
@@ -99,43 +110,19 @@ def add(
     return State(m, l, e, O, best, seen)
 
 
-@triton.jit
+@kernel
 def forward(arrays, rules, call, results, F: tl.constexpr, W: tl.constexpr):
-    blocks = tl.cdiv(call.n_q, F.M)
-    tiles = tl.cdiv(call.n_k, F.N)
-    program = tl.program_id(0)
+    rows = rows_of_program(call, F.M)
+    kv = rows.head // call.group
+    q = load_matrix(head_of(arrays.q, call, rows.batch, rows.head), arrays.q, rows.r, rows.inside, call.d, F.D, None)
+    k, v = head_of(arrays.k, call, rows.batch, kv), head_of(arrays.v, call, rows.batch, kv)
     part = tl.program_id(1)
-    block, head = blocks - 1 - program % blocks, (program // blocks).to(tl.int64)  # those that see most come first
-    batch, head = head // call.heads, head % call.heads
-    kv = head // call.group
-    rows = rows_of(call, batch, head, block, F.M)
-    q = load_matrix(head_of(arrays.q, call, batch, head), arrays.q, rows.r, rows.inside, call.d, F.D, None)
-    k_ptr, v_ptr = head_of(arrays.k, call, batch, kv), head_of(arrays.v, call, batch, kv)
-    a = nothing(F)
-    if F.BOUNDS is None:
-        share = tl.cdiv(tiles, W.SPLITS)
-        first, last = part * share, tl.minimum((part + 1) * share, tiles)
-        whole = tl.minimum(last, call.n_k // F.N) if F.MASK is None else first
-        for tile in range(first, whole):
-            a = add(a, call, arrays, rules, rows, q, k_ptr, v_ptr, tile, False, F, W)
-        for tile in range(tl.maximum(first, whole), last):
-            a = add(a, call, arrays, rules, rows, q, k_ptr, v_ptr, tile, True, F, W)
-    else:
-        chunks = tl.cdiv(tiles, F.T)
-        share = tl.cdiv(chunks, W.SPLITS)
-        for chunk in range(part * share, tl.minimum((part + 1) * share, chunks)):
-            live, full = kinds(call, rules, rows, chunk, F)
-            begin, end, others = run_of(full, live, F)
-            for t in range(begin, end):
-                a = add(a, call, arrays, rules, rows, q, k_ptr, v_ptr, chunk * F.T + t, False, F, W)
-            if others != 0:
-                for t in range(F.T):
-                    if (others >> t) & 1 != 0:
-                        a = add(a, call, arrays, rules, rows, q, k_ptr, v_ptr, chunk * F.T + t, True, F, W)
+    of = Of(call, arrays, rules, rows, q, k, v)
+    a = over_keys(add, nothing(F), of, call, rules, rows, part, W.SPLITS, W, F)
     if W.SPLITS == 1:
         finish(a, arrays, call, results, rows, F, W)
     else:
-        keep_part(a, results, program * W.SPLITS + part, F)
+        keep_part(a, results, tl.program_id(0) * W.SPLITS + part, F)
 
 
 @triton.jit
@@ -185,18 +172,15 @@ def keep_part(a, results, part, F: tl.constexpr):
     tl.store(columns + F.M + i, a.seen)
 
 
-@triton.jit
+@kernel
 def merge(arrays, rules, call, results, F: tl.constexpr, W: tl.constexpr):
     """The parts of a block of queries, one after the other."""
-    blocks = tl.cdiv(call.n_q, F.M)
-    program = tl.program_id(0)
-    block, head = blocks - 1 - program % blocks, (program // blocks).to(tl.int64)
-    rows = rows_of(call, head // call.heads, head % call.heads, block, F.M)
+    rows = rows_of_program(call, F.M)
     i, c = tl.arange(0, F.M), tl.arange(0, F.V)
     WIDTH: tl.constexpr = F.V + 3
     a = nothing(F)
     for part in range(W.SPLITS):
-        number = (program * W.SPLITS + part).to(tl.int64)
+        number = (tl.program_id(0) * W.SPLITS + part).to(tl.int64)
         base = results.parts.ptr + number * (F.M * WIDTH)
         m_part, l_part = tl.load(base + i * WIDTH + F.V), tl.load(base + i * WIDTH + F.V + 1)
         m = tl.maximum(a.m, m_part)

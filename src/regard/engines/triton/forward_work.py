@@ -1,27 +1,22 @@
 """Forward, run: how it is cut, its outputs, and what is observed along the way."""
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from regard.engines.triton import forward_kernel as kernel
-from regard.engines.triton.launch import INTERPRETED
+from regard.engines.triton.launch import INTERPRETED, Launch
+from regard.engines.triton.tuning import Cut, chosen
 from regard.engines.triton.work import Work, empty, output
 from regard.problem import Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
-SHAPES = {"float16": (128, 64), "bfloat16": (128, 64), "float32": (64, 32), "float64": (32, 32)}  # queries, keys
 PROGRAMS = 264  # at least so many make a large device busy
 SPLITS = 32
+FEW = 64  # queries: only then keys are split between programs
 FIELDS = ("lse", "entropy", "max", "argmax", "visible")
-
-
-def shape(p: Problem) -> tuple[int, int]:
-    """Queries of a block and keys of a tile."""
-    if INTERPRETED:  # where an operation costs what it costs, whatever its size
-        return 64, 64
-    M, N = SHAPES[p.dtype.name]
-    return (M // 2, N) if max(p.d, p.d_v) > 128 else (M, N)
 
 
 def splits(p: Problem, M: int, N: int, chunk: int) -> int:
@@ -29,7 +24,7 @@ def splits(p: Problem, M: int, N: int, chunk: int) -> int:
     blocks = -(-p.n_q // M) * p.batch * p.heads
     parts = -(-p.n_k // (N * chunk)) if chunk else -(-p.n_k // N)
     wanted = min(SPLITS, PROGRAMS // max(blocks, 1), parts)
-    return 1 if wanted < 2 or p.n_q > M else 1 << (wanted.bit_length() - 1)
+    return 1 if wanted < 2 or p.n_q > FEW else 1 << (wanted.bit_length() - 1)
 
 
 def forward(p: Problem, names: frozenset[str] = frozenset()) -> tuple[Outputs, dict[str, Array]]:
@@ -41,17 +36,15 @@ def forward(p: Problem, names: frozenset[str] = frozenset()) -> tuple[Outputs, d
         for name, dtype in (("max", p.compute), ("argmax", np.int64)):
             found.setdefault(name, empty(p, p.shape(p.n_q), dtype))
     out = output(p)
-    for one in launches(p, out, found):
-        one.run()
+    work = Work(p)
+    chosen("forward", work, partial(launch, work, out, found)).run()
     return Outputs(out, found["lse"], found.get("entropy")), found
 
 
-def launches(p: Problem, out: Array, found: dict[str, Array]) -> list[Any]:
-    """The kernels of a call, in order."""
-    work = Work(p)
-    M, N = shape(p)
-    form = work.form(M, N)
-    if p.n_q <= form.M and not INTERPRETED:
+def launch(work: Work, out: Array, found: dict[str, Array], cut: Cut) -> Launch:
+    """The kernel of a call; the one that merges follows where keys are split."""
+    p, form = work.p, work.form(cut)
+    if p.n_q <= FEW and not INTERPRETED:
         form = form._replace(T=min(form.T, 16))
     count = splits(p, form.M, form.N, form.T if form.BOUNDS else 0)
     blocks = -(-p.n_q // form.M) * p.batch * p.heads
@@ -61,5 +54,6 @@ def launches(p: Problem, out: Array, found: dict[str, Array]) -> list[Any]:
         parts = work.per_head(empty(p, (blocks * count * form.M * (form.V + 3),), p.compute), 0)
         columns = work.per_head(empty(p, (blocks * count * form.M * 2,), np.int64), 0)
     results = kernel.Results(*(work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns))
-    made = [work.launch(kernel.forward, (blocks, count), results, form, wishes)]
-    return made + [work.launch(kernel.merge, (blocks,), results, form, wishes)] * (count > 1)
+    merge = work.launch(kernel.merge, (blocks,), results, cut, F=form, W=wishes)
+    one = work.launch(kernel.forward, (blocks, count), results, cut, F=form, W=wishes)
+    return replace(one, then=(merge,) if count > 1 else ())

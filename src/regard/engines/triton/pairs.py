@@ -65,6 +65,17 @@ class Tile(NamedTuple):
     v_dot: Any
 
 
+class Scores(NamedTuple):
+    """T and S, their tangents if ALONG a direction, which pairs are visible, and all that the score rule gives."""
+
+    T: Any
+    T_dot: Any
+    S: Any
+    S_dot: Any
+    visible: Any
+    found: Any
+
+
 class Pairs(NamedTuple):
     """found: all that the score rule gives. PD lacks the factor 1 / (1 − p), as sums of it get it at the end. Those
     with a dot are there ALONG a direction.
@@ -140,9 +151,8 @@ def products(a, x, b, y, F: tl.constexpr):
 
 @triton.jit
 def moving(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    """T, S, which pairs are visible, what the rule gives, and S˙ if ALONG a direction; x: a block, y: a tile.
-
-    Along a direction the rule gives S, ∂S/∂T, S˙, (∂S/∂T)˙ and what else was asked for.
+    """The scores of a block x and a tile y. Along a direction the rule gives S, ∂S/∂T, S˙, (∂S/∂T)˙ and what else was
+    asked for.
     """
     scale = real(call.scale, F.REAL)
     T = products(x.q, y.k, None, None, F) * scale
@@ -159,7 +169,7 @@ def moving(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG
         if t.bias is not None:
             S_dot += load_cell(t.bias, (call, rows, keys)).to(F.REAL)
         S_dot = tl.where(visible, S_dot, 0.0)
-    return S, visible, found, S_dot
+    return Scores(T, T_dot, S, S_dot, visible, found)
 
 
 @triton.jit
@@ -174,7 +184,8 @@ def through(found, n: tl.constexpr, x, visible, F: tl.constexpr):
 @triton.jit
 def pairs_of(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
     """The gradients of the pairs of a block x and a tile y."""
-    S, visible, found, S_dot = moving(call, arrays, rules, t, x, y, rows, keys, MASKED, ALONG, F)
+    s = moving(call, arrays, rules, t, x, y, rows, keys, MASKED, ALONG, F)
+    S, visible, found = s.S, s.visible, s.found
     logP = tl.where(visible, S - finite(x.lse), 0.0)
     P = tl.where(visible, tl.exp(logP), 0.0)
     c, PD = x.c_row, P
@@ -192,7 +203,7 @@ def pairs_of(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALO
     dT = through(found, 1, dS, visible, F)
     PD_dot, dS_dot, dT_dot = PD, dS, dT
     if ALONG:
-        grown = S_dot - x.lse_dot
+        grown = s.S_dot - x.lse_dot
         c_dot = x.c_row_dot
         G_dot = products(x.dO_dot, y.v, x.dO, y.v_dot, F)
         if G_dot is not None:

@@ -111,6 +111,15 @@ def rows_of(call, batch, head, block, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def rows_of_program(call, BLOCK: tl.constexpr):
+    """The block of queries that this program works on: of every head the last one, which may see most, comes first."""
+    blocks = tl.cdiv(call.n_q, BLOCK)
+    head = (tl.program_id(0) // blocks).to(tl.int64)
+    block = blocks - 1 - tl.program_id(0) % blocks
+    return rows_of(call, head // call.heads, head % call.heads, block, BLOCK)
+
+
+@triton.jit
 def keys_of(call, tile, BLOCK: tl.constexpr):
     c = tl.full([], tile, tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return Keys(c, c < call.n_k, c + tl.full([], call.j, tl.int64))

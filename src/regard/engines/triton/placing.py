@@ -1,6 +1,6 @@
 """Calls of the engine where their arrays are: on a device, copied to one, or on the host for the interpreter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from regard.engines.triton.launch import INTERPRETED
 from regard.observing import Statistic, each_array, pooled
 from regard.problem import Differential, Outputs, Problem, device_of
 from regard.rules.expression import rebuild
-from regard.torch.arrays import array, tensor
+from regard.torch.arrays import array, converted, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -83,6 +83,12 @@ def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
     return outputs, made
 
 
+def weights(p: Problem, lse: Array, rows: Sequence[int], cols: range) -> Array:
+    """In the dtype of sums; on a device, where NumPy converts nothing, in that of the call."""
+    found = statistics.part(p, lse, rows, cols)
+    return found if p.device is None else converted(found, p.dtype)
+
+
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
@@ -97,9 +103,10 @@ def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "forward": forward,
-    "weights": statistics.part,
+    "weights": weights,
     "maps": maps,
     "backward": backward_work.backward,
     "jvp": backward_work.jvp,
     "backward_jvp": backward_jvp,
+    "jvp_jvp": backward_work.jvp_jvp,
 }

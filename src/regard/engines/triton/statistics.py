@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.engines.triton import weights_kernel
-from regard.engines.triton.forward_work import shape
-from regard.engines.triton.launch import pointer
-from regard.engines.triton.work import Work, empty, on_device
+from regard.engines.triton import tuning, weights_kernel
+from regard.engines.triton.launch import Launch, pointer
+from regard.engines.triton.tuning import Cut
+from regard.engines.triton.work import Work, empty, numbers
 from regard.observing import Profile, Statistic, Top, cells
 from regard.problem import Problem
 from regard.torch.arrays import array, tensor
@@ -25,14 +25,17 @@ def part(p: Problem, lse: Array | None, rows: Sequence[int], cols: range) -> Arr
     if not out.size:
         return out
     work = Work(p)
-    M, N = shape(p)
-    form = work.form(M, N)
-    chosen = on_device(np.asarray(rows, np.int64), p.device)
+    chosen = numbers(rows, p.device)
     asked = weights_kernel.Part(
         work.rows(lse), pointer(chosen), cols.start, cols.step, len(rows), len(cols), work.matrix(out)
     )
-    grid = (-(-len(rows) // form.M) * p.batch * p.heads, -(-len(cols) // form.N))
-    work.launch(weights_kernel.part, grid, asked, form).run()
+
+    def launch(cut: Cut) -> Launch:
+        form = work.form(cut)
+        grid = (-(-len(rows) // form.M) * p.batch * p.heads, -(-len(cols) // form.N))
+        return work.launch(weights_kernel.part, grid, asked, cut, F=form)
+
+    tuning.chosen("part", work, launch).run()
     return out
 
 

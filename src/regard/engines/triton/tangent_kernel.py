@@ -9,10 +9,18 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
-from regard.engines.triton.language import real
+from regard.engines.triton.language import kernel, real
 from regard.engines.triton.pairs import block_of, moving, tile_of
-from regard.engines.triton.place import head_of, keys_of, load_matrix, load_rows, rows_of, store_matrix, store_rows
-from regard.engines.triton.tiles import dropped, kinds, product, run_of
+from regard.engines.triton.place import (
+    head_of,
+    keys_of,
+    load_matrix,
+    load_rows,
+    rows_of_program,
+    store_matrix,
+    store_rows,
+)
+from regard.engines.triton.tiles import dropped, over_keys, product
 
 
 class Task(NamedTuple):
@@ -35,14 +43,33 @@ class Sums(NamedTuple):
     O: Any
 
 
+class Of(NamedTuple):
+    """What a block x of queries is given, whatever the tile."""
+
+    call: Any
+    arrays: Any
+    rules: Any
+    direction: Any
+    rows: Any
+    x: Any
+
+
 @triton.jit
-def add(a, x, call, arrays, rules, task, rows, kv, tile, MASKED: tl.constexpr, F: tl.constexpr):
+def nothing(F: tl.constexpr):
+    zero = tl.zeros([F.M], F.REAL)
+    return Sums(zero, zero, zero, tl.zeros([F.M, F.V], F.REAL))
+
+
+@triton.jit
+def add(a, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    call, rows = of.call, of.rows
     keys = keys_of(call, tile, F.N)
-    y = tile_of(arrays, call, task.direction, rows.batch, kv, keys, F)
-    S, visible, _, S_dot = moving(call, arrays, rules, task.direction, x, y, rows, keys, MASKED, True, F)
-    logP = tl.where(visible, S - finite(x.lse), 0.0)
+    y = tile_of(of.arrays, call, of.direction, rows.batch, rows.head // call.group, keys, F)
+    s = moving(call, of.arrays, of.rules, of.direction, of.x, y, rows, keys, MASKED, ALONG, F)
+    visible = s.visible
+    logP = tl.where(visible, s.S - finite(of.x.lse), 0.0)
     P = tl.where(visible, tl.exp(logP), 0.0)
-    PS = P * S_dot
+    PS = P * s.S_dot
     CAREFUL: tl.constexpr = MASKED or F.HIDES
     O = a.O + product(dropped(call, PS, rows, keys, F), y.v, visible, CAREFUL, F)
     if y.v_dot is not None:
@@ -51,45 +78,29 @@ def add(a, x, call, arrays, rules, task, rows, kv, tile, MASKED: tl.constexpr, F
     return Sums(a.mean + tl.sum(PS, 1), a.total + tl.sum(P, 1), bend, O)
 
 
-@triton.jit
+@kernel
 def tangent(arrays, rules, call, task, F: tl.constexpr):
-    blocks, tiles = tl.cdiv(call.n_q, F.M), tl.cdiv(call.n_k, F.N)
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    block = blocks - 1 - tl.program_id(0) % blocks
-    batch, head = head // call.heads, head % call.heads
-    kv = head // call.group
-    rows = rows_of(call, batch, head, block, F.M)
-    x = block_of(arrays, call, task.given, task.direction, rows, F)
-    zero = tl.zeros([F.M], F.REAL)
-    a = Sums(zero, zero, zero, tl.zeros([F.M, F.V], F.REAL))
-    if F.BOUNDS is None:
-        whole = call.n_k // F.N if F.MASK is None else 0
-        for tile in range(whole):
-            a = add(a, x, call, arrays, rules, task, rows, kv, tile, False, F)
-        for tile in range(whole, tiles):
-            a = add(a, x, call, arrays, rules, task, rows, kv, tile, True, F)
-    else:
-        for chunk in range(tl.cdiv(tiles, F.T)):
-            live, full = kinds(call, rules, rows, chunk, F)
-            begin, end, others = run_of(full, live, F)
-            for t in range(begin, end):
-                a = add(a, x, call, arrays, rules, task, rows, kv, chunk * F.T + t, False, F)
-            if others != 0:
-                for t in range(F.T):
-                    if (others >> t) & 1 != 0:
-                        a = add(a, x, call, arrays, rules, task, rows, kv, chunk * F.T + t, True, F)
+    rows = rows_of_program(call, F.M)
+    of = Of(call, arrays, rules, task.direction, rows, block_of(arrays, call, task.given, task.direction, rows, F))
+    a = over_keys(add, nothing(F), of, call, rules, rows, 0, 1, True, F)
     lse_dot = a.mean
     if task.direction.sink is not None:
         sink = tl.load(arrays.sink.ptr + rows.head * arrays.sink.head).to(F.REAL)
         sink_dot = tl.load(task.direction.sink.ptr + rows.head * task.direction.sink.head).to(F.REAL)
         lse_dot += tl.exp(sink - finite(load_rows(task.known.lse, call, rows, F.REAL))) * sink_dot
+    finish(a, lse_dot, call, task, rows, F)
+
+
+@triton.jit
+def finish(a, lse_dot, call, task, rows, F: tl.constexpr):
+    """What the sums mean, and lse˙."""
     O = a.O
     if F.DROPOUT:
         O *= real(call.keep, F.REAL)
     known = task.known.out
-    out = load_matrix(head_of(known, call, batch, head), known, rows.r, rows.inside, call.d_v, F.V, F.REAL)
+    out = load_matrix(head_of(known, call, rows.batch, rows.head), known, rows.r, rows.inside, call.d_v, F.V, F.REAL)
     O -= lse_dot[:, None] * out
-    store_matrix(head_of(task.out, call, batch, head), task.out, rows.r, rows.inside, call.d_v, O, F.V)
+    store_matrix(head_of(task.out, call, rows.batch, rows.head), task.out, rows.r, rows.inside, call.d_v, O, F.V)
     store_rows(task.lse, call, rows, lse_dot)
     if task.entropy is not None:
         H = load_rows(task.known.entropy, call, rows, F.REAL)

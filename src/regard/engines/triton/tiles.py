@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.language import real
-from regard.engines.triton.place import kept, load_cell
+from regard.engines.triton.place import kept, load_cell, rows_of
 
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
 INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -135,14 +135,25 @@ def of_infinite(w, x, visible):
     turned = tl.where(down, 1.0, tl.where(up, 128.0, nan)).to(tl.float16)
     lost = tl.where(up | down, 16384.0, nan).to(tl.float16)
     more, less = visible & (w > 0), visible & (w < 0)
-    count = tl.dot(more.to(tl.float16), same) + tl.dot(less.to(tl.float16), turned)
-    count += tl.dot((visible & ~more & ~less).to(tl.float16), lost)
+    count = tl.dot(one_where(more), same) + tl.dot(one_where(less), turned)
+    count += tl.dot(one_where(visible & ~more & ~less), lost)
     nans = tl.floor(count / 16384.0)
     count -= nans * 16384.0
     downs = tl.floor(count / 128.0)
     ups = count - downs * 128.0
     made = tl.where(ups > 0, INFINITY, 0.0) - tl.where(downs > 0, INFINITY, 0.0)
     return tl.where(nans > 0, float("nan"), made)
+
+
+@triton.jit
+def one_where(x):
+    """1 or 0, for a product. Triton 3.9 would turn x into the layout of a product before it turns it into floats, and
+    fails; it does not look behind assembly that is said to have effects.
+    """
+    one = tl.where(x, 1.0, 0.0)
+    if not INTERPRETED:
+        one = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [one], dtype=tl.float32, is_pure=False, pack=1)
+    return one.to(tl.float16)
 
 
 @triton.jit
@@ -185,11 +196,74 @@ def bounded(call, rules, b, h, i_lo, i_hi, j_lo, j_hi, F: tl.constexpr):
 
 @triton.jit
 def run_of(full, live, F: tl.constexpr):
-    """The first and the end of the full tiles, if they follow each other, and a word of the other live ones."""
+    """The first and the end of the full tiles, if they follow each other, and words of the other live ones before and
+    after them.
+    """
     t = tl.arange(0, F.T)
     begin, end = tl.min(tl.where(full, t, F.T), 0), tl.max(tl.where(full, t + 1, 0), 0)
     count = tl.sum(full.to(tl.int32), 0)
     begin = tl.where(count == end - begin, begin, end)
-    rest = live & ~((t >= begin) & (t < end))
-    word = tl.sum(tl.where(rest, tl.full([], 1, tl.int64) << t.to(tl.int64), 0), 0)
-    return begin, end, word
+    bits = tl.where(live, tl.full([], 1, tl.int64) << t.to(tl.int64), 0)
+    before = tl.sum(tl.where(t < begin, bits, 0), 0)
+    return begin, end, before, tl.sum(tl.where(t >= end, bits, 0), 0)
+
+
+@triton.jit
+def over_keys(add: tl.constexpr, a, of, call, rules, rows, part, PARTS: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
+    """a after `add(a, of, tile, MASKED, W, F)` of the live tiles of keys of a block of rows, always in the same order.
+
+    Of the tiles, or of their chunks, this is the `part`th of PARTS shares. W: what else `add` is compiled for.
+    """
+    tiles = tl.cdiv(call.n_k, F.N)
+    if F.BOUNDS is None:
+        share = tl.cdiv(tiles, PARTS)
+        first, last = part * share, tl.minimum((part + 1) * share, tiles)
+        whole = tl.minimum(last, call.n_k // F.N) if F.MASK is None else first
+        for tile in range(first, whole):
+            a = add(a, of, tile, False, W, F)
+        for tile in range(tl.maximum(first, whole), last):
+            a = add(a, of, tile, True, W, F)
+    else:
+        chunks = tl.cdiv(tiles, F.T)
+        share = tl.cdiv(chunks, PARTS)
+        for chunk in range(part * share, tl.minimum((part + 1) * share, chunks)):
+            live, full = kinds(call, rules, rows, chunk, F)
+            a = over_chunk(add, a, of, chunk, live, full, W, F)
+    return a
+
+
+@triton.jit
+def over_rows(add: tl.constexpr, a, of, call, rules, batch, head, keys, W: tl.constexpr, F: tl.constexpr):
+    """The same over the live blocks of rows of a head, against a tile of keys."""
+    blocks = tl.cdiv(call.n_q, F.M)
+    if F.BOUNDS is None:
+        whole = 0
+        if F.MASK is None:
+            whole = tl.where(tl.sum(keys.inside.to(tl.int32), 0) == F.N, blocks, 0)
+        for block in range(whole):
+            a = add(a, of, block, False, W, F)
+        for block in range(whole, blocks):
+            a = add(a, of, block, True, W, F)
+    else:
+        first = rows_of(call, batch, head, 0, F.M)
+        for chunk in range(tl.cdiv(blocks, F.T)):
+            live, full = kinds_of_rows(call, rules, first, keys, chunk, F)
+            a = over_chunk(add, a, of, chunk, live, full, W, F)
+    return a
+
+
+@triton.jit
+def over_chunk(add: tl.constexpr, a, of, chunk, live, full, W: tl.constexpr, F: tl.constexpr):
+    """From the first to the last, so that no sum depends on which are full: others, those that are full as far as they
+    follow each other, in which no mask is looked at, and others again.
+    """
+    begin, end, before, after = run_of(full, live, F)
+    for side in range(2):
+        others = tl.where(side == 0, before, after)
+        if others != 0:
+            for t in range(F.T):
+                if (others >> t) & 1 != 0:
+                    a = add(a, of, chunk * F.T + t, True, W, F)
+        for t in range(begin, tl.where(side == 0, end, begin)):
+            a = add(a, of, chunk * F.T + t, False, W, F)
+    return a

@@ -1,5 +1,6 @@
 """A problem as the arguments of kernels: where its arrays lie, its numbers, its rules, and what to compile for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,12 +13,12 @@ import triton.language as tl
 from regard.engines.triton import lowering, place, tiles
 from regard.engines.triton.bounds import bounds
 from regard.engines.triton.launch import Launch, lying, pointer
+from regard.engines.triton.tuning import Cut
 from regard.problem import Problem, device_of
 from regard.rules import Program, Table
 from regard.torch.arrays import array, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
-OPTIONS = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
 
 
 def empty(p: Problem, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -38,14 +39,22 @@ _uploaded: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
 def on_device(x: Array, device: Any) -> Array:
-    """A host array where a device reads it."""
-    return x if device is None else array(tensor(x.copy()).to(device))
+    """A host array where a device reads it; the host does not wait for the device."""
+    return x if device is None else array(tensor(x.copy()).to(device, non_blocking=True))
+
+
+def numbers(x: Sequence[int], device: Any) -> Array:
+    """Integers of 64 bits where a device reads them; those of a range are made there."""
+    if device is None or not isinstance(x, range):
+        return on_device(np.asarray(x, np.int64), device)
+    return array(torch.arange(x.start, x.stop, x.step, device=device))
 
 
 def table_on(table: Table, device: Any) -> Array:
-    """The entries of a table where a device reads them; copied once."""
+    """The entries of a table, one after the other, where a device reads them; those of the host are copied once."""
     if device is None or device_of(table.array) is not None:
-        return table.array
+        x = table.array
+        return x if x.flags.c_contiguous else array(tensor(x).contiguous())
     found = _uploaded.setdefault(table, {})
     if device not in found:
         found[device] = on_device(table.array, device)
@@ -176,17 +185,23 @@ class Work:
     def real(self) -> Any:
         return tl.float64 if self.p.compute == np.float64 else tl.float32
 
-    def form(self, M: int, N: int, **changes: Any) -> tiles.Form:
-        """What a kernel is compiled for, with at most M queries in a block and N keys in a tile."""
+    @property
+    def precision(self) -> str:
+        """Of products of float32: "tf32" on a device where PyTorch was asked for it, which by default it is not."""
+        wanted = self.p.device is not None and self.p.dtype == np.float32
+        return "tf32" if wanted and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+
+    def form(self, cut: Cut) -> tiles.Form:
+        """What a kernel is compiled for; a block has no more queries than there are, and a tile no more keys."""
         p = self.p
         mask = None if self.mask_program is None else lowering.values(self.mask_program)
         score = self.score_function
-        N = min(N, power_of_two(p.n_k))
+        N = min(cut.N, power_of_two(p.n_k))
         chunk = min(64, power_of_two(-(-p.n_k // N), 2))
-        form = tiles.Form(
+        return tiles.Form(
             REAL=self.real,
             INT=tl.int32 if p.integers is np.int32 else tl.int64,
-            M=min(M, power_of_two(p.n_q)),
+            M=min(cut.M, power_of_two(p.n_q)),
             N=N,
             T=chunk,
             D=power_of_two(p.d),
@@ -197,16 +212,11 @@ class Work:
             BIAS=p.bias is not None,
             DROPOUT=p.dropout > 0,
             HIDES=score is not None or p.bias is not None,
-            PRECISION="ieee",
+            PRECISION=self.precision,
         )
-        return form._replace(**changes)
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], results: Any, *forms: Any, **options: Any) -> Launch:
-        names = kernel.arg_names[4:]
-        return Launch(
-            kernel,
-            grid,
-            (self.arrays, self.rules, self.call, results),
-            dict(zip(names, forms, strict=True)),
-            OPTIONS | options,
-        )
+    def launch(self, kernel: Any, grid: tuple[int, ...], results: Any, cut: Cut, **forms: Any) -> Launch:
+        whole = (forms["F"].M, forms["F"].N) == (cut.M, cut.N)
+        warps = cut.warps if whole else min(cut.warps, 4)
+        options = {"num_warps": warps, "num_stages": cut.stages}
+        return Launch(kernel, grid, (self.arrays, self.rules, self.call, results), forms, options)

@@ -1,0 +1,171 @@
+"""A device of PyTorch as it is measured: its clock, what it can do at best, the memory a call takes, what it is.
+
+Times are those between two events on the current stream. The device is kept busy while the calls are queued, so that
+what Python takes to launch them does not count, only what the device takes to run them.
+"""
+
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regard
+from regard import doctor
+from regard.bench.limits import Limit
+from regard.bench.measure import Call
+
+SIDE = 8192  # of the matrices whose product is the peak
+BYTES = 2**30  # that are read, and written
+PEAKS = {
+    "bfloat16": (torch.bfloat16, "ieee"),
+    "float16": (torch.float16, "ieee"),
+    "float32": (torch.float32, "ieee"),
+    "tf32": (torch.float32, "tf32"),
+    "float64": (torch.float64, "ieee"),
+}
+CYCLES = 2e9  # in a second, at most
+
+
+def device(name: str) -> torch.device:
+    """The device of that name; ValueError in one line if it is not one that can be measured here."""
+    if not re.fullmatch(r"cuda(:\d+)?", name):
+        raise ValueError(f"--device must be cuda or cuda:N, got {name}")
+    if not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: PyTorch {torch.__version__} finds no CUDA device here")
+    found = torch.device(name if ":" in name else f"{name}:{torch.cuda.current_device()}")
+    if found.index >= torch.cuda.device_count():
+        raise ValueError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices")
+    return found
+
+
+@contextmanager
+def used(device: torch.device) -> Iterator[None]:
+    """The device is the current one, and products of float32 are of float32; both are put back."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), precision("ieee"):
+        yield
+
+
+@contextmanager
+def precision(name: str) -> Iterator[None]:
+    """Of products of float32 on a device, as PyTorch's own switch sets it."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = name
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
+def seconds(device: torch.device, call: Call, repeats: int) -> float:
+    """Of so many calls, one after the other."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    call()
+    queued = time.perf_counter() - start
+    torch.cuda._sleep(int(CYCLES * min(1.5 * queued * repeats + 1e-4, 0.5)))
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e-3
+
+
+# Limits
+
+
+def peak(dtype: str, device: torch.device) -> Limit:
+    """The rate of the library's own product of two large matrices."""
+    kind, how = PEAKS[dtype]
+    a, b = (torch.randn(SIDE, SIDE, device=device).to(kind) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def call() -> None:
+        with precision(how):
+            torch.matmul(a, b, out=out)
+
+    return Limit(f"peak of {dtype}", "GFLOP/s", 2.0 * SIDE**3, call)
+
+
+def bandwidth(device: torch.device) -> Limit:
+    """The rate at which memory is copied, reading and writing counted."""
+    source = torch.empty(BYTES, dtype=torch.uint8, device=device).fill_(1)
+    target = torch.empty_like(source)
+    return Limit("memory bandwidth", "GB/s", 2.0 * BYTES, partial(target.copy_, source))
+
+
+# Memory
+
+
+def extra(device: torch.device, call: Call) -> float:
+    """Bytes at the peak of a call beyond what was there before it and what it returns."""
+    call()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = call()
+    torch.cuda.synchronize(device)
+    return float(max(torch.cuda.max_memory_allocated(device) - before - size(result), 0))
+
+
+def size(result: Any) -> int:
+    if isinstance(result, tuple | list):
+        return sum(map(size, result))
+    return result.numel() * result.element_size() if isinstance(result, torch.Tensor) else 0
+
+
+# What it is
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """The device, its driver, and the versions of everything measured; nothing that names the machine."""
+    found = {"device": "the processor, in place of a device"}
+    if device.type == "cuda":
+        p = torch.cuda.get_device_properties(device)
+        found = {
+            "device": f"{p.name}, {p.multi_processor_count} multiprocessors, {p.total_memory / 2**30:.0f} GiB",
+            "capability": f"sm_{p.major}{p.minor}",
+            "driver": driver(),
+            "CUDA": str(torch.version.cuda),
+            "cuDNN": str(torch.backends.cudnn.version()),
+        }
+    return found | {
+        "python": platform.python_version(),
+        "regard": regard.__version__,
+        "torch": str(torch.__version__),
+        "triton": doctor.installed("triton") or "not installed",
+    }
+
+
+def driver(file: Path = Path("/proc/driver/nvidia/version"), which: Callable[[str], str | None] = shutil.which) -> str:
+    """The version of NVIDIA's driver."""
+    try:
+        found = re.search(r"\b(\d{3,}\.\d[\d.]*)", file.read_text())
+        if found:
+            return found[1]
+    except OSError:
+        pass
+    command = which("nvidia-smi")
+    if command is None:
+        return "unknown"
+    asked = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+    lines = subprocess.run(asked, capture_output=True, text=True).stdout.split()
+    return lines[0] if lines else "unknown"

@@ -1,0 +1,434 @@
+"""Kinds of rows: what a row measures, and how."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+import regard
+from regard.bench import derivatives, limits, memory
+from regard.bench.cases import Case
+from regard.bench.measure import (
+    SUBJECT,
+    Contender,
+    Result,
+    Setting,
+    Wrong,
+    check,
+    in_turns,
+    pinned,
+)
+from regard.bench.peers import PEERS, Adapter, reason, tensors
+from regard.observing import Profile, Top
+from regard.planning import plan
+from regard.threads import num_threads
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Options = dict[str, Any]
+Named = dict[str, Array]
+Prepared = tuple[Callable[[], Any], Callable[[Any], Any]]  # what is timed, and how its result is read
+
+BACKWARD = 2.5
+"""Products of backward over those of forward: five for two."""
+
+
+class Row(Protocol):
+    """A line of the report. quick: whether it belongs to the short run."""
+
+    @property
+    def group(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def goal(self) -> float | None: ...
+    @property
+    def quick(self) -> bool: ...
+    def measure(self, s: Setting) -> Result: ...
+
+
+# Calls of regard
+
+
+def real_inputs(c: Case, dtype: Any) -> tuple[Array, Array, Array, Options]:
+    """As the case has them, the bias in the dtype of a call's sums."""
+    q, k, v, options = c.inputs(dtype)
+    if "bias" in options:
+        options["bias"] = options["bias"].astype(np.float64 if q.dtype == np.float64 else np.float32)
+    return q, k, v, options
+
+
+def named(result: Any) -> Named:
+    """The arrays of a result of `regard.attention` by name; of those in several the values."""
+    if not isinstance(result, tuple):
+        return {"out": result}
+    out, seen = result
+    return {"out": out} | {str(s): x.values if isinstance(x, (Top, Profile)) else x for s, x in seen.items()}
+
+
+def exact(q: Array, k: Array, v: Array, options: Options) -> Named:
+    """The same call in float64, in tiles on NumPy, which has nothing in common with the compiled kernels."""
+    wide = {name: x.astype(np.float64) if name == "bias" else x for name, x in options.items()}
+    return named(regard.attention(*(x.astype(np.float64) for x in (q, k, v)), engine="tiled", **wide))
+
+
+def flops(c: Case, options: Options) -> float:
+    """2 · b · h · n_q · n_k · (d + d_v), and half of it for as many causal queries as keys."""
+    half = 0.5 if options.get("causal") and c.n_q == c.n_k else 1.0
+    return half * 2.0 * float(np.prod(c.lead)) * c.h * c.n_q * c.n_k * (c.d + c.d_v)
+
+
+def facts(c: Case) -> dict[str, Any]:
+    return {"batch": int(np.prod(c.lead)), "h": c.h, "h_kv": c.h_kv or c.h, "n_q": c.n_q, "n_k": c.n_k, "d": c.d}
+
+
+def checked(c: Case, dtype: Any, s: Setting, **more: Any) -> tuple[Callable[[], Any], Options]:
+    """A call that has given the right result, and its options."""
+    q, k, v, options = real_inputs(c, dtype)
+    options |= more
+    call = partial(regard.attention, q, k, v, engine=s.engine, **options)
+    check(named(call()), exact(q, k, v, options), q.dtype)
+    return call, options
+
+
+# Kinds of rows
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The limits themselves."""
+
+    name: str
+    limit: Callable[[int], limits.Limit]
+    every_core: bool = False
+    group: str = "limits"
+    goal: float | None = None
+    quick: bool = True
+
+    def measure(self, s: Setting) -> Result:
+        threads = len(s.cores) if self.every_core else s.threads
+        found = Result(self.group, self.name, "", True, facts={"threads": threads})
+        try:
+            limit = self.limit(threads)
+            with pinned(s.cores[-threads:]):
+                limit.call()
+                found.samples = in_turns({SUBJECT: Contender(limit.call)}, s, threads)
+            found.unit, found.work = limit.unit, {SUBJECT: limit.work}
+            found.name += f" ({limit.means})" if limit.means else ""
+        except (RuntimeError, ValueError, ImportError) as error:
+            found.failures[SUBJECT] = reason(error)
+        return found
+
+
+@dataclass(frozen=True)
+class Share:
+    """A call's rate as a share of a limit, beside every peer."""
+
+    group: str
+    name: str
+    case: Case
+    dtype: str = "float32"
+    goal: float | None = None
+    reads: bool = False  # the limit is reading key and value, not arithmetic
+    by_matrices: bool = True  # where the target has them
+    peers: tuple[str, ...] = tuple(PEERS)
+    quick: bool = False
+
+    def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:
+        """What adapters are given, what they should compute, the adapters, and the work of one call."""
+        q, k, v, options = self.case.inputs(dtype_of(self.dtype))
+        work = float(k.nbytes + v.nbytes) if self.reads else flops(self.case, options)
+        adapters = {SUBJECT: ours(s, options)} | {name: PEERS[name] for name in self.peers}
+        return (q, k, v, bool(options.get("causal")), s.threads), exact(q, k, v, options), adapters, work
+
+    def measure(self, s: Setting) -> Result:
+        peak = partial(limits.peak, self.dtype, by_matrices=self.by_matrices)
+        limit = (limits.bandwidth if self.reads else peak)(s.threads)
+        found = Result(self.group, self.name, f"of the {limit.name}", True, self.goal, "limit")
+        found.facts = facts(self.case) | {
+            "dtype": self.dtype,
+            "causal": self.case.name == "causal",
+            "rate": limit.unit,
+        }
+        if self.dtype == "bfloat16" and "bfloat16 dot" not in limit.name:
+            found.goal = None  # a processor without products of pairs, for which it was set
+        given, expected, adapters, work = self.prepare(s)
+        contenders = {"limit": Contender(limit.call, limit.work)}
+        return compared(found, contenders, adapters, given, expected, dtype_of(self.dtype), work, s)
+
+
+@dataclass(frozen=True)
+class BackwardShare(Share):
+    """The same for backward, given what forward computed."""
+
+    by_matrices: bool = False
+    peers: tuple[str, ...] = tuple(derivatives.BACKWARD)
+
+    def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:
+        g = derivatives.Given.of(self.case, dtype_of(self.dtype))
+        adapters = {SUBJECT: partial(derivatives.backward, engine=s.engine)} | {
+            name: derivatives.BACKWARD[name] for name in self.peers
+        }
+        return (g, s.threads), derivatives.exact("backward", g), adapters, BACKWARD * flops(self.case, g.options)
+
+
+def compared(
+    found: Result,
+    contenders: dict[str, Contender],
+    adapters: Mapping[str, Callable[..., Prepared]],
+    given: tuple[Any, ...],
+    expected: Named,
+    dtype: np.dtype[Any],
+    work: float,
+    s: Setting,
+) -> Result:
+    """The row with every adapter whose result is right, in turns with the contenders that there are; rates if a call
+    does `work`.
+    """
+    found.failures = {name: why for name, why in s.left_out.items() if name in adapters}
+    for name, adapter in adapters.items():
+        if name in s.left_out:
+            continue
+        s.tick(name)
+        call = partly(found, name, adapter, given, expected, dtype)
+        if call is not None:
+            contenders[name] = Contender(call, work)
+    for contender in contenders.values():
+        contender.call()
+    s.tick("measuring")
+    if found.reference is None or found.reference in contenders:
+        found.samples = in_turns(contenders, s)
+        found.work = {name: c.work for name, c in contenders.items() if work}
+    return found
+
+
+def partly(
+    found: Result,
+    name: str,
+    adapter: Callable[..., Prepared],
+    given: tuple[Any, ...],
+    expected: Named,
+    dtype: np.dtype[Any],
+) -> Callable[[], Any] | None:
+    """A contender's call once its result is right, as far as it has one; otherwise why not."""
+    try:
+        call, read = adapter(*given)
+        got = read(call())
+        got = got if isinstance(got, dict) else {"out": got}
+        check(got, {x: expected[x] for x in got}, dtype)
+    except Exception as error:  # whatever a library raises is its reason
+        found.failures[name] = reason(error)
+        return None
+    return call
+
+
+def ours(s: Setting, options: Options) -> Adapter:
+    def adapter(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Any:
+        return partial(regard.attention, q, k, v, engine=s.engine, **options), lambda out: out
+
+    return adapter
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The time of a call over that of another one of the same size."""
+
+    group: str
+    name: str
+    case: Case
+    base: Case
+    goal: float | None = None
+    visible: bool = False  # the goal follows the share of pairs that may be seen
+    observe: tuple[Any, ...] = ()
+    quick: bool = True
+
+    def measure(self, s: Setting) -> Result:
+        found = Result(self.group, self.name, f"× {self.base.name}", False, self.goal, self.base.name)
+        found.facts = facts(self.case)
+        try:
+            more: Options = {"observe": list(self.observe)} if self.observe else {}
+            call, options = checked(self.case, np.float32, s, **more)
+            base, _ = checked(self.base, np.float32, s)
+        except Exception as error:
+            found.failures[SUBJECT] = reason(error)
+            return found
+        if self.visible:
+            share = visible(self.case, options)
+            found.goal = 1.25 * share + 0.05
+            found.facts["visible"] = share
+        found.samples = in_turns({self.base.name: Contender(base), SUBJECT: Contender(call)}, s)
+        return found
+
+
+def visible(c: Case, options: Options) -> float:
+    q, k, v, _ = c.inputs(np.float32)
+    return plan(q, k, v, **{x: options[x] for x in ("mask", "causal") if x in options}).tiles.visible
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The time of a derivative over that of `base`, a kind of call too; PyTorch's own over the same, where it has it.
+
+    versus: a peer to be measured against instead.
+    """
+
+    name: str
+    kind: str
+    case: Case
+    base: str = "backward"
+    base_case: Case | None = None  # the same unless given
+    goal: float | None = None
+    visible: bool = False  # the goal follows the share of pairs that may be seen
+    dtype: str = "float32"
+    versus: bool = False
+    group: str = "derivatives"
+    quick: bool = False
+
+    def measure(self, s: Setting) -> Result:
+        reference = "PyTorch" if self.versus else self.base
+        unit = f"× PyTorch's {self.base}" if self.versus else f"× {self.base}"
+        found = Result(self.group, self.name, unit, False, self.goal, reference)
+        found.facts = facts(self.case)
+        dtype = dtype_of(self.dtype)
+        try:
+            g = derivatives.Given.of(self.case, dtype)
+            base = g if self.base_case is None else derivatives.Given.of(self.base_case, dtype)
+            expected = derivatives.exact(self.kind, g)
+            own = expected if base is g and self.base == self.kind else derivatives.exact(self.base, base)
+        except (ValueError, MemoryError) as error:
+            found.failures[SUBJECT] = reason(error)
+            return found
+        wanted: list[tuple[str, Any, Any, Named]] = [
+            (SUBJECT, partial(derivatives.OURS[self.kind], engine=s.engine), g, expected)
+        ]
+        if not self.versus:
+            wanted.insert(0, (self.base, partial(derivatives.OURS[self.base], engine=s.engine), base, own))
+        if self.kind in derivatives.TORCH and "PyTorch" not in s.left_out:
+            wanted.append(("PyTorch", derivatives.TORCH[self.kind], g, expected))
+        contenders = {}
+        for name, adapter, given, result in wanted:
+            s.tick(name)
+            call = partly(found, name, adapter, (given, s.threads), result, dtype)
+            if call is not None:
+                contenders[name] = Contender(call)
+        if self.visible:
+            found.facts["visible"] = visible(self.case, g.options)
+            found.goal = 1.25 * found.facts["visible"] + 0.05
+        if {SUBJECT, reference} <= set(contenders):
+            found.samples = in_turns(contenders, s)
+        return found
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """A call on several threads over the same call on one."""
+
+    group: str
+    name: str
+    case: Case
+    goal: float | None = None
+    threads: int = 2
+    quick: bool = True
+
+    def measure(self, s: Setting) -> Result:
+        found = Result(self.group, self.name, "× one thread", True, self.goal, "one thread")
+        found.facts = facts(self.case)
+        if len(s.cores) < self.threads:
+            found.failures[SUBJECT] = f"needs {self.threads} cores, may use {len(s.cores)}"
+            return found
+        before = num_threads()
+
+        def on(threads: int) -> Contender:
+            def run() -> None:
+                regard.set_num_threads(threads)
+                call()
+
+            return Contender(run, flops(self.case, options))
+
+        with pinned(s.cores[-self.threads :]):
+            try:
+                regard.set_num_threads(self.threads)
+                call, options = checked(self.case, np.float32, s)
+                contenders = {"one thread": on(1), SUBJECT: on(self.threads)}
+                found.samples = in_turns(contenders, s, self.threads)
+                found.work = {name: c.work for name, c in contenders.items()}
+            except Wrong as error:
+                found.failures[SUBJECT] = reason(error)
+            finally:
+                regard.set_num_threads(before)
+        return found
+
+
+@dataclass(frozen=True)
+class Small:
+    """A short call from PyTorch's tensors and back, over PyTorch's own."""
+
+    name: str
+    case: Case
+    goal: float | None = 1.5
+    group: str = "small"
+    quick: bool = True
+
+    def measure(self, s: Setting) -> Result:
+        found = Result(self.group, self.name, "× PyTorch", False, self.goal, "PyTorch")
+        found.facts = facts(self.case)
+        q, k, v, options = self.case.inputs(np.float32)
+        expected = exact(q, k, v, options)
+        adapters: dict[str, Adapter] = {SUBJECT: partial(self.from_tensors, s.engine), "PyTorch": PEERS["PyTorch"]}
+        given = q, k, v, bool(options.get("causal")), s.threads
+        contenders = {
+            name: Contender(call)
+            for name, adapter in adapters.items()
+            if (call := partly(found, name, adapter, given, expected, q.dtype))
+        }
+        if len(contenders) == len(adapters):
+            found.samples = in_turns(contenders, s)
+        return found
+
+    @staticmethod
+    def from_tensors(engine: str | None, q: Array, k: Array, v: Array, causal: bool, threads: int) -> Any:
+        import torch
+
+        given = tensors(q, k, v)
+
+        def call() -> Any:
+            query, key, value = (x.numpy() for x in given)
+            return torch.from_numpy(regard.attention(query, key, value, causal=causal, engine=engine))
+
+        return call, lambda out: out[0].numpy()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory at the peak of one call beyond inputs and outputs, over the size of query, key and value."""
+
+    n: int
+    contenders: tuple[str, ...] = (SUBJECT,)
+    goal: float | None = None
+    group: str = "memory"
+    quick: bool = True
+    what: str = ""  # they do, otherwise forward; its name in `memory.CALLS` after theirs
+
+    @property
+    def name(self) -> str:
+        return f"{self.what.removeprefix(', ') or 'every wish'}, n = {self.n:,}"
+
+    def measure(self, s: Setting) -> Result:
+        size = float(sum(x.nbytes for x in memory.inputs(self.n)[:3]))
+        found = Result(self.group, self.name, "× q, k and v", False, self.goal, "q, k and v")
+        found.samples = {"q, k and v": [size]}
+        found.facts = {"n_q": self.n}
+        for name in self.contenders:
+            s.tick(name)
+            try:
+                found.samples[name] = [memory.extra(name + self.what, self.n, s.engine, s.threads)]
+            except RuntimeError as error:
+                found.failures[name] = reason(error)
+        return found
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

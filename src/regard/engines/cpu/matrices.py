@@ -1,0 +1,70 @@
+"""Registers that hold a matrix, and products of matrices: AMX's, on the target that has `matrices`.
+
+A matrix is 16 rows of 64 bytes: 16 × 16 numbers of 32 bits, or words of two bfloat16 each.
+
+    with matrices(k) as (total, x, y, *_):
+        total.clear()
+        x.load(rows, stride)
+        y.load(columns, stride)
+        total.add_product(x, y)
+        total.store(result, stride)
+
+`add_product` takes 16 rows of 32 bfloat16 and 16 rows of words that hold two numbers of a column each:
+
+    total[r, c] ← total[r, c] + (Σ_n x[r, 2n] y[2n, c] + Σ_n x[r, 2n + 1] y[2n + 1, c])
+
+in float32, in the order of n, one rounding for a product and its sum; what is below the smallest normal number counts
+as 0 and becomes 0 (Intel's manual, TDPBF16PS). So vectors can sum in the same way.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+from regard.engines.cpu.element import I8, I64
+from regard.engines.cpu.emit import Kernel, Pointer
+from regard.engines.cpu.layout import SIDE
+
+REGISTERS = 8
+
+
+class Matrix:
+    """A register."""
+
+    def __init__(self, k: Kernel, number: int):
+        self.k, self.number = k, ir.Constant(I8.raw, number)
+
+    def clear(self) -> None:
+        self._do("tilezero", self.number)
+
+    def load(self, p: Pointer, stride: Any) -> None:
+        """16 rows of 64 bytes, `stride` bytes apart."""
+        self._do("tileloadd64", self.number, p.raw, self.k.whole(stride).raw)
+
+    def store(self, p: Pointer, stride: Any) -> None:
+        self._do("tilestored64", self.number, p.raw, self.k.whole(stride).raw)
+
+    def add_product(self, x: "Matrix", y: "Matrix") -> None:
+        self._do("tdpbf16ps", self.number, x.number, y.number)
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        _do(self.k, name, *arguments)
+
+
+@contextmanager
+def matrices(k: Kernel) -> Iterator[list[Matrix]]:
+    """The registers; what they hold is lost in the end."""
+    shape = k.words_on_stack(8)
+    low = 1 | 0  # the palette, and no row to begin at
+    words = [low, 0] + [SIDE * 4 * 0x0001000100010001] * 2 + [0, 0] + [SIDE * 0x0101010101010101] + [0]
+    for n, x in enumerate(words):
+        shape[n] = k.constant(I64, x)
+    _do(k, "ldtilecfg", shape.raw)
+    yield [Matrix(k, n) for n in range(REGISTERS)]
+    _do(k, "tilerelease")
+
+
+def _do(k: Kernel, name: str, *arguments: Any) -> None:
+    k.call_named(f"llvm.x86.{name}", ir.VoidType(), [x.type for x in arguments], arguments)
