@@ -1,5 +1,6 @@
 """`regard bench --device cuda` on a tiny scale: on tensors of the processor, the kernels on Triton's interpreter."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -248,6 +249,30 @@ def test_time_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("sleep") if cycles > 1e5 else None)
     assert device.seconds(torch.device("cuda:0"), lambda: log.append("call"), 2) == 6e-3
     assert log == ["wait", "call", "sleep", "event", "call", "call", "event", "wait"]
+
+
+def test_the_device_is_current_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And float32 is float32, whatever PyTorch was told before."""
+    where, switch = torch.device("cuda:3"), torch.backends.cuda.matmul
+    entered: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    monkeypatch.setattr(device, "machine", lambda device: {})
+    before = switch.fp32_precision
+
+    class Noted:
+        group, name, goal, quick = "limits", "noted", None, True
+
+        def measure(self, s: Setting) -> Result:
+            entered.append(switch.fp32_precision)
+            return Result(self.group, self.name, "")
+
+    try:
+        switch.fp32_precision = "tf32"
+        run([Noted()], replace(TINY, device=where))
+        assert switch.fp32_precision == "tf32"
+    finally:
+        switch.fp32_precision = before
+    assert entered == [where, "ieee"]
 
 
 def test_limits_say_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,7 +323,6 @@ def test_every_way_of_asking_for_tf32(switch: Any, monkeypatch: pytest.MonkeyPat
 
 COMPILED = """
 import numpy as np
-import regard
 from regard.api import problem_from
 from regard.engines.triton import forward_work, tuning
 from regard.engines.triton.work import Work
@@ -334,21 +333,13 @@ for precision in ("ieee", "tf32"):
     Work.precision = precision
     made = forward_work.launch(Work(p), p.new_output(), found, tuning.Cut(64, 32, 4, 1)).compile(90)
     print(made.asm["ptx"].count(".tf32"))
-    sources = set()
-    for left in (1, 16, 17):
-        p = problem_from(q, q, q, mask=regard.window(left), score=regard.softcap(float(left)))
-        launch = forward_work.launch(Work(p), p.new_output(), found, tuning.Cut(64, 32, 4, 1))
-        sources.add(launch.source(90)[0].hash())
-    print(len(sources))
 """
 
 
-def test_what_is_compiled() -> None:
-    """Products in tf32 only where they are told; one kernel for all numbers of a rule."""
+def test_kernels_multiply_in_tf32_only_where_they_are_told() -> None:
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-W", "ignore", "-c", COMPILED]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    without, one, with_it, another = map(int, done.stdout.split())
+    without, with_it = map(int, done.stdout.split())
     assert without == 0 < with_it
-    assert one == another == 1

@@ -3,6 +3,7 @@
 import platform
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,7 +41,8 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
     """Measure rows on the last of the cores that may be used, libraries held to as many threads."""
     before = num_threads()
     results = []
-    with pinned(s.cores[-s.threads :]), threadpool_limits(s.threads, "blas"), warnings.catch_warnings():
+    pin, limit = pinned(s.cores[-s.threads :]), threadpool_limits(s.threads, "blas")
+    with pin, limit, current(s), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other libraries, about themselves
         regard.set_num_threads(s.threads)
         try:
@@ -56,6 +58,15 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
         "engine": s.engine or "the first that can",
     }
     return Report(machine(s), method, results)
+
+
+def current(s: Setting) -> AbstractContextManager[None]:
+    """Where a device is measured, it is the current one."""
+    if s.device is None:
+        return nullcontext()
+    from regard.bench import device
+
+    return device.used(s.device)
 
 
 def _tick(progress: Progress, label: str, done: int, stage: str) -> None:

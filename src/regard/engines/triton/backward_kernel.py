@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
-from regard.engines.triton.language import kernel, real
-from regard.engines.triton.pairs import block_of, pairs_of, tile_of
+from regard.engines.triton.language import real
+from regard.engines.triton.pairs import OfQueries, block_of, pairs_of, tile_of
 from regard.engines.triton.place import (
     at_batch,
     head_of,
@@ -81,7 +81,7 @@ def less(total, x):
     return total if x is None else total - x
 
 
-@kernel
+@triton.jit
 def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     """c_row = −dO · O + dlse + dH (Σ P − H), and its product with the weight of the sink."""
     r = rows_of_program(call, F.M)
@@ -123,17 +123,6 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 # Gradients of queries
 
 
-class OfQueries(NamedTuple):
-    """What a block x of queries is given, whatever the tile of keys."""
-
-    call: Any
-    arrays: Any
-    rules: Any
-    direction: Any
-    rows: Any
-    x: Any
-
-
 @triton.jit
 def add_query(dq, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
     call, rows = of.call, of.rows
@@ -150,7 +139,7 @@ def add_query(dq, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.con
     return dq
 
 
-@kernel
+@triton.jit
 def query(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     rows = rows_of_program(call, F.M)
     x = block_of(arrays, call, task.given, task.direction, rows, F)
@@ -206,7 +195,7 @@ def add_key(a, of, block, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.const
     return Sums(dk, dv)
 
 
-@kernel
+@triton.jit
 def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     tiles = tl.cdiv(call.n_k, F.N)
     kv_heads = call.heads // call.group
@@ -229,7 +218,7 @@ def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 # Gradient of a bias
 
 
-@kernel
+@triton.jit
 def bias(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     """dS summed over the batch elements, heads, rows and columns that share an entry, in this order."""
     own = task.own

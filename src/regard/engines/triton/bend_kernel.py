@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
-from regard.engines.triton.language import kernel, real
+from regard.engines.triton.language import real
 from regard.engines.triton.pairs import block_of, matrix_or_none, moving, products, tile_of
 from regard.engines.triton.place import keys_of, load_cell, load_rows, rows_of_program
 from regard.engines.triton.tangent_kernel import Sums, finish, nothing
@@ -98,7 +98,7 @@ def add(a, of, tile, MASKED: tl.constexpr, BENDS: tl.constexpr, F: tl.constexpr)
     return Sums(a.mean + tl.sum(Pw, 1), a.total + tl.sum(P, 1), bend, O)
 
 
-@kernel
+@triton.jit
 def bend(arrays, rules, call, task, BENDS: tl.constexpr, F: tl.constexpr):
     rows = rows_of_program(call, F.M)
     x = block_of(arrays, call, task.given, task.direction, rows, F)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.engines.triton.language import kernel, real
+from regard.engines.triton.language import real
 from regard.engines.triton.place import head_of, keys_of, load_matrix, rows_of_program, store_matrix, store_rows
 from regard.engines.triton.tiles import INFINITY, dropped, over_keys, product, raw, scores
 
@@ -110,7 +110,7 @@ def add(a, of, tile, MASKED: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
     return State(m, l, e, O, best, seen)
 
 
-@kernel
+@triton.jit
 def forward(arrays, rules, call, results, F: tl.constexpr, W: tl.constexpr):
     rows = rows_of_program(call, F.M)
     kv = rows.head // call.group
@@ -172,7 +172,7 @@ def keep_part(a, results, part, F: tl.constexpr):
     tl.store(columns + F.M + i, a.seen)
 
 
-@kernel
+@triton.jit
 def merge(arrays, rules, call, results, F: tl.constexpr, W: tl.constexpr):
     """The parts of a block of queries, one after the other."""
     rows = rows_of_program(call, F.M)

@@ -17,12 +17,6 @@ INT64_MIN: tl.constexpr = tl.constexpr(-(2**63))
 INT64_MAX: tl.constexpr = tl.constexpr(2**63 - 1)
 
 
-kernel = triton.jit(do_not_specialize=["rules"])
-"""Of (arrays, rules, call, ...): what is launched. It is compiled anew where a size or a distance of an array becomes 1
-or a multiple of 16, never for numbers of rules.
-"""
-
-
 # Numbers of a call
 
 

@@ -84,9 +84,9 @@ class Launch:
         for one in self.then:
             one.run()
 
-    def source(self, capability: int) -> tuple[Any, Any, dict[str, Any]]:
-        """What a device of this capability (80, 90, 100), which need not be there, would compile, its target and
-        options: sizes that are 1 and what is a multiple of 16 are known to the compiler.
+    def compile(self, capability: int) -> Any:
+        """The kernel as a device of this capability (80, 90, 100), which need not be there, would be given it: numbers
+        that are 1 and what is a multiple of 16 are known to it.
         """
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource, make_backend
@@ -98,8 +98,4 @@ class Launch:
         bound, found, given = bind(*self.arguments, **self.forms, **self.options)
         options, signature, constants, attributes = kernel._pack_args(backend, given, bound, found, None)
         source = ASTSource(kernel, signature, constants, attributes)
-        return source, target, options.__dict__
-
-    def compile(self, capability: int) -> Any:
-        source, target, options = self.source(capability)
-        return triton.compile(source, target=target, options=options)
+        return triton.compile(source, target=target, options=options.__dict__)

@@ -65,6 +65,17 @@ class Tile(NamedTuple):
     v_dot: Any
 
 
+class OfQueries(NamedTuple):
+    """What a block x of queries is given, whatever the tile of keys."""
+
+    call: Any
+    arrays: Any
+    rules: Any
+    direction: Any
+    rows: Any
+    x: Any
+
+
 class Scores(NamedTuple):
     """T and S, their tangents if ALONG a direction, which pairs are visible, and all that the score rule gives."""
 

@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
+import triton
 import triton.language as tl
 
-from regard.engines.triton.language import kernel
 from regard.engines.triton.pairs import block_of, pairs_of, tile_of
 from regard.engines.triton.place import head_of, keys_of, rows_of
 
@@ -19,7 +19,7 @@ class Task(NamedTuple):
     entries: Any
 
 
-@kernel
+@triton.jit
 def table(arrays, rules, call, task, FIRST: tl.constexpr, LAST: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
     """The rule gives slopes from its result FIRST on, ALONG a direction their tangents, and entries from LAST on."""
     READINGS: tl.constexpr = len(task.parts)

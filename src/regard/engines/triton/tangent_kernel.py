@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
-from regard.engines.triton.language import kernel, real
-from regard.engines.triton.pairs import block_of, moving, tile_of
+from regard.engines.triton.language import real
+from regard.engines.triton.pairs import OfQueries, block_of, moving, tile_of
 from regard.engines.triton.place import (
     head_of,
     keys_of,
@@ -43,17 +43,6 @@ class Sums(NamedTuple):
     O: Any
 
 
-class Of(NamedTuple):
-    """What a block x of queries is given, whatever the tile."""
-
-    call: Any
-    arrays: Any
-    rules: Any
-    direction: Any
-    rows: Any
-    x: Any
-
-
 @triton.jit
 def nothing(F: tl.constexpr):
     zero = tl.zeros([F.M], F.REAL)
@@ -78,10 +67,12 @@ def add(a, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr)
     return Sums(a.mean + tl.sum(PS, 1), a.total + tl.sum(P, 1), bend, O)
 
 
-@kernel
+@triton.jit
 def tangent(arrays, rules, call, task, F: tl.constexpr):
     rows = rows_of_program(call, F.M)
-    of = Of(call, arrays, rules, task.direction, rows, block_of(arrays, call, task.given, task.direction, rows, F))
+    of = OfQueries(
+        call, arrays, rules, task.direction, rows, block_of(arrays, call, task.given, task.direction, rows, F)
+    )
     a = over_keys(add, nothing(F), of, call, rules, rows, 0, 1, True, F)
     lse_dot = a.mean
     if task.direction.sink is not None:

@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
+import triton
 import triton.language as tl
 
 from regard.engines.triton.forward_kernel import finite
-from regard.engines.triton.language import kernel
 from regard.engines.triton.place import Keys, Rows, head_of, load_matrix, load_rows
 from regard.engines.triton.tiles import raw, scores
 
@@ -24,7 +24,7 @@ class Part(NamedTuple):
     out: Any
 
 
-@kernel
+@triton.jit
 def part(arrays, rules, call, p, F: tl.constexpr):
     blocks = tl.cdiv(p.n_rows, F.M)
     head = (tl.program_id(0) // blocks).to(tl.int64)
