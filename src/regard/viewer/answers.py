@@ -17,13 +17,13 @@ from regard.insight.heads import HeadStatistics, notable
 
 from . import profiles, pyramid, stages
 from .labels import encodable
-from .scene import Head, Layer, Scene
+from .questions import At, Query, Refused, integer, span, within
+from .scene import Head, Scene
 from .scores import KINDS, layer_scores
 from .sources import Settings, example
 from .store import Grower, Store, Unfinished, Worker
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Query = Mapping[str, str]
 
 LIMIT = 512 * 2**20
 """Bytes of maps, tiles and profiles that are kept."""
@@ -58,14 +58,6 @@ class Answer:
     status: int
     content: dict[str, Any] | Array
     exact: bool = True
-
-
-class Refused(Exception):
-    """A question without an answer: a status and one sentence for people."""
-
-    def __init__(self, status: int, sentence: str):
-        super().__init__(sentence)
-        self.status = status
 
 
 class Answers:
@@ -144,11 +136,11 @@ class Answers:
         named = {name: int(number) for name, number in named.items()}
         if body is not None:
             return answer(self, scene, body)
-        at = At(scene, _number(query, "b", 0, 0, scene[1].batch - 1, "batch element"), query)
+        at = At(scene, integer(query, "b", 0, 0, scene[1].batch - 1, "batch element"), query)
         if "layer" in named:
-            at = replace(at, layer=_within(named.pop("layer"), len(scene[1].layers), "layer"))
+            at = replace(at, layer=within(named.pop("layer"), len(scene[1].layers), "layer"))
             if "head" in named:
-                at = replace(at, head=_within(named.pop("head"), at.of.heads, "head"))
+                at = replace(at, head=within(named.pop("head"), at.of.heads, "head"))
         return answer(self, at, **named)
 
     def _scene(self, name: str) -> tuple[str, Scene]:
@@ -183,7 +175,7 @@ class Answers:
                 self._heads[key] = self._scenes[name].layers[layer].head(head, b)
             return self._heads[key]
 
-    def _ready(self, at: "At", rows: range) -> Head:
+    def _ready(self, at: At, rows: range) -> Head:
         """The head, once the lse of these queries is known; that of many is found behind."""
         head = self.head(*at.key)
         if len(rows) * head.n_k > AT_ONCE and not head.knows(rows):
@@ -199,7 +191,7 @@ class Answers:
             self.store.put(key, found, size(found))
         return found
 
-    def coarse(self, at: "At", wait: bool = True) -> pyramid.Coarse:
+    def coarse(self, at: At, wait: bool = True) -> pyramid.Coarse:
         """The coarse levels of a head, as far as they are there: they grow while they are asked for."""
         head, key = self.head(*at.key), (*at.key, "coarse")
         with self._lock:
@@ -210,7 +202,7 @@ class Answers:
         self._grower.ask(known, wait)
         return known
 
-    def scores(self, at: "At", layer: int) -> tuple[HeadStatistics, ...]:
+    def scores(self, at: At, layer: int) -> tuple[HeadStatistics, ...]:
         """The scores of the heads of a layer."""
         make = partial(layer_scores, at.scene, layer, at.b)
         made: tuple[HeadStatistics, ...] = self._kept(
@@ -253,16 +245,16 @@ class Answers:
                 self._heads = {key: head for key, head in self._heads.items() if key[0] != old}
         return Answer(200, {"scene": made.described(name)})
 
-    def _tokens(self, at: "At") -> Answer:
+    def _tokens(self, at: At) -> Answer:
         axis = at.query.get("axis", "key")
         if axis not in ("query", "key"):
             raise Refused(422, f"axis must be query or key, got {axis}")
         tokens = at.scene.query_tokens if axis == "query" else at.scene.key_tokens
-        start = _number(at.query, "start", 0, 0, len(tokens))
-        stop = min(_number(at.query, "stop", start + MOST_TOKENS, start), start + MOST_TOKENS, len(tokens))
+        start = integer(at.query, "start", 0, 0, len(tokens))
+        stop = min(integer(at.query, "stop", start + MOST_TOKENS, start), start + MOST_TOKENS, len(tokens))
         return Answer(200, {"start": start, "total": len(tokens), "tokens": [encodable(x) for x in tokens[start:stop]]})
 
-    def _head_scores(self, at: "At") -> Answer:
+    def _head_scores(self, at: At) -> Answer:
         rows: list[dict[str, Any]] = []
         count = len(at.scene.layers)
         for layer in range(count):
@@ -280,8 +272,8 @@ class Answers:
         columns = [{**column, "high": column["high"] or highest or 1.0} for column in COLUMNS]
         return Answer(200, {"columns": columns, "rows": rows})
 
-    def _thumbs(self, at: "At") -> Answer:
-        size = _number(at.query, "size", 64, 1, LARGEST_THUMB)
+    def _thumbs(self, at: At) -> Answer:
+        size = integer(at.query, "size", 64, 1, LARGEST_THUMB)
         kind = at.kind
         made = self._kept(
             "maps",
@@ -291,12 +283,12 @@ class Answers:
         )
         return Answer(200, made[0], exact=made[1])
 
-    def _known(self, at: "At") -> int:
+    def _known(self, at: At) -> int:
         """Of how many heads of a layer the coarse levels are known."""
         keys = (replace(at, head=head).key for head in range(at.of.heads))
         return sum(known is not None and known.whole for known in (self.store.get((*key, "coarse")) for key in keys))
 
-    def _thumbnails(self, at: "At", size: int, progress: Callable[[float], object]) -> tuple[Array, bool]:
+    def _thumbnails(self, at: At, size: int, progress: Callable[[float], object]) -> tuple[Array, bool]:
         maps, exact = [], True
         for number in range(at.of.heads):
             progress(number / at.of.heads)
@@ -306,7 +298,7 @@ class Answers:
             exact = exact and whole
         return np.stack(maps), exact
 
-    def _map(self, at: "At") -> Answer:
+    def _map(self, at: At) -> Answer:
         levels = pyramid.Levels(at.of.problem.n_q, at.of.problem.n_k)
         known = self.coarse(at)
         fine: list[float | None] = [None] * (levels.finest - levels.kept - 1)
@@ -317,7 +309,7 @@ class Answers:
             "done": round(known.done, 3),
         }, exact=known.whole)  # fmt: skip
 
-    def _tile(self, at: "At", level: int, x: int, y: int) -> Answer:
+    def _tile(self, at: At, level: int, x: int, y: int) -> Answer:
         kind = at.kind
         key = (*at.key, "tile", level, x, y, kind)
         tile = self.store.get(key)
@@ -341,22 +333,22 @@ class Answers:
             self.store.put(key, tile, tile.nbytes)
         return Answer(200, tile, exact)
 
-    def _values(self, at: "At") -> Answer:
+    def _values(self, at: At) -> Answer:
         p = at.of.problem
-        rows, cols = _span(at.query, "rows", p.n_q), _span(at.query, "cols", p.n_k)
+        rows, cols = span(at.query, "rows", p.n_q), span(at.query, "cols", p.n_k)
         if len(rows) * len(cols) > MOST_VALUES:
             raise Refused(422, f"at most {MOST_VALUES} values at once, got {len(rows)} × {len(cols)}")
         return Answer(200, self._ready(at, rows).seen(rows, cols))
 
-    def _row(self, at: "At", i: int) -> Answer:
-        row = range(i, _within(i, at.of.problem.n_q, "query") + 1)
+    def _row(self, at: At, i: int) -> Answer:
+        row = range(i, within(i, at.of.problem.n_q, "query") + 1)
         return Answer(200, self._ready(at, row).seen(row, range(at.of.problem.n_k))[0])
 
-    def _column(self, at: "At", j: int) -> Answer:
-        rows, col = range(at.of.problem.n_q), range(j, _within(j, at.of.problem.n_k, "key") + 1)
+    def _column(self, at: At, j: int) -> Answer:
+        rows, col = range(at.of.problem.n_q), range(j, within(j, at.of.problem.n_k, "key") + 1)
         return Answer(200, self._ready(at, rows).seen(rows, col)[:, 0])
 
-    def _profiles(self, at: "At") -> Answer:
+    def _profiles(self, at: At) -> Answer:
         head = self.head(*at.key)
         made = self._kept(
             "maps", (*at.key, "profiles"), lambda progress: profiles.profiles(head, progress),
@@ -370,10 +362,10 @@ class Answers:
             for name, profile in made.items()
         })  # fmt: skip
 
-    def _step(self, at: "At", i: int, j: int) -> Answer:
+    def _step(self, at: At, i: int, j: int) -> Answer:
         p = at.of.problem
-        _within(i, p.n_q, "query")
-        _within(j, p.n_k, "key")
+        within(i, p.n_q, "query")
+        within(j, p.n_k, "key")
         found = []
         for stage in stages.stages(at.of, at.head, i, j, at.b):
             plain = {name: getattr(stage, name) for name in ("name", "formula", "text")}
@@ -383,45 +375,6 @@ class Answers:
                 labels = [str(n) for n in range(len(stage.values))]
                 found.append(plain | {"values": [finite(x) for x in stage.values.tolist()], "labels": labels})
         return Answer(200, {"stages": found})
-
-
-@dataclass(frozen=True)
-class At:
-    """What a question is about: a scene and a batch element, and where it names them a layer and a head."""
-
-    named: tuple[str, Scene]
-    b: int
-    query: Query
-    layer: int = 0
-    head: int = 0
-
-    @property
-    def name(self) -> str:
-        """The id of the scene."""
-        return self.named[0]
-
-    @property
-    def scene(self) -> Scene:
-        """The scene."""
-        return self.named[1]
-
-    @property
-    def of(self) -> Layer:
-        """The layer."""
-        return self.scene.layers[self.layer]
-
-    @property
-    def key(self) -> tuple[str, int, int, int]:
-        """What tells this head from every other."""
-        return self.name, self.layer, self.head, self.b
-
-    @property
-    def kind(self) -> pyramid.Kind:
-        """Which of the two kinds of maps is asked for."""
-        kind = self.query.get("kind", "mass")
-        if kind not in ("mass", "max"):
-            raise Refused(422, f"kind must be mass or max, got {kind}")
-        return kind  # type: ignore[return-value]
 
 
 _HEAD = r"(?P<scene>[a-z0-9-]+)/{}/(?P<layer>\d+)/(?P<head>\d+)"
@@ -442,27 +395,6 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("GET", _HEAD.format("step") + r"/(?P<i>\d+)/(?P<j>\d+)", Answers._step),
     )
 )
-
-
-def _within(number: int, size: int, name: str) -> int:
-    if not 0 <= number < size:
-        raise Refused(404, f"{name} {number} does not exist: there are {size}")
-    return number
-
-
-def _number(query: Query, name: str, default: int, least: int, most: int | None = None, what: str | None = None) -> int:
-    text = query.get(name, str(default))
-    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
-        bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
-        raise Refused(422, f"{what or name} must be a number {bounds}, got {text}")
-    return int(text)
-
-
-def _span(query: Query, name: str, size: int) -> range:
-    found = re.fullmatch(r"(\d+):(\d+)", query.get(name, f"0:{size}"))
-    if found is None or not int(found[1]) < int(found[2]) <= size:
-        raise Refused(422, f"{name} must be first:end with 0 ≤ first < end ≤ {size}, got {query.get(name)}")
-    return range(int(found[1]), int(found[2]))
 
 
 def finite(x: float) -> float | None:
