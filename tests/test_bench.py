@@ -375,6 +375,27 @@ def test_threads_need_cores() -> None:
     assert report.goal(found) == "≥ 1.90"
 
 
+def test_an_interrupted_run_reports_what_is_done() -> None:
+    class Row:
+        group, name = "forward", "any"
+
+        def __init__(self, *, stops: bool) -> None:
+            self.stops = stops
+
+        def measure(self, s: Setting) -> Result:
+            if self.stops:
+                raise KeyboardInterrupt
+            return Result(self.group, self.name, "s", samples={SUBJECT: [1.0]})
+
+    goes, stops = Row(stops=False), Row(stops=True)
+    found = run([goes, goes, stops, goes], TINY)
+    assert len(found.results) == 2
+    assert found.method["interrupted"] == "after 2 of 4 rows"
+    assert "interrupted" not in run([goes], TINY).method
+    with pytest.raises(KeyboardInterrupt):
+        run([stops, goes], TINY)
+
+
 def test_cold_rows_run_in_processes_of_their_own() -> None:
     once = replace(TINY, rounds=1)
     found = Import().measure(once)

@@ -38,7 +38,10 @@ def on_device(s: Setting, name: str) -> Setting:
 
 
 def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done: None) -> Report:
-    """Measure rows on the last of the cores that may be used, libraries held to as many threads."""
+    """Measure rows on the last of the cores that may be used, libraries held to as many threads.
+
+    What interrupts it ends it early, with the rows that are done; of none there is no report.
+    """
     before = num_threads()
     results = []
     pin, limit = pinned(s.cores[-s.threads :]), threadpool_limits(s.threads, "blas")
@@ -50,6 +53,9 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
                 label = f"{row.group}: {row.name}"
                 progress(label, n)
                 results.append(row.measure(replace(s, tick=partial(_tick, progress, label, n))))
+        except KeyboardInterrupt:
+            if not results:
+                raise
         finally:
             regard.set_num_threads(before)
     method = ({"threads": s.threads} if s.device is None else {"device": s.device.type}) | {
@@ -57,6 +63,8 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
         "seconds": s.seconds,
         "engine": s.engine or "the first that can",
     }
+    if len(results) < len(rows):
+        method["interrupted"] = f"after {len(results)} of {len(rows)} rows"
     return Report(machine(s), method, results)
 
 
