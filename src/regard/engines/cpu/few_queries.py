@@ -16,8 +16,11 @@ from regard.engines.cpu.layout import DEPTH, KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
 SUMS = 16  # vectors of O that grow at once
-AHEAD = 2**14  # bytes of K and V that are on their way: the processor does not see far enough itself
+AHEAD = 10 * 2**10  # bytes of K and V that are on their way: the processor does not see far enough itself
 LINE = 64  # bytes that come at once
+# Of each page every eighth line is asked for, then those behind them. In order, lines make some processors (Granite
+# Rapids) bring those that follow by themselves, which then come twice or too soon: the same loop does 0.75 of this.
+PAGE, APART = 2**12, 2**9
 
 
 class FewQueries(Forward):
@@ -120,16 +123,17 @@ class FewQueries(Forward):
         queries = self.item.q.of(I32) if kind.words else self.item.q
         nothing = k.constant(self.real, -math.inf).spread(W)
         tops = [k.variable(nothing) for _ in self.rows]
+        ahead = self._keys_ahead(tile)
         with self._keys(tile) as p:
             keys, row = self._block(tile, p)
             sums = [k.variable(self.zero()) for _ in self.rows]
             with k.loop(self.count, step=W) as x:
+                lines = ahead(p, x)
                 turned = k.transpose([(keys + x).bytes(row * n).load(0, W) for n in range(W)])
-                for n in range(W):
-                    (keys + x).bytes(row * (self.k_ahead + n)).prefetch()
                 if kind.matrices:
-                    self._add_halves(sums, turned, queries + x * 2)
+                    self._add_halves(sums, turned, queries + x * 2, lines)
                 for n, features in enumerate([] if kind.matrices else turned):
+                    next(lines).prefetch()
                     features = features if kind.pairs else features.bits(kind.element).to(self.real)
                     for r, total in zip(self.rows, sums, strict=True):
                         q = queries[self.query_width * r + x + n].spread(W)
@@ -142,11 +146,35 @@ class FewQueries(Forward):
                 top.value = k.maximum(s, top.value)
         self._store(self.tile.top, [self._across(top.value, k.maximum) for top in tops])
 
-    def _add_halves(self, sums: Sequence[Variable], words: Sequence[Value], queries: Pointer) -> None:
+    def _keys_ahead(self, tile: Tile) -> Callable[[Value, Value], Iterator[Pointer]]:
+        """What gives, while the words from x on of the W keys from p on are read, as many lines to bring near."""
+        k, W, size = self.k, self.W, self.word_type.size
+        source, row, nowhere = self._source("k", tile.start), k.integer("k_row"), self.tile.P.address
+        dense = row == self.d * self.kind.element.size
+
+        def lines(p: Value, x: Value) -> Iterator[Pointer]:
+            with k.when(~dense), k.loop(W) as n:
+                source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
+            start = source.bytes(self._in_turn((p * row + x * (W * size)) & -(W * LINE)) + AHEAD)
+            start = k.at(k.where(dense, start.address, nowhere), I8)
+            passes = PAGE // APART
+            return (start.bytes(n % passes * APART + n // passes * LINE) for n in range(W))
+
+        return lines
+
+    def _in_turn(self, at: Value) -> Value:
+        """Of lines that follow each other, where that is which is asked for when the one at these bytes is read."""
+        passes = PAGE // APART
+        return (at & -PAGE) + (at & (passes - 1) * LINE) * (APART // LINE) + ((at & (PAGE - 1)) // (passes * LINE)) * LINE
+
+    def _add_halves(
+        self, sums: Sequence[Variable], words: Sequence[Value], queries: Pointer, ahead: Iterator[Pointer]
+    ) -> None:
         """Words of two features each, times queries, as matrices are summed: two chains, then both, then the total."""
         k = self.k
         chains = [[self.zero(), self.zero()] for _ in sums]
         for n, word in enumerate(words):
+            next(ahead).prefetch()
             for half, features in enumerate(k.halves(word)):
                 for r, chain in enumerate(chains):
                     q = queries[self.query_width * r + 2 * n + half].spread(self.W)
@@ -324,9 +352,7 @@ class FewQueries(Forward):
 
         values = self._values([row(p + n) for n in range(keys)], a, steps, count)
         for n in range(keys):
-            ahead = source.bytes((p + self.v_ahead + n) * width + a * size)
-            for line in range(0, steps * self.step * size, LINE):
-                ahead.bytes(line).prefetch()
+            self._approach_values(source.bytes(a * size), p + n, steps * self.step * size)
         for r in self.rows:
             weight = (self.P(r).of(I32) if kind.words else self.P(r))[p // keys].spread(W)
             visible = [self.tile.seen[r * KEYS + p + n] != 0.0 for n in range(keys)] if careful else []
@@ -340,6 +366,18 @@ class FewQueries(Forward):
                     for there in visible:
                         v = k.where(there, v, self.zero())
                     sums[r][n].value = k.fma(v, weight, sums[r][n].value)
+
+    def _approach_values(self, values: Pointer, p: Value, size: int) -> None:
+        """Bring as many lines near as the p-th key has in so many bytes."""
+        k, width, lines = self.k, self.k.integer("v_row"), range(-(-size // LINE))
+        dense = width == max(LINE, size)
+        with k.when(~dense):
+            for n in lines:
+                values.bytes((p + self.v_ahead) * width + n * LINE).prefetch()
+        start = values.bytes(self._in_turn(p * width) + AHEAD)
+        start = k.at(k.where(dense, start.address, self.tile.P.address), I8)
+        for n in lines:
+            start.bytes(n * APART).prefetch()
 
     def tile_output(self, r: int, a: Value) -> Pointer:
         output: Pointer = self.span.O + (self.width * r + a)
