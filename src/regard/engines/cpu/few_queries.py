@@ -126,9 +126,10 @@ class FewQueries(Forward):
         ahead = self._keys_ahead(tile)
         with self._keys(tile) as p:
             keys, row = self._block(tile, p)
+            following = ahead(p)
             sums = [k.variable(self.zero()) for _ in self.rows]
             with k.loop(self.count, step=W) as x:
-                lines = ahead(p, x)
+                lines = following(x)
                 turned = k.transpose([(keys + x).bytes(row * n).load(0, W) for n in range(W)])
                 if kind.matrices:
                     self._add_halves(sums, turned, queries + x * 2, lines)
@@ -146,21 +147,25 @@ class FewQueries(Forward):
                 top.value = k.maximum(s, top.value)
         self._store(self.tile.top, [self._across(top.value, k.maximum) for top in tops])
 
-    def _keys_ahead(self, tile: Tile) -> Callable[[Value, Value], Iterator[Pointer]]:
+    def _keys_ahead(self, tile: Tile) -> Callable[[Value], Callable[[Value], Iterator[Pointer]]]:
         """What gives, while the words from x on of the W keys from p on are read, as many lines to bring near."""
         k, W, size = self.k, self.W, self.word_type.size
         source, row, nowhere = self._source("k", tile.start), k.integer("k_row"), self.tile.P.address
         dense = row == self.d * self.kind.element.size
 
-        def lines(p: Value, x: Value) -> Iterator[Pointer]:
-            with k.when(~dense), k.loop(W) as n:
+        def keys(p: Value) -> Callable[[Value], Iterator[Pointer]]:
+            with k.when(~dense), k.loop(W) as n, k.loop(self.count, step=LINE // size) as x:
                 source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
-            start = source.bytes(self._in_turn((p * row + x * (W * size)) & -(W * LINE)) + AHEAD)
-            start = k.at(k.where(dense, start.address, nowhere), I8)
-            passes = PAGE // APART
-            return (start.bytes(n % passes * APART + n // passes * LINE) for n in range(W))
 
-        return lines
+            def lines(x: Value) -> Iterator[Pointer]:
+                start = source.bytes(self._in_turn((p * row + x * (W * size)) & -(W * LINE)) + AHEAD)
+                start = k.at(k.where(dense, start.address, nowhere), I8)
+                passes = PAGE // APART
+                return (start.bytes(n % passes * APART + n // passes * LINE) for n in range(W))
+
+            return lines
+
+        return keys
 
     def _in_turn(self, at: Value) -> Value:
         """Of lines that follow each other, where that is which is asked for when the one at these bytes is read."""
