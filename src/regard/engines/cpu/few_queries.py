@@ -4,9 +4,12 @@ Rows of K are turned in registers, so that scores of W keys grow in one chain ov
 in lanes. Every number meets the operations of `ManyQueries` in the same order, so the bits are the same.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from regard.engines.cpu.element import BF16, I8, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
@@ -16,11 +19,22 @@ from regard.engines.cpu.layout import DEPTH, KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
 SUMS = 16  # vectors of O that grow at once
-AHEAD = 10 * 2**10  # bytes of K and V that are on their way: the processor does not see far enough itself
+AHEAD = 14 * 2**10  # bytes of K and V that are on their way: the processor does not see far enough itself
 LINE = 64  # bytes that come at once
 # Of each page every eighth line is asked for, then those behind them. In order, lines make some processors (Granite
 # Rapids) bring those that follow by themselves, which then come twice or too soon: the same loop does 0.75 of this.
-PAGE, APART = 2**12, 2**9
+PAGE, PASS = 2**12, 8
+APART = PAGE // PASS
+ROWS = DEPTH  # of V that are summed before the next where one pass over their features is not enough
+
+
+class Keys(NamedTuple):
+    """At most `block` keys of a tile, whose values are summed: from `first`, or where the tile begins, to before `stop`."""
+
+    tile: Tile
+    first: Value
+    block: Value
+    stop: Value
 
 
 class FewQueries(Forward):
@@ -134,7 +148,8 @@ class FewQueries(Forward):
                 if kind.matrices:
                     self._add_halves(sums, turned, queries + x * 2, lines)
                 for n, features in enumerate([] if kind.matrices else turned):
-                    next(lines).prefetch()
+                    for line in itertools.islice(lines, 1):
+                        line.prefetch()
                     features = features if kind.pairs else features.bits(kind.element).to(self.real)
                     for r, total in zip(self.rows, sums, strict=True):
                         q = queries[self.query_width * r + x + n].spread(W)
@@ -158,19 +173,20 @@ class FewQueries(Forward):
                 source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
 
             def lines(x: Value) -> Iterator[Pointer]:
-                start = source.bytes(self._in_turn((p * row + x * (W * size)) & -(W * LINE)) + AHEAD)
-                start = k.at(k.where(dense, start.address, nowhere), I8)
-                passes = PAGE // APART
-                return (start.bytes(n % passes * APART + n // passes * LINE) for n in range(W))
+                start = source.bytes(self._in_turn(p * row + x * (W * size)))
+                return self._lines(k.at(k.where(dense, start.address, nowhere), I8), W * W * size // LINE)
 
             return lines
 
         return keys
 
     def _in_turn(self, at: Value) -> Value:
-        """Of lines that follow each other, where that is which is asked for when the one at these bytes is read."""
-        passes = PAGE // APART
-        return (at & -PAGE) + (at & (passes - 1) * LINE) * (APART // LINE) + ((at & (PAGE - 1)) // (passes * LINE)) * LINE
+        """Of lines one behind the other, where that is which is asked for in place of the one at these bytes."""
+        return (at & -PAGE) + (at & (PASS - 1) * LINE) * (APART // LINE) + (at & (PAGE - 1) & -APART) // PASS
+
+    def _lines(self, start: Pointer, count: int) -> Iterator[Pointer]:
+        """So many of those that are asked for, from there on: one that a multiple of as many, or of PASS, come before."""
+        return (start.bytes(AHEAD + n % PASS * APART + n // PASS * LINE) for n in range(count))
 
     def _add_halves(
         self, sums: Sequence[Variable], words: Sequence[Value], queries: Pointer, ahead: Iterator[Pointer]
@@ -179,7 +195,8 @@ class FewQueries(Forward):
         k = self.k
         chains = [[self.zero(), self.zero()] for _ in sums]
         for n, word in enumerate(words):
-            next(ahead).prefetch()
+            for line in itertools.islice(ahead, 1):
+                line.prefetch()
             for half, features in enumerate(k.halves(word)):
                 for r, chain in enumerate(chains):
                     q = queries[self.query_width * r + 2 * n + half].spread(self.W)
@@ -295,59 +312,76 @@ class FewQueries(Forward):
 
     def _add(self, tile: Tile, careful: bool) -> None:
         """O ← rescale · O + P V; with care, what is hidden counts as 0 whatever it is."""
-        k, step = self.k, self.step
-        start, whole = k.whole(0), self.d_v & -step
+        k, W, step = self.k, self.W, self.step
         sums = SUMS // 2 if self.kind.matrices else SUMS
-        most = 1 if careful else max(1, sums * self.W // (self.kind.few * step))
-        for steps in (x for x in (8, 4, 2, 1) if x <= most):
-            stop = whole - (whole - start) % (steps * step)
-            with k.loop(stop, start=start, step=steps * step) as a:
-                self._add_features(tile, a, steps, None, careful)
-            start = stop
-        with k.when(whole < self.d_v):
-            self._add_features(tile, whole, 1, self.d_v - whole, careful)
+        most = 1 if careful else max(1, sums * W // (self.kind.few * step))
+        widths = [x * step for x in (8, 4, 2, 1) if x <= most]
+        # Where rows take several passes, some keys take all of them before the next: of a row all comes at once.
+        block = k.whole(ROWS)
+        for width in widths:
+            block = k.where(self.d_v == width, k.whole(KEYS), block)
+        with k.loop(self.width * self.kind.few, step=W) as n:
+            self.tile.total[n] = self.zero()
+        with k.loop(tile.stop, start=tile.first & -ROWS, step=block) as first:
+            keys = Keys(tile, first, block, k.minimum(first + block, tile.stop))
+            start, whole = k.whole(0), self.d_v & -step
+            for width in widths:
+                stop = whole - (whole - start) % width
+                with k.loop(stop, start=start, step=width) as a:
+                    self._add_features(keys, a, width // step, None, careful)
+                start = stop
+            with k.when(whole < self.d_v):
+                self._add_features(keys, whole, 1, self.d_v - whole, careful)
+        for r in self.rows:
+            rescale = self.tile.rescale[r].spread(W)
+            with k.loop(self.width, step=step) as a:
+                at = [self.width * r + a + n for n in range(0, step, W)]
+                for n, total in zip(at, self._in_order([self.load(self.tile.total, n) for n in at]), strict=True):
+                    self.span.O[n] = k.fma(self.load(self.span.O, n), rescale, total)
 
-    def _add_features(self, tile: Tile, a: Value, steps: int, count: Value | None, careful: bool) -> None:
+    def _add_features(self, keys: Keys, a: Value, steps: int, count: Value | None, careful: bool) -> None:
         """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
-        k, W = self.k, self.W
-        vectors = steps * self.step // W
-        sums = [[k.variable(self.zero()) for _ in range(vectors)] for _ in self.rows]
+        k, W, tile = self.k, self.W, keys.tile
+        at = [[self.width * r + a + n for n in range(0, steps * self.step, W)] for r in self.rows]
+        sums = [[k.variable(self.load(self.tile.total, n)) for n in row] for row in at]
+        values = functools.partial(self._add_keys, tile, a, steps, count, careful)
+        approach = self._values_ahead(keys, a, 0 if careful else steps * self.step)
         if self.kind.matrices:
             # As matrices are summed: even keys, odd ones, then both, and then the total.
-            chains = [[[k.variable(self.zero()) for _ in range(vectors)] for _ in self.rows] for _ in range(2)]
-            with k.loop(tile.stop, start=tile.first & -DEPTH, step=DEPTH) as block:
+            chains = [[[k.variable(self.zero()) for _ in row] for row in sums] for _ in range(2)]
+            with k.loop(keys.stop, start=keys.first, step=DEPTH) as block:
                 for variable in (x for chain in chains for row in chain for x in row):
                     variable.value = self.zero()
-                start, stop = k.maximum(tile.first & -2, block), k.minimum(tile.stop, block + DEPTH)
+                start, stop = k.maximum(tile.first & -2, block), k.minimum(keys.stop, block + DEPTH)
                 with k.loop(stop, start=start, step=2) as p:
                     for n, chain in enumerate(chains):
-                        self._add_keys(chain, tile, p + n, a, steps, count, careful)
+                        values(chain, p + n)
+                    approach(p, 2)
                 for total, low, high in zip(sums, *chains, strict=True):
-                    for n in range(vectors):
-                        total[n].value += low[n].value + high[n].value
+                    for x, y, z in zip(total, low, high, strict=True):
+                        x.value += y.value + z.value
         else:
-            keys = 2 if self.kind.pairs else 1
-            with k.loop(tile.stop, start=tile.first & -keys, step=keys) as p:
-                self._add_keys(sums, tile, p, a, steps, count, careful)
-        for r in self.rows:
-            rescale, totals = self.tile.rescale[r].spread(W), [x.value for x in sums[r]]
-            for n, total in enumerate(self._in_order(totals)):
-                o = self.tile_output(r, a + n * W)
-                o[0] = k.fma(o.load(0, W), rescale, total)
+            several = 2 if self.kind.pairs else 1
+            with k.loop(keys.stop, start=k.maximum(keys.first, tile.first & -several), step=several) as p:
+                values(sums, p)
+                approach(p, several)
+        for places, row in zip(at, sums, strict=True):
+            for n, total in zip(places, row, strict=True):
+                self.tile.total[n] = total.value
 
     def _add_keys(
         self,
-        sums: Sequence[Sequence[Variable]],
         tile: Tile,
-        p: Value,
         a: Value,
         steps: int,
         count: Value | None,
         careful: bool,
+        sums: Sequence[Sequence[Variable]],
+        p: Value,
     ) -> None:
         """What a key, or two where they are taken by pairs, gives to some features."""
-        k, kind, W, size = self.k, self.kind, self.W, self.kind.element.size
-        keys = 2 if kind.words else 1
+        k, kind, W = self.k, self.kind, self.W
+        several = range(2 if kind.words else 1)
         source, width = self._source("v", tile.start), k.integer("v_row")
 
         def row(p: Value) -> Pointer:
@@ -355,12 +389,10 @@ class FewQueries(Forward):
             inside = k.minimum(k.maximum(p, tile.first), tile.stop - 1) if kind.pairs else p
             return source.bytes(inside * width)
 
-        values = self._values([row(p + n) for n in range(keys)], a, steps, count)
-        for n in range(keys):
-            self._approach_values(source.bytes(a * size), p + n, steps * self.step * size)
+        values = self._values([row(p + n) for n in several], a, steps, count)
         for r in self.rows:
-            weight = (self.P(r).of(I32) if kind.words else self.P(r))[p // keys].spread(W)
-            visible = [self.tile.seen[r * KEYS + p + n] != 0.0 for n in range(keys)] if careful else []
+            weight = (self.P(r).of(I32) if kind.words else self.P(r))[p // len(several)].spread(W)
+            visible = [self.tile.seen[r * KEYS + p + n] != 0.0 for n in several] if careful else []
             for n, v in enumerate(values):
                 if kind.words:
                     if careful:
@@ -372,21 +404,25 @@ class FewQueries(Forward):
                         v = k.where(there, v, self.zero())
                     sums[r][n].value = k.fma(v, weight, sums[r][n].value)
 
-    def _approach_values(self, values: Pointer, p: Value, size: int) -> None:
-        """Bring as many lines near as the p-th key has in so many bytes."""
-        k, width, lines = self.k, self.k.integer("v_row"), range(-(-size // LINE))
-        dense = width == max(LINE, size)
-        with k.when(~dense):
-            for n in lines:
-                values.bytes((p + self.v_ahead) * width + n * LINE).prefetch()
-        start = values.bytes(self._in_turn(p * width) + AHEAD)
-        start = k.at(k.where(dense, start.address, self.tile.P.address), I8)
-        for n in lines:
-            start.bytes(n * APART).prefetch()
+    def _values_ahead(self, keys: Keys, a: Value, features: int) -> Callable[[Value, int], None]:
+        """What brings near, when some keys from p on are read, as much as so many features of them are from a on."""
+        k, row, size = self.k, self.k.integer("v_row"), self.kind.element.size
+        source, width, dense = self._source("v", keys.tile.start), features * size, row == self.d_v * size
+        # The passes over some rows are, one after the other, what the rows are.
+        begin = keys.first * (row - width) + a * size * keys.block
 
-    def tile_output(self, r: int, a: Value) -> Pointer:
-        output: Pointer = self.span.O + (self.width * r + a)
-        return output
+        def approach(p: Value, several: int) -> None:
+            with k.choice(dense) as (yes, no):
+                with yes:
+                    start = source.bytes(self._in_turn(p * width + begin))
+                    for line in self._lines(start, -(-several * width // LINE)):
+                        line.prefetch()
+                with no:
+                    for n in range(several):
+                        for x in range(0, width, LINE):
+                            source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()
+
+        return approach if features else lambda p, several: None
 
     def _values(self, rows: Sequence[Pointer], a: Value, steps: int, count: Value | None) -> list[Value]:
         """Vectors of a row of V, or of two rows as pairs, interleaved within 16 bytes."""

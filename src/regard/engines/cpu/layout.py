@@ -191,6 +191,7 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     if kind.few:
         area["tops"] = kind.lanes * slots
         area["block"] = kind.lanes * (d + 2 * kind.lanes)
+        area["total"] = output_size(kind, d_v)
     if kind.best:
         area["candidates"] = KEYS * 8 // kind.real.size
     if kind.copied:
