@@ -439,6 +439,10 @@ class Kernel:
         """What was stored is seen by every thread that sees what is stored later."""
         self.b.fence("seq_cst")
 
+    def stay(self) -> None:
+        """Of what is read and written, what was written down before comes before what follows; not an instruction."""
+        self.b.fence("seq_cst", targetscope="singlethread")
+
     def call_named(self, name: str, result: Any, kinds: Sequence[Any], arguments: Sequence[Any]) -> Any:
         function = self.module.globals.get(name)
         if function is None:

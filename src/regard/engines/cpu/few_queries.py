@@ -148,8 +148,7 @@ class FewQueries(Forward):
                 if kind.matrices:
                     self._add_halves(sums, turned, queries + x * 2, lines)
                 for n, features in enumerate([] if kind.matrices else turned):
-                    for line in itertools.islice(lines, 1):
-                        line.prefetch()
+                    self._approach(lines)
                     features = features if kind.pairs else features.bits(kind.element).to(self.real)
                     for r, total in zip(self.rows, sums, strict=True):
                         q = queries[self.query_width * r + x + n].spread(W)
@@ -160,7 +159,7 @@ class FewQueries(Forward):
                 s = k.where(there, total.value, nothing)
                 self.P(r)[p] = s
                 top.value = k.maximum(s, top.value)
-        self._store(self.tile.top, [self._across(top.value, k.maximum) for top in tops])
+        self._store(self.tile.top, [self._largest(top.value) for top in tops])
 
     def _keys_ahead(self, tile: Tile) -> Callable[[Value], Callable[[Value], Iterator[Pointer]]]:
         """What gives, while the words from x on of the W keys from p on are read, as many lines to bring near."""
@@ -180,6 +179,12 @@ class FewQueries(Forward):
 
         return keys
 
+    def _approach(self, lines: Iterator[Pointer]) -> None:
+        """Bring the next line near, here and not before or after."""
+        for line in itertools.islice(lines, 1):
+            line.prefetch()
+            self.k.stay()
+
     def _in_turn(self, at: Value) -> Value:
         """Of lines one behind the other, where that is which is asked for in place of the one at these bytes."""
         return (at & -PAGE) + (at & (PASS - 1) * LINE) * (APART // LINE) + (at & (PAGE - 1) & -APART) // PASS
@@ -195,8 +200,7 @@ class FewQueries(Forward):
         k = self.k
         chains = [[self.zero(), self.zero()] for _ in sums]
         for n, word in enumerate(words):
-            for line in itertools.islice(ahead, 1):
-                line.prefetch()
+            self._approach(ahead)
             for half, features in enumerate(k.halves(word)):
                 for r, chain in enumerate(chains):
                     q = queries[self.query_width * r + 2 * n + half].spread(self.W)
@@ -238,11 +242,19 @@ class FewQueries(Forward):
         lanes = self.k.lane_numbers(I64, self.W) + p
         return (lanes >= tile.first) & (lanes < tile.stop)
 
-    def _across(self, x: Value, operation: Callable[[Value, Value], Value]) -> Value:
-        """The lanes of a vector put together, from the first to the last."""
+    def _largest(self, x: Value) -> Value:
+        """The maximum of the lanes of a vector."""
+        while x.lanes > 2:
+            half = x.lanes // 2
+            low, high = (self.k.shuffle(x, x, range(n, n + half)) for n in (0, half))
+            x = self.k.maximum(low, high)
+        return self.k.maximum(x.lane(0), x.lane(1))
+
+    def _total(self, x: Value) -> Value:
+        """The lanes of a vector summed, from the first to the last."""
         total = x.lane(0)
         for n in range(1, x.lanes):
-            total = operation(total, x.lane(n))
+            total = total + x.lane(n)
         return total
 
     def _rules(self, tile: Tile) -> None:
@@ -276,7 +288,7 @@ class FewQueries(Forward):
                 s = k.where(visible, s, nothing)
                 self.scores[at] = s
                 top.value = k.maximum(s, top.value)
-            self.tile.top[r] = self._across(top.value, k.maximum)
+            self.tile.top[r] = self._largest(top.value)
 
     def _fetch_row(self, name: str, type: Type, r: Value, tile: Tile) -> None:
         """The keys of a tile in a row of a dense array."""
@@ -306,7 +318,7 @@ class FewQueries(Forward):
                     self.P(r).of(BF16)[p] = k.rounded(weight)
                 else:
                     self.P(r)[p] = k.rounded(weight).to(self.real) if kind.matrices else weight
-            across.append([self._across(x.value, lambda x, y: x + y) for x in sums])
+            across.append([self._total(x.value) for x in sums])
         for name, numbers in zip(("l", "e"), zip(*across, strict=True), strict=False):
             self._store(getattr(self.tile, name), numbers)
 
