@@ -29,7 +29,7 @@ ROWS = DEPTH  # of V that are summed before the next where one pass over their f
 
 
 class Keys(NamedTuple):
-    """At most `block` keys of a tile, whose values are summed: from `first`, or where the tile begins, to before `stop`."""
+    """At most `block` keys of a tile, from `first` on, or where the tile begins, to before `stop`; they are summed."""
 
     tile: Tile
     first: Value
@@ -168,10 +168,9 @@ class FewQueries(Forward):
         dense = row == self.d * self.kind.element.size
 
         def keys(p: Value) -> Callable[[Value], Iterator[Pointer]]:
-            with k.when(~dense), k.loop(W) as n, k.loop(self.count, step=LINE // size) as x:
-                source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
-
             def lines(x: Value) -> Iterator[Pointer]:
+                with k.when(~dense), k.loop(W) as n:
+                    source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
                 start = source.bytes(self._in_turn(p * row + x * (W * size)))
                 return self._lines(k.at(k.where(dense, start.address, nowhere), I8), W * W * size // LINE)
 
@@ -190,7 +189,7 @@ class FewQueries(Forward):
         return (at & -PAGE) + (at & (PASS - 1) * LINE) * (APART // LINE) + (at & (PAGE - 1) & -APART) // PASS
 
     def _lines(self, start: Pointer, count: int) -> Iterator[Pointer]:
-        """So many of those that are asked for, from there on: one that a multiple of as many, or of PASS, come before."""
+        """So many of those that are asked for, from one on that a multiple of as many, or of PASS, come before."""
         return (start.bytes(AHEAD + n % PASS * APART + n // PASS * LINE) for n in range(count))
 
     def _add_halves(
@@ -328,8 +327,9 @@ class FewQueries(Forward):
         sums = SUMS // 2 if self.kind.matrices else SUMS
         most = 1 if careful else max(1, sums * W // (self.kind.few * step))
         widths = [x * step for x in (8, 4, 2, 1) if x <= most]
-        # Where rows take several passes, some keys take all of them before the next: of a row all comes at once.
-        block = k.whole(ROWS)
+        # Where rows that follow each other take several passes, some take all of them before the next ones.
+        apart = k.integer("v_row") != self.d_v * self.kind.element.size
+        block = k.where(apart, k.whole(KEYS), k.whole(ROWS))
         for width in widths:
             block = k.where(self.d_v == width, k.whole(KEYS), block)
         with k.loop(self.width * self.kind.few, step=W) as n:
