@@ -267,11 +267,15 @@ class Again:
         self.fields[ITEMS], self.fields[TILE_LIST] = address_of(self.items), address_of(stage.tiles)
         self.fields[GROUPS], self.fields[COUNT] = address_of(stage.bounds), stage.cuts[-1]
         self.address = self.fields.buffer_info()[0]
+        self.addresses: tuple[int, ...] = ()
 
     def __call__(self, *addresses: int) -> None:
         """addresses: of query, key, value, out and lse."""
-        self.bases[:] = addresses
-        np.add(self.relative, self.bases, out=self.absolute)
+        if addresses != self.addresses:  # memory is often given out again, and NumPy takes long in cold caches
+            self.addresses = ()  # whatever happens until they are those
+            self.bases[:] = addresses
+            np.add(self.relative, self.bases, out=self.absolute)
+            self.addresses = addresses
         scratch = Scratch(self.stage.scratch)
         self.fields[SCRATCH] = scratch.address
         self.kernel(self.address)
