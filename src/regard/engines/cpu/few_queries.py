@@ -47,8 +47,8 @@ class FewQueries(Forward):
         self.count = (self.d + 1) // 2 if kind.pairs else self.d
         self.padded = (self.count + (self.W - 1)) & -self.W
         self.query_width = self.padded * (2 if kind.matrices else 1)
-        # Features of V, two vectors in one step where rows are taken by pairs.
-        self.step = self.W * (2 if kind.words else 1)
+        # Features of V, two vectors in one step where rows or numbers are taken by pairs.
+        self.step = self.W * (2 if kind.pairs else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
         self.k_ahead, self.v_ahead = (
             k.whole(AHEAD) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
@@ -148,7 +148,7 @@ class FewQueries(Forward):
                 if kind.matrices:
                     self._add_halves(sums, turned, queries + x * 2, lines)
                 for n, features in enumerate([] if kind.matrices else turned):
-                    self._approach(lines)
+                    self._bring_next(lines)
                     features = features if kind.pairs else features.bits(kind.element).to(self.real)
                     for r, total in zip(self.rows, sums, strict=True):
                         q = queries[self.query_width * r + x + n].spread(W)
@@ -178,7 +178,7 @@ class FewQueries(Forward):
 
         return keys
 
-    def _approach(self, lines: Iterator[Pointer]) -> None:
+    def _bring_next(self, lines: Iterator[Pointer]) -> None:
         """Bring the next line near, here and not before or after."""
         for line in itertools.islice(lines, 1):
             line.prefetch()
@@ -199,7 +199,7 @@ class FewQueries(Forward):
         k = self.k
         chains = [[self.zero(), self.zero()] for _ in sums]
         for n, word in enumerate(words):
-            self._approach(ahead)
+            self._bring_next(ahead)
             for half, features in enumerate(k.halves(word)):
                 for r, chain in enumerate(chains):
                     q = queries[self.query_width * r + 2 * n + half].spread(self.W)
@@ -330,8 +330,8 @@ class FewQueries(Forward):
         # Where rows that follow each other take several passes, some take all of them before the next ones.
         apart = k.integer("v_row") != self.d_v * self.kind.element.size
         block = k.where(apart, k.whole(KEYS), k.whole(ROWS))
-        for width in widths:
-            block = k.where(self.d_v == width, k.whole(KEYS), block)
+        for x in widths:
+            block = k.where(self.d_v == x, k.whole(KEYS), block)
         with k.loop(self.width * self.kind.few, step=W) as n:
             self.tile.total[n] = self.zero()
         with k.loop(tile.stop, start=tile.first & -ROWS, step=block) as first:
@@ -347,15 +347,16 @@ class FewQueries(Forward):
         for r in self.rows:
             rescale = self.tile.rescale[r].spread(W)
             with k.loop(self.width, step=step) as a:
-                at = [self.width * r + a + n for n in range(0, step, W)]
-                for n, total in zip(at, self._in_order([self.load(self.tile.total, n) for n in at]), strict=True):
-                    self.span.O[n] = k.fma(self.load(self.span.O, n), rescale, total)
+                places = [self.width * r + a + n for n in range(0, step, W)]
+                totals = self._in_order([self.load(self.tile.total, place) for place in places])
+                for place, total in zip(places, totals, strict=True):
+                    self.span.O[place] = k.fma(self.load(self.span.O, place), rescale, total)
 
     def _add_features(self, keys: Keys, a: Value, steps: int, count: Value | None, careful: bool) -> None:
         """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
         k, W, tile = self.k, self.W, keys.tile
         at = [[self.width * r + a + n for n in range(0, steps * self.step, W)] for r in self.rows]
-        sums = [[k.variable(self.load(self.tile.total, n)) for n in row] for row in at]
+        sums = [[k.variable(self.load(self.tile.total, place)) for place in row] for row in at]
         values = functools.partial(self._add_keys, tile, a, steps, count, careful)
         approach = self._values_ahead(keys, a, 0 if careful else steps * self.step)
         if self.kind.matrices:
@@ -378,8 +379,8 @@ class FewQueries(Forward):
                 values(sums, p)
                 approach(p, several)
         for places, row in zip(at, sums, strict=True):
-            for n, total in zip(places, row, strict=True):
-                self.tile.total[n] = total.value
+            for place, total in zip(places, row, strict=True):
+                self.tile.total[place] = total.value
 
     def _add_keys(
         self,
@@ -437,13 +438,15 @@ class FewQueries(Forward):
         return approach if features else lambda p, several: None
 
     def _values(self, rows: Sequence[Pointer], a: Value, steps: int, count: Value | None) -> list[Value]:
-        """Vectors of a row of V, or of two rows as pairs, interleaved within 16 bytes."""
+        """Vectors of a row of V, every other number for matrices; or of two rows as pairs, interleaved in 16 bytes."""
         k, W, size = self.k, self.W, self.kind.element.size
 
         def load(row: Pointer, n: int) -> Value:
             at = row.bytes((a + n * self.step) * size).of(self.raw)
             return at.load(0, self.step) if count is None else at.load_first(count, self.step)
 
+        if self.kind.matrices:
+            return [half for n in range(steps) for half in k.halves(load(rows[0], n).bits(I32))]
         if not self.kind.words:
             return [load(rows[0], n).bits(self.kind.element).to(self.real) for n in range(steps)]
         made = []
@@ -456,10 +459,10 @@ class FewQueries(Forward):
 
     def _in_order(self, totals: list[Value]) -> list[Value]:
         """Sums of features in the order of features."""
-        if not self.kind.words:
+        if not self.kind.pairs:
             return totals
-        k, W, made = self.k, self.W, []
+        k, W, made, together = self.k, self.W, [], 1 if self.kind.matrices else 4
         for low, high in zip(totals[::2], totals[1::2], strict=True):
-            lanes = [x for b in range(0, W, 4) for x in (*range(b, b + 4), *range(b + W, b + W + 4))]
+            lanes = [x + half for b in range(0, W, together) for half in (0, W) for x in range(b, b + together)]
             made += [k.shuffle(low, high, lanes[:W]), k.shuffle(low, high, lanes[W:])]
         return made

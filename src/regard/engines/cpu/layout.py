@@ -220,7 +220,7 @@ def output_size(kind: Kind, d_v: Any) -> Any:
     """Numbers of O: a row of lanes for each feature, or for each of few queries a row of features in whole vectors."""
     if not kind.few:
         return kind.lanes * d_v
-    step = kind.lanes * (2 if kind.words else 1)
+    step = kind.lanes * (2 if kind.pairs else 1)
     return (d_v + (step - 1)) // step * (step * kind.few)
 
 
