@@ -20,9 +20,10 @@ those of `forward`, the entropy among them where a cotangent of it is not None; 
 (of `jvp`, the tangents) and returns those arrays; others that it returns were made anew.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -57,13 +58,34 @@ class Engine(Protocol):
     ) -> Outputs: ...
 
 
-@cache
-def engines() -> dict[str, Engine]:
-    """By name; the last, the specification, runs only when it is named."""
-    from regard.engines import cpu, specification, tiled, triton
+class Engines(Mapping[str, Engine]):
+    """By name. A module is loaded when it is first asked for: most calls never get beyond the first engine."""
 
-    found: tuple[Engine, ...] = (cpu, tiled, triton, specification)
-    return {engine.NAME: engine for engine in found}
+    modules: ClassVar = {name: name for name in ("cpu", "tiled", "triton")} | {"spec": "specification"}
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, Engine] = {}
+
+    def __getitem__(self, name: str) -> Engine:
+        found = self.loaded.get(name)
+        if found is None:
+            module: Any = import_module(f"regard.engines.{self.modules[name]}")
+            found = self.loaded[name] = module
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.modules)
+
+    def __len__(self) -> int:
+        return len(self.modules)
+
+
+_engines = Engines()
+
+
+def engines() -> Engines:
+    """In the order in which they are tried; the last, the specification, runs only when it is named."""
+    return _engines
 
 
 def choose(p: Problem, name: str | None) -> Engine:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines import tiled
 from regard.engines.observed import basic, complete
 from regard.observing import Statistic, Top, pooled
 from regard.problem import Differential, Outputs, Problem
@@ -90,6 +89,8 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         from regard.engines.cpu.second_work import second_pass
 
         seen |= second_pass(p, work.chosen(), lse, passed)
+    from regard.engines import tiled
+
     many = tuple(s for s in observe if s.name == "top" and s not in seen)
     if many:
         seen |= tiled.forward(replace(p, observe=many, value=p.value[..., :0]), rows)[1]
@@ -114,6 +115,8 @@ def step(p: Problem) -> Any:
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
+    from regard.engines import tiled
+
     return tiled.weights(p, lse, rows, cols)
 
 
@@ -153,4 +156,6 @@ def backward_jvp(
 
 
 def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    from regard.engines import tiled
+
     return tiled.jvp_jvp(p, outputs, t, u, d_t, d_u)
