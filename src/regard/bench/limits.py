@@ -5,6 +5,8 @@ The peak counts two FLOPs for a multiplication and its addition: for each lane t
 matrices of bfloat16 2 · 16 · 16 · 32. Each thread runs its own copy of the kernel on its own data.
 """
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.engines.cpu.ahead import AHEAD, in_turn
 from regard.engines.cpu.cache import Compiled, kernel
 from regard.engines.cpu.element import BF16, F32, F64, I32, Type
 from regard.engines.cpu.emit import Kernel
@@ -27,7 +30,7 @@ MATRIX_STEPS = 2**18  # of that of matrices, likewise
 GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
 STREAMS = 4  # places that one thread reads from at once
-AHEAD = 512  # numbers that are asked for before they are read
+NEAR = 512  # numbers that are asked for there before they are read
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
 
 
 def bandwidth(threads: int = 1) -> Limit:
-    """The rate at which memory can be read."""
+    """The rate at which memory can be read, by the faster of two kernels."""
     size = BUFFER
     count = size // 4 // threads
     return Limit(
@@ -126,16 +129,18 @@ def matrix_peak_kernel(target: Target) -> str:
     return k.text()
 
 
-def read_kernel(target: Target) -> str:
-    """IR of the sum of `count` float32 numbers, read at STREAMS places at once."""
+def read_kernel(target: Target, streams: int) -> str:
+    """IR of the sum of `count` float32 numbers, read at so many places at once; what is read at one is brought near out
+    of order.
+    """
     k = Kernel("read", target, FIELDS)
     lanes = target.lanes(4)
-    source, length = k.pointer("source", F32), k.integer("count") // STREAMS
-    totals = [k.variable(k.constant(F32, 0).spread(lanes)) for _ in range(STREAMS)]
+    source, length = k.pointer("source", F32), k.integer("count") // streams
+    totals = [k.variable(k.constant(F32, 0).spread(lanes)) for _ in range(streams)]
     with k.loop(length // lanes) as n:
         for stream, t in enumerate(totals):
             at = source + (length * stream + n * lanes)
-            (at + AHEAD).prefetch()
+            (at + NEAR if streams > 1 else source.bytes(in_turn(n * target.vector) + AHEAD)).prefetch()
             t.value = t.value + at.load(0, lanes)
     _store_sum(k, totals, lanes)
     return k.text()
@@ -164,7 +169,15 @@ def _matrix_peak() -> Compiled:
 
 @cache
 def _read() -> Compiled:
-    return _compiled("read", read_kernel(chosen()))
+    """Some processors read faster at several places at once, others where lines are asked for out of order."""
+    kernels = [_compiled("read", read_kernel(chosen(), streams)) for streams in (STREAMS, 1)]
+    source, seconds = _buffer(BUFFER), [math.inf] * len(kernels)
+    for _ in range(4):
+        for n, compiled in enumerate(kernels):
+            begin = time.thread_time()
+            _run(compiled, source, 1, BUFFER // 4)
+            seconds[n] = min(seconds[n], time.thread_time() - begin)
+    return kernels[seconds.index(min(seconds))]
 
 
 def _compiled(name: str, text: str) -> Compiled:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from regard.engines.cpu.ahead import AHEAD, LINE, in_turn, lines_ahead
 from regard.engines.cpu.element import BF16, I8, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
 from regard.engines.cpu.forward_kernel import Forward
@@ -19,12 +20,6 @@ from regard.engines.cpu.layout import DEPTH, KEYS, Kind
 from regard.engines.cpu.lowering import Place
 
 SUMS = 16  # vectors of O that grow at once
-AHEAD = 14 * 2**10  # bytes of K and V that are on their way: the processor does not see far enough itself
-LINE = 64  # bytes that come at once
-# Of each page every eighth line is asked for, then those behind them. In order, lines make some processors (Granite
-# Rapids) bring those that follow by themselves, which then come twice or too soon: the same loop does 0.75 of this.
-PAGE, PASS = 2**12, 8
-APART = PAGE // PASS
 ROWS = DEPTH  # of V that are summed before the next where one pass over their features is not enough
 
 
@@ -171,8 +166,8 @@ class FewQueries(Forward):
             def lines(x: Value) -> Iterator[Pointer]:
                 with k.when(~dense), k.loop(W) as n:
                     source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
-                start = source.bytes(self._in_turn(p * row + x * (W * size)))
-                return self._lines(k.at(k.where(dense, start.address, nowhere), I8), W * W * size // LINE)
+                start = source.bytes(in_turn(p * row + x * (W * size)))
+                return lines_ahead(k.at(k.where(dense, start.address, nowhere), I8), W * W * size // LINE)
 
             return lines
 
@@ -183,14 +178,6 @@ class FewQueries(Forward):
         for line in itertools.islice(lines, 1):
             line.prefetch()
             self.k.stay()
-
-    def _in_turn(self, at: Value) -> Value:
-        """Of lines one behind the other, where that is which is asked for in place of the one at these bytes."""
-        return (at & -PAGE) + (at & (PASS - 1) * LINE) * (APART // LINE) + (at & (PAGE - 1) & -APART) // PASS
-
-    def _lines(self, start: Pointer, count: int) -> Iterator[Pointer]:
-        """So many of those that are asked for, from one on that a multiple of as many, or of PASS, come before."""
-        return (start.bytes(AHEAD + n % PASS * APART + n // PASS * LINE) for n in range(count))
 
     def _add_halves(
         self, sums: Sequence[Variable], words: Sequence[Value], queries: Pointer, ahead: Iterator[Pointer]
@@ -427,8 +414,8 @@ class FewQueries(Forward):
         def approach(p: Value, several: int) -> None:
             with k.choice(dense) as (yes, no):
                 with yes:
-                    start = source.bytes(self._in_turn(p * width + begin))
-                    for line in self._lines(start, -(-several * width // LINE)):
+                    start = source.bytes(in_turn(p * width + begin))
+                    for line in lines_ahead(start, -(-several * width // LINE)):
                         line.prefetch()
                 with no:
                     for n in range(several):
