@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.cpu.ahead import AHEAD, in_turn
+from regard.engines.cpu.ahead import in_turn
 from regard.engines.cpu.cache import Compiled, kernel
 from regard.engines.cpu.element import BF16, F32, F64, I32, Type
 from regard.engines.cpu.emit import Kernel
@@ -31,6 +31,7 @@ GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
 STREAMS = 4  # places that one thread reads from at once
 NEAR = 512  # numbers that are asked for there before they are read
+FAR = 2**14  # bytes, at one place
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def read_kernel(target: Target, streams: int) -> str:
     with k.loop(length // lanes) as n:
         for stream, t in enumerate(totals):
             at = source + (length * stream + n * lanes)
-            (at + NEAR if streams > 1 else source.bytes(in_turn(n * target.vector) + AHEAD)).prefetch()
+            (at + NEAR if streams > 1 else source.bytes(in_turn(n * target.vector) + FAR)).prefetch()
             t.value = t.value + at.load(0, lanes)
     _store_sum(k, totals, lanes)
     return k.text()

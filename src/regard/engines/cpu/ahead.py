@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from regard.engines.cpu.emit import Pointer, Value
 
-AHEAD = 14 * 2**10  # bytes that are on their way: the processor does not see far enough itself
+AHEAD = 12 * 2**10  # bytes that are on their way: the processor does not see far enough itself
 LINE = 64  # bytes that come at once
 PAGE, PASS = 2**12, 8  # bytes, and lines of a page that are asked for before those behind them
 APART = PAGE // PASS
