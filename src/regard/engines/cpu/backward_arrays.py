@@ -53,9 +53,8 @@ class Arrays:
         self.dk, self.dv = (
             self.sums(x, s, np.zeros) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
-        self.dbias = None
-        if p.bias is not None and p.trains_bias:
-            self.dbias = on_cache_line(np.zeros, self.bias_shape(p.bias), real)
+        bias = p.trained_bias
+        self.dbias = None if bias is None else on_cache_line(np.zeros, self.bias_shape(bias), real)
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
 
@@ -106,7 +105,7 @@ class Arrays:
     def lie(self) -> tuple[Any, ...]:
         """What plans depend on beside the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
-        trained = self.p.trains_bias, *map(ref, self.p.tables)
+        trained = self.dbias is not None, *map(ref, self.p.tables)
         return *(None if x is None else x.strides for x in arrays), trained
 
     @cached_property
@@ -172,13 +171,13 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
     """The kernel for a call. entropy: whether it has a cotangent."""
     mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
     plain = with_queries_in_lanes(p, target, p.n_q, mask, rule.score, entropy)
-    trained = p.bias if p.trains_bias else None
+    trained = p.trained_bias
     rows, keys = (True, False) if trained is None else bias_axes(trained)
     return BackwardKind(
         **vars(replace(plain, pairs=plain.element is BF16 and target.bf16_dot)),
         bent=rule.bent,
         readings=rule.readings,
-        trains_bias=p.trains_bias,
+        trains_bias=trained is not None,
         bias_rows=rows,
         bias_keys=keys,
         bias_shared=trained is not None and rows and keys and trained.size != p.batch * p.heads * p.n_q * p.n_k,

@@ -275,7 +275,6 @@ class Products(Lanes):
             return
         whole = tile.stop - (tile.stop - tile.first) % W
         here = base.bytes(tile.start * key)
-
         with k.loop(lanes, step=W) as c:
             with k.loop(whole, start=tile.first, step=W) as p:
                 turned = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])

@@ -220,7 +220,7 @@ def output_size(kind: Kind, d_v: Any) -> Any:
     if not kind.few:
         return kind.lanes * d_v
     step = kind.lanes * (2 if kind.words else 1)
-    return (d_v + (step - 1)) // step * (step * kind.few)
+    return multiple(d_v, step) * kind.few
 
 
 def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:
