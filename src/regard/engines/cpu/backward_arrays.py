@@ -10,7 +10,7 @@ import numpy as np
 
 from regard.engines.cpu.backward_layout import STRANDS, BackwardKind, Reading, padded
 from regard.engines.cpu.element import BF16
-from regard.engines.cpu.layout import KEYS, Arguments
+from regard.engines.cpu.layout import DEPTH, KEYS, Arguments, multiple
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import by_head, dense_masks, with_queries_in_lanes, written
 from regard.problem import CACHE_LINE, Differential, Outputs, Problem, collapse, on_cache_line
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 STREAMED = 2**25  # bytes
+LANES = 64  # of products of matrices
 
 
 class Arrays:
@@ -173,8 +174,13 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
     plain = with_queries_in_lanes(p, target, p.n_q, mask, rule.score, entropy)
     trained = p.trained_bias
     rows, keys = (True, False) if trained is None else bias_axes(trained)
+    matrices = plain.element is BF16 and target.matrices
+    if matrices:
+        plain = replace(plain, lanes=min(LANES, multiple(p.n_q, DEPTH)), pairs=True, matrices=True)
+    elif plain.element is BF16:
+        plain = replace(plain, pairs=target.bf16_dot)
     return BackwardKind(
-        **vars(replace(plain, pairs=plain.element is BF16 and target.bf16_dot)),
+        **vars(plain),
         bent=rule.bent,
         readings=rule.readings,
         trains_bias=trained is not None,

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.backward_layout import Reading, item_area, padded
+from regard.engines.cpu.backward_layout import Reading, copied, item_area, padded, turned_rows
 from regard.engines.cpu.backward_products import Products
 from regard.engines.cpu.element import I8, I16, I32, I64
 from regard.engines.cpu.emit import Pointer, Value, Variable
@@ -183,11 +183,10 @@ class Backward(Products):
             if x.rows is None:
                 continue
             with self._if_there(x.name):
-                with k.when(x.count % 2 != 0):
-                    self.fill(x.turned + x.count * self.B, 0.0)
-                width = padded(self.real.size, x.count)
-                turned = x.turned, (x.count + 1) // 2, k.whole(self.B)
-                for p, lines, size in (turned, (x.rows, k.whole(self.B // 2), width)):
+                features, width = turned_rows(self.kind, x.count), padded(self.real.size, x.count)
+                self.fill(x.turned + x.count * self.B, 0.0, features - x.count)
+                pairs = x.turned, features // 2, k.whole(self.B)
+                for p, lines, size in (pairs, (x.rows, k.whole(self.B // 2), width)):
                     with k.loop(lines) as n, k.loop(size, step=self.W) as at:
                         low, high = (self.load(p, (2 * n + m) * size, at) for m in range(2))
                         p.of(I32)[n * size + at] = k.pair(low, high)
@@ -251,7 +250,7 @@ class Backward(Products):
         wild = k.variable(k.constant(I64, 0))
         for name, count in (*((x, self.d) for x in self.kind.keys), *((x, self.d_v) for x in self.kind.values)):
             with self._if_there(name):
-                width, copy = self._copy_width(count), getattr(self.tile, f"{name}_copy")
+                width, copy = copied(self.kind, count), getattr(self.tile, f"{name}_copy")
                 copy = copy.of(self.kind.element if self.kind.pairs else self.real)
                 with k.when((stop - first < KEYS) | (count < width)), k.loop(KEYS * width, step=self.W) as n:
                     copy[n] = k.constant(copy.type, 0.0).spread(self.W)
@@ -262,15 +261,27 @@ class Backward(Products):
         self.state[0] = wild.value
 
     def _pair_keys(self, name: str) -> None:
-        """Rows of K two by two."""
-        k, width, keys = self.k, padded(self.real.size, self.d), getattr(self.tile, f"{name}_copy").of(I16)
-        with k.loop(KEYS // 2) as n, k.loop(width, step=self.W) as x:
-            low, high = (self.load(keys, (2 * n + m) * width, x).to(I32) & 0xFFFF for m in range(2))
-            getattr(self.tile, f"{name}_pairs").of(I32)[n * width + x] = low | (high << 16)
+        """Rows of K two by two; their columns where products take matrices."""
+        k, size, keys = self.k, copied(self.kind, self.d), getattr(self.tile, f"{name}_copy").of(I16)
+        width, into = padded(self.real.size, self.d), getattr(self.tile, f"{name}_pairs").of(I32)
+
+        def pair(n: Value, x: Value) -> Value:
+            low, high = (self.load(keys, (2 * n + m) * size, x).to(I32) & 0xFFFF for m in range(2))
+            return low | (high << 16)
+
+        rows = self.W if self.kind.matrices else 1
+        with k.loop(KEYS // 2, step=rows) as n, k.loop(width, step=self.W) as x:
+            if rows == 1:
+                into[n * width + x] = pair(n, x)
+            else:
+                for m, column in enumerate(k.transpose([pair(n + m, x) for m in range(rows)])):
+                    into[(x + m) * (KEYS // 2) + n] = column
 
     def _work(self, tile: Tile) -> None:
         k = self.k
         self._scores(tile)
+        if self.kind.matrices:
+            self._hide_beyond(tile)
         self._fetch_dense(tile)
         self._slopes(tile)
         if self.kind.trains_bias:
