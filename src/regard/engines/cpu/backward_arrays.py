@@ -11,6 +11,7 @@ import numpy as np
 from regard.engines.cpu.backward_layout import STRANDS, BackwardKind, Reading, padded
 from regard.engines.cpu.element import BF16
 from regard.engines.cpu.layout import DEPTH, KEYS, Arguments, multiple
+from regard.engines.cpu.narrowing import narrowed
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import by_head, dense_masks, with_queries_in_lanes, written
 from regard.problem import CACHE_LINE, Differential, Outputs, Problem, collapse, on_cache_line
@@ -127,19 +128,20 @@ class Arrays:
 
         return written(self.name, kind.fields, target, write)
 
-    def result(self) -> Differential:
+    def result(self, target: Target) -> Differential:
         p = self.p
 
         def fit(x: Array | None, like: Array | None) -> Any:
-            return None if x is None or like is None else collapse(x, like.shape).astype(like.dtype, copy=False)
+            return None if x is None or like is None else narrowed(collapse(x, like.shape), like.dtype, target)
 
-        def plain(x: Array, width: int, into: Array | None) -> Array:
-            return x if x is into else np.ascontiguousarray(x[..., :width])
-
+        dk, dv = (
+            x if x is into else x[..., :width]
+            for x, into, width in ((self.dk, self.into.key, p.d), (self.dv, self.into.value, p.d_v))
+        )
         return Differential(
             query=fit(self.dq, p.query),
-            key=fit(plain(self.dk, p.d, self.into.key), p.key),
-            value=fit(plain(self.dv, p.d_v, self.into.value), p.value),
+            key=fit(dk, p.key),
+            value=fit(dv, p.value),
             bias=fit(self.dbias, p.bias),
             sink=None if self.c is None else self.sink(self.c),
             tables={table: x.sum(axis=(0, 1)).astype(table.dtype, copy=False) for table, x in self.dtables.items()},

@@ -324,22 +324,23 @@ class Backward(Products):
                 c,
                 row,
                 prepared,
-                absent=k.lane_numbers(I64, self.W) + c >= self.word("lanes"),
+                present=(k.whole(1) << k.minimum(k.maximum(self.word("lanes") - c, 0), self.W)) - 1,
                 rows=SimpleNamespace(**{name: self.load(getattr(item, name), c) for name in self.kind.numbers}),
                 keys=(item.first.load(c, self.W), item.second.load(c, self.W)),
                 sums=_Sums(self, tile, prepared[0]),
             )
             if not kind.pairs:
                 with k.loop(stop, start=start) as p:
-                    for name, x in zip(kind.weights, self._slope(tile, p, lanes, lanes.absent, masked), strict=True):
+                    made = self._slope(tile, p, lanes, lanes.present, masked)
+                    for name, x in zip(kind.weights, made, strict=True):
                         getattr(self.tile, name)[p * self.B + c] = x
             else:
                 # A key that is missing beside one that is there is hidden.
                 with k.when(start < stop), k.loop(stop, start=start - start % 2, step=2) as p:
                     both = []
                     for n in range(2):
-                        missing = (p + n < tile.first) | (p + n >= tile.stop)
-                        made = self._slope(tile, p + n, lanes, lanes.absent | missing, masked)
+                        there = (p + n >= tile.first) & (p + n < tile.stop)
+                        made = self._slope(tile, p + n, lanes, k.where(there, lanes.present, 0), masked)
                         both.append(dict(zip(kind.weights, made, strict=True)))
                         for name, x in both[n].items():
                             self._short(name)[(p + n) * self.B + c] = k.rounded(x)
@@ -347,11 +348,11 @@ class Backward(Products):
                         self._slopes_of(name).of(I32)[p // 2 * self.B + c] = k.pair(both[0][name], both[1][name])
             lanes.sums.end()
 
-    def _slope(self, tile: Tile, p: Value, lanes: "Lane", hidden: Value, masked: bool) -> tuple[Value, ...]:
-        """P · D and dT of key p in some lanes; also dS, and its part in the gradients of tables."""
+    def _slope(self, tile: Tile, p: Value, lanes: "Lane", present: Value, masked: bool) -> tuple[Value, ...]:
+        """P · D and dT of key p in some lanes; also dS, and its part in the gradients of tables. present: bits of lanes."""
         k, kind, zero = self.k, self.kind, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
-        (s, *results), hidden = self._ruled(tile, p, lanes, hidden, masked, {})
+        (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {})
         difference = s - rows.lse
         P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.unit))
         dP, PD = self.load(self.tile.dS, at), P
@@ -361,35 +362,35 @@ class Backward(Products):
         G = dP + rows.c
         if kind.entropy:
             G = G - rows.d_entropy * (difference * (1 / self.unit) + 1.0)
-        dS = k.where(hidden, zero, P * G)
-        dT = dS * self.scale
+        dS = k.where(seen, P * G, zero)
+        dT = dS * self.slope_scale
         if kind.bent:
-            dT = k.where(hidden, zero, dT * results[0])
+            dT = k.where(seen, dT * results[0], zero)
         if kind.trains_bias:
             self.tile.bias[at] = dS
-        lanes.sums.add(results[kind.bent :], [dS], hidden)
-        return k.where(hidden, k.constant(self.real, -0.0), PD), dT
+        lanes.sums.add(results[kind.bent :], [dS], seen)
+        return k.where(seen, PD, k.constant(self.real, -0.0)), dT
 
     def _key(self, tile: Tile, p: Value) -> Value:
         """The absolute index of a key of a tile."""
         return tile.start + self.k.integer("j") + p
 
     def _ruled(
-        self, tile: Tile, p: Value, lanes: "Lane", hidden: Value, masked: bool, more: Mapping[str, Value]
+        self, tile: Tile, p: Value, lanes: "Lane", present: Value, masked: bool, more: Mapping[str, Value]
     ) -> tuple[list[Value], Value]:
-        """The score of key p with the bias, what else the rule gives, and what is hidden. more: leaves of the rule."""
+        """The score of key p with the bias, what else the rule gives, and what is seen. more: leaves of the rule."""
         at, s = p * self.B + lanes.c, self.load(self.tile.P, p * self.B + lanes.c)
         if self.kind.pairs:
-            s = s * (self.scale * self.unit)
+            s = s * self.score_scale
         leaves = {**lanes.leaves, "j": self._key(tile, p), "s": s, **more}
         place = Place(leaves, lambda n: self.load(self._dense(n), at) != 0.0)
         results = [s] if self.score is None else [x.spread(self.W) for x in self.score.at(place, lanes.prepared[0])]
         if self.kind.bias:
             results[0] = results[0] + self.load(self.tile.bias, at)
-        hidden = hidden | (results[0] == -math.inf)
+        seen = self.k.flags(present, self.W) & (results[0] != -math.inf)
         if masked and self.mask is not None:
-            hidden = hidden | ~self.mask.at(place, lanes.prepared[1])[0].spread(self.W)
-        return results, hidden
+            seen = seen & self.mask.at(place, lanes.prepared[1])[0].spread(self.W)
+        return results, seen
 
     def _kept(self, keys: tuple[Value, Value], j: Value) -> Value:
         k = self.k
@@ -404,7 +405,7 @@ class Lane:
     c: Value  # the first of them
     leaves: Mapping[str, Value]
     prepared: Sequence[list[Value | None] | None]  # of the score and of the mask
-    absent: Value  # whether there is no row
+    present: Value  # a bit for each that has a row
     rows: SimpleNamespace  # by the names of `BackwardKind.numbers`
     keys: tuple[Value, Value]  # of dropout
     sums: "_Sums"
@@ -434,12 +435,12 @@ class _Sums:
         end = indices + reading.indices
         return results[:indices], results[indices:end], results[end:]
 
-    def add(self, results: Sequence[Value], dS: Sequence[Value], hidden: Value) -> None:
+    def add(self, results: Sequence[Value], dS: Sequence[Value], seen: Value) -> None:
         """Add dS · slope, or a sum of such products."""
         for reading, total in zip(self.kind.readings, self.totals, strict=True):
             slopes, indices, results = self._parted(reading, results)
             first, *others = (x * slope for x, slope in zip(dS, slopes, strict=True))
-            part = self.k.where(hidden, self.kernel.zero(), sum(others, first))
+            part = self.k.where(seen, sum(others, first), self.kernel.zero())
             if total is None:
                 self._scatter(reading, indices, part)
             else:

@@ -42,6 +42,8 @@ class Sums(Lanes):
         self.state = self.tile.state.of(I64)
         # What products take at once: a number, or a word of two.
         self.both, self.number = (2, I32) if kind.pairs else (1, kind.real)
+        # Vectors, so that no loop makes them of numbers.
+        self.slope_scale, self.score_scale = self.scale.spread(self.W), (self.scale * self.unit).spread(self.W)
         self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else self.scale * self.unit
 
     # What is multiplied

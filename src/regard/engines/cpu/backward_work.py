@@ -66,7 +66,7 @@ def run(p: Problem, target: Target, arrays: Arrays) -> Differential:
     if p.batch * p.heads * p.n_q:
         small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
         plan(p, target, arrays, 1 if small else num_threads()).run(p, arrays)
-    return arrays.result()
+    return arrays.result(target)
 
 
 def plan(p: Problem, target: Target, arrays: Arrays, threads: int) -> "Plan":
