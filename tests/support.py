@@ -4,9 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from regard import spec
 from regard.api import Frame
+from regard.cli import main
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import tangent
 
@@ -252,3 +254,12 @@ def assert_along(
         assert value.dtype == dtype
         rounded = getattr(plain, name).astype(dtype)
         assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[prefix + name], dtype)
+
+
+def assert_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command line that is answered by one line, and by nothing else."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1

@@ -26,6 +26,7 @@ from regard.cli import main
 from regard.engines.cpu.cache import kernel
 from regard.engines.cpu.element import BF16, F32, F64, Type
 from regard.engines.cpu.target import targets
+from support import assert_refused
 
 HERE = [peer for peer in ("NumPy", "tiled") if peer in peers.PEERS]
 TINY = Setting(measure.cores()[:1], rounds=3, seconds=1e-9)
@@ -569,11 +570,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert err.count("\n") == 1
+    assert_refused(["bench", *arguments], message, capsys)
 
 
 def test_without_a_compiler_there_is_nothing_to_measure_against(

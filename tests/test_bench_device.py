@@ -15,6 +15,7 @@ from regard.bench import measure, report
 from regard.bench.measure import SUBJECT, Result, Setting
 from regard.bench.run import run
 from regard.cli import main
+from support import assert_refused
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -301,11 +302,7 @@ def test_limits_say_what_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert err.count("\n") == 1
+    assert_refused(["bench", *arguments], message, capsys)
 
 
 def test_rows_are_listed_without_a_device(capsys: pytest.CaptureFixture[str]) -> None:

@@ -232,9 +232,9 @@ class Problem:
         return tuple(dict.fromkeys(leaf.payload for leaf in self.table_partials))
 
     @property
-    def trains_bias(self) -> bool:
-        """Whether there is a bias whose gradient is wanted."""
-        return self.bias is not None and "bias" not in self.constants
+    def trained_bias(self) -> Array | None:
+        """The bias if there is one and its gradient is wanted."""
+        return None if "bias" in self.constants else self.bias
 
     def shape(self, *tail: int) -> tuple[int, ...]:
         """(..., h, *tail) of an output."""

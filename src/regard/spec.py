@@ -288,7 +288,7 @@ def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = Non
             query=fold(p, p.scale * seen("bhij,bhja->bhia", g.dT, f.k, f.visible), p.query),
             key=fold(p, p.scale * seen("bhij,bhia->bhja", g.dT, f.q, f.visible), p.key),
             value=fold(p, seen("bhij,bhic->bhjc", f.P * f.D, g.dO, f.visible), p.value),
-            bias=fold(p, g.dS, p.bias) if p.trains_bias else None,
+            bias=fold(p, g.dS, p.trained_bias),
             sink=sink_shape(p, (f.p_sink * g.c_row).sum(axis=(0, 2))),
             tables=gather(p, f, {leaf: through(f, node, g.dS) for leaf, node in p.table_partials.items()}),
         )
@@ -403,7 +403,7 @@ def gradients_jvp(
             query=fold(p, p.scale * (seen(q, dT, f.k, f.visible) + seen(q, g.dT, d.k, f.visible)), p.query),
             key=fold(p, p.scale * (seen(k, dT, f.q, f.visible) + seen(k, g.dT, d.q, f.visible)), p.key),
             value=fold(p, seen(k, d.P * f.D, g.dO, f.visible) + seen(k, f.P * f.D, dO, f.visible), p.value),
-            bias=fold(p, dS, p.bias) if p.trains_bias else None,
+            bias=fold(p, dS, p.trained_bias),
             sink=sink_shape(p, (d.p_sink * g.c_row + f.p_sink * c_row).sum(axis=(0, 2))),
             tables=gather(p, f, {leaf: second(node) for leaf, node in p.table_partials.items()}),
         )

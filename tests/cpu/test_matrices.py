@@ -11,11 +11,14 @@ import pytest
 
 import regard
 from regard import doctor
+from regard.api import problem_from
 from regard.engines.cpu import cache, permission, target
 from regard.engines.cpu.element import F32, I32
 from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.matrices import matrices
 from regard.engines.cpu.target import targets
+from regard.problem import Outputs
+from support import assert_gradients
 
 AMX = targets()["amx"]
 here = pytest.mark.skipif(not AMX.runs, reason="no AMX")
@@ -178,6 +181,78 @@ def test_sums_over_queries() -> None:
     np.testing.assert_allclose(found[0].received.sum(-1), N, rtol=1e-5)
     profiles = (found[n].profile.values for n in range(2))
     np.testing.assert_allclose(*profiles, rtol=2e-5, atol=1e-7)
+
+
+# Backward: blocks of 32 and 64 lanes
+
+DO = RNG.standard_normal((2, N, D_V)).astype(BF16)
+DOT = [RNG.standard_normal(x.shape).astype(BF16) for x in (Q, K, V, DO)]
+
+
+def gradients(*inputs: Array, rows: slice = slice(None), **wishes: Any) -> dict[str, Array]:
+    """Of some rows: the gradients and their tangents, as bits."""
+    q, k, v, dout = inputs
+    q, dout, dq, d_dout = (x[:, rows] for x in (q, dout, DOT[0], DOT[3]))
+    wishes |= {"offset": rows.start or 0, "engine": "cpu"}
+    found = regard.attention_vjp(q, k, v, dout, **wishes)
+    dk, dv = (x[:, N - k.shape[1] :] for x in DOT[1:3])
+    along, moving = regard.Differential(dq, dk, dv), regard.Outputs(d_dout, None, None)
+    tangents, _ = regard.attention_vjp_jvp(q, k, v, dout, along, cotangent_tangents=moving, **wishes)
+    both = {"": found, "tangent of ": tangents}
+    return {
+        label + name: getattr(g, name).view(np.uint16)
+        for label, g in both.items()
+        for name in ("query", "key", "value")
+    }
+
+
+@here
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("wishes", [{"causal": True}, {"origin": (0, 0, 37)}, {"origin": (0, 0, 96)}], ids=str)
+def test_gradients_agree_with_the_specification(wishes: dict[str, Any], far: bool) -> None:
+    """Also where blocks of keys begin before the first key and end behind the last; far: exp(0 − lse) is infinite."""
+    q, k, v, dout = (x[:, :150] for x in (Q, K, V, DO))
+    if far:
+        q, k, wishes = np.abs(q), -np.abs(k), {**wishes, "scale": 2.0}
+    p = problem_from(q, k, v, **wishes)
+    assert_gradients(p, Outputs(dout, None, None), regard.attention_vjp(q, k, v, dout, **wishes, engine="cpu"))
+
+
+@here
+@pytest.mark.usefixtures("amx")
+def test_gradients_of_any_rows_alone() -> None:
+    whole = gradients(Q, K, V, DO, causal=True)
+    for rows in (slice(N - 1, N), slice(300, 332), slice(129, 170), slice(31, 361)):
+        part = gradients(Q, K, V, DO, rows=rows, causal=True)
+        for name in ("query", "tangent of query"):
+            np.testing.assert_array_equal(part[name], whole[name][:, rows])
+
+
+@here
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("first", [37, 96])
+def test_gradients_by_keys_that_begin_anywhere(first: int) -> None:
+    whole = gradients(Q, K, V, DO, mask=lambda b, h, i, j: j >= first)
+    part = gradients(Q, K[:, first:], V[:, first:], DO, origin=(0, 0, first))
+    for name in ("query", "tangent of query"):
+        np.testing.assert_array_equal(part[name], whole[name])
+
+
+@here
+@pytest.mark.usefixtures("amx")
+def test_what_is_hidden_changes_no_bit_of_gradients() -> None:
+    """Where something is not finite, vectors sum as matrices do."""
+    inputs, hidden, blind = [x.copy() for x in (Q, K, V, DO)], slice(333, 340), slice(100, 103)
+    seen = np.ones((N, N), bool)
+    seen[:, hidden], seen[blind] = False, False
+    expected = gradients(*inputs, mask=seen, causal=True)
+    for x, rows, value in zip(inputs, (blind, hidden, hidden, blind), (np.nan, np.inf, np.nan, -np.inf), strict=True):
+        x[:, rows] = value
+    got = gradients(*inputs, mask=seen, causal=True)
+    for name, x in expected.items():
+        assert x.any()
+        np.testing.assert_array_equal(got[name], x)
 
 
 @here

@@ -55,11 +55,11 @@ class Gradients:
         self.query = np.zeros(p.shape(p.n_q, p.d), c)
         self.key = np.zeros((*p.lead, p.kv_heads, p.n_k, p.d), c)
         self.value = np.zeros((*p.lead, p.kv_heads, p.n_k, p.d_v), c)
-        self.bias = np.zeros(p.bias.shape, c) if p.bias is not None and p.trains_bias else None
+        self.bias = None if p.trained_bias is None else np.zeros(p.trained_bias.shape, c)
         self.sink = None if p.sink is None else np.zeros((p.kv_heads, p.group), c)
         self.tables = {table: np.zeros(table.shape, c) for table in p.tables}
         # Units that add to the same array have to do so in order.
-        self.shared = p.trains_bias or p.sink is not None or bool(p.tables)
+        self.shared = self.bias is not None or p.sink is not None or bool(p.tables)
 
     def add(
         self,

@@ -13,7 +13,7 @@ from regard.api import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import graph
-from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, together, values
+from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, together, transformed, values
 from regard.torch.autograd import Attention, run
 from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
 from regard.torch.rules import bind, constant, flags, table
@@ -107,7 +107,7 @@ def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
 def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results of a call, with a derivative where one may be asked for."""
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if needed or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if needed or transformed():
         found: tuple[torch.Tensor, ...] = Attention.apply(call, *inputs)
         return found
     return run(call, *inputs)
@@ -115,7 +115,7 @@ def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
     """A bias and tables of the score that nobody can ask a derivative of: theirs may be as large as all scores."""
-    if torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if transformed():
         return {}
     tables = {name: x for name, x in given.items() if name == "bias" or type(name) is not str}
     return {name: x for name, x in tables.items() if not x.requires_grad}

@@ -100,6 +100,11 @@ def values(x: torch.Tensor, there: bool = False) -> Array:
         return array(x.cpu() if x.is_cuda and not there else x)
 
 
+def transformed() -> bool:
+    """Whether a transform is active that may want a derivative of what requires no grad."""
+    return bool(torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active())
+
+
 def together(given: Mapping[Any, torch.Tensor]) -> None:
     """ValueError unless all lie on one device; those that are named by no text are of rules."""
     device = given["query"].device

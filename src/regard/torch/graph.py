@@ -17,7 +17,7 @@ from regard.observing import Statistic
 from regard.rules import Mask, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
-from regard.torch.arrays import autocast, fake
+from regard.torch.arrays import autocast, fake, transformed
 from regard.torch.calls import new_seed, seen_of
 from regard.torch.rules import Flags, TensorTable
 from regard.torch.texts import call_text, named, text_of
@@ -191,7 +191,7 @@ def attention(
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor where others of the call are, got {type(x).__name__}")
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+    if transformed():
         raise NotImplementedError("regard.attention: a transform inside of a compiled region is not provided")
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = autocast(query), autocast(key), autocast(value)
@@ -205,7 +205,7 @@ def attention(
     others: list[Any] = []
     tail: list[Any] = []
     bias = options.get("bias")
-    constants = ["bias"] if isinstance(bias, torch.Tensor) and not trained(bias) else []
+    constants = ("bias",) if isinstance(bias, torch.Tensor) and not trained(bias) else ()
     for name, into in (("bias", tail if constants else floats), ("sink", floats), ("offset", tail)):
         given = options.get(name)
         if name == "offset" and isinstance(given, int):
@@ -232,7 +232,7 @@ def attention(
 
     call = name_of_call(
         masked, scored, tuple(trains), tuple([*names, "seed"] if seeded else names), engine, False, tuple(seen),
-        tuple(numbers.items()), tuple(constants),
+        tuple(numbers.items()), constants,
     )  # fmt: skip
     seeds = [new_seed()] if seeded else []
     results = forward([query, key, value, *floats, *others, *tail, *seeds], call)
@@ -242,7 +242,7 @@ def attention(
     if return_weights:
         numbers = {name: x for name, x in numbers.items() if name not in ("dropout", "seed")}
         call = name_of_call(
-            masked, scored, tuple(trains), tuple(names), engine, True, (), tuple(numbers.items()), tuple(constants)
+            masked, scored, tuple(trains), tuple(names), engine, True, (), tuple(numbers.items()), constants
         )
         tile = forward([query, key, *floats, *others, *tail], call)[0]
         out.append(tile[0] if matrices else tile)

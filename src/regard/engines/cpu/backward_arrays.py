@@ -10,7 +10,8 @@ import numpy as np
 
 from regard.engines.cpu.backward_layout import STRANDS, BackwardKind, Reading, padded
 from regard.engines.cpu.element import BF16
-from regard.engines.cpu.layout import KEYS, Arguments
+from regard.engines.cpu.layout import DEPTH, KEYS, Arguments, multiple
+from regard.engines.cpu.narrowing import narrowed
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import by_head, dense_masks, with_queries_in_lanes, written
 from regard.problem import CACHE_LINE, Differential, Outputs, Problem, collapse, on_cache_line
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 STREAMED = 2**25  # bytes
+LANES = 64  # of products of matrices
 
 
 class Arrays:
@@ -53,9 +55,8 @@ class Arrays:
         self.dk, self.dv = (
             self.sums(x, s, np.zeros) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
-        self.dbias = None
-        if p.bias is not None and p.trains_bias:
-            self.dbias = on_cache_line(np.zeros, self.bias_shape(p.bias), real)
+        bias = p.trained_bias
+        self.dbias = None if bias is None else on_cache_line(np.zeros, self.bias_shape(bias), real)
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
 
@@ -106,7 +107,7 @@ class Arrays:
     def lie(self) -> tuple[Any, ...]:
         """What plans depend on beside the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
-        trained = self.p.trains_bias, *map(ref, self.p.tables)
+        trained = self.dbias is not None, *map(ref, self.p.tables)
         return *(None if x is None else x.strides for x in arrays), trained
 
     @cached_property
@@ -127,19 +128,20 @@ class Arrays:
 
         return written(self.name, kind.fields, target, write)
 
-    def result(self) -> Differential:
+    def result(self, target: Target) -> Differential:
         p = self.p
 
         def fit(x: Array | None, like: Array | None) -> Any:
-            return None if x is None or like is None else collapse(x, like.shape).astype(like.dtype, copy=False)
+            return None if x is None or like is None else narrowed(collapse(x, like.shape), like.dtype, target)
 
-        def plain(x: Array, width: int, into: Array | None) -> Array:
-            return x if x is into else np.ascontiguousarray(x[..., :width])
-
+        dk, dv = (
+            x if x is into else x[..., :width]
+            for x, into, width in ((self.dk, self.into.key, p.d), (self.dv, self.into.value, p.d_v))
+        )
         return Differential(
             query=fit(self.dq, p.query),
-            key=fit(plain(self.dk, p.d, self.into.key), p.key),
-            value=fit(plain(self.dv, p.d_v, self.into.value), p.value),
+            key=fit(dk, p.key),
+            value=fit(dv, p.value),
             bias=fit(self.dbias, p.bias),
             sink=None if self.c is None else self.sink(self.c),
             tables={table: x.sum(axis=(0, 1)).astype(table.dtype, copy=False) for table, x in self.dtables.items()},
@@ -172,13 +174,18 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
     """The kernel for a call. entropy: whether it has a cotangent."""
     mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
     plain = with_queries_in_lanes(p, target, p.n_q, mask, rule.score, entropy)
-    trained = p.bias if p.trains_bias else None
+    trained = p.trained_bias
     rows, keys = (True, False) if trained is None else bias_axes(trained)
+    matrices = plain.element is BF16 and target.matrices
+    if matrices:
+        plain = replace(plain, lanes=min(LANES, multiple(p.n_q, DEPTH)), pairs=True, matrices=True)
+    elif plain.element is BF16:
+        plain = replace(plain, pairs=target.bf16_dot)
     return BackwardKind(
-        **vars(replace(plain, pairs=plain.element is BF16 and target.bf16_dot)),
+        **vars(plain),
         bent=rule.bent,
         readings=rule.readings,
-        trains_bias=p.trains_bias,
+        trains_bias=trained is not None,
         bias_rows=rows,
         bias_keys=keys,
         bias_shared=trained is not None and rows and keys and trained.size != p.batch * p.heads * p.n_q * p.n_k,

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.backward_layout import Reading, item_area, padded
+from regard.engines.cpu.backward_layout import Reading, copied, item_area, padded, turned_rows
 from regard.engines.cpu.backward_products import Products
 from regard.engines.cpu.element import I8, I16, I32, I64
 from regard.engines.cpu.emit import Pointer, Value, Variable
@@ -183,11 +183,10 @@ class Backward(Products):
             if x.rows is None:
                 continue
             with self._if_there(x.name):
-                with k.when(x.count % 2 != 0):
-                    self.fill(x.turned + x.count * self.B, 0.0)
-                width = padded(self.real.size, x.count)
-                turned = x.turned, (x.count + 1) // 2, k.whole(self.B)
-                for p, lines, size in (turned, (x.rows, k.whole(self.B // 2), width)):
+                features, width = turned_rows(self.kind, x.count), padded(self.real.size, x.count)
+                self.fill(x.turned + x.count * self.B, 0.0, features - x.count)
+                pairs = x.turned, features // 2, k.whole(self.B)
+                for p, lines, size in (pairs, (x.rows, k.whole(self.B // 2), width)):
                     with k.loop(lines) as n, k.loop(size, step=self.W) as at:
                         low, high = (self.load(p, (2 * n + m) * size, at) for m in range(2))
                         p.of(I32)[n * size + at] = k.pair(low, high)
@@ -251,7 +250,7 @@ class Backward(Products):
         wild = k.variable(k.constant(I64, 0))
         for name, count in (*((x, self.d) for x in self.kind.keys), *((x, self.d_v) for x in self.kind.values)):
             with self._if_there(name):
-                width, copy = self._copy_width(count), getattr(self.tile, f"{name}_copy")
+                width, copy = copied(self.kind, count), getattr(self.tile, f"{name}_copy")
                 copy = copy.of(self.kind.element if self.kind.pairs else self.real)
                 with k.when((stop - first < KEYS) | (count < width)), k.loop(KEYS * width, step=self.W) as n:
                     copy[n] = k.constant(copy.type, 0.0).spread(self.W)
@@ -262,15 +261,27 @@ class Backward(Products):
         self.state[0] = wild.value
 
     def _pair_keys(self, name: str) -> None:
-        """Rows of K two by two."""
-        k, width, keys = self.k, padded(self.real.size, self.d), getattr(self.tile, f"{name}_copy").of(I16)
-        with k.loop(KEYS // 2) as n, k.loop(width, step=self.W) as x:
-            low, high = (self.load(keys, (2 * n + m) * width, x).to(I32) & 0xFFFF for m in range(2))
-            getattr(self.tile, f"{name}_pairs").of(I32)[n * width + x] = low | (high << 16)
+        """Rows of K two by two; their columns where products take matrices."""
+        k, size, keys = self.k, copied(self.kind, self.d), getattr(self.tile, f"{name}_copy").of(I16)
+        width, into = padded(self.real.size, self.d), getattr(self.tile, f"{name}_pairs").of(I32)
+
+        def pair(n: Value, x: Value) -> Value:
+            low, high = (self.load(keys, (2 * n + m) * size, x).to(I32) & 0xFFFF for m in range(2))
+            return low | (high << 16)
+
+        rows = self.W if self.kind.matrices else 1
+        with k.loop(KEYS // 2, step=rows) as n, k.loop(width, step=self.W) as x:
+            if rows == 1:
+                into[n * width + x] = pair(n, x)
+            else:
+                for m, column in enumerate(k.transpose([pair(n + m, x) for m in range(rows)])):
+                    into[(x + m) * (KEYS // 2) + n] = column
 
     def _work(self, tile: Tile) -> None:
         k = self.k
         self._scores(tile)
+        if self.kind.matrices:
+            self._hide_beyond(tile)
         self._fetch_dense(tile)
         self._slopes(tile)
         if self.kind.trains_bias:
@@ -313,22 +324,23 @@ class Backward(Products):
                 c,
                 row,
                 prepared,
-                absent=k.lane_numbers(I64, self.W) + c >= self.word("lanes"),
+                present=(k.whole(1) << k.minimum(k.maximum(self.word("lanes") - c, 0), self.W)) - 1,
                 rows=SimpleNamespace(**{name: self.load(getattr(item, name), c) for name in self.kind.numbers}),
                 keys=(item.first.load(c, self.W), item.second.load(c, self.W)),
                 sums=_Sums(self, tile, prepared[0]),
             )
             if not kind.pairs:
                 with k.loop(stop, start=start) as p:
-                    for name, x in zip(kind.weights, self._slope(tile, p, lanes, lanes.absent, masked), strict=True):
+                    made = self._slope(tile, p, lanes, lanes.present, masked)
+                    for name, x in zip(kind.weights, made, strict=True):
                         getattr(self.tile, name)[p * self.B + c] = x
             else:
                 # A key that is missing beside one that is there is hidden.
                 with k.when(start < stop), k.loop(stop, start=start - start % 2, step=2) as p:
                     both = []
                     for n in range(2):
-                        missing = (p + n < tile.first) | (p + n >= tile.stop)
-                        made = self._slope(tile, p + n, lanes, lanes.absent | missing, masked)
+                        there = (p + n >= tile.first) & (p + n < tile.stop)
+                        made = self._slope(tile, p + n, lanes, k.where(there, lanes.present, 0), masked)
                         both.append(dict(zip(kind.weights, made, strict=True)))
                         for name, x in both[n].items():
                             self._short(name)[(p + n) * self.B + c] = k.rounded(x)
@@ -336,11 +348,11 @@ class Backward(Products):
                         self._slopes_of(name).of(I32)[p // 2 * self.B + c] = k.pair(both[0][name], both[1][name])
             lanes.sums.end()
 
-    def _slope(self, tile: Tile, p: Value, lanes: "Lane", hidden: Value, masked: bool) -> tuple[Value, ...]:
-        """P · D and dT of key p in some lanes; also dS, and its part in the gradients of tables."""
+    def _slope(self, tile: Tile, p: Value, lanes: "Lane", present: Value, masked: bool) -> tuple[Value, ...]:
+        """P · D and dT of key p in the lanes that are `present`; also dS, and its part in the gradients of tables."""
         k, kind, zero = self.k, self.kind, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
-        (s, *results), hidden = self._ruled(tile, p, lanes, hidden, masked, {})
+        (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {})
         difference = s - rows.lse
         P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.unit))
         dP, PD = self.load(self.tile.dS, at), P
@@ -350,35 +362,35 @@ class Backward(Products):
         G = dP + rows.c
         if kind.entropy:
             G = G - rows.d_entropy * (difference * (1 / self.unit) + 1.0)
-        dS = k.where(hidden, zero, P * G)
-        dT = dS * self.scale
+        dS = k.where(seen, P * G, zero)
+        dT = dS * self.slope_scale
         if kind.bent:
-            dT = k.where(hidden, zero, dT * results[0])
+            dT = k.where(seen, dT * results[0], zero)
         if kind.trains_bias:
             self.tile.bias[at] = dS
-        lanes.sums.add(results[kind.bent :], [dS], hidden)
-        return k.where(hidden, k.constant(self.real, -0.0), PD), dT
+        lanes.sums.add(results[kind.bent :], [dS], seen)
+        return k.where(seen, PD, k.constant(self.real, -0.0)), dT
 
     def _key(self, tile: Tile, p: Value) -> Value:
         """The absolute index of a key of a tile."""
         return tile.start + self.k.integer("j") + p
 
     def _ruled(
-        self, tile: Tile, p: Value, lanes: "Lane", hidden: Value, masked: bool, more: Mapping[str, Value]
+        self, tile: Tile, p: Value, lanes: "Lane", present: Value, masked: bool, more: Mapping[str, Value]
     ) -> tuple[list[Value], Value]:
-        """The score of key p with the bias, what else the rule gives, and what is hidden. more: leaves of the rule."""
+        """The score of key p with the bias, what else the rule gives, and what is seen. more: leaves of the rule."""
         at, s = p * self.B + lanes.c, self.load(self.tile.P, p * self.B + lanes.c)
         if self.kind.pairs:
-            s = s * (self.scale * self.unit)
+            s = s * self.score_scale
         leaves = {**lanes.leaves, "j": self._key(tile, p), "s": s, **more}
         place = Place(leaves, lambda n: self.load(self._dense(n), at) != 0.0)
         results = [s] if self.score is None else [x.spread(self.W) for x in self.score.at(place, lanes.prepared[0])]
         if self.kind.bias:
             results[0] = results[0] + self.load(self.tile.bias, at)
-        hidden = hidden | (results[0] == -math.inf)
+        seen = self.k.flags(present, self.W) & (results[0] != -math.inf)
         if masked and self.mask is not None:
-            hidden = hidden | ~self.mask.at(place, lanes.prepared[1])[0].spread(self.W)
-        return results, hidden
+            seen = seen & self.mask.at(place, lanes.prepared[1])[0].spread(self.W)
+        return results, seen
 
     def _kept(self, keys: tuple[Value, Value], j: Value) -> Value:
         k = self.k
@@ -393,7 +405,7 @@ class Lane:
     c: Value  # the first of them
     leaves: Mapping[str, Value]
     prepared: Sequence[list[Value | None] | None]  # of the score and of the mask
-    absent: Value  # whether there is no row
+    present: Value  # a bit for each that has a row
     rows: SimpleNamespace  # by the names of `BackwardKind.numbers`
     keys: tuple[Value, Value]  # of dropout
     sums: "_Sums"
@@ -423,12 +435,12 @@ class _Sums:
         end = indices + reading.indices
         return results[:indices], results[indices:end], results[end:]
 
-    def add(self, results: Sequence[Value], dS: Sequence[Value], hidden: Value) -> None:
+    def add(self, results: Sequence[Value], dS: Sequence[Value], seen: Value) -> None:
         """Add dS · slope, or a sum of such products."""
         for reading, total in zip(self.kind.readings, self.totals, strict=True):
             slopes, indices, results = self._parted(reading, results)
             first, *others = (x * slope for x, slope in zip(dS, slopes, strict=True))
-            part = self.k.where(hidden, self.kernel.zero(), sum(others, first))
+            part = self.k.where(seen, sum(others, first), self.kernel.zero())
             if total is None:
                 self._scatter(reading, indices, part)
             else:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.engines.cpu.element import I32
-from regard.engines.cpu.layout import ITEM, KEYS, Kind
+from regard.engines.cpu.layout import DEPTH, ITEM, KEYS, SIDE, SUMS, Kind, multiple
 
-GROUP = 8  # items that share tiles while they are near
+GROUP, MATRIX_GROUP = 8, 16  # items of a group, by vectors and by matrices
 TRAINED_GROUP = 4  # the same where a table has a gradient
 STRANDS = 4, 4  # sums of a table's gradient that are made side by side: of batch elements and heads, of tiles
 
@@ -48,6 +48,11 @@ class BackwardKind(Kind):
     bias_rows: bool
     bias_keys: bool
     bias_shared: bool
+
+    @property
+    def group(self) -> int:
+        """Items that share tiles while they are near."""
+        return MATRIX_GROUP if self.matrices else GROUP
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -123,8 +128,17 @@ class BackwardKind(Kind):
 
 def padded(size: int, d: Any) -> Any:
     """The length of a row of d features of `size` bytes in whole vectors of 64 bytes, which any vector divides."""
-    lanes = 64 // size
-    return (d + (lanes - 1)) // lanes * lanes
+    return multiple(d, 64 // size)
+
+
+def copied(kind: Kind, d: Any) -> Any:
+    """The length of a row of d features in the copy of a tile."""
+    return multiple(d, DEPTH) if kind.matrices else padded(kind.real.size, d) if kind.pairs else d
+
+
+def turned_rows(kind: Kind, d: Any) -> Any:
+    """Of an item's rows, turned: features and zeros behind them, where products take some at once."""
+    return multiple(d, DEPTH if kind.matrices else 2)
 
 
 def tile_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
@@ -137,6 +151,8 @@ def tile_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
         area |= dict.fromkeys((f"{name}_pairs" for name in kind.keys), KEYS // 2 * padded(kind.real.size, d))
     for names, width in ((kind.keys, d), (kind.values, d_v)):
         area |= dict.fromkeys((f"{name}_copy" for name in names), KEYS * padded(kind.real.size, width))
+    if kind.matrices:
+        area["edge"] = SIDE * SIDE * SUMS
     return area | dict.fromkeys(kind.outputs, kind.lanes * d_v) | {"state": 16}
 
 
@@ -146,10 +162,10 @@ def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
     words = dict.fromkeys(("g", "r"), B * 8 // kind.real.size)
     integers = B * (1 if kind.integer is I32 else 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": B, "second": B, **dict.fromkeys(kind.numbers, B)}
-    rows = {"dq": B * d}
+    rows = {"dq": B * (multiple(d, SIDE) if kind.matrices else d)}
     for names, width in ((kind.queries, d), (kind.cotangents, d_v)):
         rows |= dict.fromkeys((f"{name}_rows" for name in names), B * padded(kind.real.size, width))
-        rows |= dict.fromkeys(names, B * (width + 1))
+        rows |= dict.fromkeys(names, B * turned_rows(kind, width))
     return {"state": 16, **words, **lanes, **rows}
 
 

@@ -1,106 +1,24 @@
-"""The products of a tile in backward, and what its gradients are added to.
-
-Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane; dV += (P · D)ᵀ dO and dK += dTᵀ Q have features
-there, and read numbers of dT and P through broadcasts. A product is a sum of *terms*, of which a tangent has two.
+"""The products of a tile in backward by vectors, and what its gradients are added to.
 
 What is hidden has the weight −0, which no other weight is: it counts as 0 in sums, and where a row of Q, K, V or dO is
 not finite, so that 0 · NaN would be NaN, tells what to leave out.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.backward_layout import BackwardKind, padded, tile_area
-from regard.engines.cpu.element import BF16, I16, I32, I64
-from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
-from regard.engines.cpu.lanes import Lanes, Tile
+from regard.engines.cpu.backward_layout import copied, padded
+from regard.engines.cpu.backward_matrices import MatrixSums
+from regard.engines.cpu.backward_terms import Terms
+from regard.engines.cpu.element import I16, I32
+from regard.engines.cpu.emit import Pointer, Value, Variable
+from regard.engines.cpu.lanes import Tile
+from regard.engines.cpu.layout import KEYS
+from regard.engines.cpu.matrices import add_by_vectors
 
 
-@dataclass(frozen=True)
-class Terms:
-    """A sum of products of factors, rows of numbers that are read through broadcasts, and rows of vectors.
-
-    The n-th factors meet the n-th vectors. Those from `first` to before `stop` are there, which is known when it runs.
-    """
-
-    factors: Sequence[Pointer]
-    vectors: Sequence[Pointer]
-    first: Value | int = 0
-    stop: Value | int = 1
-
-
-class Products(Lanes):
-    """The part of the kernel that multiplies and adds. A tangent names other terms."""
-
-    kind: BackwardKind
-
-    def __init__(self, k: Kernel, kind: BackwardKind):
-        super().__init__(k, kind)
-        self.scale = k.real("scale", kind.real)
-        # Scores are logarithms of base 2 unless a rule wants natural ones.
-        self.unit = 1.0 if kind.ruled else mathematics.LOG2_E
-        self.tile, self.rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
-        self.state = self.tile.state.of(I64)
-        # What products take at once: a number, or a word of two.
-        self.both, self.number = (2, I32) if kind.pairs else (1, kind.real)
-        self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else self.scale * self.unit
-
-    # What is multiplied
-
-    def _terms_of_scores(self) -> list[tuple[Pointer, Value, Terms]]:
-        """By pairs, over features: where the products go, the number of features, rows of keys and turned queries."""
-        tile, item = self.tile, self.item
-        return [
-            (tile.P, self.d, Terms([tile.k_copy], [item.q])),
-            (tile.dS, self.d_v, Terms([tile.v_copy], [item.dout])),
-        ]
-
-    def _terms_of_queries(self) -> Terms:
-        """By queries, over keys: rows of keys and slopes."""
-        return Terms([self._key_rows("k")], [self._slopes_of("dS")])
-
-    def _terms_of_keys(self) -> tuple[Terms, Terms]:
-        """By keys, over queries, of dV and of dK: weights or slopes, and rows of queries."""
-        item = self.item
-        return Terms([self._short("P")], [item.dout_rows]), Terms([self._short("dS")], [item.q_rows])
-
-    def _key_rows(self, name: str) -> Pointer:
-        found: Pointer = getattr(self.tile, f"{name}_pairs" if self.kind.pairs else f"{name}_copy")
-        return found
-
-    def _slopes_of(self, name: str) -> Pointer:
-        """A tile of slopes, two keys to a word where products take pairs."""
-        found: Pointer = getattr(self.tile, f"{name}_pairs" if self.kind.pairs else name)
-        return found
-
-    def _short(self, name: str) -> Pointer:
-        """A tile of weights or slopes, one key after the other."""
-        found: Pointer = getattr(self.tile, f"{name}_short" if self.kind.pairs else name)
-        return found.of(BF16) if self.kind.pairs else found
-
-    def _pick_terms(self, n: Value, options: Sequence[Terms]) -> Terms:
-        """The n-th of some sums."""
-        last = max(len(x.factors) for x in options) - 1
-        factors, vectors = (
-            [self._pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each]) for m in range(last + 1)]
-            for each in ([x.factors for x in options], [x.vectors for x in options])
-        )
-        if not last:
-            return Terms(factors, vectors)
-        ends = [[self.k.whole(x) for x in each] for each in ([x.first for x in options], [x.stop for x in options])]
-        return Terms(factors, vectors, self._pick(n, ends[0]), self._pick(n, ends[1]))
-
-    @contextmanager
-    def _each(self, terms: Terms) -> Iterator[tuple[Pointer, Pointer]]:
-        """The terms that are there, one after the other: factors and vectors."""
-        if len(terms.factors) == 1:
-            yield terms.factors[0].of(self.number), terms.vectors[0].of(self.number)
-            return
-        with self.k.loop(terms.stop, start=terms.first) as n:
-            factors, vectors = (self._pick_pointer(n, x) for x in (terms.factors, terms.vectors))
-            yield factors.of(self.number), vectors.of(self.number)
+class Products(MatrixSums):
+    """The part of the kernel that multiplies and adds."""
 
     def _multiply(
         self,
@@ -126,10 +44,13 @@ class Products(Lanes):
 
     def _scores(self, tile: Tile) -> None:
         """Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
+        if self.kind.matrices:
+            self._scores_by_matrices(tile)
+            return
         k, (results, counts, products) = self.k, zip(*self._terms_of_scores(), strict=True)
         with k.loop(len(results)) as n:
             count = self._pick(n, counts)
-            width, stop = self._copy_width(count) // self.both, (count + (self.both - 1)) // self.both
+            width, stop = copied(self.kind, count) // self.both, (count + (self.both - 1)) // self.both
             into, terms = self._pick_pointer(n, results), self._pick_terms(n, products)
 
             def block(
@@ -151,15 +72,15 @@ class Products(Lanes):
 
             self._blocks(tile.first, tile.stop, block)
 
-    def _copy_width(self, count: Value) -> Value:
-        """Of a row in the copy of a tile."""
-        return padded(self.real.size, count) if self.kind.pairs else count
-
     # Sums
 
     def _add_queries(self, tile: Tile, careful: bool) -> None:
         """dQᵀ += Kᵀ dTᵀ."""
-        k, dq, width, n = self.k, self.item.dq, self._copy_width(self.d), self.both
+        if self.kind.matrices and not careful:
+            self._add_queries_by_matrices(tile)
+            return
+        k, dq, n = self.k, self.item.dq, self.both
+        width = padded(self.real.size, self.d) if self.kind.pairs else self.d
         terms, ends = self._terms_of_queries(), (tile.first // n, (tile.stop + (n - 1)) // n)
 
         def block(count: int, a: Value) -> None:
@@ -173,11 +94,31 @@ class Products(Lanes):
             self._blocks(k.whole(0), self.d, block)
             return
         with k.loop(self.d) as a, k.loop(self.B, step=self.W) as c:
-            total = k.variable(self.zero())
-            with self._each(terms) as (rows, dS), k.loop(ends[1], start=ends[0]) as p:
-                shown = self._shown(rows[p * width + a], [self.weights + (n * p + m) * self.B + c for m in range(n)])
-                total.value = self.multiply_add(total.value, shown, self.load(dS, p * self.B + c))
-            dq[a * self.B + c] = self.load(dq, a * self.B + c) + total.value
+
+            def factors(rows: Pointer, dS: Pointer, p: Value, a: Value = a, c: Value = c) -> tuple[Value, Value]:
+                x = rows[a * (KEYS // 2) + p if self.kind.matrices else p * width + a]
+                shown = self._shown(x, [self.weights + (n * p + m) * self.B + c for m in range(n)])
+                return shown, self.load(dS, p * self.B + c)
+
+            self._add_one_by_one(dq + (a * self.B + c), terms, ends, factors)
+
+    def _add_one_by_one(
+        self,
+        home: Pointer,
+        terms: Terms,
+        ends: tuple[Value, Value],
+        factors: Callable[[Pointer, Pointer, Value], tuple[Value, Value]],
+    ) -> None:
+        """A vector of sums as the product of a tile has them, from factors that hide what is hidden."""
+        k, matrices = self.k, self.kind.matrices
+        total = k.variable(self.load(home) if matrices else self.zero())
+        with self._each(terms) as (f, v):
+            if matrices:
+                add_by_vectors(k, total, ends, lambda n: zip(*map(k.halves, factors(f, v, n)), strict=True))
+            else:
+                with k.loop(ends[1], start=ends[0]) as n:
+                    total.value = self.multiply_add(total.value, *factors(f, v, n))
+        home[0] = total.value if matrices else self.load(home) + total.value
 
     @property
     def weights(self) -> Pointer:
@@ -209,9 +150,13 @@ class Products(Lanes):
             base = base.bytes(tile.start * row)
             whole = width - width % (vectors * self.W)
             chunks = ((0, width, 1),) if careful else ((0, whole, vectors), (whole, width, 1))
+            by_matrices = self.kind.matrices and not careful
             for start, stop, count in chunks:
                 with k.loop(stop, start=start, step=count * self.W) as a:
-                    self._add_features(tile, terms, a, width, base + a, row, count, careful)
+                    if by_matrices:
+                        self._add_features_by_matrices(tile, terms, a, width, base + a, row, count)
+                    else:
+                        self._add_features(tile, terms, a, width, base + a, row, count, careful)
 
     def _add_features(
         self,
@@ -242,13 +187,13 @@ class Products(Lanes):
             self._blocks(tile.first, tile.stop, block, 6 if vectors > 1 else 8)
             return
         with k.loop(tile.stop, start=tile.first) as p:
-            total = k.variable(self.zero())
-            with self._each(terms) as (weights, rows), k.loop(stop) as i:
+
+            def factors(weights: Pointer, rows: Pointer, i: Value, p: Value = p) -> tuple[Value, Value]:
                 at = self.weights + p * self.B + i * self.both
                 shown = self._shown(self.load(rows, a, i * width), [at + m for m in range(self.both)], 0)
-                total.value = self.multiply_add(total.value, shown, weights[p * stop + i].spread(self.W))
-            into = base.bytes(p * row)
-            into[0] = self.load(into) + total.value
+                return shown, weights[p * stop + i].spread(self.W)
+
+            self._add_one_by_one(base.bytes(p * row), terms, (k.whole(0), k.whole(stop)), factors)
 
     def _add_bias(self, tile: Tile) -> None:
         """dbias += dS, summed over the keys or the rows that a bias does not have."""
@@ -275,7 +220,6 @@ class Products(Lanes):
             return
         whole = tile.stop - (tile.stop - tile.first) % W
         here = base.bytes(tile.start * key)
-
         with k.loop(lanes, step=W) as c:
             with k.loop(whole, start=tile.first, step=W) as p:
                 turned = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.backward_kernel import Backward, Lane, Rows
-from regard.engines.cpu.backward_products import Terms
 from regard.engines.cpu.backward_tangent_layout import BackwardTangentKind
+from regard.engines.cpu.backward_terms import Terms
 from regard.engines.cpu.element import I64
 from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.lanes import Tile
@@ -97,12 +97,12 @@ class BackwardTangent(Backward):
                 with stays:
                     self.fill(bias_dot + tile.first * self.B, 0.0, tile.stop - tile.first)
 
-    def _slope(self, tile: Tile, p: Value, lanes: Lane, hidden: Value, masked: bool) -> tuple[Value, ...]:
+    def _slope(self, tile: Tile, p: Value, lanes: Lane, present: Value, masked: bool) -> tuple[Value, ...]:
         """P · D, dT and their tangents for key p in some lanes; also dṠ, and its part in the tangents of tables'."""
         k, kind, zero = self.k, self.kind, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
-        S_dot = self.load(self.tile.P_dot, at) * (self.scale if kind.pairs else 1 / self.unit)
-        (s, *results), hidden = self._ruled(tile, p, lanes, hidden, masked, {"ds": S_dot})
+        S_dot = self.load(self.tile.P_dot, at) * (self.slope_scale if kind.pairs else 1 / self.unit)
+        (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {"ds": S_dot})
         if self.score is not None:
             S_dot, *results = results
         if kind.bias_dot:
@@ -118,13 +118,13 @@ class BackwardTangent(Backward):
             surprise = difference * (1 / self.unit) + 1.0
             G = G - rows.d_entropy * surprise
             G_dot = G_dot - rows.d_entropy_dot * surprise - rows.d_entropy * grown
-        dS, dS_dot = (k.where(hidden, zero, P * x) for x in (G, k.fma(grown, G, G_dot)))
-        dT, dT_dot = dS * self.scale, dS_dot * self.scale
+        dS, dS_dot = (k.where(seen, P * x, zero) for x in (G, k.fma(grown, G, G_dot)))
+        dT, dT_dot = dS * self.slope_scale, dS_dot * self.slope_scale
         if kind.bent:
             slope, slope_dot, *results = results
-            dT_dot = k.where(hidden, zero, dT_dot * slope + dT * slope_dot)
-            dT = k.where(hidden, zero, dT * slope)
+            dT_dot = k.where(seen, dT_dot * slope + dT * slope_dot, zero)
+            dT = k.where(seen, dT * slope, zero)
         if kind.trains_bias:
             self.tile.bias[at] = dS_dot
-        lanes.sums.add(results, [dS_dot, dS], hidden)
-        return k.where(hidden, k.constant(self.real, -0.0), PD), dT, k.where(hidden, zero, PD * grown), dT_dot
+        lanes.sums.add(results, [dS_dot, dS], seen)
+        return k.where(seen, PD, k.constant(self.real, -0.0)), dT, k.where(seen, PD * grown, zero), dT_dot

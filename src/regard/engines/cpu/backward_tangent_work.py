@@ -79,7 +79,7 @@ class Tangents(Arrays):
         return rule_of(self.p, {table: Table(x) for table, x in self.t.tables.items()})
 
     def kind(self, target: Target) -> BackwardTangentKind:
-        bias = self.p.bias if self.p.trains_bias and self.bias_dot is None else self.bias_dot
+        bias = self.p.trained_bias if self.bias_dot is None else self.bias_dot
         return BackwardTangentKind(**vars(super().kind(target)), bias_dot=None if bias is None else type_of(bias.dtype))
 
     def source(self, kind: BackwardKind, target: Target) -> str:

@@ -20,7 +20,6 @@ from regard.engines.cpu import cache
 from regard.engines.cpu.backward_arrays import Arrays
 from regard.engines.cpu.backward_layout import (
     FIELDS,
-    GROUP,
     STRANDS,
     TRAINED_GROUP,
     BackwardKind,
@@ -66,7 +65,7 @@ def run(p: Problem, target: Target, arrays: Arrays) -> Differential:
     if p.batch * p.heads * p.n_q:
         small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
         plan(p, target, arrays, 1 if small else num_threads()).run(p, arrays)
-    return arrays.result()
+    return arrays.result(target)
 
 
 def plan(p: Problem, target: Target, arrays: Arrays, threads: int) -> "Plan":
@@ -177,7 +176,7 @@ class Waves(Stages):
         super().__init__(kind, p, Results(arrays.out, arrays.lse, None, None), range(p.n_q), threads)
         self.sums, self.backward = arrays, kind
         # Groups are cut where rows are, which may not change the order in which a table's tiles are met.
-        self.group, self.step = (TRAINED_GROUP, TRAINED_GROUP) if arrays.dtables else (GROUP, 1)
+        self.group, self.step = (TRAINED_GROUP, TRAINED_GROUP) if arrays.dtables else (kind.group, 1)
 
     @cached_property
     def blocks(self) -> tuple[Array, Array]:

@@ -391,6 +391,11 @@ class Kernel:
         """0, 1, 2, ..."""
         return Value(self, type, lanes, ir.Constant(ir.VectorType(type.raw, lanes), list(range(lanes))))
 
+    def flags(self, bits: Value, lanes: int) -> Value:
+        """For each lane whether its bit of an integer is set."""
+        integer = self.b.trunc(bits.raw, ir.IntType(lanes))
+        return Value(self, BOOL, lanes, self.b.bitcast(integer, self.raw(BOOL, lanes)))
+
     # Control
 
     @contextmanager

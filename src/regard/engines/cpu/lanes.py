@@ -13,9 +13,9 @@ from typing import Any
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
-from regard.engines.cpu.layout import KEYS, TILE_BITS, Kind
+from regard.engines.cpu.layout import KEYS, SIDE, SUMS, TILE_BITS, Kind
 from regard.engines.cpu.lowering import Lowering
-from regard.engines.cpu.matrices import matrices
+from regard.engines.cpu.matrices import Totals, matrices
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 UNROLL = 4
@@ -63,6 +63,11 @@ class Lanes(ABC):
                 yield
         else:
             yield
+
+    def _totals(self) -> Totals:
+        """As many matrices as should grow at once: a few blocks of rows, all lanes."""
+        across = self.B // SIDE
+        return [self.matrices[n * across : (n + 1) * across] for n in range(max(1, SUMS // across))]
 
     @abstractmethod
     def _group(self, first: Value, stop: Value) -> None:

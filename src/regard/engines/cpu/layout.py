@@ -12,7 +12,7 @@ from regard.rules import Program
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KEYS = 128
-SIDE, DEPTH = 16, 32  # of matrices: rows, and products that are summed at once
+SIDE, DEPTH, SUMS = 16, 32, 4  # of matrices: rows, products that are summed at once, and how many grow at once
 TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
 GROUP = 16  # items that share the tiles of a span while they are near
@@ -221,7 +221,7 @@ def output_size(kind: Kind, d_v: Any) -> Any:
     if not kind.few:
         return kind.lanes * d_v
     step = kind.lanes * (2 if kind.pairs else 1)
-    return (d_v + (step - 1)) // step * (step * kind.few)
+    return multiple(d_v, step) * kind.few
 
 
 def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:

@@ -17,15 +17,15 @@ in float32, in the order of n, one rounding for a product and its sum; what is b
 as 0 and becomes 0 (Intel's manual, TDPBF16PS). So vectors can sum in the same way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 
 from regard.engines.cpu.element import I8, I64
-from regard.engines.cpu.emit import Kernel, Pointer
-from regard.engines.cpu.layout import SIDE
+from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.layout import DEPTH, SIDE
 
 REGISTERS = 8
 
@@ -53,6 +53,9 @@ class Matrix:
         _do(self.k, name, *arguments)
 
 
+Totals = Sequence[Sequence[Matrix]]  # of blocks of rows, one for each block of columns
+
+
 @contextmanager
 def matrices(k: Kernel) -> Iterator[list[Matrix]]:
     """The registers; what they hold is lost in the end."""
@@ -64,6 +67,47 @@ def matrices(k: Kernel) -> Iterator[list[Matrix]]:
     _do(k, "ldtilecfg", shape.raw)
     yield [Matrix(k, n) for n in range(REGISTERS)]
     _do(k, "tilerelease")
+
+
+def add_products(
+    registers: Sequence[Matrix],
+    totals: Totals,
+    steps: tuple[Value, Value],
+    row: Callable[[int, Value], Pointer],
+    width: Value | int,
+    column: Callable[[int, Value], Pointer],
+    pitch: Value | int,
+) -> None:
+    """totals[r][c] += rows times columns, DEPTH products at a time, through the last two registers.
+
+    row: where the r-th block begins in the n-th step, its rows `width` bytes apart; column: likewise the c-th block of
+    columns, its rows `pitch` bytes apart.
+    """
+    x, y = registers[-2:]
+    with x.k.loop(steps[1], start=steps[0]) as n:
+        for r, line in enumerate(totals):
+            x.load(row(r, n), width)
+            for c, total in enumerate(line):
+                y.load(column(c, n), pitch)
+                total.add_product(x, y)
+
+
+def add_by_vectors(
+    k: Kernel, total: Variable, ends: tuple[Value, Value], halves: Callable[[Value], Iterable[tuple[Value, Value]]]
+) -> None:
+    """total += the products of the words between `ends`, as matrices sum, their steps counted from word 0.
+
+    halves: the factors of the n-th words, of their even numbers and of their odd ones.
+    """
+    zero = k.constant(total.type, 0.0).spread(total.lanes)
+    chains = [k.variable(zero) for _ in range(2)]
+    with k.loop(ends[1], start=ends[0] & -(DEPTH // 2), step=DEPTH // 2) as block:
+        for chain in chains:
+            chain.value = zero
+        with k.loop(k.minimum(ends[1], block + DEPTH // 2), start=k.maximum(ends[0], block)) as n:
+            for chain, (x, y) in zip(chains, halves(n), strict=True):
+                chain.value = k.fma(x, y, chain.value)
+        total.value += chains[0].value + chains[1].value
 
 
 def _do(k: Kernel, name: str, *arguments: Any) -> None:

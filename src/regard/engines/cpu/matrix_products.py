@@ -6,7 +6,7 @@ pairs of features and of keys, as for products of pairs.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from operator import or_
 
@@ -15,10 +15,7 @@ from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import DEPTH, KEYS, SIDE
-from regard.engines.cpu.matrices import Matrix
-
-Totals = list[list[Matrix]]  # of blocks of rows, one for each block of lanes
-SUMS = 4  # matrices that grow at once, about
+from regard.engines.cpu.matrices import Matrix, add_by_vectors, add_products
 
 
 class MatrixProducts(Forward):
@@ -48,33 +45,6 @@ class MatrixProducts(Forward):
                 with k.loop(self.d, start=whole * 2) as x:
                     into[(x // 2 * B + c + r) * 2 + x % 2] = p.bytes(x * feature)[0] ^ signs[I16]
 
-    def _totals(self) -> Totals:
-        """As many matrices as should grow at once: a few blocks of rows, all lanes."""
-        across = self.B // SIDE
-        return [self.matrices[n * across : (n + 1) * across] for n in range(max(1, SUMS // across))]
-
-    def _multiply(
-        self,
-        totals: Totals,
-        steps: tuple[Value, Value],
-        row: Callable[[int, Value], Pointer],
-        width: Value | int,
-        column: Callable[[int, Value], Pointer],
-        pitch: int,
-    ) -> None:
-        """totals[r][c] += rows times columns, DEPTH products at a time.
-
-        row: where the r-th block begins in the n-th step, its rows `width` bytes apart; column: likewise the c-th block
-        of lanes, its rows `pitch` bytes apart.
-        """
-        x, y = self.matrices[-2:]
-        with self.k.loop(steps[1], start=steps[0]) as n:
-            for r, line in enumerate(totals):
-                x.load(row(r, n), width)
-                for c, total in enumerate(line):
-                    y.load(column(c, n), pitch)
-                    total.add_product(x, y)
-
     def _scores_by_matrices(self, tile: Tile) -> None:
         """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
         k, B, totals = self.k, self.B, self._totals()
@@ -92,7 +62,8 @@ class MatrixProducts(Forward):
                 for line, home in zip(totals, places, strict=True):
                     for total, at in zip(line, home, strict=True):
                         self._begin_total(total, at, n, again)
-                self._multiply(
+                add_products(
+                    self.matrices,
                     totals,
                     steps,
                     lambda r, x: rows.bytes((p + r * SIDE) * width + x * (2 * DEPTH)),
@@ -146,7 +117,8 @@ class MatrixProducts(Forward):
         with k.loop(self.d_v, step=SIDE) as a:
             for total in totals:
                 total.clear()
-            self._multiply(
+            add_products(
+                self.matrices,
                 [totals],
                 steps,
                 lambda r, n: columns.bytes(a * width + n * (2 * DEPTH)),
@@ -164,16 +136,12 @@ class MatrixProducts(Forward):
         """As `_add_by_matrices`, in the same order, but by vectors, and what is hidden counts as 0."""
         k, B, seen, pairs = self.k, self.B, self.tile.seen, P.of(I32)
         with k.loop(self.d_v) as a, k.loop(B, step=self.W) as c:
-            total, *chains = (k.variable(self.zero()) for _ in range(3))
-            with k.loop(tile.stop, start=tile.first & -DEPTH, step=DEPTH) as block:
-                for chain in chains:
-                    chain.value = self.zero()
-                start, stop = k.maximum(tile.first & -2, block), k.minimum(tile.stop, block + DEPTH)
-                with k.loop(stop, start=start, step=2) as p:
-                    at = p * B + c
-                    both = zip(k.halves(columns[(a * KEYS + p) // 2]), k.halves(pairs.load(at, self.W)), strict=True)
-                    for n, (v, weight) in enumerate(both):
-                        shown = k.where(self.load(seen, at + n * B) != 0.0, v, self.zero())
-                        chains[n].value = k.fma(shown, weight, chains[n].value)
-                total.value += chains[0].value + chains[1].value
+            total = k.variable(self.zero())
+
+            def halves(n: Value, a: Value = a, c: Value = c) -> Iterator[tuple[Value, Value]]:
+                both = k.halves(columns[a * (KEYS // 2) + n]), k.halves(pairs.load(n * (2 * B) + c, self.W))
+                for m, (v, weight) in enumerate(zip(*both, strict=True)):
+                    yield k.where(self.load(seen, (2 * n + m) * B + c) != 0.0, v, self.zero()), weight
+
+            add_by_vectors(k, total, (tile.first // 2, (tile.stop + 1) // 2), halves)
             add(a, c, total.value)

@@ -190,7 +190,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) 
         query=fitted(dq, p.query),
         key=fitted(dk, p.key),
         value=fitted(dv, p.value),
-        bias=bias_gradient(work, task) if p.trains_bias else None,
+        bias=None if p.trained_bias is None else bias_gradient(work, task),
         sink=None if d_sink is None or p.sink is None else sink_gradient(p, d_sink),
         tables=table_gradients(p, given, direction, way),
     )
