@@ -418,9 +418,8 @@ class FewQueries(Forward):
                     for line in lines_ahead(start, -(-several * width // LINE)):
                         line.prefetch()
                 with no:
-                    for n in range(several):
-                        for x in range(0, width, LINE):
-                            source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()
+                    with k.loop(several) as n, k.loop(width, step=LINE) as x:
+                        source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()
 
         return approach if features else lambda p, several: None
 
