@@ -42,6 +42,16 @@ def test_a_call_loads_no_framework() -> None:
     assert foreign(PACKAGE.parent, "from regard import *") <= {"safetensors"}
 
 
+def test_a_plain_call_loads_one_engine() -> None:
+    code = """
+import sys, numpy, regard
+x = numpy.ones((2, 8, 4), numpy.float32)
+regard.attention(x, x, x)
+print(*(name for name in ("cpu", "tiled", "triton", "specification") if f"regard.engines.{name}" in sys.modules))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "cpu\n"
+
+
 def test_the_first_view_of_a_page_loads_no_framework() -> None:
     view = """
 from regard.viewer.answers import Answers

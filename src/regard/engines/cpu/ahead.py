@@ -2,7 +2,7 @@
 
 Lines are not asked for one after the other: of each page every eighth comes first, then those behind them. Where a page
 is asked for in order, some processors (Granite Rapids) also bring by themselves the lines that follow, twice or too
-soon: reading does 0.92 of the bandwidth then, and decoding 0.85 of what it does so. Others see no difference.
+soon: reading does 0.92 of what it could then, and decoding 0.8 to 0.9. To others (Zen 5) the order is all one.
 """
 
 from collections.abc import Iterator
