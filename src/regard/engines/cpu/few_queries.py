@@ -417,9 +417,8 @@ class FewQueries(Forward):
                     start = source.bytes(in_turn(p * width + begin))
                     for line in lines_ahead(start, -(-several * width // LINE)):
                         line.prefetch()
-                with no:
-                    with k.loop(several) as n, k.loop(width, step=LINE) as x:
-                        source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()
+                with no, k.loop(several) as n, k.loop(width, step=LINE) as x:
+                    source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()
 
         return approach if features else lambda p, several: None
 
