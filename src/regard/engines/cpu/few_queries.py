@@ -167,7 +167,7 @@ class FewQueries(Forward):
                 with k.when(~dense), k.loop(W) as n:
                     source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
                 start = source.bytes(in_turn(p * row + x * (W * size)))
-                return lines_ahead(k.at(k.where(dense, start.address, nowhere), I8), W * W * size // LINE)
+                return lines_ahead(k.at(k.where(dense, start.address, nowhere), I8), max(1, W * W * size // LINE))
 
             return lines
 
@@ -331,13 +331,11 @@ class FewQueries(Forward):
                 start = stop
             with k.when(whole < self.d_v):
                 self._add_features(keys, whole, 1, self.d_v - whole, careful)
-        for r in self.rows:
-            rescale = self.tile.rescale[r].spread(W)
-            with k.loop(self.width, step=step) as a:
-                places = [self.width * r + a + n for n in range(0, step, W)]
-                totals = self._in_order([self.load(self.tile.total, place) for place in places])
-                for place, total in zip(places, totals, strict=True):
-                    self.span.O[place] = k.fma(self.load(self.span.O, place), rescale, total)
+        with k.loop(self.kind.few) as r, k.loop(self.width, step=step) as a:
+            places, rescale = [self.width * r + a + n for n in range(0, step, W)], self.tile.rescale[r].spread(W)
+            totals = self._in_order([self.load(self.tile.total, place) for place in places])
+            for place, total in zip(places, totals, strict=True):
+                self.span.O[place] = k.fma(self.load(self.span.O, place), rescale, total)
 
     def _add_features(self, keys: Keys, a: Value, steps: int, count: Value | None, careful: bool) -> None:
         """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
