@@ -345,8 +345,9 @@ class Stages:
         # Under a window, those with as many queries as one of them sees keys are all that share any.
         near = -(-int(items[:, self.word("count")].max()) * KEYS // self.kind.lanes)
         size = min(most, max(GROUP, near))
-        if self.threads > 1:
-            size = max(1, min(size, len(items) // (8 * self.threads)))
+        if self.threads > 1:  # enough groups that threads end at about the same time
+            each = len(items) // self.threads
+            size = max(1, min(size, max(min(GROUP, each // 8), each // 16)))
         shared = (np.diff(items[:, self.word("k")]) == 0) & (np.diff(items[:, self.word("v")]) == 0)
         ends = np.append(np.flatnonzero(~shared) + 1, len(items)).tolist()
         starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
