@@ -208,10 +208,13 @@ def gradients(*inputs: Array, rows: slice = slice(None), **wishes: Any) -> dict[
 
 @here
 @pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("wishes", [{"causal": True}, {"origin": (0, 0, 37)}, {"origin": (0, 0, 96)}], ids=str)
-def test_gradients_agree_with_the_specification(wishes: dict[str, Any]) -> None:
-    """Also where blocks of keys begin before the first key, and end behind the last."""
+def test_gradients_agree_with_the_specification(wishes: dict[str, Any], far: bool) -> None:
+    """Also where blocks of keys begin before the first key and end behind the last; far: exp(0 − lse) is infinite."""
     q, k, v, dout = (x[:, :150] for x in (Q, K, V, DO))
+    if far:
+        q, k, wishes = np.abs(q), -np.abs(k), {**wishes, "scale": 2.0}
     p = problem_from(q, k, v, **wishes)
     assert_gradients(p, Outputs(dout, None, None), regard.attention_vjp(q, k, v, dout, **wishes, engine="cpu"))
 

@@ -349,7 +349,7 @@ class Backward(Products):
             lanes.sums.end()
 
     def _slope(self, tile: Tile, p: Value, lanes: "Lane", present: Value, masked: bool) -> tuple[Value, ...]:
-        """P · D and dT of key p in some lanes; also dS, and its part in the gradients of tables. present: bits of lanes."""
+        """P · D and dT of key p in the lanes that are `present`; also dS, and its part in the gradients of tables."""
         k, kind, zero = self.k, self.kind, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
         (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {})

@@ -7,7 +7,7 @@ from typing import Any
 from regard.engines.cpu.element import I32
 from regard.engines.cpu.layout import DEPTH, ITEM, KEYS, SIDE, SUMS, Kind, multiple
 
-GROUP = 8  # items that share tiles while they are near
+GROUP, MATRIX_GROUP = 8, 16  # items of a group, by vectors and by matrices
 TRAINED_GROUP = 4  # the same where a table has a gradient
 STRANDS = 4, 4  # sums of a table's gradient that are made side by side: of batch elements and heads, of tiles
 
@@ -48,6 +48,11 @@ class BackwardKind(Kind):
     bias_rows: bool
     bias_keys: bool
     bias_shared: bool
+
+    @property
+    def group(self) -> int:
+        """Items that share tiles while they are near."""
+        return MATRIX_GROUP if self.matrices else GROUP
 
     @property
     def fields(self) -> tuple[str, ...]:

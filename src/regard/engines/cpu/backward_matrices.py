@@ -12,8 +12,6 @@ from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import DEPTH, KEYS, SIDE, multiple
 from regard.engines.cpu.matrices import add_products
 
-HIDDEN = {"P": -0x7FFF8000}  # two weights −0; all else of what is hidden is 0
-
 
 class MatrixSums(Sums):
     def _scores_by_matrices(self, tile: Tile) -> None:
@@ -49,12 +47,12 @@ class MatrixSums(Sums):
         """Weights of keys that a tile does not have, in whole steps of products."""
         k, kind, half = self.k, self.kind, self.B // 2
         ends = [(tile.first & -DEPTH, tile.first & -2), (multiple(tile.stop, 2), multiple(tile.stop, DEPTH))]
-        rows = [(name, self._short(name).of(I32), HIDDEN.get(name, 0)) for name in kind.weights]
-        rows += [(name, self._slopes_of(name).of(I32), 0) for name in kind.slopes]
+        rows = [self._short(name).of(I32) for name in kind.weights]
+        rows += [self._slopes_of(name).of(I32) for name in kind.slopes]
         for first, stop in ends:
             with k.loop(stop * half, start=first * half, step=self.W) as n:
-                for _, words, x in rows:
-                    words[n] = k.constant(I32, x).spread(self.W)
+                for words in rows:
+                    words[n] = k.constant(I32, 0).spread(self.W)
 
     def _add_queries_by_matrices(self, tile: Tile) -> None:
         """dQᵀ += Kᵀ dTᵀ."""

@@ -20,7 +20,6 @@ from regard.engines.cpu import cache
 from regard.engines.cpu.backward_arrays import Arrays
 from regard.engines.cpu.backward_layout import (
     FIELDS,
-    GROUP,
     STRANDS,
     TRAINED_GROUP,
     BackwardKind,
@@ -177,7 +176,7 @@ class Waves(Stages):
         super().__init__(kind, p, Results(arrays.out, arrays.lse, None, None), range(p.n_q), threads)
         self.sums, self.backward = arrays, kind
         # Groups are cut where rows are, which may not change the order in which a table's tiles are met.
-        self.group, self.step = (TRAINED_GROUP, TRAINED_GROUP) if arrays.dtables else (GROUP, 1)
+        self.group, self.step = (TRAINED_GROUP, TRAINED_GROUP) if arrays.dtables else (kind.group, 1)
 
     @cached_property
     def blocks(self) -> tuple[Array, Array]:
