@@ -31,6 +31,7 @@ MATRIX_STEPS = 2**18  # of that of matrices, likewise
 GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
 FEATURES = 64  # of products from cache: as many numbers as are summed, whose operands fit the first level
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
+LINE = 64  # bytes
 STREAMS = 4  # places that one thread reads from at once
 AHEAD = 512  # numbers that are asked for before they are read
 
@@ -218,7 +219,9 @@ def _compiled(name: str, text: str) -> Compiled:
 
 @cache
 def _operands() -> Array:
-    return np.zeros(2**15, np.uint8)
+    """Zeros that begin a cache line, so that no vector lies in two."""
+    found = np.zeros(2**15 + LINE, np.uint8)
+    return found[-found.ctypes.data % LINE :]
 
 
 @cache
