@@ -69,11 +69,13 @@ def absolute(
     t: Differential | None = None,
     d_ct: Outputs | None = None,
     u: Differential | None = None,
+    any_scores: bool = False,
 ) -> dict[str, Array]:
     """The size of every result: its formula with each term taken absolutely, in float64.
 
     Of gradients with ct, of tangents with t, of the tangents of gradients with these and d_ct, of the
-    tangents of tangents with t and u.
+    tangents of tangents with t and u. any_scores: they may be large. A weight exp(S − lse) is known to eps / 2 of |S|
+    and of |lse|: beyond 16 that is more than its 8 eps, and the naive computation is now and then right by luck.
     """
     with np.errstate(all="ignore"):
         f = spec.terms(p)
@@ -81,8 +83,9 @@ def absolute(
         S = np.where(f.visible, np.abs(f.S), 0)
         raw = abs(p.scale) * spec.einsum("bhia,bhja->bhij", z["q"], z["k"])
         reach = np.where(f.visible, S + raw + 1, 0)
-        PD = f.P * f.D
         lse = np.where(np.isfinite(f.lse), np.abs(f.lse), 0)
+        P = f.P * (1 + (S + raw + lse[..., None]) / 16) if any_scores else f.P
+        PD = P * f.D
         sizes = {
             "out": spec.einsum("bhij,bhjc->bhic", PD, z["v"]),
             "lse": 1 + lse + (f.P * reach).sum(-1),
@@ -93,7 +96,7 @@ def absolute(
             G = f.D * spec.einsum("bhic,bhjc->bhij", dO, z["v"])
             row = (f.P * G).sum(-1) + dlse + dH * (1 + np.abs(f.H))
             c = G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)
-            dS = f.P * c * (1 + reach)
+            dS = P * c * (1 + reach)
             d_ds, d_tables = p.score_partials
 
             def through(node: Any, x: Array) -> Array:
@@ -153,14 +156,14 @@ def absolute(
             c = np.abs(g.G) + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)
             G_dot, c = np.nan_to_num(G_dot, posinf=0), np.nan_to_num(c, posinf=0)
             c_dot = G_dot + row_dot[..., None] + dH_dot[..., None] * (np.abs(f.logP) + 1) + dH[..., None] * grown
-            dS_dot = f.P * (grown * c + c_dot)
-            dT = through(d_ds, f.P * c)
+            dS_dot = P * (grown * c + c_dot)
+            dT = through(d_ds, P * c)
 
             def second(node: Any) -> Array:
                 if node is None:
                     return dS_dot
                 bend = spec.evaluate_one(tangent(node, d.tables), d.at, dS.shape)
-                return through(node, dS_dot) + np.where(f.visible, np.abs(f.P * c * bend), 0)
+                return through(node, dS_dot) + np.where(f.visible, np.abs(P * c * bend), 0)
 
             sizes |= gradients(dS_dot, second(d_ds), {leaf: second(node) for leaf, node in d_tables.items()})
             sizes["query"] += abs(p.scale) * spec.einsum("bhij,bhja->bhia", dT, np.abs(d.k))
@@ -178,26 +181,10 @@ def absolute(
     return sizes
 
 
-def rounding_of_scores(p: Problem) -> Array:
-    """|P| |S| |V|, S with every term taken absolutely: eps / 2 of it is what rounding the scores themselves may cost.
-
-    Beyond |S| = 16 that is more than the 8 eps of |P| |V|, and the naive computation is now and then right by luck.
-    """
-    with np.errstate(all="ignore"):
-        f = spec.terms(p)
-        q, k, v = (np.nan_to_num(np.abs(x), posinf=0) for x in (f.q, f.k, f.v))
-        S = np.where(f.visible, np.abs(f.S), 0) + abs(p.scale) * spec.einsum("bhia,bhja->bhij", q, k)
-        return spec.einsum("bhij,bhjc->bhic", f.P * f.D * S, v).reshape(p.shape(p.n_q, p.d_v))
-
-
 def assert_outputs(p: Problem, got: Outputs, any_scores: bool = False) -> None:
-    """out, lse and entropy (None: not asked for) of an engine against the specification.
-
-    any_scores: the scores may be large, so that rounding them counts.
-    """
-    exact, plain, sizes = spec.forward(p, judge(p)), spec.forward(p, *naive(p)), absolute(p)
-    if any_scores:
-        sizes["out"] = sizes["out"] + rounding_of_scores(p) / 16
+    """out, lse and entropy (None: not asked for) of an engine against the specification."""
+    exact, plain = spec.forward(p, judge(p)), spec.forward(p, *naive(p))
+    sizes = absolute(p, any_scores=any_scores)
     assert got.out is not None
     assert got.out.dtype == p.dtype
     for name in Outputs._fields:
@@ -209,14 +196,17 @@ def assert_outputs(p: Problem, got: Outputs, any_scores: bool = False) -> None:
             assert_within(name, value, getattr(exact, name), rounded, sizes[name], dtype)
 
 
-def assert_gradients(p: Problem, ct: Outputs, got: Differential) -> None:
+def assert_gradients(p: Problem, ct: Outputs, got: Differential, any_scores: bool = False) -> None:
     exact, plain = spec.gradients(p, ct, judge(p)), spec.gradients(p, ct, *naive(p))
-    assert_differential(p, "d{}", got, exact, plain, absolute(p, ct=ct))
+    assert_differential(p, "d{}", got, exact, plain, absolute(p, ct=ct, any_scores=any_scores))
 
 
-def assert_second(p: Problem, t: Differential, ct: Outputs, d_ct: Outputs, got: Differential) -> None:
+def assert_second(
+    p: Problem, t: Differential, ct: Outputs, d_ct: Outputs, got: Differential, any_scores: bool = False
+) -> None:
     exact, plain = spec.gradients_jvp(p, t, ct, d_ct, judge(p)), spec.gradients_jvp(p, t, ct, d_ct, *naive(p))
-    assert_differential(p, "tangent of d{}", got, exact, plain, absolute(p, ct=ct, t=t, d_ct=d_ct))
+    sizes = absolute(p, ct=ct, t=t, d_ct=d_ct, any_scores=any_scores)
+    assert_differential(p, "tangent of d{}", got, exact, plain, sizes)
 
 
 def assert_differential(
