@@ -83,6 +83,21 @@ def test_the_peak_is_made_of_the_operations_that_it_counts(target: Any, element:
     np.testing.assert_allclose(got, expected.sum(0), rtol=1e-5)
 
 
+@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs], ids=lambda t: t.name)
+@pytest.mark.parametrize("element", [F32, F64], ids=str)
+def test_products_from_cache_are_made_of_the_operations_that_they_count(target: Any, element: Type) -> None:
+    (rows, columns), lanes, steps = target.tile, target.lanes(element.size), 3
+    v = np.arange(limits.FEATURES * columns * lanes).reshape(limits.FEATURES, -1) % 13 - 6.0
+    f = np.arange(rows * limits.FEATURES).reshape(rows, -1) % 7 - 3.0
+    dtype = np.dtype(f"f{element.size}")
+    source = np.concatenate([v.ravel(), f.ravel()]).astype(dtype)
+    text = limits.product_kernel(element, target)
+    got = result_of(text, "product", target, source, steps, lanes, dtype)
+    expected = steps * (f @ v).reshape(rows, columns, lanes).sum((0, 1))
+    assert np.ptp(expected) > 0
+    np.testing.assert_array_equal(got, expected)  # whole numbers
+
+
 @pytest.mark.parametrize("target", [t for t in targets().values() if t.runs and t.matrices], ids=lambda t: t.name)
 def test_the_peak_of_matrices_is_made_of_products(target: Any) -> None:
     steps, totals = 3, limits.GROWING
@@ -119,6 +134,10 @@ def test_a_limit_knows_its_work() -> None:
     assert two.work == 2 * one.work
     assert limits.peak("float64").work == one.work / 2
     assert limits.bandwidth().work == limits.BUFFER
+    rows, columns = target.tile
+    for dtype, size in (("float32", 4), ("float64", 8)):
+        limits.product(dtype).call()
+        assert limits.product(dtype).work == rows * columns * target.lanes(size) * 2 * limits.STEPS
     assert one.rate(1e-9) == one.work
 
 
@@ -551,7 +570,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     text = capsys.readouterr().out
     assert "read bandwidth" in text
     assert "GFLOP/s" in text
-    assert len(Report.from_json((tmp_path / "out" / "report.json").read_text()).results) == 8
+    assert len(Report.from_json((tmp_path / "out" / "report.json").read_text()).results) == 10
 
 
 @pytest.mark.parametrize(

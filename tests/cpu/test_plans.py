@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import regard
+from regard.api import problem_from
 from regard.engines.cpu import work
+from regard.engines.cpu.target import targets
 
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((2, 200, 8)) for _ in range(3))
@@ -98,3 +100,21 @@ def test_a_plan_keeps_no_array() -> None:
     gc.collect()
     assert there() is None
     assert table() is None
+
+
+def groups(rows: int, threads: int = 1, **options: Any) -> list[int]:
+    """How many items each group has, of a call with so many blocks of queries in each of four heads."""
+    target = targets()["avx512"]
+    x = np.zeros((4, rows * target.lanes(8) * target.tile[1], 8))
+    p = problem_from(x, x, x, **options)
+    (stage,) = work.plan(p, target, work.Results(x, x[..., 0], None, None), range(p.n_q), threads).stages
+    return sorted(np.diff(stage.bounds)[:, 0].tolist())
+
+
+def test_groups_are_as_wide_as_keys_are_shared() -> None:
+    assert groups(40) == [40] * 4
+    assert groups(100) == [36] * 4 + [64] * 4
+    assert groups(40, mask=regard.window(8)) == sorted([16, 16, 8] * 4)  # two tiles for each
+    assert groups(40, threads=2) == [10] * 16  # eight for each thread
+    assert groups(120, threads=2) == [8] * 4 + [16] * 28  # wider only if sixteen remain
+    assert groups(640, threads=2) == [64] * 40

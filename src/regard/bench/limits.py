@@ -1,8 +1,11 @@
-"""What the machine can do at best, measured by three kernels: multiplications and additions in registers of vectors and
-of matrices, and reading.
+"""What the machine can do at best, measured by four kernels: multiplications and additions in registers of vectors and
+of matrices, the same of vectors from cache, and reading.
 
 The peak counts two FLOPs for a multiplication and its addition: for each lane two, of pairs of bfloat16 four, and of
 matrices of bfloat16 2 · 16 · 16 · 32. Each thread runs its own copy of the kernel on its own data.
+
+Loads take power, for which some processors (seen: Granite Rapids) lower their clock. What products from cache reach is
+no goal, but says how much of a share is missing for that.
 """
 
 import math
@@ -18,6 +21,7 @@ from regard.engines.cpu.ahead import in_turn
 from regard.engines.cpu.cache import Compiled, kernel
 from regard.engines.cpu.element import BF16, F32, F64, I32, Type
 from regard.engines.cpu.emit import Kernel
+from regard.engines.cpu.lanes import UNROLL
 from regard.engines.cpu.layout import DEPTH, SIDE
 from regard.engines.cpu.matrices import REGISTERS, matrices
 from regard.engines.cpu.target import Target, chosen
@@ -28,7 +32,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 STEPS = 2**22  # of the peak's loop: some 10 ms
 MATRIX_STEPS = 2**18  # of that of matrices, likewise
 GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
+FEATURES = 64  # of products from cache: as many numbers as are summed, whose operands fit the first level
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
+LINE = 64  # bytes
 STREAMS = 4  # places that one thread reads from at once
 NEAR = 512  # numbers that are asked for there before they are read
 FAR = 2**14  # bytes, at one place
@@ -75,6 +81,19 @@ def peak(dtype: str, threads: int = 1, by_matrices: bool = True) -> Limit:
 NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
 
 
+def product(dtype: str, threads: int = 1) -> Limit:
+    """The rate of multiply-adds in float32 or float64 whose operands are loaded as in attention's products."""
+    target, element = chosen(), F64 if dtype == "float64" else F32
+    rows, columns = target.tile
+    work = rows * columns * target.lanes(element.size) * 2.0 * STEPS * threads
+    return Limit(
+        f"products of {NAMES[element]} from cache",
+        "GFLOP/s",
+        work,
+        lambda: _run(_product(element), _operands(), threads, STEPS // FEATURES),
+    )
+
+
 def bandwidth(threads: int = 1) -> Limit:
     """The rate at which memory can be read, by the faster of two kernels."""
     size = BUFFER
@@ -106,6 +125,27 @@ def peak_kernel(element: Type, target: Target) -> str:
         for t in totals:
             t.value = k.dot_pairs(t.value, x, y) if paired else k.fma(t.value, x, y)
     _store_sum(k, totals, lanes)
+    return k.text()
+
+
+def product_kernel(element: Type, target: Target) -> str:
+    """IR of total[r][c] ← total[r][c] + Σ_x f[r, x] · v[x, c] for a micro-tile of attention.
+
+    The source holds v, whole vectors, then f.
+    """
+    k = Kernel("product", target, FIELDS)
+    (rows, columns), lanes = target.tile, target.lanes(element.size)
+    v = k.pointer("source", element)
+    f = v + FEATURES * columns * lanes
+    totals = [[k.variable(k.constant(element, 0).spread(lanes)) for _ in range(columns)] for _ in range(rows)]
+    with k.loop(k.integer("count")), k.loop(FEATURES, step=UNROLL) as first:
+        for x in (first + u for u in range(UNROLL)):
+            vectors = [v.load((x * columns + c) * lanes, lanes) for c in range(columns)]
+            for r, line in enumerate(totals):
+                factor = f[x + r * FEATURES].spread(lanes)
+                for total, vector in zip(line, vectors, strict=True):
+                    total.value = k.fma(factor, vector, total.value)
+    _store_sum(k, [total for line in totals for total in line], lanes)
     return k.text()
 
 
@@ -164,6 +204,11 @@ def _peak(element: Type) -> Compiled:
 
 
 @cache
+def _product(element: Type) -> Compiled:
+    return _compiled("product", product_kernel(element, chosen()))
+
+
+@cache
 def _matrix_peak() -> Compiled:
     return _compiled("peak", matrix_peak_kernel(chosen()))
 
@@ -188,7 +233,9 @@ def _compiled(name: str, text: str) -> Compiled:
 
 @cache
 def _operands() -> Array:
-    return np.zeros(4096, np.uint8)
+    """Zeros that begin a cache line, so that no vector lies in two."""
+    found = np.zeros(2**15 + LINE, np.uint8)
+    return found[-found.ctypes.data % LINE :]
 
 
 @cache

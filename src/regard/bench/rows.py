@@ -36,6 +36,8 @@ def rows() -> Iterator[Row]:
     """Every row there is, in the order of the report."""
     for dtype in ("float32", "float64", "bfloat16"):
         yield Rate(f"peak, {dtype}", partial(limits.peak, dtype))
+    for dtype in ("float32", "float64"):
+        yield Rate(f"products from cache, {dtype}", partial(limits.product, dtype))
     yield Rate("read bandwidth", limits.bandwidth)
     for dtype in ("float32", "float64", "bfloat16"):
         yield Rate(f"peak, {dtype}, every core", partial(limits.peak, dtype), every_core=True)

@@ -26,6 +26,7 @@ from regard.engines.cpu.layout import (
     KEYS,
     PART,
     TILE_BITS,
+    WIDE_GROUP,
     Arguments,
     Kind,
     integer_type,
@@ -343,9 +344,14 @@ class Stages:
     def word(self, name: str) -> int:
         return self.kind.item.index(name)
 
-    def stage(self, tiles: Array, items: Array, partial: int = 0, most: int = GROUP) -> Stage:
+    def stage(self, tiles: Array, items: Array, partial: int = 0, most: int = WIDE_GROUP) -> Stage:
         """Items in groups that share keys and values, the longest first."""
-        size = max(1, min(most, len(items) // (8 * self.threads))) if self.threads > 1 else most
+        # Under a window, those with as many queries as one of them sees keys are all that share any.
+        near = -(-int(items[:, self.word("count")].max()) * KEYS // self.kind.lanes)
+        size = min(most, max(GROUP, near))
+        if self.threads > 1:  # enough groups that threads end at about the same time
+            each = len(items) // self.threads
+            size = max(1, min(size, max(min(GROUP, each // 8), each // 16)))
         shared = (np.diff(items[:, self.word("k")]) == 0) & (np.diff(items[:, self.word("v")]) == 0)
         ends = np.append(np.flatnonzero(~shared) + 1, len(items)).tolist()
         starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
@@ -655,5 +661,5 @@ def working_memory(p: Problem) -> int:
         items = min(blocks, WAVE * p.heads)
         lists = min(-(-p.n_q // kind.lanes), WAVE) * (p.heads if "h" in reads(*p.hiding) else 1)
     words = 2 * items * len(kind.item) + 3 * lists * -(-p.n_k // KEYS)
-    scratch = scratch_size(kind, min(GROUP, items), p.d, p.d_v) * kind.real.size
+    scratch = scratch_size(kind, min(WIDE_GROUP, items), p.d, p.d_v) * kind.real.size
     return min(num_threads(), p.batch * blocks) * scratch + 8 * words
