@@ -99,6 +99,7 @@ CASES: tuple[Case, ...] = (
     Case("one feature", d=1, d_v=1),
     Case("positions first", layout="bnhd", h=4, h_kv=2),
     Case("no queries", n_q=0),
+    Case("no queries, keys beyond the last", lambda rng, c: {"mask": regard.global_tokens(3)}, n_q=0, n_k=257),
     Case("no keys", n_k=0),
     Case("no keys, sink", lambda rng, c: {"sink": normal(rng, c.h)}, n_k=0),
     Case("empty batch", lead=(0,)),
