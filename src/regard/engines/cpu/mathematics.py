@@ -160,9 +160,20 @@ def tanh(k: Kernel, x: Value) -> Value:
     limit = k.constant(x.type, TANH_LIMIT[x.type])
     x = k.maximum(-limit, k.minimum(limit, x))
     z = x * x
-    t = k.fma(x, z * horner(k, z, TANH_P[x.type][::-1]) / horner(k, z, TANH_Q[x.type][::-1]), x)
+    p, q = (horner(k, z, polynomial[x.type][::-1]) for polynomial in (TANH_P, TANH_Q))
+    t = k.fma(x, quotient(k, z * p, q), x)
     # The sum above loses the sign of −0.
-    return k.intrinsic("copysign", x.type, t / k.fma(t * 0.25, t, k.constant(x.type, 1.0)), x)
+    return k.intrinsic("copysign", x.type, quotient(k, t, k.fma(t * 0.25, t, k.constant(x.type, 1.0))), x)
+
+
+def quotient(k: Kernel, x: Value, y: Value) -> Value:
+    """x / y to the last bit but one, for numbers whose quotient and reciprocal are normal."""
+    if not (k.target.reciprocal and x.type is F32 and x.lanes == k.target.lanes(4)):
+        return x / y
+    r = k.reciprocal(y)
+    r = k.fma(r, k.fma(-y, r, k.constant(F32, 1.0)), r)
+    q = x * r
+    return k.fma(k.fma(-y, q, x), r, q)
 
 
 # Dropout: the generator of regard.spec
