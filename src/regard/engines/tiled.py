@@ -306,7 +306,7 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
                     else:
                         add_cells(total, s, P[..., rows.inside, chunk.inside], rows.outside, chunk.outside, p)
 
-    if sums and p.n_q:
+    if sums:
         spread_numpy(work, units(p), threads_for(p))
     for s, total in sums:
         if s.name == "pooled" and s.of[2] == "mass":

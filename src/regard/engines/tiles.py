@@ -132,7 +132,7 @@ class Unit:
     @cached_property
     def row_starts(self) -> range:
         """The first query of each block as a row of this call; the first may be negative."""
-        return range(-(self.offset % ROWS), self.p.n_q, ROWS)
+        return range(-(self.offset % ROWS) if self.p.n_q else 0, self.p.n_q, ROWS)
 
     def own(self, x: Array) -> Array:
         """The part of a result (..., h, *tail) that belongs to this unit, (kv heads, group, *tail); a view."""
