@@ -4,6 +4,7 @@ What is hidden has the weight −0, which no other weight is: it counts as 0 in 
 not finite, so that 0 · NaN would be NaN, tells what to leave out.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 
 from regard.engines.cpu import mathematics
@@ -79,8 +80,7 @@ class Products(MatrixSums):
         if self.kind.matrices and not careful:
             self._add_queries_by_matrices(tile)
             return
-        k, dq, n = self.k, self.item.dq, self.both
-        width = padded(self.real.size, self.d) if self.kind.pairs else self.d
+        k, dq, width, n = self.k, self.item.dq, copied(self.kind, self.d), self.both
         terms, ends = self._terms_of_queries(), (tile.first // n, (tile.stop + (n - 1)) // n)
 
         def block(count: int, a: Value) -> None:
@@ -206,7 +206,7 @@ class Products(MatrixSums):
                 with k.loop(B, step=W) as c:
                     total.value += self.load(dS, p * B + c)
                 into = base.bytes((tile.start + p) * key)
-                into[0] = into[0] + self._sum(total.value)
+                into[0] = into[0] + self._folded(total.value, operator.add)
             return
         if not self.kind.bias_keys:
             with k.loop(B, step=W) as c:
@@ -240,11 +240,3 @@ class Products(MatrixSums):
                 into.stream(x)
             with stays:
                 into[0] = x
-
-    def _sum(self, x: Value) -> Value:
-        """Of all lanes, the halves added again and again."""
-        while x.lanes > 1:
-            half = x.lanes // 2
-            low, high = (self.k.shuffle(x, x, range(start, start + half)) for start in (0, half))
-            x = low + high
-        return x.lane(0)

@@ -35,7 +35,7 @@ class Sums(Lanes):
 
     def __init__(self, k: Kernel, kind: BackwardKind):
         super().__init__(k, kind)
-        self.scale = k.real("scale", kind.real)
+        scale = k.real("scale", kind.real)
         # Scores are logarithms of base 2 unless a rule wants natural ones.
         self.unit = 1.0 if kind.ruled else mathematics.LOG2_E
         self.tile, self.rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
@@ -43,8 +43,8 @@ class Sums(Lanes):
         # What products take at once: a number, or a word of two.
         self.both, self.number = (2, I32) if kind.pairs else (1, kind.real)
         # Vectors, so that no loop makes them of numbers.
-        self.slope_scale, self.score_scale = self.scale.spread(self.W), (self.scale * self.unit).spread(self.W)
-        self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else self.scale * self.unit
+        self.slope_scale, self.score_scale = scale.spread(self.W), (scale * self.unit).spread(self.W)
+        self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else scale * self.unit
 
     # What is multiplied
 

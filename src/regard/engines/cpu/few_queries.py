@@ -154,7 +154,7 @@ class FewQueries(Forward):
                 s = k.where(there, total.value, nothing)
                 self.P(r)[p] = s
                 top.value = k.maximum(s, top.value)
-        self._store(self.tile.top, [self._largest(top.value) for top in tops])
+        self._store(self.tile.top, [self._folded(top.value, k.maximum) for top in tops])
 
     def _keys_ahead(self, tile: Tile) -> Callable[[Value], Callable[[Value], Iterator[Pointer]]]:
         """What gives, while the words from x on of the W keys from p on are read, as many lines to bring near."""
@@ -228,14 +228,6 @@ class FewQueries(Forward):
         lanes = self.k.lane_numbers(I64, self.W) + p
         return (lanes >= tile.first) & (lanes < tile.stop)
 
-    def _largest(self, x: Value) -> Value:
-        """The maximum of the lanes of a vector."""
-        while x.lanes > 2:
-            half = x.lanes // 2
-            low, high = (self.k.shuffle(x, x, range(n, n + half)) for n in (0, half))
-            x = self.k.maximum(low, high)
-        return self.k.maximum(x.lane(0), x.lane(1))
-
     def _total(self, x: Value) -> Value:
         """The lanes of a vector summed, from the first to the last."""
         total = x.lane(0)
@@ -274,7 +266,7 @@ class FewQueries(Forward):
                 s = k.where(visible, s, nothing)
                 self.scores[at] = s
                 top.value = k.maximum(s, top.value)
-            self.tile.top[r] = self._largest(top.value)
+            self.tile.top[r] = self._folded(top.value, k.maximum)
 
     def _fetch_row(self, name: str, type: Type, r: Value, tile: Tile) -> None:
         """The keys of a tile in a row of a dense array."""

@@ -225,6 +225,13 @@ class Lanes(ABC):
                 with k.loop(count, start=whole) as a:
                     into[a] = turned[a * B + n].to(base.type)
 
+    def _folded(self, x: Value, operation: Callable[[Value, Value], Value]) -> Value:
+        """The lanes of a vector put together, one half and the other, again and again."""
+        while x.lanes > 2:
+            half = x.lanes // 2
+            x = operation(*(self.k.shuffle(x, x, range(n, n + half)) for n in (0, half)))
+        return operation(x.lane(0), x.lane(1))
+
     # Products
 
     def multiply_add(self, total: Value, x: Value, y: Value) -> Value:
