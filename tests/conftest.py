@@ -2,12 +2,16 @@
 
 import os
 import threading
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import settings
+
+from regard import memory
 
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run on its interpreter, from the first import on
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -26,15 +30,18 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty = np.empty
+    def poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(make)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            x = make(*args, **kwargs)
+            if x.dtype.kind in "fV" and x.dtype.name != "object":
+                x[...] = np.nan
+            elif x.dtype.kind in "iu":
+                x[...] = np.iinfo(x.dtype).max
+            return x
 
-    def poisoned(*args: Any, **kwargs: Any) -> Any:
-        x = empty(*args, **kwargs)
-        if x.dtype.kind in "fV" and x.dtype.name != "object":
-            x[...] = np.nan
-        elif x.dtype.kind in "iu":
-            x[...] = np.iinfo(x.dtype).max
-        return x
+        return made
 
-    monkeypatch.setattr(np, "empty", poisoned)
-    monkeypatch.setattr(np, "empty_like", lambda x, **kwargs: poisoned(x.shape, kwargs.pop("dtype", x.dtype)))
+    monkeypatch.setattr(np, "empty", poisoned(np.empty))
+    monkeypatch.setattr(np, "empty_like", lambda x, **kwargs: np.empty(x.shape, kwargs.pop("dtype", x.dtype)))
+    monkeypatch.setattr(memory, "empty", poisoned(memory.empty))

@@ -1,6 +1,7 @@
 """Extra memory, beyond inputs and results, is O(n · d): a few tiles for each thread, and arrays as large as query.
 
-NumPy reports what it allocates to tracemalloc. An n × n array of one byte would break each of these bounds.
+NumPy and `regard.memory` report what they allocate to tracemalloc. An n × n array of one byte would break each of these
+bounds.
 """
 
 import gc
@@ -30,7 +31,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> None:
-    """Memory as NumPy gives it, not filled."""
+    """Memory as it is given, not filled."""
 
 
 def arrays(n: int, d: int) -> tuple[Array, Array, Array]:

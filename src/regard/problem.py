@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard import memory
 from regard.observing import Statistic
 from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, once, order, partials, rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-CACHE_LINE = 64  # bytes
 
 
 class Outputs(NamedTuple):
@@ -243,8 +243,8 @@ class Problem:
     def new_output(self) -> Array:
         """An output (..., h, n_q, d_v) to be filled, in the caller's order in memory."""
         if self.positions_first:
-            return np.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
-        return np.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
+            return memory.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
+        return memory.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
 
     @property
     def form(self) -> dict[str, Any]:
@@ -315,16 +315,6 @@ class Problem:
     def dense(self, x: Array) -> Array:
         """A dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
-
-
-def on_cache_line(make: Any, shape: tuple[int, ...], dtype: Any) -> Array:
-    """An array made by `np.empty` or `np.zeros` whose first number begins a cache line."""
-    dtype = np.dtype(dtype)
-    size = math.prod(shape) * dtype.itemsize
-    raw: Array = make(size + CACHE_LINE, np.uint8)
-    first = -raw.ctypes.data % CACHE_LINE
-    found: Array = raw[first : first + size].view(dtype).reshape(shape)
-    return found
 
 
 def device_of(x: Array) -> Any:

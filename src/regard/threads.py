@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from regard import checks
+from regard import checks, memory
 
 T = TypeVar("T")
 
@@ -166,9 +166,8 @@ def _help(pile: _Pile, box: SimpleQueue[_Pile]) -> None:
 
 class _Memory:
     def __init__(self, size: int):
-        self.size, self.bytes = size, np.empty(size + 64, np.uint8)
-        first = int(self.bytes.ctypes.data)
-        self.address = first + -first % 64
+        self.size, self.bytes = size, memory.empty((size,), np.uint8, aligned=True)
+        self.address = int(self.bytes.ctypes.data)
 
 
 class Scratch:
@@ -183,11 +182,11 @@ class Scratch:
 
     @property
     def address(self) -> int:
-        memory: _Memory | None = getattr(_mine, "memory", None)
-        if memory is None or memory.size < self.size:
-            memory = _mine.memory = _Memory(self.size)
-        self.held.append(memory)
-        return memory.address
+        mine: _Memory | None = getattr(_mine, "memory", None)
+        if mine is None or mine.size < self.size:
+            mine = _mine.memory = _Memory(self.size)
+        self.held.append(mine)
+        return mine.address
 
 
 @contextmanager

@@ -254,3 +254,21 @@ def test_sums_for_a_large_bias_go_past_the_caches(n_k: int, origin: int, monkeyp
         assert g is not None
         found.append(g.tobytes())
     assert found[0] == found[1]
+
+
+HIDING: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "keys to come": {"causal": True},
+    "far keys": {"mask": regard.window(40, 30)},
+    "keys behind an end": {"mask": regard.padding([130])},
+    "far keys by score": {"score": regard.score(lambda s, b, h, i, j: regard.where(abs(i - j) < 50, s, -np.inf))},
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_the_gradient_of_a_bias_for_every_pair_is_whole(name: str) -> None:
+    """Nothing of it stays as the memory was, hidden tiles neither."""
+    q, k, v, dout = (RNG.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (300, 403, 403, 300))
+    wish = {"bias": RNG.standard_normal((2, 300, 403)).astype(np.float32), **HIDING[name]}
+    got, expected = (regard.attention_vjp(q, k, v, dout, engine=engine, **wish).bias for engine in ("cpu", "tiled"))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)

@@ -25,9 +25,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 import jax
+from regard import memory
 from regard.jax import ffi, scan, sharding
 from regard.jax.task import Axes, Call, Task, run
-from regard.problem import on_cache_line
 
 KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
 Values = Sequence[Any]
@@ -135,7 +135,7 @@ def evaluate(*operands: Any, task: Task) -> Any:
     if not on_cpu:
         return compiled(task)(*arrays)
     # Memory on a cache line is taken over by JAX as it is.
-    results = [on_cache_line(np.empty, a.shape, a.dtype) for a in abstract(*map(jax.typeof, arrays), task=task)]
+    results = [memory.empty(a.shape, a.dtype, aligned=True) for a in abstract(*map(jax.typeof, arrays), task=task)]
     run(task, [np.asarray(x) for x in arrays], results)
     return [jax.device_put(x, device) for x in results]
 

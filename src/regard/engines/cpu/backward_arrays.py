@@ -8,13 +8,14 @@ from weakref import ref
 
 import numpy as np
 
+from regard import memory
 from regard.engines.cpu.backward_layout import STRANDS, BackwardKind, Reading, padded
 from regard.engines.cpu.element import BF16
 from regard.engines.cpu.layout import DEPTH, KEYS, Arguments, multiple
 from regard.engines.cpu.narrowing import narrowed
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import by_head, dense_masks, with_queries_in_lanes, written
-from regard.problem import CACHE_LINE, Differential, Outputs, Problem, collapse, on_cache_line
+from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import Node, Program, Table, tangent
 
 if TYPE_CHECKING:
@@ -53,20 +54,22 @@ class Arrays:
         self.dq = self.sums(self.into.query, p.shape(p.n_q, p.d))
         shapes = [(*p.lead, p.kv_heads, p.n_k, padded(real.itemsize, width)) for width in (p.d, p.d_v)]
         self.dk, self.dv = (
-            self.sums(x, s, np.zeros) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
+            self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
         bias = p.trained_bias
-        self.dbias = None if bias is None else on_cache_line(np.zeros, self.bias_shape(bias), real)
+        # Where nothing is hidden every number of a bias that belongs to one head is written.
+        every = bias is not None and not p.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
+        make = memory.empty if every else memory.zeros
+        self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
 
-    def sums(self, into: Array | None, shape: tuple[int, ...], make: Any = np.empty) -> Array:
+    def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
         """Where sums of a shape are made: in the array given, if they can be."""
         real = self.p.compute
         if into is None or (into.shape, into.dtype) != (shape, real) or into.strides[-1] != real.itemsize:
-            made: Array = make(shape, real)
-            return made
-        if make is np.zeros:
+            return (memory.zeros if zero else memory.empty)(shape, real, aligned=True)
+        if zero:
             into[...] = 0
         return into
 
@@ -101,7 +104,7 @@ class Arrays:
         if self.dbias is None or self.dbias.nbytes < STREAMED:
             return False
         shift = self.p.origin[2] % KEYS * self.dbias.itemsize
-        return (shift | self.dbias.strides[-2]) % CACHE_LINE == 0
+        return (shift | self.dbias.strides[-2]) % memory.CACHE_LINE == 0
 
     @property
     def lie(self) -> tuple[Any, ...]:
@@ -188,8 +191,13 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
         trains_bias=trained is not None,
         bias_rows=rows,
         bias_keys=keys,
-        bias_shared=trained is not None and rows and keys and trained.size != p.batch * p.heads * p.n_q * p.n_k,
+        bias_shared=trained is not None and bias_shared(p, trained),
     )
+
+
+def bias_shared(p: Problem, bias: Array) -> bool:
+    """Whether several heads add to the same sums for rows and keys."""
+    return all(bias_axes(bias)) and bias.size != p.batch * p.heads * p.n_q * p.n_k
 
 
 def bias_axes(bias: Array) -> tuple[bool, bool]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from regard import memory
 from regard.engines.cpu import cache
 from regard.engines.cpu.element import F32, Type, type_of
 from regard.engines.cpu.target import Target
@@ -24,7 +25,7 @@ def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
         return np.ascontiguousarray(x.astype(dtype, copy=False))
     element = type_of(dtype)
     kernel = cache.kernel(f"narrow {element}", "narrow", target, lambda: source(element, target))
-    made = np.empty(x.shape, dtype)
+    made = memory.empty(x.shape, dtype)
     rows, width, row = math.prod(x.shape[:-1]), x.shape[-1], x.strides[-2]
     step = max(1, PART // width)
 

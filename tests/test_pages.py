@@ -1,0 +1,141 @@
+"""Large arrays: where they begin, that no memory is given out twice, and what is kept of those that are dropped."""
+
+import gc
+import threading
+import tracemalloc
+from collections import deque
+
+import numpy as np
+import pytest
+
+import regard
+from regard import memory
+
+pytestmark = pytest.mark.skipif(not hasattr(memory.mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")
+SIZES = (memory.LARGE, memory.PAGE, memory.PAGE + 1, 3 * memory.PAGE - 64, 5 * memory.LARGE)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory() -> None:
+    """Memory as it is given, not filled."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_dropped_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_kept", deque())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("make", [memory.empty, memory.zeros])
+def test_large_arrays_begin_on_a_huge_page_and_can_be_written_to_the_end(make, size):
+    x = make((size // 4,), np.float32)
+    assert x.ctypes.data % memory.PAGE == 0
+    assert x.base.size >= size + memory.PAGE - memory.mmap.PAGESIZE  # wherever the system puts it
+    assert (x.shape, x.dtype, x.flags.writeable, x.flags.c_contiguous) == ((size // 4,), np.float32, True, True)
+    if make is memory.zeros:
+        assert not x.any()
+    x[:] = np.arange(size // 4)
+    np.testing.assert_array_equal(x, np.arange(size // 4, dtype=np.float32))
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (5, 7), (100, 1000)])
+def test_small_arrays_come_from_numpy_and_begin_on_a_cache_line_where_they_must(shape):
+    for make in (memory.empty, memory.zeros):
+        assert make(shape, np.float32).flags.owndata
+        x = make(shape, np.float64, aligned=True)
+        assert x.shape == shape
+        assert not x.size or x.ctypes.data % memory.CACHE_LINE == 0
+
+
+def test_what_is_dropped_is_used_again_and_zeros_are_zeros():
+    x = memory.empty((memory.PAGE,), np.uint8)
+    x[:] = 7
+    where = x.ctypes.data
+    del x
+    y = memory.zeros((memory.PAGE // 8,), np.float64)
+    assert y.ctypes.data == where
+    assert not y.any()
+    z = memory.zeros((memory.PAGE // 8,), np.float64)
+    assert not np.shares_memory(y, z)
+
+
+def test_a_view_holds_the_memory():
+    x = memory.empty((4, memory.PAGE), np.uint8)
+    view = x[2:, ::2].T
+    view[...] = 3
+    del x
+    other = memory.empty((4, memory.PAGE), np.uint8)
+    other[...] = 9
+    assert (view == 3).all()
+    del view
+    gc.collect()
+    assert len(memory._kept) == 1
+
+
+def test_a_result_that_is_held_is_not_written_over():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 4, 1024, 64), np.float32)
+    first = regard.attention(q, k, v)
+    copy = first.copy()
+    assert first.nbytes >= memory.LARGE
+    for _ in range(3):
+        assert not np.shares_memory(regard.attention(k, q, v), first)
+    np.testing.assert_array_equal(first, copy)
+
+
+def test_no_more_is_kept_than_the_limit_and_what_was_dropped_last_stays(monkeypatch):
+    monkeypatch.setattr(memory, "KEPT", 32 * memory.PAGE)
+    sizes = [memory.PAGE * (n + 1) for n in range(8)]
+    for size in sizes:
+        memory.empty((size,), np.uint8)
+    assert sum(length for length, _ in memory._kept) <= memory.KEPT
+    assert memory._kept[-1][0] == sizes[-1] + memory.PAGE
+    before = list(memory._kept)
+    memory.empty((memory.KEPT + memory.PAGE,), np.uint8)  # too large, and pushes nothing out
+    assert list(memory._kept) == before
+
+
+def test_threads_never_share_memory():
+    wrong = []
+
+    def work(number: int) -> None:
+        for n in range(60):
+            x = memory.empty((memory.PAGE // 8 + n % 3 * memory.PAGE,), np.int64)
+            x[::512] = number
+            other = memory.zeros((memory.PAGE // 8,), np.int64)
+            other[::512] += number
+            if (x[::512] != number).any() or (other[::512] != number).any():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_an_array_that_the_system_has_no_memory_for():
+    with pytest.raises(MemoryError, match=f"no memory for an array of {2**60} bytes"):
+        memory.empty((2**60,), np.uint8)
+
+
+def test_tracemalloc_counts_what_is_held():
+    def counted() -> int:
+        return tracemalloc.get_traced_memory()[0]
+
+    size = 8 * memory.PAGE
+    before = memory.empty((size,), np.uint8)
+    tracemalloc.start()
+    try:
+        x = memory.empty((size,), np.uint8)
+        assert size <= counted() < size + memory.LARGE
+        view = x[5:]
+        del x, before
+        assert size <= counted() < size + memory.LARGE
+        del view
+        assert counted() < memory.LARGE
+        y = memory.zeros((size,), np.uint8)  # the same memory, used again
+        assert size <= counted() < size + memory.LARGE
+        del y
+    finally:
+        tracemalloc.stop()
