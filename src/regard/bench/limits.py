@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.cpu.ahead import in_turn
+from regard.engines.cpu.ahead import Ahead
 from regard.engines.cpu.cache import Compiled, kernel
 from regard.engines.cpu.element import BF16, F32, F64, I32, Type
 from regard.engines.cpu.emit import Kernel
@@ -181,7 +181,7 @@ def read_kernel(target: Target, streams: int) -> str:
     with k.loop(length // lanes) as n:
         for stream, t in enumerate(totals):
             at = source + (length * stream + n * lanes)
-            (at + NEAR if streams > 1 else source.bytes(in_turn(n * target.vector) + FAR)).prefetch()
+            (at + NEAR if streams > 1 else source.bytes(Ahead(target).in_turn(n * target.vector) + FAR)).prefetch()
             t.value = t.value + at.load(0, lanes)
     _store_sum(k, totals, lanes)
     return k.text()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from regard.engines.cpu.ahead import AHEAD, LINE, in_turn, lines_ahead
+from regard.engines.cpu.ahead import LINE, Ahead
 from regard.engines.cpu.element import BF16, I8, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
 from regard.engines.cpu.forward_kernel import Forward
@@ -45,8 +45,9 @@ class FewQueries(Forward):
         # Features of V, two vectors in one step where rows or numbers are taken by pairs.
         self.step = self.W * (2 if kind.pairs else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
+        self.ahead = Ahead(k.target)
         self.k_ahead, self.v_ahead = (
-            k.whole(AHEAD) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
+            k.whole(self.ahead.distance) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
         )
 
     @property
@@ -166,8 +167,8 @@ class FewQueries(Forward):
             def lines(x: Value) -> Iterator[Pointer]:
                 with k.when(~dense), k.loop(W) as n:
                     source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
-                start = source.bytes(in_turn(p * row + x * (W * size)))
-                return lines_ahead(k.at(k.where(dense, start.address, nowhere), I8), max(1, W * W * size // LINE))
+                start = source.bytes(self.ahead.in_turn(p * row + x * (W * size)))
+                return self.ahead.lines(k.at(k.where(dense, start.address, nowhere), I8), max(1, W * W * size // LINE))
 
             return lines
 
@@ -404,8 +405,8 @@ class FewQueries(Forward):
         def approach(p: Value, several: int) -> None:
             with k.choice(dense) as (yes, no):
                 with yes:
-                    start = source.bytes(in_turn(p * width + begin))
-                    for line in lines_ahead(start, -(-several * width // LINE)):
+                    start = source.bytes(self.ahead.in_turn(p * width + begin))
+                    for line in self.ahead.lines(start, -(-several * width // LINE)):
                         line.prefetch()
                 with no, k.loop(several) as n, k.loop(width, step=LINE) as x:
                     source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()

@@ -18,7 +18,8 @@ class Target:
     the processor must have. scalef: x · 2ⁿ in one instruction. permute: a table of two vectors looked up in one.
     reciprocal: one to 14 bits, and divisions so slow that it is faster to correct that. bf16_dot: products of pairs of
     bfloat16. matrices: products of matrices of bfloat16, by AMX. control: the register of x86 that says how to round.
-    swift: how LLVM's names of the processors begin on which it is faster than those that follow.
+    swift: how LLVM's names of the processors begin on which it is faster than those that follow. ahead: how memory is
+    brought near: bytes on their way, and powers of two, bytes of a block and lines of it that are asked for in a row.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Target:
     matrices: bool = False
     control: bool = False
     swift: str = ""
+    ahead: tuple[int, int, int] = (2**14, 2**14, 4)
 
     def lanes(self, size: int) -> int:
         """How many numbers of `size` bytes a vector holds."""
@@ -61,7 +63,7 @@ def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...]
 
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-EVERY = {"scalef": True, "permute": True}  # of AVX-512
+EVERY = {"scalef": True, "permute": True, "ahead": (12 * 2**10, 2**12, 8)}  # of AVX-512
 INTEL = {**EVERY, "reciprocal": True}
 
 
