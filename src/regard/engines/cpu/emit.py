@@ -393,6 +393,10 @@ class Kernel:
 
     def flags(self, bits: Value, lanes: int) -> Value:
         """For each lane whether its bit of an integer is set."""
+        if not self.target.flags:  # bits would be put into a vector one by one
+            type = I64 if lanes * 8 == self.target.vector else I32
+            places = self.constant(type, 1).spread(lanes) << self.lane_numbers(type, lanes)
+            return (bits.to(type).spread(lanes) & places) != 0
         integer = self.b.trunc(bits.raw, ir.IntType(lanes))
         return Value(self, BOOL, lanes, self.b.bitcast(integer, self.raw(BOOL, lanes)))
 

@@ -15,11 +15,12 @@ class Target:
     """An instruction set.
 
     vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
-    the processor must have. scalef: x · 2ⁿ in one instruction. permute: a table of two vectors looked up in one.
-    reciprocal: one to 14 bits, and divisions so slow that it is faster to correct that. bf16_dot: products of pairs of
-    bfloat16. matrices: products of matrices of bfloat16, by AMX. control: the register of x86 that says how to round.
-    swift: how LLVM's names of the processors begin on which it is faster than those that follow. ahead: how memory is
-    brought near: bytes on their way, and powers of two, bytes of a block and lines of it that are asked for in a row.
+    the processor must have. flags: registers with a bit for each lane. scalef: x · 2ⁿ in one instruction. permute: a
+    table of two vectors looked up in one. reciprocal: one to 14 bits, and divisions so slow that it is faster to correct
+    that. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of bfloat16, by AMX. control: the
+    register of x86 that says how to round. swift: how LLVM's names of the processors begin on which it is faster than
+    those that follow. ahead: how memory is brought near: bytes on their way, and powers of two, bytes of a block and
+    lines of it that are asked for in a row.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Target:
     registers: int
     fma: bool
     needs: tuple[str, ...] = ()
+    flags: bool = False
     scalef: bool = False
     permute: bool = False
     reciprocal: bool = False
@@ -63,7 +65,7 @@ def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...]
 
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-EVERY = {"scalef": True, "permute": True, "ahead": (12 * 2**10, 2**12, 8)}  # of AVX-512
+EVERY = {"flags": True, "scalef": True, "permute": True, "ahead": (12 * 2**10, 2**12, 8)}  # of AVX-512
 INTEL = {**EVERY, "reciprocal": True}
 
 
