@@ -37,11 +37,11 @@ class FewQueries(Forward):
         super().__init__(k, kind)
         # What is moved but not converted has the type that every target can move.
         self.raw = I16 if kind.element.size == 2 else kind.element
-        # K in words, one feature each or, where products take pairs, two; rows of Q are padded to whole vectors.
-        self.word_type = I32 if kind.pairs else self.raw
-        self.count = (self.d + 1) // 2 if kind.pairs else self.d
+        # K in words, one feature each or, of bfloat16, two; rows of Q are padded to whole vectors.
+        self.word_type, self.features = (I32, 2) if kind.element is BF16 else (self.raw, 1)
+        self.count = (self.d + (self.features - 1)) // self.features
         self.padded = (self.count + (self.W - 1)) & -self.W
-        self.query_width = self.padded * (2 if kind.matrices else 1)
+        self.query_width = self.padded * (1 if kind.words else self.features)
         # Features of V, two vectors in one step where rows or numbers are taken by pairs.
         self.step = self.W * (2 if kind.pairs else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
@@ -143,13 +143,13 @@ class FewQueries(Forward):
                 turned = k.transpose([(keys + x).bytes(row * n).load(0, W) for n in range(W)])
                 if kind.matrices:
                     self._add_halves(sums, turned, queries + x * 2, lines)
-                for n, features in enumerate([] if kind.matrices else turned):
+                for n, word in enumerate([] if kind.matrices else turned):
                     self._bring_next(lines)
-                    features = features if kind.pairs else features.bits(kind.element).to(self.real)
-                    for r, total in zip(self.rows, sums, strict=True):
-                        q = queries[self.query_width * r + x + n].spread(W)
-                        add = k.dot_pairs(total.value, q, features) if kind.pairs else k.fma(q, features, total.value)
-                        total.value = add
+                    parts = self._parts(word)
+                    for m, part in enumerate(parts):
+                        for r, total in zip(self.rows, sums, strict=True):
+                            q = queries[self.query_width * r + (x + n) * len(parts) + m].spread(W)
+                            total.value = self.multiply_add(total.value, q, part)
             there = self._there(tile, p)
             for r, total, top in zip(self.rows, sums, tops, strict=True):
                 s = k.where(there, total.value, nothing)
@@ -179,6 +179,12 @@ class FewQueries(Forward):
         for line in itertools.islice(lines, 1):
             line.prefetch()
             self.k.stay()
+
+    def _parts(self, word: Value) -> Sequence[Value]:
+        """What is multiplied of words of K: their features, or the words themselves where products take pairs."""
+        if self.kind.pairs:
+            return [word]
+        return self.k.halves(word) if self.features == 2 else [word.bits(self.kind.element).to(self.real)]
 
     def _add_halves(
         self, sums: Sequence[Variable], words: Sequence[Value], queries: Pointer, ahead: Iterator[Pointer]

@@ -236,7 +236,7 @@ def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     integers = kind.lanes * (1 if kind.integer is I32 else 8 // kind.real.size)
     words = dict.fromkeys(("g", "r"), kind.lanes * 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": kind.lanes, "second": kind.lanes}
-    q = kind.few * feature_rows(kind, d, kind.lanes) if kind.few else kind.lanes * feature_rows(kind, d, 1)
+    q = kind.few * feature_rows(kind, d, 2 * kind.lanes) if kind.few else kind.lanes * feature_rows(kind, d, 1)
     return {"cursor": 16, **words, **lanes, **dict.fromkeys(kind.queries, q), **span_area(kind, d_v)}
 
 
