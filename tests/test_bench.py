@@ -4,7 +4,9 @@ import json
 import math
 import os
 import platform
+import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -396,25 +398,29 @@ def test_threads_need_cores() -> None:
     assert report.goal(found) == "≥ 1.90"
 
 
+class Quick:
+    """A row that is measured at once, after what it does first."""
+
+    group, name = "forward", "any"
+
+    def __init__(self, first: Callable[[], object] = lambda: None):
+        self.first = first
+
+    def measure(self, s: Setting) -> Result:
+        self.first()
+        return Result(self.group, self.name, "s", samples={SUBJECT: [1.0]})
+
+
 def test_an_interrupted_run_reports_what_is_done() -> None:
-    class Row:
-        group, name = "forward", "any"
+    def stop() -> None:
+        raise KeyboardInterrupt
 
-        def __init__(self, *, stops: bool) -> None:
-            self.stops = stops
-
-        def measure(self, s: Setting) -> Result:
-            if self.stops:
-                raise KeyboardInterrupt
-            return Result(self.group, self.name, "s", samples={SUBJECT: [1.0]})
-
-    goes, stops = Row(stops=False), Row(stops=True)
-    found = run([goes, goes, stops, goes], TINY)
+    found = run([Quick(), Quick(), Quick(stop), Quick()], TINY)
     assert len(found.results) == 2
     assert found.method["interrupted"] == "after 2 of 4 rows"
-    assert "interrupted" not in run([goes], TINY).method
+    assert "interrupted" not in run([Quick()], TINY).method
     with pytest.raises(KeyboardInterrupt):
-        run([stops, goes], TINY)
+        run([Quick(stop), Quick()], TINY)
 
 
 def test_cold_rows_run_in_processes_of_their_own() -> None:
@@ -571,6 +577,17 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "read bandwidth" in text
     assert "GFLOP/s" in text
     assert len(Report.from_json((tmp_path / "out" / "report.json").read_text()).results) == 10
+
+
+def test_a_run_that_is_told_to_end_writes_what_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    rows = [Quick(), Quick(lambda: os.kill(os.getpid(), signal.SIGTERM)), Quick()]
+    monkeypatch.setattr("regard.bench.rows.chosen", lambda *_: rows)
+    assert main(["bench", "--out", str(tmp_path)]) == 0
+    written = Report.from_json((tmp_path / "report.json").read_text())
+    assert len(written.results) == 1
+    assert written.method["interrupted"] == "after 1 of 3 rows"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -346,7 +347,7 @@ def _bench(arguments: argparse.Namespace) -> None:
             raise Refusal(str(error)) from None
     if arguments.rounds is not None:
         setting = replace(setting, rounds=_least("--rounds", arguments.rounds, 1))
-    with _bar(len(rows)) as progress:
+    with _bar(len(rows)) as progress, _termination_interrupts():
         found = run(rows, setting, progress)
     report.show(found, console)
     if arguments.out is not None:
@@ -380,6 +381,16 @@ def _console(arguments: argparse.Namespace) -> "Console":
     from rich.console import Console
 
     return Console(no_color=arguments.no_color or None, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """What asks the process to end (`kill`, `timeout`) does what Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
