@@ -16,11 +16,11 @@ class Target:
 
     vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
     the processor must have. flags: registers with a bit for each lane. scalef: x · 2ⁿ in one instruction. permute: a
-    table of two vectors looked up in one. reciprocal: one to 14 bits, and divisions so slow that it is faster to correct
-    that. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of bfloat16, by AMX. control: the
-    register of x86 that says how to round. swift: how LLVM's names of the processors begin on which it is faster than
-    those that follow. ahead: how memory is brought near: bytes on their way, and powers of two, bytes of a block and
-    lines of it that are asked for in a row.
+    table of two vectors looked up in one. reciprocal: one to 14 bits, and divisions so slow that it is faster to
+    correct that. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of bfloat16, by AMX. control:
+    the register of x86 that says how to round. swift: how LLVM's names of the processors begin on which it is faster
+    than those that follow. ahead: how memory is brought near: bytes on their way, and powers of two, bytes of a block
+    and lines of it that are asked for in a row.
     """
 
     name: str
