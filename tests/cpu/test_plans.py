@@ -118,3 +118,15 @@ def test_groups_are_as_wide_as_keys_are_shared() -> None:
     assert groups(40, threads=2) == [10] * 16  # eight for each thread
     assert groups(120, threads=2) == [8] * 4 + [16] * 28  # wider only if sixteen remain
     assert groups(640, threads=2) == [64] * 40
+
+
+def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:
+    """Decoding (batch 2, 6 heads, 2 threads): each page of such keys is gone through once, not once for each head."""
+    target = targets()["avx512"]
+    q, k = np.zeros((2, 6, 1, 8), np.float32), np.zeros((2, 6, 300, 8), np.float32)
+    in_rows = np.zeros((2, 300, 6, 8), np.float32).swapaxes(1, 2)
+    for key, threads, expected in [(k, 1, [1] * 12), (in_rows, 1, [6] * 2), (in_rows, 2, [6] * 2), (k, 2, [1] * 12)]:
+        p = problem_from(q, key, key)
+        results = work.Results(np.zeros_like(q), q[..., 0], None, None)
+        (stage,) = work.plan(p, target, results, range(1), threads).stages
+        assert np.diff(stage.bounds)[:, 0].tolist() == expected

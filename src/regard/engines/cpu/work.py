@@ -345,14 +345,17 @@ class Stages:
         return self.kind.item.index(name)
 
     def stage(self, tiles: Array, items: Array, partial: int = 0, most: int = WIDE_GROUP) -> Stage:
-        """Items in groups that share keys and values, the longest first."""
+        """Items in groups that share keys and values, or pages of them, the longest first."""
+        heads_in_rows = self.kind.few and self.p.key.strides[-3] < self.p.key.strides[-2]
         # Under a window, those with as many queries as one of them sees keys are all that share any.
         near = -(-int(items[:, self.word("count")].max()) * KEYS // self.kind.lanes)
         size = min(most, max(GROUP, near))
         if self.threads > 1:  # enough groups that threads end at about the same time
             each = len(items) // self.threads
-            size = max(1, min(size, max(min(GROUP, each // 8), each // 16)))
-        shared = (np.diff(items[:, self.word("k")]) == 0) & (np.diff(items[:, self.word("v")]) == 0)
+            size = max(1, min(size, max(min(GROUP, each // 8), each // 16, each if heads_in_rows else 0)))
+        # Where a page of keys holds several heads, it is gone through by all of them before the next.
+        alike = [self.word(name) for name in (["b"] if heads_in_rows else ["k", "v"])]
+        shared = (np.diff(items[:, alike], axis=0) == 0).all(axis=1)
         ends = np.append(np.flatnonzero(~shared) + 1, len(items)).tolist()
         starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
         bounds = np.array([starts, [*starts[1:], len(items)]], np.int64).T.copy()
