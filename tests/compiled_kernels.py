@@ -1,6 +1,6 @@
 """Compiles the kernels of the triton engine for devices that are not there, and prints a line for each.
 
-python tests/compiled_kernels.py dtype capability [kernels, or all of them]
+python tests/compiled_kernels.py dtype capability:kernel,kernel capability: (all of them)
 """
 
 import sys
@@ -60,9 +60,10 @@ def name_of(launch: Launch) -> str:
 
 
 if __name__ == "__main__":
-    dtype, capability, *wanted = sys.argv[1:]
-    for launch in launches(DTYPES[dtype]):
-        if not wanted or name_of(launch) in wanted:
+    dtype, *wanted = sys.argv[1:]
+    every = launches(DTYPES[dtype])
+    for capability, names in (part.split(":") for part in wanted):
+        for launch in (x for x in every if not names or name_of(x) in names.split(",")):
             made = launch.compile(int(capability))
             assert made.asm["cubin"]
             copies = made.asm["ptx"].count("cp.async.")

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from regard import memory
+from regard import memory, spec
+from regard.problem import Problem
 
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run on its interpreter, from the first import on
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -26,6 +27,26 @@ settings.load_profile("fuzz" if count else "ci")
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test makes its calls for the first time: one may change what engines support, which no program does."""
     monkeypatch.setattr("regard.short._mine", threading.local())
+
+
+@pytest.fixture(autouse=True)
+def terms_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the specification computes first, of the problem that a test asks about again and again: in the precision of
+    the judge, in the naive one and in float64. No test writes to the arrays of a problem that it has asked about.
+    """
+    terms, last = spec.terms, [(None, dict[Any, spec.Terms]())]
+
+    def once(p: Problem, real: Any = np.float64, short: Any = None) -> spec.Terms:
+        of, known = last[0]
+        if of is not p:
+            known = {}
+            last[0] = p, known  # type: ignore[assignment]
+        which = real, None if short is None else np.dtype(short)
+        if which not in known:
+            known[which] = terms(p, real, short)
+        return known[which]
+
+    monkeypatch.setattr(spec, "terms", once)
 
 
 @pytest.fixture(autouse=True)

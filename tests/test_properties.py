@@ -17,7 +17,7 @@ import regard
 from regard import spec
 from regard.api import Frame, problem_from
 from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
-from regard.problem import Differential, Outputs
+from regard.problem import Differential, Outputs, Problem
 from support import (
     assert_gradients,
     assert_outputs,
@@ -142,9 +142,9 @@ def calls(draw: Any, structures: int | None = None) -> tuple[Any, Any, Any, dict
     return (*arrays, wish)
 
 
-def check_forward(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+def check_forward(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
     """out, lse and entropy; and what a row that sees nothing gives."""
-    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    frame = Frame.of(q, options.get("layout", "bhnd"))
     out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"], engine=engine)
     assert_outputs(p, Outputs(frame.inward(out), seen.lse, seen.entropy), any_scores=True)
     with np.errstate(all="ignore"):
@@ -153,11 +153,11 @@ def check_forward(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) 
     assert (seen.entropy[~alone] == 0).all()
 
 
-def check_statistics(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+def check_statistics(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
     """Sums over keys, queries and diagonals, maps, and the largest weights; scores may be large, so that a weight is
     known to eps / 2 of them alone.
     """
-    p, per_head = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd")).per_head
+    per_head = Frame.of(q, options.get("layout", "bhnd")).per_head
     maps = [regard.pooled(3, 4), regard.pooled(3, 4, "max")]
     observe = ["visible", "received", "group_received", "profile", "max", "argmax", regard.top(2), *maps]
     _, seen = regard.attention(q, k, v, **options, observe=observe, engine=engine)
@@ -192,8 +192,8 @@ def check_statistics(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any
     assert (top.values[..., 0] >= top.values[..., 1])[sane].all()
 
 
-def check_gradients(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
-    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+def check_gradients(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    frame = Frame.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(0)
     dout = rng.standard_normal(frame.out_shape(p)).astype(q.dtype)
     dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
@@ -201,9 +201,9 @@ def check_gradients(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]
     assert_gradients(p, inward(frame, Outputs(dout, dlse, dentropy)), turned(frame, g), any_scores=True)
 
 
-def check_second(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+def check_second(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
     """The tangents of the gradients and those of the outputs, along everything that may vary."""
-    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    frame = Frame.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(1)
 
     def like(x: Any) -> Any:
@@ -223,23 +223,20 @@ def check_second(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -
     assert_tangents(p, t, inward(frame, tangent))
 
 
+def check(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
+    p = problem_from(q, k, v, **options)
+    for part in (check_forward, check_statistics, check_gradients, check_second):
+        part(engine, p, q, k, v, options)
+
+
 @EACH
 @given(calls(STRUCTURES))
 def test_any_call_on_compiled_kernels(call: tuple[Any, Any, Any, dict[str, Any]]) -> None:
-    q, k, v, options = call
-    note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
-    check_forward("cpu", q, k, v, options)
-    check_statistics("cpu", q, k, v, options)
-    check_gradients("cpu", q, k, v, options)
-    check_second("cpu", q, k, v, options)
+    check("cpu", *call)
 
 
 @EACH
 @given(calls())
 def test_any_call_agrees_with_the_specification(call: tuple[Any, Any, Any, dict[str, Any]]) -> None:
-    q, k, v, options = call
-    note(f"{q.dtype} query {q.shape}, key {k.shape}, value {v.shape}, {options}")
-    check_forward("tiled", q, k, v, options)
-    check_statistics("tiled", q, k, v, options)
-    check_gradients("tiled", q, k, v, options)
-    check_second("tiled", q, k, v, options)
+    check("tiled", *call)

@@ -179,10 +179,17 @@ def few_and_many(
     assert layouts == [rows * group <= chosen().lanes(kinds[0].real.size), False]
 
 
-@pytest.mark.parametrize("wishes", FEW_WISHES)
-@pytest.mark.parametrize("dtype", DTYPES)
+FEW_SIZES = [((1, 1, 1300, 33, 17), False), ((2, 2, 700, 64, 40), True), ((1, 5, 300, 16, 128), False)]
+
+
 @pytest.mark.parametrize(
-    ("sizes", "turned"), [((1, 1, 1300, 33, 17), False), ((2, 2, 700, 64, 40), True), ((1, 5, 300, 16, 128), False)]
+    ("sizes", "turned", "dtype", "wishes"),
+    [
+        (*sizes, dtype, wishes)
+        for n, sizes in enumerate(FEW_SIZES)
+        for m, dtype in enumerate(DTYPES)
+        for wishes in ("plain", ("mask", "score")[(n + m) % 2])  # by turns: each is two kernels
+    ],
 )
 def test_few_queries_meet_the_operations_of_many(
     sizes: tuple[int, ...], turned: bool, dtype: Any, wishes: str, monkeypatch: pytest.MonkeyPatch

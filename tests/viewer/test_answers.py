@@ -4,6 +4,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -66,12 +67,20 @@ def grown(head: Head) -> pyramid.Coarse:
     return made
 
 
+@cache
+def weights_of(name: str) -> np.ndarray:
+    """By the specification, for all tests of a case."""
+    P = regard.weights(Q, K, engine="spec", **CASES[name])
+    P.flags.writeable = False
+    return P
+
+
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[Answers, np.ndarray, dict[str, Any]]]:
     """Answers about arrays with some rules, without patience's end, and the weights by the specification."""
     options = CASES[request.param]
     answers = Answers([arrays(Q, K, V, **options)], patience=None)
-    yield answers, regard.weights(Q, K, engine="spec", **options), options
+    yield answers, weights_of(request.param), options
     answers.close()
 
 
