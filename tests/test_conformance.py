@@ -75,6 +75,7 @@ class Conformance:
     threads: tuple[int, ...] = (1, 3)
     best: tuple[int, ...] = (1, 2, 8, 20, 40)
     length = 150
+    same_bits = True  # of a part of the weights and of all
 
     @staticmethod
     def runs(test: str, case: Case, dtype: Any) -> bool:
@@ -167,7 +168,10 @@ class Conformance:
         assert_within("weights", whole, exact, naive, 8 * exact, p.dtype)
         rows, cols = slice(1, 18, 3), slice(-9, None)
         tile = regard.weights(q, k, **options, rows=rows, cols=cols, engine=self.engine)
-        np.testing.assert_array_equal(tile, whole[..., rows, cols])
+        if self.same_bits:
+            np.testing.assert_array_equal(tile, whole[..., rows, cols])
+        exact, naive = exact[..., rows, cols], naive[..., rows, cols]
+        assert_within("weights of some", tile, exact, naive, 8 * exact, p.dtype)
 
     def test_gradients(self, case: Case, dtype: Any) -> None:
         p, frame, arrays, options = problem(case, dtype)
@@ -369,6 +373,7 @@ class OnInterpreter(Conformance):
     """
 
     threads, best, length = (1,), (2, 40), 70
+    same_bits = False  # products are those of BLAS, and on some processors (seen: Zen 3) their bits depend on the shape
     SOME = ("everything", "NaN behind the mask", "causal, rows that see nothing", "grouped heads", "bias of one row")
     OF_FLOAT16 = ("test_forward", "test_tangents", "test_second_derivatives")
     OF_BFLOAT16 = ("test_forward", "test_gradients", "test_second_tangents")
