@@ -41,7 +41,8 @@ class FewQueries(Forward):
         self.word_type, self.features = (I32, 2) if kind.element is BF16 else (self.raw, 1)
         self.count = (self.d + (self.features - 1)) // self.features
         self.padded = (self.count + (self.W - 1)) & -self.W
-        self.query_width = self.padded * (1 if kind.words else self.features)
+        self.factors = 1 if kind.words else self.features  # of Q, for a word
+        self.query_width = self.padded * self.factors
         # Features of V, two vectors in one step where rows or numbers are taken by pairs.
         self.step = self.W * (2 if kind.pairs else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
@@ -133,7 +134,7 @@ class FewQueries(Forward):
         queries = self.item.q.of(I32) if kind.words else self.item.q
         nothing = k.constant(self.real, -math.inf).spread(W)
         tops = [k.variable(nothing) for _ in self.rows]
-        ahead = self._keys_ahead(tile)
+        ahead, add = self._keys_ahead(tile), self._add_halves if kind.matrices else self._add_words
         with self._keys(tile) as p:
             keys, row = self._block(tile, p)
             following = ahead(p)
@@ -141,15 +142,7 @@ class FewQueries(Forward):
             with k.loop(self.count, step=W) as x:
                 lines = following(x)
                 turned = k.transpose([(keys + x).bytes(row * n).load(0, W) for n in range(W)])
-                if kind.matrices:
-                    self._add_halves(sums, turned, queries + x * 2, lines)
-                for n, word in enumerate([] if kind.matrices else turned):
-                    self._bring_next(lines)
-                    parts = self._parts(word)
-                    for m, part in enumerate(parts):
-                        for r, total in zip(self.rows, sums, strict=True):
-                            q = queries[self.query_width * r + (x + n) * len(parts) + m].spread(W)
-                            total.value = self.multiply_add(total.value, q, part)
+                add(sums, turned, queries + x * self.factors, lines)
             there = self._there(tile, p)
             for r, total, top in zip(self.rows, sums, tops, strict=True):
                 s = k.where(there, total.value, nothing)
@@ -179,6 +172,17 @@ class FewQueries(Forward):
         for line in itertools.islice(lines, 1):
             line.prefetch()
             self.k.stay()
+
+    def _add_words(
+        self, sums: Sequence[Variable], words: Sequence[Value], queries: Pointer, ahead: Iterator[Pointer]
+    ) -> None:
+        """Words of K times queries, one product after the other: as pairs, or feature by feature."""
+        for n, word in enumerate(words):
+            self._bring_next(ahead)
+            for m, part in enumerate(self._parts(word)):
+                for r, total in enumerate(sums):
+                    q = queries[self.query_width * r + n * self.factors + m].spread(self.W)
+                    total.value = self.multiply_add(total.value, q, part)
 
     def _parts(self, word: Value) -> Sequence[Value]:
         """What is multiplied of words of K: their features, or the words themselves where products take pairs."""
