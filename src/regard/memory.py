@@ -67,12 +67,13 @@ def _pages(size: int) -> tuple[Array, bool]:
     if memory is None:
         memory, used = _mapped(length), False
     raw = np.frombuffer(memory, np.uint8)
+    address = raw.ctypes.data
     if not used:
         with suppress(OSError):  # of a system without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE, -raw.ctypes.data % PAGE, whole)
-    _track(_TRACED, raw.ctypes.data, size)
+            memory.madvise(mmap.MADV_HUGEPAGE, -address % PAGE, whole)
+    _track(_TRACED, address, size)
     # The views that callers get hold `raw`, and nothing else does.
-    finalize(raw, _drop, length, memory, raw.ctypes.data).atexit = False
+    finalize(raw, _drop, length, memory, address).atexit = False
     return raw, used
 
 

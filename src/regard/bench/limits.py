@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from regard import memory
 from regard.engines.cpu.ahead import Ahead
 from regard.engines.cpu.cache import Compiled, kernel
 from regard.engines.cpu.element import BF16, F32, F64, I32, Type
@@ -34,7 +35,6 @@ MATRIX_STEPS = 2**18  # of that of matrices, likewise
 GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
 FEATURES = 64  # of products from cache: as many numbers as are summed, whose operands fit the first level
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
-LINE = 64  # bytes
 STREAMS = 4  # places that one thread reads from at once
 NEAR = 512  # numbers that are asked for there before they are read
 FAR = 2**14  # bytes, at one place
@@ -234,8 +234,7 @@ def _compiled(name: str, text: str) -> Compiled:
 @cache
 def _operands() -> Array:
     """Zeros that begin a cache line, so that no vector lies in two."""
-    found = np.zeros(2**15 + LINE, np.uint8)
-    return found[-found.ctypes.data % LINE :]
+    return memory.zeros((2**15,), np.uint8, aligned=True)
 
 
 @cache

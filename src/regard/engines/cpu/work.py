@@ -352,7 +352,8 @@ class Stages:
         size = min(most, max(GROUP, near))
         if self.threads > 1:  # enough groups that threads end at about the same time
             each = len(items) // self.threads
-            size = max(1, min(size, max(min(GROUP, each // 8), each // 16, each if heads_in_rows else 0)))
+            share = each if heads_in_rows else max(min(GROUP, each // 8), each // 16)
+            size = max(1, min(size, share))
         # Where a page of keys holds several heads, it is gone through by all of them before the next.
         alike = [self.word(name) for name in (["b"] if heads_in_rows else ["k", "v"])]
         shared = (np.diff(items[:, alike], axis=0) == 0).all(axis=1)
