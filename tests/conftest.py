@@ -34,13 +34,15 @@ def terms_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the specification computes first, of the problem that a test asks about again and again: in the precision of
     the judge, in the naive one and in float64. No test writes to the arrays of a problem that it has asked about.
     """
-    terms, last = spec.terms, [(None, dict[Any, spec.Terms]())]
+    terms = spec.terms
+    last: Problem | None = None
+    known: dict[Any, spec.Terms] = {}
 
     def once(p: Problem, real: Any = np.float64, short: Any = None) -> spec.Terms:
-        of, known = last[0]
-        if of is not p:
-            known = {}
-            last[0] = p, known  # type: ignore[assignment]
+        nonlocal last
+        if last is not p:
+            last = p
+            known.clear()
         which = real, None if short is None else np.dtype(short)
         if which not in known:
             known[which] = terms(p, real, short)
