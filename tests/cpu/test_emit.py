@@ -10,8 +10,9 @@ import pytest
 from regard import spec
 from regard.engines.cpu import cache, mathematics
 from regard.engines.cpu.element import BF16, F16, F32, F64, I32, I64, Type, type_of
-from regard.engines.cpu.emit import Kernel, Value
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.target import Target, targets
+from regard.engines.cpu.values import Value
 
 HERE = [t for t in targets().values() if t.runs and not t.matrices]  # those have a test of their own
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -159,6 +160,44 @@ def test_loops_branches_and_variables(target: Target) -> None:
     fields = np.array([10, result.ctypes.data], np.int64)
     compiled(k)(fields.ctypes.data)
     assert result.tolist() == [1020, 27]
+
+
+def test_numbers_of_loops_times_what_was_known_before(target: Target) -> None:
+    """Sums and products of the numbers of nested loops, as numbers and as places in memory."""
+    k = Kernel("counts", target, ("n", "width", "y", "found"))
+    n, width, y = k.integer("n"), k.integer("width"), k.pointer("y", I64)
+    count = k.variable(k.constant(I64, 0))
+
+    def remember(place: Value, number: Value | int) -> None:
+        y[place] = y[place] + number
+        found = k.pointer("found", I64) + 2 * count.value
+        found[0], found[1] = k.whole(number), place
+        count.value = count.value + 1
+
+    with k.loop(n, start=1, step=2) as i:
+        inner = k.integer("width") - 1  # was not there before the outer loop
+        with k.loop(n + 1, start=i - 1, step=3) as j:
+            remember((i * 2 + 1) * width + j * 3 - 2, i * 3 - j)
+            remember(j * inner + i + 5, (j + 2) * inner)
+            (y + i * width + 1).bytes((j * 2 + 1) * 8)[3] = j - i * width
+            y.bytes((j + n * 40) * 8)[i] = (1 + j) * 7
+        with k.loop(0) as never:
+            y[never - 10**6] = never
+    room, size, w = np.zeros(1000, np.int64), 9, 11
+    made, found = room.copy(), np.zeros((100, 2), np.int64)
+    fields = np.array([size, w, made.ctypes.data, found.ctypes.data], np.int64)
+    compiled(k)(fields.ctypes.data)
+    expected = []
+    for i in range(1, size, 2):
+        for j in range(i - 1, size + 1, 3):
+            places = [((i * 2 + 1) * w + j * 3 - 2, i * 3 - j), (j * (w - 1) + i + 5, (j + 2) * (w - 1))]
+            for place, number in places:
+                room[place] += number
+                expected.append((number, place))
+            room[i * w + 1 + (j * 2 + 1) + 3] = j - i * w
+            room[j + size * 40 + i] = (1 + j) * 7
+    assert found[: len(expected)].tolist() == [list(x) for x in expected]
+    np.testing.assert_array_equal(made, room)
 
 
 def test_tails_and_gathers(target: Target) -> None:

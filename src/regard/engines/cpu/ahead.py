@@ -9,8 +9,8 @@ gone through at once, up to some four, but not where lines of a page are skipped
 
 from collections.abc import Iterator
 
-from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.target import Target
+from regard.engines.cpu.values import Pointer, Value
 
 LINE = 64  # bytes that come at once
 

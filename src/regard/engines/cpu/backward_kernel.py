@@ -23,10 +23,10 @@ from regard.engines.cpu import mathematics
 from regard.engines.cpu.backward_layout import Reading, copied, item_area, padded, turned_rows
 from regard.engines.cpu.backward_products import Products
 from regard.engines.cpu.element import I8, I16, I32, I64
-from regard.engines.cpu.emit import Pointer, Value, Variable
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import KEYS, TILE_BITS
 from regard.engines.cpu.lowering import Place
+from regard.engines.cpu.values import Pointer, Value, Variable
 
 NONE = 2**62
 T = TypeVar("T")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from regard.engines.cpu.backward_terms import Sums, Terms
 from regard.engines.cpu.element import I32, I64
-from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import DEPTH, KEYS, SIDE, multiple
 from regard.engines.cpu.matrices import add_products
+from regard.engines.cpu.values import Pointer, Value
 
 
 class MatrixSums(Sums):

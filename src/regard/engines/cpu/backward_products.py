@@ -12,10 +12,10 @@ from regard.engines.cpu.backward_layout import copied, padded
 from regard.engines.cpu.backward_matrices import MatrixSums
 from regard.engines.cpu.backward_terms import Terms
 from regard.engines.cpu.element import I16, I32
-from regard.engines.cpu.emit import Pointer, Value, Variable
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.matrices import add_by_vectors
+from regard.engines.cpu.values import Pointer, Value, Variable
 
 
 class Products(MatrixSums):

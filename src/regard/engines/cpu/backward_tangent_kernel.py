@@ -17,8 +17,8 @@ from regard.engines.cpu.backward_kernel import Backward, Lane, Rows
 from regard.engines.cpu.backward_tangent_layout import BackwardTangentKind
 from regard.engines.cpu.backward_terms import Terms
 from regard.engines.cpu.element import I64
-from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.lanes import Tile
+from regard.engines.cpu.values import Pointer, Value
 
 
 class BackwardTangent(Backward):

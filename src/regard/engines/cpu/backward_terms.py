@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.backward_layout import BackwardKind, tile_area
 from regard.engines.cpu.element import BF16, I32, I64
-from regard.engines.cpu.emit import Kernel, Pointer, Value
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.lanes import Lanes
+from regard.engines.cpu.values import Pointer, Value
 
 
 @dataclass(frozen=True)

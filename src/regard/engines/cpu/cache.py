@@ -8,7 +8,8 @@ import ctypes
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,7 @@ from regard.engines.cpu.target import Target, native_triple
 
 # Kernels are written as they should run: tidied up by these, they are as fast as after all of LLVM's usual passes.
 PASSES = (
-    "sroa", "simplify_cfg", "loop_rotate", "instruction_combine", "new_gvn", "simplify_cfg", "instruction_combine",
+    "sroa", "simplify_cfg", "instruction_combine", "new_gvn", "simplify_cfg", "instruction_combine",
 )  # fmt: skip
 _lock = threading.Lock()
 _loaded: dict[tuple[str, str], "Compiled"] = {}
@@ -114,8 +115,20 @@ def compile_object(text: str, target: Target, label: str) -> bytes:
     if dump:
         Path(dump).mkdir(parents=True, exist_ok=True)
         (Path(dump) / f"{label}.{target.name}.ll").write_text(text)
-        (Path(dump) / f"{label}.{target.name}.s").write_text(machine.emit_assembly(module))
-    return bytes(machine.emit_object(module))
+    with _loops_as_written():
+        if dump:
+            (Path(dump) / f"{label}.{target.name}.s").write_text(machine.emit_assembly(module))
+        return bytes(machine.emit_object(module))
+
+
+@contextmanager
+def _loops_as_written() -> Iterator[None]:
+    """Without what LLVM makes of the addresses in loops: half of its time, and `emit.Count` has done it."""
+    llvm.set_option("regard", "-disable-lsr=true")
+    try:
+        yield
+    finally:
+        llvm.set_option("regard", "-disable-lsr=false")  # options are those of every user of LLVM in the process
 
 
 def _machine(target: Target) -> Any:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from regard.engines.cpu.element import I16, I32, I64, Type
-from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.lanes import Lanes, Tile
 from regard.engines.cpu.layout import DEPTH, KEYS, SIDE, multiple
+from regard.engines.cpu.values import Pointer, Value
 
 
 class Copies(Lanes):

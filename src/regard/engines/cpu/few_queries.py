@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from regard.engines.cpu.ahead import LINE, Ahead
 from regard.engines.cpu.element import BF16, I8, I16, I32, I64, Type
-from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import DEPTH, KEYS, Kind
 from regard.engines.cpu.lowering import Place
+from regard.engines.cpu.values import Pointer, Value, Variable
 
-SUMS = 16  # vectors of O that grow at once
 ROWS = DEPTH  # of V that are summed before the next where one pass over their features is not enough
 
 
@@ -313,16 +313,16 @@ class FewQueries(Forward):
 
     def _add(self, tile: Tile, careful: bool) -> None:
         """O ← rescale · O + P V; with care, what is hidden counts as 0 whatever it is."""
-        k, W, step = self.k, self.W, self.step
-        sums = SUMS // 2 if self.kind.matrices else SUMS
-        most = 1 if careful else max(1, sums * W // (self.kind.few * step))
+        k, kind, W, step = self.k, self.kind, self.W, self.step
+        sums = k.target.registers // (4 if kind.matrices else 2)  # vectors of O that grow at once
+        most = 1 if careful else max(1, sums * W // (kind.few * step))
         widths = [x * step for x in (8, 4, 2, 1) if x <= most]
         # Where rows that follow each other take several passes, some take all of them before the next ones.
-        apart = k.integer("v_row") != self.d_v * self.kind.element.size
+        apart = k.integer("v_row") != self.d_v * kind.element.size
         block = k.where(apart, k.whole(KEYS), k.whole(ROWS))
         for x in widths:
             block = k.where(self.d_v == x, k.whole(KEYS), block)
-        with k.loop(self.width * self.kind.few, step=W) as n:
+        with k.loop(self.width * kind.few, step=W) as n:
             self.tile.total[n] = self.zero()
         with k.loop(tile.stop, start=tile.first & -ROWS, step=block) as first:
             keys = Keys(tile, first, block, k.minimum(first + block, tile.stop))
@@ -334,7 +334,7 @@ class FewQueries(Forward):
                 start = stop
             with k.when(whole < self.d_v):
                 self._add_features(keys, whole, 1, self.d_v - whole, careful)
-        with k.loop(self.kind.few) as r, k.loop(self.width, step=step) as a:
+        with k.loop(kind.few) as r, k.loop(self.width, step=step) as a:
             places, rescale = [self.width * r + a + n for n in range(0, step, W)], self.tile.rescale[r].spread(W)
             totals = self._in_order([self.load(self.tile.total, place) for place in places])
             for place, total in zip(places, totals, strict=True):
@@ -345,7 +345,8 @@ class FewQueries(Forward):
         k, W, tile = self.k, self.W, keys.tile
         at = [[self.width * r + a + n for n in range(0, steps * self.step, W)] for r in self.rows]
         sums = [[k.variable(self.load(self.tile.total, place)) for place in row] for row in at]
-        values = functools.partial(self._add_keys, tile, a, steps, count, careful)
+        rows = self._source("v", tile.start), k.integer("v_row")
+        values = functools.partial(self._add_keys, tile, *rows, a, steps, count, careful)
         approach = self._values_ahead(keys, a, 0 if careful else steps * self.step)
         if self.kind.matrices:
             # As matrices are summed: even keys, odd ones, then both, and then the total.
@@ -373,6 +374,8 @@ class FewQueries(Forward):
     def _add_keys(
         self,
         tile: Tile,
+        source: Pointer,
+        width: Value,
         a: Value,
         steps: int,
         count: Value | None,
@@ -383,7 +386,6 @@ class FewQueries(Forward):
         """What a key, or two where they are taken by pairs, gives to some features."""
         k, kind, W = self.k, self.kind, self.W
         several = range(2 if kind.words else 1)
-        source, width = self._source("v", tile.start), k.integer("v_row")
 
         def row(p: Value) -> Pointer:
             # What is not there weighs nothing, and may be any number.

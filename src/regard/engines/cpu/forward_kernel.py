@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.copies import Copies
 from regard.engines.cpu.element import F32, I32, I64
-from regard.engines.cpu.emit import Kernel, Pointer, Value
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import TILE_BITS, TILES, Kind, item_area, span_area, tile_area
+from regard.engines.cpu.values import Pointer, Value
 
 
 class Best(NamedTuple):

@@ -12,10 +12,11 @@ from typing import Any
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import I32, I64, Type
-from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.layout import KEYS, SIDE, SUMS, TILE_BITS, Kind
 from regard.engines.cpu.lowering import Lowering
 from regard.engines.cpu.matrices import Totals, matrices
+from regard.engines.cpu.values import Pointer, Value, Variable
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 UNROLL = 4

@@ -10,8 +10,9 @@ from typing import Any
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import BOOL, F64, I32, I64, Type
-from regard.engines.cpu.emit import Kernel, Pointer, Value
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.layout import Arguments
+from regard.engines.cpu.values import Pointer, Value
 from regard.rules import Instruction
 
 LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")

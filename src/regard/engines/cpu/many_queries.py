@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from regard.engines.cpu.element import I8, I16, I32, I64
-from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.matrix_products import MatrixProducts
+from regard.engines.cpu.values import Pointer, Value
 
 
 class ManyQueries(MatrixProducts):

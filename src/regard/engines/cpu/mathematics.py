@@ -9,7 +9,8 @@ import math
 from typing import Any
 
 from regard.engines.cpu.element import F32, F64, I32, I64, Type
-from regard.engines.cpu.emit import Kernel, Value
+from regard.engines.cpu.emit import Kernel
+from regard.engines.cpu.values import Value
 
 LOG2_E, LN_2 = 1 / math.log(2), math.log(2)
 GOLDEN = 0x9E3779B97F4A7C15

@@ -24,8 +24,9 @@ from typing import Any
 from llvmlite import ir
 
 from regard.engines.cpu.element import I8, I64
-from regard.engines.cpu.emit import Kernel, Pointer, Value, Variable
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.layout import DEPTH, SIDE
+from regard.engines.cpu.values import Pointer, Value, Variable
 
 REGISTERS = 8
 

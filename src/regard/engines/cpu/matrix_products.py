@@ -11,11 +11,11 @@ from functools import reduce
 from operator import or_
 
 from regard.engines.cpu.element import I16, I32
-from regard.engines.cpu.emit import Pointer, Value
 from regard.engines.cpu.forward_kernel import Forward
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import DEPTH, KEYS, SIDE
 from regard.engines.cpu.matrices import Matrix, add_by_vectors, add_products
+from regard.engines.cpu.values import Pointer, Value
 
 
 class MatrixProducts(Forward):

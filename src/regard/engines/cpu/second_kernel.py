@@ -8,11 +8,11 @@ import math
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import I64
-from regard.engines.cpu.emit import Value
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.second_layout import SecondKind
+from regard.engines.cpu.values import Value
 
 
 class SecondPass(ManyQueries):

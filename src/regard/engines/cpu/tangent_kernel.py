@@ -11,11 +11,12 @@ import math
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import I64
-from regard.engines.cpu.emit import Kernel, Pointer, Value
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.tangent_layout import TangentKind
+from regard.engines.cpu.values import Pointer, Value
 
 
 class Tangent(ManyQueries):
