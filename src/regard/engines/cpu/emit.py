@@ -216,12 +216,12 @@ class Kernel:
         inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which moving them is cheapest
         made = list(rows)
         for first in range(0, n, inside):
-            made[first : first + inside] = self._interleaved(made[first : first + inside])
+            made[first : first + inside] = self.interleaved(made[first : first + inside])
         for column in range(inside):
             made[column::inside] = self._gathered(made[column::inside], inside)
         return made
 
-    def _interleaved(self, rows: list[Value]) -> list[Value]:
+    def interleaved(self, rows: list[Value]) -> list[Value]:
         """Rows and lanes exchanged within every block of as many lanes as there are rows."""
         n, half = rows[0].lanes, len(rows) // 2
         for _ in range(half.bit_length()):

@@ -123,9 +123,11 @@ class FewQueries(Forward):
         return row
 
     @contextmanager
-    def _keys(self, tile: Tile) -> Iterator[Value]:
-        """Over vectors of keys from the start of a tile; the first and the last may hold keys that are not there."""
-        with self.k.loop(tile.stop, start=tile.first & -self.W, step=self.W) as p:
+    def _keys(self, tile: Tile, blocks: int = 1) -> Iterator[Value]:
+        """Over vectors of keys, some at once, from the start of a tile; the first and the last may hold keys that are
+        not there.
+        """
+        with self.k.loop(tile.stop, start=tile.first & -(self.W * blocks), step=self.W * blocks) as p:
             yield p
 
     def _scores(self, tile: Tile) -> None:
@@ -135,33 +137,47 @@ class FewQueries(Forward):
         nothing = k.constant(self.real, -math.inf).spread(W)
         tops = [k.variable(nothing) for _ in self.rows]
         ahead, add = self._keys_ahead(tile), self._add_halves if kind.matrices else self._add_words
-        with self._keys(tile) as p:
-            keys, row = self._block(tile, p)
+        width = W if kind.abreast == 1 else 16 // self.word_type.size  # words of a row turned at once
+        with self._keys(tile, kind.abreast) as p:
+            places = [p + n * W for n in range(kind.abreast)]
+            blocks = [self._block(tile, place, n) for n, place in enumerate(places)]
             following = ahead(p)
-            sums = [k.variable(self.zero()) for _ in self.rows]
+            sums = [[k.variable(self.zero()) for _ in self.rows] for _ in blocks]
             with k.loop(self.count, step=W) as x:
                 lines = following(x)
-                turned = k.transpose([(keys + x).bytes(row * n).load(0, W) for n in range(W)])
-                add(sums, turned, queries + x * self.factors, lines)
-            there = self._there(tile, p)
-            for r, total, top in zip(self.rows, sums, tops, strict=True):
-                s = k.where(there, total.value, nothing)
-                self.P(r)[p] = s
-                top.value = k.maximum(s, top.value)
+                for first in range(0, W, width):
+                    for (keys, row), totals in zip(blocks, sums, strict=True):
+                        words = self._turned(keys + x + first, row, width)
+                        add(totals, words, queries + (x + first) * self.factors, lines)
+            for place, totals in zip(places, sums, strict=True):
+                there = self._there(tile, place)
+                for r, total, top in zip(self.rows, totals, tops, strict=True):
+                    s = k.where(there, total.value, nothing)
+                    self.P(r)[place] = s
+                    top.value = k.maximum(s, top.value)
         self._store(self.tile.top, [self._folded(top.value, k.maximum) for top in tops])
 
+    def _turned(self, keys: Pointer, row: Value, width: int) -> list[Value]:
+        """The first words of W rows, a vector for each of them."""
+        k, rows = self.k, [keys.bytes(row * n).load(0, width) for n in range(self.W)]
+        while len(rows) > width:  # rows that go to other parts of the vectors
+            half = len(rows) // 2
+            rows = [k.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(rows[:half], rows[half:], strict=True)]
+        return k.transpose(rows) if width == self.W else k.interleaved(rows)
+
     def _keys_ahead(self, tile: Tile) -> Callable[[Value], Callable[[Value], Iterator[Pointer]]]:
-        """What gives, while the words from x on of the W keys from p on are read, as many lines to bring near."""
-        k, W, size = self.k, self.W, self.word_type.size
+        """What gives, while W words from x on of the keys from p on are read, as many lines to bring near."""
+        k, W, size, several = self.k, self.W, self.word_type.size, self.W * self.kind.abreast
         source, row, nowhere = self._source("k", tile.start), k.integer("k_row"), self.tile.P.address
         dense = row == self.d * self.kind.element.size
 
         def keys(p: Value) -> Callable[[Value], Iterator[Pointer]]:
             def lines(x: Value) -> Iterator[Pointer]:
-                with k.when(~dense), k.loop(W) as n:
+                with k.when(~dense), k.loop(several) as n:
                     source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
-                start = source.bytes(self.ahead.in_turn(p * row + x * (W * size)))
-                return self.ahead.lines(k.at(k.where(dense, start.address, nowhere), I8), max(1, W * W * size // LINE))
+                start = source.bytes(self.ahead.in_turn(p * row + x * (several * size)))
+                count = max(1, W * several * size // LINE)
+                return self.ahead.lines(k.at(k.where(dense, start.address, nowhere), I8), count)
 
             return lines
 
@@ -205,16 +221,17 @@ class FewQueries(Forward):
         for total, (low, high) in zip(sums, chains, strict=True):
             total.value += low + high
 
-    def _block(self, tile: Tile, p: Value) -> tuple[Pointer, Value]:
+    def _block(self, tile: Tile, p: Value, number: int) -> tuple[Pointer, Value]:
         """W rows of K from p on as whole vectors of words, and the bytes from row to row: where they lie, or a copy.
 
-        In the copy, rows and features that are not there are 0.
+        In the copy of that number, rows and features that are not there are 0.
         """
         k, W, element = self.k, self.W, self.kind.element
         row, feature = k.integer("k_row"), k.integer("k_feature")
         width = self.padded * (self.word_type.size // element.size)
         there = (p >= tile.first) & (p + W <= tile.stop) & (width == self.d) & (feature == element.size)
         copy, source = self.tile.block.of(self.raw), self._source("k", tile.start).of(self.raw)
+        copy = copy + width * (W * number)
         with k.when(~there):
             with k.loop(width * W, step=W) as n:
                 copy[n] = k.constant(self.raw, 0).spread(W)

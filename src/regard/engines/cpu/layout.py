@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.engines.cpu.element import I32, I64, Type
+from regard.engines.cpu.element import BF16, I32, I64, Type
 from regard.rules import Program
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -159,6 +159,11 @@ class Kind:
         return self.pairs and not self.matrices
 
     @property
+    def abreast(self) -> int:
+        """With few queries, vectors of keys whose scores grow side by side: where one chain of sums is waited for."""
+        return 2 if self.element is BF16 and 0 < self.few <= 2 and self.lanes * self.real.size == 32 else 1
+
+    @property
     def ruled(self) -> bool:
         """Whether scores are changed after the product: then they are natural ones, else logarithms of base 2."""
         return self.score is not None or self.bias is not None
@@ -190,7 +195,7 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
         area["product"] = SIDE * kind.lanes
     if kind.few:
         area["tops"] = kind.lanes * slots
-        area["block"] = kind.lanes * (d + 2 * kind.lanes)
+        area["block"] = kind.abreast * kind.lanes * (d + 2 * kind.lanes)
         area["total"] = output_size(kind, d_v)
     if kind.best:
         area["candidates"] = KEYS * 8 // kind.real.size
