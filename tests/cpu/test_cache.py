@@ -8,9 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llvmlite import binding as llvm
 
 import regard
 from regard.engines.cpu import cache
+from regard.engines.cpu.element import I64
+from regard.engines.cpu.emit import Kernel
+from regard.engines.cpu.target import chosen
 
 X = np.random.default_rng(0).standard_normal((1, 20, 8)).astype(np.float32)
 CHILD = """
@@ -123,5 +127,30 @@ for options in ({}, {"causal": True}, {"score": regard.softcap(1.0)}):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="knows where Linux puts memory")
+def test_other_users_of_llvm_compile_as_before() -> None:
+    """Options of LLVM are the process's: a loop that they change is compiled the same after a kernel."""
+    target = chosen()
+    k = Kernel("strided", target, ("y",))
+    i = k.variable(k.constant(I64, 0))
+    with k.loop_while(lambda: i.value < 1000):
+        (k.pointer("y", I64) + i.value * 1001)[i.value * 7] = i.value
+        i.value = i.value + 1
+    text = k.text()
+
+    def alone() -> bytes:
+        machine, module = cache._machine(target), llvm.parse_assembly(text)
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+        passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+        return bytes(machine.emit_object(module))
+
+    call()
+    before = alone()
+    cache.compile_object(text, target, "strided")
+    assert alone() == before
+    with cache._loops_as_written():
+        assert alone() != before
+
+
 def test_code_and_constants_lie_together() -> None:
     subprocess.run([sys.executable, "-c", SCATTERED], check=True, capture_output=True)

@@ -181,6 +181,7 @@ def test_numbers_of_loops_times_what_was_known_before(target: Target) -> None:
             remember(j * inner + i + 5, (j + 2) * inner)
             (y + i * width + 1).bytes((j * 2 + 1) * 8)[3] = j - i * width
             y.bytes((j + n * 40) * 8)[i] = (1 + j) * 7
+            y[(j + 2) * i + (j + 1) * (i * 2 - 1) + 600] = i * j
         with k.loop(0) as never:
             y[never - 10**6] = never
     room, size, w = np.zeros(1000, np.int64), 9, 11
@@ -196,6 +197,7 @@ def test_numbers_of_loops_times_what_was_known_before(target: Target) -> None:
                 expected.append((number, place))
             room[i * w + 1 + (j * 2 + 1) + 3] = j - i * w
             room[j + size * 40 + i] = (1 + j) * 7
+            room[(j + 2) * i + (j + 1) * (i * 2 - 1) + 600] = i * j
     assert found[: len(expected)].tolist() == [list(x) for x in expected]
     np.testing.assert_array_equal(made, room)
 

@@ -242,8 +242,10 @@ class Count(Value):
     def __mul__(self, other: Any) -> Value:
         if isinstance(other, int):
             return Count(self.loop, self.factor * other, self.rest * other, self.by)
-        if self.by is None and _whole(other) and self.loop.follows(other.raw):
-            return Count(self.loop, self.factor, self.rest, other)
+        if self.by is None and _whole(other):
+            other = Value(self.k, I64, 0, other.raw)  # written once, if it is a count or a sum
+            if self.loop.follows(other.raw):
+                return Count(self.loop, self.factor, self.rest, other)
         return super().__mul__(other)
 
     __radd__, __rmul__ = __add__, __mul__
