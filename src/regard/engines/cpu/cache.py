@@ -123,7 +123,7 @@ def compile_object(text: str, target: Target, label: str) -> bytes:
 
 @contextmanager
 def _loops_as_written() -> Iterator[None]:
-    """Without what LLVM makes of the addresses in loops: half of its time, and `emit.Count` has done it."""
+    """Without what LLVM makes of the addresses in loops: half of its time, and `values.Count` has done it."""
     llvm.set_option("regard", "-disable-lsr=true")
     try:
         yield

@@ -3,7 +3,8 @@
 A kernel is a Python function over a `Kernel` k. `with k.loop(n) as i` is a loop of the kernel, a Python `for` an
 unrolled one; `with k.when(condition)` a branch. A `Value` is a number in a register, one (`lanes == 0`) or a vector of
 them; operators work on both, and a number or a single value meets a vector in every lane. A `Variable` can be set; a
-`Pointer` loads and stores. Nothing is declared: types follow from the values.
+`Pointer` loads and stores. Nothing is declared: types follow from the values. Products of a loop's number with what was
+there before the loop, and addresses at them, cost an addition in each turn.
 
     k = Kernel("add", target, ("x", "y", "n"))
     x, y = k.pointer("x", F32), k.pointer("y", F32)
