@@ -126,7 +126,6 @@ for options in ({}, {"causal": True}, {"score": regard.softcap(1.0)}):
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="knows where Linux puts memory")
 def test_other_users_of_llvm_compile_as_before() -> None:
     """Options of LLVM are the process's: a loop that they change is compiled the same after a kernel."""
     target = chosen()
@@ -152,5 +151,6 @@ def test_other_users_of_llvm_compile_as_before() -> None:
         assert alone() != before
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="knows where Linux puts memory")
 def test_code_and_constants_lie_together() -> None:
     subprocess.run([sys.executable, "-c", SCATTERED], check=True, capture_output=True)

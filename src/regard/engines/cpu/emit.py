@@ -43,7 +43,7 @@ class Kernel:
         if self.kept is not None:
             self._control("ldmxcsr", self.kept)
         self.b.ret_void()
-        with self.b.goto_block(self.entry):
+        with self.inside(self.entry):
             self.b.branch(self.function.basic_blocks[1])
         return str(self.module)
 
@@ -100,7 +100,7 @@ class Kernel:
 
     def words_on_stack(self, count: int) -> Pointer:
         """Memory for so many 64-bit words, as long as the kernel runs."""
-        with self.b.goto_entry_block():
+        with self.inside(self.entry):
             return Pointer(self, I64, self.b.alloca(I64.raw, count))
 
     def variable(self, first: Value) -> Variable:
@@ -212,17 +212,17 @@ class Kernel:
         return made
 
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
-        """As many vectors as they have lanes, rows and lanes exchanged."""
+        """Rows and lanes exchanged: as many vectors as they have lanes, or as 16 bytes have, in each 16 bytes."""
         n = len(rows)
         inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which moving them is cheapest
         made = list(rows)
         for first in range(0, n, inside):
-            made[first : first + inside] = self.interleaved(made[first : first + inside])
+            made[first : first + inside] = self._interleaved(made[first : first + inside])
         for column in range(inside):
             made[column::inside] = self._gathered(made[column::inside], inside)
         return made
 
-    def interleaved(self, rows: list[Value]) -> list[Value]:
+    def _interleaved(self, rows: list[Value]) -> list[Value]:
         """Rows and lanes exchanged within every block of as many lanes as there are rows."""
         n, half = rows[0].lanes, len(rows) // 2
         for _ in range(half.bit_length()):

@@ -163,7 +163,7 @@ class FewQueries(Forward):
         while len(rows) > width:  # rows that go to other parts of the vectors
             half = len(rows) // 2
             rows = [k.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(rows[:half], rows[half:], strict=True)]
-        return k.transpose(rows) if width == self.W else k.interleaved(rows)
+        return k.transpose(rows)
 
     def _keys_ahead(self, tile: Tile) -> Callable[[Value], Callable[[Value], Iterator[Pointer]]]:
         """What gives, while W words from x on of the keys from p on are read, as many lines to bring near."""

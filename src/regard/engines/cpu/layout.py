@@ -208,7 +208,7 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
 
 
 def multiple(n: Any, step: int) -> Any:
-    """n, or the next multiple of a power of two."""
+    """n, or the next multiple of a step."""
     return (n + (step - 1)) // step * step
 
 

@@ -205,7 +205,7 @@ class Value:
         return Value(self.k, BOOL, 0, self.k.b.icmp_unsigned("!=", word.raw, ir.Constant(word.raw.type, 0)))
 
 
-def _whole(x: Any) -> bool:
+def _is_integer(x: Any) -> bool:
     return isinstance(x, Value) and x.type is I64 and not x.lanes
 
 
@@ -234,7 +234,7 @@ class Count(Value):
     def __add__(self, other: Any) -> Value:
         if isinstance(other, int) and self.by is None:
             return Count(self.loop, self.factor, self.rest + other)
-        return Sum(self, other) if _whole(other) else super().__add__(other)
+        return Sum(self, other) if _is_integer(other) else super().__add__(other)
 
     def __sub__(self, other: Any) -> Value:
         return self + -other if isinstance(other, int) else super().__sub__(other)
@@ -242,7 +242,7 @@ class Count(Value):
     def __mul__(self, other: Any) -> Value:
         if isinstance(other, int):
             return Count(self.loop, self.factor * other, self.rest * other, self.by)
-        if self.by is None and _whole(other):
+        if self.by is None and _is_integer(other):
             other = Value(self.k, I64, 0, other.raw)  # written once, if it is a count or a sum
             if self.loop.follows(other.raw):
                 return Count(self.loop, self.factor, self.rest, other)
@@ -326,7 +326,7 @@ class Variable:
 
     def __init__(self, k: "Kernel", first: Value):
         self.k, self.type, self.lanes = k, first.type, first.lanes
-        with k.b.goto_entry_block():
+        with k.inside(k.entry):
             self.slot = k.b.alloca(first.raw.type)
         self.value = first
 
@@ -426,7 +426,7 @@ class Pointer:
         k, lanes = self.k, index.lanes
         if not lanes:
             return self[index]
-        pointers = k.b.gep(self.raw, [index.raw], source_etype=self.type.raw)
+        pointers = k.address_after(self.raw, index.raw, self.type)
         # llvmlite takes the type of an address from its base; the address of many has many.
         pointers.type = ir.VectorType(ir.PointerType(), lanes)
         raw = k.raw(self.type, lanes)

@@ -30,6 +30,7 @@ from regard.engines.cpu.layout import (
     Arguments,
     Kind,
     integer_type,
+    multiple,
     scratch_size,
     span_area,
     span_bits,
@@ -632,14 +633,14 @@ def with_queries_in_lanes(
     W = target.lanes(real.size)
     most = target.tile[1]
     # One vector less is slower by less than a third: 4 W queries fill two blocks of 2 W, two thirds of two of 3 W.
-    if 3 * most * -(-queries // (W * most)) >= 4 * (most - 1) * -(-queries // (W * (most - 1))):
+    if 3 * multiple(queries, W * most) >= 4 * multiple(queries, W * (most - 1)):
         most -= 1
     lanes = max(1, min(queries, W * most))
     return Kind(
         element=type_of(p.dtype),
         real=real,
         integer=integer_type(p.integers, mask, score) if mask or score else I64,
-        lanes=-(-lanes // W) * W,
+        lanes=multiple(lanes, W),
         few=0,
         pairs=False,
         matrices=False,
