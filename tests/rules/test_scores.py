@@ -101,7 +101,7 @@ def test_sixteen_bit_tables():
 
 def test_numbers_are_arguments_not_structure():
     assert Program.of([temperature(2).node]).structure == Program.of([temperature(0.125).node]).structure
-    assert Program.of([softcap(20).node]).numbers == (20.0, 20.0)
+    assert Program.of([softcap(20).node]).numbers == (20.0, 1 / 20)
 
 
 def test_functions_are_scores():

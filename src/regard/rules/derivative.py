@@ -145,7 +145,7 @@ def tangent(node: Node, tables: Mapping[Table, Table] | None = None) -> Node:
 
     >>> from regard.rules import softcap, temperature
     >>> tangent(temperature(2.0).node)
-    divide(ds, 2.0)
+    multiply(ds, 0.5)
     """
     tables = tables or {}
 

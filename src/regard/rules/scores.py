@@ -76,7 +76,7 @@ _traced: Callable[..., Score] = score.__wrapped__  # type: ignore[attr-defined] 
 
 @constructor
 def softcap(cap: float | ArrayLike | Table) -> Score:
-    """Scores pressed smoothly into (-cap, cap): cap · tanh(s / cap) (Bello et al. 2016; Gemma Team 2024).
+    """Scores pressed smoothly into (-cap, cap): cap · tanh(s · (1 / cap)) (Bello et al. 2016; Gemma Team 2024).
 
     cap: positive; a number, or (h,) for one per head.
 
@@ -86,20 +86,20 @@ def softcap(cap: float | ArrayLike | Table) -> Score:
     at, text, requires = _per_head("softcap", "cap", cap, positive=True)
 
     def rule(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-        return at(h) * np.tanh(s / at(h))
+        return at(h) * np.tanh(s * (1.0 / at(h)))
 
     return Score(trace(rule, SCORE_LEAVES), f"softcap({text})", requires)
 
 
 @constructor
 def temperature(t: float | ArrayLike | Table) -> Score:
-    """Scores divided by a temperature: s / t. t: positive; a number, or (h,) for one per head.
+    """Scores divided by a temperature: s · (1 / t). t: positive; a number, or (h,) for one per head.
 
     >>> temperature(np.array([1.0, 2.0]))
     temperature(array of shape (2,))
     """
     at, text, requires = _per_head("temperature", "t", t, positive=True)
-    return Score(trace(lambda s, b, h, i, j: s / at(h), SCORE_LEAVES), f"temperature({text})", requires)
+    return Score(trace(lambda s, b, h, i, j: s * (1.0 / at(h)), SCORE_LEAVES), f"temperature({text})", requires)
 
 
 @constructor

@@ -310,10 +310,6 @@ class Kernel:
         """What lies beyond the first `bits` binary places: x − ⌊x · 2^bits⌋ / 2^bits; 0 of ±∞."""
         return self._avx512("mask.reduce", x, bits << 4 | 9, x, None, 4)
 
-    def reciprocal(self, x: Value) -> Value:
-        """1 / x to 14 bits."""
-        return self._avx512("rcp14", x, x, None)
-
     def add_down(self, x: Value, y: Value) -> Value:
         """x + y, rounded down."""
         return self._avx512("add", x, y.spread(x.lanes), 9)

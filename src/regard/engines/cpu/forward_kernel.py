@@ -37,6 +37,7 @@ class Forward(Copies):
     """What both layouts share: groups, spans, merging, and the end."""
 
     following: Pointer  # the words of the item that comes after this one in its group, or of this one
+    leading: Value  # whether this item is the first of its group
     place: Value  # of the tile that is worked on, in the list
 
     def __init__(self, k: Kernel, kind: Kind):
@@ -66,6 +67,7 @@ class Forward(Copies):
         def each(work: Callable[[], None]) -> None:
             with k.loop(stop, start=first) as n:
                 self._open(n, self.rest + (n - first) * sizes)
+                self.leading = n == first
                 self.following = k.pointer("items", I64) + k.minimum(n + 1, stop - 1) * len(self.kind.item)
                 work()
 

@@ -321,10 +321,13 @@ class Lanes(ABC):
         head, row = k.integer(f"{name}_head"), k.integer(f"{name}_row")
         for n in range(lanes):
             lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
-            line = self._row(base, lane, head, row)
-            if isinstance(size, int):
-                for x in range(0, size, 64):
-                    line.bytes(x).prefetch()
-            else:
-                with k.loop(size, step=64) as at:
-                    line.bytes(at).prefetch()
+            self._bring(self._row(base, lane, head, row), size)
+
+    def _bring(self, line: Pointer, size: Value | int) -> None:
+        """Bring so many bytes near."""
+        if isinstance(size, int):
+            for x in range(0, size, 64):
+                line.bytes(x).prefetch()
+        else:
+            with self.k.loop(size, step=64) as at:
+                line.bytes(at).prefetch()

@@ -112,7 +112,8 @@ class ManyQueries(MatrixProducts):
             self.tile.top[c] = top.value
 
     def _come_near(self, tile: Tile, p: Value, count: int) -> None:
-        """What is needed soon: the bias, the next item's queries, and in the last tile where outputs are written."""
+        """What is needed soon: the bias, the next item's queries, in the last tile where outputs are written, and keys
+        and values of the next tile, if this item is the first to see them."""
         k, kind, size = self.k, self.kind, self.kind.element.size
         if kind.bias:
             self._approach(kind.bias, tile, p, count)
@@ -123,6 +124,12 @@ class ManyQueries(MatrixProducts):
         with k.when(self.place + 1 == self.word("tiles") + self.word("count")):
             for name in self._written():
                 self._approach_rows(self.address(name, kind.element), name, self.d_v * size, p, count)
+        with k.when(self.leading & (self.place + 1 < self.word("tiles") + self.word("count"))):
+            first = self._tile(k.pointer("tiles", I64)[self.place + 1]).start + p
+            with k.loop(first + count, start=first) as row:
+                for names, features in ((kind.keys, self.d), (kind.values, self.d_v)):
+                    for name in names:
+                        self._bring(self._source(name, row), features * size)
 
     def _written(self) -> tuple[str, ...]:
         """The arrays that rows of outputs go to."""

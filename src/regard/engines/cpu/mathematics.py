@@ -2,11 +2,15 @@
 and weights within 3.
 
 exp2: 2ⁿ · p(f) with x = n + f, |f| ≤ 1/2, and p a minimax polynomial with p(0) = 1 exactly. log: the reduction and
-polynomial of FreeBSD's msun (e_log.c). tanh: a minimax rational function of half of x.
+polynomial of FreeBSD's msun (e_log.c). tanh: a minimax rational function of half of x, or a table of polynomials.
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
+
+import numpy as np
 
 from regard.engines.cpu.element import F32, F64, I32, I64, Type
 from regard.engines.cpu.emit import Kernel
@@ -57,6 +61,8 @@ TANH_Q = {
     F64: (490196541408332.6, 58728461521712.445, 965531853294.1073, 4897472935.399394, 9223026.956141027,
           6146.885269118053, 1.0),
 }  # fmt: skip
+
+TANH_QUARTERS = [n / 4 for n in range(32)]
 
 MANTISSA = {F32: 23, F64: 52}
 BIAS = {F32: 127, F64: 1023}
@@ -157,24 +163,48 @@ def log(k: Kernel, x: Value) -> Value:
 
 
 def tanh(k: Kernel, x: Value) -> Value:
-    """The hyperbolic tangent, from that of x / 2: the doubling damps the error where tanh x is near 1."""
+    """The hyperbolic tangent; ±1 far from 0, and never beyond."""
+    if k.target.permute and x.type is F32:
+        return _tanh_by_table(k, x) if x.lanes else _tanh_by_table(k, x.spread(k.target.lanes(4))).lane(0)
+    # From that of x / 2: the doubling damps the error where tanh x is near 1.
     limit = k.constant(x.type, TANH_LIMIT[x.type])
     x = k.maximum(-limit, k.minimum(limit, x))
     z = x * x
     p, q = (horner(k, z, polynomial[x.type][::-1]) for polynomial in (TANH_P, TANH_Q))
-    t = k.fma(x, quotient(k, z * p, q), x)
+    t = k.fma(x, z * p / q, x)
     # The sum above loses the sign of −0.
-    return k.intrinsic("copysign", x.type, quotient(k, t, k.fma(t * 0.25, t, k.constant(x.type, 1.0))), x)
+    return k.intrinsic("copysign", x.type, t / k.fma(t * 0.25, t, k.constant(x.type, 1.0)), x)
 
 
-def quotient(k: Kernel, x: Value, y: Value) -> Value:
-    """x / y to the last bit but one, for numbers whose quotient and reciprocal are normal."""
-    if not (k.target.reciprocal and x.type is F32 and x.lanes == k.target.lanes(4)):
-        return x / y
-    r = k.reciprocal(y)
-    r = k.fma(r, k.fma(-y, r, k.constant(F32, 1.0)), r)
-    q = x * r
-    return k.fma(k.fma(-y, q, x), r, q)
+def _tanh_by_table(k: Kernel, x: Value) -> Value:
+    """With a polynomial for every quarter up to 8 in registers, and no division."""
+    magic = 1.5 * 2.0 ** (MANTISSA[F32] - 2)  # the sum's last bits count quarters
+    size = k.minimum(k.constant(F32, TANH_LIMIT[F32]), k.intrinsic("fabs", F32, x))
+    shifted = k.minimum(k.constant(F32, magic + TANH_QUARTERS[-1]), size + magic)
+    t = size - (shifted - magic)
+    *lower, total = (k.look_up(column, shifted.bits(I32), F32) for column in _tanh_table())
+    for c in reversed(lower):
+        total = k.fma(total, t, c)
+    return k.intrinsic("copysign", F32, total, x)
+
+
+@cache
+def _tanh_table() -> list[tuple[float, ...]]:
+    """By power, for every quarter n / 4, the coefficients of tanh(n / 4 + t): the error is below 3e-8 of it."""
+    # Small numbers are nearly their own tangents: t + t³ p(t²).
+    p = _interpolated(lambda u: (np.tanh(np.sqrt(u)) / np.sqrt(u) - 1) / u, 1, 0, 1 / 64)
+    rows = [[0.0, 1.0, 0.0, p[0], 0.0, p[1]]]
+    for start in TANH_QUARTERS[1:]:
+        stop = 1 / 8 if start < TANH_QUARTERS[-1] else TANH_LIMIT[F32] - start
+        rows.append(_interpolated(lambda t, start=start: np.tanh(start + t), 5, -1 / 8, stop))  # type: ignore[misc]
+    return list(zip(*rows, strict=True))
+
+
+def _interpolated(f: Callable[[Any], Any], degree: int, low: float, high: float) -> list[float]:
+    """Coefficients of the polynomial that is f in Chebyshev's points, the lowest power first."""
+    made = np.polynomial.Chebyshev.interpolate(f, degree, [low, high])
+    found: list[float] = made.convert(kind=np.polynomial.Polynomial).coef.tolist()
+    return found
 
 
 # Dropout: the generator of regard.spec

@@ -16,11 +16,10 @@ class Target:
 
     vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
     the processor must have. flags: registers with a bit for each lane. scalef: x · 2ⁿ in one instruction. permute: a
-    table of two vectors looked up in one. reciprocal: one to 14 bits, and divisions so slow that it is faster to
-    correct that. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of bfloat16, by AMX. control:
-    the register of x86 that says how to round. swift: how LLVM's names of the processors begin on which it is faster
-    than those that follow. ahead: how memory is brought near: bytes on their way, and powers of two, bytes of a block
-    and lines of it that are asked for in a row.
+    table of two vectors looked up in one. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of
+    bfloat16, by AMX. control: the register of x86 that says how to round. swift: how LLVM's names of the processors
+    begin on which it is faster than those that follow. ahead: how memory is brought near: bytes on their way, and
+    powers of two, bytes of a block and lines of it that are asked for in a row.
     """
 
     name: str
@@ -34,7 +33,6 @@ class Target:
     flags: bool = False
     scalef: bool = False
     permute: bool = False
-    reciprocal: bool = False
     bf16_dot: bool = False
     matrices: bool = False
     control: bool = False
@@ -66,7 +64,6 @@ def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...]
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 EVERY = {"flags": True, "scalef": True, "permute": True, "ahead": (12 * 2**10, 2**12, 8)}  # of AVX-512
-INTEL = {**EVERY, "reciprocal": True}
 
 
 @cache
@@ -76,8 +73,8 @@ def targets() -> dict[str, Target]:
     found = (
         # On others (seen: Granite Rapids) a product of pairs takes two cycles: FMAs of single numbers do twice as much.
         x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), **EVERY, bf16_dot=True, swift="znver"),
-        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **INTEL, matrices=True),
-        x86("avx512", "skylake-avx512", 64, 32, AVX512, **INTEL),
+        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, matrices=True),
+        x86("avx512", "skylake-avx512", 64, 32, AVX512, **EVERY),
         x86("avx2", "haswell", 32, 16, AVX2),
         x86("baseline", "x86-64", 16, 16, ()),
         Target("neon", arm, "generic", "+neon", 16, 32, True),
