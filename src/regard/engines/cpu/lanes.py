@@ -197,19 +197,32 @@ class Lanes(ABC):
 
     def _turn(self, base: Pointer, strides: list[Value], count: Value, turned: Pointer, scale: Value | float) -> None:
         """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""
-        k, W, B = self.k, self.W, self.B
-        head, row, step = strides
-        whole = k.where(step == base.type.size, count - count % W, k.whole(0))
-        with k.loop(B, step=W) as c:
-            rows = [self._row(base, c + r, head, row) for r in range(W)]
+        k, W = self.k, self.W
+        whole = k.where(strides[2] == base.type.size, count - count % W, k.whole(0))
+        with k.loop(self.B, step=W) as c:
+            rows = self._lane_rows(base, strides, c)
             with k.loop(whole, step=W) as x:
-                vectors = k.transpose([p.load(x, W).to(self.real) * scale for p in rows])
-                for n, vector in enumerate(vectors):
-                    turned[(x + n) * B + c] = vector
-            with k.loop(W) as r:
-                p = self._row(base, c + r, head, row)
-                with k.loop(count, start=whole) as x:
-                    turned[x * B + c + r] = p.bytes(x * step)[0].to(self.real) * scale
+                self._turn_block(rows, x, turned + (x * self.B + c), scale)
+            self._turn_singly(base, strides, c, whole, count, turned, scale)
+
+    def _lane_rows(self, base: Pointer, strides: list[Value], c: Value) -> list[Pointer]:
+        """The rows of the lanes of a vector, in an array that begins at the item's first row."""
+        return [self._row(base, c + r, *strides[:2]) for r in range(self.W)]
+
+    def _turn_block(self, rows: list[Pointer], x: Value, into: Pointer, scale: Value | float) -> None:
+        """A vector of numbers of each row, from x on, into the lanes of as many vectors."""
+        for n, vector in enumerate(self.k.transpose([p.load(x, self.W).to(self.real) * scale for p in rows])):
+            into[n * self.B] = vector
+
+    def _turn_singly(
+        self, base: Pointer, strides: list[Value], c: Value, start: Value, stop: Value, turned: Pointer, scale: Any
+    ) -> None:
+        """As `_turn`, for the lanes of the vector at c and x from `start` to before `stop`, one by one."""
+        k = self.k
+        with k.loop(self.W) as r:
+            p = self._row(base, c + r, *strides[:2])
+            with k.loop(stop, start=start) as x:
+                turned[x * self.B + c + r] = p.bytes(x * strides[2])[0].to(self.real) * scale
 
     def _turn_back(self, turned: Pointer, count: Value, base: Pointer, head: Value, row: Value) -> None:
         """base[head, row, x] = turned[x, lane] for the head and the row of each lane and x below `count`."""

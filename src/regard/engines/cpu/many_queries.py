@@ -5,16 +5,24 @@ broadcasts where they lie, or from a copy of the tile.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 
-from regard.engines.cpu.element import I8, I16, I32, I64
+from regard.engines.cpu.element import I8, I16, I32, I64, Type
+from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.lanes import Tile
+from regard.engines.cpu.layout import Kind
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.matrix_products import MatrixProducts
 from regard.engines.cpu.values import Pointer, Value
 
 
 class ManyQueries(MatrixProducts):
+    def __init__(self, k: Kernel, kind: Kind):
+        super().__init__(k, kind)
+        self.near = SimpleNamespace()  # biases of the keys that rules are applied to, see `_parts`
+
     def _prepare_queries(self) -> None:
         """Qᵀ, scaled; where products take pairs, each word holds two features."""
         k, kind = self.k, self.kind
@@ -153,8 +161,6 @@ class ManyQueries(MatrixProducts):
     def _rules(self, tile: Tile) -> None:
         """S ← score(S) + bias, −∞ where the mask hides the pair; the maximum of what that changes."""
         k, kind = self.k, self.kind
-        if kind.bias:
-            self._fetch("bias", kind.bias, self.tile.bias, tile, tile.first, tile.stop)
         for n in range(kind.dense):
             self._fetch(f"dense{n}", I8, getattr(self.tile, f"dense{n}"), tile, *tile.mixed)
         if kind.mask:
@@ -174,7 +180,7 @@ class ManyQueries(MatrixProducts):
             row |= {"i": self.item.i.load(c, self.W), "h": self.item.h.load(c, self.W)}
             prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
             top = k.variable(self.load(self.tile.top, c))
-            with k.loop(stop, start=start) as p:
+            with self._parts(tile, start, stop, c) as ends, k.loop(ends[1], start=ends[0]) as p:
                 at = p * self.B + c
                 s = self._natural(self.load(self.tile.P, at))
                 place = Place(
@@ -189,11 +195,40 @@ class ManyQueries(MatrixProducts):
                 top.value = k.maximum(s, top.value)
             self.tile.top[c] = top.value
 
+    @property
+    def _biases(self) -> list[tuple[str, Type]]:
+        """The arrays that are added to scores, and their types."""
+        return [("bias", self.kind.bias)] if self.kind.bias else []
+
+    @contextmanager
+    def _parts(self, tile: Tile, start: Value, stop: Value, c: Value) -> Iterator[tuple[Value, Value]]:
+        """Over the ends of parts of some keys: of vectors of them where there are biases, which then are in `near`, a
+        row of lanes for each key, for the lanes of the vector at c; else of them all."""
+        if not self._biases:
+            yield start, stop
+            return
+        k, W, B = self.k, self.W, self.B
+        sources = []
+        for name, type in self._biases:
+            strides = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
+            base = self.address(name, type).bytes(tile.start * strides[2])
+            sources.append((name, base, strides, self._lane_rows(base, strides, c)))
+        with k.loop(stop, start=start, step=W) as first:
+            for name, base, strides, rows in sources:
+                turned = getattr(self.tile, name) + first * -B
+                with k.choice((strides[2] == base.type.size) & (first + W <= stop)) as (whole, single):
+                    with whole:
+                        self._turn_block(rows, first, getattr(self.tile, name) + c, 1.0)
+                    with single:
+                        self._turn_singly(base, strides, c, first, k.minimum(first + W, stop), turned, 1.0)
+                setattr(self.near, name, turned)
+            yield first, k.minimum(first + W, stop)
+
     def _ruled(self, s: Value, place: Place, prepared: list[Value | None] | None, at: Value) -> Value:
         """What the rule and the bias make of a score."""
         if self.score is not None:
             s = self.score.at(place, prepared)[0].spread(self.W)
-        return s + self.load(self.tile.bias, at) if self.kind.bias else s
+        return s + self.load(self.near.bias, at) if self.kind.bias else s
 
     # The largest weights
 

@@ -10,9 +10,8 @@ merged in the same way: four more products, or three more if the output is given
 import math
 
 from regard.engines.cpu import mathematics
-from regard.engines.cpu.element import I64
+from regard.engines.cpu.element import I64, Type
 from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.many_queries import ManyQueries
 from regard.engines.cpu.tangent_layout import TangentKind
@@ -40,10 +39,9 @@ class Tangent(ManyQueries):
             products.append(("k_dot", self.item.q, self.tile.S_dot))
         return products
 
-    def _rules(self, tile: Tile) -> None:
-        if self.kind.bias_dot:
-            self._fetch("bias_dot", self.kind.bias_dot, self.tile.bias_dot, tile, tile.first, tile.stop)
-        super()._rules(tile)
+    @property
+    def _biases(self) -> list[tuple[str, Type]]:
+        return super()._biases + ([("bias_dot", self.kind.bias_dot)] if self.kind.bias_dot else [])
 
     def _ruled(self, s: Value, place: Place, prepared: list[Value | None] | None, at: Value) -> Value:
         kind, s_dot = self.kind, self.zero()
@@ -56,9 +54,9 @@ class Tangent(ManyQueries):
             s, *more = (x.spread(self.W) for x in results)
             s_dot = more[0] if more else s_dot
         if kind.bias:
-            s = s + self.load(self.tile.bias, at)
+            s = s + self.load(self.near.bias, at)
         if kind.bias_dot:
-            s_dot = s_dot + self.load(self.tile.bias_dot, at)
+            s_dot = s_dot + self.load(self.near.bias_dot, at)
         self.tile.S_dot[at] = s_dot
         return s
 
