@@ -325,22 +325,16 @@ class Lanes(ABC):
 
     def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
         """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
-        base = self.address("bias", type).bytes((tile.start + tile.first) * self.k.integer("bias_key"))
-        self._approach_rows(base, "bias", KEYS * type.size, p, count)
-
-    def _approach_rows(self, base: Pointer, name: str, size: Value | int, p: Value, count: int) -> None:
-        """Bring near of an array's rows, one for each lane, so many bytes: of some lanes for every block of keys."""
         k, lanes = self.k, -(-self.B * count // KEYS)
-        head, row = k.integer(f"{name}_head"), k.integer(f"{name}_row")
+        base = self.address("bias", type).bytes((tile.start + tile.first) * k.integer("bias_key"))
+        head, row = k.integer("bias_head"), k.integer("bias_row")
         for n in range(lanes):
             lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
-            self._bring(self._row(base, lane, head, row), size)
-
-    def _bring(self, line: Pointer, size: Value | int) -> None:
-        """Bring so many bytes near."""
-        if isinstance(size, int):
-            for x in range(0, size, 64):
+            line = self._row(base, lane, head, row)
+            for x in range(0, KEYS * type.size, 64):
                 line.bytes(x).prefetch()
-        else:
-            with self.k.loop(size, step=64) as at:
-                line.bytes(at).prefetch()
+
+    def _bring(self, line: Pointer, size: Value) -> None:
+        """Bring so many bytes into the second level, where they wait until they are read."""
+        with self.k.loop(size, step=64) as at:
+            line.bytes(at).prefetch(2)

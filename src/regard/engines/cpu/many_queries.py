@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 from regard.engines.cpu.element import I8, I16, I32, I64, Type
 from regard.engines.cpu.emit import Kernel
@@ -120,24 +121,48 @@ class ManyQueries(MatrixProducts):
             self.tile.top[c] = top.value
 
     def _come_near(self, tile: Tile, p: Value, count: int) -> None:
-        """What is needed soon: the bias, the next item's queries, in the last tile where outputs are written, and keys
-        and values of the next tile, if this item is the first to see them."""
-        k, kind, size = self.k, self.kind, self.kind.element.size
+        """What is needed soon, a share of it for every block of keys.
+
+        The bias; in an item's first tiles the queries of the next, in its last ones the place of its outputs and, under
+        a mask, the keys that follow, which the next item often sees; while nobody has seen the next tile, that.
+        """
+        k, kind = self.k, self.kind
         if kind.bias:
             self._approach(kind.bias, tile, p, count)
-        with k.when(self.place == self.word("tiles")):
+        done, tiles = self.place - self.word("tiles"), self.word("count")
+        some = k.minimum(tiles, k.whole(2))
+        last = done - (tiles - some)
+        blocks = k.maximum((tile.stop - tile.first) // count, k.whole(1))
+
+        def share(n: Value, rows: Value | int) -> Any:
+            """Over this block's share in rows that are brought near by some tiles, of which this is the n-th."""
+            part, whole = n * blocks + (p - tile.first) // count, some * blocks
+            return k.loop((part + 1) * rows // whole, start=part * rows // whole)
+
+        def row_of(name: str, base: Pointer, lane: Value, features: Value) -> None:
+            row = self._row(base, lane, k.integer(f"{name}_head"), k.integer(f"{name}_row"))
+            self._bring(row, features * kind.element.size)
+
+        def key(row: Value) -> None:
+            for names, features in ((kind.keys, self.d), (kind.values, self.d_v)):
+                for name in names:
+                    self._bring(self._source(name, row), features * kind.element.size)
+
+        with k.when(done < some), share(done, self.word("lanes")) as lane:
             for name in kind.queries:
-                base = k.pointer_at(self.following, kind.item.index(name), kind.element)
-                self._approach_rows(base, name, self.d * size, p, count)
-        with k.when(self.place + 1 == self.word("tiles") + self.word("count")):
-            for name in self._written():
-                self._approach_rows(self.address(name, kind.element), name, self.d_v * size, p, count)
-        with k.when(self.leading & (self.place + 1 < self.word("tiles") + self.word("count"))):
+                row_of(name, k.pointer_at(self.following, kind.item.index(name), kind.element), lane, self.d)
+        with k.when(last >= 0):
+            with share(last, self.word("lanes")) as lane:
+                for name in self._written():
+                    row_of(name, self.address(name, kind.element), lane, self.d_v)
+            if kind.mask:
+                end = self._tile(k.pointer("tiles", I64)[self.word("tiles") + tiles - 1])
+                with share(last, self.B) as row:
+                    key(end.start + end.stop + row)
+        with k.when(self.leading & (done + 1 < tiles)):
             first = self._tile(k.pointer("tiles", I64)[self.place + 1]).start + p
             with k.loop(first + count, start=first) as row:
-                for names, features in ((kind.keys, self.d), (kind.values, self.d_v)):
-                    for name in names:
-                        self._bring(self._source(name, row), features * size)
+                key(row)
 
     def _written(self) -> tuple[str, ...]:
         """The arrays that rows of outputs go to."""

@@ -415,9 +415,9 @@ class Pointer:
         name = f"llvm.masked.load.v{lanes}{self.type}.p0"
         return Value(k, self.type, lanes, k.call_named(name, raw, kinds, [self.raw, mask.raw, zero.raw]))
 
-    def prefetch(self) -> None:
-        """Bring the cache line at this address near; the address need not be valid."""
-        words = [ir.Constant(I32.raw, x) for x in (0, 3, 1)]
+    def prefetch(self, level: int = 1) -> None:
+        """Bring the cache line at this address into a level of caches; the address need not be valid."""
+        words = [ir.Constant(I32.raw, x) for x in (0, 4 - level, 1)]
         kinds = [ir.PointerType(), *(x.type for x in words)]
         self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
 
