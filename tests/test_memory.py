@@ -110,7 +110,7 @@ CALLS: dict[str, Call] = {
 def test_memory_is_linear(name: str) -> None:
     """At most 5 MiB for each thread and ten arrays of the size of query, and no steeper than that from n to 2 n."""
     call, d, used = CALLS[name], 16, []
-    call(*arrays(64, d), 64)  # what is loaded or remembered once
+    call(*arrays(200, d), 200)  # what is loaded or remembered once: kernels for many queries
     for n in (3_000, 6_000):
         q, k, v = arrays(n, d)
         used.append(extra(lambda q=q, k=k, v=v, n=n: call(q, k, v, n)))  # type: ignore[misc]

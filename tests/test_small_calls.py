@@ -244,14 +244,36 @@ def test_a_kept_call_belongs_to_its_thread_and_target(monkeypatch: pytest.Monkey
     assert len(calls) == 2
 
 
-def test_a_call_with_wishes_or_with_work_for_threads_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.threads._chosen", 2)
-    long = np.zeros((1, 256, 64), np.float32)
-    for x, options in ((X, {"return_weights": True}), (X, {"observe": ("lse",)}), (long, {}), (X, {"engine": "cpu"})):
-        regard.attention(x, x, x, **options)
+def test_a_call_with_wishes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for options in ({"return_weights": True}, {"observe": ("lse",)}, {"engine": "cpu"}):
+        call(**options)
         calls = seen_calls(monkeypatch)
-        regard.attention(x, x, x, **options)
+        call(**options)
         assert len(calls) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("mask", [None, window(100)])
+def test_a_call_with_work_for_threads_is_kept(threads: int, mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.threads._chosen", threads)
+    q, k, v = np.random.default_rng(0).standard_normal((3, 4, 1100, 64)).astype(np.float32)
+    first = regard.attention(q, k, v, mask=mask)
+    calls = seen_calls(monkeypatch)
+    for arrays in ((q, k, v), (q.copy(), k, v.copy())):
+        np.testing.assert_array_equal(regard.attention(*arrays, mask=mask), first)
+    assert not calls
+    np.testing.assert_array_equal(regard.attention(q, k, v, mask=mask, engine="cpu"), first)
+    assert len(calls) == 1
+    assert not np.array_equal(regard.attention(q[:, ::-1].copy(), k, v, mask=mask), first)
+
+
+def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.engines.cpu.work.FEW_ROWS", 11)
+    monkeypatch.setattr(short, "_mine", SimpleNamespace())
+    call()
+    calls = seen_calls(monkeypatch)
+    call()
+    assert len(calls) == 1
 
 
 def test_calls_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

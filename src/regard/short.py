@@ -1,9 +1,10 @@
-"""Short calls on arrays that were made before: the checks, the choice of an engine and the plan are those of then.
+"""Calls on arrays that were made before: the checks, the choice of an engine and the plan are those of then.
 
 A call that only reads its keys once, or has few queries, takes less time than Python does to prepare it: most of all
 after a call that filled the processor's caches, which Python's own memory is thrown out of.
 """
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from regard import memory
 from regard.problem import Problem, remember
 from regard.threads import num_threads
 
@@ -27,10 +29,11 @@ class Short:
 
     def __init__(self, run: Any, p: Problem, shape: tuple[int, ...], address: Callable[[Array], int]):
         self.run, self.shape, self.dtype, self.address = run, shape, p.dtype, address
+        self.new = memory.empty if math.prod(shape) * p.dtype.itemsize >= memory.LARGE else np.empty
         self.lse = np.empty(p.shape(p.n_q), p.compute)  # which nobody sees
 
     def __call__(self, query: Array, key: Array, value: Array) -> Array:
-        out, address = np.empty(self.shape, self.dtype), self.address
+        out, address = self.new(self.shape, self.dtype), self.address
         self.run(address(query), address(key), address(value), address(out), address(self.lse))
         return out
 
@@ -42,7 +45,7 @@ def known(signature: Any) -> Short | None:
 
 
 def keep(p: Problem, shape: tuple[int, ...]) -> None:
-    """Keep the call of a problem with a signature, if it is short; shape: of the output as the caller sees it."""
+    """Keep the call of a problem with a signature, if it can run again; shape: of the output as the caller sees it."""
     calls, here = _calls(), _here(p.signature)
     if here not in calls:
         from regard.engines import cpu

@@ -13,6 +13,7 @@ from on_tensors import ARRAYS, array, call, tensor
 
 import regard
 import regard.torch
+from regard import memory
 from regard.bench.cases import CASES, Case, case
 from regard.engines.cpu import work
 
@@ -291,3 +292,20 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
         found += [module(x[:, n : n + 1], cache=cache) for n in range(20, 40)]
     assert len(plans) == 1
     torch.testing.assert_close(torch.cat(found, 1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_call_with_large_results_is_run_again(
+    threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.threads._chosen", threads)
+    q, k, v = torch.randn(3, 8, 1030, 64, generator=torch.Generator().manual_seed(0)).to(dtype).unbind(0)
+    expected = regard.attention(*map(array, (q, k, v)), causal=True)
+    assert expected.nbytes >= memory.LARGE
+    outputs = [regard.attention(q, k, v, causal=True)]
+    monkeypatch.setattr(work, "plan", None)  # what is kept needs none
+    outputs += [regard.attention(*x, causal=True) for x in ((q, k, v), (q.clone(), k, v.clone()))]
+    for out in outputs:
+        assert out.dtype is dtype
+        assert array(out).tobytes() == expected.tobytes()

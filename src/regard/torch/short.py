@@ -1,18 +1,20 @@
-"""Short calls that were made before: the checks, the choice of an engine and the plan are those of the first time; and
+"""Calls that were made before: the checks, the choice of an engine and the plan are those of the first time; and
 steps of decoding, whose keys are more each time.
 """
 
 import threading
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
 
+from regard import memory
 from regard.api import attention, problem_from
 from regard.engines import choose
 from regard.problem import remember
 from regard.threads import num_threads
-from regard.torch.arrays import NUMPY, PLAIN, array
+from regard.torch.arrays import NUMPY, PLAIN, array, tensor
 from regard.torch.calls import DEFAULTS, Call
 
 OPTIONS = {"causal", "scale", "offset"}
@@ -41,9 +43,17 @@ class Short:
     def __init__(self, run: Any, out: tuple[int, ...], dtype: torch.dtype) -> None:
         self.run, self.out, self.dtype = run, out, dtype
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
+        self.large = prod(out) * dtype.itemsize >= memory.LARGE
+
+    def results(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for out and lse."""
+        lse = torch.empty(self.out[:-1], dtype=self.real)
+        if self.large:
+            return tensor(memory.empty(self.out, NUMPY[self.dtype])), lse
+        return torch.empty(self.out, dtype=self.dtype), lse
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Found:
-        out, lse = torch.empty(self.out, dtype=self.dtype), torch.empty(self.out[:-1], dtype=self.real)
+        out, lse = self.results()
         self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
         return out, lse
 
@@ -52,7 +62,7 @@ class Step(Short):
     """The same for one query of each head, and any number of keys. None where the call is one for the usual way."""
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Found:
-        out, lse = torch.empty(self.out, dtype=self.dtype), torch.empty(self.out[:-1], dtype=self.real)
+        out, lse = self.results()
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
         return (out, lse) if self.run(addresses, k.shape[-2], k.stride(), v.stride()) else None
 

@@ -50,8 +50,7 @@ K = TypeVar("K", bound="Kept")
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
-SHORT = 2**28  # products below which a call on one thread is worth keeping whole
-FEW_ITEMS = 2**16  # bytes of them that such a call may keep
+FEW_ROWS, FEW_ITEMS = 2**16, 2**17  # queries of a call that is kept whole, and bytes of its items
 KEPT = 256  # plans
 FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
@@ -147,8 +146,7 @@ def run(p: Problem, target: Target, results: Call, rows: range | None = None) ->
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
     count = p.batch * p.heads * (stop - first)
     if count:
-        small = count * p.n_k * (p.d + p.d_v + 16) < SMALL
-        plan(p, target, results, range(first, stop), 1 if small else num_threads()).run(p, results)
+        plan(p, target, results, range(first, stop), threads_for(p, count)).run(p, results)
 
 
 def plan(p: Problem, target: Target, results: Call, rows: range, threads: int) -> "Plan":
@@ -255,14 +253,16 @@ def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, th
 
 
 class Again:
-    """A plan that one thread runs again and again, for arrays of the same shapes and strides at other addresses.
+    """A plan that is run again and again, by one thread at a time, for arrays of the same shapes and strides at other
+    addresses.
 
-    Nothing is allocated or looked up: of a call as short as these, the rest takes longer than attention.
+    Nothing is allocated or looked up: the rest takes longer than attention itself where a call is short, and where its
+    keys come from memory, which Python's own have been thrown out of the caches for.
     """
 
     def __init__(self, plan: Plan, kernel: Callable[[int], None]):
         (stage,) = plan.stages
-        self.kernel, self.stage = kernel, stage
+        self.kernel, self.stage, self.threads = kernel, stage, plan.threads
         self.items, self.bases = stage.items.copy(), np.zeros(5, np.int64)
         self.relative, self.absolute = stage.items[:, :5].copy(), self.items[:, :5]
         self.fields = plan.fields[:]
@@ -278,19 +278,22 @@ class Again:
             self.bases[:] = addresses
             np.add(self.relative, self.bases, out=self.absolute)
             self.addresses = addresses
+        if self.threads > 1:
+            launch(self.kernel, self.fields, self.stage, self.threads)
+            return
         scratch = Scratch(self.stage.scratch)
         self.fields[SCRATCH] = scratch.address
         self.kernel(self.address)
 
 
 def again(p: Problem, target: Target) -> Again | None:
-    """What runs a short call without wishes but the mask of a rule once more; None for others."""
-    work = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16)
+    """What runs a call without wishes but the mask of a rule once more; None for others, and where it is large."""
+    count = p.batch * p.heads * p.n_q
     plain = bare(p) and not any(program.tables for _, program in programs(p))
-    if not 0 < work < (SMALL if num_threads() > 1 else SHORT) or not plain or dense_masks(p):
+    if not (0 < count <= FEW_ROWS and p.n_k and plain) or dense_masks(p):
         return None
     results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
-    found = plan(p, target, results, range(p.n_q), 1)
+    found = plan(p, target, results, range(p.n_q), threads_for(p, count))
     if not isinstance(found.stages, tuple) or len(found.stages) != 1:
         return None
     (stage,) = found.stages
@@ -298,6 +301,11 @@ def again(p: Problem, target: Target) -> Again | None:
         return None
     kind = kind_of(p, target, p.n_q, *results.wishes)
     return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
+
+
+def threads_for(p: Problem, count: int) -> int:
+    """How many threads work on so many queries."""
+    return 1 if count * p.n_k * (p.d + p.d_v + 16) < SMALL else num_threads()
 
 
 def bare(p: Problem) -> bool:
