@@ -253,18 +253,18 @@ def test_a_call_with_wishes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("mask", [None, window(100)])
-def test_a_call_with_work_for_threads_is_kept(threads: int, mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rules", [{}, {"mask": window(100)}, {"causal": True, "score": regard.softcap(3.0)}])
+def test_a_call_with_work_for_threads_is_kept(threads: int, rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.threads._chosen", threads)
     q, k, v = np.random.default_rng(0).standard_normal((3, 4, 1100, 64)).astype(np.float32)
-    first = regard.attention(q, k, v, mask=mask)
+    first = regard.attention(q, k, v, **rules)
     calls = seen_calls(monkeypatch)
     for arrays in ((q, k, v), (q.copy(), k, v.copy())):
-        np.testing.assert_array_equal(regard.attention(*arrays, mask=mask), first)
+        np.testing.assert_array_equal(regard.attention(*arrays, **rules), first)
     assert not calls
-    np.testing.assert_array_equal(regard.attention(q, k, v, mask=mask, engine="cpu"), first)
+    np.testing.assert_array_equal(regard.attention(q, k, v, **rules, engine="cpu"), first)
     assert len(calls) == 1
-    assert not np.array_equal(regard.attention(q[:, ::-1].copy(), k, v, mask=mask), first)
+    assert not np.array_equal(regard.attention(q[:, ::-1].copy(), k, v, **rules), first)
 
 
 def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

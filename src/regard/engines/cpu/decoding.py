@@ -92,7 +92,7 @@ class Step:
 def step(p: Problem, target: Target) -> Step | None:
     """The plan for a call like this one with any number of keys; None for a call that has wishes."""
     lead = p.query.shape[:-3]
-    simple = p.n_q == 1 and p.n_k > 0 and p.mask is None and bare(p) and len(lead) < 2
+    simple = p.n_q == 1 and p.n_k > 0 and p.mask is None and p.score is None and bare(p) and len(lead) < 2
     if not simple or not p.batch * p.heads or p.key.shape[:-3] != lead or p.value.shape[:-3] != lead:
         return None
     return Step(p, target)

@@ -287,7 +287,7 @@ class Again:
 
 
 def again(p: Problem, target: Target) -> Again | None:
-    """What runs a call without wishes but the mask of a rule once more; None for others, and where it is large."""
+    """What runs a call without wishes but rules that read no arrays once more; None for others, and large ones."""
     count = p.batch * p.heads * p.n_q
     plain = bare(p) and not any(program.tables for _, program in programs(p))
     if not (0 < count <= FEW_ROWS and p.n_k and plain) or dense_masks(p):
@@ -309,8 +309,8 @@ def threads_for(p: Problem, count: int) -> int:
 
 
 def bare(p: Problem) -> bool:
-    """Whether a call has no wishes beside a mask."""
-    return p.bias is None and p.sink is None and p.score is None and not p.dropout and not p.observe
+    """Whether a call has no wishes beside rules."""
+    return p.bias is None and p.sink is None and not p.dropout and not p.observe
 
 
 GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SEED = map(
