@@ -28,7 +28,6 @@ from regard.engines.cpu.backward_layout import (
 from regard.engines.cpu.layout import KEYS, TILE_BITS
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
-    SMALL,
     WAVE,
     Results,
     Stages,
@@ -38,10 +37,11 @@ from regard.engines.cpu.work import (
     programs,
     shared_fields,
     signature,
+    threads_for,
 )
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Program, Table
-from regard.threads import Scratch, num_threads, spread
+from regard.threads import Scratch, spread
 
 if TYPE_CHECKING:
     pass
@@ -62,9 +62,9 @@ def backward(
 
 def run(p: Problem, target: Target, arrays: Arrays) -> Differential:
     """The gradients, or their tangents, whichever arrays they are."""
-    if p.batch * p.heads * p.n_q:
-        small = p.batch * p.heads * p.n_q * p.n_k * (p.d + p.d_v + 16) < SMALL
-        plan(p, target, arrays, 1 if small else num_threads()).run(p, arrays)
+    count = p.batch * p.heads * p.n_q
+    if count:
+        plan(p, target, arrays, threads_for(p, count)).run(p, arrays)
     return arrays.result(target)
 
 
