@@ -566,6 +566,16 @@ def test_names_beside_lines_do_not_overlap() -> None:
     assert np.mean(made[1:4]) == pytest.approx(np.mean([0.5, 0.5, 0.52]))
 
 
+def test_only_what_missed_a_goal_is_hatched(found: Report) -> None:
+    def row(goal: float | None) -> Result:
+        return Result("wishes", f"at most {goal}", "× plain", goal=goal, reference="plain",
+                      samples={SUBJECT: [2.0], "plain": [1.0]})  # fmt: skip
+
+    plot = plots.wishes(replace(found, results=[row(None), row(3.0), row(1.0)]))
+    assert plot is not None
+    assert [bar.get_hatch() for bar in plot[1].axes[0].patches] == [None, None, "////"]
+
+
 # The command
 
 

@@ -114,10 +114,9 @@ def costs(report: Report, group: str, base: str, title: str, caption: str) -> Pl
     most = 1.15 * max((x.goal for x in results if x.goal is not None), default=2.0)
     for y, x in enumerate(results):
         figure_of, (low, high) = x.figure() or 0.0, x.spread()
-        colour = STYLES[SUBJECT][0] if x.met else MISSED
-        axes.barh(
-            y, min(figure_of, most), height=0.62, color=colour, hatch=None if x.met else "////", edgecolor="white"
-        )
+        missed = x.met is False  # not None: no goal
+        colour, hatch = (MISSED, "////") if missed else (STYLES[SUBJECT][0], None)
+        axes.barh(y, min(figure_of, most), height=0.62, color=colour, hatch=hatch, edgecolor="white")
         if high < most:
             axes.plot([low, high], [y, y], color=INK, linewidth=1)
         if x.goal is not None:
