@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -42,9 +42,6 @@ from regard.engines.cpu.work import (
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Program, Table
 from regard.threads import Scratch, spread
-
-if TYPE_CHECKING:
-    pass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

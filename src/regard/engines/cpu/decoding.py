@@ -16,7 +16,6 @@ from regard.engines.cpu.work import (
     COUNT,
     GROUPS,
     ITEMS,
-    SCRATCH,
     SMALL,
     TILE_LIST,
     Results,
@@ -24,12 +23,12 @@ from regard.engines.cpu.work import (
     address_of,
     bare,
     kind_of,
-    launch,
+    launch_again,
     packed,
     source,
 )
 from regard.problem import Problem
-from regard.threads import Scratch, num_threads
+from regard.threads import num_threads
 
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
 
@@ -56,7 +55,6 @@ class Step:
         self.bases = np.zeros(5, np.int64)
         self.fields[ITEMS] = address_of(self.items)
         self.fields[GROUPS], self.fields[COUNT] = address_of(self.alone.bounds), self.alone.cuts[-1]
-        self.address = self.fields.buffer_info()[0]
         self.tiles = tiles[:0]
         self.strides: Any = None
 
@@ -80,12 +78,7 @@ class Step:
             self.fields[TILE_LIST] = address_of(self.tiles)
         self.count[:] = tiles
         self.fields[N_K] = self.fields[KEY_END] = n_k
-        if stage is self.alone:
-            scratch = Scratch(stage.scratch)
-            self.fields[SCRATCH] = scratch.address
-            self.kernel.call(self.address)
-        else:
-            launch(self.kernel, self.fields, stage, self.threads)
+        launch_again(self.kernel.call, self.fields, stage, 1 if stage is self.alone else self.threads)
         return True
 
 

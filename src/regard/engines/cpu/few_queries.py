@@ -299,8 +299,8 @@ class FewQueries(Forward):
     def _fetch_row(self, name: str, type: Type, r: Value, tile: Tile) -> None:
         """The keys of a tile in a row of a dense array."""
         k, into = self.k, getattr(self.tile, name)
-        head, row, key = (k.integer(f"{name}_{axis}") for axis in ("head", "row", "key"))
-        source = self._row(self.address(name, type), r, head, row).bytes(tile.start * key)
+        base, (head, row, key) = self._dense_at(name, type, tile.start)
+        source = self._row(base, r, head, row)
         with k.loop(tile.stop, start=tile.first) as p:
             into[p] = source.bytes(p * key)[0].to(self.real)
 

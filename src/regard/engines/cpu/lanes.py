@@ -317,17 +317,20 @@ class Lanes(ABC):
         found: Pointer = getattr(self.tile, f"dense{n}")
         return found
 
+    def _dense_at(self, name: str, type: Type, column: Value) -> tuple[Pointer, list[Value]]:
+        """Where a key's numbers for the item begin in a dense array, and its strides by head, row and key."""
+        strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
+        return self.address(name, type).bytes(column * strides[2]), strides
+
     def _fetch(self, name: str, type: Type, into: Pointer, tile: Tile, start: Value, stop: Value) -> None:
         """Some keys of a dense array, turned so that lanes are queries."""
-        strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
-        base = self.address(name, type).bytes((tile.start + start) * strides[2])
+        base, strides = self._dense_at(name, type, tile.start + start)
         self._turn(base, strides, stop - start, into + start * self.B, 1.0)
 
     def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
         """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
         k, lanes = self.k, -(-self.B * count // KEYS)
-        base = self.address("bias", type).bytes((tile.start + tile.first) * k.integer("bias_key"))
-        head, row = k.integer("bias_head"), k.integer("bias_row")
+        base, (head, row, _) = self._dense_at("bias", type, tile.start + tile.first)
         for n in range(lanes):
             lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
             line = self._row(base, lane, head, row)

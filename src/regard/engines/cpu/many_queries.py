@@ -235,8 +235,7 @@ class ManyQueries(MatrixProducts):
         k, W, B = self.k, self.W, self.B
         sources = []
         for name, type in self._biases:
-            strides = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
-            base = self.address(name, type).bytes(tile.start * strides[2])
+            base, strides = self._dense_at(name, type, tile.start)
             sources.append((name, base, strides, self._lane_rows(base, strides, c)))
         with k.loop(stop, start=start, step=W) as first:
             for name, base, strides, rows in sources:

@@ -252,6 +252,16 @@ def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, th
     spread(part, range(len(cuts) - 1), threads)
 
 
+def launch_again(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
+    """`launch` for fields that name all groups and are nobody else's: on one thread nothing is copied."""
+    if threads > 1:
+        launch(kernel, fields, stage, threads)
+        return
+    scratch = Scratch(stage.scratch)
+    fields[SCRATCH] = scratch.address
+    kernel(fields.buffer_info()[0])
+
+
 class Again:
     """A plan that is run again and again, by one thread at a time, for arrays of the same shapes and strides at other
     addresses.
@@ -268,7 +278,6 @@ class Again:
         self.fields = plan.fields[:]
         self.fields[ITEMS], self.fields[TILE_LIST] = address_of(self.items), address_of(stage.tiles)
         self.fields[GROUPS], self.fields[COUNT] = address_of(stage.bounds), stage.cuts[-1]
-        self.address = self.fields.buffer_info()[0]
         self.addresses: tuple[int, ...] = ()
 
     def __call__(self, *addresses: int) -> None:
@@ -278,12 +287,7 @@ class Again:
             self.bases[:] = addresses
             np.add(self.relative, self.bases, out=self.absolute)
             self.addresses = addresses
-        if self.threads > 1:
-            launch(self.kernel, self.fields, self.stage, self.threads)
-            return
-        scratch = Scratch(self.stage.scratch)
-        self.fields[SCRATCH] = scratch.address
-        self.kernel(self.address)
+        launch_again(self.kernel, self.fields, self.stage, self.threads)
 
 
 def again(p: Problem, target: Target) -> Again | None:
