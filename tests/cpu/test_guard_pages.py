@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import regard
+from regard.engines.cpu.target import chosen, targets
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "PROT_NONE") and sys.platform == "win32", reason="needs mprotect")
 
@@ -60,6 +62,30 @@ def test_nothing_outside_is_touched(sizes: Any, dtype: Any, at_end: bool) -> Non
         q, k, v, engine="cpu", mask=mask, bias=array(2, n_q, n_k, kind=np.float32), causal=True,
         sink=array(2, kind=np.float64), observe=["entropy"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("sizes", [(1, 270, 64, 96), (4, 272, 128, 160), (1, 50, 7, 200)], ids=str)
+def test_reading_in_order_changes_nothing(
+    sizes: Any, dtype: Any, at_end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding on processors whose memory comes faster that way, and on others."""
+    n_q, n_k, d, d_v = sizes
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        between_guards(rng.standard_normal((2, n, x)).astype(dtype), at_end)
+        for n, x in ((n_q, d), (n_k, d), (n_k, d_v))
+    )
+    outs = []
+    for name, in_order in (("asking", False), ("reading", True)):
+        own = replace(chosen().prefetch, in_order=in_order)
+        monkeypatch.setitem(targets(), name, replace(chosen(), name=name, prefetch=own))
+        monkeypatch.setenv("REGARD_CPU", name)
+        outs.append(regard.attention(q, k, v, engine="cpu"))
+        monkeypatch.delenv("REGARD_CPU")
+    assert np.array_equal(*outs)
+    assert np.allclose(outs[0].astype(float), regard.attention(q, k, v, engine="tiled").astype(float), atol=0.05)
 
 
 def test_one_element_too_far_is_seen() -> None:

@@ -35,7 +35,7 @@ MATRIX_STEPS = 2**18  # of that of matrices, likewise
 GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
 FEATURES = 64  # of products from cache: as many numbers as are summed, whose operands fit the first level
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
-STREAMS = 4  # places that one thread reads from at once
+STREAMS = 4, 2, 1  # places that one thread reads from at once
 NEAR = 512  # numbers that are asked for there before they are read
 FAR = 2**14  # bytes, at one place
 
@@ -95,7 +95,7 @@ def product(dtype: str, threads: int = 1) -> Limit:
 
 
 def bandwidth(threads: int = 1) -> Limit:
-    """The rate at which memory can be read, by the faster of two kernels."""
+    """The rate at which memory can be read, by the fastest of some kernels."""
     size = BUFFER
     count = size // 4 // threads
     return Limit(
@@ -216,7 +216,7 @@ def _matrix_peak() -> Compiled:
 @cache
 def _read() -> Compiled:
     """Some processors read faster at several places at once, others where lines are asked for out of order."""
-    kernels = [_compiled("read", read_kernel(chosen(), streams)) for streams in (STREAMS, 1)]
+    kernels = [_compiled("read", read_kernel(chosen(), streams)) for streams in STREAMS]
     source, seconds = _buffer(BUFFER), [math.inf] * len(kernels)
     for _ in range(4):
         for n, compiled in enumerate(kernels):

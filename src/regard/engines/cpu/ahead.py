@@ -5,6 +5,9 @@ behind them. What is best differs among processors, so the target says how long 
 asked for in a row. Granite Rapids brings the lines that follow what is asked for in order by itself too, twice or too
 soon: reading does 0.92 of what it could then, and decoding 0.8 to 0.9. Zen 3 brings more by itself the more pages are
 gone through at once, up to some four, but not where lines of a page are skipped. To Zen 5 the order is all one.
+
+Zen 4 leaves out what is asked for while 24 lines are on their way, half of what its bandwidth needs, and brings the
+rest by itself where one instruction reads in order: there, what is read out of order is read in order before.
 """
 
 from collections.abc import Iterator
@@ -19,16 +22,17 @@ class Ahead:
     """How memory is brought near on a target."""
 
     def __init__(self, target: Target):
-        self.distance, self.block, self.several = target.ahead
-        self.apart = self.block // self.several
+        self.prefetch = target.prefetch
+        self.several = self.prefetch.several
+        self.apart = self.prefetch.block // self.several
 
     def in_turn(self, at: Value) -> Value:
         """Of lines one behind the other, where that is which is asked for in place of the one at these bytes."""
-        row = self.several * LINE
-        line, behind = at & (row - LINE), at & (self.block - 1) & -row
-        return (at & -self.block) + line * (self.apart // LINE) + behind // self.several
+        row, block = self.several * LINE, self.prefetch.block
+        line, behind = at & (row - LINE), at & (block - 1) & -row
+        return (at & -block) + line * (self.apart // LINE) + behind // self.several
 
     def lines(self, start: Pointer, count: int) -> Iterator[Pointer]:
         """So many of those at the distance, from one on that a multiple of as many, or of `several`, come before."""
-        several = self.several
-        return (start.bytes(self.distance + n % several * self.apart + n // several * LINE) for n in range(count))
+        several, distance = self.several, self.prefetch.distance
+        return (start.bytes(distance + n % several * self.apart + n // several * LINE) for n in range(count))

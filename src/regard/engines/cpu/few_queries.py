@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 from regard.engines.cpu.ahead import LINE, Ahead
@@ -19,8 +19,6 @@ from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import DEPTH, KEYS, Kind
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.values import Pointer, Value, Variable
-
-ROWS = DEPTH  # of V that are summed before the next where one pass over their features is not enough
 
 
 class Keys(NamedTuple):
@@ -46,9 +44,11 @@ class FewQueries(Forward):
         # Features of V, two vectors in one step where rows or numbers are taken by pairs.
         self.step = self.W * (2 if kind.pairs else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
-        self.ahead = Ahead(k.target)
+        self.ahead, self.in_order = Ahead(k.target), k.target.prefetch.in_order
+        # Of V, summed before the next where one pass over their features is not enough.
+        self.some = DEPTH // 2 if self.in_order and not kind.matrices else DEPTH
         self.k_ahead, self.v_ahead = (
-            k.whole(self.ahead.distance) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
+            k.whole(self.ahead.prefetch.distance) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
         )
 
     @property
@@ -186,7 +186,7 @@ class FewQueries(Forward):
     def _bring_next(self, lines: Iterator[Pointer]) -> None:
         """Bring the next line near, here and not before or after."""
         for line in itertools.islice(lines, 1):
-            line.prefetch()
+            line.prefetch(self.ahead.prefetch.level)
             self.k.stay()
 
     def _add_words(
@@ -232,6 +232,9 @@ class FewQueries(Forward):
         there = (p >= tile.first) & (p + W <= tile.stop) & (width == self.d) & (feature == element.size)
         copy, source = self.tile.block.of(self.raw), self._source("k", tile.start).of(self.raw)
         copy = copy + width * (W * number)
+        if self.in_order:
+            with k.when(there):
+                self._read(source.bytes(p * row), k.whole(W), row, self.d * element.size)
         with k.when(~there):
             with k.loop(width * W, step=W) as n:
                 copy[n] = k.constant(self.raw, 0).spread(W)
@@ -244,6 +247,13 @@ class FewQueries(Forward):
                     into[x] = one.bytes(x * feature)[0]
         home = k.where(there, source.bytes(p * row).address, copy.address)
         return k.at(home, self.word_type), k.where(there, row, width * element.size)
+
+    def _read(self, rows: Pointer, count: Value, apart: Value, size: Value) -> None:
+        """So many rows, in order and by a single instruction, for processors that follow that."""
+        k, dense = self.k, apart == size
+        lines = k.where(dense, k.whole(1), count), k.where(dense, count * size, size)
+        with k.loop(lines[0]) as n, k.loop(lines[1], step=LINE) as x:
+            rows.bytes(n * apart).bytes(x).touch()
 
     def _store(self, into: Pointer, numbers: Sequence[Value]) -> None:
         """One number for each row, as a whole vector: a part of it would be read too soon after."""
@@ -336,13 +346,18 @@ class FewQueries(Forward):
         widths = [x * step for x in (8, 4, 2, 1) if x <= most]
         # Where rows that follow each other take several passes, some take all of them before the next ones.
         apart = k.integer("v_row") != self.d_v * kind.element.size
-        block = k.where(apart, k.whole(KEYS), k.whole(ROWS))
+        block = k.where(apart, k.whole(KEYS), k.whole(self.some))
         for x in widths:
             block = k.where(self.d_v == x, k.whole(KEYS), block)
         with k.loop(self.width * kind.few, step=W) as n:
             self.tile.total[n] = self.zero()
-        with k.loop(tile.stop, start=tile.first & -ROWS, step=block) as first:
+        with k.loop(tile.stop, start=tile.first & -self.some, step=block) as first:
             keys = Keys(tile, first, block, k.minimum(first + block, tile.stop))
+            if self.in_order:
+                with k.when(block < KEYS):
+                    begin, row = k.maximum(first, tile.first), k.integer("v_row")
+                    rows = self._source("v", tile.start).bytes(begin * row)
+                    self._read(rows, keys.stop - begin, row, self.d_v * kind.element.size)
             start, whole = k.whole(0), self.d_v & -step
             for width in widths:
                 stop = whole - (whole - start) % width
@@ -432,11 +447,12 @@ class FewQueries(Forward):
         begin = keys.first * (row - width) + a * size * keys.block
 
         def approach(p: Value, several: int) -> None:
-            with k.choice(dense) as (yes, no):
+            # Where reading in order is enough, a single pass is that.
+            with k.when(keys.block < KEYS) if self.in_order else nullcontext(), k.choice(dense) as (yes, no):
                 with yes:
                     start = source.bytes(self.ahead.in_turn(p * width + begin))
                     for line in self.ahead.lines(start, -(-several * width // LINE)):
-                        line.prefetch()
+                        line.prefetch(self.ahead.prefetch.level)
                 with no, k.loop(several) as n, k.loop(width, step=LINE) as x:
                     source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()
 

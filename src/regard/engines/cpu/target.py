@@ -11,6 +11,20 @@ from regard.engines.cpu import permission
 
 
 @dataclass(frozen=True)
+class Prefetch:
+    """How memory is brought near that is read once: bytes on their way; powers of two, bytes of a block and lines of it
+    that are asked for in a row; the level of caches. in_order: whether the processor follows what is read in order
+    better than what is asked for.
+    """
+
+    distance: int = 2**14
+    block: int = 2**14
+    several: int = 4
+    level: int = 1
+    in_order: bool = False
+
+
+@dataclass(frozen=True)
 class Target:
     """An instruction set.
 
@@ -18,8 +32,7 @@ class Target:
     the processor must have. flags: registers with a bit for each lane. scalef: x · 2ⁿ in one instruction. permute: a
     table of two vectors looked up in one. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of
     bfloat16, by AMX. control: the register of x86 that says how to round. swift: how LLVM's names of the processors
-    begin on which it is faster than those that follow. ahead: how memory is brought near: bytes on their way, and
-    powers of two, bytes of a block and lines of it that are asked for in a row.
+    begin on which it is faster than those that follow.
     """
 
     name: str
@@ -37,7 +50,7 @@ class Target:
     matrices: bool = False
     control: bool = False
     swift: str = ""
-    ahead: tuple[int, int, int] = (2**14, 2**14, 4)
+    prefetch: Prefetch = Prefetch()
 
     def lanes(self, size: int) -> int:
         """How many numbers of `size` bytes a vector holds."""
@@ -58,12 +71,15 @@ class Target:
 def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
     features = ",".join("+" + x for x in needs)
     triple = native_triple() if native_triple().startswith("x86_64") else "x86_64-unknown-linux-gnu"
+    more["prefetch"] = OWN.get(host_cpu()) or more.get("prefetch", Prefetch())
     return Target(name, triple, cpu, features, vector, registers, bool(needs), needs, control=True, **more)
 
 
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-EVERY = {"flags": True, "scalef": True, "permute": True, "ahead": (12 * 2**10, 2**12, 8)}  # of AVX-512
+EVERY = {"flags": True, "scalef": True, "permute": True, "prefetch": Prefetch(12 * 2**10, 2**12, 8)}  # of AVX-512
+# Processors, as LLVM names them, to whom memory is not what it is to others with the same instructions.
+OWN = {"znver4": Prefetch(2**14, 2**6, 1, level=2, in_order=True)}
 
 
 @cache
