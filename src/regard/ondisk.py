@@ -4,11 +4,20 @@ They are written under another name first, so that processes never see half of o
 contents: what does not match is as good as not there. REGARD_CACHE names another directory, or is "off".
 """
 
-import hashlib
 import os
 import sys
 import tempfile
 from pathlib import Path
+
+try:  # without OpenSSL, whose loading by hashlib is a tenth of a first call
+    from _blake2 import blake2b
+except ImportError:
+    from hashlib import blake2b
+
+
+def hash_of(content: bytes = b"") -> blake2b:
+    """32 bytes; more contents may follow by `update`."""
+    return blake2b(content, digest_size=32)
 
 
 def directory() -> Path | None:
@@ -36,7 +45,7 @@ def read(path: Path) -> bytes | None:
     except OSError:
         return None
     digest, content = data[:32], data[32:]
-    return content if hashlib.sha256(content).digest() == digest else None
+    return content if hash_of(content).digest() == digest else None
 
 
 def write(path: Path, content: bytes, first: bool = False) -> None:
@@ -49,7 +58,7 @@ def write(path: Path, content: bytes, first: bool = False) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(content).digest() + content)
+                file.write(hash_of(content).digest() + content)
             if first and _linked(temporary, path):
                 os.unlink(temporary)
             else:

@@ -5,7 +5,6 @@ whole is compiled again.
 """
 
 import ctypes
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -74,7 +73,7 @@ def forget() -> None:
 @cache
 def _sources() -> str:
     """A hash of the modules that write kernels: a change of any makes other objects."""
-    digest = hashlib.sha256()
+    digest = ondisk.hash_of()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
@@ -84,7 +83,7 @@ def identity(key: str, target: Target) -> str:
     """The name of an object: a hash of all that it depends on."""
     versions = (regard.__version__, llvmlite.__version__, str(llvm.llvm_version_info))
     parts = (key, repr(target), _sources(), *versions)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return ondisk.hash_of("\0".join(parts).encode()).hexdigest()
 
 
 def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
