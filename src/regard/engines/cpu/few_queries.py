@@ -137,8 +137,7 @@ class FewQueries(Forward):
         nothing = k.constant(self.real, -math.inf).spread(W)
         tops = [k.variable(nothing) for _ in self.rows]
         ahead, add = self._keys_ahead(tile), self._add_halves if kind.matrices else self._add_words
-        # Words of a row turned at once: Zen 4 puts 16 bytes into vectors while it loads them, beside its shuffles.
-        width = W if kind.abreast == 1 and not self.in_order else 16 // self.word_type.size
+        width = W if kind.abreast == 1 else 16 // self.word_type.size  # words of a row turned at once
         with self._keys(tile, kind.abreast) as p:
             places = [p + n * W for n in range(kind.abreast)]
             blocks = [self._block(tile, place, n) for n, place in enumerate(places)]
@@ -162,8 +161,8 @@ class FewQueries(Forward):
         """The first words of W rows, a vector for each of them."""
         k, rows = self.k, [keys.bytes(row * n).load(0, width) for n in range(self.W)]
         while len(rows) > width:  # rows that go to other parts of the vectors
-            pairs = [(n, n + width) for n in range(len(rows)) if not n & width]
-            rows = [k.shuffle(rows[x], rows[y], range(2 * rows[x].lanes)) for x, y in pairs]
+            half = len(rows) // 2
+            rows = [k.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(rows[:half], rows[half:], strict=True)]
         return k.transpose(rows)
 
     def _keys_ahead(self, tile: Tile) -> Callable[[Value], Callable[[Value], Iterator[Pointer]]]:
