@@ -32,7 +32,7 @@ class Target:
     the processor must have. flags: registers with a bit for each lane. scalef: x · 2ⁿ in one instruction. permute: a
     table of two vectors looked up in one. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of
     bfloat16, by AMX. control: the register of x86 that says how to round. swift: how LLVM's names of the processors
-    begin on which it is faster than those that follow.
+    begin on which it is faster than those that follow. prefetch: how memory is brought near.
     """
 
     name: str
