@@ -71,7 +71,7 @@ class Target:
 def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
     features = ",".join("+" + x for x in needs)
     triple = native_triple() if native_triple().startswith("x86_64") else "x86_64-unknown-linux-gnu"
-    more["prefetch"] = OWN.get(host_cpu()) or more.get("prefetch", Prefetch())
+    more |= OWN.get(host_cpu(), {})
     return Target(name, triple, cpu, features, vector, registers, bool(needs), needs, control=True, **more)
 
 
@@ -79,7 +79,7 @@ AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 EVERY = {"flags": True, "scalef": True, "permute": True, "prefetch": Prefetch(12 * 2**10, 2**12, 8)}  # of AVX-512
 # Processors, as LLVM names them, to whom memory is not what it is to others with the same instructions.
-OWN = {"znver4": Prefetch(2**14, 2**6, 1, level=2, in_order=True)}
+OWN = {"znver4": {"prefetch": Prefetch(2**14, 2**6, 1, level=2, in_order=True)}}
 
 
 @cache
