@@ -167,6 +167,27 @@ class Kernel:
         with self.b.if_else(condition.raw) as branches:
             yield branches
 
+    def weave(self, *pieces: Callable[[], None]) -> None:
+        """What the pieces write down, in turns, so that the processor has something of each at hand: it looks ahead by
+        less than a whole one. They neither branch nor need each other.
+        """
+        block, done = self.b.block, []
+
+        def written() -> list[Any]:  # what a loop carries is put before it
+            return [x for x in block.instructions if x.opname != "phi"]
+
+        start = len(written())
+        for n, piece in enumerate(pieces):
+            before = len(written())
+            piece()
+            if self.b.block is not block:
+                raise ValueError("a piece that is woven branches")
+            new = written()[before:]
+            done += [((m + 1) / len(new), n, m, x) for m, x in enumerate(new)]
+        first = len(block.instructions) - len(done)
+        assert len(written()) - start == len(done)
+        block.instructions[first:] = [x for *_, x in sorted(done, key=lambda found: found[:3])]
+
     # Functions of every machine
 
     def fence(self) -> None:

@@ -103,6 +103,7 @@ class FewQueries(Forward):
                 with self._keys(tile) as p:
                     hidden = self.load(self.P(r), p) == -math.inf
                     self.tile.seen[r * KEYS + p] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
+        self._move_maximum()
         self._weights(tile)
         self._add_sums()
         with k.choice(self.careful.value != 0) as (yes, no):
@@ -317,7 +318,7 @@ class FewQueries(Forward):
     def _weights(self, tile: Tile) -> None:
         """P = exp(S − m) and its sums: those of keys that are W apart lie in lanes."""
         k, kind, W = self.k, self.kind, self.W
-        shifts = -self._new_maximum(0)[1]
+        shifts = self.load(self.tile.shift)
         across: list[list[Value]] = []
         for r in self.rows:
             shift = shifts.lane(r).spread(W)

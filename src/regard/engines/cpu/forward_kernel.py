@@ -216,29 +216,31 @@ class Forward(Copies):
         least = self.k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
         return p * self.k.maximum(least, difference)
 
-    def _new_maximum(self, c: int) -> tuple[Value, Value]:
-        """Of the vector of lanes at c: the span's maximum with this tile, and what scores are shifted by."""
-        k = self.k
-        top, scale = self.load(self.tile.top, c), None if self.kind.ruled else self.product_scale
-        if scale is not None:
-            top = top * scale
-        m = k.maximum(top, self.load(self.span.m, c))
-        return m, self._finite(m)
-
-    def _add_sums(self) -> None:
-        """The sums of a tile into the span's, and by how much the older output shrinks."""
+    def _move_maximum(self) -> None:
+        """The span's maximum, with this tile: what scores are shifted by, and by how much what was summed shrinks."""
         k, span, tile = self.k, self.span, self.tile
+        scale = None if self.kind.ruled else self.product_scale
         for c in self.vectors():
-            m, shift = self._new_maximum(c)
+            top = self.load(tile.top, c)
+            m = k.maximum(top if scale is None else top * scale, self.load(span.m, c))
+            shift = self._finite(m)
             difference = self.load(span.m, c) - shift
             rescale = self._power(difference)
-            for both in self.kind.sums:
-                (l, e), (new_l, new_e) = ([getattr(x, name) for name in both] for x in (span, tile))
+            for name_l, name_e in self.kind.sums if self.kind.entropy else ():
+                l, e = getattr(span, name_l), getattr(span, name_e)
+                e[c] = self._moved(self.load(e, c), self.load(l, c), rescale, difference)
+            span.m[c], tile.shift[c], tile.rescale[c] = m, -shift, rescale
+
+    def _add_sums(self) -> None:
+        """The sums of a tile into the span's."""
+        k, span, tile = self.k, self.span, self.tile
+        for c in self.vectors():
+            for name_l, name_e in self.kind.sums:
                 if self.kind.entropy:
-                    moved = self._moved(self.load(e, c), self.load(l, c), rescale, difference)
-                    e[c] = moved + self.load(new_e, c)
-                l[c] = k.fma(self.load(l, c), rescale, self.load(new_l, c))
-            span.m[c], tile.rescale[c] = m, rescale
+                    e = getattr(span, name_e)
+                    e[c] = self.load(e, c) + self.load(getattr(tile, name_e), c)
+                l = getattr(span, name_l)
+                l[c] = k.fma(self.load(l, c), self.load(tile.rescale, c), self.load(getattr(tile, name_l), c))
 
     def _moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
         """e = Σ exp(S − m) (S − m) for another m, `factor` = exp(difference); 0 where there was nothing."""

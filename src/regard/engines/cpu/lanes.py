@@ -273,21 +273,30 @@ class Lanes(ABC):
         k = self.k
         columns = self.vectors() if columns is None else columns
 
-        def step(x: Value) -> None:
+        unroll = UNROLL if len(sums) > 1 else 1
+        whole = stop - (stop - start) % unroll
+        with k.loop(whole, start=start, step=unroll) as x:
+            self._add_steps(sums, x, unroll, factor, vector, columns)
+        if unroll > 1:
+            with k.loop(stop, start=whole) as x:
+                self._add_steps(sums, x, 1, factor, vector, columns)
+
+    def _add_steps(
+        self,
+        sums: list[list[Variable]],
+        start: Value,
+        count: int,
+        factor: Callable[[int, Value], Value],
+        vector: Callable[..., Value],
+        columns: range,
+    ) -> None:
+        """Some steps of `_add_product`, without a loop."""
+        for x in (start + u for u in range(count)):
             vectors = [vector(x, c) for c in columns]
             for r, row in enumerate(sums):
                 f = factor(r, x).spread(self.W)
                 for total, v in zip(row, vectors, strict=True):
                     total.value = self.multiply_add(total.value, f, v)
-
-        unroll = UNROLL if len(sums) > 1 else 1
-        whole = stop - (stop - start) % unroll
-        with k.loop(whole, start=start, step=unroll) as x:
-            for u in range(unroll):
-                step(x + u)
-        if unroll > 1:
-            with k.loop(stop, start=whole) as x:
-                step(x)
 
     def _product(
         self,
@@ -304,7 +313,7 @@ class Lanes(ABC):
 
     def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
         """Work on so many rows at a time, or as many as registers hold, and on what is left one at a time."""
-        k, rows = self.k, rows or self.k.target.tile[0]
+        k, rows = self.k, rows or self.k.target.rows(self.B // self.W)
         whole = stop - (stop - start) % rows
         with k.loop(whole, start=start, step=rows) as n:
             work(rows, n)

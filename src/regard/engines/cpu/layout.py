@@ -17,6 +17,8 @@ TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
 GROUP, WIDE_GROUP = 16, 64  # items that share the tiles of a span while they are near, of few tiles and of many
 
+LANES = 16  # of a vector, at most
+
 TILE_BITS = 32
 
 
@@ -73,8 +75,8 @@ class Kind:
 
     element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of an item, whole vectors.
     few: rows of an item whose lanes are keys, 0 where lanes are queries. pairs: whether products take two numbers of
-    16 bits at once. copied: whether tiles of K and V are copied before use. bias: the type of a dense bias. best: how
-    many of the largest weights are kept.
+    16 bits at once. copied: whether tiles of K and V are copied before use. woven: whether the weights of a tile are
+    made beside the scores of the next. bias: the type of a dense bias. best: how many of the largest weights are kept.
     """
 
     element: Type
@@ -85,6 +87,7 @@ class Kind:
     pairs: bool
     matrices: bool
     copied: bool
+    woven: bool
     mask: Arguments | None
     score: Arguments | None
     bias: Type | None
@@ -177,7 +180,7 @@ class Kind:
     def key(self) -> str:
         rules = [None if x is None else x.program.structure for x in (self.mask, self.score)]
         ranks = [[len(t.shape) for t in x.program.tables] for x in (self.mask, self.score) if x]
-        rest = (self.element, self.real, self.integer, self.lanes, self.few, self.copied, self.bias)
+        rest = (self.element, self.real, self.integer, self.lanes, self.few, self.copied, self.woven, self.bias)
         more = (self.pairs, self.matrices, self.dropout, self.sink, self.entropy, self.best)
         return repr(("forward", rest, more, rules, ranks))
 
@@ -187,8 +190,8 @@ class Kind:
 
 def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs, and the copies of the tiles of a span."""
-    tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1
-    area = dict.fromkeys(("top", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
+    tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1 + kind.woven
+    area = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
     area |= dict.fromkeys(kind.weights, tile * slots)
     area |= dict.fromkeys(("seen", *kind.fetched), tile)
     if kind.matrices and not kind.few:
@@ -197,6 +200,8 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
         area["tops"] = kind.lanes * slots
         area["block"] = kind.abreast * kind.lanes * (d + 2 * kind.lanes)
         area["total"] = output_size(kind, d_v)
+    if kind.woven:
+        area |= {f"{name}_parts": LANES * kind.lanes for name in _names(kind.sums)}
     if kind.best:
         area["candidates"] = KEYS * 8 // kind.real.size
     if kind.copied:

@@ -15,11 +15,13 @@ from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import Kind
 from regard.engines.cpu.lowering import Place
-from regard.engines.cpu.matrix_products import MatrixProducts
 from regard.engines.cpu.values import Pointer, Value
+from regard.engines.cpu.weaving import Weaving
+
+TOGETHER = 8  # steps of a product of scores that are written down with the weights of two keys
 
 
-class ManyQueries(MatrixProducts):
+class ManyQueries(Weaving):
     def __init__(self, k: Kernel, kind: Kind):
         super().__init__(k, kind)
         self.near = SimpleNamespace()  # biases of the keys that rules are applied to, see `_parts`
@@ -46,19 +48,35 @@ class ManyQueries(MatrixProducts):
         self._turn_back(self.item.O, self.d_v, self.address("out", self.kind.element), *strides)
 
     def _work(self, first: Value) -> Value:
-        return self._tiles(first, self._work_on)
+        return self._tiles_woven(first) if self.kind.woven else self._tiles(first, self._work_on)
 
     def _work_on(self, tile: Tile) -> None:
-        k = self.k
         self._copies(tile)
         self._scores(tile)
         self._rules(tile)
+        self._before_weights(tile)
+        self._weights(tile)
+        self._after_weights(tile)
+
+    def _before_weights(self, tile: Tile) -> None:
+        """What scores must tell before they become weights."""
+        k = self.k
         if self.kind.best:
             with k.when(self.careful.value == 0):
                 self._choose(tile)
         with k.when(self.careful.value != 0):
             self._remember_visible(tile)
-        self._weights(tile)
+        # Keys are taken two by two, so one that is missing must be there and weigh nothing.
+        nothing = k.constant(self.real, -math.inf).spread(self.W)
+        for c in self.vectors():
+            with k.when(tile.first % 2 != 0):
+                self.tile.P[(tile.first - 1) * self.B + c] = nothing
+            with k.when(tile.stop % 2 != 0):
+                self.tile.P[tile.stop * self.B + c] = nothing
+        self._move_maximum()
+
+    def _after_weights(self, tile: Tile) -> None:
+        k = self.k
         self._add_sums()
         with k.choice(self.careful.value != 0) as (yes, no):
             with yes:
@@ -72,8 +90,11 @@ class ManyQueries(MatrixProducts):
         """What is multiplied: rows of keys, turned queries, and where the products go."""
         return [("k", self.item.q, self.tile.P)]
 
-    def _scores(self, tile: Tile) -> None:
-        """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
+    def _scores(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
+        """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches.
+
+        weigh: makes the weights of two keys more, beside the products, as long as some before `until` are due.
+        """
         if self.kind.matrices:
             self._scores_by_matrices(tile)
             return
@@ -92,15 +113,22 @@ class ManyQueries(MatrixProducts):
                     with k.when(n == 0):
                         self._come_near(tile, p, count)
                 lines = [rows.bytes((p + r) * width) for r in range(count)]
-                sums = self._product(
-                    count,
-                    k.whole(0),
-                    stop,
-                    lambda r, x: lines[r][x],
-                    lambda x, c: (queries + x * self.B + c).load(0, self.W),
-                )
+                sums, columns, start = self._sums(count), self.vectors(), k.whole(0)
+
+                def factor(r: int, x: Value) -> Value:
+                    return lines[r][x]
+
+                def vector(x: Value, c: Value) -> Value:
+                    return (queries + x * self.B + c).load(0, self.W)
+
+                if weigh and count > 1:
+                    pairs = k.minimum((until - self.due.value + 1) // 2, k.whole(count // 2))
+                    start = k.maximum(k.minimum(pairs, stop // TOGETHER), k.whole(0)) * TOGETHER
+                    with k.loop(start, step=TOGETHER) as x:
+                        k.weave(lambda: self._add_steps(sums, x, TOGETHER, factor, vector, columns), weigh)
+                self._add_product(sums, start, stop, factor, vector)
                 for r in range(count):
-                    for c, s in zip(self.vectors(), sums[r], strict=True):
+                    for c, s in zip(columns, sums[r], strict=True):
                         self._put_product(into, (p + r) * self.B + c, s.value, n, results)
                 if not kind.ruled:
                     with k.when(plain.value != 0):
@@ -281,16 +309,8 @@ class ManyQueries(MatrixProducts):
 
     def _weights(self, tile: Tile) -> None:
         """P = exp(S − m) and its sums: of keys that are W apart first, then over those."""
-        k, kind, P = self.k, self.kind, self.tile.P
-        names = [name for both in kind.sums for name in both[: 1 + kind.entropy]]
-        # Keys are taken two by two, so one that is missing must be there and weigh nothing.
-        low, nothing = tile.first - tile.first % 2, k.constant(self.real, -math.inf).spread(self.W)
-        for c in self.vectors():
-            with k.when(tile.first != low):
-                P[low * self.B + c] = nothing
-            with k.when(tile.stop % 2 != 0):
-                P[tile.stop * self.B + c] = nothing
-        shifts = [-self._new_maximum(c)[1] for c in self.vectors()]
+        k, names, low = self.k, self._summed(), tile.first - tile.first % 2
+        shifts = [self.load(self.tile.shift, c) for c in self.vectors()]
         totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in names]
         parts = [[[k.variable(self.zero()) for _ in self.vectors()] for _ in range(2)] for _ in totals]
         with k.loop(self.W, step=2) as r:
@@ -300,26 +320,9 @@ class ManyQueries(MatrixProducts):
                         x.value = self.zero()
             with k.loop(tile.stop, start=low + ((r - low) & (self.W - 1)), step=self.W) as p:
                 for number, c in enumerate(self.vectors()):
-                    pair = []
-                    for n in range(2):
-                        at = (p + n) * self.B + c
-                        weights, difference = self._weights_at(at, shifts[number])
-                        terms = []
-                        for w in weights:
-                            terms += [w, self._entropy_term(w, difference)] if kind.entropy else [w]
+                    for n, terms in enumerate(self._weigh(tile, p, c, shifts[number])):
                         for part, term in zip(parts, terms, strict=True):
                             part[n][number].value += term
-                        if kind.dropout:
-                            keys = self.item.first.load(c, self.W), self.item.second.load(c, self.W)
-                            j = tile.start + k.integer("j") + p + n
-                            weights = [self._drop(w, keys, j) for w in weights]
-                        pair.append(weights)
-                        if not kind.pairs:
-                            for name, w in zip(kind.weights, weights, strict=True):
-                                getattr(self.tile, name)[at] = w
-                    if kind.pairs:
-                        for name, low, high in zip(kind.weights, *pair, strict=True):
-                            getattr(self.tile, name).of(I32)[p * self.B + c] = k.pair(low, high)
             for total, part in zip(totals, parts, strict=True):
                 for n in range(2):
                     for x, y in zip(total, part[n], strict=True):
@@ -327,6 +330,30 @@ class ManyQueries(MatrixProducts):
         for name, total in zip(names, totals, strict=True):
             for c, x in zip(self.vectors(), total, strict=True):
                 getattr(self.tile, name)[c] = x.value
+
+    def _weigh(self, tile: Tile, p: Value, c: int, shift: Value) -> list[list[Value]]:
+        """P = exp(S − m) of the keys p and p + 1 in the lanes from c on, and of each what is summed."""
+        k, kind = self.k, self.kind
+        summed, pair = [], []
+        for n in range(2):
+            at = (p + n) * self.B + c
+            weights, difference = self._weights_at(at, shift)
+            terms = []
+            for w in weights:
+                terms += [w, self._entropy_term(w, difference)] if kind.entropy else [w]
+            summed.append(terms)
+            if kind.dropout:
+                keys = self.item.first.load(c, self.W), self.item.second.load(c, self.W)
+                j = tile.start + k.integer("j") + p + n
+                weights = [self._drop(w, keys, j) for w in weights]
+            pair.append(weights)
+            if not kind.pairs:
+                for name, w in zip(kind.weights, weights, strict=True):
+                    getattr(self.tile, name)[at] = w
+        if kind.pairs:
+            for name, low, high in zip(kind.weights, *pair, strict=True):
+                getattr(self.tile, name).of(I32)[p * self.B + c] = k.pair(low, high)
+        return summed
 
     def _weights_at(self, at: Value, shift: Value) -> tuple[list[Value], Value]:
         """Of some pairs: what values are multiplied with, by `kind.weights`, and S − m."""

@@ -182,7 +182,7 @@ def second_kind(p: Problem, target: Target, observe: tuple[Statistic, ...]) -> S
     """The kernel for some statistics of a call."""
     kind = kind_of(p, target, p.n_q, False, few=False)
     wants = tuple(sorted({word_of(s) for s in observe}))
-    return SecondKind(**{x.name: getattr(kind, x.name) for x in fields(Kind)}, wants=wants)
+    return SecondKind(**{x.name: getattr(kind, x.name) for x in fields(Kind)} | {"woven": False}, wants=wants)
 
 
 def word_of(s: Statistic) -> str:

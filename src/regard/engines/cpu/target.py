@@ -1,5 +1,6 @@
 """What a kernel is compiled for: instruction set, vector width, registers, dot products."""
 
+import math
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +33,8 @@ class Target:
     the processor must have. flags: registers with a bit for each lane. scalef: x · 2ⁿ in one instruction. permute: a
     table of two vectors looked up in one. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of
     bfloat16, by AMX. control: the register of x86 that says how to round. swift: how LLVM's names of the processors
-    begin on which it is faster than those that follow. prefetch: how memory is brought near.
+    begin on which it is faster than those that follow. wide: the micro-tile of products with 32 registers. prefetch:
+    how memory is brought near.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Target:
     matrices: bool = False
     control: bool = False
     swift: str = ""
+    wide: tuple[int, int] = (8, 3)
     prefetch: Prefetch = Prefetch()
 
     def lanes(self, size: int) -> int:
@@ -59,7 +62,17 @@ class Target:
     @property
     def tile(self) -> tuple[int, int]:
         """Rows and vectors of a product's micro-tile: its sums, one row of vectors and a factor fit the registers."""
-        return (8, 3) if self.registers >= 32 else (4, 3)
+        return self.wide if self.registers >= 32 else (4, 3)
+
+    def rows(self, vectors: int) -> int:
+        """Rows of a micro-tile with so many vectors, a power of two."""
+        most = math.prod(self.tile) // vectors
+        return min(self.registers // 4, 1 << most.bit_length() - 1)
+
+    @property
+    def weaves(self) -> bool:
+        """Whether the sums of a micro-tile leave registers to other work beside it."""
+        return math.prod(self.tile) <= self.registers // 2
 
     @property
     def runs(self) -> bool:
@@ -78,8 +91,8 @@ def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...]
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 EVERY = {"flags": True, "scalef": True, "permute": True, "prefetch": Prefetch(12 * 2**10, 2**12, 8)}  # of AVX-512
-# Processors, as LLVM names them, to whom memory is not what it is to others with the same instructions.
-OWN = {"znver4": {"prefetch": Prefetch(2**14, 2**6, 1, level=2, in_order=True)}}
+# Processors, as LLVM names them, that are not like others with the same instructions.
+OWN = {"znver4": {"wide": (4, 4), "prefetch": Prefetch(2**14, 2**6, 1, level=2, in_order=True)}}
 
 
 @cache
