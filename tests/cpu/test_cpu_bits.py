@@ -1,6 +1,7 @@
 """The same bits for a query whatever the batch, the other queries, the threads, and the tiles that are skipped."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import regard
 from regard.api import problem_from
 from regard.engines.cpu import work
-from regard.engines.cpu.target import chosen, targets
+from regard.engines.cpu.target import Target, chosen, targets
 
 RNG = np.random.default_rng(0)
 H, N, D = 4, 1300, 24  # more than one span of 1024 keys
@@ -206,6 +207,40 @@ def test_few_queries_on_every_target(target: str, dtype: Any, monkeypatch: pytes
         pytest.skip("it does not convert float16")
     monkeypatch.setenv("REGARD_CPU", target)
     few_and_many((1, 2, 300, 17, 21), dtype, "mask", False, monkeypatch)
+
+
+WOVEN: dict[str, dict[str, Any]] = {
+    **WISHES,
+    "statistics": {"observe": ["lse", "entropy", "max", regard.top(3)], "mask": regard.window(300, 20)},
+    "dense": {"bias": RNG.standard_normal((H, 150, N)).astype(np.float32), "mask": RNG.random((150, N)) < 0.6},
+    "hidden NaN": {"mask": np.arange(N) % 5 != 2},
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("name", WOVEN)
+def test_weaving_changes_no_bits(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights made beside the scores of the next tile, as on processors with registers left, and after their own."""
+    q, k, v = Q[..., :150, :].astype(dtype), K.astype(dtype), V.astype(dtype)
+    if name == "hidden NaN":
+        v[..., 2::5, :] = np.nan
+    monkeypatch.setattr(Target, "weaves", property(lambda target: target.name == "woven"))
+    found = []
+    for target in ("apart", "woven"):
+        monkeypatch.setitem(targets(), target, replace(chosen(), name=target))
+        monkeypatch.setenv("REGARD_CPU", target)
+        kind = work.kind_of(problem_from(q, k, v), chosen(), 150, False)
+        assert kind.woven == (target == "woven" and not kind.matrices)
+        got = regard.attention(q, k, v, **WOVEN[name], engine="cpu")
+        arrays = [got] if isinstance(got, np.ndarray) else [got[0], got[1].lse, got[1].entropy, got[1].max]
+        if name == "statistics":
+            arrays += [got[1][regard.top(3)].values, got[1][regard.top(3)].indices]
+        if name in ("causal", "score"):
+            arrays += [x.out for x in regard.attention_jvp(q, k, v, q, k, v, **WOVEN[name], engine="cpu")]
+        found.append([x.tobytes() for x in arrays])
+        monkeypatch.delenv("REGARD_CPU")
+    assert found[0] == found[1]
+    assert not np.isnan(arrays[0].astype(float)).any()
 
 
 def test_another_key_changes_bits() -> None:

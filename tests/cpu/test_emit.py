@@ -232,6 +232,38 @@ def test_mistakes_are_errors() -> None:
         variable.value = y
 
 
+def test_pieces_are_woven(target: Target) -> None:
+    """They do what they do one after the other; what is written alternates, in a loop that carries something too."""
+    x = np.arange(12.0)
+    k = Kernel("woven", target, ("x",))
+    at = k.pointer("x", F64)
+    with k.loop(4, start=2, step=2) as n:
+
+        def double() -> None:
+            for m in range(2):
+                at[n + m] = at[n + m] * 2.0
+
+        def negate() -> None:
+            for m in range(4):
+                at[n + m + 4] = -at[n + m + 4]
+
+        k.weave(double, negate)
+        body = [i.opname for i in k.b.block.instructions]
+    assert "".join({"fmul": "2", "fneg": "-"}.get(name, "") for name in body) == "-2--2-"
+    fields = np.array([x.ctypes.data], np.int64)
+    compiled(k)(fields.ctypes.data)
+    np.testing.assert_array_equal(x, [0, 1, 4, 6, 4, 5, -6, -7, -8, -9, 10, 11])
+
+    other = Kernel("branching", target, ("x",))
+
+    def branch() -> None:
+        with other.when(other.integer("x") > 0):
+            pass
+
+    with pytest.raises(ValueError, match="branches"):
+        other.weave(branch)
+
+
 def test_kinds_of_types() -> None:
     kinds: dict[Any, Type] = {np.float16: F16, ml_dtypes.bfloat16: BF16, np.float32: F32, np.int64: I64}
     assert all(type_of(dtype) is type for dtype, type in kinds.items())
