@@ -331,7 +331,7 @@ class ManyQueries(Weaving):
             for c, x in zip(self.vectors(), total, strict=True):
                 getattr(self.tile, name)[c] = x.value
 
-    def _weigh(self, tile: Tile, p: Value, c: int, shift: Value) -> list[list[Value]]:
+    def _weigh(self, tile: Tile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
         """P = exp(S − m) of the keys p and p + 1 in the lanes from c on, and of each what is summed."""
         k, kind = self.k, self.kind
         summed, pair = [], []

@@ -42,7 +42,7 @@ class Tangents:
     def kind(self, p: Problem, target: Target, rows: int) -> TangentKind:
         t = self.t
         more = [x for x in (t.key, t.value) if x is not None]
-        plain = kind_of(p, target, rows, entropy=True, few=False, rules=self.rules(p), more=more)
+        plain = replace(kind_of(p, target, rows, entropy=True, few=False, rules=self.rules(p), more=more), woven=False)
         inputs = {"q": t.query, "k": t.key, "v": t.value, "sink": t.sink}
         return TangentKind(
             **vars(plain),

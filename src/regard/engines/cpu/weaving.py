@@ -50,7 +50,9 @@ class Weaving(MatrixProducts):
 
             def weigh(before: Tile = before, there: Value = there) -> None:
                 with placed(there):
-                    self._weigh_next(before)
+                    for c in self.vectors():
+                        self._weigh_into_parts(before, self.due.value, c)
+                self.due.value = self.due.value + 2
 
             with k.when(turns.value == 2), placed(1 - there):
                 self.place = t.value
@@ -60,8 +62,12 @@ class Weaving(MatrixProducts):
                 self._rules(tile)
                 for x, name in zip(held, HELD, strict=True):
                     x.value = getattr(tile, name)
-            with k.loop_while(lambda before=before: self.due.value < before.stop):  # type: ignore[misc]
-                weigh()
+            with (
+                placed(there),
+                k.loop(before.stop, start=self.due.value, step=2) as p,
+                k.loop(self.B, step=self.W) as c,
+            ):
+                self._weigh_into_parts(before, p, c)
             with k.when(before.first < before.stop), placed(there):
                 self._add_parts()
                 self._after_weights(before)
@@ -90,7 +96,7 @@ class Weaving(MatrixProducts):
         """What scores must tell before they become weights."""
 
     @abstractmethod
-    def _weigh(self, tile: Tile, p: Value, c: int, shift: Value) -> list[list[Value]]:
+    def _weigh(self, tile: Tile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
         """P = exp(S − m) of the keys p and p + 1 in the lanes from c on, and of each what is summed."""
 
     @abstractmethod
@@ -101,15 +107,12 @@ class Weaving(MatrixProducts):
         """The names of what is summed over weights."""
         return [name for both in self.kind.sums for name in both[: 1 + self.kind.entropy]]
 
-    def _weigh_next(self, tile: Tile) -> None:
-        """The weights of the two keys that are due, into the sums of keys that are W apart, which are added later."""
-        p = self.due.value
-        for c in self.vectors():
-            for n, terms in enumerate(self._weigh(tile, p, c, self.load(self.tile.shift, c))):
-                at = ((p + n) & (self.W - 1)) * self.B + c
-                for part, term in zip(self._parts_of_sums(), terms, strict=True):
-                    part[at] = self.load(part, at) + term
-        self.due.value = p + 2
+    def _weigh_into_parts(self, tile: Tile, p: Value, c: Value | int) -> None:
+        """The weights of two keys, and what is summed of them into the sums of keys that are W apart."""
+        for n, terms in enumerate(self._weigh(tile, p, c, self.load(self.tile.shift, c))):
+            at = ((p + n) & (self.W - 1)) * self.B + c
+            for part, term in zip(self._parts_of_sums(), terms, strict=True):
+                part[at] = self.load(part, at) + term
 
     def _parts_of_sums(self) -> list[Pointer]:
         return [getattr(self.tile, f"{name}_parts") for name in self._summed()]
@@ -120,8 +123,8 @@ class Weaving(MatrixProducts):
 
     def _add_parts(self) -> None:
         for name, part in zip(self._summed(), self._parts_of_sums(), strict=True):
-            for c in self.vectors():
+            with self.k.loop(self.B, step=self.W) as c:
                 total = self.zero()
                 for r in range(self.W):
-                    total = total + self.load(part, r * self.B + c)
+                    total = total + self.load(part, c + r * self.B)
                 getattr(self.tile, name)[c] = total

@@ -632,7 +632,7 @@ def kind_of(
         few=1 << (max(1, rows * p.group) - 1).bit_length() if few else 0,
         pairs=pairs,
         matrices=matrices,
-        woven=target.weaves and not few and not matrices,
+        woven=target.weaves and not (few or matrices),
         copied=not few and (converted or apart or not all(straight) or matrices or (pairs and p.d % 2 != 0)),
         best=best,
     )
