@@ -201,15 +201,15 @@ class Forward(Copies):
         scale = self.product_scale if self.kind.ruled else None
         return s if scale is None else s * scale
 
-    def _power(self, x: Value) -> Value:
+    def _power(self, x: Value, short: bool = False) -> Value:
         """The exponential of a difference of maxima, at most 1."""
-        return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x)
+        return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x, short)
 
     def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
         """exp(s − m) and s − m, in the units of maxima, for what product and rules left of a score. shift: −m."""
         scale = None if self.kind.ruled else self.product_scale
         difference = s + shift if scale is None else self.k.fma(s, scale, shift)
-        return self._power(difference), difference
+        return self._power(difference, short=self.kind.words), difference
 
     def _entropy_term(self, p: Value, difference: Value) -> Value:
         """p · (s − m), 0 where the score is −∞."""

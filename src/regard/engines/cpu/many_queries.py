@@ -31,17 +31,10 @@ class ManyQueries(Weaving):
         k, kind = self.k, self.kind
         for name in kind.queries:
             strides, q = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "feature")], getattr(self.item, name)
-            if kind.matrices:
+            if kind.pairs:
                 self._turn_pairs(self.address(name, I16), strides, q.of(I32))
-                continue
-            self._turn(self.address(name, kind.element), strides, self.d, q, self.query_scale)
-            if not kind.pairs:
-                continue
-            self.fill(q + self.d * self.B, 0.0, self.key_width - self.d)
-            with k.loop(self.key_width, step=2) as x:
-                for c in self.vectors():
-                    low, high = (self.load(q, (x + n) * self.B, c) for n in range(2))
-                    q.of(I32)[x // 2 * self.B + c] = k.pair(low, high)
+            else:
+                self._turn(self.address(name, kind.element), strides, self.d, q, self.query_scale)
 
     def _turn_output(self) -> None:
         strides = self.k.integer("out_head"), self.k.integer("out_row")

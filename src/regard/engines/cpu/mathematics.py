@@ -39,6 +39,9 @@ WEIGHT2_TABLE = {
     F64: (4, (0.6931471805599398, 0.24022650696098072, 0.055504108455373305, 0.009618139634026504,
               0.0013330915883793398, 0.0001572667865698423)),
 }  # fmt: skip
+# For weights that end with 16 bits ((f + a)² + b) / 4, where a² + b is 4 to the bit: below 1.3e-6, and a multiplication
+# less, which products would wait for.
+SHORT_WEIGHT2 = (1.3858718, 2.0793595)
 
 # Of log(1 + f), by powers of (f / (2 + f))².
 LOG = {
@@ -109,18 +112,24 @@ def exp2(k: Kernel, x: Value) -> Value:
     return scaled(k, k.fma(horner(k, f, EXP2[x.type][::-1]), f, k.constant(x.type, 1.0)), n)
 
 
-def weight2(k: Kernel, x: Value) -> Value:
-    """2ˣ for x ≤ 1/2 as weights need it: 0 for −∞ and far below what is normal, exactly 1 for 0. NaN stays NaN."""
+def weight2(k: Kernel, x: Value, short: bool = False) -> Value:
+    """2ˣ for x ≤ 1/2 as weights need it: 0 for −∞ and far below what is normal, exactly 1 for 0. NaN stays NaN.
+
+    short: whether 18 bits of float32 are enough, on targets with a table.
+    """
     type, word = x.type, integer(x)
     mantissa, bias = MANTISSA[type], BIAS[type]
     if k.target.permute:
         if not x.lanes:
-            return weight2(k, x.spread(k.target.lanes(type.size))).lane(0)
+            return weight2(k, x.spread(k.target.lanes(type.size)), short).lane(0)
         bits, polynomial = WEIGHT2_TABLE[type]
         # The sum's last bits count in units of 2^-bits, and the table is looked up by them. ±∞ have a fraction of 0.
         shifted = k.add_down(x, k.constant(type, 1.5 * 2.0 ** (mantissa - bits)))
-        root = k.look_up([2.0 ** (n / 2**bits) for n in range(2**bits)], shifted.bits(word), type)
-        power, f = k.scale_floor(root, x), k.fraction(x, bits)
+        table = [2.0 ** (n / 2**bits) / (4.0 if short else 1.0) for n in range(2**bits)]
+        power, f = k.scale_floor(k.look_up(table, shifted.bits(word), type), x), k.fraction(x, bits)
+        if short:
+            t, b = f + SHORT_WEIGHT2[0], SHORT_WEIGHT2[1]
+            return power * k.fma(t, t, b)
     else:
         # The sum's last bits count from −bias, so that they are the exponent's, and the least power is 0.
         polynomial, magic = WEIGHT2[type], 1.5 * 2.0**mantissa + bias
