@@ -173,10 +173,9 @@ class Kernel:
         """
         block, done = self.b.block, []
 
-        def written() -> list[Any]:  # what a loop carries is put before it
+        def written() -> list[Any]:  # what a loop carries is put in front, whenever it is met
             return [x for x in block.instructions if x.opname != "phi"]
 
-        start = len(written())
         for n, piece in enumerate(pieces):
             before = len(written())
             piece()
@@ -185,7 +184,6 @@ class Kernel:
             new = written()[before:]
             done += [((m + 1) / len(new), n, m, x) for m, x in enumerate(new)]
         first = len(block.instructions) - len(done)
-        assert len(written()) - start == len(done)
         block.instructions[first:] = [x for *_, x in sorted(done, key=lambda found: found[:3])]
 
     # Functions of every machine

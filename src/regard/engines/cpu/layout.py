@@ -16,7 +16,6 @@ SIDE, DEPTH, SUMS = 16, 32, 4  # of matrices: rows, products that are summed at 
 TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
 GROUP, WIDE_GROUP = 16, 64  # items that share the tiles of a span while they are near, of few tiles and of many
-
 LANES = 16  # of a vector, at most
 
 TILE_BITS = 32
