@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
@@ -75,7 +76,7 @@ def test_a_compiled_call_is_the_call(name: str) -> None:
 
 def test_dynamic_shapes_compile_once() -> None:
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(FUNCTIONS["rules made outside"], fullgraph=True, dynamic=True, backend=counter)
     for n in (7, 11, 30):
         assert_same(FUNCTIONS["rules made outside"], compiled, torch.randn(2, 3, n, 4).requires_grad_())
