@@ -172,16 +172,21 @@ class Forward(Copies):
     def _tiles(self, first: Value, work: Callable[[Tile], None]) -> Value:
         """Work on the tiles of a span from its first in the list on; the place of what follows them."""
         k, tiles = self.k, self.k.pointer("tiles", I64)
-        end, current = self.word("tiles") + self.word("count"), self._span_of(tiles[first])
+        current = self._span_of(tiles[first])
         t, inside = k.variable(first), k.variable(k.constant(I64, 1))
         with k.loop_while(lambda: inside.value != 0):
             self.place = t.value
             work(self._tile(tiles[t.value]))
             t.value = t.value + 1
-            inside.value = k.constant(I64, 0)
-            with k.when(t.value < end):
-                inside.value = (self._span_of(tiles[t.value]) == current).to(I64)
+            inside.value = self._inside(t.value, current)
         return t.value
+
+    def _inside(self, t: Value, span: Value) -> Value:
+        """1 if the item has a tile at this place in the list, and it is of that span, else 0."""
+        found = self.k.variable(self.k.constant(I64, 0))
+        with self.k.when(t < self.word("tiles") + self.word("count")):
+            found.value = (self._span_of(self.k.pointer("tiles", I64)[t]) == span).to(I64)
+        return found.value
 
     @abstractmethod
     def _work(self, first: Value) -> Value:

@@ -272,7 +272,6 @@ class Lanes(ABC):
         """
         k = self.k
         columns = self.vectors() if columns is None else columns
-
         unroll = UNROLL if len(sums) > 1 else 1
         whole = stop - (stop - start) % unroll
         with k.loop(whole, start=start, step=unroll) as x:

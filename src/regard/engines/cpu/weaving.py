@@ -26,7 +26,7 @@ class Weaving(MatrixProducts):
         processor idle that weights need.
         """
         k, tiles = self.k, self.k.pointer("tiles", I64)
-        end, current = self.word("tiles") + self.word("count"), self._span_of(tiles[first])
+        current = self._span_of(tiles[first])
         places = {name: getattr(self.tile, name) for name in self.kind.weights}
 
         @contextmanager
@@ -78,8 +78,7 @@ class Weaving(MatrixProducts):
                 self._empty_parts()
                 self.due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
-                with k.when(t.value < end):
-                    turns.value = k.where(self._span_of(tiles[t.value]) == current, k.whole(2), 1)
+                turns.value = self._inside(t.value, current) + 1
             place.value = 1 - there
         return t.value
 
