@@ -196,6 +196,11 @@ class Kernel:
         """Of what is read and written, what was written down before comes before what follows; not an instruction."""
         self.b.fence("seq_cst", targetscope="singlethread")
 
+    def need(self, x: Value) -> None:
+        """Compute x although nothing uses it."""
+        kinds = [x.raw.type]
+        self.b.asm(ir.FunctionType(ir.VoidType(), kinds), "", "r", [x.raw], side_effect=True)
+
     def call_named(self, name: str, result: Any, kinds: Sequence[Any], arguments: Sequence[Any]) -> Any:
         function = self.module.globals.get(name)
         if function is None:

@@ -20,6 +20,9 @@ from regard.engines.cpu.layout import DEPTH, KEYS, Kind
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.values import Pointer, Value, Variable
 
+READ = 2**12  # bytes of V that are read in order before they are used
+EARLY = KEYS // 16  # rows of V that are asked for while a tile's weights are made
+
 
 class Keys(NamedTuple):
     """At most `block` keys of a tile, from `first` on, or where the tile begins, to before `stop`; they are summed."""
@@ -46,7 +49,10 @@ class FewQueries(Forward):
         self.width = (self.d_v + (self.step - 1)) & -self.step
         self.ahead, self.in_order = Ahead(k.target), k.target.prefetch.in_order
         # Of V, summed before the next where one pass over their features is not enough.
-        self.some = DEPTH // 2 if self.in_order and not kind.matrices else DEPTH
+        self.some = k.whole(DEPTH)
+        if self.in_order and not kind.matrices:
+            for fewer in (16, 8, 4):
+                self.some = k.where(self.d_v * self.some * kind.element.size > READ, fewer, self.some)
         self.k_ahead, self.v_ahead = (
             k.whole(self.ahead.prefetch.distance) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
         )
@@ -84,9 +90,23 @@ class FewQueries(Forward):
                 row[a] = O[a].to(element)
 
     def _work(self, first: Value) -> Value:
-        """All of the span's keys before its values: each is read from memory in one go."""
+        """All of the span's keys, then all of its values: each is read from memory in one go."""
         self._tiles(first, self._score)
-        return self._tiles(first, self._weigh)
+        begin = self._tile(self.k.pointer("tiles", I64)[first]).start
+
+        def weigh(tile: Tile) -> None:
+            if self.in_order:
+                self._bring_values(begin + (self.place - first) * EARLY)
+            self._weigh(tile)
+
+        self._tiles(first, weigh)
+        return self._tiles(first, self._add)
+
+    def _bring_values(self, key: Value) -> None:
+        """Ask for some rows of V, from a key on, while weights are made: memory would be idle."""
+        k, row = self.k, self.k.integer("v_row")
+        with k.when(row == self.d_v * self.kind.element.size), k.loop(row * EARLY, step=LINE) as x:
+            self._source("v", key).bytes(x).prefetch(self.ahead.prefetch.level)
 
     def _score(self, tile: Tile) -> None:
         self._at(tile)
@@ -102,21 +122,25 @@ class FewQueries(Forward):
             for r in self.rows:
                 with self._keys(tile) as p:
                     hidden = self.load(self.P(r), p) == -math.inf
-                    self.tile.seen[r * KEYS + p] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
+                    self.seen[r * KEYS + p] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
         self._move_maximum()
+        self.rescale[0] = self.load(self.tile.rescale)
         self._weights(tile)
         self._add_sums()
-        with k.choice(self.careful.value != 0) as (yes, no):
+
+    def _add(self, tile: Tile) -> None:
+        self._at(tile)
+        with self.k.choice(self.careful.value != 0) as (yes, no):
             with yes:
-                self._add(tile, careful=True)
+                self._add_values(tile, careful=True)
             with no:
-                self._add(tile, careful=False)
+                self._add_values(tile, careful=False)
 
     def _at(self, tile: Tile) -> None:
-        """Scores and maxima lie where those of this tile do."""
+        """What is kept of a tile lies where that of this one does."""
         slot = self._slot(tile)
-        self.scores = self.tile.P + slot * (KEYS * self.kind.few)
-        self.tops = self.tile.tops + slot * self.W
+        self.scores, self.seen = (x + slot * (KEYS * self.kind.few) for x in (self.tile.P, self.tile.seen))
+        self.tops, self.rescale = (x + slot * self.W for x in (self.tile.tops, self.tile.rescales))
 
     def P(self, r: int) -> Pointer:
         """Scores, then weights, of a row."""
@@ -252,9 +276,15 @@ class FewQueries(Forward):
     def _read(self, rows: Pointer, count: Value, apart: Value, size: Value) -> None:
         """So many rows, in order and by a single instruction, for processors that follow that."""
         k, dense = self.k, apart == size
-        lines = k.where(dense, k.whole(1), count), k.where(dense, count * size, size)
-        with k.loop(lines[0]) as n, k.loop(lines[1], step=LINE) as x:
-            rows.bytes(n * apart).bytes(x).touch()
+        count, size = k.where(dense, k.whole(1), count), k.where(dense, count * size, size)
+        # The last of 64 bytes, for rows seldom begin where a line does. Summed, so that the processor does not read
+        # further ahead than it can wait for.
+        total = k.variable(k.constant(I8, 0))
+        with k.loop(count) as n:
+            row = rows.bytes(n * apart)
+            with k.loop(size, start=k.minimum(size, LINE) - 1, step=LINE) as x:
+                total.value += row.bytes(x).of(I8)[0]
+        k.need(total.value)
 
     def _store(self, into: Pointer, numbers: Sequence[Value]) -> None:
         """One number for each row, as a whole vector: a part of it would be read too soon after."""
@@ -339,7 +369,7 @@ class FewQueries(Forward):
         for name, numbers in zip(("l", "e"), zip(*across, strict=True), strict=False):
             self._store(getattr(self.tile, name), numbers)
 
-    def _add(self, tile: Tile, careful: bool) -> None:
+    def _add_values(self, tile: Tile, careful: bool) -> None:
         """O ← rescale · O + P V; with care, what is hidden counts as 0 whatever it is."""
         k, kind, W, step = self.k, self.kind, self.W, self.step
         sums = k.target.registers // (4 if kind.matrices else 2)  # vectors of O that grow at once
@@ -347,12 +377,13 @@ class FewQueries(Forward):
         widths = [x * step for x in (8, 4, 2, 1) if x <= most]
         # Where rows that follow each other take several passes, some take all of them before the next ones.
         apart = k.integer("v_row") != self.d_v * kind.element.size
-        block = k.where(apart, k.whole(KEYS), k.whole(self.some))
+        block = k.where(apart, k.whole(KEYS), self.some)
         for x in widths:
             block = k.where(self.d_v == x, k.whole(KEYS), block)
-        with k.loop(self.width * kind.few, step=W) as n:
-            self.tile.total[n] = self.zero()
-        with k.loop(tile.stop, start=tile.first & -self.some, step=block) as first:
+        with k.loop(self.width, step=W) as a:
+            for r in self.rows:
+                self.tile.total[self.width * r + a] = self.zero()
+        with k.loop(tile.stop, start=tile.first & (0 - self.some), step=block) as first:
             keys = Keys(tile, first, block, k.minimum(first + block, tile.stop))
             if self.in_order:
                 with k.when(block < KEYS):
@@ -367,11 +398,13 @@ class FewQueries(Forward):
                 start = stop
             with k.when(whole < self.d_v):
                 self._add_features(keys, whole, 1, self.d_v - whole, careful)
-        with k.loop(kind.few) as r, k.loop(self.width, step=step) as a:
-            places, rescale = [self.width * r + a + n for n in range(0, step, W)], self.tile.rescale[r].spread(W)
-            totals = self._in_order([self.load(self.tile.total, place) for place in places])
-            for place, total in zip(places, totals, strict=True):
-                self.span.O[place] = k.fma(self.load(self.span.O, place), rescale, total)
+        rescale = [self.rescale[r].spread(W) for r in self.rows]
+        with k.loop(self.width, step=step) as a:
+            for r in self.rows:
+                places = [self.width * r + a + n for n in range(0, step, W)]
+                totals = self._in_order([self.load(self.tile.total, place) for place in places])
+                for place, total in zip(places, totals, strict=True):
+                    self.span.O[place] = k.fma(self.load(self.span.O, place), rescale[r], total)
 
     def _add_features(self, keys: Keys, a: Value, steps: int, count: Value | None, careful: bool) -> None:
         """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
@@ -428,7 +461,7 @@ class FewQueries(Forward):
         values = self._values([row(p + n) for n in several], a, steps, count)
         for r in self.rows:
             weight = (self.P(r).of(I32) if kind.words else self.P(r))[p // len(several)].spread(W)
-            visible = [self.tile.seen[r * KEYS + p + n] != 0.0 for n in several] if careful else []
+            visible = [self.seen[r * KEYS + p + n] != 0.0 for n in several] if careful else []
             for n, v in enumerate(values):
                 if kind.words:
                     if careful:

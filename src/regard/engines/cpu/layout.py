@@ -192,11 +192,11 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1 + kind.woven
     area = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
     area |= dict.fromkeys(kind.weights, tile * slots)
-    area |= dict.fromkeys(("seen", *kind.fetched), tile)
+    area |= dict.fromkeys(kind.fetched, tile) | {"seen": tile * slots if kind.few else tile}
     if kind.matrices and not kind.few:
         area["product"] = SIDE * kind.lanes
     if kind.few:
-        area["tops"] = kind.lanes * slots
+        area |= dict.fromkeys(("tops", "rescales"), kind.lanes * slots)
         area["block"] = kind.abreast * kind.lanes * (d + 2 * kind.lanes)
         area["total"] = output_size(kind, d_v)
     if kind.woven:

@@ -415,10 +415,6 @@ class Pointer:
         name = f"llvm.masked.load.v{lanes}{self.type}.p0"
         return Value(k, self.type, lanes, k.call_named(name, raw, kinds, [self.raw, mask.raw, zero.raw]))
 
-    def touch(self) -> None:
-        """Read a byte for the sake of its cache line; unlike what is asked for, no processor leaves it out."""
-        self.k.b.load_atomic(self.raw, "monotonic", 1, typ=I8.raw)
-
     def prefetch(self, level: int = 1) -> None:
         """Bring the cache line at this address into a level of caches; the address need not be valid."""
         words = [ir.Constant(I32.raw, x) for x in (0, 4 - level, 1)]
