@@ -275,16 +275,17 @@ class FewQueries(Forward):
 
     def _read(self, rows: Pointer, count: Value, apart: Value, size: Value) -> None:
         """So many rows, in order and by a single instruction, for processors that follow that."""
-        k, dense = self.k, apart == size
-        count, size = k.where(dense, k.whole(1), count), k.where(dense, count * size, size)
-        # The last of 64 bytes, for rows seldom begin where a line does. Summed, so that the processor does not read
-        # further ahead than it can wait for.
-        total = k.variable(k.constant(I8, 0))
-        with k.loop(count) as n:
-            row = rows.bytes(n * apart)
-            with k.loop(size, start=k.minimum(size, LINE) - 1, step=LINE) as x:
-                total.value += row.bytes(x).of(I8)[0]
-        k.need(total.value)
+        k = self.k
+        with k.choice(apart == size) as (yes, no):
+            with yes:
+                # The last of 64 bytes, for rows seldom begin where a line does. Summed, so that the processor does not
+                # read further ahead than it can wait for.
+                total = k.variable(k.constant(I8, 0))
+                with k.loop(count * size, start=k.minimum(size, LINE) - 1, step=LINE) as x:
+                    total.value += rows.bytes(x).of(I8)[0]
+                k.need(total.value)
+            with no, k.loop(count) as n, k.loop(size, step=LINE) as x:
+                k.need(rows.bytes(n * apart + x).of(I8)[0])
 
     def _store(self, into: Pointer, numbers: Sequence[Value]) -> None:
         """One number for each row, as a whole vector: a part of it would be read too soon after."""
