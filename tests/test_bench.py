@@ -528,6 +528,11 @@ def test_a_report_survives_json(found: Report) -> None:
     assert json.loads(text)["machine"]["regard"] == regard.__version__
 
 
+def test_a_report_is_the_same_bytes_each_time(found: Report, tmp_path: Path) -> None:
+    once, again = (report.write(found, tmp_path / name) for name in ("once", "again"))
+    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
+
+
 def test_a_report_is_written_whole(found: Report, tmp_path: Path) -> None:
     written = report.write(found, tmp_path / "deep" / "out")
     pictures = {f"{name}.{ending}" for name in plots.plots(found) for ending in ("svg", "png")}

@@ -215,6 +215,7 @@ def show_rows(rows: list[Row], console: Any) -> None:
 def write(report: Report, folder: Path) -> list[Path]:
     """report.json, report.md and its plots, each as SVG and PNG. OSError if they cannot be written."""
     from regard.bench.plots import plots
+    from regard.figures import save
 
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "report.json"]
@@ -224,7 +225,7 @@ def write(report: Report, folder: Path) -> list[Path]:
         pictures.append((name, caption))
         for ending in ("svg", "png"):
             path = folder / f"{name}.{ending}"
-            figure.savefig(path, dpi=150, metadata={"Date": None} if ending == "svg" else None)
+            save(figure, path, ending, 150)
             written.append(path)
     path = folder / "report.md"
     path.write_text(markdown(report, pictures))

@@ -5,11 +5,12 @@ from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Rectangle
+
+from regard.figures import save
 
 from .colour import INK, ramp, readable_on, tone
 from .labels import encodable, printable
@@ -41,9 +42,7 @@ def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "png")
     content = BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        # No date, and names of parts that are the same each time: the same view is the same file.
-        with rc_context({"svg.hashsalt": "regard"}):
-            figure.savefig(content, format=form, dpi=_DPI, metadata={"Date": None} if form == "svg" else None)
+        save(figure, content, form, _DPI)
     return content.getvalue()
 
 

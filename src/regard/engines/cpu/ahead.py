@@ -7,7 +7,8 @@ soon: reading does 0.92 of what it could then, and decoding 0.8 to 0.9. Zen 3 br
 gone through at once, up to some four, but not where lines of a page are skipped. To Zen 5 the order is all one.
 
 Zen 4 leaves out what is asked for while 24 lines are on their way, half of what its bandwidth needs, and brings the
-rest by itself where one instruction reads in order: there, what is read out of order is read in order before.
+rest by itself where one instruction reads in order: there, what is read out of order is read in order before. It
+follows some eight pages at once, and learns anew what it comes back to after others or after a pause.
 """
 
 from collections.abc import Iterator
