@@ -98,9 +98,12 @@ class FewQueries(Forward):
             if self.in_order:
                 self._bring_values(begin + (self.place - first) * EARLY)
             self._weigh(tile)
+            if not self.in_order:
+                self._add(tile)
 
-        self._tiles(first, weigh)
-        return self._tiles(first, self._add)
+        # Weights between values would be pauses, after which a processor that follows them does so anew.
+        after = self._tiles(first, weigh)
+        return self._tiles(first, self._add) if self.in_order else after
 
     def _bring_values(self, key: Value) -> None:
         """Ask for some rows of V, from a key on, while weights are made: memory would be idle."""
