@@ -92,23 +92,30 @@ class FewQueries(Forward):
     def _work(self, first: Value) -> Value:
         """All of the span's keys, then all of its values: each is read from memory in one go."""
         self._tiles(first, self._score)
+        if not self.in_order:
+            return self._tiles(first, self._weigh_and_add)
+        # Weights between values would be pauses, after which the processor follows them anew.
         begin = self._tile(self.k.pointer("tiles", I64)[first]).start
 
         def weigh(tile: Tile) -> None:
-            if self.in_order:
-                self._bring_values(begin + (self.place - first) * EARLY)
+            self._bring_values(begin + (self.place - first) * EARLY)
             self._weigh(tile)
-            if not self.in_order:
-                self._add(tile)
 
-        # Weights between values would be pauses, after which a processor that follows them does so anew.
-        after = self._tiles(first, weigh)
-        return self._tiles(first, self._add) if self.in_order else after
+        self._tiles(first, weigh)
+        return self._tiles(first, self._add)
+
+    def _weigh_and_add(self, tile: Tile) -> None:
+        self._weigh(tile)
+        self._add(tile)
+
+    def _gapless(self, name: str, count: Value) -> Value:
+        """Whether rows of K or V, of so many features, follow each other without a gap."""
+        return self.k.integer(f"{name}_row") == count * self.kind.element.size
 
     def _bring_values(self, key: Value) -> None:
         """Ask for some rows of V, from a key on, while weights are made: memory would be idle."""
-        k, row = self.k, self.k.integer("v_row")
-        with k.when(row == self.d_v * self.kind.element.size), k.loop(row * EARLY, step=LINE) as x:
+        k, rows = self.k, self.k.integer("v_row") * EARLY
+        with k.when(self._gapless("v", self.d_v)), k.loop(rows, step=LINE) as x:
             self._source("v", key).bytes(x).prefetch(self.ahead.prefetch.level)
 
     def _score(self, tile: Tile) -> None:
@@ -197,7 +204,7 @@ class FewQueries(Forward):
         """What gives, while W words from x on of the keys from p on are read, as many lines to bring near."""
         k, W, size, several = self.k, self.W, self.word_type.size, self.W * self.kind.abreast
         source, row, nowhere = self._source("k", tile.start), k.integer("k_row"), self.tile.P.address
-        dense = row == self.d * self.kind.element.size
+        dense = self._gapless("k", self.d)
 
         def keys(p: Value) -> Callable[[Value], Iterator[Pointer]]:
             def lines(x: Value) -> Iterator[Pointer]:
@@ -380,14 +387,13 @@ class FewQueries(Forward):
         most = 1 if careful else max(1, sums * W // (kind.few * step))
         widths = [x * step for x in (8, 4, 2, 1) if x <= most]
         # Where rows that follow each other take several passes, some take all of them before the next ones.
-        apart = k.integer("v_row") != self.d_v * kind.element.size
-        block = k.where(apart, k.whole(KEYS), self.some)
+        block = k.where(self._gapless("v", self.d_v), self.some, KEYS)
         for x in widths:
             block = k.where(self.d_v == x, k.whole(KEYS), block)
         with k.loop(self.width, step=W) as a:
             for r in self.rows:
                 self.tile.total[self.width * r + a] = self.zero()
-        with k.loop(tile.stop, start=tile.first & (0 - self.some), step=block) as first:
+        with k.loop(tile.stop, start=tile.first & -self.some, step=block) as first:
             keys = Keys(tile, first, block, k.minimum(first + block, tile.stop))
             if self.in_order:
                 with k.when(block < KEYS):
@@ -480,7 +486,7 @@ class FewQueries(Forward):
     def _values_ahead(self, keys: Keys, a: Value, features: int) -> Callable[[Value, int], None]:
         """What brings near, when some keys from p on are read, as much as so many features of them are from a on."""
         k, row, size = self.k, self.k.integer("v_row"), self.kind.element.size
-        source, width, dense = self._source("v", keys.tile.start), features * size, row == self.d_v * size
+        source, width, dense = self._source("v", keys.tile.start), features * size, self._gapless("v", self.d_v)
         # The passes over some rows are, one after the other, what the rows are.
         begin = keys.first * (row - width) + a * size * keys.block
 
