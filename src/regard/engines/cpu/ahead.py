@@ -3,8 +3,9 @@
 Lines are not asked for one after the other: in a block, lines at some distance from each other come first, then those
 behind them. What is best differs among processors, so the target says how long a block is, and how many lines of it are
 asked for in a row. Granite Rapids brings the lines that follow what is asked for in order by itself too, twice or too
-soon: reading does 0.92 of what it could then, and decoding 0.8 to 0.9. Zen 3 brings more by itself the more pages are
-gone through at once, up to some four, but not where lines of a page are skipped. To Zen 5 the order is all one.
+soon: reading does 0.92 of what it could then, and decoding 0.8 to 0.9. Zen 5 wants them in order: decoding is 1.15
+times as fast, and 1.04 times as fast 9 to 10 KiB ahead as 12. Zen 3 brings more by itself the more pages are gone
+through at once, up to some four, but not where lines of a page are skipped.
 
 Zen 4 leaves out what is asked for while 24 lines are on their way, half of what its bandwidth needs, and brings the
 rest by itself where one instruction reads in order: there, what is read out of order is read in order before. It

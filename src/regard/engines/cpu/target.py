@@ -13,9 +13,9 @@ from regard.engines.cpu import permission
 
 @dataclass(frozen=True)
 class Prefetch:
-    """How memory is brought near that is read once: bytes on their way; powers of two, bytes of a block and lines of it
-    that are asked for in a row; the level of caches. in_order: whether the processor follows what is read in order
-    better than what is asked for.
+    """How memory is brought near that is read once: bytes on their way, whole lines; powers of two, bytes of a block
+    and lines of it that are asked for in a row; the level of caches. in_order: whether the processor follows what is
+    read in order better than what is asked for.
     """
 
     distance: int = 2**14
@@ -92,7 +92,10 @@ AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 EVERY = {"flags": True, "scalef": True, "permute": True, "prefetch": Prefetch(12 * 2**10, 2**12, 8)}  # of AVX-512
 # Processors, as LLVM names them, that are not like others with the same instructions.
-OWN = {"znver4": {"wide": (4, 4), "prefetch": Prefetch(2**14, 2**6, 1, level=2, in_order=True)}}
+OWN = {
+    "znver4": {"wide": (4, 4), "prefetch": Prefetch(2**14, 2**6, 1, level=2, in_order=True)},
+    "znver5": {"wide": (4, 4), "prefetch": Prefetch(19 * 2**9, 2**6, 1)},
+}
 
 
 @cache
