@@ -23,6 +23,7 @@ def poisoned_memory() -> None:
 @pytest.fixture(autouse=True)
 def nothing_dropped_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_kept", deque())
+    monkeypatch.setattr(memory, "_warm", deque())
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -30,7 +31,7 @@ def nothing_dropped_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_arrays_begin_on_a_huge_page_and_can_be_written_to_the_end(make, size):
     x = make((size // 4,), np.float32)
     assert x.ctypes.data % memory.PAGE == 0
-    assert x.base.size >= size + memory.PAGE - memory.mmap.PAGESIZE  # wherever the system puts it
+    assert len(x.base) >= size + memory.PAGE - memory.mmap.PAGESIZE  # wherever the system puts it
     assert (x.shape, x.dtype, x.flags.writeable, x.flags.c_contiguous) == ((size // 4,), np.float32, True, True)
     if make is memory.zeros:
         assert not x.any()
@@ -69,7 +70,7 @@ def test_a_view_holds_the_memory():
     assert (view == 3).all()
     del view
     gc.collect()
-    assert len(memory._kept) == 1
+    assert len(memory._warm) == 1
 
 
 def test_a_result_that_is_held_is_not_written_over():
@@ -83,15 +84,20 @@ def test_a_result_that_is_held_is_not_written_over():
 
 
 def test_no_more_is_kept_than_the_limit_and_what_was_dropped_last_stays(monkeypatch):
+    monkeypatch.setattr(memory, "WARM", 16 * memory.PAGE)
     monkeypatch.setattr(memory, "KEPT", 32 * memory.PAGE)
     sizes = [memory.PAGE * (n + 1) for n in range(8)]
     for size in sizes:
         memory.empty((size,), np.uint8)
-    assert sum(length for length, _ in memory._kept) <= memory.KEPT
-    assert memory._kept[-1][0] == sizes[-1] + memory.PAGE
-    before = list(memory._kept)
+
+    def lengths() -> tuple[list[int], list[int]]:
+        lent, warm = ([block.length - memory.PAGE for block in x] for x in (memory._kept, memory._warm))
+        return lent, warm
+
+    assert lengths() == (sizes[4:7], sizes[7:])
+    before = lengths()
     memory.empty((memory.KEPT + memory.PAGE,), np.uint8)  # too large, and pushes nothing out
-    assert list(memory._kept) == before
+    assert lengths() == before
 
 
 def test_threads_never_share_memory():

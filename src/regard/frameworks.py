@@ -9,7 +9,14 @@ import numpy as np
 
 P = ParamSpec("P")
 R = TypeVar("R")
-PLAIN = frozenset((np.ndarray, type(None), bool, int, float, str))  # types of no other framework
+C = TypeVar("C", bound=type)
+_plain = {np.ndarray, type(None), bool, int, float, str}
+
+
+def plain(kind: C) -> C:
+    """A type whose values are no arrays of another framework."""
+    _plain.add(kind)
+    return kind
 
 
 def adapter(*values: object) -> Any:
@@ -18,7 +25,7 @@ def adapter(*values: object) -> Any:
     A framework that the caller has not imported has no arrays, so none is imported to find out. Nor are those that are
     asked about values of plain types, which takes longer than all else in cold caches.
     """
-    values = tuple([value for value in values if type(value) not in PLAIN])
+    values = tuple([value for value in values if type(value) not in _plain])
     if not values:
         return None
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)

@@ -2,8 +2,9 @@
 
 The first thread to write to a new page waits for the system: for 4 KiB one to 16 µs, and longer while others wait for
 theirs (seen: backward on two threads no faster than on one). So a large array begins on a page of 2 MiB where the
-system has such, and up to KEPT bytes of what callers drop are kept for the next arrays of their size, lent to the
-system, which takes back what it needs. `tracemalloc` counts what callers hold, as it does for NumPy.
+system has such, and up to KEPT bytes of what callers drop are kept for the next arrays of their size. All but the last
+WARM of them are lent to the system, which takes back what it needs. `tracemalloc` counts what callers hold, as it does
+for NumPy.
 """
 
 import mmap
@@ -12,7 +13,7 @@ from contextlib import suppress
 from ctypes import c_size_t, c_uint, pythonapi
 from math import prod
 from typing import Any
-from weakref import finalize
+from weakref import ref
 
 import numpy as np
 
@@ -21,15 +22,39 @@ Array = np.ndarray[Any, np.dtype[Any]]
 CACHE_LINE = 64
 PAGE = 2**21
 LARGE = PAGE // 2  # bytes from which an array has pages of its own
-KEPT = 2**28
+WARM, KEPT = 2**25, 2**28
+HUGE = hasattr(mmap, "MADV_HUGEPAGE")
 
 _TRACED = np.lib.tracemalloc_domain
 _track, _untrack = pythonapi.PyTraceMalloc_Track, pythonapi.PyTraceMalloc_Untrack
 _track.argtypes, _untrack.argtypes = (c_uint, c_size_t, c_size_t), (c_uint, c_size_t)
 
-# Lengths and memory, what was dropped last at the end. No lock: an array may be dropped at any time, and each method of
-# a deque is done at once.
-_kept: deque[tuple[int, mmap.mmap]] = deque()
+
+class Block:
+    """Pages for an array. length: bytes. first: where, counted from the address, the first huge page begins."""
+
+    __slots__ = ("address", "first", "length", "pages")
+
+    def __init__(self, length: int, whole: int):
+        self.length, self.pages = length, _mapped(length)
+        self.address = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
+        self.first = -self.address % PAGE
+        with suppress(OSError):  # of a system without huge pages
+            self.pages.madvise(mmap.MADV_HUGEPAGE, self.first, whole)
+
+
+class _Loan(ref[Array]):
+    """A block that is an array's, until that and all views of it, which hold it, are gone."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
+# What was dropped last at the end. No lock: an array may be dropped at any time, and each method of a deque or a dict
+# is done at once.
+_warm: deque[Block] = deque()
+_kept: deque[Block] = deque()
+_loans: dict[int, _Loan] = {}
 
 
 def empty(shape: tuple[int, ...], dtype: Any, aligned: bool = False) -> Array:
@@ -44,37 +69,30 @@ def zeros(shape: tuple[int, ...], dtype: Any, aligned: bool = False) -> Array:
 
 def _array(make: Any, shape: tuple[int, ...], dtype: np.dtype[Any], aligned: bool) -> Array:
     size = prod(shape) * dtype.itemsize
-    raw: Array
-    if size >= LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        raw, used = _pages(size)
-        first = -raw.ctypes.data % PAGE
-        if used and make is np.zeros:
-            raw[first : first + size] = 0
-    elif aligned:
-        raw = make(size + CACHE_LINE, np.uint8)
+    if size >= LARGE and HUGE:
+        return _on_pages(shape, dtype, size, make is np.zeros)
+    if aligned:
+        raw: Array = make(size + CACHE_LINE, np.uint8)
         first = -raw.ctypes.data % CACHE_LINE
-    else:
-        small: Array = make(shape, dtype)
-        return small
-    return raw[first : first + size].view(dtype).reshape(shape)
+        return raw[first : first + size].view(dtype).reshape(shape)
+    small: Array = make(shape, dtype)
+    return small
 
 
-def _pages(size: int) -> tuple[Array, bool]:
-    """Memory with room for so many bytes from a huge page on, and whether it was used before."""
+def _on_pages(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, zero: bool) -> Array:
+    """An array from a huge page on."""
     whole = (size + PAGE // 2) // PAGE * PAGE  # of a huge page of which less than half is needed, small ones are taken
     length = PAGE + max(whole, size + -size % mmap.PAGESIZE)
-    memory, used = _taken(length), True
-    if memory is None:
-        memory, used = _mapped(length), False
-    raw = np.frombuffer(memory, np.uint8)
-    address = raw.ctypes.data
-    if not used:
-        with suppress(OSError):  # of a system without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE, -address % PAGE, whole)
-    _track(_TRACED, address, size)
-    # The views that callers get hold `raw`, and nothing else does.
-    finalize(raw, _drop, length, memory, address).atexit = False
-    return raw, used
+    block, used = _taken(length), True
+    if block is None:
+        block, used = Block(length, whole), False
+    made: Array = np.ndarray(shape, dtype, block.pages, block.first)
+    if used and zero:
+        np.ndarray(size, np.uint8, block.pages, block.first)[:] = 0
+    _track(_TRACED, block.address, size)
+    loan = _loans[block.address] = _Loan(made, _returned)
+    loan.block = block
+    return made
 
 
 def _mapped(length: int) -> mmap.mmap:
@@ -84,22 +102,34 @@ def _mapped(length: int) -> mmap.mmap:
         raise MemoryError(f"the system gave no memory for an array of {length - PAGE} bytes: {e}") from e
 
 
-def _taken(length: int) -> mmap.mmap | None:
-    """Memory of this length that was kept."""
-    for block in reversed(tuple(_kept)):
-        if block[0] == length:
-            with suppress(ValueError):  # another thread was first
-                _kept.remove(block)
-                return block[1]
+def _taken(length: int) -> Block | None:
+    """A block of this length that was kept."""
+    for blocks in (_warm, _kept):
+        for block in reversed(tuple(blocks)):
+            if block.length == length:
+                with suppress(ValueError):  # another thread was first
+                    blocks.remove(block)
+                    return block
     return None
 
 
-def _drop(length: int, memory: mmap.mmap, address: int) -> None:
-    _untrack(_TRACED, address)
-    if length <= KEPT:
-        with suppress(AttributeError, OSError):
-            memory.madvise(mmap.MADV_FREE)  # its pages are the system's, if it wants them
-        _kept.append((length, memory))
-        while sum(length for length, _ in tuple(_kept)) > KEPT:
-            with suppress(IndexError):
-                _kept.popleft()
+def _returned(loan: _Loan) -> None:
+    block = loan.block
+    _untrack(_TRACED, block.address)
+    del _loans[block.address]
+    if block.length <= KEPT:
+        _warm.append(block)
+        _lend()
+
+
+def _lend() -> None:
+    """Lend what is not warm any more, and drop what is too much."""
+    while sum(block.length for block in tuple(_warm)) > WARM:
+        with suppress(IndexError):
+            block = _warm.popleft()  # first, so that nobody else takes it
+            with suppress(AttributeError, OSError):
+                block.pages.madvise(mmap.MADV_FREE)
+            _kept.append(block)
+    while sum(block.length for blocks in (_kept, _warm) for block in tuple(blocks)) > KEPT:
+        with suppress(IndexError):
+            (_kept or _warm).popleft()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.frameworks import adapter, constructor
+from regard.frameworks import adapter, constructor, plain
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, once, order
 from regard.rules.tracing import Traced, as_array, as_table, trace, type_name
 
@@ -77,6 +77,7 @@ class Rule:
         return self.text
 
 
+@plain
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Mask(Rule):
     """Who may be attended to. Compose with ``&``, ``|`` and ``~``, also with boolean or 0/1 integer arrays.

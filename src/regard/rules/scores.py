@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.frameworks import adapter, constructor
+from regard.frameworks import adapter, constructor, plain
 from regard.rules.expression import SCORE_LEAVES, make, substitute
 from regard.rules.masks import Requirement, Rule, whole
 from regard.rules.tracing import Table, as_table, trace, type_name
 
 
+@plain
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Score(Rule):
     """A rule that gives the new score. Several are applied in the order of a sequence.

@@ -36,7 +36,7 @@ class Best(NamedTuple):
 class Forward(Copies):
     """What both layouts share: groups, spans, merging, and the end."""
 
-    following: Pointer  # the words of the item that comes after this one in its group, or of this one
+    following: Pointer  # the words of the item that comes after this one
     leading: Value  # whether this item is the first of its group
     place: Value  # of the tile that is worked on, in the list
 
@@ -68,7 +68,8 @@ class Forward(Copies):
             with k.loop(stop, start=first) as n:
                 self._open(n, self.rest + (n - first) * sizes)
                 self.leading = n == first
-                self.following = k.pointer("items", I64) + k.minimum(n + 1, stop - 1) * len(self.kind.item)
+                following = k.where(n + 1 < stop, n + 1, self.next_group)
+                self.following = k.pointer("items", I64) + following * len(self.kind.item)
                 work()
 
         each(self._begin)

@@ -54,6 +54,7 @@ class Lanes(ABC):
         if self.kind.matrices:
             k.flush_inputs()
         with self._registers(), k.loop(k.integer("count")) as n:
+            self.next_group = groups[k.minimum(n + 1, k.integer("count") - 1) * 2]
             self._group(groups[n * 2], groups[n * 2 + 1])
 
     @contextmanager

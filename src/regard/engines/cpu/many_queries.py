@@ -145,7 +145,7 @@ class ManyQueries(Weaving):
         """What is needed soon, a share of it for every block of keys.
 
         The bias; in an item's first tiles the queries of the next, in its last ones the place of its outputs and, under
-        a mask, the keys that follow, which the next item often sees; while nobody has seen the next tile, that.
+        a mask, the first keys that the next one sees; while nobody has seen the next tile, that.
         """
         k, kind = self.k, self.kind
         if kind.bias:
@@ -164,10 +164,11 @@ class ManyQueries(Weaving):
             row = self._row(base, lane, k.integer(f"{name}_head"), k.integer(f"{name}_row"))
             self._bring(row, features * kind.element.size)
 
-        def key(row: Value) -> None:
+        def key(words: Pointer, row: Value) -> None:
             for names, features in ((kind.keys, self.d), (kind.values, self.d_v)):
                 for name in names:
-                    self._bring(self._source(name, row), features * kind.element.size)
+                    base = k.pointer_at(words, kind.item.index(name), kind.element)
+                    self._bring(base.bytes(row * k.integer(f"{name}_row")), features * kind.element.size)
 
         with k.when(done < some), share(done, self.word("lanes")) as lane:
             for name in kind.queries:
@@ -177,13 +178,14 @@ class ManyQueries(Weaving):
                 for name in self._written():
                     row_of(name, self.address(name, kind.element), lane, self.d_v)
             if kind.mask:
-                end = self._tile(k.pointer("tiles", I64)[self.word("tiles") + tiles - 1])
-                with share(last, self.B) as row:
-                    key(end.start + end.stop + row)
+                with k.when(self.following[kind.item.index("count")] != 0):
+                    begin = self._tile(k.pointer("tiles", I64)[self.following[kind.item.index("tiles")]])
+                    with share(last, self.B) as row:
+                        key(self.following, begin.start + begin.first + row)
         with k.when(self.leading & (done + 1 < tiles)):
             first = self._tile(k.pointer("tiles", I64)[self.place + 1]).start + p
             with k.loop(first + count, start=first) as row:
-                key(row)
+                key(self.words, row)
 
     def _written(self) -> tuple[str, ...]:
         """The arrays that rows of outputs go to."""
