@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import regard
 from regard.api import problem_from
 from regard.engines.cpu import work
+from regard.engines.cpu.layout import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 from regard.engines.cpu.target import targets
 
 RNG = np.random.default_rng(0)
@@ -130,3 +132,42 @@ def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:
         results = work.Results(np.zeros_like(q), q[..., 0], None, None)
         (stage,) = work.plan(p, target, results, range(1), threads).stages
         assert np.diff(stage.bounds)[:, 0].tolist() == expected
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "causal": {"causal": True},
+    "window": {"mask": regard.window(100)},
+    "window, some keys further on": {"mask": regard.window(70, 30), "offset": 45},
+    "documents": {"mask": regard.documents(np.arange(600) // 90)},
+    "strided": {"mask": regard.strided(64) | regard.global_tokens(3)},
+    "halves that see keys apart": {"mask": regard.mask(lambda b, h, i, j: (j // 32) % 4 == 2 * ((i // 32) % 2))},
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_no_half_of_the_lanes_misses_what_it_sees(name: str) -> None:
+    target = targets()["avx512"]
+    lanes, n, x = 64, 600, np.zeros((1, 600, 8), np.float32)
+    p = problem_from(x, x, x, **MASKS[name])
+    results = work.Results(x, x[..., 0], None, None)
+    kind = replace(results.kind(p, target, n), lanes=lanes)
+    ((tiles, items),) = work.Stages(kind, p, results, range(n), 1).waves()
+    visible = regard.attention(x, x, x, return_weights=True, engine="tiled", **MASKS[name])[1][0] > 0
+    left_out = 0
+    for item in items:
+        first, rows, start, count = (int(item[kind.item.index(word)]) for word in ("i", "rows", "tiles", "count"))
+        first -= int(p.offset[0])
+        worked_on = np.zeros((rows, -(-n // KEYS) * KEYS), bool)
+        for word in tiles[start : start + count].tolist():
+            tile = (word >> TILE_BITS) * KEYS
+            found = {name: word >> TILE_WORD_BITS * n & 15 for n, name in enumerate(TILE_WORD)}
+            begin, stop, both, after = (
+                tile + PART * found[name] for name in ("first", "stop", "both_first", "both_stop")
+            )
+            half = rows // 2 if rows == lanes else rows
+            worked_on[:, both:after] = True
+            for alone, low, high in ((found["early"], begin, both), (found["late"], after, stop)):
+                worked_on[alone * half : (alone + 1) * half, low:high] = True
+                left_out += high - low
+        assert not (visible[first : first + rows] & ~worked_on[:, :n]).any()
+    assert left_out > 0 or name == "halves that see keys apart"

@@ -23,7 +23,7 @@ from regard.engines.cpu import mathematics
 from regard.engines.cpu.backward_layout import Reading, copied, item_area, padded, turned_rows
 from regard.engines.cpu.backward_products import Products
 from regard.engines.cpu.element import I8, I16, I32, I64
-from regard.engines.cpu.lanes import Tile
+from regard.engines.cpu.lanes import Halves, Tile
 from regard.engines.cpu.layout import KEYS, TILE_BITS
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.values import Pointer, Value, Variable
@@ -246,7 +246,8 @@ class Backward(Products):
         k = self.k
         start = number * KEYS - k.integer("shift")
         first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)
-        tile = Tile(number, start, first, stop, (first, stop))
+        none = k.whole(0)
+        tile = Tile(number, start, first, stop, (first, stop), Halves(first, stop, none, none))
         wild = k.variable(k.constant(I64, 0))
         for name, count in (*((x, self.d) for x in self.kind.keys), *((x, self.d_v) for x in self.kind.values)):
             with self._if_there(name):

@@ -74,7 +74,7 @@ class Step:
         np.add(self.relative, self.bases, out=self.absolute)
         tiles = -(-n_k // KEYS)
         if tiles > len(self.tiles):
-            self.tiles = tile_word(np.arange(2 * tiles, dtype=np.int64), 0, KEYS, (0, 0))
+            self.tiles = tile_word(np.arange(2 * tiles, dtype=np.int64))
             self.fields[TILE_LIST] = address_of(self.tiles)
         self.count[:] = tiles
         self.fields[N_K] = self.fields[KEY_END] = n_k

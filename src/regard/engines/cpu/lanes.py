@@ -8,18 +8,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.engines.cpu import mathematics
 from regard.engines.cpu.element import I32, I64, Type
 from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.layout import KEYS, SIDE, SUMS, TILE_BITS, Kind
+from regard.engines.cpu.layout import KEYS, PART, SIDE, SUMS, TILE_BITS, TILE_WORD, TILE_WORD_BITS, Kind
 from regard.engines.cpu.lowering import Lowering
 from regard.engines.cpu.matrices import Totals, matrices
 from regard.engines.cpu.values import Pointer, Value, Variable
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 UNROLL = 4
+
+
+class Halves(NamedTuple):
+    """What the halves of the lanes may see of a tile: both the keys from `first` to before `stop`, one alone whole
+    PARTs before and after.
+    """
+
+    first: Value
+    stop: Value
+    early: Value  # 0 or 1: the half that may see those before
+    late: Value  # and those after
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,7 @@ class Tile:
     first: Value
     stop: Value
     mixed: tuple[Value, Value]  # the keys of which a mask may hide some
+    halves: Halves
 
 
 class Lanes(ABC):
@@ -161,15 +173,21 @@ class Lanes(ABC):
         k = self.k
         number = word >> TILE_BITS
         start = number * KEYS - k.integer("shift")
-        first = k.maximum(word & 255, -start)
-        stop = k.minimum((word >> 8) & 255, k.integer("n_k") - start)
-        mixed = k.minimum(k.maximum((word >> 16) & 255, first), stop)
+        field = {name: word >> n * TILE_WORD_BITS & (1 << TILE_WORD_BITS) - 1 for n, name in enumerate(TILE_WORD)}
+        first = k.maximum(field["first"] * PART, -start)
+        stop = k.minimum(field["stop"] * PART, k.integer("n_k") - start)
+        mixed = k.minimum(k.maximum(field["mixed_first"] * PART, first), stop)
+        both_first = k.maximum(k.minimum(field["both_first"] * PART, stop), first)
+        both_first = k.where((first | both_first) % PART == 0, both_first, first)
+        both_stop = k.maximum(k.minimum(field["both_stop"] * PART, stop), both_first)
+        both_stop = k.where((both_stop | stop) % PART == 0, both_stop, stop)
         return Tile(
             number + k.integer("first_tile"),
             start,
             first,
             stop,
-            (mixed, k.minimum(k.maximum(word >> 24 & 255, mixed), stop)),
+            (mixed, k.minimum(k.maximum(field["mixed_stop"] * PART, mixed), stop)),
+            Halves(both_first, both_stop, field["early"], field["late"]),
         )
 
     def _finite(self, m: Value) -> Value:

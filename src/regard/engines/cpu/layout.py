@@ -14,7 +14,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 KEYS = 128
 SIDE, DEPTH, SUMS = 16, 32, 4  # of matrices: rows, products that are summed at once, and how many grow at once
 TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
-PART = 16  # keys: of a tile, the parts before, between and after what a mask touches are told apart
+PART = 16  # keys, of which what lanes may see of a tile is told apart
 GROUP, WIDE_GROUP = 16, 64  # items that share the tiles of a span while they are near, of few tiles and of many
 LANES = 16  # of a vector, at most
 
@@ -27,9 +27,22 @@ def span_bits(d: int, size: int) -> int:
     return min(max(1, fit), TILES).bit_length() - 1
 
 
-def tile_word(tile: Array, first: Array | int, stop: Array | int, mixed: tuple[Array | int, Array | int]) -> Array:
-    """A tile in the list of an item: its number, its first key and the one after its last, and those that are mixed."""
-    word: Array = (tile << TILE_BITS) | (mixed[1] << 24) | (mixed[0] << 16) | (stop << 8) | first
+# What the list of an item says of a tile beside its number; here of one that all lanes see. Keys are counted in PARTs.
+TILE_WORD = {
+    "first": 0, "stop": KEYS, "mixed_first": 0, "mixed_stop": 0, "both_first": 0, "both_stop": KEYS,
+    "early": 0, "late": 0,
+}  # fmt: skip
+TILE_WORD_BITS = 4
+
+
+def tile_word(tile: Array, **fields: Array | int) -> Array:
+    """Tiles in the list of an item.
+
+    first, stop: the keys that are there. mixed: those of which a mask may hide some. both, early, late: `Halves`.
+    """
+    word: Array = tile << TILE_BITS
+    for n, (name, whole) in enumerate(TILE_WORD.items()):
+        word = word | (fields.get(name, whole) // (1 if name in ("early", "late") else PART) << n * TILE_WORD_BITS)
     return word
 
 

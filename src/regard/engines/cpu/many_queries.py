@@ -15,15 +15,18 @@ from regard.engines.cpu.emit import Kernel
 from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import Kind
 from regard.engines.cpu.lowering import Place
-from regard.engines.cpu.values import Pointer, Value
+from regard.engines.cpu.values import Pointer, Value, Variable
 from regard.engines.cpu.weaving import Weaving
 
+BOTH = -1  # halves of the lanes
 TOGETHER = 8  # steps of a product of scores that are written down with the weights of two keys
 
 
 class ManyQueries(Weaving):
     def __init__(self, k: Kernel, kind: Kind):
         super().__init__(k, kind)
+        # Whether what a mask hides from half of the lanes is left out of products.
+        self.halved = bool(kind.mask) and kind.keys == ("k",) and not kind.matrices and len(self.vectors()) % 2 == 0
         self.near = SimpleNamespace()  # biases of the keys that rules are applied to, see `_parts`
 
     def _prepare_queries(self) -> None:
@@ -96,6 +99,8 @@ class ManyQueries(Weaving):
         stop = (self.d + 1) // 2 if kind.pairs else self.d
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
         plain = k.variable(k.constant(I64, 1))
+        halved = self.halved and not kind.ruled
+        alone = k.variable(k.whole(BOTH))  # the half of the lanes that scores are made for
         with k.loop(len(names)) as n:
             keys, widths = zip(*(self._keys(tile, name) for name in names), strict=True)
             rows, width = self._pick_pointer(n, keys).of(number), self._pick(n, widths)
@@ -106,34 +111,56 @@ class ManyQueries(Weaving):
                     with k.when(n == 0):
                         self._come_near(tile, p, count)
                 lines = [rows.bytes((p + r) * width) for r in range(count)]
-                sums, columns, start = self._sums(count), self.vectors(), k.whole(0)
 
-                def factor(r: int, x: Value) -> Value:
-                    return lines[r][x]
+                def products(columns: range, half: Value | int = 0) -> list[list[Variable]]:
+                    """Of the vectors of lanes at some columns, counted from where a half begins."""
+                    sums, start = self._sums(count, columns), k.whole(0)
 
-                def vector(x: Value, c: Value) -> Value:
-                    return (queries + x * self.B + c).load(0, self.W)
+                    def factor(r: int, x: Value) -> Value:
+                        return lines[r][x]
 
-                if weigh and count > 1:
-                    pairs = k.minimum((until - self.due.value + 1) // 2, k.whole(count // 2))
-                    start = k.maximum(k.minimum(pairs, stop // TOGETHER), k.whole(0)) * TOGETHER
-                    with k.loop(start, step=TOGETHER) as x:
-                        k.weave(lambda: self._add_steps(sums, x, TOGETHER, factor, vector, columns), weigh)
-                self._add_product(sums, start, stop, factor, vector)
-                for r in range(count):
-                    for c, s in zip(columns, sums[r], strict=True):
-                        self._put_product(into, (p + r) * self.B + c, s.value, n, results)
-                if not kind.ruled:
-                    with k.when(plain.value != 0):
-                        for r in range(count):
-                            for top, s in zip(tops, sums[r], strict=True):
-                                top.value = k.maximum(s.value, top.value)
+                    def vector(x: Value, c: Value) -> Value:
+                        return (queries + half + x * self.B + c).load(0, self.W)
+
+                    if weigh and count > 1 and columns == self.vectors():
+                        pairs = k.minimum((until - self.due.value + 1) // 2, k.whole(count // 2))
+                        start = k.maximum(k.minimum(pairs, stop // TOGETHER), k.whole(0)) * TOGETHER
+                        with k.loop(start, step=TOGETHER) as x:
+                            k.weave(lambda: self._add_steps(sums, x, TOGETHER, factor, vector, columns), weigh)
+                    self._add_product(sums, start, stop, factor, vector, columns)
+                    for r in range(count):
+                        for c, s in zip(columns, sums[r], strict=True):
+                            self._put_product(into, (p + r) * self.B + half + c, s.value, n, results)
+                    return sums
+
+                def of_all() -> None:
+                    sums = products(self.vectors())
+                    if not kind.ruled:
+                        with k.when(plain.value != 0):
+                            for r in range(count):
+                                for top, s in zip(tops, sums[r], strict=True):
+                                    top.value = k.maximum(s.value, top.value)
+
+                if not halved or count == 1:
+                    of_all()
+                    return
+                with k.choice(alone.value == BOTH) as (both, one):
+                    with both:
+                        of_all()
+                    with one:
+                        products(range(0, self.B // 2, self.W), alone.value * (self.B // 2))
 
             if kind.mask and not kind.ruled:
-                ends = tile.first, *tile.mixed, tile.stop
-                with k.loop(3) as part:
-                    start, end = (self._pick(part, ends[m : m + 3]) for m in range(2))
-                    plain.value = ((part != 1) & (n == 0)).to(I64)
+                ends, whose = [*tile.mixed], [k.whole(BOTH)] * 3
+                if halved:
+                    first, last, early, late = tile.halves
+                    ends = [first, *(k.minimum(k.maximum(x, first), last) for x in ends), last]
+                    whose = [early, *whose, late]
+                ends, middle = [tile.first, *ends, tile.stop], len(whose) // 2
+                with k.loop(len(whose)) as part:
+                    start, end = (self._pick(part, ends[m : m + len(whose)]) for m in range(2))
+                    alone.value = self._pick(part, whose)
+                    plain.value = (((part == middle - 1) | (part == middle + 1)) & (n == 0)).to(I64)
                     self._blocks(start, end, block)
             else:
                 plain.value = (n == 0).to(I64)
@@ -394,15 +421,34 @@ class ManyQueries(Weaving):
         if self.kind.pairs:
             start, stop, step, P = start // 2, (stop + 1) // 2, 2 * self.B, P.of(I32)
 
+        first, last = start, stop
+        if self.halved:
+            first, last = (x // 2 if self.kind.pairs else x for x in tile.halves[:2])
+            last = k.where(tile.halves.stop == tile.stop, stop, last)
+
         def block(rows: int, a: Value) -> None:
-            here = values + a
-            sums = self._product(
-                rows,
-                start,
-                stop,
-                lambda r, p: (here + r).bytes(p * row)[0],
-                lambda p, c: (P + p * step + c).load(0, self.W),
-            )
+            here, sums = values + a, self._sums(rows)
+
+            def factor(r: int, p: Value) -> Value:
+                return (here + r).bytes(p * row)[0]
+
+            def vector(p: Value, c: Value) -> Value:
+                return (P + p * step + c).load(0, self.W)
+
+            def of_one(start: Value, stop: Value, half: Value) -> None:
+                """Keys that weigh nothing for the other half of the lanes."""
+                columns = self.vectors()
+                middle = len(columns) // 2
+                for n, some in enumerate((slice(0, middle), slice(middle, None))):
+                    with k.loop(k.where(half == n, stop, start), start=start, step=2) as p:
+                        self._add_steps([x[some] for x in sums], p, 2, factor, vector, columns[some])
+
+            if self.halved and rows > 1:
+                of_one(start, first, tile.halves.early)
+                self._add_product(sums, first, last, factor, vector)
+                of_one(last, stop, tile.halves.late)
+            else:
+                self._add_product(sums, start, stop, factor, vector)
             for r in range(rows):
                 for c, s in zip(self.vectors(), sums[r], strict=True):
                     add(a + r, c, s.value)

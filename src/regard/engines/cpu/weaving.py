@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from regard.engines.cpu.element import I64
-from regard.engines.cpu.lanes import Tile
+from regard.engines.cpu.lanes import Halves, Tile
 from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.matrix_products import MatrixProducts
 from regard.engines.cpu.values import Pointer, Value, Variable
-
-HELD = ("number", "start", "first", "stop")  # of a tile, what its weights and products need
 
 
 class Weaving(MatrixProducts):
@@ -38,11 +36,12 @@ class Weaving(MatrixProducts):
             vars(self.tile).update(outer)
 
         none = k.whole(0)
-        held = [k.variable(none) for _ in HELD]  # of the tile whose weights are made; first there is none
+        # What the weights and products of a tile need of the one whose weights are made; first there is none.
+        held = [k.variable(none) for _ in range(4 + len(Halves._fields))]
 
         def holding() -> Tile:
-            number, start, first, stop = (x.value for x in held)
-            return Tile(number, start, first, stop, (none, none))
+            number, start, first, stop, *halves = (x.value for x in held)
+            return Tile(number, start, first, stop, (none, none), Halves(*halves))
 
         t, turns, place, self.due = (k.variable(x) for x in (first, k.whole(2), none, none))
         with k.loop_while(lambda: turns.value != 0):  # 2 while there are tiles, then 1 for the weights of the last
@@ -60,8 +59,8 @@ class Weaving(MatrixProducts):
                 self._copies(tile)
                 self._scores(tile, weigh, before.stop)
                 self._rules(tile)
-                for x, name in zip(held, HELD, strict=True):
-                    x.value = getattr(tile, name)
+                for x, value in zip(held, (tile.number, tile.start, tile.first, tile.stop, *tile.halves), strict=True):
+                    x.value = value
             with (
                 placed(there),
                 k.loop(before.stop, start=self.due.value, step=2) as p,

@@ -26,6 +26,7 @@ from regard.engines.cpu.layout import (
     KEYS,
     PART,
     TILE_BITS,
+    TILE_WORD,
     WIDE_GROUP,
     Arguments,
     Kind,
@@ -417,7 +418,8 @@ class Stages:
             # One tile is not worth a look at what it hides.
             zero = np.zeros(len(rows), np.int64)
             mixed = KEYS if p.hiding else 0
-            yield tile_word(tiles, 0, KEYS, (0, mixed)), self.items(everyone, heads, rows, zero, zero + len(tiles))
+            word = tile_word(tiles, mixed_stop=mixed)
+            yield word, self.items(everyone, heads, rows, zero, zero + len(tiles))
             return
         edges, reading = p.key_edges(KEYS), reads(*p.hiding)
         apart = heads if "h" in reading else np.array([[0, p.heads]])
@@ -440,30 +442,51 @@ class Stages:
         """The tiles of some blocks of queries, where each block's begin, and how many there are."""
         p = self.p
         row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
-        first, stop = np.zeros(len(tile), np.int64), np.full(len(tile), KEYS, np.int64)
-        low, high = first.copy(), first.copy()
+        fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
             for some in np.split(mixed, range(PAIRS, len(mixed), PAIRS)):
-                first[some], stop[some], low[some], high[some] = self.parts(ranges, row[some], tile[some], edges)
-            live = stop > 0
-            row, tile, first, stop, low, high = (x[live] for x in (row, tile, first, stop, low, high))
+                for name, x in self.parts(ranges, row[some], tile[some], edges).items():
+                    fields[name][some] = x
+            live = fields["stop"] > 0
+            row, tile, fields = row[live], tile[live], {name: x[live] for name, x in fields.items()}
         begin = np.searchsorted(row, np.arange(len(ranges.i[0]) + 1))
-        return tile_word(tile, first, stop, (low, high)), begin[:-1], np.diff(begin)
+        return tile_word(tile, **fields), begin[:-1], np.diff(begin)
 
-    def parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> tuple[Array, Array, Array, Array]:
-        """Of pairs of blocks and tiles: the first key that may be visible and the one after the last; those mixed."""
+    def parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> dict[str, Array]:
+        """Of pairs of blocks and tiles: what `tile_word` says."""
         p = self.p
         start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
         low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
-        i = ranges.i[0][row, None], ranges.i[1][row, None]
-        kinds = classify(p.mask_node, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
         outside = low > high
-        seen = (kinds != NOTHING) & ~outside
-        first, stop = _ends(seen)
+        # Of blocks that fill all lanes, each half by itself.
+        least, greatest = ranges.i[0][row, None], ranges.i[1][row, None]
+        full = greatest - least + 1 == self.kind.lanes
+        middle = least + self.kind.lanes // 2
+        halves = (least, np.where(full, middle - 1, greatest)), (np.where(full, middle, least), greatest)
+        kinds = [
+            classify(p.mask_node, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high)))) for i in halves
+        ]
+        seen = [(kind != NOTHING) & ~outside for kind in kinds]
+        first, stop = _ends(seen[0] | seen[1])
         number = np.arange(0, KEYS, PART)
         between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
-        return first, stop, *_ends((kinds != EVERYTHING) & between)
+        mixed_first, mixed_stop = _ends(((kinds[0] != EVERYTHING) | (kinds[1] != EVERYTHING)) & between)
+        (first_0, stop_0), (first_1, stop_1) = map(_ends, seen)
+        both_first, both_stop = np.maximum(first_0, first_1), np.minimum(stop_0, stop_1)
+        # Where one half sees nothing, all is the other's; where they are apart, all is both's.
+        nobody = (stop_0 == 0) | (stop_1 == 0)
+        apart = ~nobody & (both_first > both_stop)
+        return {
+            "first": first,
+            "stop": stop,
+            "mixed_first": mixed_first,
+            "mixed_stop": mixed_stop,
+            "both_first": np.where(nobody, stop, np.where(apart, first, both_first)),
+            "both_stop": np.where(nobody | apart, stop, both_stop),
+            "early": np.where(nobody, stop_0 == 0, first_1 < first_0).astype(np.int64),
+            "late": (stop_1 > stop_0).astype(np.int64),
+        }
 
     def arrays(self) -> Iterable[tuple[str, Array | None, int, bool]]:
         return self.results.arrays(self.p)
