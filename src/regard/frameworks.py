@@ -22,8 +22,8 @@ def plain(kind: C) -> C:
 def adapter(*values: object) -> Any:
     """The adapter of the framework that one of the values is an array of; None if there is none.
 
-    A framework that the caller has not imported has no arrays, so none is imported to find out. Nor are those that are
-    asked about values of plain types, which takes longer than all else in cold caches.
+    A framework that the caller has not imported has no arrays, so none is imported to find out. None is asked about
+    values of plain types: in cold caches that takes longer than anything else before a kernel.
     """
     values = tuple([value for value in values if type(value) not in _plain])
     if not values:
