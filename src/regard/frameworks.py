@@ -25,16 +25,16 @@ def adapter(*values: object) -> Any:
     A framework that the caller has not imported has no arrays, so none is imported to find out. None is asked about
     values of plain types: in cold caches that takes longer than anything else before a kernel.
     """
-    values = tuple([value for value in values if type(value) not in _plain])
-    if not values:
+    others = [value for value in values if type(value) not in _plain]
+    if not others:
         return None
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    if tensor is not None and any(_holds(value, tensor) for value in values):
+    if tensor is not None and any(_holds(value, tensor) for value in others):
         import regard.torch.adapter as torch_adapter
 
         return torch_adapter
     array = getattr(sys.modules.get("jax"), "Array", None)
-    if array is not None and any(_holds(value, array) for value in values):
+    if array is not None and any(_holds(value, array) for value in others):
         import regard.jax.adapter as jax_adapter
 
         return jax_adapter

@@ -31,7 +31,10 @@ _track.argtypes, _untrack.argtypes = (c_uint, c_size_t, c_size_t), (c_uint, c_si
 
 
 class Block:
-    """Pages for an array. length: bytes. first: where, counted from the address, the first huge page begins."""
+    """Pages for an array. length: bytes. first: where, counted from the address, the first huge page begins.
+
+    whole: bytes from there on that should be huge pages.
+    """
 
     __slots__ = ("address", "first", "length", "pages")
 

@@ -51,6 +51,7 @@ class Lanes(ABC):
     item: SimpleNamespace
     tile: SimpleNamespace
     words: Pointer
+    next_group: Value  # the first item of the group that comes after this one, or of this one
 
     def __init__(self, k: Kernel, kind: Kind):
         self.k, self.kind = k, kind
@@ -122,11 +123,13 @@ class Lanes(ABC):
     def _pick_pointer(self, n: Value, options: Sequence[Pointer]) -> Pointer:
         return self.k.at(self._pick(n, [x.address for x in options]), options[0].type)
 
-    def word(self, name: str) -> Value:
-        return self.words[self.kind.item.index(name)]
+    # Of the item that is worked on, or of the one with these words.
 
-    def address(self, name: str, type: Type) -> Pointer:
-        return self.k.pointer_at(self.words, self.kind.item.index(name), type)
+    def word(self, name: str, words: Pointer | None = None) -> Value:
+        return (words or self.words)[self.kind.item.index(name)]
+
+    def address(self, name: str, type: Type, words: Pointer | None = None) -> Pointer:
+        return self.k.pointer_at(words or self.words, self.kind.item.index(name), type)
 
     # Lanes
 
@@ -194,9 +197,9 @@ class Lanes(ABC):
         """The least number for a maximum of nothing, so that −∞ − m is not NaN."""
         return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
 
-    def _source(self, name: str, row: Value) -> Pointer:
+    def _source(self, name: str, row: Value, words: Pointer | None = None) -> Pointer:
         """A row of K or V by its column."""
-        return self.address(name, self.kind.element).bytes(row * self.k.integer(f"{name}_row"))
+        return self.address(name, self.kind.element, words).bytes(row * self.k.integer(f"{name}_row"))
 
     def _copy(
         self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
@@ -315,19 +318,6 @@ class Lanes(ABC):
                 f = factor(r, x).spread(self.W)
                 for total, v in zip(row, vectors, strict=True):
                     total.value = self.multiply_add(total.value, f, v)
-
-    def _product(
-        self,
-        rows: int,
-        start: Value,
-        stop: Value,
-        factor: Callable[[int, Value], Value],
-        vector: Callable[..., Value],
-    ) -> list[list[Variable]]:
-        """sum[r][c] = Σ_x factor(r, x) · vector(x, c)."""
-        sums = self._sums(rows)
-        self._add_product(sums, start, stop, factor, vector)
-        return sums
 
     def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
         """Work on so many rows at a time, or as many as registers hold, and on what is left one at a time."""

@@ -99,7 +99,7 @@ class ManyQueries(Weaving):
         stop = (self.d + 1) // 2 if kind.pairs else self.d
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
         plain = k.variable(k.constant(I64, 1))
-        halved = self.halved and not kind.ruled
+        halved = self.halved and not kind.ruled  # rules are given every score
         alone = k.variable(k.whole(BOTH))  # the half of the lanes that scores are made for
         with k.loop(len(names)) as n:
             keys, widths = zip(*(self._keys(tile, name) for name in names), strict=True)
@@ -151,12 +151,8 @@ class ManyQueries(Weaving):
                         products(range(0, self.B // 2, self.W), alone.value * (self.B // 2))
 
             if kind.mask and not kind.ruled:
-                ends, whose = [*tile.mixed], [k.whole(BOTH)] * 3
-                if halved:
-                    first, last, early, late = tile.halves
-                    ends = [first, *(k.minimum(k.maximum(x, first), last) for x in ends), last]
-                    whose = [early, *whose, late]
-                ends, middle = [tile.first, *ends, tile.stop], len(whose) // 2
+                ends, whose = self._sections(tile)
+                middle = len(whose) // 2
                 with k.loop(len(whose)) as part:
                     start, end = (self._pick(part, ends[m : m + len(whose)]) for m in range(2))
                     alone.value = self._pick(part, whose)
@@ -167,6 +163,19 @@ class ManyQueries(Weaving):
                 self._blocks(tile.first, tile.stop, block)
         for c, top in zip(self.vectors(), tops, strict=True):
             self.tile.top[c] = top.value
+
+    def _sections(self, tile: Tile) -> tuple[list[Value], list[Value]]:
+        """Where keys begin, and the last of them end, that differ in who may see them, and the half that may, or BOTH.
+
+        Those in the middle are mixed; those beside them everyone sees, those before and after one half alone.
+        """
+        k = self.k
+        ends, whose = [*tile.mixed], [k.whole(BOTH)] * 3
+        if self.halved:
+            first, last, early, late = tile.halves
+            ends = [first, *(k.minimum(k.maximum(x, first), last) for x in ends), last]
+            whose = [early, *whose, late]
+        return [tile.first, *ends, tile.stop], whose
 
     def _come_near(self, tile: Tile, p: Value, count: int) -> None:
         """What is needed soon, a share of it for every block of keys.
@@ -194,19 +203,18 @@ class ManyQueries(Weaving):
         def key(words: Pointer, row: Value) -> None:
             for names, features in ((kind.keys, self.d), (kind.values, self.d_v)):
                 for name in names:
-                    base = k.pointer_at(words, kind.item.index(name), kind.element)
-                    self._bring(base.bytes(row * k.integer(f"{name}_row")), features * kind.element.size)
+                    self._bring(self._source(name, row, words), features * kind.element.size)
 
         with k.when(done < some), share(done, self.word("lanes")) as lane:
             for name in kind.queries:
-                row_of(name, k.pointer_at(self.following, kind.item.index(name), kind.element), lane, self.d)
+                row_of(name, self.address(name, kind.element, self.following), lane, self.d)
         with k.when(last >= 0):
             with share(last, self.word("lanes")) as lane:
                 for name in self._written():
                     row_of(name, self.address(name, kind.element), lane, self.d_v)
             if kind.mask:
-                with k.when(self.following[kind.item.index("count")] != 0):
-                    begin = self._tile(k.pointer("tiles", I64)[self.following[kind.item.index("tiles")]])
+                with k.when(self.word("count", self.following) != 0):
+                    begin = self._tile(k.pointer("tiles", I64)[self.word("tiles", self.following)])
                     with share(last, self.B) as row:
                         key(self.following, begin.start + begin.first + row)
         with k.when(self.leading & (done + 1 < tiles)):

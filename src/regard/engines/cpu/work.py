@@ -459,20 +459,21 @@ class Stages:
         start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
         low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
         outside = low > high
-        # Of blocks that fill all lanes, each half by itself.
+        # Of blocks that fill all lanes, each half by itself; of others both halves are the block.
         least, greatest = ranges.i[0][row, None], ranges.i[1][row, None]
         full = greatest - least + 1 == self.kind.lanes
         middle = least + self.kind.lanes // 2
         halves = (least, np.where(full, middle - 1, greatest)), (np.where(full, middle, least), greatest)
         kinds = [
-            classify(p.mask_node, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high)))) for i in halves
+            classify(p.mask_node, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
+            for i in halves[: 1 + full.any()]
         ]
         seen = [(kind != NOTHING) & ~outside for kind in kinds]
-        first, stop = _ends(seen[0] | seen[1])
+        first, stop = _ends(seen[0] | seen[-1])
         number = np.arange(0, KEYS, PART)
         between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
-        mixed_first, mixed_stop = _ends(((kinds[0] != EVERYTHING) | (kinds[1] != EVERYTHING)) & between)
-        (first_0, stop_0), (first_1, stop_1) = map(_ends, seen)
+        mixed_first, mixed_stop = _ends(((kinds[0] != EVERYTHING) | (kinds[-1] != EVERYTHING)) & between)
+        (first_0, stop_0), (first_1, stop_1) = _ends(seen[0]), _ends(seen[-1])
         both_first, both_stop = np.maximum(first_0, first_1), np.minimum(stop_0, stop_1)
         # Where one half sees nothing, all is the other's; where they are apart, all is both's.
         nobody = (stop_0 == 0) | (stop_1 == 0)
