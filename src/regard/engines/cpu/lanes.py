@@ -232,9 +232,13 @@ class Lanes(ABC):
         return [self._row(base, c + r, *strides[:2]) for r in range(self.W)]
 
     def _turn_block(self, rows: list[Pointer], x: Value, into: Pointer, scale: Value | float) -> None:
-        """A vector of numbers of each row, from x on, into the lanes of as many vectors."""
-        for n, vector in enumerate(self.k.transpose([p.load(x, self.W).to(self.real) * scale for p in rows])):
+        """As `_turned_block`, to the rows of lanes from `into` on."""
+        for n, vector in enumerate(self._turned_block(rows, x, scale)):
             into[n * self.B] = vector
+
+    def _turned_block(self, rows: list[Pointer], x: Value, scale: Value | float) -> list[Value]:
+        """A vector of numbers of each row, from x on, scaled, in the lanes of as many vectors."""
+        return self.k.transpose([p.load(x, self.W).to(self.real) * scale for p in rows])
 
     def _turn_singly(
         self, base: Pointer, strides: list[Value], c: Value, start: Value, stop: Value, turned: Pointer, scale: Any
@@ -351,7 +355,7 @@ class Lanes(ABC):
         for n in range(lanes):
             lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
             line = self._row(base, lane, head, row)
-            for x in range(0, KEYS * type.size, 64):
+            for x in (*range(0, KEYS * type.size, 64), KEYS * type.size - 1):  # it need not begin where a line does
                 line.bytes(x).prefetch()
 
     def _bring(self, line: Pointer, size: Value) -> None:

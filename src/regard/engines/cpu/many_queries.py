@@ -7,6 +7,7 @@ broadcasts where they lie, or from a copy of the tile.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,8 @@ class ManyQueries(Weaving):
         super().__init__(k, kind)
         # Whether what a mask hides from half of the lanes is left out of products.
         self.halved = bool(kind.mask) and kind.keys == ("k",) and not kind.matrices and len(self.vectors()) % 2 == 0
+        # Whether a bias is all that changes scores, and they are all that is made of pairs before weights.
+        self.biased = bool(kind.bias) and kind.score is None and kind.weights == ("P",)
         self.near = SimpleNamespace()  # biases of the keys that rules are applied to, see `_parts`
 
     def _prepare_queries(self) -> None:
@@ -248,13 +251,43 @@ class ManyQueries(Weaving):
             self._fetch(f"dense{n}", I8, getattr(self.tile, f"dense{n}"), tile, *tile.mixed)
         if kind.mask:
             self._rules_in(tile, *tile.mixed, True)
+        work = self._add_bias if self.biased else partial(self._rules_in, masked=False)
         if kind.ruled and kind.mask:
             with k.loop(2) as part:
                 before = part == 0
                 start = k.where(before, tile.first, tile.mixed[1])
-                self._rules_in(tile, start, k.where(before, tile.mixed[0], tile.stop), False)
+                work(tile, start, k.where(before, tile.mixed[0], tile.stop))
         elif kind.ruled:
-            self._rules_in(tile, tile.first, tile.stop, False)
+            work(tile, tile.first, tile.stop)
+
+    def _add_bias(self, tile: Tile, start: Value, stop: Value) -> None:
+        """As `_rules_in` where a bias is all that changes scores: of as many keys as a vector has lanes it is turned in
+        registers."""
+        k, W, [(name, type)] = self.k, self.W, self._biases
+        base, strides = self._dense_at(name, type, tile.start)
+        with k.loop(self.B, step=W) as c:
+            rows = self._lane_rows(base, strides, c)
+            tops = [k.variable(self.load(self.tile.top, c)) for _ in range(2)]  # one would be waited for
+
+            def add(p: Value, bias: Value, top: Variable) -> None:
+                at = p * self.B + c
+                s = self._natural(self.load(self.tile.P, at)) + bias
+                self.tile.P[at] = s
+                top.value = k.maximum(s, top.value)
+
+            with (
+                k.loop(stop, start=start, step=W) as first,
+                k.choice((strides[2] == type.size) & (first + W <= stop)) as (whole, single),
+            ):
+                with whole:
+                    for n, bias in enumerate(self._turned_block(rows, first, 1.0)):
+                        add(first + n, bias, tops[n % 2])
+                with single:
+                    last = k.minimum(first + W, stop)
+                    self._turn_singly(base, strides, c, first, last, self.tile.bias, 1.0)
+                    with k.loop(last, start=first) as p:
+                        add(p, self.load(self.tile.bias, p * self.B + c), tops[0])
+            self.tile.top[c] = k.maximum(*(top.value for top in tops))
 
     def _rules_in(self, tile: Tile, start: Value, stop: Value, masked: bool) -> None:
         k = self.k
