@@ -205,7 +205,7 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1 + kind.woven
     area = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
     area |= dict.fromkeys(kind.weights, tile * slots)
-    area |= dict.fromkeys(kind.fetched, tile) | {"seen": tile * slots if kind.few else tile}
+    area |= dict.fromkeys(kind.fetched, tile) | {"seen": tile * slots}
     if kind.matrices and not kind.few:
         area["product"] = SIDE * kind.lanes
     if kind.few:
@@ -213,6 +213,7 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
         area["block"] = kind.abreast * kind.lanes * (d + 2 * kind.lanes)
         area["total"] = output_size(kind, d_v)
     if kind.woven:
+        area["rescale"] *= 2
         area |= {f"{name}_parts": LANES * kind.lanes for name in _names(kind.sums)}
     if kind.best:
         area["candidates"] = KEYS * 8 // kind.real.size

@@ -17,10 +17,9 @@ from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import Kind
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.values import Pointer, Value, Variable
-from regard.engines.cpu.weaving import Weaving
+from regard.engines.cpu.weaving import TOGETHER, Weaving
 
 BOTH = -1  # halves of the lanes
-TOGETHER = 8  # steps of a product of scores that are written down with the weights of two keys
 
 
 class ManyQueries(Weaving):
@@ -55,7 +54,8 @@ class ManyQueries(Weaving):
         self._rules(tile)
         self._before_weights(tile)
         self._weights(tile)
-        self._after_weights(tile)
+        self._add_sums()
+        self._add_values(tile)
 
     def _before_weights(self, tile: Tile) -> None:
         """What scores must tell before they become weights."""
@@ -74,14 +74,12 @@ class ManyQueries(Weaving):
                 self.tile.P[tile.stop * self.B + c] = nothing
         self._move_maximum()
 
-    def _after_weights(self, tile: Tile) -> None:
-        k = self.k
-        self._add_sums()
-        with k.choice(self.careful.value != 0) as (yes, no):
+    def _add_values(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
+        with self.k.choice(self.careful.value != 0) as (yes, no):
             with yes:
-                self._add(tile, careful=True)
+                self._add(tile, self._add_visible, self._add_visible_by_matrices)
             with no:
-                self._add(tile, careful=False)
+                self._add(tile, partial(self._add_all, weigh=weigh, until=until), self._add_by_matrices)
 
     # Products
 
@@ -126,10 +124,10 @@ class ManyQueries(Weaving):
                         return (queries + half + x * self.B + c).load(0, self.W)
 
                     if weigh and count > 1 and columns == self.vectors():
-                        pairs = k.minimum((until - self.due.value + 1) // 2, k.whole(count // 2))
-                        start = k.maximum(k.minimum(pairs, stop // TOGETHER), k.whole(0)) * TOGETHER
-                        with k.loop(start, step=TOGETHER) as x:
-                            k.weave(lambda: self._add_steps(sums, x, TOGETHER, factor, vector, columns), weigh)
+                        pairs = k.minimum(k.minimum(self._pairs_due(until), k.whole(count // 2)), stop // TOGETHER)
+                        start = self._beside(
+                            weigh, pairs, start, lambda x, n: self._add_steps(sums, x, n, factor, vector, columns)
+                        )
                     self._add_product(sums, start, stop, factor, vector, columns)
                     for r in range(count):
                         for c, s in zip(columns, sums[r], strict=True):
@@ -433,8 +431,8 @@ class ManyQueries(Weaving):
             return self.v_copy(self._slot(tile), name), self.d_v * (4 if self.kind.pairs else self.real.size)
         return self._source(name, tile.start), self.k.integer(f"{name}_row")
 
-    def _add(self, tile: Tile, careful: bool) -> None:
-        """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ; with care, what is hidden counts as 0 whatever it is."""
+    def _add(self, tile: Tile, work: Callable[..., None], by_matrices: Callable[..., None]) -> None:
+        """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ, by one of two products."""
         products = self._products_of_values()
         if not products:
             return
@@ -452,12 +450,20 @@ class ManyQueries(Weaving):
 
             place = self._pick_pointer(n, values), self._pick(n, widths), self._pick_pointer(n, weights)
             if self.kind.matrices:
-                by_matrices = self._add_visible_by_matrices if careful else self._add_by_matrices
                 by_matrices(tile, place[0], place[2], add)
             else:
-                (self._add_visible if careful else self._add_all)(tile, *place, add)
+                work(tile, *place, add)
 
-    def _add_all(self, tile: Tile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
+    def _add_all(
+        self,
+        tile: Tile,
+        values: Pointer,
+        row: Value,
+        P: Pointer,
+        add: Callable[..., None],
+        weigh: Callable[[], None] | None,
+        until: Value | int,
+    ) -> None:
         k, start, stop, step = self.k, tile.first, tile.stop, self.B
         if self.kind.pairs:
             start, stop, step, P = start // 2, (stop + 1) // 2, 2 * self.B, P.of(I32)
@@ -484,12 +490,20 @@ class ManyQueries(Weaving):
                     with k.loop(k.where(half == n, stop, start), start=start, step=2) as p:
                         self._add_steps([x[some] for x in sums], p, 2, factor, vector, columns[some])
 
+            def of_both(start: Value, stop: Value) -> None:
+                if weigh and rows > 1 and self.kind.pairs:  # without pairs, more would be needed than registers hold
+                    pairs = k.minimum(self._pairs_due(until), (stop - start) // TOGETHER)
+                    start = self._beside(
+                        weigh, pairs, start, lambda p, n: self._add_steps(sums, p, n, factor, vector, self.vectors())
+                    )
+                self._add_product(sums, start, stop, factor, vector)
+
             if self.halved and rows > 1:
                 of_one(start, first, tile.halves.early)
-                self._add_product(sums, first, last, factor, vector)
+                of_both(first, last)
                 of_one(last, stop, tile.halves.late)
             else:
-                self._add_product(sums, start, stop, factor, vector)
+                of_both(start, stop)
             for r in range(rows):
                 for c, s in zip(self.vectors(), sums[r], strict=True):
                     add(a + r, c, s.value)
@@ -497,7 +511,7 @@ class ManyQueries(Weaving):
         self._blocks(k.whole(0), self.d_v, block)
 
     def _add_visible(self, tile: Tile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
-        """As `_add_all`, in the same order, but what is hidden counts as 0."""
+        """As `_add_all`, in the same order, but what is hidden counts as 0 whatever it is."""
         k, seen = self.k, self.tile.seen
         pairs = self.kind.pairs
         step = 2 if pairs else 1

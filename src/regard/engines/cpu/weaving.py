@@ -15,6 +15,8 @@ from regard.engines.cpu.layout import KEYS
 from regard.engines.cpu.matrix_products import MatrixProducts
 from regard.engines.cpu.values import Pointer, Value, Variable
 
+TOGETHER = 8  # steps of a product that are written down with the weights of two keys
+
 
 class Weaving(MatrixProducts):
     due: Variable  # the next key, of the tile whose weights are made
@@ -25,13 +27,14 @@ class Weaving(MatrixProducts):
         """
         k, tiles = self.k, self.k.pointer("tiles", I64)
         current = self._span_of(tiles[first])
-        places = {name: getattr(self.tile, name) for name in self.kind.weights}
+        sizes = dict.fromkeys((*self.kind.weights, "seen"), KEYS * self.B) | {"rescale": self.B}
+        places = {name: (getattr(self.tile, name), size) for name, size in sizes.items()}
 
         @contextmanager
         def placed(n: Value) -> Iterator[None]:
-            """Scores and weights lie in one of their two places."""
+            """What a tile needs until its products are done lies in one of two places."""
             outer = {name: getattr(self.tile, name) for name in places}
-            vars(self.tile).update({name: p + n * (KEYS * self.B) for name, p in places.items()})
+            vars(self.tile).update({name: p + n * size for name, (p, size) in places.items()})
             yield
             vars(self.tile).update(outer)
 
@@ -43,43 +46,63 @@ class Weaving(MatrixProducts):
             number, start, first, stop, *halves = (x.value for x in held)
             return Tile(number, start, first, stop, (none, none), Halves(*halves))
 
-        t, turns, place, self.due = (k.variable(x) for x in (first, k.whole(2), none, none))
-        with k.loop_while(lambda: turns.value != 0):  # 2 while there are tiles, then 1 for the weights of the last
-            before, there = holding(), place.value
+        def weigher(tile: Tile, there: Value) -> Callable[[], None]:
+            """Makes the weights of two keys more of a tile."""
 
-            def weigh(before: Tile = before, there: Value = there) -> None:
+            def weigh() -> None:
                 with placed(there):
                     for c in self.vectors():
-                        self._weigh_into_parts(before, self.due.value, c)
+                        self._weigh_into_parts(tile, self.due.value, c)
                 self.due.value = self.due.value + 2
 
+            return weigh
+
+        t, turns, place, self.due = (k.variable(x) for x in (first, k.whole(2), none, none))
+        with k.loop_while(lambda: turns.value != 0):  # 2 while there are tiles, then 1 for the products of the last
+            before, there = holding(), place.value
             with k.when(turns.value == 2), placed(1 - there):
                 self.place = t.value
                 tile = self._tile(tiles[t.value])
                 self._copies(tile)
-                self._scores(tile, weigh, before.stop)
+                self._scores(tile, weigher(before, there), before.stop)
                 self._rules(tile)
                 for x, value in zip(held, (tile.number, tile.start, tile.first, tile.stop, *tile.halves), strict=True):
                     x.value = value
-            with (
-                placed(there),
-                k.loop(before.stop, start=self.due.value, step=2) as p,
-                k.loop(self.B, step=self.W) as c,
-            ):
-                self._weigh_into_parts(before, p, c)
-            with k.when(before.first < before.stop), placed(there):
-                self._add_parts()
-                self._after_weights(before)
-            turns.value = turns.value - 1
-            with k.when(turns.value == 1), placed(1 - there):
-                tile = holding()
+            with placed(there):
+                with k.loop(before.stop, start=self.due.value, step=2) as p, k.loop(self.B, step=self.W) as c:
+                    self._weigh_into_parts(before, p, c)
+                with k.when(before.first < before.stop):
+                    self._add_parts()
+                    self._add_sums()
+            tile = holding()
+            until = k.variable(none)
+            with k.when(turns.value == 2), placed(1 - there):
                 self._before_weights(tile)
                 self._empty_parts()
                 self.due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
-                turns.value = self._inside(t.value, current) + 1
+                turns.value = self._inside(t.value, current) + 2
+                # Beside the products of the tile before the last, as no scores come after those of the last.
+                until.value = k.where(turns.value == 2, tile.stop, none)
+            with k.when(before.first < before.stop), placed(there):
+                self._add_values(before, weigher(tile, 1 - there), until.value)
+            turns.value = turns.value - 1
             place.value = 1 - there
         return t.value
+
+    def _beside(
+        self, weigh: Callable[[], None], count: Value, start: Value, steps: Callable[[Value, int], None]
+    ) -> Value:
+        """`weigh`, so often, beside some steps of a product; where they end."""
+        k = self.k
+        end = start + k.maximum(count, k.whole(0)) * TOGETHER
+        with k.loop(end, start=start, step=TOGETHER) as x:
+            k.weave(lambda: steps(x, TOGETHER), weigh)
+        return end
+
+    def _pairs_due(self, until: Value | int) -> Value:
+        """How many times two keys are due before `until`."""
+        return (until - self.due.value + 1) // 2
 
     @abstractmethod
     def _scores(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
@@ -98,8 +121,8 @@ class Weaving(MatrixProducts):
         """P = exp(S − m) of the keys p and p + 1 in the lanes from c on, and of each what is summed."""
 
     @abstractmethod
-    def _after_weights(self, tile: Tile) -> None:
-        """A tile into the span."""
+    def _add_values(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
+        """The products of weights and values of a tile into the span; beside them, `weigh` as in `_scores`."""
 
     def _summed(self) -> list[str]:
         """The names of what is summed over weights."""
