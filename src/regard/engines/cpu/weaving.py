@@ -2,7 +2,8 @@
 
 Products leave parts of the processor idle that weights need, and registers where a micro-tile is small (`weaves` of a
 target). The scores and weights of two tiles lie in two places by turns; sums over weights lie in memory by the lane
-that a key has in the other layout, so that they are added in the same order.
+that a key has in the other layout, so that they are added in the same order. No scores come after those of a span's
+last tile: its weights are made beside the values of the tile before, where products take pairs.
 """
 
 from abc import abstractmethod
