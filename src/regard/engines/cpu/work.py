@@ -377,6 +377,12 @@ class Stages:
         if len(bounds) > 1:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
+        if self.threads > 1 and not self.kind.few:
+            # The last in quarters: threads, which may differ in speed, should end at about the same time.
+            most_of, last = bounds[: -2 * self.threads], bounds[-2 * self.threads :]
+            edges = np.linspace(last[:, 0], last[:, 1], 5, axis=1).astype(np.int64)
+            quarters = np.stack([edges[:, :-1], edges[:, 1:]], axis=-1).reshape(-1, 2)
+            bounds = np.concatenate([most_of, quarters[quarters[:, 0] < quarters[:, 1]]])
         # Enough parts for every thread to end at about the same time, few enough to cost little.
         parts = 1 if self.threads == 1 else min(len(bounds), 64 * self.threads)
         cuts = np.linspace(0, len(bounds), parts + 1).astype(int).tolist()
