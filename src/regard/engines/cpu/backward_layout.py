@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.engines.cpu.element import I32
-from regard.engines.cpu.layout import DEPTH, ITEM, KEYS, SIDE, SUMS, Kind, multiple
+from regard.engines.cpu.layout import DEPTH, FIRST, ITEM, KEYS, SIDE, SUMS, Kind, multiple
 
 GROUP, MATRIX_GROUP = 8, 16  # items of a group, by vectors and by matrices
 TRAINED_GROUP = 4  # the same where a table has a gradient
 STRANDS = 4, 4  # sums of a table's gradient that are made side by side: of batch elements and heads, of tiles
 
 FIELDS = (
-    "groups", "count", "items", "tiles", "scratch", "from", "to", "d", "d_v", "n_k", "shift", "first_tile", "j",
+    *FIRST, "from", "to", "d", "d_v", "n_k", "shift", "first_tile", "j",
     "keys", "scale", "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature",
     "out_head", "out_row", "out_feature", "dout_head", "dout_row", "dout_feature", "row_head",
     "dq_head", "dq_row", "dk_row", "dv_row", "bias_head", "bias_row", "bias_key", "dbias_row", "dbias_key",

@@ -7,6 +7,7 @@ the same tiles and the items before, have ended; so each sum is made in one orde
 """
 
 import threading
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from regard.engines.cpu.backward_layout import (
     BackwardKind,
     scratch_size,
 )
-from regard.engines.cpu.layout import KEYS, TILE_BITS
+from regard.engines.cpu.layout import ITEMS, KEYS, TILE_BITS, TILE_LIST
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
     WAVE,
@@ -35,6 +36,7 @@ from regard.engines.cpu.work import (
     kept,
     packed,
     programs,
+    run_groups,
     shared_fields,
     signature,
     threads_for,
@@ -141,12 +143,11 @@ class Plan:
 
             def work(cell: Cell, fields: Any = fields, scratch: Scratch = scratch, done: _Done = done) -> None:
                 mine = fields[:]
-                mine[GROUPS], mine[COUNT], mine[SCRATCH] = address_of(cell.groups), len(cell.groups), scratch.address
                 mine[FROM], mine[TO] = cell.tiles
                 for at, sums in trained:
                     mine[at] = address_of(sums[cell.strand])
                 with done.after(cell):
-                    kernel(mine.buffer_info()[0])
+                    run_groups(kernel, mine, cell.groups, scratch, array("q", [0]))
 
             spread(work, wave.cells, self.threads)
 
@@ -161,9 +162,7 @@ class Plan:
         return words
 
 
-SEED, ITEMS, TILE_LIST, GROUPS, COUNT, SCRATCH, FROM, TO = (
-    FIELDS.index(x) for x in ("seed", "items", "tiles", "groups", "count", "scratch", "from", "to")
-)
+SEED, FROM, TO = (FIELDS.index(x) for x in ("seed", "from", "to"))
 
 
 class Waves(Stages):

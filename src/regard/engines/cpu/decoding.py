@@ -4,20 +4,17 @@ Of such a call nothing changes but the number of keys and how far batch elements
 plan serves all of its steps. To make one for each takes many times as long as a short step.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from regard.engines.cpu import cache
-from regard.engines.cpu.layout import FIELDS, KEYS, tile_word
+from regard.engines.cpu.layout import FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
-    COUNT,
-    GROUPS,
-    ITEMS,
     SMALL,
-    TILE_LIST,
     Results,
     Stages,
     address_of,
@@ -54,7 +51,7 @@ class Step:
         self.size = p.dtype.itemsize
         self.bases = np.zeros(5, np.int64)
         self.fields[ITEMS] = address_of(self.items)
-        self.fields[GROUPS], self.fields[COUNT] = address_of(self.alone.bounds), self.alone.cuts[-1]
+        self.taken = array("q", [0])
         self.tiles = tiles[:0]
         self.strides: Any = None
 
@@ -78,7 +75,7 @@ class Step:
             self.fields[TILE_LIST] = address_of(self.tiles)
         self.count[:] = tiles
         self.fields[N_K] = self.fields[KEY_END] = n_k
-        launch_again(self.kernel.call, self.fields, stage, 1 if stage is self.alone else self.threads)
+        launch_again(self.kernel.call, self.fields, stage, self.taken, 1 if stage is self.alone else self.threads)
         return True
 
 

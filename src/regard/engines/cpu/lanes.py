@@ -51,7 +51,7 @@ class Lanes(ABC):
     item: SimpleNamespace
     tile: SimpleNamespace
     words: Pointer
-    next_group: Value  # the first item of the group that comes after this one, or of this one
+    next_group: Value  # the first item of the group after this one, or of the last
 
     def __init__(self, k: Kernel, kind: Kind):
         self.k, self.kind = k, kind
@@ -61,14 +61,17 @@ class Lanes(ABC):
         self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
 
     def run(self) -> None:
-        """All groups of the call."""
+        """Groups of the call, one after the other, until those that share their count have taken all."""
         k = self.k
-        groups = k.pointer("groups", I64)
+        groups, taken, count = k.pointer("groups", I64), k.pointer("taken", I64), k.integer("count")
         if self.kind.matrices:
             k.flush_inputs()
-        with self._registers(), k.loop(k.integer("count")) as n:
-            self.next_group = groups[k.minimum(n + 1, k.integer("count") - 1) * 2]
-            self._group(groups[n * 2], groups[n * 2 + 1])
+        one = k.whole(1)
+        n = k.variable(taken.add(one))
+        with self._registers(), k.loop_while(lambda: n.value < count):
+            self.next_group = groups[k.minimum(n.value + 1, count - 1) * 2]
+            self._group(groups[n.value * 2], groups[n.value * 2 + 1])
+            n.value = taken.add(one)
 
     @contextmanager
     def _registers(self) -> Iterator[None]:

@@ -46,8 +46,11 @@ def tile_word(tile: Array, **fields: Array | int) -> Array:
     return word
 
 
+# What every kernel begins with: groups of items, how many there are and, at an address, how many have been taken.
+FIRST = ("groups", "count", "taken", "items", "tiles", "scratch")
+GROUPS, COUNT, TAKEN, ITEMS, TILE_LIST, SCRATCH = range(len(FIRST))
 FIELDS = (
-    "groups", "count", "items", "tiles", "scratch", "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys",
+    *FIRST, "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys",
     "scale",
     "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",

@@ -5,6 +5,7 @@ how many depends on the problem alone, and a strand adds its items to sums of it
 strands are added in order. Strands are cut where cells of a map are, so that no cell has two.
 """
 
+from array import array
 from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.engines.cpu import cache
-from regard.engines.cpu.layout import GROUP, KEYS, Kind, scratch_size, span_bits
+from regard.engines.cpu.layout import GROUP, ITEMS, KEYS, TILE_LIST, Kind, scratch_size, span_bits
 from regard.engines.cpu.second_layout import SecondKind
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
@@ -23,6 +24,7 @@ from regard.engines.cpu.work import (
     kind_of,
     packed,
     programs,
+    run_groups,
     shared_fields,
     written,
 )
@@ -140,19 +142,18 @@ class Pass:
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
             "row_cells": address_of(of_row), "tile_cells": address_of(of_tile), "edges": address_of(self.col_edges),
         }  # fmt: skip
-        fields, name = packed(kind.fields, words), kind.fields.index
+        fields = packed(kind.fields, words)
         scratch = Scratch(scratch_size(self.kind, GROUP, p.d, 0) * self.kind.real.size)
         stages = Strands(kind, p, self.results, self.cuts, self.threads)
         for tiles, items in stages.waves():
             strands = self._place(stages, items)
-            fields[name("tiles")] = address_of(tiles)
+            fields[TILE_LIST] = address_of(tiles)
 
             def work(mine: Array) -> None:
                 bounds = [[n, min(n + GROUP, len(mine))] for n in range(0, len(mine), GROUP)]
                 groups, own = np.array(bounds, np.int64), fields[:]
-                own[name("items")], own[name("groups")] = address_of(mine), address_of(groups)
-                own[name("count")], own[name("scratch")] = len(groups), scratch.address
-                kernel(own.buffer_info()[0])
+                own[ITEMS] = address_of(mine)
+                run_groups(kernel, own, groups, scratch, array("q", [0]))
 
             spread(work, strands, self.threads)
 

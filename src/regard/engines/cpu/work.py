@@ -21,11 +21,17 @@ import numpy as np
 from regard.engines.cpu import cache
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.layout import (
+    COUNT,
     FIELDS,
     GROUP,
+    GROUPS,
+    ITEMS,
     KEYS,
     PART,
+    SCRATCH,
+    TAKEN,
     TILE_BITS,
+    TILE_LIST,
     TILE_WORD,
     WIDE_GROUP,
     Arguments,
@@ -54,6 +60,7 @@ SMALL = 2**21  # products below which another thread would begin too late
 FEW_ROWS, FEW_ITEMS = 2**16, 2**17  # queries of a call that is kept whole, and bytes of its items
 KEPT = 256  # plans
 FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
+HALVINGS = 3  # of the groups that are begun last
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, Any] = {}
@@ -190,14 +197,13 @@ def kept(call: tuple[Any, ...], make: Callable[[], K]) -> K:
 class Stage:
     """Items with addresses counted from where each array begins, and the groups they are worked on in.
 
-    bounds: the first item of each group and the one after its last. cuts: how the groups are parted between threads.
-    scratch: bytes that each thread needs. partial: bytes that its items write to be merged, or merge.
+    bounds: the first item of each group and the one after its last. scratch: bytes that each thread needs. partial:
+    bytes that its items write to be merged, or merge.
     """
 
     tiles: Array
     items: Array
     bounds: Array
-    cuts: list[int]
     scratch: int
     partial: int
 
@@ -242,25 +248,34 @@ class Plan:
 
 def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
     """Run the groups of a stage, whose items and tiles lie where the fields say."""
-    scratch, bounds, cuts = Scratch(stage.scratch), address_of(stage.bounds), stage.cuts
+    scratch, taken, threads = Scratch(stage.scratch), array("q", [0]), min(threads, len(stage.bounds))
 
-    def part(n: int) -> None:
-        mine = fields[:]
-        mine[GROUPS], mine[COUNT] = bounds + cuts[n] * 16, cuts[n + 1] - cuts[n]
-        mine[SCRATCH] = scratch.address
-        kernel(mine.buffer_info()[0])
+    def some(_: int) -> None:
+        run_groups(kernel, fields[:], stage.bounds, scratch, taken)
 
-    spread(part, range(len(cuts) - 1), threads)
+    spread(some, range(threads), threads)
 
 
-def launch_again(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
-    """`launch` for fields that name all groups and are nobody else's: on one thread nothing is copied."""
+def run_groups(
+    kernel: Callable[[int], None], fields: "array[int]", bounds: Array, scratch: Scratch, taken: "array[int]"
+) -> None:
+    """Run groups of items, with fields that are the thread's own. Threads that have one `taken`, 0 at first, share the
+    groups: each takes the next when it has done one, without a word to Python.
+    """
+    fields[GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
+    fields[SCRATCH] = scratch.address
+    kernel(fields.buffer_info()[0])
+
+
+def launch_again(
+    kernel: Callable[[int], None], fields: "array[int]", stage: Stage, taken: "array[int]", threads: int
+) -> None:
+    """`launch` for fields and `taken` that are nobody else's: on one thread nothing is copied."""
     if threads > 1:
         launch(kernel, fields, stage, threads)
         return
-    scratch = Scratch(stage.scratch)
-    fields[SCRATCH] = scratch.address
-    kernel(fields.buffer_info()[0])
+    taken[0] = 0
+    run_groups(kernel, fields, stage.bounds, Scratch(stage.scratch), taken)
 
 
 class Again:
@@ -278,7 +293,7 @@ class Again:
         self.relative, self.absolute = stage.items[:, :5].copy(), self.items[:, :5]
         self.fields = plan.fields[:]
         self.fields[ITEMS], self.fields[TILE_LIST] = address_of(self.items), address_of(stage.tiles)
-        self.fields[GROUPS], self.fields[COUNT] = address_of(stage.bounds), stage.cuts[-1]
+        self.taken = array("q", [0])
         self.addresses: tuple[int, ...] = ()
 
     def __call__(self, *addresses: int) -> None:
@@ -288,7 +303,7 @@ class Again:
             self.bases[:] = addresses
             np.add(self.relative, self.bases, out=self.absolute)
             self.addresses = addresses
-        launch_again(self.kernel, self.fields, self.stage, self.threads)
+        launch_again(self.kernel, self.fields, self.stage, self.taken, self.threads)
 
 
 def again(p: Problem, target: Target) -> Again | None:
@@ -318,9 +333,7 @@ def bare(p: Problem) -> bool:
     return p.bias is None and p.sink is None and not p.dropout and not p.observe
 
 
-GROUPS, COUNT, ITEMS, TILE_LIST, SCRATCH, SEED = map(
-    FIELDS.index, ("groups", "count", "items", "tiles", "scratch", "seed")
-)
+SEED = FIELDS.index("seed")
 
 
 class Stages:
@@ -378,17 +391,15 @@ class Stages:
             cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
         if self.threads > 1 and not self.kind.few:
-            # The last in quarters: threads, which may differ in speed, should end at about the same time.
-            most_of, last = bounds[: -2 * self.threads], bounds[-2 * self.threads :]
-            edges = np.linspace(last[:, 0], last[:, 1], 5, axis=1).astype(np.int64)
-            quarters = np.stack([edges[:, :-1], edges[:, 1:]], axis=-1).reshape(-1, 2)
-            bounds = np.concatenate([most_of, quarters[quarters[:, 0] < quarters[:, 1]]])
-        # Enough parts for every thread to end at about the same time, few enough to cost little.
-        parts = 1 if self.threads == 1 else min(len(bounds), 64 * self.threads)
-        cuts = np.linspace(0, len(bounds), parts + 1).astype(int).tolist()
+            # The last halved again and again: threads, which may differ in speed, should end at about the same time.
+            for _ in range(HALVINGS):
+                last = bounds[-2 * self.threads :]
+                middle = last.mean(axis=1, dtype=np.int64)
+                halves = np.stack([last[:, 0], middle, middle, last[:, 1]], axis=1).reshape(-1, 2)
+                bounds = np.concatenate([bounds[: -2 * self.threads], halves[halves[:, 0] < halves[:, 1]]])
         most = int((bounds[:, 1] - bounds[:, 0]).max())
         scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
-        return Stage(tiles, items, bounds, cuts, scratch, partial)
+        return Stage(tiles, items, bounds, scratch, partial)
 
     def apart(self, tiles: Array, items: Array) -> Iterator[Stage]:
         """Few items with many keys: each span by itself, then what merges them, if there is anything to merge."""
