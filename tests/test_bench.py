@@ -391,6 +391,23 @@ def test_small_calls_start_from_tensors() -> None:
     assert found.figure() == pytest.approx(np.median(np.divide(found.samples[SUBJECT], found.samples["PyTorch"])))
 
 
+def test_threads_beside_what_the_peak_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"alone": [3.0, 2.0], "one thread": [8.0, 9.0], SUBJECT: [4.0, 6.0], "together": [4.0, 4.0]}
+
+    def in_turns(contenders: Any, s: Setting, threads: int) -> Any:
+        for contender in contenders.values():
+            contender.call()
+        assert list(contenders) == list(times)
+        assert (s.rounds, threads) == (15, 2)
+        return times
+
+    monkeypatch.setattr("regard.bench.kinds.in_turns", in_turns)
+    found = Speedup("threads", "tiny", tiny(), 1.9).measure(replace(TINY, cores=measure.cores()[:1] * 2))
+    assert found.figures() == [2.0, 1.5]
+    assert found.figures("the peak") == [1.5, 1.0]
+    assert found.peers == ["the peak"]
+
+
 def test_threads_need_cores() -> None:
     found = Speedup("threads", "tiny", tiny(), 1.9, threads=len(TINY.cores) + 1).measure(TINY)
     assert found.met is False

@@ -1,7 +1,7 @@
 """Kinds of rows: what a row measures, and how."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ Options = dict[str, Any]
 Named = dict[str, Array]
 Prepared = tuple[Callable[[], Any], Callable[[Any], Any]]  # what is timed, and how its result is read
 
+PEAK = "the peak"
+MANY = 5  # times as many rounds of calls on several threads
 BACKWARD = 2.5
 """Products of backward over those of forward: five for two."""
 
@@ -322,7 +324,11 @@ class Derivative:
 
 @dataclass(frozen=True)
 class Speedup:
-    """A call on several threads over the same call on one."""
+    """A call on several threads over the same call on one, beside what the peak gains by them in the same round.
+
+    Virtual cores may be the two of one core, or have others beside them, from one second to the next: a call gains no
+    more than they give, and a median takes many rounds.
+    """
 
     group: str
     name: str
@@ -344,15 +350,22 @@ class Speedup:
                 regard.set_num_threads(threads)
                 call()
 
-            return Contender(run, flops(self.case, options))
+            return Contender(run)
 
         with pinned(s.cores[-self.threads :]):
             try:
                 regard.set_num_threads(self.threads)
                 call, options = checked(self.case, np.float32, s)
-                contenders = {"one thread": on(1), SUBJECT: on(self.threads)}
-                found.samples = in_turns(contenders, s, self.threads)
-                found.work = {name: c.work for name, c in contenders.items()}
+                alone, together = (limits.peak("float32", n).call for n in (1, self.threads))
+                alone(), together()
+                turns = {"alone": Contender(alone), "one thread": on(1), SUBJECT: on(self.threads)}
+                turns["together"] = Contender(together)
+                times = in_turns(turns, replace(s, rounds=MANY * s.rounds), self.threads)
+                found.samples = {name: times[name] for name in ("one thread", SUBJECT)}
+                # What the call would take if it gained as much as multiply-adds in registers do.
+                gains = np.multiply(times["alone"], self.threads) / times["together"]
+                found.samples[PEAK] = (times["one thread"] / gains).tolist()
+                found.work = dict.fromkeys(found.samples, flops(self.case, options))
             except Wrong as error:
                 found.failures[SUBJECT] = reason(error)
             finally:

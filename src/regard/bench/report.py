@@ -39,7 +39,8 @@ ON_DEVICE = TITLES | {
 METHOD = """\
 Everything compared runs in turns, pinned to the same cores, with as many threads as cores. A figure is the median over
 the rounds of a ratio within one round, with its quartiles. On one core times are processor time of the process. Limits
-are measured by small kernels: multiply-adds in registers (the peak), and reading far more than the caches hold. Every
+are measured by small kernels: multiply-adds in registers (the peak), and reading far more than the caches hold. Calls
+on several threads have five times as many rounds, beside what the peak gains by those threads in the same round. Every
 result was compared with tiles in float64 before any time was taken; a wrong one is refused.
 FLOPs: 2 · b · h · n_q · n_k · (d + d_v), causal half of it; backward 2.5 times as many. Backward and double backward
 are given what forward computed; JVP computes the outputs too. PyTorch has its fused path for plain backward alone."""
