@@ -10,7 +10,7 @@ FIELDS = (
     "dout_dot_head", "dout_dot_row", "dout_dot_feature", "out_dot_head", "out_dot_row", "out_dot_feature",
     "bias_dot_head", "bias_dot_row", "bias_dot_key",
 )  # fmt: skip
-VARYING = ("q_dot", "k_dot", "v_dot", "dout_dot", "bias_dot")  # 0 in an item if there is none
+VARYING = ("q_dot", "k_dot", "v_dot", "dout_dot", "bias_dot")
 ADDRESSES = (*VARYING, "out_dot", "lse_dot", "given_dot", "d_entropy_dot", "c_dot")
 
 

@@ -26,7 +26,7 @@ from regard.engines.cpu.backward_layout import (
     BackwardKind,
     scratch_size,
 )
-from regard.engines.cpu.layout import ITEMS, KEYS, TILE_BITS, TILE_LIST
+from regard.engines.cpu.layout import BASES, ITEMS, KEYS, TILE_BITS, TILE_LIST
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
     WAVE,
@@ -135,10 +135,10 @@ class Plan:
             trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
             for at, n in self.moving:
                 fields[at] = address_of(arrays.tables[every[n]])
-        bases = [0 if x is None else address_of(x) for _, x, _, _ in arrays.arrays()]
+        bases = array("Q", [0 if x is None else address_of(x) for _, x, _, _ in arrays.arrays()])
+        fields[BASES] = bases.buffer_info()[0]
         for wave in self.waves:
-            items = wave.items + np.array(bases + [0] * (wave.items.shape[1] - len(bases)))
-            fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(wave.tiles)
+            fields[ITEMS], fields[TILE_LIST] = address_of(wave.items), address_of(wave.tiles)
             scratch, done = Scratch(wave.scratch), _Done(wave.cells, self.threads)
 
             def work(cell: Cell, fields: Any = fields, scratch: Scratch = scratch, done: _Done = done) -> None:

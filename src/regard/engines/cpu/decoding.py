@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from regard.engines.cpu import cache
-from regard.engines.cpu.layout import FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
+from regard.engines.cpu.layout import BASES, FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
     SMALL,
@@ -21,6 +21,7 @@ from regard.engines.cpu.work import (
     bare,
     kind_of,
     launch_again,
+    name_groups,
     packed,
     source,
 )
@@ -45,13 +46,12 @@ class Step:
         # Fewer items than that are parted by spans of keys, of which there are more from step to step.
         self.together = stages.stage(tiles, self.items) if len(self.items) >= 2 * self.threads else None
         self.products = p.batch * p.heads * (p.d + p.d_v + 16)  # for each key
-        self.relative, self.absolute = self.items[:, :5].copy(), self.items[:, :5]
         column = {name: self.items[:, n] for n, name in enumerate(kind.item)}
         self.batch, self.head, self.count = column["b"].copy(), column["head"] // p.group, column["count"]
         self.size = p.dtype.itemsize
-        self.bases = np.zeros(5, np.int64)
-        self.fields[ITEMS] = address_of(self.items)
-        self.taken = array("q", [0])
+        self.taken, self.bases = array("q", [0]), array("Q", [0] * len(kind.item))
+        self.fields[ITEMS], self.fields[BASES] = address_of(self.items), self.bases.buffer_info()[0]
+        name_groups(self.fields, self.alone.bounds, self.taken)
         self.tiles = tiles[:0]
         self.strides: Any = None
 
@@ -66,9 +66,8 @@ class Step:
             self.strides = key, value
             for n, strides in ((1, key), (2, value)):
                 steps = self.batch * strides[0] + self.head * strides[-3]
-                self.relative[:, n] = steps * self.size
-        self.bases[:] = addresses
-        np.add(self.relative, self.bases, out=self.absolute)
+                self.items[:, n] = steps * self.size
+        self.bases[:5] = array("Q", addresses)
         tiles = -(-n_k // KEYS)
         if tiles > len(self.tiles):
             self.tiles = tile_word(np.arange(2 * tiles, dtype=np.int64))

@@ -122,7 +122,7 @@ class Forward(Copies):
         self._empty(item)
         self._forget(self._best(item))
         # The item of a call whose spans were worked on apart.
-        spans, _ = self._area(k.at(self.word("partial"), self.real), span_area(self.kind, self.d_v))
+        spans, _ = self._area(self.address("partial", self.real), span_area(self.kind, self.d_v))
         with k.loop(self.word("spans")) as n:
             size = sum(span_area(self.kind, self.d_v).values(), k.whole(0)) * n
             span = SimpleNamespace(**{name: p + size for name, p in vars(spans).items()})
@@ -147,17 +147,17 @@ class Forward(Copies):
     def _span(self) -> None:
         """The tiles of the item's next span."""
         k, item = self.k, self.item
-        partial, first = self.word("partial"), item.cursor[0]
+        apart, partial, first = self.given("partial"), self.address("partial", self.real), item.cursor[0]
         # Merged with nothing, the first is what it was: it is summed where it would go.
         alone = first == self.word("tiles")
-        home = k.where(partial != 0, partial, k.where(alone, item.m.address, self.own.m.address))
+        home = k.where(apart, partial.address, k.where(alone, item.m.address, self.own.m.address))
         self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
         if self.kind.best:
-            apart, together = self._best(self.span), self._best(item)
-            with k.when(partial != 0):
-                self._forget(apart)
-            homes = [k.where(partial == 0, x.address, y.address) for x, y in zip(together, apart, strict=True)]
-            self.best = Best(*(k.at(home, x.type) for home, x in zip(homes, together, strict=True)))
+            mine, all_spans = self._best(self.span), self._best(item)
+            with k.when(apart):
+                self._forget(mine)
+            homes = [k.where(apart, x.address, y.address) for x, y in zip(mine, all_spans, strict=True)]
+            self.best = Best(*(k.at(home, x.type) for home, x in zip(homes, mine, strict=True)))
         # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
         self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
         t = k.variable(first)
@@ -167,7 +167,7 @@ class Forward(Copies):
             again.value = (self._has_nan() & (self.careful.value == 0)).to(I64)
             self.careful.value = k.constant(I64, 1)
         item.cursor[0] = t.value
-        with k.when((partial == 0) & ~alone):
+        with k.when(~apart & ~alone):
             self._merge(self.span)
 
     def _tiles(self, first: Value, work: Callable[[Tile], None]) -> Value:
@@ -333,7 +333,7 @@ class Forward(Copies):
                 O[at] = k.fma(self.load(O, at), of(tile.old), self.load(part, at) * of(tile.new))
 
     def _end(self) -> None:
-        with self.k.when((self.word("partial") == 0) | (self.word("spans") != 0)):
+        with self.k.when(~self.given("partial") | (self.word("spans") != 0)):
             self._finish()
             self._write()
 
@@ -392,7 +392,7 @@ class Forward(Copies):
                 self.address("lse", self.real)[row] = self.tile.top[n]
                 if kind.entropy:
                     self.address("entropy", self.real)[row] = item.e[n]
-                with k.when(self.word("max") != 0):
+                with k.when(self.given("max")):
                     self.address("max", self.real)[row] = item.m[n]
                 best, place = self._best(item), row * kind.best
                 for x in range(kind.best):

@@ -57,6 +57,7 @@ class Lanes(ABC):
         self.k, self.kind = k, kind
         self.real, self.W, self.B = kind.real, k.target.lanes(kind.real.size), kind.lanes
         self.d, self.d_v = k.integer("d"), k.integer("d_v")
+        self.bases = k.pointer("bases", I64)
         self.mask = Lowering(k, kind.mask, kind.real, kind.integer) if kind.mask else None
         self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
 
@@ -132,7 +133,13 @@ class Lanes(ABC):
         return (words or self.words)[self.kind.item.index(name)]
 
     def address(self, name: str, type: Type, words: Pointer | None = None) -> Pointer:
-        return self.k.pointer_at(words or self.words, self.kind.item.index(name), type)
+        """Where an item begins in an array."""
+        base = self.k.pointer_at(self.bases, self.kind.item.index(name), type)
+        return base.bytes(self.word(name, words))
+
+    def given(self, name: str) -> Value:
+        """Whether the call has an array."""
+        return self.bases[self.kind.item.index(name)] != 0
 
     # Lanes
 

@@ -46,16 +46,18 @@ def tile_word(tile: Array, **fields: Array | int) -> Array:
     return word
 
 
-# What every kernel begins with: groups of items, how many there are and, at an address, how many have been taken.
-FIRST = ("groups", "count", "taken", "items", "tiles", "scratch")
-GROUPS, COUNT, TAKEN, ITEMS, TILE_LIST, SCRATCH = range(len(FIRST))
+# What every kernel begins with: groups of items, how many there are and, at an address, how many have been taken; the
+# items, and where the arrays begin that their addresses are counted from.
+FIRST = ("groups", "count", "taken", "items", "bases", "tiles", "scratch")
+GROUPS, COUNT, TAKEN, ITEMS, BASES, TILE_LIST, SCRATCH = range(len(FIRST))
 FIELDS = (
     *FIRST, "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys",
     "scale",
     "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
 )  # fmt: skip
-# Words of an item: addresses, among them those of dense masks and, last, of memory for spans worked on apart; the rest.
+# Words of an item: addresses, counted from the bases of the same places, among them those of dense masks and, last, of
+# memory for spans worked on apart; the rest.
 ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "values", "indices", "bias")
 ITEM = ("spans", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.engines.cpu import cache
-from regard.engines.cpu.layout import GROUP, ITEMS, KEYS, TILE_LIST, Kind, scratch_size, span_bits
+from regard.engines.cpu.layout import BASES, GROUP, ITEMS, KEYS, TILE_LIST, Kind, scratch_size, span_bits
 from regard.engines.cpu.second_layout import SecondKind
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
@@ -145,6 +145,10 @@ class Pass:
         fields = packed(kind.fields, words)
         scratch = Scratch(scratch_size(self.kind, GROUP, p.d, 0) * self.kind.real.size)
         stages = Strands(kind, p, self.results, self.cuts, self.threads)
+        bases = array("Q", [0] * len(kind.item))
+        for name, x in [*((name, x) for name, x, _, _ in stages.arrays()), *self.totals.items()]:
+            bases[kind.item.index(name)] = 0 if x is None else address_of(x)
+        fields[BASES] = bases.buffer_info()[0]
         for tiles, items in stages.waves():
             strands = self._place(stages, items)
             fields[TILE_LIST] = address_of(tiles)
@@ -160,9 +164,6 @@ class Pass:
     def _place(self, stages: Strands, items: Array) -> list[Array]:
         """The addresses that items write to; the items of each strand."""
         p, word, size = self.p, self.kind.item.index, self.kind.real.size
-        for name, x, _, _ in stages.arrays():
-            if x is not None:
-                items[:, word(name)] += address_of(x)
         b = items[:, word("b")] - p.origin[0]
         unit, row = b * p.heads + items[:, word("head")], items[:, word("i")] - p.offset[b]
         number = len(self.cuts) - 1
@@ -173,7 +174,7 @@ class Pass:
                 place = strand * x.shape[-1] + (row + p.n_k - 1 + KEYS if name == "profile" else 0)
             else:
                 place = unit * (x.size // len(x)) + (row if name == "visible" else 0)
-            items[:, word(name)] = address_of(x) + place * (8 if name == "visible" else size)
+            items[:, word(name)] = place * (8 if name == "visible" else size)
         order = np.argsort(strand, kind="stable")
         # The last first: under a causal mask they see more.
         return np.split(items[order], np.flatnonzero(np.diff(strand[order])) + 1)[::-1]

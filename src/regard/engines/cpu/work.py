@@ -21,6 +21,7 @@ import numpy as np
 from regard.engines.cpu import cache
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.layout import (
+    BASES,
     COUNT,
     FIELDS,
     GROUP,
@@ -57,7 +58,7 @@ K = TypeVar("K", bound="Kept")
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries of an item up to which lanes are keys
 SMALL = 2**21  # products below which another thread would begin too late
-FEW_ROWS, FEW_ITEMS = 2**16, 2**17  # queries of a call that is kept whole, and bytes of its items
+FEW_ROWS = 2**16  # queries of a call that is kept whole
 KEPT = 256  # plans
 FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
 HALVINGS = 3  # of the groups that are begun last
@@ -240,9 +241,9 @@ class Plan:
                 partial = None
             elif partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-            starts = [*bases, 0 if partial is None else address_of(partial)]
-            items = stage.items + np.array(starts + [0] * (stage.items.shape[1] - len(starts)))
-            fields[ITEMS], fields[TILE_LIST] = address_of(items), address_of(stage.tiles)
+            starts = array("Q", [*bases, 0 if partial is None else address_of(partial)])
+            fields[ITEMS], fields[BASES] = address_of(stage.items), starts.buffer_info()[0]
+            fields[TILE_LIST] = address_of(stage.tiles)
             launch(kernel, fields, stage, self.threads)
 
 
@@ -262,20 +263,27 @@ def run_groups(
     """Run groups of items, with fields that are the thread's own. Threads that have one `taken`, 0 at first, share the
     groups: each takes the next when it has done one, without a word to Python.
     """
-    fields[GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
+    name_groups(fields, bounds, taken)
     fields[SCRATCH] = scratch.address
     kernel(fields.buffer_info()[0])
+
+
+def name_groups(fields: "array[int]", bounds: Array, taken: "array[int]") -> None:
+    fields[GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
 
 
 def launch_again(
     kernel: Callable[[int], None], fields: "array[int]", stage: Stage, taken: "array[int]", threads: int
 ) -> None:
-    """`launch` for fields and `taken` that are nobody else's: on one thread nothing is copied."""
+    """`launch` for fields that name all groups, with their `taken`, and are nobody else's: on one thread nothing is
+    copied.
+    """
     if threads > 1:
         launch(kernel, fields, stage, threads)
         return
-    taken[0] = 0
-    run_groups(kernel, fields, stage.bounds, Scratch(stage.scratch), taken)
+    scratch, taken[0] = Scratch(stage.scratch), 0
+    fields[SCRATCH] = scratch.address
+    kernel(fields.buffer_info()[0])
 
 
 class Again:
@@ -289,20 +297,16 @@ class Again:
     def __init__(self, plan: Plan, kernel: Callable[[int], None]):
         (stage,) = plan.stages
         self.kernel, self.stage, self.threads = kernel, stage, plan.threads
-        self.items, self.bases = stage.items.copy(), np.zeros(5, np.int64)
-        self.relative, self.absolute = stage.items[:, :5].copy(), self.items[:, :5]
-        self.fields = plan.fields[:]
-        self.fields[ITEMS], self.fields[TILE_LIST] = address_of(self.items), address_of(stage.tiles)
-        self.taken = array("q", [0])
+        self.fields, self.taken, self.bases = plan.fields[:], array("q", [0]), array("Q", [0] * stage.items.shape[1])
+        self.fields[ITEMS], self.fields[BASES] = address_of(stage.items), self.bases.buffer_info()[0]
+        self.fields[TILE_LIST] = address_of(stage.tiles)
+        name_groups(self.fields, stage.bounds, self.taken)
         self.addresses: tuple[int, ...] = ()
 
     def __call__(self, *addresses: int) -> None:
         """addresses: of query, key, value, out and lse."""
-        if addresses != self.addresses:  # memory is often given out again, and NumPy takes long in cold caches
-            self.addresses = ()  # whatever happens until they are those
-            self.bases[:] = addresses
-            np.add(self.relative, self.bases, out=self.absolute)
-            self.addresses = addresses
+        if addresses != self.addresses:  # memory is often given out again
+            self.bases[:5], self.addresses = array("Q", addresses), addresses
         launch_again(self.kernel, self.fields, self.stage, self.taken, self.threads)
 
 
@@ -316,8 +320,7 @@ def again(p: Problem, target: Target) -> Again | None:
     found = plan(p, target, results, range(p.n_q), threads_for(p, count))
     if not isinstance(found.stages, tuple) or len(found.stages) != 1:
         return None
-    (stage,) = found.stages
-    if stage.partial or stage.items.nbytes > FEW_ITEMS:
+    if found.stages[0].partial:
         return None
     kind = kind_of(p, target, p.n_q, *results.wishes)
     return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
