@@ -17,7 +17,7 @@ from regard.engines.cpu.lanes import Tile
 from regard.engines.cpu.layout import Kind
 from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.values import Pointer, Value, Variable
-from regard.engines.cpu.weaving import TOGETHER, Weaving
+from regard.engines.cpu.weaving import Weaving
 
 BOTH = -1  # halves of the lanes
 
@@ -124,9 +124,9 @@ class ManyQueries(Weaving):
                         return (queries + half + x * self.B + c).load(0, self.W)
 
                     if weigh and count > 1 and columns == self.vectors():
-                        pairs = k.minimum(k.minimum(self._pairs_due(until), k.whole(count // 2)), stop // TOGETHER)
+                        share = k.minimum(self._pairs_due(until), k.whole(count // 2))
                         start = self._beside(
-                            weigh, pairs, start, lambda x, n: self._add_steps(sums, x, n, factor, vector, columns)
+                            weigh, share, start, stop, lambda x, n: self._add_steps(sums, x, n, factor, vector, columns)
                         )
                     self._add_product(sums, start, stop, factor, vector, columns)
                     for r in range(count):
@@ -492,9 +492,9 @@ class ManyQueries(Weaving):
 
             def of_both(start: Value, stop: Value) -> None:
                 if weigh and rows > 1 and self.kind.pairs:  # without pairs, more would be needed than registers hold
-                    pairs = k.minimum(self._pairs_due(until), (stop - start) // TOGETHER)
+                    columns, due = self.vectors(), self._pairs_due(until)
                     start = self._beside(
-                        weigh, pairs, start, lambda p, n: self._add_steps(sums, p, n, factor, vector, self.vectors())
+                        weigh, due, start, stop, lambda p, n: self._add_steps(sums, p, n, factor, vector, columns)
                     )
                 self._add_product(sums, start, stop, factor, vector)
 

@@ -58,10 +58,11 @@ class Weaving(MatrixProducts):
 
             return weigh
 
-        t, turns, place, self.due = (k.variable(x) for x in (first, k.whole(2), none, none))
-        with k.loop_while(lambda: turns.value != 0):  # 2 while there are tiles, then 1 for the products of the last
-            before, there = holding(), place.value
-            with k.when(turns.value == 2), placed(1 - there):
+        t, place, self.due = (k.variable(x) for x in (first, none, none))
+        going, more = (k.variable(k.whole(1)) for _ in range(2))
+        with k.loop_while(lambda: going.value != 0):
+            before, there, another = holding(), place.value, more.value
+            with k.when(another != 0), placed(1 - there):
                 self.place = t.value
                 tile = self._tile(tiles[t.value])
                 self._copies(tile)
@@ -77,25 +78,25 @@ class Weaving(MatrixProducts):
                     self._add_sums()
             tile = holding()
             until = k.variable(none)
-            with k.when(turns.value == 2), placed(1 - there):
+            with k.when(another != 0), placed(1 - there):
                 self._before_weights(tile)
                 self._empty_parts()
                 self.due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
-                turns.value = self._inside(t.value, current) + 2
+                more.value = self._inside(t.value, current)
                 # Beside the products of the tile before the last, as no scores come after those of the last.
-                until.value = k.where(turns.value == 2, tile.stop, none)
+                until.value = k.where(more.value == 0, tile.stop, none)
             with k.when(before.first < before.stop), placed(there):
                 self._add_values(before, weigher(tile, 1 - there), until.value)
-            turns.value = turns.value - 1
-            place.value = 1 - there
+            going.value, place.value = another, 1 - there  # after the last tile once more, for its products
         return t.value
 
     def _beside(
-        self, weigh: Callable[[], None], count: Value, start: Value, steps: Callable[[Value, int], None]
+        self, weigh: Callable[[], None], most: Value, start: Value, stop: Value, steps: Callable[[Value, int], None]
     ) -> Value:
-        """`weigh`, so often, beside some steps of a product; where they end."""
+        """`weigh`, at most so often, beside steps of a product from `start` on and before `stop`; where they end."""
         k = self.k
+        count = k.minimum(most, (stop - start) // TOGETHER)
         end = start + k.maximum(count, k.whole(0)) * TOGETHER
         with k.loop(end, start=start, step=TOGETHER) as x:
             k.weave(lambda: steps(x, TOGETHER), weigh)
