@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -112,6 +113,23 @@ def test_values_of_skipped_and_masked_keys_do_not_matter(wish: dict[str, Any]) -
 def test_threads(wish: dict[str, Any], whole: Any, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.threads._chosen", threads)
     assert run(Q, K, V, **wish) == both(whole, slice(None))
+
+
+@pytest.mark.parametrize("observe", [(), (regard.top(3),)], ids=["keys in lanes", "queries in lanes"])
+def test_spans_worked_apart(wish: dict[str, Any], observe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fewer blocks of queries than keep the threads busy, every span is an item, and what merges them another."""
+    apart = Mock(wraps=work.Stages.apart)
+    monkeypatch.setattr(work.Stages, "apart", lambda *args: apart(*args))
+    monkeypatch.setattr(work, "SMALL", 0)
+    q, observe = Q[..., N - 1 :, :], ["lse", "entropy", "max", *observe]
+    found = []
+    for threads in (1, 5):
+        monkeypatch.setattr("regard.threads._chosen", threads)
+        out, seen = regard.attention(q, K, V, **wish, observe=observe, engine="cpu")
+        best = [x for s in observe[3:] for x in (seen[s].values, seen[s].indices)]
+        found.append([x.tobytes() for x in (out, seen.lse, seen.entropy, seen.max, *best)])
+    assert apart.call_count == 1
+    assert found[0] == found[1]
 
 
 def test_many_python_threads(wish: dict[str, Any], whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
