@@ -163,7 +163,7 @@ class Backward(Products):
 
     def _if_there(self, name: str) -> Any:
         """A branch for an array that a call may have, nothing for others."""
-        return self.k.when(self.given(name)) if name in self.kind.varying else nullcontext()
+        return self.k.when(self.has(name)) if name in self.kind.varying else nullcontext()
 
     def _judge_rows(self) -> None:
         """Whether any row is not finite."""
@@ -196,7 +196,7 @@ class Backward(Products):
         row = g * k.integer("row_head") + r
         item.lse[lane] = self._finite(self.address("lse", real)[row] * self.unit)
         item.c[lane] = k.constant(real, 0.0)
-        with k.when(self.given("given")):
+        with k.when(self.has("given")):
             item.c[lane] = self.address("given", real)[row]
         if self.kind.entropy:
             item.d_entropy[lane] = self.address("d_entropy", real)[row]

@@ -82,8 +82,8 @@ class BackwardTangent(Backward):
 
     def _both(self, factors: Sequence[Pointer], vectors: Sequence[Pointer], first: str | None, second: str) -> Terms:
         """Two terms, each there if what it is named after varies."""
-        start = self.k.whole(0) if first is None else (~self.given(first)).to(I64)
-        return Terms(factors, vectors, start, self.given(second).to(I64) + 1)
+        start = self.k.whole(0) if first is None else (~self.has(first)).to(I64)
+        return Terms(factors, vectors, start, self.has(second).to(I64) + 1)
 
     # Slopes
 
@@ -91,7 +91,7 @@ class BackwardTangent(Backward):
         super()._fetch_dense(tile)
         if self.kind.bias_dot:
             bias_dot = self.tile.bias_dot
-            with self.k.choice(self.given("bias_dot")) as (varies, stays):
+            with self.k.choice(self.has("bias_dot")) as (varies, stays):
                 with varies:
                     self._fetch("bias_dot", self.kind.bias_dot, bias_dot, tile, tile.first, tile.stop)
                 with stays:

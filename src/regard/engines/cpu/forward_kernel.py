@@ -147,7 +147,7 @@ class Forward(Copies):
     def _span(self) -> None:
         """The tiles of the item's next span."""
         k, item = self.k, self.item
-        apart, partial, first = self.given("partial"), self.address("partial", self.real), item.cursor[0]
+        apart, partial, first = self.has("partial"), self.address("partial", self.real), item.cursor[0]
         # Merged with nothing, the first is what it was: it is summed where it would go.
         alone = first == self.word("tiles")
         home = k.where(apart, partial.address, k.where(alone, item.m.address, self.own.m.address))
@@ -333,7 +333,7 @@ class Forward(Copies):
                 O[at] = k.fma(self.load(O, at), of(tile.old), self.load(part, at) * of(tile.new))
 
     def _end(self) -> None:
-        with self.k.when(~self.given("partial") | (self.word("spans") != 0)):
+        with self.k.when(~self.has("partial") | (self.word("spans") != 0)):
             self._finish()
             self._write()
 
@@ -392,7 +392,7 @@ class Forward(Copies):
                 self.address("lse", self.real)[row] = self.tile.top[n]
                 if kind.entropy:
                     self.address("entropy", self.real)[row] = item.e[n]
-                with k.when(self.given("max")):
+                with k.when(self.has("max")):
                     self.address("max", self.real)[row] = item.m[n]
                 best, place = self._best(item), row * kind.best
                 for x in range(kind.best):

@@ -137,7 +137,7 @@ class Lanes(ABC):
         base = self.k.pointer_at(self.bases, self.kind.item.index(name), type)
         return base.bytes(self.word(name, words))
 
-    def given(self, name: str) -> Value:
+    def has(self, name: str) -> Value:
         """Whether the call has an array."""
         return self.bases[self.kind.item.index(name)] != 0
 

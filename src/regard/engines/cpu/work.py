@@ -269,15 +269,14 @@ def run_groups(
 
 
 def name_groups(fields: "array[int]", bounds: Array, taken: "array[int]") -> None:
+    """Write down where groups lie, how many there are, and where it is counted how many have been taken."""
     fields[GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
 
 
 def launch_again(
     kernel: Callable[[int], None], fields: "array[int]", stage: Stage, taken: "array[int]", threads: int
 ) -> None:
-    """`launch` for fields that name all groups, with their `taken`, and are nobody else's: on one thread nothing is
-    copied.
-    """
+    """`launch` for fields that name all groups, and are nobody else's: on one thread nothing is copied."""
     if threads > 1:
         launch(kernel, fields, stage, threads)
         return
