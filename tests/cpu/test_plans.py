@@ -117,10 +117,10 @@ def test_groups_are_as_wide_as_keys_are_shared() -> None:
     assert groups(40) == [40] * 4
     assert groups(100) == [36] * 4 + [64] * 4
     assert groups(40, mask=regard.window(8)) == sorted([16, 16, 8] * 4)  # two tiles for each
-    # Eight for each thread, the last four halved three times.
-    assert groups(40, threads=2) == sorted([1, 1, 1, 2] * 2 + [2, 3] * 2 + [5] * 4 + [10] * 12)
-    assert groups(120, threads=2) == [1] * 8 + [2] * 4 + [4] * 4 + [16] * 28  # wider only if sixteen remain
-    assert groups(640, threads=2) == [8] * 8 + [16] * 4 + [32] * 4 + [64] * 36
+    # At least eight for each thread, the last four halved four times.
+    assert groups(40, threads=2) == [1] * 8 + [2] * 3 + [3] * 2 + [5] * 4 + [10] * 12
+    assert groups(120, threads=2) == sorted([1, *[2] * 7] + [3, 4, 4, 4] + [7, 8] * 2 + [15] * 4 + [30] * 12)
+    assert groups(640, threads=2) == [4] * 8 + [8] * 4 + [16] * 4 + [32] * 4 + [64] * 36
 
 
 def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:

@@ -61,7 +61,7 @@ SMALL = 2**21  # products below which another thread would begin too late
 FEW_ROWS = 2**16  # queries of a call that is kept whole
 KEPT = 256  # plans
 FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
-HALVINGS = 3  # of the groups that are begun last
+HALVINGS = 4  # of the groups that are begun last
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, Any] = {}
@@ -381,8 +381,7 @@ class Stages:
         size = min(most, max(GROUP, near))
         if self.threads > 1:  # enough groups that threads end at about the same time
             each = len(items) // self.threads
-            share = each if heads_in_rows else max(min(GROUP, each // 8), each // 16)
-            size = max(1, min(size, share))
+            size = max(1, min(size, each if heads_in_rows else each // 8))
         # Where a page of keys holds several heads, it is gone through by all of them before the next.
         alike = [self.word(name) for name in (["b"] if heads_in_rows else ["k", "v"])]
         shared = (np.diff(items[:, alike], axis=0) == 0).all(axis=1)
