@@ -357,7 +357,8 @@ class Speedup:
                 regard.set_num_threads(self.threads)
                 call, options = checked(self.case, np.float32, s)
                 alone, together = (limits.peak("float32", n).call for n in (1, self.threads))
-                alone(), together()
+                alone()
+                together()
                 turns = {"alone": Contender(alone), "one thread": on(1), SUBJECT: on(self.threads)}
                 turns["together"] = Contender(together)
                 times = in_turns(turns, replace(s, rounds=MANY * s.rounds), self.threads)

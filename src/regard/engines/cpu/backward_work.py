@@ -33,6 +33,7 @@ from regard.engines.cpu.work import (
     Results,
     Stages,
     address_of,
+    base_of,
     kept,
     packed,
     programs,
@@ -135,7 +136,7 @@ class Plan:
             trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
             for at, n in self.moving:
                 fields[at] = address_of(arrays.tables[every[n]])
-        bases = array("Q", [0 if x is None else address_of(x) for _, x, _, _ in arrays.arrays()])
+        bases = array("Q", [base_of(x) for _, x, _, _ in arrays.arrays()])
         fields[BASES] = bases.buffer_info()[0]
         for wave in self.waves:
             fields[ITEMS], fields[TILE_LIST] = address_of(wave.items), address_of(wave.tiles)

@@ -21,7 +21,6 @@ from regard.engines.cpu.work import (
     bare,
     kind_of,
     launch_again,
-    name_groups,
     packed,
     source,
 )
@@ -49,9 +48,8 @@ class Step:
         column = {name: self.items[:, n] for n, name in enumerate(kind.item)}
         self.batch, self.head, self.count = column["b"].copy(), column["head"] // p.group, column["count"]
         self.size = p.dtype.itemsize
-        self.taken, self.bases = array("q", [0]), array("Q", [0] * len(kind.item))
+        self.bases = array("Q", [0] * len(kind.item))
         self.fields[ITEMS], self.fields[BASES] = address_of(self.items), self.bases.buffer_info()[0]
-        name_groups(self.fields, self.alone.bounds, self.taken)
         self.tiles = tiles[:0]
         self.strides: Any = None
 
@@ -74,7 +72,7 @@ class Step:
             self.fields[TILE_LIST] = address_of(self.tiles)
         self.count[:] = tiles
         self.fields[N_K] = self.fields[KEY_END] = n_k
-        launch_again(self.kernel.call, self.fields, stage, self.taken, 1 if stage is self.alone else self.threads)
+        launch_again(self.kernel.call, self.fields, stage, 1 if stage is self.alone else self.threads)
         return True
 
 

@@ -68,11 +68,11 @@ class Lanes(ABC):
         if self.kind.matrices:
             k.flush_inputs()
         one = k.whole(1)
-        n = k.variable(taken.add(one))
+        n = k.variable(taken.fetch_add(one))
         with self._registers(), k.loop_while(lambda: n.value < count):
             self.next_group = groups[k.minimum(n.value + 1, count - 1) * 2]
             self._group(groups[n.value * 2], groups[n.value * 2 + 1])
-            n.value = taken.add(one)
+            n.value = taken.fetch_add(one)
 
     @contextmanager
     def _registers(self) -> Iterator[None]:

@@ -51,8 +51,7 @@ def tile_word(tile: Array, **fields: Array | int) -> Array:
 FIRST = ("groups", "count", "taken", "items", "bases", "tiles", "scratch")
 GROUPS, COUNT, TAKEN, ITEMS, BASES, TILE_LIST, SCRATCH = range(len(FIRST))
 FIELDS = (
-    *FIRST, "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys",
-    "scale",
+    *FIRST, "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys", "scale",
     "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
 )  # fmt: skip

@@ -21,6 +21,7 @@ from regard.engines.cpu.work import (
     Results,
     Stages,
     address_of,
+    base_of,
     kind_of,
     packed,
     programs,
@@ -146,8 +147,8 @@ class Pass:
         scratch = Scratch(scratch_size(self.kind, GROUP, p.d, 0) * self.kind.real.size)
         stages = Strands(kind, p, self.results, self.cuts, self.threads)
         bases = array("Q", [0] * len(kind.item))
-        for name, x in [*((name, x) for name, x, _, _ in stages.arrays()), *self.totals.items()]:
-            bases[kind.item.index(name)] = 0 if x is None else address_of(x)
+        for name, x in ({name: x for name, x, _, _ in stages.arrays()} | self.totals).items():
+            bases[kind.item.index(name)] = base_of(x)
         fields[BASES] = bases.buffer_info()[0]
         for tiles, items in stages.waves():
             strands = self._place(stages, items)
@@ -162,7 +163,7 @@ class Pass:
             spread(work, strands, self.threads)
 
     def _place(self, stages: Strands, items: Array) -> list[Array]:
-        """The addresses that items write to; the items of each strand."""
+        """Where items write to, counted from the sums; the items of each strand."""
         p, word, size = self.p, self.kind.item.index, self.kind.real.size
         b = items[:, word("b")] - p.origin[0]
         unit, row = b * p.heads + items[:, word("head")], items[:, word("i")] - p.offset[b]

@@ -394,7 +394,7 @@ class Pointer:
         """Store a number, or a vector from the n-th on."""
         self.k.b.store(value.raw, (self + n).raw, align=self.type.size)
 
-    def add(self, value: Value) -> Value:
+    def fetch_add(self, value: Value) -> Value:
         """The number that is there, to which the value is added before any other thread can read it."""
         raw = self.k.b.atomic_rmw("add", self.raw, value.raw, "monotonic")
         return Value(self.k, self.type, 0, raw)

@@ -234,14 +234,14 @@ class Plan:
         fields[SEED] = p.seed
         for name, x in vectors.items():
             fields[self.names.index(name)] = address_of(x)
-        bases = [0 if x is None else address_of(x) for _, x, _, _ in results.arrays(p)]
+        bases = [base_of(x) for _, x, _, _ in results.arrays(p)]
         partial: Array | None = None
         for stage in self.stages:
             if not stage.partial:
                 partial = None
             elif partial is None:
                 partial = np.empty(stage.partial, np.uint8)
-            starts = array("Q", [*bases, 0 if partial is None else address_of(partial)])
+            starts = array("Q", [*bases, base_of(partial)])
             fields[ITEMS], fields[BASES] = address_of(stage.items), starts.buffer_info()[0]
             fields[TILE_LIST] = address_of(stage.tiles)
             launch(kernel, fields, stage, self.threads)
@@ -263,26 +263,17 @@ def run_groups(
     """Run groups of items, with fields that are the thread's own. Threads that have one `taken`, 0 at first, share the
     groups: each takes the next when it has done one, without a word to Python.
     """
-    name_groups(fields, bounds, taken)
+    fields[GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
     fields[SCRATCH] = scratch.address
     kernel(fields.buffer_info()[0])
 
 
-def name_groups(fields: "array[int]", bounds: Array, taken: "array[int]") -> None:
-    """Write down where groups lie, how many there are, and where it is counted how many have been taken."""
-    fields[GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
-
-
-def launch_again(
-    kernel: Callable[[int], None], fields: "array[int]", stage: Stage, taken: "array[int]", threads: int
-) -> None:
-    """`launch` for fields that name all groups, and are nobody else's: on one thread nothing is copied."""
+def launch_again(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
+    """`launch` for fields that are nobody else's: on one thread nothing is copied."""
     if threads > 1:
         launch(kernel, fields, stage, threads)
-        return
-    scratch, taken[0] = Scratch(stage.scratch), 0
-    fields[SCRATCH] = scratch.address
-    kernel(fields.buffer_info()[0])
+    else:
+        run_groups(kernel, fields, stage.bounds, Scratch(stage.scratch), array("q", [0]))
 
 
 class Again:
@@ -296,17 +287,14 @@ class Again:
     def __init__(self, plan: Plan, kernel: Callable[[int], None]):
         (stage,) = plan.stages
         self.kernel, self.stage, self.threads = kernel, stage, plan.threads
-        self.fields, self.taken, self.bases = plan.fields[:], array("q", [0]), array("Q", [0] * stage.items.shape[1])
+        self.fields, self.bases = plan.fields[:], array("Q", [0] * stage.items.shape[1])
         self.fields[ITEMS], self.fields[BASES] = address_of(stage.items), self.bases.buffer_info()[0]
         self.fields[TILE_LIST] = address_of(stage.tiles)
-        name_groups(self.fields, stage.bounds, self.taken)
-        self.addresses: tuple[int, ...] = ()
 
     def __call__(self, *addresses: int) -> None:
         """addresses: of query, key, value, out and lse."""
-        if addresses != self.addresses:  # memory is often given out again
-            self.bases[:5], self.addresses = array("Q", addresses), addresses
-        launch_again(self.kernel, self.fields, self.stage, self.taken, self.threads)
+        self.bases[:5] = array("Q", addresses)
+        launch_again(self.kernel, self.fields, self.stage, self.threads)
 
 
 def again(p: Problem, target: Target) -> Again | None:
@@ -538,6 +526,11 @@ def address_of(x: Array) -> int:
     """Where an array begins."""
     # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
     return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
+
+
+def base_of(x: Array | None) -> int:
+    """Likewise; 0 for an array that a call does not have."""
+    return 0 if x is None else address_of(x)
 
 
 IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
