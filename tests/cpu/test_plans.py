@@ -124,15 +124,24 @@ def test_groups_are_as_wide_as_keys_are_shared() -> None:
 
 
 def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:
-    """Decoding (batch 2, 6 heads, 2 threads): each page of such keys is gone through once, not once for each head."""
+    """Decoding (batch 2, 6 heads): each page of such keys is gone through once, not once for each head."""
     target = targets()["avx512"]
-    q, k = np.zeros((2, 6, 1, 8), np.float32), np.zeros((2, 6, 300, 8), np.float32)
+    q, apart = np.zeros((2, 6, 1, 8), np.float32), np.zeros((2, 6, 300, 8), np.float32)
     in_rows = np.zeros((2, 300, 6, 8), np.float32).swapaxes(1, 2)
-    for key, threads, expected in [(k, 1, [1] * 12), (in_rows, 1, [6] * 2), (in_rows, 2, [6] * 2), (k, 2, [1] * 12)]:
-        p = problem_from(q, key, key)
+    by_head = {"mask": regard.mask(lambda b, h, i, j: j >= 100 * h)}
+    for key, options, threads, heads, expected in [
+        (apart, {}, 1, 1, [1] * 12),
+        (apart, {}, 2, 1, [1] * 12),
+        (in_rows, {}, 1, 6, [1] * 2),
+        (in_rows, {}, 2, 3, [2] * 2),  # two spans of some heads for each thread
+        (in_rows, by_head, 1, 1, [1] * 12),
+    ]:
+        p = problem_from(q, key, key, **options)
         results = work.Results(np.zeros_like(q), q[..., 0], None, None)
         (stage,) = work.plan(p, target, results, range(1), threads).stages
-        assert np.diff(stage.bounds)[:, 0].tolist() == expected
+        kind = results.kind(p, target, 1)
+        assert (stage.items[:, kind.item.index("lanes")] == heads).all()
+        assert sorted(np.diff(stage.bounds)[:, 0].tolist()) == expected
 
 
 MASKS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ import regard
 import regard.torch
 from regard import memory
 from regard.bench.cases import CASES, Case, case
-from regard.engines.cpu import work
+from regard.engines.cpu import decoding, work
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 STATISTICS = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
@@ -245,17 +245,25 @@ def test_cuda() -> None:
         regard.attention(Q.cuda(), K, V)
 
 
-def steps(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: bool) -> Iterator[tuple[torch.Tensor, ...]]:
-    """One query against more and more keys, then against fewer; in a cache that has room, or as they are."""
+def steps(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lie: str) -> Iterator[tuple[torch.Tensor, ...]]:
+    """One query against more and more keys, then against fewer; as they are, or in a cache that has room."""
+    h = k.shape[-3]
+    if lie == "inside of tokens":
+        k, v = (torch.cat([x, -x], -3).transpose(-2, -3).contiguous().transpose(-2, -3) for x in (k, v))
     for n in (1, 2, 127, 128, 129, 700, 2100, 3):
-        some = k[..., :n, :], v[..., :n, :]
-        yield q, *(some if cache else (x.contiguous() for x in some))
+        heads = slice(h) if n % 2 else slice(None, None, k.shape[-3] // h)  # one after the other, or further apart
+        some = k[..., heads, :n, :], v[..., heads, :n, :]
+        yield q, *((x.contiguous() for x in some) if lie == "as they are" else some)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(2, 8, 2, 16, 24), (1, 1, 5, 5)], ids=["grouped", "one head"])
-def test_steps_of_decoding_have_the_bits_of_numpy(sizes: tuple[int, ...], dtype: torch.dtype, threads: int) -> None:
+def test_steps_of_decoding_have_the_bits_of_numpy(
+    sizes: tuple[int, ...], dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (work, decoding):
+        monkeypatch.setattr(module, "SMALL", 2**14)
     *lead, h, h_kv, d, d_v = sizes
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
@@ -264,8 +272,8 @@ def test_steps_of_decoding_have_the_bits_of_numpy(sizes: tuple[int, ...], dtype:
     )
     regard.set_num_threads(threads)
     wishes: list[dict[str, Any]] = [{}, {"causal": True}, {"scale": 0.3}]
-    for cache, options in itertools.product((False, True), wishes):
-        for given in steps(q, k, v, cache):
+    for lie, options in itertools.product(("as they are", "in a cache", "inside of tokens"), wishes):
+        for given in steps(q, k, v, lie):
             got = regard.attention(*given, **options)
             assert array(got).tobytes() == regard.attention(*map(array, given), **options).tobytes()
     leaf = q.detach().clone().requires_grad_()

@@ -34,9 +34,6 @@ def positions_first(query: Any, key: Any, value: Any, **wishes: Any) -> Any:
     return found.transpose(-2, -3)
 
 
-Found = tuple[torch.Tensor, torch.Tensor] | None
-
-
 class Short:
     """out and lse of a call on tensors of the shapes, strides and dtypes that it was made for, on the cpu engine."""
 
@@ -52,19 +49,20 @@ class Short:
             return tensor(memory.empty(self.out, NUMPY[self.dtype])), lse
         return torch.empty(self.out, dtype=self.dtype), lse
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Found:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = self.results()
         self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
         return out, lse
 
 
 class Step(Short):
-    """The same for one query of each head, and any number of keys. None where the call is one for the usual way."""
+    """The same for one query of each head, and any number of keys."""
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Found:
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = self.results()
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
-        return (out, lse) if self.run(addresses, k.shape[-2], k.stride(), v.stride()) else None
+        self.run(addresses, k.shape[-2], k.stride(), v.stride())
+        return out, lse
 
 
 def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:

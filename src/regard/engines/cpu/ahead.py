@@ -34,7 +34,8 @@ class Ahead:
         line, behind = at & (row - LINE), at & (block - 1) & -row
         return (at & -block) + line * (self.apart // LINE) + behind // self.several
 
-    def lines(self, start: Pointer, count: int) -> Iterator[Pointer]:
+    def lines(self, start: Pointer, count: int, distance: int | None = None) -> Iterator[Pointer]:
         """So many of those at the distance, from one on that a multiple of as many, or of `several`, come before."""
-        several, distance = self.several, self.prefetch.distance
+        several = self.several
+        distance = self.prefetch.distance if distance is None else distance
         return (start.bytes(distance + n % several * self.apart + n // several * LINE) for n in range(count))

@@ -1,17 +1,18 @@
 """Steps of decoding: one query of each head, against keys that are one more from step to step.
 
 Of such a call nothing changes but the number of keys and how far batch elements and heads of a cache lie apart: one
-plan serves all of its steps. To make one for each takes many times as long as a short step.
+plan serves all steps with as many tiles of keys. To make one for each takes many times as long as a short step.
 """
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from regard.engines.cpu import cache
-from regard.engines.cpu.layout import BASES, FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
+from regard.engines.cpu.layout import BASES, FIELDS, ITEMS, KEYS, TILE_LIST
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
     SMALL,
@@ -27,53 +28,63 @@ from regard.engines.cpu.work import (
 from regard.problem import Problem
 from regard.threads import num_threads
 
+Array = np.ndarray[Any, np.dtype[Any]]
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
+HEADS = (FIELDS.index("k_head"), FIELDS.index("v_head"))
 
 
 class Step:
-    """A plan for (..., h, 1, d) queries against any number of keys; one thread at a time may call it."""
+    """Plans for (..., h, 1, d) queries against any number of keys; one thread at a time may call it."""
 
     def __init__(self, p: Problem, target: Target):
-        results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
-        kind = kind_of(p, target, 1, *results.wishes)
+        p = self.p = replace(p, query=_form_of(p.query), key=_form_of(p.key), value=_form_of(p.value))
+        self.results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
+        kind = self.kind = kind_of(p, target, 1, *self.results.wishes)
         self.kernel = cache.kernel(kind.key, "forward", target, lambda: source(kind, target))
-        self.fields = packed(kind.fields, results.words(p))
-        self.threads, rows = num_threads(), range(1)
-        stages = Stages(kind, p, results, rows, self.threads)
-        ((tiles, self.items),) = stages.waves()
-        self.alone = Stages(kind, p, results, rows, 1).stage(tiles, self.items)
-        # Fewer items than that are parted by spans of keys, of which there are more from step to step.
-        self.together = stages.stage(tiles, self.items) if len(self.items) >= 2 * self.threads else None
-        self.products = p.batch * p.heads * (p.d + p.d_v + 16)  # for each key
-        column = {name: self.items[:, n] for n, name in enumerate(kind.item)}
-        self.batch, self.head, self.count = column["b"].copy(), column["head"] // p.group, column["count"]
-        self.size = p.dtype.itemsize
+        self.fields = packed(kind.fields, self.results.words(p))
+        self.most, self.products = num_threads(), p.batch * p.heads * (p.d + p.d_v + 16)  # for each key
+        self.word = {name: n for n, name in enumerate(kind.item)}
         self.bases = array("Q", [0] * len(kind.item))
-        self.fields[ITEMS], self.fields[BASES] = address_of(self.items), self.bases.buffer_info()[0]
-        self.tiles = tiles[:0]
-        self.strides: Any = None
+        self.fields[BASES] = self.bases.buffer_info()[0]
+        self.tiles = 0
+        self.strides: tuple[tuple[int, ...], ...] = ()
 
-    def __call__(self, addresses: Sequence[int], n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> bool:
-        """addresses: of query, key, value, out and lse. key, value: their strides in numbers, not bytes. False if this
-        many keys are better shared out by a plan of their own.
-        """
-        stage = self.alone if self.threads == 1 or self.products * n_k < SMALL else self.together
-        if stage is None:
-            return False
-        if (key, value) != self.strides:
-            self.strides = key, value
-            for n, strides in ((1, key), (2, value)):
-                steps = self.batch * strides[0] + self.head * strides[-3]
-                self.items[:, n] = steps * self.size
-        self.bases[:5] = array("Q", addresses)
+    def __call__(self, addresses: Sequence[int], n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> None:
+        """addresses: of query, key, value, out and lse. key, value: their strides in numbers, not bytes."""
         tiles = -(-n_k // KEYS)
-        if tiles > len(self.tiles):
-            self.tiles = tile_word(np.arange(2 * tiles, dtype=np.int64))
-            self.fields[TILE_LIST] = address_of(self.tiles)
-        self.count[:] = tiles
+        if tiles != self.tiles:
+            self._plan(tiles)
+        if (key, value) != self.strides:
+            self._place(key, value)
+        self.bases[:5] = array("Q", addresses)
         self.fields[N_K] = self.fields[KEY_END] = n_k
-        launch_again(self.kernel.call, self.fields, stage, 1 if stage is self.alone else self.threads)
-        return True
+        for stage in self.stages:
+            self.fields[ITEMS], self.fields[TILE_LIST] = address_of(stage.items), address_of(stage.tiles)
+            self.bases[self.word["partial"]] = address_of(self.partial) if stage.partial else 0
+            launch_again(self.kernel.call, self.fields, stage, self.threads)
+
+    def _plan(self, tiles: int) -> None:
+        """Share out so many tiles of keys."""
+        self.tiles, self.strides = 0, ()  # until all is made: Ctrl-C may come in between
+        self.threads = 1 if self.products * tiles * KEYS < SMALL else self.most
+        self.stages = tuple(Stages(self.kind, self.p, self.results, range(1), self.threads, tiles * KEYS))
+        self.partial = np.empty(max(stage.partial for stage in self.stages), np.uint8)
+        self.tiles = tiles
+
+    def _place(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
+        """Keys and values lie elsewhere, with such strides."""
+        self.strides, size = (), self.p.dtype.itemsize
+        for name, field, strides in zip("kv", HEADS, (key, value), strict=True):
+            self.fields[field] = strides[-3] * size
+            for items in (stage.items for stage in self.stages):
+                b, h = items[:, self.word["b"]], items[:, self.word["head"]] // self.p.group
+                items[:, self.word[name]] = (b * strides[0] + h * strides[-3]) * size
+        self.strides = key, value
+
+
+def _form_of(x: Array) -> Array:
+    """An array of this shape, dtype and strides that holds no memory, and must not be read."""
+    return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), x.shape, x.strides)
 
 
 def step(p: Problem, target: Target) -> Step | None:

@@ -2,6 +2,9 @@
 
 Rows of K are turned in registers, so that scores of W keys grow in one chain over features; O is summed with features
 in lanes. Every number meets the operations of `ManyQueries` in the same order, so the bits are the same.
+
+Where the rows of several heads lie beside each other, heads inside of tokens, an item is *joined*: it has the queries
+of them all, and some keys are worked on for each head before the next keys, so that memory is read in order.
 """
 
 import functools
@@ -21,13 +24,17 @@ from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.values import Pointer, Value, Variable
 
 READ = 2**12  # bytes of V that are read in order before they are used
+TOGETHER = 4  # rows of V that several heads are summed from before the next
 EARLY = KEYS // 16  # rows of V that are asked for while a tile's weights are made
 
 
 class Keys(NamedTuple):
-    """At most `block` keys of a tile, from `first` on, or where the tile begins, to before `stop`; they are summed."""
+    """At most `block` keys of a tile, from `first` on, or where the tile begins, to before `stop`; they are summed for
+    the rows of one key head.
+    """
 
     tile: Tile
+    head: Value
     first: Value
     block: Value
     stop: Value
@@ -49,7 +56,7 @@ class FewQueries(Forward):
         self.width = (self.d_v + (self.step - 1)) & -self.step
         self.ahead, self.in_order = Ahead(k.target), k.target.prefetch.in_order
         # Of V, summed before the next where one pass over their features is not enough.
-        self.some = k.whole(DEPTH)
+        self.some = k.whole(TOGETHER if kind.joined and not kind.matrices else DEPTH)
         if self.in_order and not kind.matrices:
             for fewer in (16, 8, 4):
                 self.some = k.where(self.d_v * self.some * kind.element.size > READ, fewer, self.some)
@@ -57,25 +64,56 @@ class FewQueries(Forward):
             k.whole(self.ahead.prefetch.distance) // k.maximum(x * kind.element.size, LINE) for x in (self.d, self.d_v)
         )
 
+    # An item's rows, those of one key head after the other
+
     @property
-    def rows(self) -> range:
-        return range(self.kind.few)
+    def rows(self) -> Value:
+        return self.word("lanes") if self.kind.joined else self.k.whole(self.kind.few)
+
+    @property
+    def heads(self) -> Value:
+        return self.word("lanes") // self.kind.few if self.kind.joined else self.k.whole(1)
+
+    @contextmanager
+    def _heads(self) -> Iterator[Value]:
+        """Over the key heads."""
+        if self.kind.joined:
+            with self.k.loop(self.heads) as head:
+                yield head
+        else:
+            yield self.k.whole(0)
+
+    def _rows_of(self, head: Value) -> list[Value]:
+        return [head * self.kind.few + r for r in range(self.kind.few)]
+
+    def _of_head(self, name: str, head: Value, source: Pointer) -> Pointer:
+        """Where a key head begins in a row of K or V."""
+        return source.bytes(head * self.k.integer(f"{name}_head")) if self.kind.joined else source
+
+    def _length(self, name: str, features: Value) -> Value:
+        """The bytes of a row of K or V, all heads."""
+        own = features * self.kind.element.size
+        return own + (self.heads - 1) * self.k.integer(f"{name}_head") if self.kind.joined else own
+
+    def _gapless(self, name: str, features: Value) -> Value:
+        """Whether rows of K or V, of so many features for a head, follow each other without a gap."""
+        return self.k.integer(f"{name}_row") == self._length(name, features)
 
     def _prepare_queries(self) -> None:
         """The rows of Q, scaled, one behind the other; where products take pairs, their scale is left for later."""
         k, item = self.k, self.item
         head, row, feature = (k.integer(f"q_{axis}") for axis in ("head", "row", "feature"))
-        with k.loop(self.query_width * self.kind.few, step=self.W) as n:
+        with k.loop(self.query_width * self.rows, step=self.W) as n:
             item.q[n] = self.zero()
-        for r in self.rows:
-            source = self._row(self.address("q", self.kind.element), k.whole(r), head, row)
+        with k.loop(self.rows) as r:
+            source = self._row(self.address("q", self.kind.element), r, head, row)
             q = (item.q + self.query_width * r).of(BF16 if self.kind.words else self.real)
             with k.loop(self.d) as x:
                 q[x] = (source.bytes(x * feature)[0].to(self.real) * self.query_scale).to(q.type)
 
     @contextmanager
     def _outputs(self) -> Iterator[tuple[Value, Callable[[Pointer], Value]]]:
-        with self.k.loop(self.kind.few) as r, self.k.loop(self.width, step=self.W) as a:
+        with self.k.loop(self.rows) as r, self.k.loop(self.width, step=self.W) as a:
             yield r * self.width + a, lambda p: p[r].spread(self.W)
 
     def _turn_output(self) -> None:
@@ -108,10 +146,6 @@ class FewQueries(Forward):
         self._weigh(tile)
         self._add(tile)
 
-    def _gapless(self, name: str, count: Value) -> Value:
-        """Whether rows of K or V, of so many features, follow each other without a gap."""
-        return self.k.integer(f"{name}_row") == count * self.kind.element.size
-
     def _bring_values(self, key: Value) -> None:
         """Ask for some rows of V, from a key on, while weights are made: memory would be idle."""
         k, rows = self.k, self.k.integer("v_row") * EARLY
@@ -122,19 +156,21 @@ class FewQueries(Forward):
         self._at(tile)
         self._scores(tile)
         self._rules(tile)
-        self.tops[0] = self.load(self.tile.top)
+        self._tops(tile)
+        for c in self.vectors():
+            self.tops[c] = self.load(self.tile.top, c)
 
     def _weigh(self, tile: Tile) -> None:
         k = self.k
         self._at(tile)
-        self.tile.top[0] = self.load(self.tops)
-        with k.when(self.careful.value != 0):
-            for r in self.rows:
-                with self._keys(tile) as p:
-                    hidden = self.load(self.P(r), p) == -math.inf
-                    self.seen[r * KEYS + p] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
+        for c in self.vectors():
+            self.tile.top[c] = self.load(self.tops, c)
+        with k.when(self.careful.value != 0), k.loop(self.rows) as r, self._keys(tile) as p:
+            hidden = self.load(self.P(r), p) == -math.inf
+            self.seen[r * KEYS + p] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
         self._move_maximum()
-        self.rescale[0] = self.load(self.tile.rescale)
+        for c in self.vectors():
+            self.rescale[c] = self.load(self.tile.rescale, c)
         self._weights(tile)
         self._add_sums()
 
@@ -149,10 +185,10 @@ class FewQueries(Forward):
     def _at(self, tile: Tile) -> None:
         """What is kept of a tile lies where that of this one does."""
         slot = self._slot(tile)
-        self.scores, self.seen = (x + slot * (KEYS * self.kind.few) for x in (self.tile.P, self.tile.seen))
-        self.tops, self.rescale = (x + slot * self.W for x in (self.tile.tops, self.tile.rescales))
+        self.scores, self.seen = (x + slot * (KEYS * self.kind.rows) for x in (self.tile.P, self.tile.seen))
+        self.tops, self.rescale = (x + slot * self.B for x in (self.tile.tops, self.tile.rescales))
 
-    def P(self, r: int) -> Pointer:
+    def P(self, r: Value) -> Pointer:
         """Scores, then weights, of a row."""
         row: Pointer = self.scores + r * KEYS
         return row
@@ -170,27 +206,23 @@ class FewQueries(Forward):
         k, kind, W = self.k, self.kind, self.W
         queries = self.item.q.of(I32) if kind.words else self.item.q
         nothing = k.constant(self.real, -math.inf).spread(W)
-        tops = [k.variable(nothing) for _ in self.rows]
         ahead, add = self._keys_ahead(tile), self._add_halves if kind.matrices else self._add_words
         width = W if kind.abreast == 1 else 16 // self.word_type.size  # words of a row turned at once
-        with self._keys(tile, kind.abreast) as p:
-            places = [p + n * W for n in range(kind.abreast)]
-            blocks = [self._block(tile, place, n) for n, place in enumerate(places)]
-            following = ahead(p)
-            sums = [[k.variable(self.zero()) for _ in self.rows] for _ in blocks]
+        with self._keys(tile, kind.abreast) as p, self._heads() as head:
+            places, rows = [p + n * W for n in range(kind.abreast)], self._rows_of(head)
+            blocks = [self._block(tile, head, place, n) for n, place in enumerate(places)]
+            following = ahead(p, head)
+            sums = [[k.variable(self.zero()) for _ in rows] for _ in blocks]
             with k.loop(self.count, step=W) as x:
                 lines = following(x)
                 for first in range(0, W, width):
                     for (keys, row), totals in zip(blocks, sums, strict=True):
                         words = self._turned(keys + x + first, row, width)
-                        add(totals, words, queries + (x + first) * self.factors, lines)
+                        add(totals, words, queries + (self.query_width * rows[0] + (x + first) * self.factors), lines)
             for place, totals in zip(places, sums, strict=True):
                 there = self._there(tile, place)
-                for r, total, top in zip(self.rows, totals, tops, strict=True):
-                    s = k.where(there, total.value, nothing)
-                    self.P(r)[place] = s
-                    top.value = k.maximum(s, top.value)
-        self._store(self.tile.top, [self._folded(top.value, k.maximum) for top in tops])
+                for r, total in zip(rows, totals, strict=True):
+                    self.P(r)[place] = k.where(there, total.value, nothing)
 
     def _turned(self, keys: Pointer, row: Value, width: int) -> list[Value]:
         """The first words of W rows, a vector for each of them."""
@@ -200,23 +232,41 @@ class FewQueries(Forward):
             rows = [k.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(rows[:half], rows[half:], strict=True)]
         return k.transpose(rows)
 
-    def _keys_ahead(self, tile: Tile) -> Callable[[Value], Callable[[Value], Iterator[Pointer]]]:
-        """What gives, while W words from x on of the keys from p on are read, as many lines to bring near."""
+    def _keys_ahead(self, tile: Tile) -> Callable[[Value, Value], Callable[[Value], Iterator[Pointer]]]:
+        """What gives, while W words of a head from x on of the keys from p on are read, as many lines to bring near."""
         k, W, size, several = self.k, self.W, self.word_type.size, self.W * self.kind.abreast
         source, row, nowhere = self._source("k", tile.start), k.integer("k_row"), self.tile.P.address
         dense = self._gapless("k", self.d)
 
-        def keys(p: Value) -> Callable[[Value], Iterator[Pointer]]:
+        def keys(p: Value, head: Value) -> Callable[[Value], Iterator[Pointer]]:
+            count = max(1, W * several * size // LINE)
+
             def lines(x: Value) -> Iterator[Pointer]:
                 with k.when(~dense), k.loop(several) as n:
                     source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
                 start = source.bytes(self.ahead.in_turn(p * row + x * (several * size)))
-                count = max(1, W * several * size // LINE)
                 return self.ahead.lines(k.at(k.where(dense, start.address, nowhere), I8), count)
 
-            return lines
+            def following(x: Value) -> Iterator[Pointer]:
+                at = (head * self.count + x) * (several * size)
+                return self._lines_of_rows("k", self.d, tile, p + several, at, count)
+
+            return following if self.kind.joined else lines
 
         return keys
+
+    def _lines_of_rows(
+        self, name: str, features: Value, tile: Tile, key: Value, at: Value, count: int
+    ) -> Iterator[Pointer]:
+        """So many lines of the rows of all heads from a key on, `at` being counted without what lies between rows.
+
+        Rows are gone through once for each head, so they should be near before the first: those of the keys that come
+        next are asked for, however near that is.
+        """
+        length, row = self._length(name, features), self.k.integer(f"{name}_row")
+        at = self.ahead.in_turn(at)
+        start = self._source(name, tile.start).bytes((key + at // length) * row + at % length)
+        return self.ahead.lines(start, count, distance=0)
 
     def _bring_next(self, lines: Iterator[Pointer]) -> None:
         """Bring the next line near, here and not before or after."""
@@ -256,10 +306,9 @@ class FewQueries(Forward):
         for total, (low, high) in zip(sums, chains, strict=True):
             total.value += low + high
 
-    def _block(self, tile: Tile, p: Value, number: int) -> tuple[Pointer, Value]:
-        """W rows of K from p on as whole vectors of words, and the bytes from row to row: where they lie, or a copy.
-
-        In the copy of that number, rows and features that are not there are 0.
+    def _block(self, tile: Tile, head: Value, p: Value, number: int) -> tuple[Pointer, Value]:
+        """W rows of a head of K from p on as whole vectors of words, and the bytes from row to row: where they lie, or
+        a copy. In the copy of that number, rows and features that are not there are 0.
         """
         k, W, element = self.k, self.W, self.kind.element
         row, feature = k.integer("k_row"), k.integer("k_feature")
@@ -268,8 +317,9 @@ class FewQueries(Forward):
         copy, source = self.tile.block.of(self.raw), self._source("k", tile.start).of(self.raw)
         copy = copy + width * (W * number)
         if self.in_order:
-            with k.when(there):
-                self._read(source.bytes(p * row), k.whole(W), row, self.d * element.size)
+            with k.when(there & (head == 0)):
+                self._read(source.bytes(p * row), k.whole(W), row, self._length("k", self.d))
+        source = self._of_head("k", head, source)
         with k.when(~there):
             with k.loop(width * W, step=W) as n:
                 copy[n] = k.constant(self.raw, 0).spread(W)
@@ -297,13 +347,6 @@ class FewQueries(Forward):
             with no, k.loop(count) as n, k.loop(size, step=LINE) as x:
                 k.need(rows.bytes(n * apart + x).of(I8)[0])
 
-    def _store(self, into: Pointer, numbers: Sequence[Value]) -> None:
-        """One number for each row, as a whole vector: a part of it would be read too soon after."""
-        vector = self.zero()
-        for r, x in enumerate(numbers):
-            vector = vector.with_lane(r, x)
-        into[0] = vector
-
     def _there(self, tile: Tile, p: Value) -> Value:
         lanes = self.k.lane_numbers(I64, self.W) + p
         return (lanes >= tile.first) & (lanes < tile.stop)
@@ -315,20 +358,28 @@ class FewQueries(Forward):
             total = total + x.lane(n)
         return total
 
+    def _tops(self, tile: Tile) -> None:
+        """The largest score of every row."""
+        k = self.k
+        with k.loop(self.rows) as r:
+            top = k.variable(k.constant(self.real, -math.inf).spread(self.W))
+            with self._keys(tile) as p:
+                top.value = k.maximum(self.load(self.P(r), p), top.value)
+            self.tile.top[r] = self._folded(top.value, k.maximum)
+
     def _rules(self, tile: Tile) -> None:
-        """S ← score(S) + bias, −∞ where the mask hides the pair, and the maximum of that."""
+        """S ← score(S) + bias, −∞ where the mask hides the pair."""
         k, kind, W = self.k, self.kind, self.W
         if not kind.ruled and not kind.mask:
             return
         nothing = k.constant(self.real, -math.inf).spread(W)
-        with k.loop(kind.few) as r:
+        with k.loop(self.rows) as r:
             if kind.bias:
                 self._fetch_row("bias", kind.bias, r, tile)
             for n in range(kind.dense):
                 self._fetch_row(f"dense{n}", I8, r, tile)
             row = {"b": self.word("b"), "keys": k.integer("keys"), "i": self.item.i[r], "h": self.item.h[r]}
             prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
-            top = k.variable(nothing)
             with self._keys(tile) as p:
                 at = r * KEYS + p
                 s = self._natural(self.load(self.scores, at))
@@ -343,10 +394,7 @@ class FewQueries(Forward):
                 visible = self._there(tile, p)
                 if self.mask is not None:
                     visible = visible & self.mask.at(place, prepared[1])[0].spread(W)
-                s = k.where(visible, s, nothing)
-                self.scores[at] = s
-                top.value = k.maximum(s, top.value)
-            self.tile.top[r] = self._folded(top.value, k.maximum)
+                self.scores[at] = k.where(visible, s, nothing)
 
     def _fetch_row(self, name: str, type: Type, r: Value, tile: Tile) -> None:
         """The keys of a tile in a row of a dense array."""
@@ -359,10 +407,8 @@ class FewQueries(Forward):
     def _weights(self, tile: Tile) -> None:
         """P = exp(S − m) and its sums: those of keys that are W apart lie in lanes."""
         k, kind, W = self.k, self.kind, self.W
-        shifts = self.load(self.tile.shift)
-        across: list[list[Value]] = []
-        for r in self.rows:
-            shift = shifts.lane(r).spread(W)
+        with k.loop(self.rows) as r:
+            shift = self.tile.shift[r].spread(W)
             sums = [k.variable(self.zero()) for _ in range(2 if kind.entropy else 1)]
             with self._keys(tile) as p:
                 weight, difference = self._weight(self.load(self.P(r), p), shift)
@@ -376,9 +422,8 @@ class FewQueries(Forward):
                     self.P(r).of(BF16)[p] = k.rounded(weight)
                 else:
                     self.P(r)[p] = k.rounded(weight).to(self.real) if kind.matrices else weight
-            across.append([self._total(x.value) for x in sums])
-        for name, numbers in zip(("l", "e"), zip(*across, strict=True), strict=False):
-            self._store(getattr(self.tile, name), numbers)
+            for name, total in zip(("l", "e"), sums, strict=False):
+                getattr(self.tile, name)[r] = self._total(total.value)
 
     def _add_values(self, tile: Tile, careful: bool) -> None:
         """O ← rescale · O + P V; with care, what is hidden counts as 0 whatever it is."""
@@ -387,19 +432,20 @@ class FewQueries(Forward):
         most = 1 if careful else max(1, sums * W // (kind.few * step))
         widths = [x * step for x in (8, 4, 2, 1) if x <= most]
         # Where rows that follow each other take several passes, some take all of them before the next ones.
-        block = k.where(self._gapless("v", self.d_v), self.some, KEYS)
-        for x in widths:
-            block = k.where(self.d_v == x, k.whole(KEYS), block)
-        with k.loop(self.width, step=W) as a:
-            for r in self.rows:
-                self.tile.total[self.width * r + a] = self.zero()
-        with k.loop(tile.stop, start=tile.first & -self.some, step=block) as first:
-            keys = Keys(tile, first, block, k.minimum(first + block, tile.stop))
+        block = self.some
+        if not kind.joined:
+            block = k.where(self._gapless("v", self.d_v), block, KEYS)
+            for x in widths:
+                block = k.where(self.d_v == x, k.whole(KEYS), block)
+        with k.loop(self.width * self.rows, step=W) as a:
+            self.tile.total[a] = self.zero()
+        with k.loop(tile.stop, start=tile.first & -self.some, step=block) as first, self._heads() as head:
+            keys = Keys(tile, head, first, block, k.minimum(first + block, tile.stop))
             if self.in_order:
-                with k.when(block < KEYS):
+                with k.when((block < KEYS) & (head == 0)):
                     begin, row = k.maximum(first, tile.first), k.integer("v_row")
                     rows = self._source("v", tile.start).bytes(begin * row)
-                    self._read(rows, keys.stop - begin, row, self.d_v * kind.element.size)
+                    self._read(rows, keys.stop - begin, row, self._length("v", self.d_v))
             start, whole = k.whole(0), self.d_v & -step
             for width in widths:
                 stop = whole - (whole - start) % width
@@ -408,21 +454,21 @@ class FewQueries(Forward):
                 start = stop
             with k.when(whole < self.d_v):
                 self._add_features(keys, whole, 1, self.d_v - whole, careful)
-        rescale = [self.rescale[r].spread(W) for r in self.rows]
-        with k.loop(self.width, step=step) as a:
-            for r in self.rows:
+        with k.loop(self.rows) as r:
+            rescale = self.rescale[r].spread(W)
+            with k.loop(self.width, step=step) as a:
                 places = [self.width * r + a + n for n in range(0, step, W)]
                 totals = self._in_order([self.load(self.tile.total, place) for place in places])
                 for place, total in zip(places, totals, strict=True):
-                    self.span.O[place] = k.fma(self.load(self.span.O, place), rescale[r], total)
+                    self.span.O[place] = k.fma(self.load(self.span.O, place), rescale, total)
 
     def _add_features(self, keys: Keys, a: Value, steps: int, count: Value | None, careful: bool) -> None:
         """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
         k, W, tile = self.k, self.W, keys.tile
-        at = [[self.width * r + a + n for n in range(0, steps * self.step, W)] for r in self.rows]
+        at = [[self.width * r + a + n for n in range(0, steps * self.step, W)] for r in self._rows_of(keys.head)]
         sums = [[k.variable(self.load(self.tile.total, place)) for place in row] for row in at]
-        rows = self._source("v", tile.start), k.integer("v_row")
-        values = functools.partial(self._add_keys, tile, *rows, a, steps, count, careful)
+        rows = self._of_head("v", keys.head, self._source("v", tile.start)), k.integer("v_row")
+        values = functools.partial(self._add_keys, keys, *rows, a, steps, count, careful)
         approach = self._values_ahead(keys, a, 0 if careful else steps * self.step)
         if self.kind.matrices:
             # As matrices are summed: even keys, odd ones, then both, and then the total.
@@ -449,7 +495,7 @@ class FewQueries(Forward):
 
     def _add_keys(
         self,
-        tile: Tile,
+        keys: Keys,
         source: Pointer,
         width: Value,
         a: Value,
@@ -460,7 +506,7 @@ class FewQueries(Forward):
         p: Value,
     ) -> None:
         """What a key, or two where they are taken by pairs, gives to some features."""
-        k, kind, W = self.k, self.kind, self.W
+        k, kind, W, tile = self.k, self.kind, self.W, keys.tile
         several = range(2 if kind.words else 1)
 
         def row(p: Value) -> Pointer:
@@ -469,7 +515,7 @@ class FewQueries(Forward):
             return source.bytes(inside * width)
 
         values = self._values([row(p + n) for n in several], a, steps, count)
-        for r in self.rows:
+        for r, totals in zip(self._rows_of(keys.head), sums, strict=True):
             weight = (self.P(r).of(I32) if kind.words else self.P(r))[p // len(several)].spread(W)
             visible = [self.seen[r * KEYS + p + n] != 0.0 for n in several] if careful else []
             for n, v in enumerate(values):
@@ -477,11 +523,11 @@ class FewQueries(Forward):
                     if careful:
                         low, high = (k.where(x, k.constant(I32, 0xFFFF << 16 * h), 0) for h, x in enumerate(visible))
                         v = v & (low | high)
-                    sums[r][n].value = k.dot_pairs(sums[r][n].value, v, weight)
+                    totals[n].value = k.dot_pairs(totals[n].value, v, weight)
                 else:
                     for there in visible:
                         v = k.where(there, v, self.zero())
-                    sums[r][n].value = k.fma(v, weight, sums[r][n].value)
+                    totals[n].value = k.fma(v, weight, totals[n].value)
 
     def _values_ahead(self, keys: Keys, a: Value, features: int) -> Callable[[Value, int], None]:
         """What brings near, when some keys from p on are read, as much as so many features of them are from a on."""
@@ -500,7 +546,15 @@ class FewQueries(Forward):
                 with no, k.loop(several) as n, k.loop(width, step=LINE) as x:
                     source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()
 
-        return approach if features else lambda p, several: None
+        def approach_joined(p: Value, several: int) -> None:
+            at = (p - keys.first) * width + (keys.head * self.d_v + a) * size * keys.block
+            count, following = -(-several * width // LINE), keys.first + keys.block
+            for line in self._lines_of_rows("v", self.d_v, keys.tile, following, at, count):
+                line.prefetch(self.ahead.prefetch.level)
+
+        if not features:
+            return lambda p, several: None
+        return approach_joined if self.kind.joined else approach
 
     def _values(self, rows: Sequence[Pointer], a: Value, steps: int, count: Value | None) -> list[Value]:
         """Vectors of a row of V, every other number for matrices; or of two rows as pairs, interleaved in 16 bytes."""

@@ -52,7 +52,8 @@ FIRST = ("groups", "count", "taken", "items", "bases", "tiles", "scratch")
 GROUPS, COUNT, TAKEN, ITEMS, BASES, TILE_LIST, SCRATCH = range(len(FIRST))
 FIELDS = (
     *FIRST, "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys", "scale",
-    "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature", "out_head", "out_row", "row_head",
+    "q_head", "q_row", "q_feature", "k_head", "k_row", "k_feature", "v_head", "v_row", "v_feature",
+    "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
 )  # fmt: skip
 # Words of an item: addresses, counted from the bases of the same places, among them those of dense masks and, last, of
@@ -90,9 +91,11 @@ class Kind:
     """What a kernel is compiled for.
 
     element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of an item, whole vectors.
-    few: rows of an item whose lanes are keys, 0 where lanes are queries. pairs: whether products take two numbers of
-    16 bits at once. copied: whether tiles of K and V are copied before use. woven: whether the weights of a tile are
-    made beside the scores of the next. bias: the type of a dense bias. best: how many of the largest weights are kept.
+    few: rows that share a key head in an item whose lanes are keys, 0 where lanes are queries. joined: vectors of rows
+    in such an item if it holds several key heads, whose rows of K and V lie beside each other, else 0. pairs: whether
+    products take two numbers of 16 bits at once. copied: whether tiles of K and V are copied before use. woven: whether
+    the weights of a tile are made beside the scores of the next. bias: the type of a dense bias. best: how many of the
+    largest weights are kept.
     """
 
     element: Type
@@ -100,6 +103,7 @@ class Kind:
     integer: Type
     lanes: int
     few: int
+    joined: int
     pairs: bool
     matrices: bool
     copied: bool
@@ -173,6 +177,16 @@ class Kind:
         return (*self.addresses, "partial", *ITEM)
 
     @property
+    def rows(self) -> int:
+        """How many an item may have room for."""
+        return self.few if self.few and not self.joined else self.lanes
+
+    @property
+    def vector(self) -> int:
+        """Lanes of a vector, where lanes are keys."""
+        return self.lanes // max(1, self.joined)
+
+    @property
     def words(self) -> bool:
         """Whether products take words of two numbers, not matrices of them."""
         return self.pairs and not self.matrices
@@ -180,7 +194,7 @@ class Kind:
     @property
     def abreast(self) -> int:
         """With few queries, vectors of keys whose scores grow side by side: where one chain of sums is waited for."""
-        return 2 if self.element is BF16 and 0 < self.few <= 2 and self.lanes * self.real.size == 32 else 1
+        return 2 if self.element is BF16 and 0 < self.few <= 2 and self.vector * self.real.size == 32 else 1
 
     @property
     def ruled(self) -> bool:
@@ -197,7 +211,7 @@ class Kind:
         rules = [None if x is None else x.program.structure for x in (self.mask, self.score)]
         ranks = [[len(t.shape) for t in x.program.tables] for x in (self.mask, self.score) if x]
         rest = (self.element, self.real, self.integer, self.lanes, self.few, self.copied, self.woven, self.bias)
-        more = (self.pairs, self.matrices, self.dropout, self.sink, self.entropy, self.best)
+        more = (self.joined, self.pairs, self.matrices, self.dropout, self.sink, self.entropy, self.best)
         return repr(("forward", rest, more, rules, ranks))
 
 
@@ -206,7 +220,7 @@ class Kind:
 
 def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs, and the copies of the tiles of a span."""
-    tile, slots = KEYS * (kind.few or kind.lanes), TILES if kind.few else 1 + kind.woven
+    tile, slots = KEYS * kind.rows, TILES if kind.few else 1 + kind.woven
     area = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
     area |= dict.fromkeys(kind.weights, tile * slots)
     area |= dict.fromkeys(kind.fetched, tile) | {"seen": tile * slots}
@@ -214,7 +228,7 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
         area["product"] = SIDE * kind.lanes
     if kind.few:
         area |= dict.fromkeys(("tops", "rescales"), kind.lanes * slots)
-        area["block"] = kind.abreast * kind.lanes * (d + 2 * kind.lanes)
+        area["block"] = kind.abreast * kind.vector * (d + 2 * kind.vector)
         area["total"] = output_size(kind, d_v)
     if kind.woven:
         area["rescale"] *= 2
@@ -247,8 +261,8 @@ def output_size(kind: Kind, d_v: Any) -> Any:
     """Numbers of O: a row of lanes for each feature, or for each of few queries a row of features in whole vectors."""
     if not kind.few:
         return kind.lanes * d_v
-    step = kind.lanes * (2 if kind.pairs else 1)
-    return multiple(d_v, step) * kind.few
+    step = kind.vector * (2 if kind.pairs else 1)
+    return multiple(d_v, step) * kind.rows
 
 
 def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:
@@ -263,7 +277,7 @@ def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     integers = kind.lanes * (1 if kind.integer is I32 else 8 // kind.real.size)
     words = dict.fromkeys(("g", "r"), kind.lanes * 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": kind.lanes, "second": kind.lanes}
-    q = kind.few * feature_rows(kind, d, 2 * kind.lanes) if kind.few else kind.lanes * feature_rows(kind, d, 1)
+    q = kind.rows * feature_rows(kind, d, 2 * kind.vector if kind.few else 1)
     return {"cursor": 16, **words, **lanes, **dict.fromkeys(kind.queries, q), **span_area(kind, d_v)}
 
 

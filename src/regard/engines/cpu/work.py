@@ -56,7 +56,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 K = TypeVar("K", bound="Kept")
 
 WAVE = 64  # blocks of queries whose tiles are found together
-FEW = 8  # queries of an item up to which lanes are keys
+FEW = 8  # queries that share a key head up to which lanes are keys
+JOINED = 64  # rows of an item that holds several key heads
 SMALL = 2**21  # products below which another thread would begin too late
 FEW_ROWS = 2**16  # queries of a call that is kept whole
 KEPT = 256  # plans
@@ -327,10 +328,11 @@ SEED = FIELDS.index("seed")
 
 
 class Stages:
-    """The stages of a plan, found one after the other each time they are asked for."""
+    """The stages of a plan, found one after the other each time they are asked for. n_k: keys, if not the problem's."""
 
-    def __init__(self, kind: Kind, p: Problem, results: Call, rows: range, threads: int):
+    def __init__(self, kind: Kind, p: Problem, results: Call, rows: range, threads: int, n_k: int | None = None):
         self.kind, self.p, self.results, self.rows, self.threads = kind, p, results, rows, threads
+        self.n_k = p.n_k if n_k is None else n_k
 
     @cached_property
     def blocks(self) -> tuple[Array, Array]:
@@ -341,6 +343,13 @@ class Stages:
             step = min(p.group, self.kind.few // count)
         starts = (np.arange(p.kv_heads)[:, None] * p.group + np.arange(0, p.group, step)).reshape(-1)
         heads = np.stack([starts, np.minimum(step, p.group - starts % p.group)], axis=1)
+        if self.kind.joined:
+            # Rows that are read whole are faster, but each thread should have two spans of some.
+            spans = -(-self.n_k // (KEYS << span_bits(p.d, p.dtype.itemsize)))
+            most = p.heads * p.batch * spans // (2 * self.threads) if self.threads > 1 else p.heads
+            step = max(1, min(lanes // count, most) // p.group) * p.group
+            starts = np.arange(0, p.heads, step)
+            heads = np.stack([starts, np.minimum(step, p.heads - starts)], axis=1)
         rows = np.arange(first, self.rows.stop, lanes)
         return heads, np.stack([rows, np.minimum(lanes, self.rows.stop - rows)], axis=1)
 
@@ -418,7 +427,7 @@ class Stages:
         """Lists of tiles, and the items that point into them, of so many blocks of queries at once."""
         p, (heads, rows) = self.p, self.blocks
         shift = p.origin[2] % KEYS
-        tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
+        tiles = np.arange(-(-(self.n_k + shift) // KEYS) if self.n_k else 0, dtype=np.int64)
         everyone = range(p.batch)
         if not p.hiding or len(tiles) <= 1:
             # One tile is not worth a look at what it hides.
@@ -565,8 +574,8 @@ def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str,
     words: dict[str, int | float] = {
         "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
         "scale": float(p.scale), "row_head": p.n_q,
-        "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
-        "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
+        "k_head": p.key.strides[-3], "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
+        "v_head": p.value.strides[-3], "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
         "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))),
     }  # fmt: skip
     dense = {f"dense{n}": x for n, x in enumerate(dense_masks(p))}
@@ -659,12 +668,17 @@ def kind_of(
     matrices = plain.element is BF16 and target.matrices and p.scale != 0
     pairs = matrices or (plain.element is BF16 and target.bf16_dot and p.scale != 0)
     few = few and rows * p.group <= min(FEW, W) and straight[1] and not best
+    # A mask that differs by head would have each tile that one head sees worked on for all.
+    beside = p.kv_heads > 1 and all(0 < x.strides[-3] < x.strides[-2] for x in (p.key, p.value))
+    joined = few and beside and "h" not in reads(*p.hiding)
     converted = plain.element is not plain.real and not pairs
     apart = rows * p.group > plain.lanes and any(_scattered(x) for x in (p.key, p.value, *more))
+    vectors = -(-min(rows * p.heads, JOINED) // W) if joined else 0
     return replace(
         plain,
-        lanes=W if few else plain.lanes,
-        few=1 << (max(1, rows * p.group) - 1).bit_length() if few else 0,
+        lanes=(vectors or 1) * W if few else plain.lanes,
+        few=0 if not few else rows * p.group if joined else 1 << (max(1, rows * p.group) - 1).bit_length(),
+        joined=vectors,
         pairs=pairs,
         matrices=matrices,
         woven=target.weaves and not (few or matrices),
@@ -690,6 +704,7 @@ def with_queries_in_lanes(
         integer=integer_type(p.integers, mask, score) if mask or score else I64,
         lanes=multiple(lanes, W),
         few=0,
+        joined=0,
         pairs=False,
         matrices=False,
         copied=True,
@@ -713,7 +728,7 @@ def _scattered(x: Array) -> bool:
 def working_memory(p: Problem) -> int:
     """About how many bytes a call takes beyond inputs and outputs: tiles, items, and lists of tiles."""
     kind = kind_of(p, chosen(), p.n_q, False)
-    blocks = p.heads * -(-p.n_q // kind.lanes)
+    blocks = -(-p.heads * p.n_q // kind.lanes) if kind.joined else p.heads * -(-p.n_q // kind.lanes)
     items, lists = p.batch * blocks, 1
     if p.hiding:
         items = min(blocks, WAVE * p.heads)
