@@ -31,6 +31,7 @@ class Case:
     d: int = 8
     d_v: int = 8
     layout: str = "bhnd"
+    inside: bool = False  # heads inside of tokens in memory: (..., h, n, d) is a view of (..., n, h, d)
     poison: float | None = None  # what lies, beside NaN, where the mask hides it from some query
 
     def __str__(self) -> str:
@@ -53,6 +54,8 @@ class Case:
         if self.layout == "bnhd":
             q, k, v = (np.ascontiguousarray(x.swapaxes(-2, -3)) for x in (q, k, v))
             options["layout"] = "bnhd"
+        if self.inside:
+            q, k, v = (np.ascontiguousarray(x.swapaxes(-2, -3)).swapaxes(-2, -3) for x in (q, k, v))
         return q, k, v, options
 
 
@@ -98,6 +101,7 @@ CASES: tuple[Case, ...] = (
     Case("wide value", d=4, d_v=11),
     Case("one feature", d=1, d_v=1),
     Case("positions first", layout="bnhd", h=4, h_kv=2),
+    Case("two queries, heads inside of tokens", inside=True, h=6, h_kv=3, n_q=2, n_k=300),
     Case("no queries", n_q=0),
     Case("no queries, keys beyond the last", lambda rng, c: {"mask": regard.global_tokens(3)}, n_q=0, n_k=257),
     Case("no keys", n_k=0),
