@@ -24,7 +24,6 @@ from regard.engines.cpu.lowering import Place
 from regard.engines.cpu.values import Pointer, Value, Variable
 
 READ = 2**12  # bytes of V that are read in order before they are used
-TOGETHER = 4  # rows of V that several heads are summed from before the next
 EARLY = KEYS // 16  # rows of V that are asked for while a tile's weights are made
 
 
@@ -56,8 +55,10 @@ class FewQueries(Forward):
         self.width = (self.d_v + (self.step - 1)) & -self.step
         self.ahead, self.in_order = Ahead(k.target), k.target.prefetch.in_order
         # Of V, summed before the next where one pass over their features is not enough.
-        self.some = k.whole(TOGETHER if kind.joined and not kind.matrices else DEPTH)
-        if self.in_order and not kind.matrices:
+        self.some = k.whole(DEPTH)
+        if kind.joined and not kind.matrices:  # as few as pay for what they are added to
+            self.some = k.whole(2 if kind.few <= 2 < kind.element.size else 4)
+        elif self.in_order and not kind.matrices:
             for fewer in (16, 8, 4):
                 self.some = k.where(self.d_v * self.some * kind.element.size > READ, fewer, self.some)
         self.k_ahead, self.v_ahead = (
