@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from regard.engines.cpu import cache
-from regard.engines.cpu.layout import BASES, FIELDS, ITEMS, KEYS, TILE_LIST
+from regard.engines.cpu.layout import BASES, FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
     SMALL,
     Results,
+    Stage,
     Stages,
     address_of,
     bare,
@@ -46,7 +47,9 @@ class Step:
         self.word = {name: n for n, name in enumerate(kind.item)}
         self.bases = array("Q", [0] * len(kind.item))
         self.fields[BASES] = self.bases.buffer_info()[0]
-        self.tiles = 0
+        self.tile_list: Array = np.empty(0, np.int64)
+        self.stages: tuple[Stage, ...] = ()
+        self.tiles = self.threads = 0
         self.strides: tuple[tuple[int, ...], ...] = ()
 
     def __call__(self, addresses: Sequence[int], n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> None:
@@ -59,17 +62,23 @@ class Step:
         self.bases[:5] = array("Q", addresses)
         self.fields[N_K] = self.fields[KEY_END] = n_k
         for stage in self.stages:
-            self.fields[ITEMS], self.fields[TILE_LIST] = address_of(stage.items), address_of(stage.tiles)
+            self.fields[ITEMS], self.fields[TILE_LIST] = address_of(stage.items), address_of(self.tile_list)
             self.bases[self.word["partial"]] = address_of(self.partial) if stage.partial else 0
             launch_again(self.kernel.call, self.fields, stage, self.threads)
 
     def _plan(self, tiles: int) -> None:
         """Share out so many tiles of keys."""
-        self.tiles, self.strides = 0, ()  # until all is made: Ctrl-C may come in between
-        self.threads = 1 if self.products * tiles * KEYS < SMALL else self.most
-        self.stages = tuple(Stages(self.kind, self.p, self.results, range(1), self.threads, tiles * KEYS))
-        self.partial = np.empty(max(stage.partial for stage in self.stages), np.uint8)
-        self.tiles = tiles
+        before, threads = self.threads, 1 if self.products * tiles * KEYS < SMALL else self.most
+        self.tiles = self.threads = 0  # until all is made: Ctrl-C may come in between
+        if tiles > len(self.tile_list):
+            self.tile_list = tile_word(np.arange(2 * tiles, dtype=np.int64))
+        if before == threads == 1:
+            self.stages[0].items[:, self.word["count"]] = tiles
+        else:
+            self.strides = ()
+            self.stages = tuple(Stages(self.kind, self.p, self.results, range(1), threads, tiles * KEYS))
+            self.partial = np.empty(max(stage.partial for stage in self.stages), np.uint8)
+        self.tiles, self.threads = tiles, threads
 
     def _place(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
         """Keys and values lie elsewhere, with such strides."""
