@@ -51,11 +51,12 @@ class Case:
         options = self.wishes(rng, self)
         if self.poison is not None:
             k[..., -3, :], v[..., -3, :], v[..., -4, :] = np.nan, np.nan, self.poison
-        if self.layout == "bnhd":
+        if self.layout == "bnhd" or self.inside:
             q, k, v = (np.ascontiguousarray(x.swapaxes(-2, -3)) for x in (q, k, v))
+        if self.layout == "bnhd":
             options["layout"] = "bnhd"
-        if self.inside:
-            q, k, v = (np.ascontiguousarray(x.swapaxes(-2, -3)).swapaxes(-2, -3) for x in (q, k, v))
+        elif self.inside:
+            q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
         return q, k, v, options
 
 

@@ -15,19 +15,19 @@ from regard.engines.cpu import cache
 from regard.engines.cpu.layout import BASES, FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
-    SMALL,
     Results,
     Stage,
     Stages,
     address_of,
     bare,
+    base_of,
     kind_of,
     launch_again,
     packed,
     source,
+    threads_for,
 )
 from regard.problem import Problem
-from regard.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
@@ -38,17 +38,17 @@ class Step:
     """Plans for (..., h, 1, d) queries against any number of keys; one thread at a time may call it."""
 
     def __init__(self, p: Problem, target: Target):
-        p = self.p = replace(p, query=_form_of(p.query), key=_form_of(p.key), value=_form_of(p.value))
+        p = self.p = _form_of(p, p.n_k)
         self.results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
         kind = self.kind = kind_of(p, target, 1, *self.results.wishes)
         self.kernel = cache.kernel(kind.key, "forward", target, lambda: source(kind, target))
         self.fields = packed(kind.fields, self.results.words(p))
-        self.most, self.products = num_threads(), p.batch * p.heads * (p.d + p.d_v + 16)  # for each key
-        self.word = {name: n for n, name in enumerate(kind.item)}
+        self.word = kind.item.index
         self.bases = array("Q", [0] * len(kind.item))
         self.fields[BASES] = self.bases.buffer_info()[0]
         self.tile_list: Array = np.empty(0, np.int64)
         self.stages: tuple[Stage, ...] = ()
+        self.partial: Array | None = None
         self.tiles = self.threads = 0
         self.strides: tuple[tuple[int, ...], ...] = ()
 
@@ -62,22 +62,25 @@ class Step:
         self.bases[:5] = array("Q", addresses)
         self.fields[N_K] = self.fields[KEY_END] = n_k
         for stage in self.stages:
-            self.fields[ITEMS], self.fields[TILE_LIST] = address_of(stage.items), address_of(self.tile_list)
-            self.bases[self.word["partial"]] = address_of(self.partial) if stage.partial else 0
+            self.fields[ITEMS] = address_of(stage.items)
             launch_again(self.kernel.call, self.fields, stage, self.threads)
 
     def _plan(self, tiles: int) -> None:
         """Share out so many tiles of keys."""
-        before, threads = self.threads, 1 if self.products * tiles * KEYS < SMALL else self.most
+        p, before = _form_of(self.p, tiles * KEYS), self.threads
+        threads = threads_for(p, p.batch * p.heads)
         self.tiles = self.threads = 0  # until all is made: Ctrl-C may come in between
         if tiles > len(self.tile_list):
             self.tile_list = tile_word(np.arange(2 * tiles, dtype=np.int64))
+            self.fields[TILE_LIST] = address_of(self.tile_list)
         if before == threads == 1:
-            self.stages[0].items[:, self.word["count"]] = tiles
+            self.stages[0].items[:, self.word("count")] = tiles
         else:
             self.strides = ()
-            self.stages = tuple(Stages(self.kind, self.p, self.results, range(1), threads, tiles * KEYS))
-            self.partial = np.empty(max(stage.partial for stage in self.stages), np.uint8)
+            self.stages = tuple(Stages(self.kind, p, self.results, range(1), threads))
+            partial = self.stages[0].partial  # of all stages, if of any
+            self.partial = np.empty(partial, np.uint8) if partial else None
+            self.bases[self.word("partial")] = base_of(self.partial)
         self.tiles, self.threads = tiles, threads
 
     def _place(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
@@ -86,14 +89,18 @@ class Step:
         for name, field, strides in zip("kv", HEADS, (key, value), strict=True):
             self.fields[field] = strides[-3] * size
             for items in (stage.items for stage in self.stages):
-                b, h = items[:, self.word["b"]], items[:, self.word["head"]] // self.p.group
-                items[:, self.word[name]] = (b * strides[0] + h * strides[-3]) * size
+                b, h = items[:, self.word("b")], items[:, self.word("head")] // self.p.group
+                items[:, self.word(name)] = (b * strides[0] + h * strides[-3]) * size
         self.strides = key, value
 
 
-def _form_of(x: Array) -> Array:
-    """An array of this shape, dtype and strides that holds no memory, and must not be read."""
-    return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), x.shape, x.strides)
+def _form_of(p: Problem, n_k: int) -> Problem:
+    """The same with so many keys, of arrays that hold no memory, and must not be read."""
+
+    def form(x: Array, rows: int) -> Array:
+        return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), (*x.shape[:-2], rows, x.shape[-1]), x.strides)
+
+    return replace(p, query=form(p.query, p.n_q), key=form(p.key, n_k), value=form(p.value, n_k))
 
 
 def step(p: Problem, target: Target) -> Step | None:

@@ -212,10 +212,9 @@ class FewQueries(Forward):
         with self._keys(tile, kind.abreast) as p, self._heads() as head:
             places, rows = [p + n * W for n in range(kind.abreast)], self._rows_of(head)
             blocks = [self._block(tile, head, place, n) for n, place in enumerate(places)]
-            following = ahead(p, head)
             sums = [[k.variable(self.zero()) for _ in rows] for _ in blocks]
             with k.loop(self.count, step=W) as x:
-                lines = following(x)
+                lines = ahead(p, head, x)
                 for first in range(0, W, width):
                     for (keys, row), totals in zip(blocks, sums, strict=True):
                         words = self._turned(keys + x + first, row, width)
@@ -233,28 +232,27 @@ class FewQueries(Forward):
             rows = [k.shuffle(x, y, range(2 * x.lanes)) for x, y in zip(rows[:half], rows[half:], strict=True)]
         return k.transpose(rows)
 
-    def _keys_ahead(self, tile: Tile) -> Callable[[Value, Value], Callable[[Value], Iterator[Pointer]]]:
+    def _keys_ahead(self, tile: Tile) -> Callable[[Value, Value, Value], Iterator[Pointer]]:
         """What gives, while W words of a head from x on of the keys from p on are read, as many lines to bring near."""
-        k, W, size, several = self.k, self.W, self.word_type.size, self.W * self.kind.abreast
+        k, size, several = self.k, self.word_type.size, self.W * self.kind.abreast
+        count = max(1, self.W * several * size // LINE)
+
+        def joined(p: Value, head: Value, x: Value) -> Iterator[Pointer]:
+            at = (head * self.count + x) * (several * size)
+            return self._lines_of_rows("k", self.d, tile, p + several, at, count)
+
+        if self.kind.joined:
+            return joined
         source, row, nowhere = self._source("k", tile.start), k.integer("k_row"), self.tile.P.address
         dense = self._gapless("k", self.d)
 
-        def keys(p: Value, head: Value) -> Callable[[Value], Iterator[Pointer]]:
-            count = max(1, W * several * size // LINE)
+        def apart(p: Value, head: Value, x: Value) -> Iterator[Pointer]:
+            with k.when(~dense), k.loop(several) as n:
+                source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
+            start = source.bytes(self.ahead.in_turn(p * row + x * (several * size)))
+            return self.ahead.lines(k.at(k.where(dense, start.address, nowhere), I8), count)
 
-            def lines(x: Value) -> Iterator[Pointer]:
-                with k.when(~dense), k.loop(several) as n:
-                    source.bytes((p + self.k_ahead + n) * row + x * size).prefetch()
-                start = source.bytes(self.ahead.in_turn(p * row + x * (several * size)))
-                return self.ahead.lines(k.at(k.where(dense, start.address, nowhere), I8), count)
-
-            def following(x: Value) -> Iterator[Pointer]:
-                at = (head * self.count + x) * (several * size)
-                return self._lines_of_rows("k", self.d, tile, p + several, at, count)
-
-            return following if self.kind.joined else lines
-
-        return keys
+        return apart
 
     def _lines_of_rows(
         self, name: str, features: Value, tile: Tile, key: Value, at: Value, count: int
@@ -532,12 +530,23 @@ class FewQueries(Forward):
 
     def _values_ahead(self, keys: Keys, a: Value, features: int) -> Callable[[Value, int], None]:
         """What brings near, when some keys from p on are read, as much as so many features of them are from a on."""
-        k, row, size = self.k, self.k.integer("v_row"), self.kind.element.size
-        source, width, dense = self._source("v", keys.tile.start), features * size, self._gapless("v", self.d_v)
+        if not features:
+            return lambda p, several: None
+        k, size, width = self.k, self.kind.element.size, features * self.kind.element.size
+
+        def joined(p: Value, several: int) -> None:
+            at = (p - keys.first) * width + (keys.head * self.d_v + a) * size * keys.block
+            count, following = -(-several * width // LINE), keys.first + keys.block
+            for line in self._lines_of_rows("v", self.d_v, keys.tile, following, at, count):
+                line.prefetch(self.ahead.prefetch.level)
+
+        if self.kind.joined:
+            return joined
+        source, row, dense = self._source("v", keys.tile.start), k.integer("v_row"), self._gapless("v", self.d_v)
         # The passes over some rows are, one after the other, what the rows are.
         begin = keys.first * (row - width) + a * size * keys.block
 
-        def approach(p: Value, several: int) -> None:
+        def apart(p: Value, several: int) -> None:
             # Where reading in order is enough, a single pass is that.
             with k.when(keys.block < KEYS) if self.in_order else nullcontext(), k.choice(dense) as (yes, no):
                 with yes:
@@ -547,15 +556,7 @@ class FewQueries(Forward):
                 with no, k.loop(several) as n, k.loop(width, step=LINE) as x:
                     source.bytes((p + self.v_ahead + n) * row + a * size + x).prefetch()
 
-        def approach_joined(p: Value, several: int) -> None:
-            at = (p - keys.first) * width + (keys.head * self.d_v + a) * size * keys.block
-            count, following = -(-several * width // LINE), keys.first + keys.block
-            for line in self._lines_of_rows("v", self.d_v, keys.tile, following, at, count):
-                line.prefetch(self.ahead.prefetch.level)
-
-        if not features:
-            return lambda p, several: None
-        return approach_joined if self.kind.joined else approach
+        return apart
 
     def _values(self, rows: Sequence[Pointer], a: Value, steps: int, count: Value | None) -> list[Value]:
         """Vectors of a row of V, every other number for matrices; or of two rows as pairs, interleaved in 16 bytes."""

@@ -328,28 +328,25 @@ SEED = FIELDS.index("seed")
 
 
 class Stages:
-    """The stages of a plan, found one after the other each time they are asked for. n_k: keys, if not the problem's."""
+    """The stages of a plan, found one after the other each time they are asked for."""
 
-    def __init__(self, kind: Kind, p: Problem, results: Call, rows: range, threads: int, n_k: int | None = None):
+    def __init__(self, kind: Kind, p: Problem, results: Call, rows: range, threads: int):
         self.kind, self.p, self.results, self.rows, self.threads = kind, p, results, rows, threads
-        self.n_k = p.n_k if n_k is None else n_k
 
     @cached_property
     def blocks(self) -> tuple[Array, Array]:
         """Heads (first, number) and rows (first, number) of blocks of queries: whole heads where they fit."""
         p, count, lanes, first = self.p, len(self.rows), self.kind.lanes, self.rows.start
-        step = min(p.group, lanes // count) if count <= lanes else 1
-        if self.kind.few:
-            step = min(p.group, self.kind.few // count)
-        starts = (np.arange(p.kv_heads)[:, None] * p.group + np.arange(0, p.group, step)).reshape(-1)
-        heads = np.stack([starts, np.minimum(step, p.group - starts % p.group)], axis=1)
+        whole, step = p.group, min(p.group, lanes // count) if count <= lanes else 1
         if self.kind.joined:
             # Rows that are read whole are faster, but each thread should have two spans of some.
-            spans = -(-self.n_k // (KEYS << span_bits(p.d, p.dtype.itemsize)))
+            spans = -(-p.n_k // (KEYS << span_bits(p.d, p.dtype.itemsize)))
             most = p.heads * p.batch * spans // (2 * self.threads) if self.threads > 1 else p.heads
-            step = max(1, min(lanes // count, most) // p.group) * p.group
-            starts = np.arange(0, p.heads, step)
-            heads = np.stack([starts, np.minimum(step, p.heads - starts)], axis=1)
+            whole, step = p.heads, max(1, min(lanes // count, most) // p.group) * p.group
+        elif self.kind.few:
+            step = min(p.group, self.kind.few // count)
+        starts = (np.arange(0, p.heads, whole)[:, None] + np.arange(0, whole, step)).reshape(-1)
+        heads = np.stack([starts, np.minimum(step, whole - starts % whole)], axis=1)
         rows = np.arange(first, self.rows.stop, lanes)
         return heads, np.stack([rows, np.minimum(lanes, self.rows.stop - rows)], axis=1)
 
@@ -372,7 +369,7 @@ class Stages:
 
     def stage(self, tiles: Array, items: Array, partial: int = 0, most: int = WIDE_GROUP) -> Stage:
         """Items in groups that share keys and values, or pages of them, the longest first."""
-        heads_in_rows = self.kind.few and self.p.key.strides[-3] < self.p.key.strides[-2]
+        heads_in_rows = self.kind.few and _heads_in_rows(self.p.key)
         # Under a window, those with as many queries as one of them sees keys are all that share any.
         near = -(-int(items[:, self.word("count")].max()) * KEYS // self.kind.lanes)
         size = min(most, max(GROUP, near))
@@ -427,7 +424,7 @@ class Stages:
         """Lists of tiles, and the items that point into them, of so many blocks of queries at once."""
         p, (heads, rows) = self.p, self.blocks
         shift = p.origin[2] % KEYS
-        tiles = np.arange(-(-(self.n_k + shift) // KEYS) if self.n_k else 0, dtype=np.int64)
+        tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
         everyone = range(p.batch)
         if not p.hiding or len(tiles) <= 1:
             # One tile is not worth a look at what it hides.
@@ -669,7 +666,7 @@ def kind_of(
     pairs = matrices or (plain.element is BF16 and target.bf16_dot and p.scale != 0)
     few = few and rows * p.group <= min(FEW, W) and straight[1] and not best
     # A mask that differs by head would have each tile that one head sees worked on for all.
-    beside = p.kv_heads > 1 and all(0 < x.strides[-3] < x.strides[-2] for x in (p.key, p.value))
+    beside = p.kv_heads > 1 and all(x.strides[-3] > 0 and _heads_in_rows(x) for x in (p.key, p.value))
     joined = few and beside and "h" not in reads(*p.hiding)
     converted = plain.element is not plain.real and not pairs
     apart = rows * p.group > plain.lanes and any(_scattered(x) for x in (p.key, p.value, *more))
@@ -717,6 +714,11 @@ def with_queries_in_lanes(
         entropy=entropy,
         best=0,
     )
+
+
+def _heads_in_rows(x: Array) -> bool:
+    """Whether rows of several heads lie within what is from row to row: heads inside of tokens."""
+    return bool(x.strides[-3] < x.strides[-2])
 
 
 def _scattered(x: Array) -> bool:
