@@ -35,10 +35,7 @@ def set_num_threads(n: int) -> None:
     >>> regard.set_num_threads(2)
     """
     global _chosen
-    n = checks.integer("set_num_threads: n", n)
-    if n < 1:
-        raise ValueError(f"set_num_threads: n must be at least 1, got {n}")
-    _chosen = n
+    _chosen = checks.integer("set_num_threads: n", n, least=1, below=2**31)
 
 
 def num_threads() -> int:

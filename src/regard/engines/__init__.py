@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from regard.arguments import shown
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem
 from regard.warning import RegardWarning
@@ -98,7 +99,7 @@ def choose(p: Problem, name: str | None) -> Engine:
     known = engines()
     if name is not None:
         if not isinstance(name, str) or name not in known:
-            raise ValueError(f"engine must be one of {', '.join(map(repr, known))}, got {name!r}")
+            raise ValueError(f"engine must be one of {', '.join(map(repr, known))}, got {shown(name)}")
         reason = known[name].state() or elsewhere(known[name], p) or known[name].supports(p)
         if reason:
             raise ValueError(f"engine {name!r} refuses this call: {reason}")
