@@ -216,11 +216,13 @@ def assert_differential(
         value, like = getattr(got, name), getattr(p, name)
         assert (value is None) == (like is None), name
         if value is not None:
+            assert isinstance(value, np.ndarray), name  # not a scalar of NumPy, if it has no axes
             assert value.dtype == like.dtype
             rounded = getattr(plain, name).astype(like.dtype)
             assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[name], p.dtype)
     assert set(got.tables) == set(p.tables)
     for table, value in got.tables.items():
+        assert isinstance(value, np.ndarray)
         size = sizes["tables"][table]
         assert_within(label.format("table"), value, exact.tables[table], plain.tables[table], size, p.dtype)
 

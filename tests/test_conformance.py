@@ -61,11 +61,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.cls is None or "case" not in metafunc.fixturenames:
         return
     name = metafunc.function.__name__
+    cases = [c for c in CASES if max(c.d, c.d_v) <= metafunc.cls.widest]
     if "dtype" in metafunc.fixturenames:
-        pairs = [(c, t) for c in CASES for t in DTYPES if metafunc.cls.runs(name, c, t)]
+        pairs = [(c, t) for c in cases for t in DTYPES if metafunc.cls.runs(name, c, t)]
         metafunc.parametrize(("case", "dtype"), pairs, ids=[f"{c}-{np.dtype(t).name}" for c, t in pairs])
     else:
-        metafunc.parametrize("case", [c for c in CASES if metafunc.cls.runs(name, c, np.float32)], ids=str)
+        metafunc.parametrize("case", [c for c in cases if metafunc.cls.runs(name, c, np.float32)], ids=str)
 
 
 class Conformance:
@@ -75,6 +76,7 @@ class Conformance:
     threads: tuple[int, ...] = (1, 3)
     best: tuple[int, ...] = (1, 2, 8, 20, 40)
     length = 150
+    widest = 1024  # features of a head
     same_bits = True  # of a part of the weights and of all
 
     @staticmethod
@@ -407,6 +409,7 @@ class OnInterpreter(Conformance):
 
 class TestTriton(OnInterpreter if triton.interpreted() else Conformance):  # type: ignore[misc]
     engine = "triton"
+    widest = triton.WIDEST
 
 
 class TestSpecification(Conformance):

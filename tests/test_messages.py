@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import regard
+from regard import positions
 from regard.engines import cpu, specification, tiled
 from regard.planning import plan
 from regard.stepping import steps
@@ -29,6 +30,8 @@ SLOPES = regard.table(ones(4, dtype=np.float64))
 FLOATING = "must have a floating dtype (float16, bfloat16, float32, float64), got"
 MASK = "mask must be a mask, a function of (b, h, i, j), or an array of booleans or 0/1 integers, got"
 SCORE = "must be a score rule, a function of (s, b, h, i, j), or a sequence of those, got"
+SIDE = "side of padding must be 'right' or 'left', got"
+MAPS = "feature_map must be 'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
 KNOWN = (
     "known are 'lse', 'entropy', 'visible', 'normalized_entropy', 'max', 'argmax', 'received', 'group_received', "
     "'profile' and regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows)"
@@ -137,6 +140,10 @@ def vjp_jvp(tangents: Any = NOWHERE, /, **wishes: Any) -> Callable[[], Any]:
 
 def jvp(**wishes: Any) -> Callable[[], Any]:
     return lambda: regard.attention_jvp(Q, K, V, **wishes)
+
+
+def linear(**wishes: Any) -> Callable[[], Any]:
+    return lambda: regard.linear_attention(Q, K, V, **wishes)
 
 
 def merge(*parts: Any, **wishes: Any) -> Callable[[], Any]:
@@ -248,7 +255,8 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: regard.causal() & np.full((6, 5), 3), ValueError, "mask must be booleans or 0/1 integers, got 3"),
     (call(mask=ones(6, 5, dtype=object)), TypeError, "mask must be booleans or 0/1 integers, got object"),
     (call(mask=ones(6, 5, dtype=complex)), TypeError, "mask must be booleans or 0/1 integers, got complex128"),
-    (call(mask="causal"), TypeError, f"{MASK} str"),
+    (call(mask="causal"), TypeError, f"{MASK} str; give causal=True"),
+    (call(mask="sliding"), TypeError, f"{MASK} str"),
     (call(mask=[[True]]), TypeError, f"{MASK} list"),
     (call(mask=True), TypeError, f"{MASK} bool"),
     (call(mask=Tensor()), TypeError, f"{MASK} {__name__}.Tensor"),
@@ -372,6 +380,48 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "ids of documents must be an array, got lists of different lengths",
     ),
     (lambda: regard.table([[1], [1, 2]]), ValueError, "table must be an array, got lists of different lengths"),
+    (lambda: regard.softcap([]), ValueError, "cap of softcap must not be empty, got shape (0,)"),
+    (lambda: regard.softcap("2"), TypeError, "cap of softcap must be a number or an array of floats, got '2'"),
+    (lambda: regard.alibi(True), TypeError, "slopes of alibi must be a number or an array of floats, got True"),
+    (lambda: regard.padding(3, side=np.zeros(2)), ValueError, f"{SIDE} array([0., 0.])"),  # type: ignore[arg-type]
+    (lambda: regard.padding(3, side=[]), ValueError, f"{SIDE} []"),  # type: ignore[arg-type]
+    (
+        lambda: regard.padding(np.array([2**63], np.uint64)),
+        ValueError,
+        "lengths of padding must fit into 64-bit signed integers, got 9223372036854775808",
+    ),
+    (
+        lambda: regard.dilated(2**40, 2**40),
+        ValueError,
+        "left · step of dilated must be below 2**62, got 1208925819614629174706176",
+    ),
+    (lambda: regard.window(2**62), ValueError, "left of window must be below 2**62, got 4611686018427387904"),
+    (
+        lambda: regard.window(-(10**5000)),
+        ValueError,
+        "left of window must be at least 0, got an int too large to print",
+    ),
+    (
+        lambda: regard.relative(np.zeros(32), buckets=np.zeros(2)),  # type: ignore[arg-type]
+        ValueError,
+        "buckets of relative must be None or 't5', got array([0., 0.])",
+    ),
+    (
+        lambda: regard.relative(np.zeros(32), buckets="t5", bidirectional="abc"),  # type: ignore[arg-type]
+        TypeError,
+        "bidirectional of relative must be a bool, got 'abc'",
+    ),
+    (
+        lambda: regard.relative(np.zeros(32), buckets="t5", max_distance=2**70),
+        ValueError,
+        "max_distance of relative must be below 2**24, got 1180591620717411303424",
+    ),
+    (
+        lambda: regard.relative(np.zeros(3), buckets="t5"),
+        ValueError,
+        "table of relative must have at least 4 buckets, got 3",
+    ),
+    (call(mask=int), TypeError, "a mask rule must be a function of (b, h, i, j), got the class int"),
     (
         lambda: regard.table(np.ma.masked_array([1.0, 2.0])),
         TypeError,
@@ -407,6 +457,9 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(scale="0.5"), TypeError, "scale must be a number, got '0.5'"),
     (call(scale=True), TypeError, "scale must be a number, got True"),
     (call(scale=np.ones(1)), TypeError, "scale must be a number, got array([1.])"),
+    (call(scale=np.array(True)), TypeError, "scale must be a number, got array(True)"),
+    (call(scale=np.array("1.5")), TypeError, "scale must be a number, got array('1.5', dtype='<U3')"),
+    (call(scale=np.complex64(1)), TypeError, "scale must be a number, got np.complex64(1+0j)"),
     # dropout
     (call(dropout=1.0, seed=0), ValueError, "dropout must be in [0, 1), got 1.0"),
     (call(dropout=-0.1, seed=0), ValueError, "dropout must be in [0, 1), got -0.1"),
@@ -440,6 +493,16 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(origin=(0, 0.5, 0)), TypeError, "h of origin must be an int, got 0.5"),
     (call(origin=(0, 0, -1)), ValueError, "origin must be between 0 and 2**62, got (0, 0, -1)"),
     (call(layout="nhbd"), ValueError, "layout must be 'bhnd' or 'bnhd', got 'nhbd'"),
+    (
+        call(layout="bshd"),
+        ValueError,
+        "layout must be 'bhnd' or 'bnhd', got 'bshd'; what others call 'bshd' is 'bnhd'",
+    ),
+    (
+        call(layout="BHSD"),
+        ValueError,
+        "layout must be 'bhnd' or 'bnhd', got 'BHSD'; what others call 'BHSD' is 'bhnd'",
+    ),
     (call(layout=None), ValueError, "layout must be 'bhnd' or 'bnhd', got None"),
     (call(layout=np.zeros(2)), ValueError, "layout must be 'bhnd' or 'bnhd', got array([0., 0.])"),
     # what is returned
@@ -474,6 +537,17 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         "rows of weights_of must be a sequence of ints, got 3",
     ),
+    (
+        lambda: regard.weights_of(np.array(3)),  # type: ignore[arg-type]
+        TypeError,
+        "rows of weights_of must be a sequence of ints, got array(3)",
+    ),
+    (lambda: regard.weights_of("01"), TypeError, "rows of weights_of must be a sequence of ints, got '01'"),  # type: ignore[arg-type]
+    (
+        lambda: regard.pooled(4, 4, np.zeros(2)),  # type: ignore[arg-type]
+        ValueError,
+        "kind of pooled must be 'mass' or 'max', got array([0., 0.])",
+    ),
     (lambda: regard.weights_of([0.5]), TypeError, "rows of weights_of must be an int, got 0.5"),  # type: ignore[list-item]
     (
         lambda: regard.mass(ones(2)),
@@ -497,6 +571,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(engine="cuda"), ValueError, "engine must be one of 'cpu', 'tiled', 'triton', 'spec', got 'cuda'"),
     (call(engine=["tiled"]), ValueError, "engine must be one of 'cpu', 'tiled', 'triton', 'spec', got ['tiled']"),
     (lambda: regard.set_num_threads(0), ValueError, "set_num_threads: n must be at least 1, got 0"),
+    (
+        lambda: regard.set_num_threads(2**70),
+        ValueError,
+        "set_num_threads: n must be below 2**31, got 1180591620717411303424",
+    ),
     (lambda: regard.set_num_threads(1.5), TypeError, "set_num_threads: n must be an int, got 1.5"),
     # weights
     (weights(lse=PER_QUERY[..., :2]), ValueError, "lse must have shape (2, 4, 6), got (2, 4, 2)"),
@@ -623,6 +702,106 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (vjp_jvp(dlse=PER_QUERY[0]), ValueError, "dlse must have shape (2, 4, 6), got (4, 6)"),
     (vjp_jvp(observe=["lse"]), TypeError, "observe is not an option of a derivative"),
+    # linear attention
+    (linear(causal="no"), TypeError, "causal must be a bool, got 'no'"),
+    (linear(causal=1), TypeError, "causal must be a bool, got 1"),
+    (linear(chunk=0), ValueError, "chunk must be at least 1, got 0"),
+    (linear(feature_map=np.zeros(2)), ValueError, f"{MAPS}, got array([0., 0.])"),
+    (linear(feature_map="gelu"), ValueError, f"{MAPS}, got 'gelu'"),
+    (
+        linear(feature_map=lambda: None),
+        TypeError,
+        "feature_map must be a function of (x): too many positional arguments",
+    ),
+    (linear(feature_map=lambda x: None), TypeError, "feature_map must return numbers, got object"),
+    # heads
+    (
+        lambda: regard.multihead_attention(MATRIX, MATRIX, MATRIX),  # type: ignore[call-arg]
+        TypeError,
+        "multihead_attention() missing 1 required positional argument: 'num_heads'",
+    ),
+    (
+        lambda: regard.multihead_attention(MATRIX, MATRIX, MATRIX, None),  # type: ignore[arg-type]
+        TypeError,
+        "num_heads must be an int, got None",
+    ),
+    # positions
+    (lambda: positions.rope(Q, base="a"), TypeError, "base must be a number, got 'a'"),  # type: ignore[arg-type]
+    (lambda: positions.rope(Q, base=None), TypeError, "base must be a number, got None"),  # type: ignore[arg-type]
+    (
+        lambda: positions.rope(Q, base=np.array([2.0, 3.0])),  # type: ignore[arg-type]
+        TypeError,
+        "base must be a number, got array([2., 3.])",
+    ),
+    (lambda: positions.rope(Q, base=10**400), ValueError, "base must be greater than 1 and finite, got inf"),
+    (
+        lambda: positions.rope(Q, pairing=np.zeros(2)),  # type: ignore[arg-type]
+        ValueError,
+        "pairing must be 'half' or 'interleaved', got array([0., 0.])",
+    ),
+    (
+        lambda: positions.rope(Q, scaling="linear"),  # type: ignore[arg-type]
+        TypeError,
+        "scaling must be a function of (dim, base), got 'linear'",
+    ),
+    (
+        lambda: positions.rope(Q, scaling=lambda dim, base: np.ones(3)),  # type: ignore[arg-type,return-value]
+        ValueError,
+        "scaling must return (frequencies of shape (4,), factor), got array([1., 1., 1.])",
+    ),
+    (
+        lambda: positions.rope(Q, positions=[[1], [1, 2]]),
+        ValueError,
+        "positions must be an array, got lists of different lengths",
+    ),
+    (lambda: positions.sinusoidal(3, 4, offset=np.nan), ValueError, "offset must be finite, got nan"),
+    (lambda: positions.sinusoidal(3, 4, offset="a"), TypeError, "offset must be a number, got 'a'"),  # type: ignore[arg-type]
+    (
+        lambda: positions.sinusoidal(2**60, 4),
+        ValueError,
+        "n times d must be below 2**60, got 1152921504606846976 and 4",
+    ),
+    (
+        lambda: positions.sinusoidal(3, 4, dtype=int),
+        TypeError,
+        "dtype must be a floating dtype (float16, bfloat16, float32, float64), got <class 'int'>",
+    ),
+    (
+        lambda: positions.t5_buckets([1], bidirectional="abc"),  # type: ignore[arg-type]
+        TypeError,
+        "bidirectional must be a bool, got 'abc'",
+    ),
+    (
+        lambda: positions.t5_buckets([1], max_distance=2**70),
+        ValueError,
+        "max_distance must be below 2**62, got 1180591620717411303424",
+    ),
+    (
+        lambda: positions.t5_buckets([1], 2**70),
+        ValueError,
+        "num_buckets must be below 2**31, got 1180591620717411303424",
+    ),
+    (
+        lambda: positions.YaRNScaling("2", 8),  # type: ignore[arg-type]
+        TypeError,
+        "YaRNScaling: factor must be a number, got '2'",
+    ),
+    # plan
+    (
+        lambda: plan((10**20, 8), (10**20, 8), (10**20, 8)),
+        ValueError,
+        "query must have fewer than 2**60 entries, got shape (100000000000000000000, 8)",
+    ),
+    (
+        lambda: plan((True, 8), (6, 8), (6, 8)),
+        TypeError,
+        "query must be an array or a shape of non-negative integers, got (True, 8)",
+    ),
+    (
+        lambda: plan((6, 8), (6, 8), (6, 8), dtype="foo"),
+        TypeError,
+        "dtype must be a floating dtype (float16, bfloat16, float32, float64), got 'foo'",
+    ),
     # merge
     (merge(), ValueError, "merge needs at least one part (out, lse), got none"),
     (merge(DOUT, PER_QUERY), TypeError, "merge: part 0 must be a tuple (out, lse), got numpy.ndarray"),

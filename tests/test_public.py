@@ -23,6 +23,7 @@ PUBLIC = [
     "Mask",
     "Outputs",
     "Profile",
+    "RegardWarning",
     "Score",
     "Seen",
     "Table",
@@ -68,7 +69,7 @@ PUBLIC = [
     "window",
 ]
 MODULES = ["examplemodel", "insight", "positions"]
-CALLABLE = [name for name in PUBLIC if name not in ("__version__", *MODULES)]
+CALLABLE = [name for name in PUBLIC if name not in ("RegardWarning", "__version__", *MODULES)]
 
 RULES = "mask=None, causal=False, score=None, bias=None, scale=None, sink=None"
 DROPOUT = "dropout=0.0, seed=None"
@@ -179,6 +180,15 @@ def test_submodules_replace_nothing() -> None:
     )
     found = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True).stdout
     assert json.loads(found) == MODULES
+
+
+def test_every_warning_has_the_category_of_the_package() -> None:
+    assert issubclass(regard.RegardWarning, UserWarning)
+    for path in sorted(Path(regard.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "warn"):
+                given = [*node.args[1:2], *(word.value for word in node.keywords if word.arg == "category")]
+                assert [ast.unparse(category) for category in given] == ["RegardWarning"], f"{path}:{node.lineno}"
 
 
 def test_what_is_returned_is_frozen() -> None:

@@ -28,6 +28,7 @@ _HOMES = {
     "regard.stepping": "steps",
     "regard.threads": "set_num_threads",
     "regard.viewer": "look",
+    "regard.warning": "RegardWarning",
 }
 _MODULES = ("examplemodel", "insight", "positions")
 _FRAMEWORKS = ("jax", "torch")  # not in __all__, so that `from regard import *` imports none

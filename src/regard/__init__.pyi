@@ -33,6 +33,7 @@ from regard.rules import (
 from regard.stepping import steps
 from regard.threads import set_num_threads
 from regard.viewer import look
+from regard.warning import RegardWarning
 
 __version__: str
 
@@ -42,6 +43,7 @@ __all__ = [
     "Mask",
     "Outputs",
     "Profile",
+    "RegardWarning",
     "Score",
     "Seen",
     "Table",

@@ -1,12 +1,12 @@
 """Every validation of a call and its message. Nothing here computes; what passes is valid for every engine."""
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from regard.arguments import BOOLS, FLOATS, boolean, choice, floating, function, integer, number, real, shown
 from regard.observing import NAMES, Statistic
 from regard.problem import Problem
 from regard.rules import Mask, Score, as_mask, as_score, type_name
@@ -14,9 +14,13 @@ from regard.rules import Mask, Score, as_mask, as_score, type_name
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
-BOOLS = (bool, np.bool_)
+__all__ = [
+    "BOOLS", "FARTHEST", "FLOATS", "aligned", "array", "bias", "boolean", "choice", "covers", "dropout", "floating",
+    "function", "instance", "integer", "is_float", "layout", "mask", "number", "observable", "observe", "offset",
+    "operands", "origin", "positions", "real", "same_dtype", "scale", "score", "shaped", "shown", "sink", "sizes",
+]  # fmt: skip
 MADE = "regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows)"
+ELSEWHERE = {"bshd": "bnhd", "bhsd": "bhnd", "BSHD": "bnhd", "BHSD": "bhnd", "BNHD": "bnhd", "BHND": "bhnd"}
 FARTHEST = 2**62  # the farthest position: differences of two still fit into 64 bits
 
 
@@ -134,14 +138,14 @@ def sink(x: object, h: int) -> Array | None:
 def scale(x: object, d: int, dtype: np.dtype[Any]) -> float:
     if x is None:
         return 1.0 / math.sqrt(d) if d else 1.0
-    value = _number("scale", x)
+    value = number("scale", x)
     if abs(value) > float(np.finfo(dtype).max):
         raise ValueError(f"scale must be finite in {dtype}, got {value}")
     return value
 
 
 def dropout(p: object, seed: object) -> tuple[float, int]:
-    p = _number("dropout", p)
+    p = number("dropout", p)
     if not 0.0 <= p < 1.0:
         raise ValueError(f"dropout must be in [0, 1), got {p}")
     if seed is None:
@@ -150,7 +154,7 @@ def dropout(p: object, seed: object) -> tuple[float, int]:
         return p, 0
     seed = integer("seed", seed)
     if not 0 <= seed < 2**64:
-        raise ValueError(f"seed must be in [0, 2**64), got {seed}")
+        raise ValueError(f"seed must be in [0, 2**64), got {shown(seed)}")
     return p, seed
 
 
@@ -166,7 +170,7 @@ def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
         ends = x, x
     farthest = max(ends, key=abs)
     if abs(farthest) > FARTHEST:
-        raise ValueError(f"offset must be within ±2**62, got {farthest}")
+        raise ValueError(f"offset must be within ±2**62, got {shown(farthest)}")
     try:
         result[...] = x if isinstance(x, int) else np.broadcast_to(x, lead)
     except ValueError:
@@ -176,17 +180,18 @@ def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
 
 def origin(x: object) -> tuple[int, int, int]:
     if not isinstance(x, tuple) or len(x) != 3:
-        raise TypeError(f"origin must be a tuple (b, h, j) of integers, got {x!r}")
+        raise TypeError(f"origin must be a tuple (b, h, j) of integers, got {shown(x)}")
     b, h, j = integer("b of origin", x[0]), integer("h of origin", x[1]), integer("j of origin", x[2])
     if min(b, h, j) < 0 or max(b, h, j) > FARTHEST:
-        raise ValueError(f"origin must be between 0 and 2**62, got {x}")
+        raise ValueError(f"origin must be between 0 and 2**62, got {shown(x)}")
     return b, h, j
 
 
 def layout(x: object) -> str:
-    if not isinstance(x, str) or x not in ("bhnd", "bnhd"):
-        raise ValueError(f"layout must be 'bhnd' or 'bnhd', got {x!r}")
-    return x
+    if isinstance(x, str) and x in ELSEWHERE:
+        raise ValueError(f"layout must be 'bhnd' or 'bnhd', got {x!r}; what others call {x!r} is {ELSEWHERE[x]!r}")
+    layout: str = choice("layout", x, ("bhnd", "bnhd"))
+    return layout
 
 
 def observe(x: object) -> tuple[Statistic, ...]:
@@ -197,7 +202,7 @@ def observe(x: object) -> tuple[Statistic, ...]:
     for name in x:
         if not (isinstance(name, Statistic) or (isinstance(name, str) and name in NAMES)):
             known = ", ".join(map(repr, NAMES))
-            raise ValueError(f"observe: unknown statistic {name!r}; known are {known} and {MADE}")
+            raise ValueError(f"observe: unknown statistic {shown(name)}; known are {known} and {MADE}")
     return tuple(dict.fromkeys(s if isinstance(s, Statistic) else Statistic(s) for s in x))
 
 
@@ -220,29 +225,14 @@ def observable(p: Problem) -> None:
                     raise ValueError(f"rows of weights_of must be from 0 to {p.n_q - 1}, got {row}")
 
 
-def boolean(name: str, x: object) -> bool:
-    if not isinstance(x, BOOLS):
-        raise TypeError(f"{name} must be a bool, got {x!r}")
-    return bool(x)
-
-
-def integer(name: str, x: object, expected: str = "an int") -> int:
-    if isinstance(x, BOOLS):
-        raise TypeError(f"{name} must be {expected}, got {x!r}")
-    try:
-        return operator.index(x)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} must be {expected}, got {x!r}") from None
-
-
 def positions(name: str, part: object, n: int) -> range:
     """The positions of n that a slice asks for."""
     if not isinstance(part, slice):
-        raise TypeError(f"{name} must be a slice, got {part!r}")
+        raise TypeError(f"{name} must be a slice, got {shown(part)}")
     try:
         return range(n)[part]
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a slice of integers with a step other than 0, got {part}") from None
+        raise ValueError(f"{name} must be a slice of integers with a step other than 0, got {shown(part)}") from None
 
 
 def shaped(name: str, x: object, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
@@ -259,20 +249,6 @@ def instance(name: str, x: object, kind: type[T]) -> T:
     if not isinstance(x, kind):
         raise TypeError(f"{name} must be a regard.{kind.__name__}, got {type_name(x)}")
     return x
-
-
-def _number(name: str, x: object) -> float:
-    if isinstance(x, (*BOOLS, str, bytes)) or (isinstance(x, np.ndarray) and x.ndim):
-        raise TypeError(f"{name} must be a number, got {x!r}")
-    try:
-        value = float(x)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, got {x!r}") from None
-    except OverflowError:
-        value = np.inf
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return value
 
 
 def _shapes(*arrays: Array, **named: Array) -> str:

@@ -4,6 +4,7 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -49,14 +50,16 @@ def _engines() -> dict[str, str]:
 
 
 def _threads() -> dict[str, str]:
-    from threadpoolctl import threadpool_info
-
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     found = {
         "used by regard": str(num_threads()),
         "processors": f"{os.cpu_count()}" + (f", {allowed} of them allowed to this process" if allowed else ""),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
     }
+    if find_spec("threadpoolctl") is None:
+        return found
+    from threadpoolctl import threadpool_info
+
     for pool in threadpool_info():
         found[pool["internal_api"]] = f"{pool.get('version') or 'unknown version'}, {pool['num_threads']} threads"
     return found

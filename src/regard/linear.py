@@ -33,10 +33,9 @@ class RandomFeatures:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if checks.integer("num_features", self.num_features) < 1:
-            raise ValueError(f"num_features must be at least 1, got {self.num_features}")
+        checks.integer("num_features", self.num_features, least=1)
         if checks.integer("seed", self.seed) < 0:
-            raise ValueError(f"seed must not be negative, got {self.seed}")
+            raise ValueError(f"seed must not be negative, got {checks.shown(self.seed)}")
 
     def projection(self, d: int) -> Array:
         """W, (num_features, d) in float64."""
@@ -130,8 +129,7 @@ def linear_attention(
            [0.312, 0.312, 0.375]], dtype=float32)
     """
     q, k, v = checks.operands(query, key, value)
-    if checks.integer("chunk", chunk) < 1:
-        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    causal, chunk = checks.boolean("causal", causal), checks.integer("chunk", chunk, least=1)
     frame = Frame.of(q, layout)
     q, k, v = (frame.inward(x) for x in (q, k, v))
     lead = checks.sizes(q, k, v)
@@ -244,6 +242,10 @@ class _Features:
 
 
 def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any]) -> _Features:
+    named = isinstance(feature_map, str) and feature_map in ("elu", "relu", "softmax", "favor")
+    if not (named or isinstance(feature_map, RandomFeatures) or callable(feature_map)):
+        known = "'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
+        raise ValueError(f"feature_map must be {known}, got {checks.shown(feature_map)}")
     if feature_map == "favor":
         feature_map = RandomFeatures()
     if isinstance(feature_map, RandomFeatures):
@@ -257,12 +259,12 @@ def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any]) -> _Feature
         return _Features(lambda x: np.maximum(x, 0))
     if feature_map == "softmax":
         return _Features(lambda x: x, log=True, per_feature=True)
-    if not callable(feature_map):
-        known = "'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
-        raise ValueError(f"feature_map must be {known}, got {feature_map!r}")
+    function: Callable[[Array], Array] = checks.function("feature_map", feature_map, ("x",))
 
     def of(x: Array) -> Array:
-        features = np.asarray(feature_map(x))
+        features = np.asarray(function(x))
+        if features.dtype.kind not in "biuf":
+            raise TypeError(f"feature_map must return numbers, got {features.dtype}")
         if features.ndim != x.ndim or features.shape[:-1] != x.shape[:-1]:
             raise ValueError(f"feature_map must keep all but the last axis of {x.shape}, got {features.shape}")
         return features.astype(dtype, copy=False)

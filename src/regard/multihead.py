@@ -82,7 +82,8 @@ def multihead_attention(
     h = checks.integer("num_heads", num_heads)
     h_kv = h if num_kv_heads is None else checks.integer("num_kv_heads", num_kv_heads)
     if h < 1 or h_kv < 1 or h % h_kv:
-        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {h} and {h_kv}")
+        numbers = f"{checks.shown(h)} and {checks.shown(h_kv)}"
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {numbers}")
     if (w_q is None) != (w_k is None):
         raise ValueError(f"w_q and w_k come together, got {'w_q' if w_k is None else 'w_k'} alone")
     inputs = {"query": query, "key": key, "value": value}
@@ -130,7 +131,7 @@ def _columns(source: str, shape: tuple[int, ...], name: str, w: Array | None, b:
 def _per_head(columns: tuple[int, str], argument: str, heads: int) -> int:
     features, source = columns
     if features % heads:
-        raise ValueError(f"{argument}={heads} must divide the {features} features of {source}")
+        raise ValueError(f"{argument}={checks.shown(heads)} must divide the {features} features of {source}")
     return features // heads
 
 

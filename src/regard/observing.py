@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from regard.arguments import choice, integer, shown
 from regard.rules import Mask, as_mask
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -95,7 +96,7 @@ def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
 
     The rule is given as a mask is: `regard.mass(regard.window(1) & ~regard.window(0))` is the weight on the previous
     token, `regard.mass(regard.documents(ids))` that on the query's own document. It hides nothing. As two masks that
-    are built alike are two masks, keep the statistic to look it up.
+    are built alike are two masks, keep the statistic to look it up. An array is copied.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -104,7 +105,7 @@ def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
     >>> seen[itself].round(3)
     array([0.333, 0.333, 0.333])
     """
-    return Statistic("mass", as_mask(mask, "mask of mass"))
+    return Statistic("mass", as_mask(mask, "mask of mass", frozen=True))
 
 
 def pooled(rows: int, cols: int, kind: Literal["mass", "max"] = "mass") -> Statistic:
@@ -121,8 +122,7 @@ def pooled(rows: int, cols: int, kind: Literal["mass", "max"] = "mass") -> Stati
     array([[1.   , 0.   ],
            [0.583, 0.417]])
     """
-    if kind not in ("mass", "max"):
-        raise ValueError(f"kind of pooled must be 'mass' or 'max', got {kind!r}")
+    choice("kind of pooled", kind, ("mass", "max"))
     return Statistic("pooled", (_count("rows of pooled", rows), _count("cols of pooled", cols), kind))
 
 
@@ -135,9 +135,11 @@ def weights_of(rows: Sequence[int]) -> Statistic:
     >>> seen[regard.weights_of([1])]
     array([[0.5, 0.5, 0. ]])
     """
-    if not isinstance(rows, Sequence | np.ndarray):
-        raise TypeError(f"rows of weights_of must be a sequence of ints, got {rows!r}")
-    return Statistic("weights_of", tuple(_whole("rows of weights_of", row) for row in rows))
+    given: Any = rows
+    several = given.ndim > 0 if type(given) is np.ndarray else isinstance(given, Sequence)
+    if not several or isinstance(given, str | bytes):
+        raise TypeError(f"rows of weights_of must be a sequence of ints, got {shown(rows)}")
+    return Statistic("weights_of", tuple(integer("rows of weights_of", row) for row in rows))
 
 
 def cells(number: int, n: int) -> Array:
@@ -146,17 +148,8 @@ def cells(number: int, n: int) -> Array:
     return np.arange(number + 1, dtype=np.int64) * n // max(number, 1)
 
 
-def _whole(name: str, x: object) -> int:
-    if isinstance(x, bool) or not isinstance(x, int | np.integer):
-        raise TypeError(f"{name} must be an int, got {x!r}")
-    return int(x)
-
-
 def _count(name: str, x: object) -> int:
-    number = _whole(name, x)
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number
+    return integer(name, x, least=1, below=2**62)
 
 
 class Seen(Mapping[Statistic | str, Any]):

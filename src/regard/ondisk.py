@@ -1,18 +1,44 @@
-"""Files in the user's cache directory, readable by their owner alone.
+"""Files in the user's cache directory, some of them machine code, which only their owner may change.
 
-They are written under another name first, so that processes never see half of one, and begin with a hash of their
-contents: what does not match is as good as not there. REGARD_CACHE names another directory, or is "off".
+A directory and a file are opened once, without following a link, and checked by their descriptors: both belong to this
+user or to root, and nobody else may write to them. A file begins with a hash of its name and its contents, so that half
+a file, or one under another's name, is not used. Files are written under a temporary name first. What others could have
+changed is neither read nor written, and one `RegardWarning` says so; without a place to write to, nothing is kept.
+
+Windows has no owner or mode in `stat` and opens no directories. There a link is refused, and the digest is checked;
+who may write is left to the directory, which in %LOCALAPPDATA% is the user alone.
+
+REGARD_CACHE names another directory, or is "off".
 """
 
 import os
+import re
+import stat
 import sys
-import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from regard.warning import RegardWarning
 
 try:  # without OpenSSL, whose loading by hashlib is a tenth of a first call
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
+
+DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "geteuid")  # a directory's, and owners: not on Windows
+FLAGS = 0
+for _name in ("O_CLOEXEC", "O_NOINHERIT", "O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):  # the last: a pipe, never waited for
+    FLAGS |= getattr(os, _name, 0)
+TEMPORARY = re.compile(r".*-[0-9a-f]{40}\.[a-z]+\.[0-9a-f]{16}\.tmp")
+OLD = 3600.0  # seconds after which a temporary file has no writer any more
+_warned: set[Path] = set()
+
+
+class _Refused(Exception):
+    """Says why a file or a directory is not used."""
 
 
 def hash_of(content: bytes = b"") -> blake2b:
@@ -21,31 +47,36 @@ def hash_of(content: bytes = b"") -> blake2b:
 
 
 def directory() -> Path | None:
-    """Where files are kept; None if they are not."""
+    """Where files are kept; None if they are not, as where a user has no home."""
     chosen = os.environ.get("REGARD_CACHE", "")
     if chosen.lower() == "off":
         return None
     if chosen:
         return Path(chosen)
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", str(Path.home())))
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "regard"
+    given = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    if sys.platform != "darwin" and os.path.isabs(given):
+        return Path(given) / "regard"
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor an entry for this user
+        return None
+    caches = {"win32": "AppData/Local", "darwin": "Library/Caches"}.get(sys.platform, ".cache")
+    return home / caches / "regard" if home.is_absolute() else None
 
 
 def read(path: Path) -> bytes | None:
-    """What was written to `path`; None if there is nothing, if it is not whole, or if it is not ours alone."""
+    """What was written to `path`; None if there is nothing, if it is not whole, or if others could have changed it."""
     try:
-        if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
-            return None
-        data = path.read_bytes()
+        with _opened(path.parent) as folder, os.fdopen(_open(path, os.O_RDONLY, folder), "rb") as file:
+            _check(path, os.fstat(file.fileno()), stat.S_ISREG)
+            data = file.read()
     except OSError:
         return None
+    except _Refused as refused:
+        _warn(path.parent, str(refused))
+        return None
     digest, content = data[:32], data[32:]
-    return content if hash_of(content).digest() == digest else None
+    return content if _digest(path.name, content) == digest else None
 
 
 def write(path: Path, content: bytes, first: bool = False) -> None:
@@ -53,27 +84,92 @@ def write(path: Path, content: bytes, first: bool = False) -> None:
 
     first: what another process has left there in the meantime stays, if it is whole.
     """
+    temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hash_of(content).digest() + content)
-            if first and _linked(temporary, path):
-                os.unlink(temporary)
-            else:
-                os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with _opened(path.parent) as folder:
+            _prune(path.parent, folder)
+            handle = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(_digest(path.name, content) + content)
+                if not (first and _linked(temporary, path, folder)):
+                    os.replace(_at(temporary, folder), _at(path, folder), src_dir_fd=folder, dst_dir_fd=folder)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(_at(temporary, folder), dir_fd=folder)
     except OSError:
         return
+    except _Refused as refused:
+        _warn(path.parent, str(refused))
 
 
-def _linked(temporary: str, path: Path) -> bool:
+def _digest(name: str, content: bytes) -> bytes:
+    return hash_of(name.encode() + b"\0" + content).digest()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """The descriptor of a directory that nobody else may write to; None where there are no such descriptors."""
+    if not DESCRIPTORS:
+        _check(path, os.lstat(path), stat.S_ISDIR)
+        yield None
+        return
+    folder = _open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _check(path, os.fstat(folder), stat.S_ISDIR)
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _open(path: Path, flags: int, folder: int | None = None) -> int:
+    """The descriptor of a file in an open directory, or of a directory; never by a link."""
+    if path.is_symlink():  # the system refuses a link that comes later, where it has O_NOFOLLOW
+        raise _Refused(f"{path} is not used: it is a link")
+    return os.open(_at(path, folder), flags | FLAGS, 0o600, dir_fd=folder)
+
+
+def _at(path: Path, folder: int | None) -> str:
+    """A file as the system is asked for it: relative to its directory, if that is open."""
+    return str(path) if folder is None else path.name
+
+
+def _check(path: Path, found: os.stat_result, expected: Callable[[int], bool]) -> None:
+    """Refuse what others could have changed."""
+    mode, reason = stat.S_IMODE(found.st_mode), ""
+    if not expected(found.st_mode):
+        reason = "it is a link" if stat.S_ISLNK(found.st_mode) else "it is not a file in a directory"
+    elif DESCRIPTORS and found.st_uid not in (os.geteuid(), 0):
+        reason = f"it belongs to user {found.st_uid}"
+    elif DESCRIPTORS and mode & 0o022:
+        reason = f"others may write to it (mode {mode:o})"
+    if reason:
+        raise _Refused(f"{path} is not used: {reason}")
+
+
+def _warn(folder: Path, reason: str) -> None:
+    """Once for each directory, also where the warning is an error."""
+    if folder not in _warned:
+        _warned.add(folder)
+        hint = "REGARD_CACHE names another directory, or is off"
+        warnings.warn(f"the cache {reason}; {hint}", RegardWarning, stacklevel=2)
+
+
+def _prune(parent: Path, folder: int | None) -> None:
+    """Remove what processes that were killed have left."""
+    for name in os.listdir(parent if folder is None else folder):
+        if TEMPORARY.fullmatch(name):
+            with suppress(FileNotFoundError):
+                at = _at(parent / name, folder)
+                if time.time() - os.stat(at, dir_fd=folder, follow_symlinks=False).st_mtime > OLD:
+                    os.unlink(at, dir_fd=folder)
+
+
+def _linked(temporary: Path, path: Path, folder: int | None) -> bool:
     """Whether `path` now holds something whole, which this did not replace; of several processes one is the first."""
     try:
-        os.link(temporary, path)
+        os.link(_at(temporary, folder), _at(path, folder), src_dir_fd=folder, dst_dir_fd=folder)
     except FileExistsError:
         return read(path) is not None
     except OSError:  # a file system without links

@@ -1,11 +1,13 @@
 """What a call of attention will cost, and which engine will run it, found from shapes and rules."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from regard import checks
 from regard.api import Layout, MaskLike, ScoreLike, problem_from
 from regard.engines import choose, refusals
 from regard.engines.tiles import CHUNK, KEYS, ROWS
@@ -210,19 +212,14 @@ def _array(name: str, x: Any, dtype: Any) -> Array:
     if not isinstance(x, tuple | list):
         array: Array = x
         return array
-    if not all(isinstance(size, int | np.integer) and size >= 0 for size in x):
-        raise TypeError(f"{name} must be an array or a shape of non-negative integers, got {x!r}")
-    if isinstance(dtype, str) and dtype == "bfloat16":
-        import ml_dtypes
-
-        dtype = ml_dtypes.bfloat16
-    try:
-        one = np.zeros(1, dtype)
-        # The strides of an array of its own, without its memory: nothing is read.
-        strides = [int(np.prod(x[n + 1 :], dtype=np.int64)) * one.itemsize for n in range(len(x))]
-        return np.lib.stride_tricks.as_strided(one, tuple(x), strides, writeable=False)
-    except TypeError:
-        raise TypeError(f"dtype must be a floating dtype, got {dtype!r}") from None
+    if not all(isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0 for size in x):
+        raise TypeError(f"{name} must be an array or a shape of non-negative integers, got {checks.shown(x)}")
+    if math.prod(max(size, 1) for size in x) >= 2**60:
+        raise ValueError(f"{name} must have fewer than 2**60 entries, got shape {checks.shown(tuple(x))}")
+    one = np.zeros(1, checks.floating("dtype", dtype))
+    # The strides of an array of its own, without its memory: nothing is read.
+    strides = [math.prod(x[n + 1 :]) * one.itemsize for n in range(len(x))]
+    return np.lib.stride_tricks.as_strided(one, tuple(x), strides, writeable=False)
 
 
 def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:

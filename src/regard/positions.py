@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from regard import checks
 from regard.api import Frame, Layout
+from regard.rules.tracing import as_array
 
 Scaling = Callable[[int, float], tuple[NDArray[np.float64], float]]
 """(rotated features, base) -> (frequencies, factor on the rotated features)."""
@@ -35,18 +36,20 @@ def sinusoidal(
     cosine. Angles are float64 whatever `dtype` is.
 
     Raises:
-        ValueError: for n < 0, d < 1 or base ≤ 1.
+        TypeError: for a `dtype` that is not floating.
+        ValueError: for n < 0, d < 1, base ≤ 1, or an `offset` that is not finite.
 
     >>> sinusoidal(3, 4).round(3)
     array([[ 0.   ,  1.   ,  0.   ,  1.   ],
            [ 0.841,  0.54 ,  0.01 ,  1.   ],
            [ 0.909, -0.416,  0.02 ,  1.   ]], dtype=float32)
     """
-    n = _at_least("n", n, 0)
-    d = _at_least("d", d, 1)
-    _check_base(base)
+    n, d = checks.integer("n", n, least=0), checks.integer("d", d, least=1)
+    if n * d >= 2**60:
+        raise ValueError(f"n times d must be below 2**60, got {checks.shown(n)} and {checks.shown(d)}")
+    base, offset = _base(base), checks.number("offset", offset)
+    encodings = np.empty((n, d), checks.floating("dtype", dtype))
     angles = np.outer(np.arange(n) + offset, base ** (-np.arange(0, d, 2) / d))
-    encodings = np.empty((n, d), dtype)
     encodings[:, 0::2] = np.sin(angles)
     encodings[:, 1::2] = np.cos(angles[:, : d // 2])
     return encodings
@@ -102,6 +105,9 @@ class YaRNScaling:
 
     def __post_init__(self) -> None:
         _positive(self, "factor", "original_length", "beta_fast", "beta_slow")
+        checks.boolean("YaRNScaling: truncate", self.truncate)
+        if self.attention_factor is not None:
+            checks.number("YaRNScaling: attention_factor", self.attention_factor)
         if self.beta_fast < self.beta_slow:
             raise ValueError(f"beta_fast={self.beta_fast} must be at least beta_slow={self.beta_slow}")
 
@@ -134,7 +140,7 @@ class Llama3Scaling:
     high_freq_factor: float = 4.0
 
     def __post_init__(self) -> None:
-        _positive(self, "factor", "original_length", "low_freq_factor")
+        _positive(self, "factor", "original_length", "low_freq_factor", "high_freq_factor")
         if not self.high_freq_factor > self.low_freq_factor:
             raise ValueError(
                 f"high_freq_factor={self.high_freq_factor} must be greater than low_freq_factor={self.low_freq_factor}"
@@ -158,11 +164,11 @@ def rope_frequencies(d: int, *, base: float = 10000.0, scaling: Scaling | None =
     >>> rope_frequencies(4, scaling=LinearScaling(2.0))
     array([0.5  , 0.005])
     """
-    if checks.integer("d", d) < 2 or d % 2:
-        raise ValueError(f"rotary features come in pairs: expected an even d ≥ 2, got {d}")
-    _check_base(base)
-    frequencies: NDArray[np.float64] = base ** (-np.arange(0, d, 2) / d) if scaling is None else scaling(d, base)[0]
-    return frequencies
+    d = checks.integer("d", d)
+    if d < 2 or d % 2:
+        raise ValueError(f"rotary features come in pairs: expected an even d ≥ 2, got {checks.shown(d)}")
+    base = _base(base)
+    return base ** (-np.arange(0, d, 2) / d) if scaling is None else _scaled(scaling, d, base)[0]
 
 
 def rope(
@@ -208,8 +214,7 @@ def rope(
     array([-0.301,  1.382,  0.99 ,  1.01 ], dtype=float32)
     """
     x = checks.array("x", x)
-    if pairing not in ("half", "interleaved"):
-        raise ValueError(f"pairing must be 'half' or 'interleaved', got {pairing!r}")
+    checks.choice("pairing", pairing, ("half", "interleaved"))
     if x.ndim < 2:
         raise ValueError(f"x must be (..., h, n, d) or (n, d), got shape {x.shape}")
     frame = Frame.of(x, layout)
@@ -217,17 +222,19 @@ def rope(
     d = x.shape[-1]
     dim = d if dim is None else checks.integer("dim", dim)
     if dim < 2 or dim % 2 or dim > d:
-        raise ValueError(f"rotary features come in pairs: expected an even number from 2 to d = {d}, got dim={dim}")
+        raise ValueError(
+            f"rotary features come in pairs: expected an even number from 2 to d = {d}, got dim={checks.shown(dim)}"
+        )
     rows = (*x.shape[:-3], x.shape[-2])
-    p = np.arange(rows[-1]) if positions is None else np.asarray(positions)
+    p = np.arange(rows[-1]) if positions is None else as_array("positions", positions)
     if p.dtype.kind not in "iuf":
         raise TypeError(f"positions must be integers or floats, got {p.dtype}")
     fits = 1 <= p.ndim <= len(rows) and all(m in (1, n) for m, n in zip(p.shape[::-1], rows[::-1], strict=False))
     if not fits:
         raise ValueError(f"positions must broadcast to (..., n) = {rows}, got shape {p.shape}")
 
-    _check_base(base)
-    frequencies, factor = scaling(dim, base) if scaling else (rope_frequencies(dim, base=base), 1.0)
+    base = _base(base)
+    frequencies, factor = (rope_frequencies(dim, base=base), 1.0) if scaling is None else _scaled(scaling, dim, base)
     angles = p[..., None, :, None] * frequencies
     wide = np.result_type(x.dtype, np.float32)
     cos, sin = (np.cos(angles) * factor).astype(wide), (np.sin(angles) * factor).astype(wide)
@@ -251,7 +258,7 @@ def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
     >>> alibi_slopes(4)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625], dtype=float32)
     """
-    num_heads = _at_least("num_heads", num_heads, 1)
+    num_heads = checks.integer("num_heads", num_heads, least=1, below=2**31)
     below = 1 << (num_heads.bit_length() - 1)
     between = np.arange(1, 2 * (num_heads - below), 2) / 2
     k = np.concatenate([np.arange(1, below + 1), between])
@@ -288,39 +295,41 @@ def t5_buckets(
     >>> t5_buckets([-1000, -20, -10, 5], bidirectional=False)
     array([31, 17, 10,  0])
     """
-    o = np.asarray(offset)
+    bidirectional = checks.boolean("bidirectional", bidirectional)
+    o = as_array("offset", offset)
     if o.dtype.kind not in "iu":
         raise TypeError(f"offset must be integers, j - i, got {o.dtype}")
-    num_buckets = _at_least("num_buckets", num_buckets, 4 if bidirectional else 2)
+    num_buckets = checks.integer("num_buckets", num_buckets, least=4 if bidirectional else 2, below=2**31)
     side = num_buckets // 2 if bidirectional else num_buckets
     own = side // 2
     beyond = side - own
-    max_distance = _at_least("max_distance", max_distance, own + 1)
+    max_distance = checks.integer("max_distance", max_distance, least=own + 1, below=2**62)
 
     edges = [*range(1, own)]
     for k in range(beyond):
         power = max_distance**k * own ** (beyond - k)
         edges.append(own + bisect_left(range(own, max_distance), power, key=lambda n: n**beyond))
-    o = np.clip(o.astype(np.int64), -max_distance, max_distance)
+    o = np.clip((np.minimum(o, 2**62) if o.dtype == np.uint64 else o).astype(np.int64), -max_distance, max_distance)
     distance = np.abs(o) if bidirectional else np.maximum(-o, 0)
     buckets = np.asarray(np.searchsorted(edges, distance, side="right"), np.int64)
     return np.asarray(buckets + side * (o > 0) if bidirectional else buckets)
 
 
-def _at_least(name: str, given: int, least: int) -> int:
-    given = checks.integer(name, given)
-    if given < least:
-        raise ValueError(f"{name} must be at least {least}, got {given}")
-    return given
+def _base(base: object) -> float:
+    value = checks.real("base", base)
+    if not 1 < value < math.inf:
+        raise ValueError(f"base must be greater than 1 and finite, got {value}")
+    return value
 
 
-def _check_base(base: float) -> None:
-    if not 1 < base < math.inf:
-        raise ValueError(f"base must be greater than 1 and finite, got {base}")
+def _scaled(scaling: Scaling, d: int, base: float) -> tuple[NDArray[np.float64], float]:
+    """What a scaling makes of d features: a number for each pair, and a factor."""
+    found = checks.function("scaling", scaling, ("dim", "base"))(d, base)
+    if not isinstance(found, tuple) or len(found) != 2 or np.shape(found[0]) != (d // 2,):
+        raise ValueError(f"scaling must return (frequencies of shape ({d // 2},), factor), got {checks.shown(found)}")
+    return found
 
 
 def _positive(scaling: object, *names: str) -> None:
     for name in names:
-        given = getattr(scaling, name)
-        if not 0 < given < math.inf:
-            raise ValueError(f"{type(scaling).__name__}: {name} must be positive and finite, got {given}")
+        checks.number(f"{type(scaling).__name__}: {name}", getattr(scaling, name), positive=True)

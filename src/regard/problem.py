@@ -345,6 +345,6 @@ def remember(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:
     """`x` summed over the axes along which an array of `shape` was broadcast to make it."""
     extra = x.ndim - len(shape)
-    x = x.sum(axis=tuple(range(extra))) if extra else x
+    x = np.asarray(x.sum(axis=tuple(range(extra)))) if extra else x  # NumPy makes a scalar of a single number
     axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and x.shape[axis] != 1)
     return x.sum(axis=axes, keepdims=True) if axes else x

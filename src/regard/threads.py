@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -35,10 +35,7 @@ def set_num_threads(n: int) -> None:
     >>> regard.set_num_threads(2)
     """
     global _chosen
-    n = checks.integer("set_num_threads: n", n)
-    if n < 1:
-        raise ValueError(f"set_num_threads: n must be at least 1, got {n}")
-    _chosen = n
+    _chosen = checks.integer("set_num_threads: n", n, least=1, below=2**31)
 
 
 def num_threads() -> int:
@@ -193,13 +190,21 @@ class Scratch:
 def one_blas_thread() -> Iterator[None]:
     """BLAS on one thread while any call is inside: how BLAS splits a product over threads changes its bits.
 
-    The limit is the process's, so it is set by the first call to enter and lifted by the last one to leave.
+    The limit is the process's, so it is set by the first call to enter and lifted by the last one to leave. Without
+    threadpoolctl there is none, and a call may use one thread: ModuleNotFoundError for more.
     """
     global _inside, _limit
+    blas = _blas()
+    if blas is None and num_threads() > 1:
+        raise ModuleNotFoundError(
+            f"{num_threads()} threads need threadpoolctl, which is missing: pip install threadpoolctl, or "
+            "regard.set_num_threads(1)",
+            name="threadpoolctl",
+        )
     with _lock:
         _inside += 1
         if _inside == 1:
-            _limit = _blas().limit(limits=1)
+            _limit = nullcontext() if blas is None else blas.limit(limits=1)
             _limit.__enter__()
     try:
         yield
@@ -212,8 +217,11 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _blas() -> Any:
-    from threadpoolctl import ThreadpoolController
-
+    """What limits the threads of BLAS; None without threadpoolctl, as in a browser."""
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ModuleNotFoundError:
+        return None
     return ThreadpoolController().select(user_api="blas")
 
 

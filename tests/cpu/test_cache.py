@@ -11,6 +11,7 @@ import pytest
 from llvmlite import binding as llvm
 
 import regard
+from regard import ondisk
 from regard.engines.cpu import cache
 from regard.engines.cpu.element import I64
 from regard.engines.cpu.emit import Kernel
@@ -73,6 +74,83 @@ def test_a_corrupt_entry_is_rebuilt(folder: Path, damage: "object") -> None:
     assert compiled() == [True]
 
 
+NO_OBJECTS = {
+    "empty": b"",
+    "text": b"no object",
+    "begin": b"\x7fELF",
+    "zeros": bytes(5000),
+    "half": None,
+    "other": None,
+}
+
+
+@pytest.mark.parametrize("content", NO_OBJECTS)
+def test_a_whole_file_that_is_no_object_is_compiled_again(folder: Path, content: str) -> None:
+    first = call()
+    (file,) = folder.iterdir()
+    code = ondisk.read(file)
+    assert code is not None
+    other = cache.compile_object("define void @other(i8* %x) { ret void }", chosen(), "other")
+    ondisk.write(file, {**NO_OBJECTS, "half": code[: len(code) // 2], "other": other}[content])
+    for from_disk in (False, True):
+        cache.forget()
+        assert call() == first
+        assert compiled() == [from_disk]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions")
+@pytest.mark.parametrize("of", ["file", "directory"])
+def test_code_that_others_could_have_written_does_not_run(
+    folder: Path, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = call()
+    (file,) = folder.iterdir()
+    (file if of == "file" else folder).chmod(0o777)
+    cache.forget()
+    monkeypatch.setattr(ondisk, "_warned", set())
+    with pytest.warns(regard.RegardWarning, match="others may write to it"):
+        assert call() == first
+    assert compiled() == [False]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="permissions")
+def test_a_warning_as_an_error_is_raised_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    monkeypatch.setattr(ondisk, "_warned", set())
+    with pytest.raises(regard.RegardWarning, match="others may write to it"):  # warnings are errors in these tests
+        call()
+    call()
+    assert compiled() == [False]
+
+
+HOMELESS = """
+import os, sys
+import numpy as np
+import regard
+from regard import ondisk
+from regard.engines.cpu import cache
+x = np.load(sys.argv[1])
+for name in ("REGARD_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
+    os.environ.pop(name, None)
+if hasattr(os, "geteuid") and os.geteuid() == 0:  # a user without an entry, as in containers
+    os.environ["REGARD_CACHE"] = "off"
+    regard.attention(x, x, x, causal=True, engine="cpu")
+    del os.environ["REGARD_CACHE"]
+    cache.forget()
+    os.setuid(54321)
+sys.stdout.write(regard.attention(x, x, x, causal=True, engine="cpu").tobytes().hex())
+"""
+
+
+def test_a_user_without_a_home(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    command = [sys.executable, "-W", "error", "-c", HOMELESS, str(tmp_path / "x.npy")]
+    (tmp_path / "x.npy").chmod(0o644)
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert found == call().hex()
+
+
 def test_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CACHE", "off")
     call()
@@ -110,6 +188,7 @@ SCATTERED = """
 import mmap
 import numpy as np
 import regard
+from regard import ondisk
 from regard.engines.cpu import work  # with all that it loads
 holes, kept = [], []
 for _ in range(64):

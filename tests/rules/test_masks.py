@@ -6,6 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import regard
+from regard.observing import mass
 from regard.rules import (
     At,
     Mask,
@@ -122,8 +124,43 @@ def test_arrays_are_masks():
             matrix(combined, 3, 4, 1), loop(lambda b, h, i, j: flags[h, i - 1, j] and j <= i, 3, 4, 1)
         )
     assert str(flags | causal()) == "array of shape (3, 3, 4) | causal()"
-    assert (flags & causal()).dense[0] is flags
+    assert as_mask(flags).dense[0] is flags  # a call reads it and forgets it
     assert causal().dense == ()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [mask, lambda flags: flags & causal(), lambda flags: causal() | flags, lambda flags: mass(flags).of],
+    ids=["mask", "array & mask", "mask | array", "mass"],
+)
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[::-1, ::2], lambda x: x.view(np.uint8)])
+def test_a_mask_stays_what_it_was_when_its_array_changes(made, view):
+    flags = np.random.default_rng(0).random((4, 8)) < 0.5
+    rule = made(view(flags))
+    shape = view(flags).shape
+    before = matrix(rule, *shape, 1).copy()
+    np.logical_not(flags, out=flags)
+    np.testing.assert_array_equal(matrix(rule, *shape, 1), before)
+    assert not rule.dense[0].flags.writeable
+    assert not np.array_equal(matrix(made(view(flags)), *shape, 1), before)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "tiled", "spec"])
+@pytest.mark.parametrize("causally", [False, True])
+def test_a_call_reads_its_mask_array_each_time(engine, causally):
+    rng = np.random.default_rng(0)
+    q, v = rng.standard_normal((2, 2, 8, 4))
+    flags = np.ones((8, 8), bool)
+    frozen = regard.mask(flags)
+
+    def out(mask):
+        return regard.attention(q, q, v, mask=mask, causal=causally, engine=engine)
+
+    whole, of_rule = out(flags), out(frozen)
+    flags[:, 1:] = False
+    np.testing.assert_array_equal(out(flags), np.broadcast_to(v[:, :1], v.shape))
+    np.testing.assert_array_equal(out(frozen), of_rule)
+    np.testing.assert_array_equal(whole, of_rule)
 
 
 def test_functions_are_masks():

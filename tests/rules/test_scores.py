@@ -117,7 +117,7 @@ def test_functions_are_scores():
     [
         (lambda: softcap(0), ValueError, "cap of softcap must be positive and finite, got 0.0"),
         (lambda: softcap(float("nan")), ValueError, "cap of softcap must be positive and finite, got nan"),
-        (lambda: softcap("big"), TypeError, "cap of softcap must be a number or an array of floats, got str"),
+        (lambda: softcap("big"), TypeError, "cap of softcap must be a number or an array of floats, got 'big'"),
         (lambda: temperature(-1.0), ValueError, "t of temperature must be positive and finite, got -1.0"),
         (lambda: temperature([1.0, 0.0]), ValueError, "t of temperature must be positive, got 0.0"),
         (lambda: temperature([1, 2]), TypeError, "t of temperature must be an array of floats, got int64"),
@@ -126,7 +126,11 @@ def test_functions_are_scores():
         (lambda: alibi(float("inf")), ValueError, "slopes of alibi must be finite, got inf"),
         (lambda: relative(np.zeros((2, 4))), ValueError, "table of relative must have an odd length, .* got 4"),
         (lambda: relative(np.zeros((1, 2, 3))), ValueError, r"table of relative must be \(m,\) or \(h, m\), got shape"),
-        (lambda: relative(np.array(["a"])), TypeError, "table must be an array of booleans, integers or floats"),
+        (
+            lambda: relative(np.array(["a"])),
+            TypeError,
+            "table of relative must be an array of booleans, integers or floats",
+        ),
         (lambda: relative(np.arange(3)), TypeError, "table of relative must be an array of floats, got int64"),
         (lambda: relative(np.zeros(3), buckets="t6"), ValueError, "buckets of relative must be None or 't5', got 't6'"),
         (lambda: relative(1.0), ValueError, r"table of relative must be \(m,\) or \(h, m\), got shape \(\)"),

@@ -152,7 +152,7 @@ def test_layers_heads_and_memory(tmp_path: Path) -> None:
     assert_weights(some, [x[:, [3, 0]] for x in found])
     assert [(head.head, head.kv_head) for head in some.measure()[:2]] == [(3, 1), (0, 0)]
     size = seen_with(layers=[0]).nbytes
-    with pytest.warns(UserWarning, match=r"layers that were not kept: .*layers\.1\.self_attn.*over memory="):
+    with pytest.warns(regard.RegardWarning, match=r"layers that were not kept: .*layers\.1\.self_attn.*over memory="):
         small = seen_with(memory=size)
     assert_weights(small, found[:1])
     assert list(small.dropped) == ["model.layers.1.self_attn"]

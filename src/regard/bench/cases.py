@@ -89,6 +89,11 @@ def tabled(table: regard.Table) -> Callable[..., Any]:
     return rule
 
 
+def stretched(number: regard.Table) -> Callable[..., Any]:
+    """A score that reads a table without axes."""
+    return lambda s, b, h, i, j: s * number[()]
+
+
 CASES: tuple[Case, ...] = (
     Case("plain"),
     Case("one query", n_q=1),
@@ -164,6 +169,10 @@ CASES: tuple[Case, ...] = (
     Case("one sink for all", lambda rng, c: {"sink": np.array(0.7), "causal": True}, n_k=4),
     Case("dropout", lambda rng, c: {"dropout": 0.4, "seed": 11}),
     Case("dropout over tiles", lambda rng, c: {"dropout": 0.1, "seed": 2**63}, lead=(), n_q=70, n_k=300),
+    Case("latent heads", lead=(), h=4, h_kv=1, n_q=3, n_k=150, d=576, d_v=512),
+    Case("widest heads", lambda rng, c: {"causal": True}, lead=(), h=1, d=1024, d_v=1024),
+    Case("bias of one number", lambda rng, c: {"bias": np.array(0.3)}),
+    Case("score with a number", lambda rng, c: {"score": stretched(regard.table(np.array(1.3)))}),
     Case(
         "everything",
         lambda rng, c: {

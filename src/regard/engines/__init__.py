@@ -20,15 +20,20 @@ those of `forward`, the entropy among them where a cotangent of it is not None; 
 (of `jvp`, the tangents) and returns those arrays; others that it returns were made anew.
 """
 
+import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from regard.arguments import shown
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem
+from regard.warning import RegardWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -81,6 +86,7 @@ class Engines(Mapping[str, Engine]):
 
 
 _engines = Engines()
+_warned: set[str] = set()  # the reasons that a warning has named
 
 
 def engines() -> Engines:
@@ -93,15 +99,45 @@ def choose(p: Problem, name: str | None) -> Engine:
     known = engines()
     if name is not None:
         if not isinstance(name, str) or name not in known:
-            raise ValueError(f"engine must be one of {', '.join(map(repr, known))}, got {name!r}")
+            raise ValueError(f"engine must be one of {', '.join(map(repr, known))}, got {shown(name)}")
         reason = known[name].state() or elsewhere(known[name], p) or known[name].supports(p)
         if reason:
             raise ValueError(f"engine {name!r} refuses this call: {reason}")
         return known[name]
     for engine in known.values():
         if refusal(engine, p) is None:
+            if engine.NAME == "tiled":
+                _warn_of_fallback(p)
             return engine
     raise ValueError("no engine supports this call: " + "; ".join(f"{n}: {why}" for n, why in refusals(p).items()))
+
+
+def _warn_of_fallback(p: Problem) -> None:
+    """Warn, once for each reason, that the compiled engine runs here but refuses the call.
+
+    Where it cannot run at all nothing is said: `available_engines` and `regard doctor` name what is missing.
+    """
+    cpu = engines()["cpu"]
+    reason = None if cpu.state() else cpu.supports(p)
+    limit = (reason or "").partition(", got ")[0]
+    if reason is None or limit in _warned:
+        return
+    _warned.add(limit)
+    warnings.warn(
+        f"the engine 'cpu' refuses this call: {reason}; 'tiled' runs it, many times slower (engine='tiled' silences "
+        "this warning, which is given once)",
+        RegardWarning,
+        stacklevel=_level_of_caller(),
+    )
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel`, for the function that asks, of the frame that called into this package."""
+    package, level = str(Path(__file__).parent.parent), 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def refusal(engine: Engine, p: Problem) -> str | None:

@@ -52,7 +52,7 @@ def traced(x: object) -> bool:
 
 def table(what: str, x: jax.Array) -> Table:
     """A table over a JAX array; one that is not traced is a constant, with its values."""
-    return TracedTable(what, x) if traced(x) else Table(np.asarray(x))
+    return TracedTable(what, x) if traced(x) else Table.of(what, np.asarray(x))
 
 
 def constant(what: str, x: jax.Array) -> Any:
@@ -62,10 +62,10 @@ def constant(what: str, x: jax.Array) -> Any:
     return x if traced(x) else np.asarray(x)
 
 
-def flags(argument: str, x: jax.Array) -> Any:
+def flags(argument: str, x: jax.Array, frozen: bool = False) -> Any:
     """A JAX array given as a mask: booleans, or integers, of which traced ones count as set where they are not 0."""
     if not traced(x):
-        return np.asarray(x)
+        return np.array(x) if frozen else np.asarray(x)
     if x.dtype.kind not in "biu":
         kind = f"{x.dtype}; to add to scores, use bias=" if jax.numpy.issubdtype(x.dtype, np.floating) else x.dtype
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {kind}")

@@ -4,7 +4,6 @@ i is the absolute index of the query and j of the key, h the query head, b the r
 dimensions. True means attend.
 """
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regard.arguments import choice, integer
 from regard.frameworks import adapter, constructor, plain
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, once, order
 from regard.rules.tracing import Traced, as_array, as_table, trace, type_name
@@ -155,14 +155,17 @@ class Drawing(str):
 
 
 def _combine(binds: int, left: Any, right: Any) -> Mask:
-    left, right = as_mask(left), as_mask(right)
+    left, right = as_mask(left, frozen=True), as_mask(right, frozen=True)
     name, sign = ("bitwise_and", "&") if binds == AND else ("bitwise_or", "|")
     text = f"{left._within(binds)} {sign} {right._within(binds)}"
     return Mask(build(name, left.node, right.node), text, left.requires + right.requires, binds)
 
 
-def as_mask(mask: Any, argument: str = "mask") -> Mask:
+def as_mask(mask: Any, argument: str = "mask", frozen: bool = False) -> Mask:
     """`mask` as a `Mask`: one already, a function, or booleans or 0/1 integers that align to (..., h, n_q, n_k).
+
+    frozen: of an array, the values that it has now. A call reads its `mask=` once, so it needs no copy; a rule that
+    outlives the call does.
 
     Raises TypeError for anything else, ValueError for integers other than 0 and 1.
 
@@ -173,19 +176,23 @@ def as_mask(mask: Any, argument: str = "mask") -> Mask:
         return mask
     framework = adapter(mask)
     if framework is not None:
-        mask = framework.flags(argument, mask)
+        mask = framework.flags(argument, mask, frozen)
         if type(mask) is not np.ndarray:
             return Mask(make("dense", "bool", (), mask), f"array of shape {mask.shape}")
     if callable(mask):
         return _traced(mask)
     if type(mask) is not np.ndarray:
+        hint = "; give causal=True" if isinstance(mask, str) and mask == "causal" else ""
         raise TypeError(
             f"{argument} must be a mask, a function of (b, h, i, j), or an array of booleans or 0/1 integers, "
-            f"got {type_name(mask)}"
+            f"got {type_name(mask)}{hint}"
         )
     if mask.dtype.kind == "f" or mask.dtype.name == "bfloat16":
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {mask.dtype}; to add to scores, use bias=")
     values = _booleans(argument, mask)
+    if frozen:
+        values = values.copy() if values is mask else values
+        values.setflags(write=False)
     return Mask(make("dense", "bool", (), values), f"array of shape {values.shape}")
 
 
@@ -193,7 +200,8 @@ def as_mask(mask: Any, argument: str = "mask") -> Mask:
 def mask(function: Callable[..., Any] | Array) -> Mask:
     """The mask that a function of (b, h, i, j) computes; it is traced once, here. Serves as a decorator.
 
-    An array, aligned right to (..., h, n_q, n_k), is a mask too, and this gives it ``& | ~``.
+    An array, aligned right to (..., h, n_q, n_k), is a mask too, and this gives it ``& | ~``. It is copied, as an array
+    in ``rule & array`` is: the mask stays what it was when the array changes.
 
     Raises TypeError if the function takes other arguments, does not return a boolean expression, or branches on a
     traced value.
@@ -205,7 +213,7 @@ def mask(function: Callable[..., Any] | Array) -> Mask:
     mask(band)
     """
     if type(function) is np.ndarray or adapter(function) is not None:
-        return as_mask(function)
+        return as_mask(function, frozen=True)
     node = trace(function, MASK_LEAVES)  # type: ignore[arg-type]
     return Mask(node, f"mask({getattr(function, '__name__', type(function).__name__)})")
 
@@ -276,8 +284,7 @@ def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") 
     >>> padding(np.array([2, 3]), side="left").show(1, 4)
     · · █ █
     """
-    if side not in ("right", "left"):
-        raise ValueError(f"side of padding must be 'right' or 'left', got {side!r}")
+    side = choice("side of padding", side, ("right", "left"))
     rows, requires = _per_batch("padding", "lengths", lengths)
     keys = Traced(make("keys", "int"))
     text = f"padding({_short(lengths)}" + (")" if side == "right" else ", side='left')")
@@ -351,7 +358,7 @@ def dilated(left: int, step: int) -> Mask:
     · █ · █
     """
     left, step = whole("left of dilated", left, least=0), whole("step of dilated", step, least=1)
-    reach = left * step
+    reach = whole("left · step of dilated", left * step, least=0)
     return _rule(f"dilated({left}, {step})", lambda b, h, i, j: (j <= i) & (i - j <= reach) & ((i - j) % step == 0))
 
 
@@ -402,22 +409,15 @@ def global_tokens(n: int) -> Mask:
 
 def whole(what: str, value: Any, least: int) -> int:
     """`value` as an int of at least `least`; `what` names it in the TypeError or ValueError otherwise."""
-    try:
-        result = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} must be an integer, got {value!r}") from None
-    if isinstance(value, bool | np.bool_):
-        raise TypeError(f"{what} must be an integer, got {value!r}")
-    if not least <= result < 2**62:
-        bound = f"at least {least}" if result < least else "below 2**62"
-        raise ValueError(f"{what} must be {bound}, got {result}")
-    return result
+    return integer(what, value, "an integer", least=least, below=2**62)
 
 
 def _integers(what: str, value: Any) -> Array:
     values = as_array(what, value)
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be integers, got {values.dtype}")
+    if type(values) is np.ndarray and values.dtype == np.uint64 and values.size and values.max() >= 2**63:
+        raise ValueError(f"{what} must fit into 64-bit signed integers, got {values.max()}")
     return values.astype(np.int64) if type(values) is np.ndarray else values
 
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regard.arguments import boolean, choice, integer, number
 from regard.frameworks import adapter, constructor, plain
 from regard.rules.expression import SCORE_LEAVES, make, substitute
-from regard.rules.masks import Requirement, Rule, whole
+from regard.rules.masks import Requirement, Rule
 from regard.rules.tracing import Table, as_table, trace, type_name
 
 
@@ -137,9 +138,9 @@ def relative(
     rank = len(look.shape)
     if rank not in (1, 2):
         raise ValueError(f"table of relative must be (m,) or (h, m), got shape {look.shape}")
-    if buckets not in (None, "t5"):
-        raise ValueError(f"buckets of relative must be None or 't5', got {buckets!r}")
-    max_distance = whole("max_distance of relative", max_distance, least=1)
+    choice("buckets of relative", buckets, (None, "t5"))
+    bidirectional = boolean("bidirectional of relative", bidirectional)
+    max_distance = integer("max_distance of relative", max_distance, "an integer", least=1, below=2**24)
     text = f"array of shape {look.shape}"
     m = look.shape[-1]
     if buckets is None:
@@ -154,6 +155,9 @@ def relative(
     else:
         from regard.positions import t5_buckets
 
+        least = 4 if bidirectional else 2
+        if m < least:
+            raise ValueError(f"table of relative must have at least {least} buckets, got {m}")
         text += ", buckets='t5'" + ("" if bidirectional else ", bidirectional=False")
         text += "" if max_distance == 128 else f", max_distance={max_distance}"
         offsets = np.arange(-max_distance, max_distance + 1)  # beyond these every offset has the bucket of the last
@@ -193,10 +197,5 @@ def _per_head(
             raise ValueError(f"{what} must be a number or (h,), got shape {table.shape}")
         requires = tuple(Requirement(rule, argument, "h", length) for length in table.shape)
         return lambda h: table[(h,) * len(table.shape)], f"array of shape {table.shape}", requires
-    try:
-        amount = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{what} must be a number or an array of floats, got {type(value).__name__}") from None
-    if not np.isfinite(amount) or (positive and amount <= 0):
-        raise ValueError(f"{what} must be {'positive and ' if positive else ''}finite, got {amount}")
+    amount = number(what, value, "a number or an array of floats", positive=positive)
     return lambda h: amount, repr(amount), ()

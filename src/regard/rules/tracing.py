@@ -33,7 +33,7 @@ def as_array(what: str, value: Any) -> Array:
         value = framework.constant(what, value)
         if type(value) is not np.ndarray:
             return value  # type: ignore[no-any-return]
-    if type(value) is not np.ndarray and not isinstance(value, list | tuple | bool | int | float | np.generic):
+    if type(value) is not np.ndarray and not isinstance(value, list | tuple | range | bool | int | float | np.generic):
         raise TypeError(f"{what} must be a NumPy array, got {type_name(value)}")
     try:
         return np.asarray(value)
@@ -59,13 +59,23 @@ class Table:
     lies: bool  # on a device
 
     def __init__(self, array: ArrayLike) -> None:
-        values = as_array("table", array).copy()
+        self._hold("table", array)
+
+    @classmethod
+    def of(cls, what: str, array: ArrayLike) -> "Table":
+        """The table of an array that errors call `what`."""
+        made = object.__new__(Table)
+        made._hold(what, array)
+        return made
+
+    def _hold(self, what: str, array: ArrayLike) -> None:
+        values = as_array(what, array).copy()
         if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
-            raise TypeError(f"table must be an array of booleans, integers or floats, got {values.dtype}")
+            raise TypeError(f"{what} must be an array of booleans, integers or floats, got {values.dtype}")
         if values.dtype == np.uint64 and values.size and values.max() > np.iinfo(np.int64).max:
-            raise ValueError(f"table must fit into 64-bit signed integers, got {values.max()}")
+            raise ValueError(f"{what} must fit into 64-bit signed integers, got {values.max()}")
         if 0 in values.shape:
-            raise ValueError(f"table must not be empty, got shape {values.shape}")
+            raise ValueError(f"{what} must not be empty, got shape {values.shape}")
         values = values.astype(values.dtype.newbyteorder("="), order="C", copy=False)
         values.setflags(write=False)
         object.__setattr__(self, "array", values)
@@ -137,7 +147,7 @@ def table(array: ArrayLike) -> Table:
 
 def as_table(what: str, value: Any) -> Table:
     framework = adapter(value)
-    found: Table = Table(as_array(what, value)) if framework is None else framework.table(what, value)
+    found: Table = Table.of(what, value) if framework is None else framework.table(what, value)
     return found
 
 
@@ -276,8 +286,9 @@ def trace(function: Callable[..., Any], leaves: Sequence[str]) -> Node:
     """
     what = "score" if "s" in leaves else "mask"
     rule = f"{what} rule {getattr(function, '__name__', type(function).__name__)!r}"
-    if not callable(function):
-        raise TypeError(f"a {what} rule must be a function of ({', '.join(leaves)}), got {type(function).__name__}")
+    if isinstance(function, type) or not callable(function):
+        got = f"the class {function.__name__}" if isinstance(function, type) else type_name(function)
+        raise TypeError(f"a {what} rule must be a function of ({', '.join(leaves)}), got {got}")
     try:
         inspect.signature(function).bind(*leaves)
     except ValueError:  # some built-in functions have no signature

@@ -39,16 +39,16 @@ class InGraph:
         self.tensors = tensors
 
     def __and__(self, other: Any) -> "InGraph":
-        return combined("__and__", self, in_graph("mask", other))
+        return combined("__and__", self, in_graph("mask", other, frozen=True))
 
     def __rand__(self, other: Any) -> "InGraph":
-        return combined("__and__", in_graph("mask", other), self)
+        return combined("__and__", in_graph("mask", other, frozen=True), self)
 
     def __or__(self, other: Any) -> "InGraph":
-        return combined("__or__", self, in_graph("mask", other))
+        return combined("__or__", self, in_graph("mask", other, frozen=True))
 
     def __ror__(self, other: Any) -> "InGraph":
-        return combined("__or__", in_graph("mask", other), self)
+        return combined("__or__", in_graph("mask", other, frozen=True), self)
 
     def __invert__(self) -> "InGraph":
         return InGraph(name_of_inverse(self.name), self.tensors)
@@ -58,8 +58,8 @@ def combined(operator: str, a: InGraph, b: InGraph) -> InGraph:
     return InGraph(name_of_both(operator, a.name, b.name), a.tensors + b.tensors)
 
 
-def in_graph(argument: str, x: Any) -> InGraph:
-    """Anything that may be given as a mask or a score."""
+def in_graph(argument: str, x: Any, frozen: bool = False) -> InGraph:
+    """Anything that may be given as a mask or a score; frozen: a tensor as it is now."""
     if isinstance(x, InGraph):
         return x
     if isinstance(x, torch.Tensor):
@@ -67,7 +67,7 @@ def in_graph(argument: str, x: Any) -> InGraph:
             raise TypeError(f"{argument} must be a score rule, got a tensor")
         if x.is_floating_point():
             raise TypeError(f"mask must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
-        return InGraph(name_of_flags(x.ndim), (x if x.dtype is torch.bool else x != 0,))
+        return InGraph(name_of_flags(x.ndim), (x if x.dtype is torch.bool and not frozen else x != 0,))
     if isinstance(x, Rule):
         if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
             for tensor in x.tensors:
@@ -100,7 +100,7 @@ def construct(name: str, args: Any, kwargs: Any) -> Any:
     if name == "table":
         return args[0] if args else kwargs["array"]
     if name in ("mask", "score"):
-        return in_graph(name, args[0] if args else kwargs["function"])
+        return in_graph(name, args[0] if args else kwargs["function"], frozen=True)
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
     values = tuple([described(x) for x in args])
     named = tuple([(key, described(x)) for key, x in kwargs.items()])

@@ -172,7 +172,7 @@ class MultiHeadAttention(nn.Module):
         self.d_model, self.num_heads, self.num_kv_heads = d_model, h, h_kv
         self.head_dim, self.value_head_dim = d, d_v
         self.dropout, self.causal, self.scale = float(dropout), causal, scale
-        self.mask: Mask | None = None if mask is None else as_mask(mask)
+        self.mask: Mask | None = None if mask is None else as_mask(mask, frozen=True)
         self.score: Score | None = None if score is None else as_score(score)
         made = {"device": device, "dtype": dtype}
         self.w_q = nn.Linear(d_model, h * d, bias="q" in biases, **made)
@@ -582,7 +582,7 @@ def both(a: Any, b: Any) -> Any:
         return b if a is None else a
     if torch.compiler.is_compiling():
         return in_graph("mask", a) & in_graph("mask", b)
-    return a & b
+    return as_mask(a) & as_mask(b)  # of one call, so that nothing is copied
 
 
 def _positions(given: Any, h: int, d: int, made: dict[str, Any]) -> Rope | Alibi | Relative | None:

@@ -28,6 +28,7 @@ from regard.joining import Call, Joined, Passing, Store, Unjoinable
 from regard.torch import adapter, dropin
 from regard.torch.arrays import autocast, checked, values
 from regard.torch.transformers import NAME, register_transformers
+from regard.warning import RegardWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -76,7 +77,7 @@ def capture(
         )
     seen.check()
     if seen.dropped:
-        warnings.warn(f"layers that were not kept: {seen.dropped}", stacklevel=3)
+        warnings.warn(f"layers that were not kept: {seen.dropped}", RegardWarning, stacklevel=3)
 
 
 def _name(model: nn.Module) -> str:

@@ -105,7 +105,7 @@ class Flags:
 def table(what: str, x: torch.Tensor) -> Table:
     """The table of a tensor. Integers that can be read are kept as they are now; floats, which train, are followed."""
     x = checked(what, x)
-    return TensorTable(what, x) if x.is_floating_point() or not concrete(x) else Table(values(x))
+    return TensorTable(what, x) if x.is_floating_point() or not concrete(x) else Table.of(what, values(x))
 
 
 def constant(what: str, x: torch.Tensor) -> Array:
@@ -116,14 +116,14 @@ def constant(what: str, x: torch.Tensor) -> Array:
     return values(x)
 
 
-def flags(argument: str, x: torch.Tensor) -> Any:
-    """A mask given as a tensor, as what a rule may hold."""
+def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
+    """A mask given as a tensor, as what a rule may hold; frozen: with the values that it has now."""
     x = checked(argument, x)
     if concrete(x) and x.device.type not in DEVICES:
         return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
-    return Flags(x if x.dtype is torch.bool else x != 0, tuple(x.shape))
+    return Flags(x if x.dtype is torch.bool and not frozen else x != 0, tuple(x.shape))
 
 
 class Bound(NamedTuple):

@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
-WIDEST = 512
+WIDEST = 1024
 ENTROPY = Statistic("entropy")
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 

@@ -147,7 +147,7 @@ class Arrays:
             value=fit(dv, p.value),
             bias=fit(self.dbias, p.bias),
             sink=None if self.c is None else self.sink(self.c),
-            tables={table: x.sum(axis=(0, 1)).astype(table.dtype, copy=False) for table, x in self.dtables.items()},
+            tables={table: np.asarray(x.sum(axis=(0, 1)), table.dtype) for table, x in self.dtables.items()},
         )
 
     def sink(self, c: Array) -> Any:

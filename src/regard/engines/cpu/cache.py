@@ -1,14 +1,14 @@
 """Compiling kernels, and keeping their object code on disk.
 
-Objects lie in the user's cache directory (`regard.ondisk`), each under a hash of everything it depends on; what is not
-whole is compiled again.
+Objects lie in the user's cache directory (`regard.ondisk`), each under a hash of everything it depends on. What is not
+whole, what others could have changed and what LLVM does not take for an object is compiled again.
 """
 
 import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -92,12 +92,13 @@ def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Com
     folder = ondisk.directory()
     path = None if folder is None else folder / f"{label}.o"
     code = None if path is None or os.environ.get("REGARD_DUMP") else ondisk.read(path)
-    from_disk = code is not None
-    if code is None:
-        code = compile_object(source(), target, label)
-        if path is not None:
-            ondisk.write(path, code)
-    return _load(name, label, code, from_disk)
+    if code is not None:
+        with suppress(RuntimeError):  # of LLVM: a whole file, but no object that has this kernel
+            return _load(name, label, code, True)
+    code = compile_object(source(), target, label)
+    if path is not None:
+        ondisk.write(path, code)
+    return _load(name, label, code, False)
 
 
 def compile_object(text: str, target: Target, label: str) -> bytes:
@@ -159,5 +160,6 @@ _names = iter(range(1 << 62))
 def _load(name: str, label: str, code: bytes, from_disk: bool) -> Compiled:
     builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(name)
     library = builder.link(_linker(), f"{label}-{next(_names)}")
-    call = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library[name])
+    call: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library[name])
+    call.library = library  # calls that are kept hold the function alone, also after `forget`
     return Compiled(name, call, library, from_disk)

@@ -22,7 +22,7 @@ PART = 2**18  # numbers for a thread
 def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
     """A float32 array of rows that are contiguous and equally far apart, as another dtype, rounded to even."""
     if x.size < SMALL or dtype.itemsize != 2:
-        return np.ascontiguousarray(x.astype(dtype, copy=False))
+        return np.asarray(x.astype(dtype, copy=False), order="C")  # `ascontiguousarray` adds an axis to a number
     element = type_of(dtype)
     kernel = cache.kernel(f"narrow {element}", "narrow", target, lambda: source(element, target))
     made = memory.empty(x.shape, dtype)

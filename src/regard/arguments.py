@@ -1,0 +1,111 @@
+"""Checks of single arguments: an error names the argument, what was given and what was expected."""
+
+import inspect
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+BOOLS = (bool, np.bool_)
+
+
+def shown(x: object) -> str:
+    """The repr of a value for a message; its type where it has none (an int of more than 4,300 digits)."""
+    try:
+        return repr(x)
+    except Exception:
+        return f"{'an int too large to print' if isinstance(x, int) else type(x).__name__}"
+
+
+def boolean(name: str, x: object) -> bool:
+    """`x` as a bool, or a TypeError: 0, 1, strings and arrays are no booleans."""
+    if not isinstance(x, BOOLS):
+        raise TypeError(f"{name} must be a bool, got {shown(x)}")
+    return bool(x)
+
+
+def integer(
+    name: str, x: object, expected: str = "an int", *, least: int | None = None, below: int | None = None
+) -> int:
+    """`x` as an int in [least, below), or a TypeError or ValueError."""
+    wrong = f"{name} must be {expected}, got {shown(x)}"
+    if isinstance(x, BOOLS) or str(getattr(x, "dtype", "")).removeprefix("torch.") == "bool":
+        raise TypeError(wrong)
+    try:
+        value = operator.index(x)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(wrong) from None
+    if least is not None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {shown(value)}")
+    if below is not None and value >= below:
+        limit = f"2**{below.bit_length() - 1}" if below > 2**16 and below & (below - 1) == 0 else below
+        raise ValueError(f"{name} must be below {limit}, got {shown(value)}")
+    return value
+
+
+def number(name: str, x: object, expected: str = "a number", *, positive: bool = False) -> float:
+    """`x` as a finite float, or a TypeError or ValueError."""
+    value = real(name, x, expected)
+    if not math.isfinite(value) or (positive and value <= 0):
+        raise ValueError(f"{name} must be {'positive and ' if positive else ''}finite, got {value}")
+    return value
+
+
+def real(name: str, x: object, expected: str = "a number") -> float:
+    """`x` as a float, perhaps NaN or infinite, or a TypeError: booleans, text and complex numbers are no numbers."""
+    if not _real(x):
+        raise TypeError(f"{name} must be {expected}, got {shown(x)}")
+    try:
+        return float(x)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be {expected}, got {shown(x)}") from None
+    except OverflowError:
+        return math.inf
+
+
+def _real(x: object) -> bool:
+    if isinstance(x, np.ndarray | np.generic):
+        return x.ndim == 0 and (x.dtype.kind in "iuf" or x.dtype.name == "bfloat16")
+    return not (isinstance(x, bool | str | bytes | bytearray) or "bool" in str(getattr(x, "dtype", "")))
+
+
+def function(name: str, x: object, takes: Sequence[str]) -> Any:
+    """`x` if it can be called with so many arguments, or a TypeError; what it raises itself is its own."""
+    expected = f"{name} must be a function of ({', '.join(takes)})"
+    if isinstance(x, type) or not callable(x):
+        raise TypeError(f"{expected}, got {shown(x)}")
+    try:
+        inspect.signature(x).bind(*takes)
+    except ValueError:  # some built-in functions have no signature
+        pass
+    except TypeError as error:
+        raise TypeError(f"{expected}: {error}") from None
+    return x
+
+
+def floating(name: str, x: object) -> np.dtype[Any]:
+    """The dtype that a name, a type or a dtype says, if it is a floating one; or a TypeError."""
+    if isinstance(x, str) and x == "bfloat16":
+        import ml_dtypes
+
+        x = ml_dtypes.bfloat16
+    if isinstance(x, str | type | np.dtype):
+        try:
+            found = np.dtype(x)
+        except (TypeError, ValueError):
+            pass
+        else:
+            if found.type.__name__ in FLOATS and found.isnative:
+                return found
+    raise TypeError(f"{name} must be a floating dtype ({', '.join(FLOATS)}), got {shown(x)}")
+
+
+def choice(name: str, x: object, options: Sequence[str | None]) -> Any:
+    """`x` if it is one of the options, or a ValueError that lists them."""
+    if not (x is None or isinstance(x, str)) or x not in options:
+        *others, last = map(repr, options)
+        raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {shown(x)}")
+    return x
