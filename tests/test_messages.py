@@ -606,7 +606,33 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (vjp(dentropy=PER_QUERY[0]), ValueError, "dentropy must have shape (2, 4, 6), got (4, 6)"),
     (vjp(observe=["lse"]), TypeError, "observe is not an option of a derivative"),
     (vjp(return_weights=True), TypeError, "return_weights is not an option of a derivative"),
-    (jvp(attn_mask=None), TypeError, "attn_mask is not an option of a derivative"),
+    (
+        jvp(attn_mask=None),
+        TypeError,
+        "attn_mask is not an option of a derivative; here it is mask= (True = attend), or bias= for floats",
+    ),
+    (vjp(casual=True), TypeError, "casual is not an option of a derivative; did you mean 'causal'?"),
+    (
+        call(is_causal=True),
+        TypeError,
+        "attention() got an unexpected keyword argument 'is_causal'; here it is causal=",
+    ),
+    (
+        call(dropout_p=0.1),
+        TypeError,
+        "attention() got an unexpected keyword argument 'dropout_p'; here it is dropout=",
+    ),
+    (
+        call(casual=True),
+        TypeError,
+        "attention() got an unexpected keyword argument 'casual'; did you mean 'causal'?",
+    ),
+    (call(x=1), TypeError, "attention() got an unexpected keyword argument 'x'"),
+    (
+        jvp(dquery=Q, tangents=regard.Differential(query=Q)),
+        TypeError,
+        "tangents holds the tangents of all inputs: give it or dquery, not both",
+    ),
     (jvp(dquery=Q[:, :2]), ValueError, "dquery must have shape (2, 4, 6, 8), got (2, 2, 6, 8)"),
     (jvp(dkey=K.astype(np.float64)), TypeError, "dkey must have dtype float32, got float64"),
     (jvp(dvalue=K), ValueError, "dvalue must have shape (2, 2, 5, 3), got (2, 2, 5, 8)"),
@@ -629,7 +655,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         TypeError,
         "dtables must map tables to their tangents, got list",
     ),
-    (vjp(outputs=(DOUT, PER_QUERY, None)), TypeError, "outputs must be a regard.Outputs, got tuple"),
+    (
+        vjp(outputs=(DOUT, PER_QUERY, None)),
+        TypeError,
+        'outputs must be a regard.Outputs, or the (out, seen) of attention(..., observe=["lse"]), got tuple',
+    ),
     (vjp(outputs=regard.Outputs(None, PER_QUERY, None)), ValueError, "outputs.out is None, but a derivative needs it"),
     (jvp(outputs=regard.Outputs(DOUT, None, None)), ValueError, "outputs.lse is None, but a derivative needs it"),
     (

@@ -80,8 +80,9 @@ SIGNATURES = {
     "weights": f"(query, key, *, lse=None, rows={ALL}, cols={ALL}, {RULES}, {PLACE}, engine=None)",
     "attention_vjp": "(query, key, value, dout, *, dlse=None, dentropy=None, outputs=None, engine=None, **options)",
     "attention_jvp": "(query, key, value, dquery=None, dkey=None, dvalue=None, *, dbias=None, dsink=None, "
-    "dtables=None, outputs=None, engine=None, **options)",
-    "attention_vjp_jvp": "(query, key, value, dout, tangents, *, dlse=None, dentropy=None, cotangent_tangents=None, "
+    "dtables=None, tangents=None, outputs=None, engine=None, **options)",
+    "attention_vjp_jvp": "(query, key, value, dout, tangents=None, *, dlse=None, dentropy=None, dquery=None, "
+    "dkey=None, dvalue=None, dbias=None, dsink=None, dtables=None, cotangent_tangents=None, "
     "outputs=None, engine=None, **options)",
     "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE})",
     "plan": f"(query, key, value, *, dtype=<class 'numpy.float32'>, {RULES}, {DROPOUT}, {PLACE}, engine=None)",

@@ -1,24 +1,25 @@
 """The public calls: validate once, build one frozen `Problem`, run the first engine that supports it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations  # so that `help` shows the names of types
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack, cast, overload
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
 from regard import checks, short
+from regard.arguments import hint
 from regard.engines import Engine, choose, engines
 from regard.frameworks import dispatched
 from regard.observing import Seen, Statistic, each_array
 from regard.problem import Differential, Outputs, Problem, compute_dtype, remember
 from regard.rules import Mask, Score, Table, type_name
 from regard.rules import causal as causal_rule
+from regard.typed import Array, ArrayLike, Layout, MaskLike, Options, ScoreLike
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Layout = Literal["bhnd", "bnhd"]
-MaskLike = Mask | Array | Callable[..., Any] | None
-ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | None
+NDArray = np.ndarray[Any, np.dtype[Any]]
 ORIGIN = (0, 0, 0)
 KEPT = 256  # forms of calls: what their checks found
 
@@ -33,20 +34,20 @@ class Frame(NamedTuple):
     positions_first: bool
 
     @classmethod
-    def of(cls, query: Array, layout: object) -> "Frame":
+    def of(cls, query: Any, layout: object) -> Frame:
         return cls(query.ndim == 2, checks.layout(layout) == "bnhd" and query.ndim > 2)
 
-    def inward(self, x: Array) -> Array:
+    def inward(self, x: NDArray) -> NDArray:
         return x[None] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
 
-    def outward(self, x: Array) -> Array:
+    def outward(self, x: NDArray) -> NDArray:
         return x[0] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
 
-    def per_head(self, x: Array) -> Array:
+    def per_head(self, x: NDArray) -> NDArray:
         """A statistic or the weights: (..., h, ...) in both layouts, without h for matrices."""
         return x[0] if self.matrices else x
 
-    def inward_rows(self, x: Array) -> Array:
+    def inward_rows(self, x: NDArray) -> NDArray:
         """A per-query array of the caller as (..., h, n_q)."""
         return x[None] if self.matrices else x
 
@@ -68,19 +69,19 @@ class Frame(NamedTuple):
 
 
 def problem_from(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Any,
+    key: Any,
+    value: Any,
     *,
     mask: MaskLike = None,
     causal: bool = False,
     score: ScoreLike = None,
-    bias: Array | None = None,
+    bias: Any = None,
     scale: float | None = None,
-    sink: Array | None = None,
+    sink: Any = None,
     dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int | Array | None = None,
+    seed: Any = None,
+    offset: Any = None,
     origin: tuple[int, int, int] = ORIGIN,
     layout: Layout = "bhnd",
     observe: Sequence[str | Statistic] = (),
@@ -176,6 +177,55 @@ def causally(mask: Mask | None) -> Mask:
     return found
 
 
+@overload
+def attention(  # type: ignore[overload-overlap]  # () is also a sequence of statistics
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: Literal[False] = False,
+    observe: tuple[()] = (),
+    engine: str | None = None,
+    **options: Unpack[Options],
+) -> Array: ...
+@overload
+def attention(  # type: ignore[overload-overlap]  # () is also a sequence of statistics
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: Literal[True],
+    observe: tuple[()] = (),
+    engine: str | None = None,
+    **options: Unpack[Options],
+) -> tuple[Array, Array]: ...
+@overload
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: Literal[False] = False,
+    observe: Sequence[str | Statistic],
+    engine: str | None = None,
+    **options: Unpack[Options],
+) -> tuple[Array, Seen]: ...
+@overload
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: Literal[True],
+    observe: Sequence[str | Statistic],
+    engine: str | None = None,
+    **options: Unpack[Options],
+) -> tuple[Array, Array, Seen]: ...
+@overload
+def attention(
+    query: Array, key: Array, value: Array, *, return_weights: bool = False, observe: Sequence[str | Statistic] = (),
+    engine: str | None = None, **options: Unpack[Options],
+) -> Any: ...  # fmt: skip
 @dispatched
 def attention(
     query: Array,
@@ -185,12 +235,12 @@ def attention(
     mask: MaskLike = None,
     causal: bool = False,
     score: ScoreLike = None,
-    bias: Array | None = None,
+    bias: ArrayLike | None = None,
     scale: float | None = None,
-    sink: Array | None = None,
+    sink: ArrayLike | None = None,
     dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int | Array | None = None,
+    seed: int | ArrayLike | None = None,
+    offset: int | ArrayLike | None = None,
     origin: tuple[int, int, int] = ORIGIN,
     layout: Layout = "bhnd",
     return_weights: bool = False,
@@ -248,7 +298,7 @@ def attention(
             query, key, value, mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
         )
         if signature is not None and (call := short.known(signature)) is not None:
-            return call(query, key, value)
+            return call(cast(NDArray, query), cast(NDArray, key), cast(NDArray, value))
     p = problem_from(
         query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout,
         seed=seed, offset=offset, origin=origin, layout=layout, observe=observe,
@@ -275,16 +325,16 @@ def weights(
     query: Array,
     key: Array,
     *,
-    lse: Array | None = None,
+    lse: ArrayLike | None = None,
     rows: slice = slice(None),
     cols: slice = slice(None),
     mask: MaskLike = None,
     causal: bool = False,
     score: ScoreLike = None,
-    bias: Array | None = None,
+    bias: ArrayLike | None = None,
     scale: float | None = None,
-    sink: Array | None = None,
-    offset: int | Array | None = None,
+    sink: ArrayLike | None = None,
+    offset: int | ArrayLike | None = None,
     origin: tuple[int, int, int] = ORIGIN,
     layout: Layout = "bhnd",
     engine: str | None = None,
@@ -311,32 +361,33 @@ def weights(
     chosen = choose(p, engine)
     frame = Frame.of(query, layout)
     if lse is None:
-        lse = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
+        known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
-        lse = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
-    assert lse is not None
-    tile = chosen.weights(p, lse, i, j)
-    return frame.per_head(tile if tile.dtype == p.dtype else tile.astype(p.dtype))
+        known = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
+    assert known is not None
+    tile = frame.per_head(chosen.weights(p, known, i, j))
+    return cast(Array, tile if tile.dtype == p.dtype else tile.astype(p.dtype))
 
 
 @dispatched
 def attention_vjp(
-    query: Array,
-    key: Array,
-    value: Array,
-    dout: Array | None,
+    query: NDArray,
+    key: NDArray,
+    value: NDArray,
+    dout: NDArray | None,
     *,
-    dlse: Array | None = None,
-    dentropy: Array | None = None,
-    outputs: Outputs | None = None,
+    dlse: NDArray | None = None,
+    dentropy: NDArray | None = None,
+    outputs: Outputs | tuple[NDArray, Seen] | None = None,
     engine: str | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Differential:
     """Gradients of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ with respect to every input, in O(n) memory.
 
     dout has the shape and dtype of the output, dlse and dentropy are (..., h, n_q) and floating; None is zero. The
-    options are those of `attention`, but `return_weights` and `observe`. With `outputs` of the same call, which
-    `observe=["lse"]` and `attention_jvp` give, forward does not run again; its entropy is needed for `dentropy` alone.
+    options are those of `attention`, except `return_weights` and `observe`. `outputs` of the same call, the (out, seen)
+    of `attention(..., observe=["lse"])` or the first result of `attention_jvp`, saves the forward pass. Its entropy is
+    needed for `dentropy` alone.
 
     Returns a `Differential`: query, key, value, bias and sink in the shapes and dtypes of the inputs, and `tables[t]`
     for every float `regard.table` t of a score.
@@ -345,8 +396,7 @@ def attention_vjp(
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 5, 4))
     >>> slopes = regard.table(np.array([0.5, 0.25]))
-    >>> out, seen = regard.attention(q, k, v, score=regard.alibi(slopes), observe=["lse"])
-    >>> outputs = regard.Outputs(out, seen.lse, None)
+    >>> outputs = regard.attention(q, k, v, score=regard.alibi(slopes), observe=["lse"])
     >>> g = regard.attention_vjp(q, k, v, np.ones((2, 5, 4)), outputs=outputs, score=regard.alibi(slopes))
     >>> g.query.shape, g.tables[slopes].shape
     ((2, 5, 4), (2,))
@@ -361,26 +411,27 @@ def attention_vjp(
 
 @dispatched
 def attention_jvp(
-    query: Array,
-    key: Array,
-    value: Array,
-    dquery: Array | None = None,
-    dkey: Array | None = None,
-    dvalue: Array | None = None,
+    query: NDArray,
+    key: NDArray,
+    value: NDArray,
+    dquery: NDArray | None = None,
+    dkey: NDArray | None = None,
+    dvalue: NDArray | None = None,
     *,
-    dbias: Array | None = None,
-    dsink: Array | None = None,
-    dtables: Mapping[Table, Array] | None = None,
-    outputs: Outputs | None = None,
+    dbias: NDArray | None = None,
+    dsink: NDArray | None = None,
+    dtables: Mapping[Table, NDArray] | None = None,
+    tangents: Differential | None = None,
+    outputs: Outputs | tuple[NDArray, Seen] | None = None,
     engine: str | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> tuple[Outputs, Outputs]:
     """(out, lse, entropy), and their tangents along tangents of the inputs (forward mode), in O(n) memory.
 
     Each tangent has the shape of its input, and dquery, dkey, dvalue its dtype; None does not vary. `dtables` maps
-    float tables of the score rules to tangents. The options are those of `attention`, but `return_weights` and
-    `observe`. With `outputs` of the same call forward does not run again; where their entropy is None, so is its
-    tangent.
+    float tables of the score rules to tangents. `tangents` gives all of them as one `Differential` instead. The options
+    are those of `attention`, except `return_weights` and `observe`. `outputs` of the same call, the (out, seen) of
+    `attention(..., observe=["lse"])`, saves the forward pass; where their entropy is None, so is its tangent.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -390,31 +441,37 @@ def attention_jvp(
     True
     """
     p, frame, chosen = prepare(query, key, value, engine, options)
-    given = Differential(dquery, dkey, dvalue, dbias, dsink, {} if dtables is None else dtables)
-    t = differential_in(p, frame, "d{}", given)
+    t = tangents_in(p, frame, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
     primal, tangent = chosen.jvp(p, t, known_outputs(p, frame, outputs))
     return frame.outputs(primal), frame.outputs(tangent)
 
 
 @dispatched
 def attention_vjp_jvp(
-    query: Array,
-    key: Array,
-    value: Array,
-    dout: Array | None,
-    tangents: Differential,
+    query: NDArray,
+    key: NDArray,
+    value: NDArray,
+    dout: NDArray | None,
+    tangents: Differential | None = None,
     *,
-    dlse: Array | None = None,
-    dentropy: Array | None = None,
+    dlse: NDArray | None = None,
+    dentropy: NDArray | None = None,
+    dquery: NDArray | None = None,
+    dkey: NDArray | None = None,
+    dvalue: NDArray | None = None,
+    dbias: NDArray | None = None,
+    dsink: NDArray | None = None,
+    dtables: Mapping[Table, NDArray] | None = None,
     cotangent_tangents: Outputs | None = None,
-    outputs: Outputs | None = None,
+    outputs: Outputs | tuple[NDArray, Seen] | None = None,
     engine: str | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> tuple[Differential, Outputs]:
     """Second derivatives: the tangents of the gradients of `attention_vjp`, and those of the outputs, in O(n) memory.
 
-    `tangents` are those of the inputs, `cotangent_tangents` those of dout, dlse and dentropy; what is None does not
-    vary. Shapes, dtypes, the options and `outputs` are as in `attention_vjp` and `attention_jvp`.
+    `tangents` are those of the inputs, also given one by one as in `attention_jvp`. `cotangent_tangents` are those of
+    dout, dlse and dentropy. What is None does not vary. Shapes, dtypes, the options and `outputs` are as in
+    `attention_vjp` and `attention_jvp`.
 
     Forward over reverse: with ℓ = ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ it is the product of the Hessian of
     ℓ with `tangents`. Reverse over reverse is the same: if a loss has the gradient u in the gradients that
@@ -438,7 +495,7 @@ def attention_vjp_jvp(
     """
     p, frame, chosen = prepare(query, key, value, engine, options)
     ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
-    t = differential_in(p, frame, "tangents.{}", checks.instance("tangents", tangents, Differential))
+    t = tangents_in(p, frame, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
     moving = Outputs(None, None, None) if cotangent_tangents is None else cotangent_tangents
     d_ct = outputs_in(p, frame, "cotangent_tangents.{}", checks.instance("cotangent_tangents", moving, Outputs))
     wish = "dentropy" if dentropy is not None else "cotangent_tangents.entropy" if d_ct.entropy is not None else None
@@ -447,11 +504,12 @@ def attention_vjp_jvp(
 
 
 def prepare(
-    query: Array, key: Array, value: Array, engine: str | None, options: dict[str, Any]
+    query: Any, key: Any, value: Any, engine: str | None, options: Mapping[str, Any]
 ) -> tuple[Problem, Frame, Engine]:
+    known = (problem_from.__kwdefaults__ or {}).keys() - {"observe"}
     for name in options:
-        if name == "observe" or name not in (problem_from.__kwdefaults__ or {}):
-            raise TypeError(f"{name} is not an option of a derivative")
+        if name not in known:
+            raise TypeError(f"{name} is not an option of a derivative{hint(name, known)}")
     p = problem_from(query, key, value, **options)
     return p, Frame.of(query, options.get("layout", "bhnd")), choose(p, engine)
 
@@ -470,20 +528,42 @@ def outputs_in(p: Problem, frame: Frame, label: str, x: Outputs, lse_dtype: np.d
     return Outputs(None if out is None else frame.inward(out), lse, entropy)
 
 
-def known_outputs(p: Problem, frame: Frame, outputs: Outputs | None, entropy_for: str | None = None) -> Outputs | None:
-    """What the caller knows of forward, checked. entropy_for: the argument that needs the entropy, if one does."""
+def known_outputs(
+    p: Problem, frame: Frame, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
+) -> Outputs | None:
+    """Check the outputs that the caller gives. entropy_for: the argument that needs the entropy, if one does."""
     if outputs is None:
         return None
-    checks.instance("outputs", outputs, Outputs)
+    if type(outputs) is tuple and len(outputs) in (2, 3) and isinstance(outputs[-1], Seen):
+        seen = outputs[-1]
+        outputs = Outputs(outputs[0], seen.get("lse"), seen.get("entropy"))
+    elif not isinstance(outputs, Outputs):
+        expected = 'a regard.Outputs, or the (out, seen) of attention(..., observe=["lse"])'
+        raise TypeError(f"outputs must be {expected}, got {type_name(outputs)}")
     for name, wish in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
         if wish is not None and getattr(outputs, name) is None:
             raise ValueError(f"outputs.{name} is None, but {wish} needs it")
     return outputs_in(p, frame, "outputs.{}", outputs, p.compute)
 
 
+def tangents_in(
+    p: Problem, frame: Frame, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
+    dvalue: NDArray | None, dbias: NDArray | None, dsink: NDArray | None, dtables: Mapping[Table, NDArray] | None,
+) -> Differential:  # fmt: skip
+    """Check the tangents of inputs, given together or one by one."""
+    single = {"query": dquery, "key": dkey, "value": dvalue, "bias": dbias, "sink": dsink, "tables": dtables}
+    given: dict[str, Any] = {name: x for name, x in single.items() if x is not None}
+    if tangents is None:
+        return differential_in(p, frame, "d{}", Differential(**given))
+    if given:
+        names = ", ".join(f"d{name}" for name in given)
+        raise TypeError(f"tangents holds the tangents of all inputs: give it or {names}, not both")
+    return differential_in(p, frame, "tangents.{}", checks.instance("tangents", tangents, Differential))
+
+
 def differential_in(p: Problem, frame: Frame, label: str, t: Differential) -> Differential:
     """Tangents of the caller, checked and as engines want them; `label` as in `outputs_in`."""
-    turned: dict[str, Array | None] = {}
+    turned: dict[str, NDArray | None] = {}
     for name in ("query", "key", "value"):
         x, shape = getattr(t, name), frame.outward(getattr(p, name)).shape
         turned[name] = None if x is None else frame.inward(checks.shaped(label.format(name), x, shape, p.dtype))

@@ -3,13 +3,55 @@
 import inspect
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 BOOLS = (bool, np.bool_)
+
+
+ELSEWHERE = {
+    "is_causal": "causal=",
+    "attn_mask": "mask= (True = attend), or bias= for floats",
+    "attention_mask": "mask= (True = attend), or bias= for floats",
+    "key_padding_mask": "mask=regard.padding(lengths)",
+    "query_seq_lengths": "mask=regard.padding(lengths)",
+    "key_value_seq_lengths": "mask=regard.padding(lengths)",
+    "block_mask": "mask=",
+    "mask_mod": "mask=",
+    "score_mod": "score=",
+    "softcap": "score=regard.softcap(cap)",
+    "alibi_slopes": "score=regard.alibi(slopes)",
+    "window_size": "mask=regard.window(left, right)",
+    "local_window_size": "mask=regard.window(left, right)",
+    "sliding_window": "mask=regard.window(size - 1)",
+    "softmax_scale": "scale=",
+    "sm_scale": "scale=",
+    "scaling": "scale=",
+    "dropout_p": "dropout=",
+    "sinks": "sink=",
+    "s_aux": "sink=",
+    "need_weights": "return_weights=",
+    "return_lse": 'observe=["lse"]',
+    "enable_gqa": "not needed: query may have a multiple of the heads of key",
+}
+"""The options of other libraries, and what they are here."""
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The end of the error for an unknown argument: its name here, or the known one that is spelled alike.
+
+    >>> hint("casual", ["causal", "mask"]), hint("is_causal", ["causal"]), hint("x", ["causal"])
+    ("; did you mean 'causal'?", '; here it is causal=', '')
+    """
+    if name in ELSEWHERE:
+        return f"; here it is {ELSEWHERE[name]}"
+    import difflib  # only an error needs it
+
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def shown(x: object) -> str:

@@ -1,11 +1,14 @@
 """Arrays of other frameworks: recognized without importing any, and handed to the adapter that serves them."""
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
+
+from regard.arguments import hint
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,8 +58,15 @@ def compiling() -> bool:
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
     """A public function of NumPy arrays that leaves calls on other arrays to their adapter's function of its name."""
 
+    parameters = inspect.signature(function).parameters
+    known = frozenset(parameters) if all(x.kind is not x.VAR_KEYWORD for x in parameters.values()) else None
+
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> R:
+        if known is not None and not kwargs.keys() <= known:
+            unknown = min(kwargs.keys() - known)
+            said = f"{function.__name__}() got an unexpected keyword argument {unknown!r}"
+            raise TypeError(said + hint(unknown, known))
         found = adapter(*args, *kwargs.values())
         if found is None:
             return function(*args, **kwargs)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard import checks
-from regard.api import Frame, Layout
+from regard.api import Frame
 from regard.frameworks import dispatched
 from regard.threads import one_blas_thread
+from regard.typed import Layout
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

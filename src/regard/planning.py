@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard import checks
-from regard.api import Layout, MaskLike, ScoreLike, problem_from
+from regard.api import problem_from
 from regard.engines import choose, refusals
 from regard.engines.tiles import CHUNK, KEYS, ROWS
 from regard.frameworks import dispatched
 from regard.problem import Problem
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.threads import num_threads
+from regard.typed import Layout, MaskLike, ScoreLike
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

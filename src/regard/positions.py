@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from regard import checks
-from regard.api import Frame, Layout
+from regard.api import Frame
 from regard.rules.tracing import as_array
+from regard.typed import Layout
 
 Scaling = Callable[[int, float], tuple[NDArray[np.float64], float]]
 """(rotated features, base) -> (frequencies, factor on the rotated features)."""

@@ -7,10 +7,11 @@ from typing import Any, overload
 import numpy as np
 
 from regard import spec
-from regard.api import Frame, Layout, MaskLike, ScoreLike, problem_from
+from regard.api import Frame, problem_from
 from regard.frameworks import dispatched
 from regard.problem import Problem
 from regard.rules import Score, as_score
+from regard.typed import Layout, MaskLike, ScoreLike
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

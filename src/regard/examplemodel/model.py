@@ -155,6 +155,7 @@ class ExampleModel:
             q = self._rotate(self._split(y @ w["q"] + w["q_bias"]))
             k = self._rotate(self._split(y @ w["k"] + w["k_bias"]))
             v = self._split(y @ w["v"])
+            out: Floats
             out, seen = regard.attention(q, k, v, causal=causal, scale=factor, observe=["lse"])
             kept.append((q, k, v, seen.lse))
             x = x + np.swapaxes(out, -3, -2).reshape(x.shape) @ w["o"]

@@ -1,0 +1,48 @@
+"""Types of the public calls, the same for NumPy, PyTorch and JAX."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypedDict, TypeVar
+
+from regard.rules import Mask, Score
+
+
+class ArrayLike(Protocol):
+    """An array of NumPy, PyTorch or JAX."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
+    def __matmul__(self, other: Any, /) -> Any: ...
+
+
+Array = TypeVar("Array", bound=ArrayLike)
+"""The arrays of one call: what comes out is of the library of what goes in."""
+
+Layout = Literal["bhnd", "bnhd"]
+MaskLike = Mask | ArrayLike | Callable[..., Any] | None
+ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | None
+
+
+class Scores(TypedDict, total=False):
+    """The options of `regard.attention` that say what the weights are."""
+
+    mask: MaskLike
+    causal: bool
+    score: ScoreLike
+    bias: ArrayLike | None
+    scale: float | None
+    sink: ArrayLike | None
+    offset: int | ArrayLike | None
+    origin: tuple[int, int, int]
+    layout: Layout
+
+
+class Options(Scores, total=False):
+    """The options of `regard.attention` that its derivatives take too."""
+
+    dropout: float
+    seed: int | ArrayLike | None
