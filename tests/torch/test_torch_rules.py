@@ -48,3 +48,15 @@ def test_a_mask_in_a_graph_stays_what_it_was(operands: tuple[torch.Tensor, ...])
     assert torch.equal(call(*operands, flags.clone()), expected)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*operands, flags.clone()), expected)
+
+
+def test_arrays_of_other_libraries_are_named(operands: tuple[torch.Tensor, ...]) -> None:
+    cupy = type("ndarray", (), {"__module__": "cupy", "ndim": 3})()
+    text = "must be a torch.Tensor where others of the call are, got cupy.ndarray; arrays of CuPy are not served: "
+    for name, call in (
+        ("key", lambda: regard.attention(operands[0], cupy, operands[2])),
+        ("bias", lambda: regard.attention(*operands, bias=cupy)),
+    ):
+        with pytest.raises(TypeError) as raised:
+            call()
+        assert str(raised.value) == f"{name} {text}convert them with cupy.asnumpy"

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regard.arguments import array_type, type_name
 from regard.frameworks import adapter, constructor
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
 
@@ -15,11 +16,6 @@ BRANCHING = (
     "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
     "(a <= x) & (x < b) for a <= x < b"
 )
-
-
-def type_name(value: object) -> str:
-    """The type of a value, as messages name it."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def as_array(what: str, value: Any) -> Array:
@@ -34,7 +30,7 @@ def as_array(what: str, value: Any) -> Array:
         if type(value) is not np.ndarray:
             return value  # type: ignore[no-any-return]
     if type(value) is not np.ndarray and not isinstance(value, list | tuple | range | bool | int | float | np.generic):
-        raise TypeError(f"{what} must be a NumPy array, got {type_name(value)}")
+        raise TypeError(f"{what} must be a NumPy array, got {array_type(value)}")
     try:
         return np.asarray(value)
     except ValueError:
