@@ -1,15 +1,18 @@
 """Models of transformers with attn_implementation="regard" against "eager": logits, gradients, generation."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_models import MODELS
+import torch.nn.functional as F
+from small_models import MODELS, OTHERS
 
 import regard
 from regard.torch import transformers as integration
+from regard.warning import RegardWarning
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 
@@ -20,6 +23,11 @@ GENERATING = [name for name, model in MODELS.items() if model.kind not in ("enco
 @pytest.fixture(autouse=True, scope="module")
 def registered() -> None:
     integration.register_transformers()
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_told() -> None:
+    integration.tell.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +43,8 @@ def masks_are_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def real(inputs: dict[str, Any], logits: Any) -> Any:
     """The logits of positions that are not padding."""
-    if "attention_mask" in inputs and "decoder_input_ids" not in inputs:
+    mask = inputs.get("attention_mask")
+    if mask is not None and "decoder_input_ids" not in inputs and mask.shape == logits.shape[:2]:
         return logits[inputs["attention_mask"].bool()]
     return logits
 
@@ -43,7 +52,8 @@ def real(inputs: dict[str, Any], logits: Any) -> Any:
 def logits_and_gradients(model: Any, implementation: str, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     model.set_attn_implementation(implementation)
     model.zero_grad()
-    logits = real(inputs, model(**inputs).logits)
+    found = model(**inputs)
+    logits = real(inputs, found.logits if "logits" in found else found.last_hidden_state)
     (
         logits.log_softmax(-1) * torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
     ).sum().backward()
@@ -131,6 +141,108 @@ def test_weights_are_returned_when_they_are_asked_for(monkeypatch: pytest.Monkey
     rows = inputs["attention_mask"].bool()
     for ours, theirs in zip(got, expected, strict=True):
         assert_close(ours.transpose(1, 2)[rows], theirs.transpose(1, 2)[rows])
+
+
+# Models that ask more of attention
+
+
+READS_ITS_MASK = ["deepseek_v32", "glm_moe_dsa", "doge", "lasr", "t5gemma2"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_give_what_eager_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    model, inputs = OTHERS[name].build(), OTHERS[name].inputs()
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        got, gradients = logits_and_gradients(model, "regard", inputs)
+    told = [str(x.message) for x in given if x.category is RegardWarning]
+    about = "reads the elements of its attention mask" if name in READS_ITS_MASK else "says that it does not support"
+    assert len(told) == (name in READS_ITS_MASK or name == "inkling2")
+    assert all(about in text for text in told)
+    expected, those_of_eager = logits_and_gradients(model, "eager", inputs)
+    assert_close(got, expected)
+    assert gradients.keys() == those_of_eager.keys()
+    for parameter, gradient in those_of_eager.items():
+        assert_close(gradients[parameter], gradient, of=torch.cat([g.flatten() for g in those_of_eager.values()]))
+
+
+@pytest.mark.filterwarnings("ignore:Inkling2PreTrainedModel says that it does not support")
+@pytest.mark.parametrize("name", ["gpt_oss", "inkling2", "parakeet"])
+def test_other_weights_are_those_of_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    model, inputs = (MODELS | OTHERS)[name].build(), (MODELS | OTHERS)[name].inputs()
+    found = []
+    for implementation in ("regard", "eager"):
+        model.set_attn_implementation(implementation)
+        found.append(model(**inputs, output_attentions=True).attentions)
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(real(inputs, ours.transpose(1, 2)), real(inputs, theirs.transpose(1, 2)))
+
+
+@pytest.mark.parametrize("size", [1.0, 300.0, 1e4])
+@pytest.mark.parametrize("sink", [None, "heads", "queries"])
+def test_weights_are_as_exact_as_a_softmax(size: float, sink: str | None) -> None:
+    torch.manual_seed(0)
+    module, x = torch.nn.Module(), torch.randn(2, 3, 40, 8)
+    bias, sinks = size * torch.randn(3, 40, 40), size * torch.randn(3)
+    given = {"heads": {"s_aux": sinks}, "queries": {"sinks": sinks[:, None, None].expand(2, -1, 40, 1)}}.get(sink, {})
+    out, weights = integration.attention(module, x, x, x, bias, scaling=0.3, output_attentions=True, **given)
+
+    def softmax(dtype: torch.dtype) -> torch.Tensor:
+        scores = 0.3 * x.to(dtype) @ x.to(dtype).mT + bias.to(dtype)
+        extra = [] if sink is None else [sinks.to(dtype)[:, None, None].expand(2, -1, 40, 1)]
+        return torch.cat([scores, *extra], -1).softmax(-1)[..., :40]
+
+    exact = softmax(torch.float64)
+    assert (weights - exact).norm() <= 2 * (softmax(torch.float32) - exact).norm() + 8 * EPS[torch.float32]
+    assert_close(out, (weights @ x).transpose(1, 2))
+
+
+def test_a_query_that_masks_by_the_least_number_sees_every_key_alike() -> None:
+    x, mask = torch.randn(1, 2, 32, 8), torch.full((1, 1, 32, 32), torch.finfo(torch.float32).min)
+    out, weights = integration.attention(torch.nn.Module(), x, x, x, mask, output_attentions=True)
+    assert_close(weights, torch.full_like(weights, 1 / 32))
+    assert_close(out, x.mean(-2, keepdim=True).expand_as(x).transpose(1, 2))
+    hidden = torch.zeros(1, 1, 32, 32, dtype=torch.bool)
+    out, weights = integration.attention(torch.nn.Module(), x, x, x, hidden, output_attentions=True)
+    assert not weights.any()
+    assert not out.any()
+
+
+def test_a_tensor_under_another_name_is_an_error() -> None:
+    x = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(
+        NotImplementedError,
+        match="does not know the keyword 'block_indices', a tensor that Identity gives to its attention: use 'eager'",
+    ):
+        integration.attention(torch.nn.Identity(), x, x, x, None, block_indices=torch.zeros(1, dtype=torch.int32))
+    integration.attention(torch.nn.Identity(), x, x, x, None, block_indices=None, sliding_window=3)
+
+
+@pytest.mark.parametrize("masked", [False, True, "floats"])
+def test_indices_choose_among_the_keys_that_are_visible(masked: bool | str) -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 9, 8)
+    indices = torch.randint(-1, 9, (2, 3, 4), dtype=torch.int32)
+    module = torch.nn.Module()
+    module.is_causal = False
+    visible = torch.rand(2, 1, 3, 9) > 0.3
+    mask = {False: None, True: visible, "floats": torch.where(visible, 0.5, -torch.inf)}[masked]
+    out, _ = integration.attention(module, q, k, k, mask, indices=indices)
+    chosen = (indices[..., None] == torch.arange(9)).any(-2)[:, None]
+    seen = chosen & visible if masked else chosen
+    expected = F.scaled_dot_product_attention(q, k, k, seen, enable_gqa=True).nan_to_num()
+    assert_close(out, expected.transpose(1, 2))
+
+
+def test_indices_leave_causal_as_it_is() -> None:
+    x, indices = torch.randn(1, 2, 5, 8), torch.tensor([[[0, 4], [1, 4], [0, 2], [3, 4], [0, 4]]])
+    out, _ = integration.attention(torch.nn.Module(), x, x, x, None, indices=indices)
+    chosen = (indices[..., None] == torch.arange(5)).any(-2)[:, None] & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert_close(out, F.scaled_dot_product_attention(x, x, x, chosen).transpose(1, 2))
+    again, _ = integration.attention(torch.nn.Module(), x, x, x, integration.mask(1, 5, 5), indices=indices)
+    assert torch.equal(again, out)
 
 
 def test_dropout_repeats_with_pytorchs_seed() -> None:
@@ -276,11 +388,6 @@ def test_a_mask_has_a_shape_and_no_elements() -> None:
     ):
         assert copy.rule is found.rule
         assert copy.shape == found.shape
-    message = "keeps as a rule, without elements"
-    with pytest.raises(NotImplementedError, match=message):
-        found[:, :, :, :5]
-    with pytest.raises(NotImplementedError, match=message):
-        found & found
 
 
 def test_a_mask_for_other_sizes_is_an_error() -> None:
