@@ -348,7 +348,30 @@ def functions() -> dict[str, Callable[..., Any]]:
         "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(groups)),
         "packed": m.and_masks(m.packed_sequence_mask_function(packed), m.sliding_window_causal_mask_function(3)),
         "groups": m.or_masks(m.causal_mask_function, group_mask(groups[:, :9])),
-    }
+    } | {name: m.and_masks(arithmetic(name)) for name in ARITHMETIC}
+
+
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "div trunc": lambda q, k: torch.div(k - 5, 3, rounding_mode="trunc") >= torch.div(q - 7, -2, rounding_mode="trunc"),
+    "div floor": lambda q, k: torch.div(k - 5, 3, rounding_mode="floor") >= q.div(-2, rounding_mode="floor"),
+    "div": lambda q, k: torch.div(q, 2) < k.div(3),
+    "floor_divide": lambda q, k: torch.eq(torch.floor_divide(q - k, 3), (k - q).floor_divide(-2)),
+    "remainder": lambda q, k: torch.remainder(q - k, 4).eq((k - q).remainder(-3)),
+    "sums": lambda q, k: torch.add(q, 2).sub(k).mul(2).neg().le(-3),
+    "differences": lambda q, k: torch.sub(3, torch.mul(k, 2)).abs() < torch.abs(9 - q),
+    "ends": lambda q, k: torch.maximum(q - 8, k).minimum(q).clamp(2, max=6).clamp_min(3) == torch.clip(k, 3, 5),
+    "logical": lambda q, k: (
+        torch.logical_or(q.lt(k).logical_not(), (k > 7).logical_xor(q != 9)) & torch.logical_and(q, k)
+    ),
+    "bits": lambda q, k: torch.bitwise_not(q.bitwise_and(k).bitwise_xor(torch.bitwise_or(q, 4)) > 6),
+    "dtypes": lambda q, k: (q - k).to(torch.bool) & (q.to(torch.float32) / 2 > k.long().int()) | (k - 8).bool(),
+    "where": lambda q, k: torch.where(q > 8, k, 12 - k).sign().ge(torch.where(k < 3, 0, 1)),
+    "methods": lambda q, k: (q * 1).less_equal(k).logical_or(k.greater(q - 3)).ne(q.ge(10)),
+}
+
+
+def arithmetic(name: str) -> Callable[..., Any]:
+    return lambda batch_idx, head_idx, q_idx, kv_idx: ARITHMETIC[name](q_idx, kv_idx)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -375,6 +398,19 @@ def test_a_rule_is_the_mask_that_transformers_makes(
     np.testing.assert_array_equal(weights > 0, expected)
 
 
+@pytest.mark.parametrize("sizes", [(1, 7), (7, 1), (1, 1), (7, 7)], ids=str)
+def test_a_mask_of_one_query_or_one_key_broadcasts(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 7, 8)
+    padding = torch.ones(2, sizes[1], dtype=torch.bool)
+    padding[0, : sizes[1] // 2] = False
+    found = integration.mask(2, *sizes, q_offset=5 if sizes[0] == 1 else 0, attention_mask=padding)
+    out, _ = integration.attention(torch.nn.Module(), q, k, k, found)
+    expected = F.scaled_dot_product_attention(q, k, k, found.make(), enable_gqa=True).nan_to_num()
+    assert_close(out, expected.transpose(1, 2))
+
+
 def test_a_mask_has_a_shape_and_no_elements() -> None:
     n = 2**20
     found = integration.mask(1, n, n)
@@ -388,6 +424,60 @@ def test_a_mask_has_a_shape_and_no_elements() -> None:
     ):
         assert copy.rule is found.rule
         assert copy.shape == found.shape
+
+
+def test_elements_of_a_mask_are_made_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    config = MODELS["llama"].build().config
+    found = integration.mask(1, 6, 6, config=config)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril().expand(1, 1, 6, 6)
+    message = (
+        "llama reads the elements of its attention mask, which is therefore no rule with attn_implementation='regard': "
+        "masks of n_q × n_k are made for it"
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert torch.equal(found[:, :, 2:, :4], causal[:, :, 2:, :4])
+        assert torch.equal(found & found, causal)
+        assert torch.equal(torch.where(integration.mask(1, 6, 6, config=config), 0.0, -1.0), causal.float() - 1)
+        assert torch.equal(found.to(torch.float32), causal.float())
+    assert [str(x.message) for x in told] == [message]
+    x = torch.randn(1, 1, 6, 8)
+    out, _ = integration.attention(torch.nn.Module(), x, x, x, found)
+    assert_close(out, F.scaled_dot_product_attention(x, x, x, causal).transpose(1, 2))
+    found[:, :, :, 0] = False  # what a model changes is read
+    changed = causal.clone()
+    changed[..., 0] = False
+    for mask in (found, found.clone()):
+        out, _ = integration.attention(torch.nn.Module(), x, x, x, mask)
+        assert_close(out[:, 1:], F.scaled_dot_product_attention(x, x, x, changed).transpose(1, 2)[:, 1:])
+
+
+# Models that do not run on regard
+
+
+def test_a_model_with_attention_of_its_own_runs_on_eager_and_says_so() -> None:
+    options = {"vocab_size": 61, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
+    message = (
+        "XLNetPreTrainedModel computes its attention itself, without transformers' attention interface: "
+        "it runs with attn_implementation='eager', not on regard"
+    )
+    config = transformers.XLNetConfig(**options, attn_implementation="regard")
+    with pytest.warns(RegardWarning) as told:
+        model = transformers.XLNetLMHeadModel(config)
+    assert [str(x.message) for x in told] == [message]
+    assert model.config._attn_implementation == "eager"
+    model.set_attn_implementation("regard")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_model_that_supports_no_other_attention_is_taken_with_a_warning() -> None:
+    model = OTHERS["inkling2"].build()
+    with pytest.warns(RegardWarning, match="Inkling2PreTrainedModel says that it does not support other attention"):
+        model.set_attn_implementation("regard")
+    assert model.config._attn_implementation == "regard"
+    for name in ("t5", "whisper", "gpt2"):  # says nothing, or that it does
+        MODELS[name].build().set_attn_implementation("regard")
 
 
 def test_a_mask_for_other_sizes_is_an_error() -> None:

@@ -146,7 +146,7 @@ def clamped(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "subtract": operator.sub, "rsub": lambda a, b: b - a,
+    "add": operator.add, "sub": operator.sub, "subtract": operator.sub,
     "mul": operator.mul, "multiply": operator.mul, "neg": operator.neg, "negative": operator.neg,
     "abs": abs, "absolute": abs, "sign": np.sign, "minimum": np.minimum, "maximum": np.maximum,
     "div": divided, "divide": divided, "true_divide": operator.truediv, "floor_divide": operator.floordiv,
