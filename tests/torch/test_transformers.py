@@ -180,6 +180,21 @@ def test_other_weights_are_those_of_eager(name: str, monkeypatch: pytest.MonkeyP
         assert_close(real(inputs, ours.transpose(1, 2)), real(inputs, theirs.transpose(1, 2)))
 
 
+def test_weights_of_a_model_that_does_not_tell_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {"image_size": 16, "patch_size": 4, "projection_dim": 8}
+    torch.manual_seed(0)
+    model = transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**options, **sizes)).eval()
+    pixels, found = torch.randn(2, 3, 16, 16), []
+    for implementation in ("regard", "eager"):
+        model.set_attn_implementation(implementation)
+        found.append(model(pixel_values=pixels, output_attentions=True).attentions)
+        assert model(pixel_values=pixels).attentions is None
+    assert len(found[0]) == 2
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("size", [1.0, 300.0, 1e4])
 @pytest.mark.parametrize("sink", [None, "heads", "queries"])
 def test_weights_are_as_exact_as_a_softmax(size: float, sink: str | None) -> None:

@@ -355,6 +355,7 @@ def attention(
     s_aux: sinks (h,). sinks: one for each query, (batch, h, n_q, 1). indices: the keys that each query sees of those
     that the mask allows, (batch, n_q, k); -1 is none.
     """
+    output_attentions = output_attentions or weights_are_recorded()
     for name, x in options.items():
         if isinstance(x, torch.Tensor) and name not in UNREAD:
             raise NotImplementedError(
@@ -415,6 +416,16 @@ def attention(
         out = out * left.transpose(1, 2).to(out.dtype)
         weights = None if weights is None else weights * left.to(weights.dtype)
     return out, weights
+
+
+def weights_are_recorded() -> bool:
+    """Whether weights are asked for of a model that does not tell its attention, but looks at what that returns."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return False
+    wanted = _active_collector.get()
+    return wanted is not None and any("attentions" in name for name in wanted)
 
 
 def normalized(weights: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
