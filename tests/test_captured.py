@@ -1,6 +1,7 @@
 """Captures: layers as data, one head at a time or together, in memory and in files, against `regard.weights`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,37 @@ def test_weights_sum_to_one(wish: str, dtype: Any) -> None:
     assert layer.weights(0).dtype == layer.lse.dtype
 
 
-def test_what_does_not_belong_together_is_seen() -> None:
+def test_what_does_not_belong_together_is_seen(tmp_path: Path) -> None:
     layer = Layer.of("first", Q, K, causal=True)
-    for name, x in (("options", {}), ("key", layer.key[:, :, ::-1]), ("lse", layer.lse + 1e-6)):
+    for name, x, total in (
+        ("options", {}, r"row 0 of head \d sum to \d\d?\.\d+"),
+        ("key", layer.key[:, :, ::-1], r"row \d+ of head \d sum to [\d.]+"),
+        ("lse", layer.lse + 1e-6, r"row \d+ of head \d sum to 1 - 1e-06"),
+    ):
         wrong = regard.Capture([Layer(**vars(layer) | {name: x})])
-        with pytest.raises(ValueError, match="the weights of layer 'first' do not sum to 1: off by"):
+        message = f"the weights of layer 'first' do not sum to 1: those of {total}; its queries, keys, rules and lse do"
+        with pytest.raises(ValueError, match=message):
             wrong.check()
+        wrong.save(tmp_path / "wrong")
+        with pytest.raises(ValueError, match=f"wrong is no sound capture: {message}"):
+            regard.Capture.load(tmp_path / "wrong")
     regard.Capture([layer]).check()
+    one = kept(layer, (5, 1))
+    with pytest.raises(ValueError, match=r"of row 7 of head 1 sum to 0\.36"):
+        regard.Capture([replace(one, lse=one.lse + (np.arange(20) == 7) * [[[0.0], [1.0]]])]).check(rows=20)
+
+
+def test_an_lse_of_another_call_makes_no_layer() -> None:
+    lse = regard.attention(Q, K, K, observe=["lse"])[1].lse
+    Layer.of("x", Q, K, lse=lse)
+    regard.Capture.of_arrays(Q[0, 0], K[0, 0], lse=lse[0, 0])
+    message = r"^lse does not belong to this query, key and options: with it, the weights"
+    with pytest.raises(ValueError, match=message):
+        Layer.of("x", Q, K, lse=lse, causal=True)
+    with pytest.raises(ValueError, match=message):
+        regard.Capture.of_arrays(Q, K, lse=lse + 1)
+    with pytest.raises(ValueError, match=r"^lse must have shape \(2, 6, 20\), got \(2, 5, 20\)$"):
+        Layer.of("x", Q, K, lse=lse[:, :5])
 
 
 def test_the_example_model(tmp_path: Path) -> None:
