@@ -43,6 +43,8 @@ BRANCHING = (
     "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
     "(a <= x) & (x < b) for a <= x < b"
 )
+NOT_ITS = "does not belong to this query, key and options"
+GIVE = '. Give the lse of the same call, as observe=["lse"] returns it, or leave it out'
 A_BOOLEAN = "a mask must return a boolean one, e.g. i - j > 0"
 A_FLOAT = "a score must return a float one, e.g. s - 0.5 * abs(i - j)"
 
@@ -615,6 +617,28 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # weights
     (weights(lse=PER_QUERY[..., :2]), ValueError, "lse must have shape (2, 4, 6), got (2, 4, 2)"),
     (weights(lse=PER_QUERY.astype(int)), TypeError, f"lse {FLOATING} int64"),
+    (
+        weights(lse=0 * PER_QUERY),
+        ValueError,
+        f"lse {NOT_ITS}: with it, the weights of row 0 of head 0 of batch element 0 sum to 84.59 instead of 1{GIVE}",
+    ),
+    (
+        weights(ones(6, 8), ones(5, 8), lse=ones(6), sink=ones(1)),
+        ValueError,
+        f"lse {NOT_ITS}: with it, the weights of row 0 of head 0 sum to 32.12 with the sink instead of 1{GIVE}",
+    ),
+    (
+        weights(lse=PER_QUERY, mask=lambda b, h, i, j: j < 0),
+        ValueError,
+        f"lse {NOT_ITS}: row 0 of head 0 of batch element 0 sees no key, so that its lse is -inf, and 1 was given"
+        f"{GIVE}",
+    ),
+    (
+        vjp(outputs=regard.Outputs(DOUT, PER_QUERY, None)),
+        ValueError,
+        f"outputs.lse {NOT_ITS}: with it, the weights of row 0 of head 0 of batch element 0 sum to 31.12 instead of "
+        f"1{GIVE}",
+    ),
     (weights(rows=3), TypeError, "rows must be a slice, got 3"),
     (weights(cols=[0, 1]), TypeError, "cols must be a slice, got [0, 1]"),
     (
