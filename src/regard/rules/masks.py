@@ -455,4 +455,5 @@ def _document_ids(argument: str, ids: Any) -> Array:
 
 
 def _short(value: Any) -> str:
-    return repr(int(value)) if np.ndim(value) == 0 else f"array of shape {tuple(np.shape(value))}"
+    known = np.ndim(value) == 0 and type(as_array("a number", value)) is np.ndarray  # else it may be traced
+    return repr(int(value)) if known else f"array of shape {tuple(np.shape(value))}"
