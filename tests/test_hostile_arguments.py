@@ -257,6 +257,7 @@ ELSEWHERE = {
     "Mask": "made by functions",
     "Outputs": "holds what it is given; its arrays are checked by the call",
     "Profile": "a result",
+    "RegardWarning": "a category of warnings",
     "Score": "made by functions",
     "Seen": "a result",
     "Top": "a result",
