@@ -1,6 +1,7 @@
 """Captures: layers as data, one head at a time or together, in memory and in files, against `regard.weights`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +108,37 @@ def test_weights_sum_to_one(wish: str, dtype: Any) -> None:
     assert layer.weights(0).dtype == layer.lse.dtype
 
 
-def test_what_does_not_belong_together_is_seen() -> None:
+def test_what_does_not_belong_together_is_seen(tmp_path: Path) -> None:
     layer = Layer.of("first", Q, K, causal=True)
-    for name, x in (("options", {}), ("key", layer.key[:, :, ::-1]), ("lse", layer.lse + 1e-6)):
+    for name, x, total in (
+        ("options", {}, r"row 0 of head \d sum to \d\d?\.\d+"),
+        ("key", layer.key[:, :, ::-1], r"row \d+ of head \d sum to [\d.]+"),
+        ("lse", layer.lse + 1e-6, r"row \d+ of head \d sum to 1 - 1e-06"),
+    ):
         wrong = regard.Capture([Layer(**vars(layer) | {name: x})])
-        with pytest.raises(ValueError, match="the weights of layer 'first' do not sum to 1: off by"):
+        message = f"the weights of layer 'first' do not sum to 1: those of {total}; its queries, keys, rules and lse do"
+        with pytest.raises(ValueError, match=message):
             wrong.check()
+        wrong.save(tmp_path / "wrong")
+        with pytest.raises(ValueError, match=f"wrong is no sound capture: {message}"):
+            regard.Capture.load(tmp_path / "wrong")
     regard.Capture([layer]).check()
+    one = kept(layer, (5, 1))
+    with pytest.raises(ValueError, match=r"of row 7 of head 1 sum to 0\.36"):
+        regard.Capture([replace(one, lse=one.lse + (np.arange(20) == 7) * [[[0.0], [1.0]]])]).check(rows=20)
+
+
+def test_an_lse_of_another_call_makes_no_layer() -> None:
+    lse = regard.attention(Q, K, K, observe=["lse"])[1].lse
+    Layer.of("x", Q, K, lse=lse)
+    regard.Capture.of_arrays(Q[0, 0], K[0, 0], lse=lse[0, 0])
+    message = r"^lse does not belong to this query, key and options: with it, the weights"
+    with pytest.raises(ValueError, match=message):
+        Layer.of("x", Q, K, lse=lse, causal=True)
+    with pytest.raises(ValueError, match=message):
+        regard.Capture.of_arrays(Q, K, lse=lse + 1)
+    with pytest.raises(ValueError, match=r"^lse must have shape \(2, 6, 20\), got \(2, 5, 20\)$"):
+        Layer.of("x", Q, K, lse=lse[:, :5])
 
 
 def test_the_example_model(tmp_path: Path) -> None:
@@ -232,7 +257,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="x is not a whole safetensors file: "):
         load(path)
     safetensors.numpy.save_file({"query": np.zeros(3)}, path)
-    with pytest.raises(ValueError, match=r"x is a safetensors file, but not a capture of regard \(regard.capture/1\)"):
+    with pytest.raises(ValueError, match=r"x is a safetensors file, but not a capture of regard \(regard.capture/2\)"):
         load(path)
     regard.Capture([Layer.of("first", Q, K, mask=regard.window(3))]).save(path)
     path.write_bytes(path.read_bytes()[:-8])
@@ -258,6 +283,77 @@ def test_files_that_are_damaged(change: Any, message: str, tmp_path: Path) -> No
     damaged(path, change)
     with pytest.raises(ValueError, match=message):
         regard.Capture.load(path)
+
+
+def rich() -> regard.Capture:
+    """A capture with everything that a file can hold."""
+    given = WISHES["arrays"] | {"score": WISHES["rules"]["score"], "query_tokens": "text"}
+    layers = [Layer.of("first", Q, K, **given), Layer.of("second", Q, K, causal=True)]
+    tokens = {"text": Tokens(np.arange(40).reshape(2, 20), (tuple("abcdefghijklmnopqrst"),) * 2)}
+    return regard.Capture(layers, tokens, "a model", {"third": "too large"})
+
+
+def regions(path: Path) -> dict[str, tuple[int, int]]:
+    """Where in a file its parts are: the length, the keys and values of the header, each array."""
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    metadata = content.index(b"__metadata__"), content.index(b"}", content.index(b'"format"'))
+    found = {"length": (0, 8), "metadata": metadata, "entries": (metadata[1], end)}
+    for text in (b"crc32", b"00000000", b"regard.capture/2", b"expression", b"dropped"):
+        at = content.find(text)
+        found |= {text.decode(): (at, at + len(text))} if at > 0 else {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            found[name] = tuple(end + at for at in entry["data_offsets"])
+    return found
+
+
+def test_no_damaged_file_is_read(tmp_path: Path) -> None:
+    """Bytes changed in every part of the file, one bit or all, cut off, added, swapped: one error that says so."""
+    path = tmp_path / "x"
+    rich().save(path)
+    regard.Capture.load(path)
+    whole = path.read_bytes()
+    found = regions(path)
+    assert len(found) > 12
+    changed: dict[str, bytes] = {}
+    for name, (begin, end) in found.items():
+        for at in np.unique(np.linspace(begin, end - 1, 9).astype(int)).tolist():
+            for byte in (whole[at] ^ 1, whole[at] ^ 128, 255 - whole[at], ord("1")):
+                changed[f"{name} at {at}: {byte}"] = whole[:at] + bytes([byte]) + whole[at + 1 :]
+    changed = {name: content for name, content in changed.items() if content != whole}
+    for length in (0, 1, 7, 8, 9, *np.linspace(10, len(whole) - 1, 40).astype(int).tolist()):
+        changed[f"the first {length} bytes"] = whole[:length]
+    begin, end = found["query.0"]
+    changed |= {
+        "more": whole + b"\0",
+        "swapped": whole[:begin] + whole[begin + 8 : begin + 16] + whole[begin : begin + 8] + whole[begin + 16 :],
+        "no checksum": whole.replace(b"crc32", b"crc33", 1),
+        "before": whole.replace(b"regard.capture/2", b"regard.capture/1", 1),
+        "the key as the query": whole.replace(b'\\"query\\": \\"query.0', b'\\"query\\": \\"lse.0', 1),
+    }
+    for name, content in changed.items():
+        assert content != whole, name
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"x is (damaged: |not a whole safetensors file: )"):
+            pytest.fail(f"{name} is read as {regard.Capture.load(path)}")
+
+
+def test_a_file_without_a_checksum_is_read_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    rich().save(path)
+    arrays, metadata = arrayfile.read(path)
+    old = {"format": "regard.capture/1", "capture": metadata["capture"]}
+    safetensors.numpy.save_file({name: np.array(x) for name, x in arrays.items()}, path, old)
+    assert repr(regard.Capture.load(path)) == repr(rich())
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b'{"__metadata__":null}', b'{"__metadata__":{"crc32":"sha"}}'])
+def test_foreign_files_are_no_captures(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(len(content).to_bytes(8, "little") + content)
+    with pytest.raises(ValueError, match=r"x is (not a whole|a safetensors file, but not a capture|damaged)"):
+        regard.Capture.load(tmp_path / "x")
 
 
 def test_bad_input() -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -19,6 +20,8 @@ from regard.planning import plan
 from regard.stepping import steps
 from regard.viewer.model_view import look_data
 from regard.viewer.sources import SENTENCE, Settings, example
+
+HUGE = "9" * 20
 
 
 @pytest.fixture
@@ -92,7 +95,20 @@ def test_version_and_help(run):
         (["steps", "--n", "three"], "argument --n: invalid int value: 'three' (see `regard steps --help`)"),
         (["steps", "--heads", "3", "--kv-heads", "2"], "the heads of query must be a multiple of those of key"),
         (["steps", "--scale", "nan"], "scale must be finite, got nan"),
-        (["steps", "--seed", "-1"], "Seed must be between 0 and 2**32 - 1"),
+        (["steps", "--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["steps", "--seed", HUGE], f"--seed must be below 2**32, got {HUGE}"),
+        (["steps", "--n", HUGE], f"--n must be below 2**60, got {HUGE}"),
+        (["steps", "--d", "2" + "0" * 17], "steps shows every feature: query (6, 200000000000000000) and key (6, 2"),
+        (["plan", "--n", HUGE, "--d", "8"], f"--n must be below 2**60, got {HUGE}"),
+        (["plan", "--n", "8", "--d", HUGE], f"--d must be below 2**60, got {HUGE}"),
+        (["plan", "--n", "8", "--d", "8", "--batch", HUGE], f"--batch must be below 2**60, got {HUGE}"),
+        (["plan", "--n", "8", "--d", "8", "--window", HUGE], f"--window must be below 2**60, got {HUGE}"),
+        (["plan", "--n", str(2**40), "--d", str(2**40)], "query must have fewer than 2**60 entries, got shape (109"),
+        (["look", "--port", HUGE], f"port must be from 0 (any that is free) to 65535, got {HUGE}"),
+        (["look", "a", "--terminal", "--layer", HUGE], f"layer {HUGE} does not exist: this model has layers 0 to 2"),
+        (["bench", "--list", "--threads", HUGE], "--threads must be "),
+        (["bench", "--list", "--rounds", "0"], "--rounds must be at least 1, got 0"),
+        (["insight", "--prefix", HUGE], f"--prefix must be below 2**60, got {HUGE}"),
         (["steps", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["steps", "--window", "-1"], "--window must be at least 0, got -1"),
         (["steps", "a.npy"], "files must be three .npy for query, key and value, or one .npz or .safetensors, got"),
@@ -430,3 +446,60 @@ def test_insight_of_a_text(run, tmp_path):
     data = look_data(example(Settings(SENTENCE)))
     scores = [head["induction"] for head in found["heads"]]
     np.testing.assert_allclose(np.reshape(scores, (3, 4)), data.statistics["induction"], atol=1e-5)
+
+
+COMMANDS = [
+    ["--version"],
+    ["--help"],
+    ["plan", "--help"],
+    ["plan", "--n", "8", "--d", "4"],
+    ["steps"],
+    ["steps", "--json"],
+    ["doctor"],
+    ["insight", "--text", "abab", "--json"],
+    ["insight", "--text", "abab", "--csv"],
+    ["look", "abab", "--terminal"],
+    ["look", "abab", "--no-open"],
+    ["bench", "--list"],
+]
+
+
+def process(arguments, **options):
+    """A command in a process of its own, whose streams are files of the system: a script cannot be told apart."""
+    command = [sys.executable, "-c", "import sys; from regard.cli import main; sys.exit(main())", *arguments]
+    options = {
+        "stderr": subprocess.PIPE,
+        "env": {k: x for k, x in os.environ.items() if k != "PYTHONUNBUFFERED"},
+    } | options
+    return subprocess.run(command, text=True, timeout=300, check=False, **options)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_full_disk_is_one_line(arguments):
+    with open("/dev/full", "w") as full:
+        found = process(arguments, stdout=full)
+    assert (found.returncode, found.stderr) == (1, "regard: error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_reader_who_has_gone_is_no_traceback(arguments):
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        found = process(arguments, stdout=write)
+    finally:
+        os.close(write)
+    assert (found.returncode, found.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_an_error_that_cannot_be_written_has_its_status():
+    with open("/dev/full", "w") as full:
+        assert process(["plan", "--n", "x"], stdout=full, stderr=full).returncode == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell does with >&-")
+def test_closed_streams_are_no_error():
+    code = "import sys; sys.stdout = sys.stderr = None; from regard.cli import main; sys.exit(main(['doctor']))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 0

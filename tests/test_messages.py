@@ -30,6 +30,7 @@ SLOPES = regard.table(ones(4, dtype=np.float64))
 FLOATING = "must have a floating dtype (float16, bfloat16, float32, float64), got"
 MASK = "mask must be a mask, a function of (b, h, i, j), or an array of booleans or 0/1 integers, got"
 SCORE = "must be a score rule, a function of (s, b, h, i, j), or a sequence of those, got"
+CUPY = "arrays of CuPy are not served: convert them with cupy.asnumpy"
 SIDE = "side of padding must be 'right' or 'left', got"
 MAPS = "feature_map must be 'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
 KNOWN = (
@@ -42,12 +43,19 @@ BRANCHING = (
     "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
     "(a <= x) & (x < b) for a <= x < b"
 )
+NOT_ITS = "does not belong to this query, key and options"
+GIVE = '. Give the lse of the same call, as observe=["lse"] returns it, or leave it out'
 A_BOOLEAN = "a mask must return a boolean one, e.g. i - j > 0"
 A_FLOAT = "a score must return a float one, e.g. s - 0.5 * abs(i - j)"
 
 
 class Subclass(np.ndarray):
     """Arrays that mean more than their numbers: np.ma.MaskedArray, np.matrix, arrays with units."""
+
+
+def of(module: str, name: str = "ndarray") -> Any:
+    """An array of a library that is not installed here, as far as its type says."""
+    return type(name, (), {"__module__": module, "shape": (6, 8), "ndim": 2, "dtype": np.dtype(np.float32)})()
 
 
 class Tensor:
@@ -232,6 +240,35 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         call(Q.astype(np.float16), K.astype(np.float16), V.astype(ml_dtypes.bfloat16)),
         TypeError,
         "query, key and value must share one dtype, got query float16, key float16, value bfloat16",
+    ),
+    # libraries that are not served
+    (call(of("cupy")), TypeError, "query must be a NumPy array, got cupy.ndarray; " + CUPY),
+    (call(Q, of("cupy._core.core")), TypeError, "key must be a NumPy array, got cupy._core.core.ndarray; " + CUPY),
+    (
+        call(Q, K, of("mlx.core", "array")),
+        TypeError,
+        "value must be a NumPy array, got mlx.core.array; arrays of MLX are not served: convert them with numpy.array",
+    ),
+    (
+        call(of("tensorflow.python.framework.ops", "EagerTensor")),
+        TypeError,
+        "query must be a NumPy array, got tensorflow.python.framework.ops.EagerTensor; "
+        "arrays of TensorFlow are not served: convert them with .numpy()",
+    ),
+    (call(mask=of("cupy")), TypeError, f"{MASK} cupy.ndarray; {CUPY}"),
+    (call(score=of("cupy")), TypeError, f"score {SCORE} cupy.ndarray; {CUPY}"),
+    (call(bias=of("cupy")), TypeError, f"bias must be a NumPy array, got cupy.ndarray; {CUPY}"),
+    (lambda: regard.table(of("cupy")), TypeError, f"table must be a NumPy array, got cupy.ndarray; {CUPY}"),
+    (
+        lambda: regard.alibi(of("pandas", "Series")),
+        TypeError,
+        "slopes of alibi must be a NumPy array, got pandas.Series; "
+        "arrays of pandas are not served: convert them with .to_numpy()",
+    ),
+    (
+        lambda: regard.linear_attention(of("cupy"), K, V),
+        TypeError,
+        f"query must be a NumPy array, got cupy.ndarray; {CUPY}",
     ),
     # masks
     (
@@ -580,6 +617,28 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     # weights
     (weights(lse=PER_QUERY[..., :2]), ValueError, "lse must have shape (2, 4, 6), got (2, 4, 2)"),
     (weights(lse=PER_QUERY.astype(int)), TypeError, f"lse {FLOATING} int64"),
+    (
+        weights(lse=0 * PER_QUERY),
+        ValueError,
+        f"lse {NOT_ITS}: with it, the weights of row 0 of head 0 of batch element 0 sum to 84.59 instead of 1{GIVE}",
+    ),
+    (
+        weights(ones(6, 8), ones(5, 8), lse=ones(6), sink=ones(1)),
+        ValueError,
+        f"lse {NOT_ITS}: with it, the weights of row 0 of head 0 sum to 32.12 with the sink instead of 1{GIVE}",
+    ),
+    (
+        weights(lse=PER_QUERY, mask=lambda b, h, i, j: j < 0),
+        ValueError,
+        f"lse {NOT_ITS}: row 0 of head 0 of batch element 0 sees no key, so that its lse is -inf, and 1 was given"
+        f"{GIVE}",
+    ),
+    (
+        vjp(outputs=regard.Outputs(DOUT, PER_QUERY, None)),
+        ValueError,
+        f"outputs.lse {NOT_ITS}: with it, the weights of row 0 of head 0 of batch element 0 sum to 31.12 instead of "
+        f"1{GIVE}",
+    ),
     (weights(rows=3), TypeError, "rows must be a slice, got 3"),
     (weights(cols=[0, 1]), TypeError, "cols must be a slice, got [0, 1]"),
     (

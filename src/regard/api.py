@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from regard import checks, short
+from regard import checks, rowsums, short
 from regard.arguments import hint
 from regard.engines import Engine, choose, engines
 from regard.frameworks import dispatched
@@ -343,7 +343,7 @@ def weights(
 
     With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it, a pass of these
     rows over all keys comes first. The other arguments are those of `attention`. Returns (..., h, rows, cols), of the
-    inputs' dtype.
+    inputs' dtype. Raises ValueError for an lse of another call: with it, the weights of sampled rows do not sum to 1.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -364,6 +364,7 @@ def weights(
         known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
         known = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
+        rowsums.require("lse", p, known, rows=i, pairs=len(i) * len(j) * p.batch * p.heads)
     assert known is not None
     tile = frame.per_head(chosen.weights(p, known, i, j))
     return cast(Array, tile if tile.dtype == p.dtype else tile.astype(p.dtype))
@@ -531,7 +532,10 @@ def outputs_in(p: Problem, frame: Frame, label: str, x: Outputs, lse_dtype: np.d
 def known_outputs(
     p: Problem, frame: Frame, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
 ) -> Outputs | None:
-    """Check the outputs that the caller gives. entropy_for: the argument that needs the entropy, if one does."""
+    """Check the outputs that the caller gives. entropy_for: the argument that needs the entropy, if one does.
+
+    Derivatives take the weights from lse; of the output and the entropy nothing but shape and dtype is checked.
+    """
     if outputs is None:
         return None
     if type(outputs) is tuple and len(outputs) in (2, 3) and isinstance(outputs[-1], Seen):
@@ -543,7 +547,10 @@ def known_outputs(
     for name, wish in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
         if wish is not None and getattr(outputs, name) is None:
             raise ValueError(f"outputs.{name} is None, but {wish} needs it")
-    return outputs_in(p, frame, "outputs.{}", outputs, p.compute)
+    known = outputs_in(p, frame, "outputs.{}", outputs, p.compute)
+    assert known.lse is not None
+    rowsums.require("outputs.lse", p, known.lse, pairs=p.batch * p.heads * p.n_q * p.n_k)
+    return known
 
 
 def tangents_in(

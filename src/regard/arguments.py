@@ -62,6 +62,35 @@ def shown(x: object) -> str:
         return f"{'an int too large to print' if isinstance(x, int) else type(x).__name__}"
 
 
+LIBRARIES = {
+    "cupy": ("CuPy", "cupy.asnumpy"),
+    "dask": ("Dask", ".compute()"),
+    "mlx": ("MLX", "numpy.array"),
+    "paddle": ("Paddle", ".numpy()"),
+    "pandas": ("pandas", ".to_numpy()"),
+    "polars": ("Polars", ".to_numpy()"),
+    "scipy": ("SciPy", ".toarray()"),
+    "sparse": ("sparse", ".todense()"),
+    "tensorflow": ("TensorFlow", ".numpy()"),
+    "tinygrad": ("tinygrad", ".numpy()"),
+    "xarray": ("xarray", ".to_numpy()"),
+}
+"""By the package of their type: libraries whose arrays are not served, and what makes NumPy's of them."""
+
+
+def type_name(value: object) -> str:
+    """The type of a value, as messages name it."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def array_type(value: object, otherwise: str = "") -> str:
+    """The type of what is no array that is served, for a message; of a known library also how to convert it."""
+    library = LIBRARIES.get(type(value).__module__.partition(".")[0])
+    if library is None:
+        return f"{type_name(value)}{otherwise}"
+    return f"{type_name(value)}; arrays of {library[0]} are not served: convert them with {library[1]}"
+
+
 def boolean(name: str, x: object) -> bool:
     """`x` as a bool, or a TypeError: 0, 1, strings and arrays are no booleans."""
     if not isinstance(x, BOOLS):

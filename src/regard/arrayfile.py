@@ -8,7 +8,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from zlib import crc32
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +23,13 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "I8": np.dtype("i1"), "U8": np.dtype("u1"), "BOOL": np.dtype(bool),
 }  # fmt: skip
 """By the name that safetensors gives them, those with the largest elements first: so each is aligned in the file."""
+
+CHECKSUM = "crc32"
+MARK, ZEROS = f'"{CHECKSUM}":"'.encode(), b"00000000"
+"""Where the checksum is in the header, which is written without spaces, and what it is taken with."""
+
+READ = 2**22
+"""Bytes that are read at once for the checksum."""
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -54,14 +62,16 @@ def _pieces(x: Array | Parts) -> Iterator[Array]:
 def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str, str]) -> None:
     """Write the file, whole or not at all: what was at `path` stays until the new one is complete.
 
-    Raises TypeError for a dtype that the format has no name for.
+    A checksum is among the metadata: the CRC-32 of all bytes, for which its own digits count as zeros. Raises TypeError
+    for a dtype that the format has no name for.
     """
     for name, x in arrays.items():
         if x.dtype not in NAMES:
             raise TypeError(f"{name} has dtype {x.dtype}, which a safetensors file cannot hold")
     ranks = {dtype: rank for rank, dtype in enumerate(NAMES)}
     order = sorted(arrays, key=lambda name: ranks[arrays[name].dtype])
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    known = {name: x for name, x in metadata.items() if name != CHECKSUM}
+    header: dict[str, Any] = {"__metadata__": {CHECKSUM: ZEROS.decode(), **known}}
     end = 0
     for name in order:
         x = arrays[name]
@@ -69,34 +79,54 @@ def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str
         header[name] = {"dtype": NAMES[x.dtype], "shape": list(x.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    text = len(text).to_bytes(8, "little") + text
     made = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(made, "xb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(text)
+            checksum = crc32(text)
             for name in order:
                 for piece in _pieces(arrays[name]):
-                    file.write(np.ascontiguousarray(piece).view(np.uint8).data)
+                    content = np.ascontiguousarray(piece).view(np.uint8).data
+                    file.write(content)
+                    checksum = crc32(content, checksum)
+            file.seek(text.index(MARK) + len(MARK))
+            file.write(b"%08x" % checksum)
         made.replace(path)
     finally:
         made.unlink(missing_ok=True)
 
 
+def _verify(path: Path, checksum: str, text: bytes, file: BinaryIO) -> None:
+    """Raise ValueError unless the file is as it was written: `text` is what was read of it so far."""
+    found = crc32(text.replace(MARK + checksum.encode(), MARK + ZEROS, 1))
+    while piece := file.read(READ):
+        found = crc32(piece, found)
+    if checksum != f"{found:08x}":
+        raise ValueError(f"{path} is damaged: its checksum is {checksum}, and that of its content {found:08x}")
+
+
 def read(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     """The arrays, mapped into memory and read-only, and the metadata.
 
-    Raises OSError if the file cannot be read, ValueError if it is not a whole safetensors file.
+    A file with a checksum is read once as a whole. Raises OSError if the file cannot be read, ValueError if it is not a
+    whole safetensors file, or not the one that was written.
     """
     from safetensors import SafetensorError, safe_open
 
     with open(path, "rb") as file:  # safe_open's own errors do not say which file, or why
-        size = int.from_bytes(file.read(8), "little")
+        start = file.read(8)
+        size = int.from_bytes(start, "little")
         try:
             with safe_open(path, framework="np"):
                 pass
-        except SafetensorError as error:
+        except (SafetensorError, OverflowError, MemoryError) as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from None
-        header = json.loads(file.read(size))
-    metadata = header.pop("__metadata__", {})
+        text = file.read(size)
+        header = json.loads(text)
+        metadata = header.pop("__metadata__", None) or {}
+        if CHECKSUM in metadata:
+            _verify(path, metadata[CHECKSUM], start + text, file)
     data: Array = np.asarray(np.memmap(path, np.uint8, "r"))[8 + size :] if header else np.empty(0, np.uint8)
     arrays = {}
     for name, entry in header.items():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 import regard
+from regard import rowsums
 from regard.api import problem_from
 from regard.engines import choose
 from regard.observing import Seen, Statistic
@@ -72,7 +73,7 @@ class Layer:
         """A layer from arrays (n, d), (h, n, d) or (b, h, n, d); without `lse` (..., h, n_q) one pass makes it.
 
         `options` are those of `regard.attention` and fields of the layer. Raises TypeError and ValueError as
-        `regard.attention` does.
+        `regard.attention` does, and ValueError for an lse of another call.
         """
         fields = {field: options.pop(field) for field in ("cross", "query_tokens", "key_tokens") if field in options}
         for option in options:
@@ -90,10 +91,11 @@ class Layer:
             lse = regard.attention(q, k, k[..., :0], observe=["lse"], **given)[1].lse
         if p.batch == 0 or 0 in q.shape:
             raise ValueError(f"a layer has at least one query, head and feature, got query {query.shape}")
+        lse = rowsums.taken(p, lse)
         q, k = (x.reshape(p.batch, *x.shape[-3:]) for x in (q, k))
         h = q.shape[1]
         return cls(
-            name, q, k, np.asarray(lse).reshape(q.shape[:3]), given, **fields,
+            name, q, k, lse.reshape(q.shape[:3]), given, **fields,
             numbers=tuple(range(h)), kv_numbers=tuple(range(k.shape[1])), group=h // k.shape[1],
         )  # fmt: skip
 
@@ -205,23 +207,17 @@ class Layer:
         """How far the weights of sampled rows are from summing to what they must, in units of rounding.
 
         With every key, Σ_j exp(S[i, j] − lse[i]) is 1 less the sink's weight, and 0 for a row that sees nothing. The
-        unit is eps · (4 + |lse| + |scale| ‖q‖ max ‖k‖), what rounding lse and scores costs; more than some 8 of it
-        means that the rules, the keys or lse do not belong together.
+        unit is what rounding lse and scores costs (`regard.rowsums`); more than some 8 of it means that the rules, the
+        keys or lse do not belong together.
         """
+        found = self.farthest(rows)
+        return 0.0 if found is None else found.roundings
+
+    def farthest(self, rows: int = 3, pairs: int | None = None) -> rowsums.RowSum | None:
+        """The sampled row whose weights are farthest from summing to 1, see `regard.rowsums.deviation`."""
         given = self.together
         p = problem_from(value=given["key"], **given)
-        sampled = range(0, self.n_q, max(1, (self.n_q - 1) // max(rows - 1, 1)))
-        total = choose(p, None).weights(p, self.lse, sampled, range(self.n_k)).sum(-1, dtype=np.float64)
-        lse = self.lse[..., sampled.start : sampled.stop : sampled.step].astype(np.float64)
-        dead = np.isneginf(lse)
-        lse = np.where(dead, 0.0, lse)
-        sink = -np.inf if p.sink is None else p.sink.astype(np.float64).reshape(-1, 1)
-        expected = np.where(dead, 0.0, -np.expm1(sink - lse))
-        q = _norms(self.query[..., sampled.start : sampled.stop : sampled.step, :])
-        k = _norms(self.key).max(-1, initial=0.0)
-        k = k[:, [self.kv_numbers.index(self.kv_head(head)) for head in range(self.heads)], None]
-        unit = float(np.finfo(self.lse.dtype).eps) * (4 + np.abs(lse) + abs(p.scale) * q * k)
-        return float(np.max(np.abs(total - expected) / unit, initial=0.0))
+        return rowsums.deviation(p, self.lse, range(self.n_q), rows, pairs)
 
     def __repr__(self) -> str:
         over = f" over {self.kv_heads}" if self.kv_heads != self.heads else ""
@@ -337,11 +333,17 @@ class Capture(Sequence[Layer]):
     def load(cls, path: str | Path) -> Self:
         """A capture that `save` wrote; its arrays stay in the file until they are read.
 
-        Raises OSError if the file cannot be read, ValueError if it is not a capture.
+        Raises OSError if the file cannot be read, ValueError if it is not a capture, if it is damaged, or if the
+        weights of sampled rows do not sum to 1.
         """
         from regard import capturefile
 
-        return cls(**capturefile.read(Path(path)))
+        found = cls(**capturefile.read(Path(path)))
+        try:
+            found._check(pairs=rowsums.ON_LOADING)
+        except ValueError as error:
+            raise ValueError(f"{path} is no sound capture: {error}") from None
+        return found
 
     # What there is to see
 
@@ -396,10 +398,17 @@ class Capture(Sequence[Layer]):
         """Check on sampled rows that weights sum to 1 (see `Layer.deviation`). Raises ValueError for a layer in which
         they do not: its rules, keys and lse do not belong together.
         """
+        self._check(rows, most)
+
+    def _check(self, rows: int = 3, most: float = rowsums.MOST, pairs: int | None = None) -> None:
         for layer in self.layers:
-            found = layer.deviation(rows)
-            if not found <= most:
-                raise ValueError(f"the weights of layer {layer.name!r} do not sum to 1: off by {found:.3g} roundings")
+            found = layer.farthest(rows, pairs)
+            if found is not None and not found.roundings <= most:
+                raise ValueError(
+                    f"the weights of layer {layer.name!r} do not sum to 1: those of row {found.row} of head "
+                    f"{layer.numbers[found.head % layer.heads]} sum to {found.total}; its queries, keys, rules and "
+                    "lse do not belong together"
+                )
 
     def __repr__(self) -> str:
         count = f"{len(self)} layer{'' if len(self) == 1 else 's'}"
@@ -459,14 +468,6 @@ def capture(
     from regard.torch import recording
 
     return recording.capture(model, layers=layers, heads=heads, memory=memory, path=path, tokenizer=tokenizer)
-
-
-def _norms(x: Array) -> Array:
-    """The lengths of vectors (..., d); one stretch of memory after the other, for those that lie in a file."""
-    found = np.empty(x.shape[:-1])
-    for at in np.ndindex(x.shape[:-2]):
-        found[at] = np.linalg.norm(x[at].astype(np.float64 if x.dtype == np.float64 else np.float32), axis=-1)
-    return found
 
 
 def _index(name: str, x: int, size: int) -> int:

@@ -13,7 +13,8 @@ from regard.rules import OPS, Requirement, Rule, Table, rule_from_text, rule_tex
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-FORMAT = "regard.capture/1"
+FORMAT, BEFORE = "regard.capture/2", "regard.capture/1"
+"""The format: `BEFORE` is the same without a checksum, and still read."""
 
 
 def write(path: Path, seen: Capture) -> None:
@@ -34,8 +35,10 @@ def write(path: Path, seen: Capture) -> None:
 def read(path: Path) -> dict[str, Any]:
     """What a `Capture` is made of. Raises OSError if the file cannot be read, ValueError if it holds no capture."""
     arrays, metadata = arrayfile.read(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") not in (FORMAT, BEFORE):
         raise ValueError(f"{path} is a safetensors file, but not a capture of regard ({FORMAT})")
+    if metadata["format"] == FORMAT and arrayfile.CHECKSUM not in metadata:
+        raise ValueError(f"{path} is damaged: it has no checksum")
     try:
         content, found = json.loads(metadata["capture"]), _Read(arrays)
         tokens = {
@@ -44,7 +47,7 @@ def read(path: Path) -> dict[str, Any]:
         }
         layers = [found.layer(layer) for layer in content["layers"]]
         return {"layers": layers, "tokens": tokens, "model": content["model"], "dropped": content["dropped"]}
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 

@@ -6,7 +6,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from regard.arguments import BOOLS, FLOATS, boolean, choice, floating, function, integer, number, real, shown
+from regard.arguments import (
+    BOOLS,
+    FLOATS,
+    array_type,
+    boolean,
+    choice,
+    floating,
+    function,
+    integer,
+    number,
+    real,
+    shown,
+)
 from regard.observing import NAMES, Statistic
 from regard.problem import Problem
 from regard.rules import Mask, Score, as_mask, as_score, type_name
@@ -32,7 +44,7 @@ def is_float(x: Array) -> bool:
 def array(name: str, x: object) -> Array:
     """A NumPy array of a floating dtype (one mapped from a file as a plain view of it), or a TypeError."""
     if type(x) not in (np.ndarray, np.memmap):
-        raise TypeError(f"{name} must be a NumPy array, got {type_name(x)}")
+        raise TypeError(f"{name} must be a NumPy array, got {array_type(x)}")
     x = np.asarray(x)
     if not is_float(x):
         order = "" if x.dtype.isnative else ", not in the byte order of this machine"

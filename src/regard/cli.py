@@ -3,20 +3,22 @@
 import argparse
 import json
 import math
+import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import numpy as np
 
 import regard
 from regard import reading
+from regard.arguments import integer
 from regard.planning import plan
 from regard.stepping import Step, steps
 
@@ -38,21 +40,60 @@ class Refusal(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status: 0, or 2 for input that cannot be served, with one line on stderr."""
+    """Run a command and return its exit status.
+
+    0; 2 for input that cannot be served and 1 for output that cannot be written, each with one line on stderr. Where
+    the reader of a pipe has gone (`| head`), the status is 1 without a line, and 130 after Ctrl-C.
+    """
+    if sys.stdout is None or sys.stderr is None:  # closed by the caller
+        with open(os.devnull, "w") as nothing:
+            sys.stdout, sys.stderr = sys.stdout or nothing, sys.stderr or nothing
+            return _run(argv)
+    return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        arguments = _parser().parse_args(argv)
-        arguments.run(arguments)
+        try:
+            arguments = _parser().parse_args(argv)
+            arguments.run(arguments)
+        except SystemExit as stop:
+            sys.stdout.flush()
+            return stop.code if isinstance(stop.code, int) else 0
+        sys.stdout.flush()
     except Refusal as refusal:
-        print(f"regard: error: {refusal}", file=sys.stderr)
-        return 2
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
+        return _failed(str(refusal), 2)
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        return 1
+    except OSError as error:
+        _discard(sys.stdout)
+        what = "the output" if error.filename is None else error.filename
+        return _failed(f"cannot write {what}: {error.strerror or error}", 1)
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _failed(message: str, status: int) -> int:
+    """Say what went wrong, where that can be written, and return the exit status."""
+    try:
+        print(f"regard: error: {message}", file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+    return status
+
+
+def _discard(stream: TextIO) -> None:
+    """Let go of what a stream cannot write, which the interpreter would try, and complain of, once more at its end."""
+    with suppress(OSError, ValueError):  # no file of the system
+        number = stream.fileno()
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, number)
+        os.close(nothing)
 
 
 @contextmanager
@@ -69,6 +110,9 @@ def _input() -> Iterator[None]:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Refusal(f"{message} (see `{self.prog} --help`)")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # argparse keeps an error of this to itself
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -221,7 +265,7 @@ def _steps(arguments: argparse.Namespace) -> None:
             shapes, dtype = _shapes(arguments, n=6, d=4)
             _check_entries(*shapes[:2])
             # The stream of RandomState is frozen: a seed shows the same numbers with every NumPy.
-            rng = np.random.RandomState(arguments.seed or 0)
+            rng = np.random.RandomState(_least("--seed", arguments.seed or 0, 0, 2**32))
             query, key, value = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
         found = steps(query, key, value, causal=arguments.causal, mask=_window(arguments), scale=arguments.scale)
     if arguments.json:
@@ -314,6 +358,7 @@ def _bench(arguments: argparse.Namespace) -> None:
 
     quick, cores = arguments.quick, allowed()
     threads = _least("--threads", arguments.threads, 1)
+    rounds = None if arguments.rounds is None else _least("--rounds", arguments.rounds, 1)
     if arguments.device is not None and threads != 1:
         raise Refusal("--threads is of the processor: give it without --device")
     if threads > len(cores):
@@ -345,8 +390,8 @@ def _bench(arguments: argparse.Namespace) -> None:
             setting = on_device(setting, arguments.device)
         except ValueError as error:
             raise Refusal(str(error)) from None
-    if arguments.rounds is not None:
-        setting = replace(setting, rounds=_least("--rounds", arguments.rounds, 1))
+    if rounds is not None:
+        setting = replace(setting, rounds=rounds)
     with _bar(len(rows)) as progress, _termination_interrupts():
         found = run(rows, setting, progress)
     report.show(found, console)
@@ -427,16 +472,17 @@ def _check_entries(query: tuple[int, ...], key: tuple[int, ...]) -> None:
         raise Refusal(
             f"steps builds every score: {entries:,} of them, more than {MOST_ENTRIES:,}; take fewer queries or keys"
         )
+    if max(math.prod(query), math.prod(key)) > MOST_ENTRIES:
+        raise Refusal(f"steps shows every feature: query {query} and key {key} have more than {MOST_ENTRIES:,}")
 
 
 def _window(arguments: argparse.Namespace) -> regard.Mask | None:
     return None if arguments.window is None else regard.window(_least("--window", arguments.window, 0))
 
 
-def _least(name: str, value: int, least: int) -> int:
-    if value < least:
-        raise Refusal(f"{name} must be at least {least}, got {value}")
-    return value
+def _least(name: str, value: int, least: int, below: int = 2**60) -> int:
+    with _input():
+        return integer(name, value, least=least, below=below)
 
 
 def _shapes(

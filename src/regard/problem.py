@@ -299,7 +299,7 @@ class Problem:
             mask=rule(self.mask),
             score=rule(self.score),
             bias=None if self.bias is None else pairs(self.bias),
-            sink=None if self.sink is None else self.sink[head],
+            sink=None if self.sink is None else np.broadcast_to(self.sink, (self.heads,))[head],
             dropout=0.0,
             offset=self.offset[b : b + 1] + first,
             origin=(self.origin[0] + b, self.origin[1] + (h or 0), self.origin[2] + first_key),

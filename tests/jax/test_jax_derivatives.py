@@ -172,6 +172,42 @@ def test_third_derivatives_are_those_of_the_plain_form(small: Any) -> None:
     np.testing.assert_allclose(third(0.7, call), third(0.7, capped), rtol=1e-9)
 
 
+def test_third_derivatives_under_strict_promotion(small: Any) -> None:
+    """No code of ours relies on promotion that the caller has switched off."""
+    q, k, v = small
+    table = jnp.linspace(-1.0, 1.0, 22).reshape(2, 11)
+
+    def scalar(t: Any) -> Any:
+        score = [regard.relative(table * t), regard.softcap(3.0)]
+        return (regard.attention(q * t, k * jnp.cos(t), v, causal=True, score=score) ** 2).sum()
+
+    third = jax.grad(jax.grad(jax.grad(scalar)))
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        strict = third(0.7)
+    with jax.numpy_rank_promotion("allow"):
+        np.testing.assert_array_equal(strict, third(0.7))
+
+
+def test_attention_is_linear_in_value(small: Any) -> None:
+    """`jax.linear_transpose` of attention along values alone is the gradient of value, to the bit."""
+    q, k, v = small
+
+    def call(v: Any) -> Any:
+        return regard.attention(q, k, v, causal=True, dropout=0.3, seed=1, observe=["entropy"])[0]
+
+    expected = jax.vjp(call, v)[1](v)[0]
+    for function in (call, jax.jit(call)):
+        np.testing.assert_array_equal(jax.linear_transpose(function, v)(v)[0], expected)
+    many = jnp.stack([v, 2 * v])
+    for axis in (0, 1):
+        mapped = jax.vmap(lambda v: regard.attention(q, k, v), axis, axis)
+        spread = jnp.moveaxis(many, 0, axis)
+        (found,) = jax.linear_transpose(mapped, spread)(spread)
+        np.testing.assert_allclose(found, jax.vjp(mapped, spread)[1](spread)[0], rtol=1e-12)
+    with pytest.raises(NotImplementedError, match="attention is linear in value alone"):
+        jax.linear_transpose(lambda q: regard.attention(q, k, v), q)(q)
+
+
 def test_checkpoint_and_scan(small: Any) -> None:
     q, k, _ = small
 

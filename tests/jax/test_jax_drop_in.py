@@ -1,6 +1,7 @@
 """`regard.jax.dot_product_attention` beside `jax.nn.dot_product_attention`, and inside Flax and Equinox."""
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import regard
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
 import jax.numpy as jnp
+from jax.test_util import check_grads
 
 import jax
 import regard.jax
@@ -40,6 +42,18 @@ WISHES: dict[str, Options] = {
     "mask of two dimensions": {"mask": jnp.asarray(RNG.random((7, 9)) < 0.9)},
     "bias": {"bias": normal(1, 4, 7, 9)},
     "traced scale": {"scale": jnp.asarray(0.3)},
+    "scale of each batch element": {"scale": normal(2, 1, 1, 1)},
+    "scale of each group of heads": {"scale": normal(1, 2, 1, 1)},
+    "scale of each pair": {"scale": normal(2, 2, 7, 9)},
+    "scale in one dimension": {"scale": np.array([0.3], np.float32)},
+    "integer bias": {"bias": jnp.arange(9).reshape(1, 1, 1, 9)},
+    "boolean bias": {"bias": jnp.arange(9).reshape(1, 1, 1, 9) > 4},
+    "negative lengths": {"query_seq_lengths": int32(-3, 7), "key_value_seq_lengths": int32(-1, 3)},
+    "negative window": {"local_window_size": -1},
+    "negative window on the left": {"local_window_size": (-1, 3)},
+    "negative window on the right": {"local_window_size": (3, -1)},
+    "window of a float": {"local_window_size": (1.5, 2)},
+    "truth of an int": {"is_causal": 1},
     "everything": {
         "bias": normal(2, 1, 1, 9), "mask": jnp.asarray(RNG.random((2, 4, 7, 9)) < 0.8), "is_causal": True,
         "local_window_size": (4, 4), "query_seq_lengths": int32(5, 6), "key_value_seq_lengths": int32(8, 9),
@@ -70,7 +84,35 @@ def test_beside_jax_nn(wish: str) -> None:
         floats = {n: x for n, x in arrays.items() if x.dtype == np.float32}
         return jax.jit(call)(q, k, v, arrays), jax.jit(jax.grad(loss, range(4)))(q, k, v, floats)
 
-    close(results(regard.jax.dot_product_attention), results(jax.nn.dot_product_attention))
+    ours = results(regard.jax.dot_product_attention)
+    with jax.numpy_rank_promotion("allow"):
+        close(ours, results(jax.nn.dot_product_attention))
+
+
+@pytest.mark.parametrize("concrete", ["negative lengths", "scale of each pair", "scale of each batch element"])
+def test_values_that_are_there(concrete: str) -> None:
+    """Where nothing is traced, too."""
+    q, k, v = normal(2, 7, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 8)
+    close(*(f(q, k, v, **WISHES[concrete]) for f in (regard.jax.dot_product_attention, jax.nn.dot_product_attention)))
+
+
+def test_a_traced_window() -> None:
+    q, k, v = normal(2, 7, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 8)
+    results = [
+        jax.jit(lambda left, f=f: f(q, k, v, local_window_size=(left, 1)))(2)
+        for f in (regard.jax.dot_product_attention, jax.nn.dot_product_attention)
+    ]
+    close(*results)
+
+
+def test_arguments_that_do_not_fit_are_named() -> None:
+    q, k, v = normal(2, 7, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 8)
+    expected = "scale must be a number, or broadcast to (B, K, T, S) = (2, 2, 7, 9), got shape (4, 1, 1)"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        regard.jax.dot_product_attention(q, k, v, scale=normal(4, 1, 1))
+    expected = "local_window_size must be an int or two numbers (left, right), got ([1, 2], 3)"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+        regard.jax.dot_product_attention(q, k, v, local_window_size=([1, 2], 3))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -118,18 +160,70 @@ def test_as_the_attention_of_flax() -> None:
 
     close(results(ours), results(theirs), 1e-4)
 
-    dropping = module(
-        attention_fn=regard.jax.dot_product_attention, dropout_rate=0.5, broadcast_dropout=False, deterministic=False
-    )
-    first, second = (dropping(x, rngs=nnx.Rngs(n)) for n in range(2))
-    assert not np.allclose(first, second)
-    close(dropping(x, rngs=nnx.Rngs(0)), first)
-    with pytest.raises(ValueError, match="give broadcast_dropout=False"):
-        module(attention_fn=regard.jax.dot_product_attention, dropout_rate=0.5, deterministic=False)(
-            x, rngs=nnx.Rngs(0)
+    for broadcast in ({}, {"broadcast_dropout": False}):
+        dropping = module(
+            attention_fn=regard.jax.dot_product_attention, dropout_rate=0.5, deterministic=False, **broadcast
         )
+        first, second = (dropping(x, rngs=nnx.Rngs(n)) for n in range(2))
+        assert not np.allclose(first, second)
+        close(dropping(x, rngs=nnx.Rngs(0)), first)
     with pytest.raises(ValueError, match="give sow_weights=False"):
         ours(x, sow_weights=True)
+
+
+def test_as_the_attention_of_linen_with_dropout() -> None:
+    linen = pytest.importorskip("flax.linen", reason="flax is not installed")
+    x = normal(2, 7, 16)
+    module = linen.MultiHeadDotProductAttention(
+        4, attention_fn=regard.jax.dot_product_attention, dropout_rate=0.5, deterministic=False
+    )
+    parameters = module.init({"params": jax.random.key(0), "dropout": jax.random.key(1)}, x)
+
+    def out(seed: int) -> Any:
+        return module.apply(parameters, x, rngs={"dropout": jax.random.key(seed)})
+
+    close(out(0), out(0))
+    assert not np.allclose(out(0), out(1))
+
+
+def weights_with(q: Any, k: Any, **options: Any) -> Any:
+    """What is left of the weights (B, T, N, S) after dropout: values are unit vectors."""
+    B, S, K, _ = k.shape
+    unit = jnp.broadcast_to(jnp.eye(S)[None, :, None], (B, S, K, S))
+    return np.asarray(regard.jax.dot_product_attention(q, k, unit, **options))
+
+
+def test_broadcast_dropout_drops_the_same_everywhere() -> None:
+    """Flax's default: one pattern (T, S) for all batch elements and heads, beside every other option."""
+    q, k = normal(3, 7, 6, 8), normal(3, 9, 2, 8)
+    options: Options = {
+        "bias": normal(3, 1, 1, 9), "mask": jnp.asarray(RNG.random((1, 6, 7, 9)) < 0.7), "scale": normal(3, 2, 1, 1),
+        "key_value_seq_lengths": int32(4, 9, 7), "query_seq_lengths": int32(7, 2, 7), "local_window_size": (4, 2),
+    }  # fmt: skip
+    dropout: Options = {"dropout_rate": 0.4, "dropout_rng": jax.random.key(3)}
+    pattern = weights_with(q, k, **dropout) != 0
+    assert (pattern == pattern[:1, :, :1]).all()
+    assert 0.3 < pattern[0, :, 0].mean() < 0.9
+    plain, dropped = (weights_with(q, k, **options, **o) for o in ({}, dropout))
+    sees_nothing = np.isclose(plain, 1 / 9, rtol=1e-5).all(-1, keepdims=True)  # the mean of all values
+    np.testing.assert_allclose(
+        dropped, np.where(sees_nothing, plain, np.where(pattern, plain / 0.6, 0)), rtol=1e-5, atol=1e-7
+    )
+    alone = weights_with(q, k, **dropout, broadcast_dropout=False) != 0
+    assert (alone != alone[:1, :, :1]).any()
+
+
+def test_broadcast_dropout_has_gradients() -> None:
+    with jax.enable_x64(True):
+        q, k, v = (normal(2, 5, n, 4, dtype=np.float64) for n in (4, 2, 2))
+        bias = normal(1, 4, 5, 5, dtype=np.float64)
+
+        def call(q: Any, k: Any, v: Any, bias: Any) -> Any:
+            return regard.jax.dot_product_attention(
+                q, k, v, bias, dropout_rate=0.4, dropout_rng=jax.random.key(3), is_causal=True
+            )
+
+        check_grads(jax.jit(call), (q, k, v, bias), order=1, modes=["fwd", "rev"])
 
 
 def test_in_equinox() -> None:

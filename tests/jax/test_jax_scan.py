@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import jax
 from regard.jax import scan
-from regard.jax.values import Place
+from regard.jax.values import Place, settings
 from regard.jax.values import evaluate as values_of
 
 EVERYTHING = [
@@ -96,7 +96,7 @@ def test_every_operation(name: str) -> None:
     grid = np.broadcast_to(values[:, None], (11, 4))
     zero = np.zeros((), np.int64)
     expected = evaluate(nodes, At(zero, zero, rows[:, None], columns, s=grid))
-    with jax.enable_x64(True):
+    with settings():
         place = Place(zero, zero, jnp.asarray(rows[:, None]), jnp.asarray(columns), None, (), ())
         texts = rule_text(nodes[0])[0]
         found = values_of(texts, nodes, jnp.asarray(grid), (), place, np.float64)

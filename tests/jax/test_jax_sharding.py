@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
+import regard.jax
 
 EVERYTHING = [
     "lse", "entropy", "visible", "max", "argmax", "received", "group_received", "profile", regard.top(3),
@@ -195,3 +196,69 @@ def test_explicit_axes() -> None:
         assert [jax.typeof(x).sharding.spec for x in (out, *gradients)] == [P("b", "h", None, None)] * 4 + [P(None)]
         same(np.asarray(out), expected[0])
         same([np.asarray(x) for x in gradients], expected[1], False)
+
+
+LIES = {
+    "query alone": (P("b", "h"), P(), P()),
+    "key alone": (P(), P("b", "h"), P()),
+    "positions": (P(None, None, "b"), P(None, None, "h"), P()),
+    "features": (P(None, None, None, "b"),) * 3,
+    "each its own": (P("h", "b"), P("b", "h"), P("b", None, "h")),
+}
+
+
+@pytest.mark.parametrize("engine", [None, "xla"])
+@pytest.mark.parametrize("lies", LIES)
+def test_gradients_on_explicit_axes_lie_as_their_operands(lies: str, engine: str | None) -> None:
+    """However operands lie, and not only as the engine would cut them."""
+    mesh = jax.make_mesh((2, 2), ("b", "h"), axis_types=(AxisType.Explicit,) * 2)
+    arrays = [normal(4, 4, 16, 8, seed=n) for n in range(3)]
+
+    def loss(*x: Any) -> Any:
+        return (regard.attention(*x, causal=True, engine=engine) ** 2).sum()
+
+    gradient = jax.grad(loss, (0, 1, 2))
+    mixed = lambda x: jax.jvp(gradient, x, x)[1]  # noqa: E731
+    expected, along = gradient(*arrays), jax.jit(mixed)(tuple(arrays))
+    with jax.set_mesh(mesh):
+        spread = tuple(jax.device_put(x, spec) for x, spec in zip(arrays, LIES[lies], strict=True))
+        for found in (gradient(*spread), jax.jit(gradient)(*spread)):
+            assert [jax.typeof(x).sharding for x in found] == [jax.typeof(x).sharding for x in spread]
+            same([np.asarray(x) for x in found], expected, False)
+        same([np.asarray(x) for x in jax.jit(mixed)(spread)], along, False)
+
+
+def test_higher_derivatives_on_explicit_axes() -> None:
+    """What has no kernel, such as the gradient of weights and third derivatives, by plain JAX on whole arrays."""
+    mesh = jax.make_mesh((2, 2), ("b", "h"), axis_types=(AxisType.Explicit,) * 2)
+    q, k = normal(2, 2, 6, 4), normal(2, 2, 6, 4, seed=1)
+
+    def weights(q: Any, k: Any) -> Any:
+        return (regard.attention(q, k, k, return_weights=True)[1] ** 2).sum()
+
+    def third(q: Any, k: Any) -> Any:
+        at = jax.grad(jax.grad(jax.grad(lambda t: (regard.attention(q * t, k, k) ** 2).sum())))
+        return at(0.5)
+
+    for function in (jax.grad(weights, (0, 1)), third):
+        expected = function(q, k)
+        with jax.set_mesh(mesh):
+            found = jax.jit(function)(jax.device_put(q, P("b", "h")), jax.device_put(k, P(None, "h")))
+        same(jax.tree.map(np.asarray, found), expected, False)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_the_drop_in_on_explicit_axes(kv_heads: int) -> None:
+    mesh = jax.make_mesh((2, 2), ("b", "h"), axis_types=(AxisType.Explicit,) * 2)
+    arrays = [normal(4, 16, 4, 8), normal(4, 16, kv_heads, 8, seed=1), normal(4, 16, kv_heads, 8, seed=2)]
+    lengths = jnp.array([3, 0, 16, 5], np.int32)
+
+    def loss(*x: Any) -> Any:
+        return (regard.jax.dot_product_attention(*x, key_value_seq_lengths=lengths) ** 2).sum()
+
+    expected = jax.grad(loss, (0, 1, 2))(*arrays)
+    shared = P("b", None, "h" if kv_heads > 1 else None)
+    with jax.set_mesh(mesh):
+        spread = [jax.device_put(x, spec) for x, spec in zip(arrays, (P("b", None, "h"), shared, shared), strict=True)]
+        found = jax.jit(jax.grad(loss, (0, 1, 2)))(*spread)
+    same([np.asarray(x) for x in found], expected, False)

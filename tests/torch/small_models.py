@@ -41,6 +41,10 @@ class Model:
         padded = torch.ones_like(ids)
         if self.kind == "image":
             return {"pixel_values": torch.randn(2, 3, 16, 16, dtype=self.dtype)}
+        if self.kind == "frames":
+            given = torch.ones(2, 64, dtype=torch.long)
+            given[0, 40:] = 0
+            return {"input_features": torch.randn(2, 64, 16, dtype=self.dtype), "attention_mask": given}
         if self.kind == "speech":
             return {"input_features": torch.randn(2, 8, 40, dtype=self.dtype), "decoder_input_ids": ids}
         if self.kind == "decoder":
@@ -107,3 +111,42 @@ MODELS = {
         kind="image",
     ),
 }  # fmt: skip
+
+SPARSE = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4, "n_group": 1,
+    "topk_group": 1, "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "index_topk": 4, "index_head_dim": 16, "index_n_heads": 2,
+    "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+SPEECH = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 48, "num_mel_bins": 16, "subsampling_conv_channels": 8, "conv_kernel_size": 3,
+    "attention_dropout": 0.0,
+}  # fmt: skip
+OTHERS = {
+    "deepseek_v32": Model("DeepseekV32ForCausalLM", "DeepseekV32Config", SPARSE),
+    "glm_moe_dsa": Model("GlmMoeDsaForCausalLM", "GlmMoeDsaConfig", SPARSE),
+    "doge": Model("DogeForCausalLM", "DogeConfig", DECODER | {"keep_window_size": 4}),
+    "inkling2": Model(
+        "Inkling2ForCausalLM",
+        "Inkling2TextConfig",
+        DECODER | {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8,
+                   "sliding_window_size": 5, "rel_extent": 8, "d_rel": 4, "n_routed_experts": 4,
+                   "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
+    "t5gemma2": Model(
+        "T5Gemma2ForConditionalGeneration",
+        "T5Gemma2Config",
+        {"encoder": {"text_config": DECODER | HYBRID | {"query_pre_attn_scalar": 8},
+                     "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+                                       "num_attention_heads": 2, "image_size": 8, "patch_size": 4},
+                     "boi_token_index": 57, "eoi_token_index": 58, "image_token_index": 59},
+         "decoder": DECODER | HYBRID | {"query_pre_attn_scalar": 8}, "image_token_index": 59,
+         "eoi_token_index": 58},
+        kind="encoder-decoder",
+    ),
+    "lasr": Model("LasrEncoder", "LasrEncoderConfig", SPEECH, kind="frames"),
+    "parakeet": Model("ParakeetEncoder", "ParakeetEncoderConfig", SPEECH, kind="frames"),
+}  # fmt: skip
+"""Those that read the elements of their masks, or give attention more than masks and biases."""

@@ -150,3 +150,26 @@ def test_what_is_wrong(llama: Path, t5: Path, capsys: pytest.CaptureFixture[str]
         assert (status, out) == (2, "")
         assert err.startswith(f"regard: error: {message}")
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["XLNet", "Mamba", "FNet"])
+@pytest.mark.parametrize("command", [["insight"], ["look", "--terminal"]], ids=" ".join)
+def test_a_model_whose_attention_cannot_be_looked_at(
+    kind: str, command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    options = {
+        "XLNet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+        "Mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+        "FNet": {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48},
+    }[kind]
+    config = getattr(transformers, f"{kind}Config")(vocab_size=61, **options)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    message = (
+        f"regard: error: the attention of {tmp_path} cannot be looked at: {kind}Model computes it itself, without "
+        "transformers' attention interface, or has none; such a model runs with attn_implementation='eager', without "
+        "regard\n"
+    )
+    status, out, err = run(capsys, command[0], "--model", tmp_path, *command[1:])
+    assert (status, out) == (2, "")
+    assert err.endswith(message)
+    assert "Traceback" not in err

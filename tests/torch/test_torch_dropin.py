@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
+from torch.overrides import TorchFunctionMode
 
 import regard.torch
 from regard.torch import scaled_dot_product_attention as ours
@@ -147,3 +150,194 @@ def test_the_context_nests_and_is_undone() -> None:
         nested()
     assert F.scaled_dot_product_attention is before
     assert torch.backends.mha.get_fastpath_enabled() == fast
+
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "query": (None, 1.0, [1.0], np.zeros((2, 4, 5, 8)), "x"),
+    "key": (None, 1.0, np.zeros((2, 4, 6, 8))),
+    "value": (None, 1.0, np.zeros((2, 4, 6, 3))),
+    "attn_mask": (1.0, True, np.ones((5, 6), bool), "causal", [[True]]),
+    "dropout_p": (None, "x", 1j, torch.tensor([0.0]), torch.tensor(0.0, requires_grad=True)),
+    "is_causal": (None, 1, 0, "x", 1.0, np.bool_(True), torch.tensor(True)),
+    "scale": ("x", 1j, torch.tensor([0.5]), torch.tensor(0.5, requires_grad=True)),
+    "enable_gqa": (None, 1, 0, "x", 1.0, np.bool_(True), torch.tensor(True)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_of_another_type_is_a_type_error(name: str) -> None:
+    for wrong in WRONG[name]:
+        given = {"query": normal(*Q), "key": normal(*K), "value": normal(*V), name: wrong}
+        expected = {"dropout_p": "float", "scale": "float", "is_causal": "bool", "enable_gqa": "bool"}.get(
+            name, "Tensor"
+        )
+        for function in (THEIRS, ours):
+            kind = f"(numpy.|torch.)?{type(wrong).__name__}"
+            message = rf"^scaled_dot_product_attention\(\): argument '{name}' must be {expected}, not {kind}$"
+            with pytest.raises(TypeError, match=message):
+                function(**given)
+
+
+@pytest.mark.parametrize("x", [1, True, np.float32(0.5), np.float64(0.5), np.int64(1), torch.tensor(0.5)], ids=str)
+def test_numbers_are_those_that_pytorch_takes(x: Any) -> None:
+    q = normal(*Q)
+    torch.testing.assert_close(ours(q, q, q, scale=x), THEIRS(q, q, q, scale=x))
+    if x in (0, 1):
+        torch.testing.assert_close(ours(q, q, q, dropout_p=x), THEIRS(q, q, q, dropout_p=x))
+
+
+def test_a_number_that_is_no_float() -> None:
+    for function in (THEIRS, ours):
+        with pytest.raises(OverflowError):
+            function(*(normal(*Q),) * 3, scale=10**400)
+
+
+def test_operands_of_several_dtypes_under_autocast() -> None:
+    q, k, v = normal(*Q).float(), normal(*K).bfloat16(), normal(*V).half()
+    mask = normal(5, 6).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected, out = THEIRS(q, k, v, mask), ours(q, k, v, mask)
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out, expected)
+    with pytest.raises(RuntimeError, match="to have the same dtype"):
+        ours(q, k, v)
+
+
+BIASES = [causal_upper_left, causal_lower_right]
+
+
+@pytest.mark.parametrize("make", BIASES)
+@pytest.mark.parametrize("n_k", [3, 5, 9])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+def test_causal_bias(make: Any, n_k: int, compiled: bool) -> None:
+    q, k, v = normal(2, 4, 5, 8).requires_grad_(), normal(2, 4, n_k, 8), normal(2, 4, n_k, 3)
+    bias = make(5, n_k)
+    found = ours
+    if compiled:
+        torch._dynamo.reset()
+        found = torch.compile(ours, fullgraph=True, backend="eager", dynamic=True)
+    out, expected = found(q, k, v, bias), THEIRS(q, k, v, bias)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), q), torch.autograd.grad(expected.sum(), q))
+    with regard.torch.sdpa():
+        torch.testing.assert_close(F.scaled_dot_product_attention(q, k, v, bias), expected)
+
+
+def test_causal_bias_reads_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CausalBias, "_materialize", None)
+    ours(normal(*Q), normal(*K), normal(*V), causal_lower_right(5, 6))
+
+
+def test_causal_bias_that_does_not_fit() -> None:
+    q, k = normal(2, 4, 5, 8), normal(2, 4, 6, 8)
+    for function in (THEIRS, ours):
+        with pytest.raises(ValueError, match="CausalBias should not be used with causal=True"):
+            function(q, k, k, causal_lower_right(5, 6), 0.0, True)
+        with pytest.raises(RuntimeError):
+            function(q, k, k, causal_lower_right(5, 7))
+    with pytest.raises(RuntimeError, match="attn_mask is a CausalBias of 5 queries and 7 keys, but got 5 and 6"):
+        ours(q, k, k, causal_lower_right(5, 7))
+
+
+class Own:
+    """An argument that says itself what the function makes of it."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function, types, args, kwargs
+
+
+def test_arguments_with_a_torch_function_of_their_own() -> None:
+    q, own = normal(*Q), Own()
+    assert THEIRS(q, own, q, is_causal=True)[1:] == ((Own,), (q, own, q), {"is_causal": True})
+    assert ours(q, own, q, is_causal=True) == (ours, (Own,), (q, own, q), {"is_causal": True})
+    assert ours(q, q, q, own, scale=2.0) == (ours, (Own,), (q, q, q), {"attn_mask": own, "scale": 2.0})
+
+
+class Log(TorchFunctionMode):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("bias", [None, causal_lower_right(5, 6)], ids=["none", "bias"])
+def test_a_mode_sees_one_function(bias: Any) -> None:
+    q, k, v = normal(*Q), normal(*K), normal(*V)
+    with Log() as log:
+        out = ours(q, k, v, bias)
+    assert log.seen == [ours]
+    assert torch.equal(out, ours(q, k, v, bias))
+    with regard.torch.sdpa(), Log() as log:
+        F.scaled_dot_product_attention(q, k, v, bias)
+    assert log.seen == [ours]
+
+
+def test_symbolic_trace_sees_one_function() -> None:
+    graph = torch.fx.symbolic_trace(lambda q, k: ours(q, k, k, enable_gqa=True))
+    assert [node.target for node in graph.graph.nodes if node.op == "call_function"] == [ours]
+    q, k = normal(*Q), normal(2, 2, 6, 8)
+    assert torch.equal(graph(q, k), ours(q, k, k, enable_gqa=True))
+
+
+class Named(torch.Tensor):
+    """A subclass that changes no operation."""
+
+
+def test_a_subclass_without_operations_of_its_own() -> None:
+    leaf = normal(*Q).as_subclass(Named).requires_grad_()
+    for function in (THEIRS, ours):
+        out = function(leaf, normal(*K), normal(*V))
+        assert type(out) is Named
+        (gradient,) = torch.autograd.grad(out.sum(), leaf)
+        assert gradient.abs().sum() > 0
+    torch.testing.assert_close(ours(leaf, leaf, leaf), THEIRS(leaf, leaf, leaf))
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(leaf.detach(), leaf.detach(), leaf.detach()), THEIRS(leaf, leaf, leaf).detach())
+
+
+@pytest.mark.parametrize("heads", [[(4, 2, 2), (6, 3, 3)], [(4, 2, 1), (12, 4, 6)]])
+def test_grouped_heads_under_dynamic_shapes(heads: list[tuple[int, int, int]]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="eager")
+    for n, (h, h_k, h_v) in enumerate(heads, 4):
+        q = normal(2, h, n, 8).requires_grad_()
+        k, v = normal(2, h_k, n + 1, 8), normal(2, h_v, n + 1, 3)
+        out, expected = compiled(q, k, v, enable_gqa=True), THEIRS(q, k, v, enable_gqa=True)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), q), torch.autograd.grad(expected.sum(), q))
+
+
+class Scripted(torch.nn.Module):
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q, q)
+
+
+def scripted(q: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, q, q)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_torchscript_is_refused_and_works_afterwards() -> None:
+    what = [
+        (Scripted(), normal(2, 4, 5, 8).float()),
+        (scripted, normal(2, 4, 5, 8).float()),
+        (torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0), normal(5, 2, 8).float()),
+    ]
+    message = (
+        r"^TorchScript cannot compile regard\.torch\.scaled_dot_product_attention: use torch\.compile or "
+        r"torch\.export, or script outside of `with regard\.torch\.sdpa\(\)`$"
+    )
+    with regard.torch.sdpa():
+        for module, _ in what:
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match=message):
+                    torch.jit.script(module)
+    with pytest.raises(RuntimeError, match=message):
+        torch.jit.script(ours)
+    for module, x in what:
+        torch.testing.assert_close(torch.jit.script(module)(x), module(x))

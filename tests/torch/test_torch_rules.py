@@ -1,5 +1,8 @@
 """Rules made of tensors: what they keep of them, and PyTorch's functions inside of rules."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,3 +51,141 @@ def test_a_mask_in_a_graph_stays_what_it_was(operands: tuple[torch.Tensor, ...])
     assert torch.equal(call(*operands, flags.clone()), expected)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*operands, flags.clone()), expected)
+
+
+def test_arrays_of_other_libraries_are_named(operands: tuple[torch.Tensor, ...]) -> None:
+    cupy = type("ndarray", (), {"__module__": "cupy", "ndim": 3})()
+    text = "must be a torch.Tensor where others of the call are, got cupy.ndarray; arrays of CuPy are not served: "
+    for name, call in (
+        ("key", lambda: regard.attention(operands[0], cupy, operands[2])),
+        ("bias", lambda: regard.attention(*operands, bias=cupy)),
+    ):
+        with pytest.raises(TypeError) as raised:
+            call()
+        assert str(raised.value) == f"{name} {text}convert them with cupy.asnumpy"
+
+
+PARAMETER = torch.nn.Parameter(torch.tensor(0.7))
+
+
+def distance(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """i - j (n_q, n_k)."""
+    return torch.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2] - torch.arange(k.shape[-2])
+
+
+# A rule as PyTorch's users write it, of the score and of i - j, on traced values and on tensors.
+HABITS: dict[str, Callable[[Any, Any], Any]] = {
+    "where": lambda s, d: torch.where(d > 2, s, -1.0),
+    "where of both": lambda s, d: torch.where(condition=d > 2, input=s, other=torch.zeros_like(s)),
+    "tanh": lambda s, d: 20 * torch.tanh(s / 20),
+    "exp": lambda s, d: s + torch.exp(-0.1 * d.abs()),
+    "abs": lambda s, d: s - d.abs() * 0.1,
+    "torch.abs": lambda s, d: s - 0.1 * torch.abs(d),
+    "float": lambda s, d: s - d.float() / 3,
+    "to": lambda s, d: s + d.to(torch.float32) / 4,
+    "to, by another's dtype": lambda s, d: s + d.to(s.dtype),
+    "to, with a device": lambda s, d: s + d.to("cpu", torch.float32, non_blocking=True),
+    "long": lambda s, d: s + (d / 2).long(),
+    "bool": lambda s, d: s + (d % 2).bool().float(),
+    "clamp": lambda s, d: s + d.clamp(min=-1, max=2),
+    "torch.clamp": lambda s, d: torch.clamp(s, -0.5, 0.5),
+    "div": lambda s, d: s + torch.div(d, 2, rounding_mode="floor"),
+    "relu": lambda s, d: torch.relu(s),
+    "functional relu": lambda s, d: torch.nn.functional.relu(s),
+    "sigmoid": lambda s, d: torch.sigmoid(s) + s.sigmoid(),
+    "logical": lambda s, d: torch.where(torch.logical_and(d >= 0, torch.logical_not(d > 3)), s, 0.5 * s),
+    "masked_fill": lambda s, d: s.masked_fill(d < 0, float("-inf")),
+    "max": lambda s, d: torch.max(s, 0.1 * s) if isinstance(s, torch.Tensor) else torch.maximum(s, 0.1 * s),
+    "pow": lambda s, d: s.pow(2) + torch.square(s) + torch.pow(s, 3),
+    "rsqrt": lambda s, d: s * torch.rsqrt(1.0 + d * d),
+    "round": lambda s, d: s + torch.round(d / 4),
+    "log": lambda s, d: s - torch.log(1 + d.abs()) + torch.log1p(d.abs()),
+    "eq": lambda s, d: s + d.eq(1).float() + torch.ne(d, 2).float(),
+    "masks": lambda s, d: s + ((d > 0) & ~(d > 3) | (d == -1)).to(torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", HABITS)
+def test_functions_of_pytorch_mean_in_rules_what_they_mean(name: str, operands: tuple[torch.Tensor, ...]) -> None:
+    habit = HABITS[name]
+    q, k, v = (x.clone().requires_grad_() for x in operands)
+    out = regard.attention(q, k, v, score=lambda s, b, h, i, j: habit(s, i - j))
+    expected = torch.softmax(habit(q @ k.mT / q.shape[-1] ** 0.5, distance(q, k)), -1) @ v
+    torch.testing.assert_close(out, expected)
+    cotangent = torch.randn_like(out)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, (q, k, v), cotangent), torch.autograd.grad(expected, (q, k, v), cotangent), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+NUMBERS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "s * p": lambda s, d, p: s * p,
+    "p * s": lambda s, d, p: p * s,
+    "p - s": lambda s, d, p: p - s,
+    "s / p": lambda s, d, p: s / p,
+    "p / s": lambda s, d, p: s + p / (1.0 + d * d),
+    "p + d": lambda s, d, p: s + (p + d) * (d - p),
+    "cap": lambda s, d, p: p * torch.tanh(s / p),
+    "exp": lambda s, d, p: s - torch.exp(p * -d.abs()),
+    "where": lambda s, d, p: torch.where(d > 1, s, p),
+    "maximum": lambda s, d, p: torch.maximum(s, p * s),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_parameter_without_axes_is_a_number_that_trains(name: str, operands: tuple[torch.Tensor, ...]) -> None:
+    rule = NUMBERS[name]
+    q, k, v = (x.double() for x in operands)
+    p = torch.nn.Parameter(torch.tensor(0.7, dtype=torch.float64))
+    made = regard.score(lambda s, b, h, i, j: rule(s, i - j, p))
+
+    def outs() -> tuple[torch.Tensor, torch.Tensor]:
+        theirs = torch.softmax(rule(q @ k.mT / q.shape[-1] ** 0.5, distance(q, k), p), -1) @ v
+        return regard.attention(q, k, v, score=made), theirs
+
+    for _ in range(2):  # again with another value, which the same rule follows
+        ours, theirs = outs()
+        torch.testing.assert_close(ours, theirs)
+        found, expected = (torch.autograd.grad(x.square().sum(), p, create_graph=True)[0] for x in (ours, theirs))
+        assert found.shape == ()
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, p)[0], torch.autograd.grad(expected, p)[0])
+        with torch.no_grad():
+            p.fill_(1.3)
+
+
+def test_integers_without_axes_are_read_once(operands: tuple[torch.Tensor, ...]) -> None:
+    width = torch.tensor(3)
+    for rule in (regard.mask(lambda b, h, i, j: i - j < width), regard.mask(lambda b, h, i, j: width > i - j)):
+        expected = regard.attention(*operands, mask=lambda b, h, i, j: i - j < 3)
+        assert torch.equal(regard.attention(*operands, mask=rule), expected)
+        width.fill_(1)
+        assert torch.equal(regard.attention(*operands, mask=rule), expected)
+        width.fill_(3)
+
+
+def test_what_a_rule_cannot_use_says_so(operands: tuple[torch.Tensor, ...]) -> None:
+    bias = torch.ones(8)
+    for rule, text in (
+        (lambda s, b, h, i, j: s + bias, "arrays and lists cannot be used in a rule directly; use regard.table(array)"),
+        (lambda s, b, h, i, j: s + bias[j], "a traced value cannot index a tensor; use regard.table(tensor)[index]"),
+        (lambda s, b, h, i, j: torch.cumsum(s, 0), "torch.cumsum is not available in a rule; available: abs, absolute"),
+        (lambda s, b, h, i, j: torch.div(i, 2, rounding_mode="trunc"), "rounding_mode of torch.div must be None or"),
+        (lambda s, b, h, i, j: s.to(torch.complex64).numpy(), "a traced value has no 'numpy': use operators, and func"),
+    ):
+        with pytest.raises((TypeError, AttributeError)) as raised:
+            regard.attention(*operands, score=rule)
+        assert str(raised.value).startswith(text)
+
+
+def test_a_function_that_reads_a_parameter_is_refused_inside_of_a_graph(operands: tuple[torch.Tensor, ...]) -> None:
+    def call(*x: torch.Tensor) -> Any:
+        return regard.attention(*x, score=lambda s, b, h, i, j: s * PARAMETER)
+
+    with pytest.raises(Exception, match=r"reads a tensor, which a function .* with regard\.score\(function\)"):
+        torch.compile(call, fullgraph=True, backend="aot_eager")(*operands)
+    rule = regard.score(lambda s, b, h, i, j: s * PARAMETER)
+    compiled = torch.compile(lambda *x: regard.attention(*x, score=rule), fullgraph=True, backend="aot_eager")
+    found, expected = (torch.autograd.grad(f(*operands).square().sum(), PARAMETER)[0] for f in (compiled, call))
+    torch.testing.assert_close(found, expected)

@@ -1,15 +1,18 @@
 """Models of transformers with attn_implementation="regard" against "eager": logits, gradients, generation."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from small_models import MODELS
+import torch.nn.functional as F
+from small_models import MODELS, OTHERS
 
 import regard
 from regard.torch import transformers as integration
+from regard.warning import RegardWarning
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 
@@ -20,6 +23,11 @@ GENERATING = [name for name, model in MODELS.items() if model.kind not in ("enco
 @pytest.fixture(autouse=True, scope="module")
 def registered() -> None:
     integration.register_transformers()
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_told() -> None:
+    integration.tell.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +43,8 @@ def masks_are_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def real(inputs: dict[str, Any], logits: Any) -> Any:
     """The logits of positions that are not padding."""
-    if "attention_mask" in inputs and "decoder_input_ids" not in inputs:
+    mask = inputs.get("attention_mask")
+    if mask is not None and "decoder_input_ids" not in inputs and mask.shape == logits.shape[:2]:
         return logits[inputs["attention_mask"].bool()]
     return logits
 
@@ -43,7 +52,8 @@ def real(inputs: dict[str, Any], logits: Any) -> Any:
 def logits_and_gradients(model: Any, implementation: str, inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     model.set_attn_implementation(implementation)
     model.zero_grad()
-    logits = real(inputs, model(**inputs).logits)
+    found = model(**inputs)
+    logits = real(inputs, found.logits if "logits" in found else found.last_hidden_state)
     (
         logits.log_softmax(-1) * torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
     ).sum().backward()
@@ -131,6 +141,123 @@ def test_weights_are_returned_when_they_are_asked_for(monkeypatch: pytest.Monkey
     rows = inputs["attention_mask"].bool()
     for ours, theirs in zip(got, expected, strict=True):
         assert_close(ours.transpose(1, 2)[rows], theirs.transpose(1, 2)[rows])
+
+
+# Models that ask more of attention
+
+
+READS_ITS_MASK = ["deepseek_v32", "glm_moe_dsa", "doge", "lasr", "t5gemma2"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_give_what_eager_gives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    model, inputs = OTHERS[name].build(), OTHERS[name].inputs()
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        got, gradients = logits_and_gradients(model, "regard", inputs)
+    told = [str(x.message) for x in given if x.category is RegardWarning]
+    about = "reads the elements of its attention mask" if name in READS_ITS_MASK else "says that it does not support"
+    assert len(told) == (name in READS_ITS_MASK or name == "inkling2")
+    assert all(about in text for text in told)
+    expected, those_of_eager = logits_and_gradients(model, "eager", inputs)
+    assert_close(got, expected)
+    assert gradients.keys() == those_of_eager.keys()
+    for parameter, gradient in those_of_eager.items():
+        assert_close(gradients[parameter], gradient, of=torch.cat([g.flatten() for g in those_of_eager.values()]))
+
+
+@pytest.mark.filterwarnings("ignore:Inkling2PreTrainedModel says that it does not support")
+@pytest.mark.parametrize("name", ["gpt_oss", "inkling2", "parakeet"])
+def test_other_weights_are_those_of_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    model, inputs = (MODELS | OTHERS)[name].build(), (MODELS | OTHERS)[name].inputs()
+    found = []
+    for implementation in ("regard", "eager"):
+        model.set_attn_implementation(implementation)
+        found.append(model(**inputs, output_attentions=True).attentions)
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(real(inputs, ours.transpose(1, 2)), real(inputs, theirs.transpose(1, 2)))
+
+
+def test_weights_of_a_model_that_does_not_tell_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {"image_size": 16, "patch_size": 4, "projection_dim": 8}
+    torch.manual_seed(0)
+    model = transformers.Aimv2VisionModel(transformers.Aimv2VisionConfig(**options, **sizes)).eval()
+    pixels, found = torch.randn(2, 3, 16, 16), []
+    for implementation in ("regard", "eager"):
+        model.set_attn_implementation(implementation)
+        found.append(model(pixel_values=pixels, output_attentions=True).attentions)
+        assert model(pixel_values=pixels).attentions is None
+    assert len(found[0]) == 2
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("size", [1.0, 300.0, 1e4])
+@pytest.mark.parametrize("sink", [None, "heads", "queries"])
+def test_weights_are_as_exact_as_a_softmax(size: float, sink: str | None) -> None:
+    torch.manual_seed(0)
+    module, x = torch.nn.Module(), torch.randn(2, 3, 40, 8)
+    bias, sinks = size * torch.randn(3, 40, 40), size * torch.randn(3)
+    given = {"heads": {"s_aux": sinks}, "queries": {"sinks": sinks[:, None, None].expand(2, -1, 40, 1)}}.get(sink, {})
+    out, weights = integration.attention(module, x, x, x, bias, scaling=0.3, output_attentions=True, **given)
+
+    def softmax(dtype: torch.dtype) -> torch.Tensor:
+        scores = 0.3 * x.to(dtype) @ x.to(dtype).mT + bias.to(dtype)
+        extra = [] if sink is None else [sinks.to(dtype)[:, None, None].expand(2, -1, 40, 1)]
+        return torch.cat([scores, *extra], -1).softmax(-1)[..., :40]
+
+    exact = softmax(torch.float64)
+    assert (weights - exact).norm() <= 2 * (softmax(torch.float32) - exact).norm() + 8 * EPS[torch.float32]
+    assert_close(out, (weights @ x).transpose(1, 2))
+
+
+def test_a_query_that_masks_by_the_least_number_sees_every_key_alike() -> None:
+    x, mask = torch.randn(1, 2, 32, 8), torch.full((1, 1, 32, 32), torch.finfo(torch.float32).min)
+    out, weights = integration.attention(torch.nn.Module(), x, x, x, mask, output_attentions=True)
+    assert_close(weights, torch.full_like(weights, 1 / 32))
+    assert_close(out, x.mean(-2, keepdim=True).expand_as(x).transpose(1, 2))
+    hidden = torch.zeros(1, 1, 32, 32, dtype=torch.bool)
+    out, weights = integration.attention(torch.nn.Module(), x, x, x, hidden, output_attentions=True)
+    assert not weights.any()
+    assert not out.any()
+
+
+def test_a_tensor_under_another_name_is_an_error() -> None:
+    x = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(
+        NotImplementedError,
+        match="does not know the keyword 'block_indices', a tensor that Identity gives to its attention: use 'eager'",
+    ):
+        integration.attention(torch.nn.Identity(), x, x, x, None, block_indices=torch.zeros(1, dtype=torch.int32))
+    integration.attention(torch.nn.Identity(), x, x, x, None, block_indices=None, sliding_window=3)
+
+
+@pytest.mark.parametrize("masked", [False, True, "floats"])
+def test_indices_choose_among_the_keys_that_are_visible(masked: bool | str) -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 9, 8)
+    indices = torch.randint(-1, 9, (2, 3, 4), dtype=torch.int32)
+    module = torch.nn.Module()
+    module.is_causal = False
+    visible = torch.rand(2, 1, 3, 9) > 0.3
+    mask = {False: None, True: visible, "floats": torch.where(visible, 0.5, -torch.inf)}[masked]
+    out, _ = integration.attention(module, q, k, k, mask, indices=indices)
+    chosen = (indices[..., None] == torch.arange(9)).any(-2)[:, None]
+    seen = chosen & visible if masked else chosen
+    expected = F.scaled_dot_product_attention(q, k, k, seen, enable_gqa=True).nan_to_num()
+    assert_close(out, expected.transpose(1, 2))
+
+
+def test_indices_leave_causal_as_it_is() -> None:
+    x, indices = torch.randn(1, 2, 5, 8), torch.tensor([[[0, 4], [1, 4], [0, 2], [3, 4], [0, 4]]])
+    out, _ = integration.attention(torch.nn.Module(), x, x, x, None, indices=indices)
+    chosen = (indices[..., None] == torch.arange(5)).any(-2)[:, None] & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert_close(out, F.scaled_dot_product_attention(x, x, x, chosen).transpose(1, 2))
+    again, _ = integration.attention(torch.nn.Module(), x, x, x, integration.mask(1, 5, 5), indices=indices)
+    assert torch.equal(again, out)
 
 
 def test_dropout_repeats_with_pytorchs_seed() -> None:
@@ -236,7 +363,30 @@ def functions() -> dict[str, Callable[..., Any]]:
         "blocks": m.or_masks(m.causal_mask_function, m.blockwise_overlay(groups)),
         "packed": m.and_masks(m.packed_sequence_mask_function(packed), m.sliding_window_causal_mask_function(3)),
         "groups": m.or_masks(m.causal_mask_function, group_mask(groups[:, :9])),
-    }
+    } | {name: m.and_masks(arithmetic(name)) for name in ARITHMETIC}
+
+
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "div trunc": lambda q, k: torch.div(k - 5, 3, rounding_mode="trunc") >= torch.div(q - 7, -2, rounding_mode="trunc"),
+    "div floor": lambda q, k: torch.div(k - 5, 3, rounding_mode="floor") >= q.div(-2, rounding_mode="floor"),
+    "div": lambda q, k: torch.div(q, 2) < k.div(3),
+    "floor_divide": lambda q, k: torch.eq(torch.floor_divide(q - k, 3), (k - q).floor_divide(-2)),
+    "remainder": lambda q, k: torch.remainder(q - k, 4).eq((k - q).remainder(-3)),
+    "sums": lambda q, k: torch.add(q, 2).sub(k).mul(2).neg().le(-3),
+    "differences": lambda q, k: torch.sub(3, torch.mul(k, 2)).abs() < torch.abs(9 - q),
+    "ends": lambda q, k: torch.maximum(q - 8, k).minimum(q).clamp(2, max=6).clamp_min(3) == torch.clip(k, 3, 5),
+    "logical": lambda q, k: (
+        torch.logical_or(q.lt(k).logical_not(), (k > 7).logical_xor(q != 9)) & torch.logical_and(q, k)
+    ),
+    "bits": lambda q, k: torch.bitwise_not(q.bitwise_and(k).bitwise_xor(torch.bitwise_or(q, 4)) > 6),
+    "dtypes": lambda q, k: (q - k).to(torch.bool) & (q.to(torch.float32) / 2 > k.long().int()) | (k - 8).bool(),
+    "where": lambda q, k: torch.where(q > 8, k, 12 - k).sign().ge(torch.where(k < 3, 0, 1)),
+    "methods": lambda q, k: (q * 1).less_equal(k).logical_or(k.greater(q - 3)).ne(q.ge(10)),
+}
+
+
+def arithmetic(name: str) -> Callable[..., Any]:
+    return lambda batch_idx, head_idx, q_idx, kv_idx: ARITHMETIC[name](q_idx, kv_idx)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -263,6 +413,19 @@ def test_a_rule_is_the_mask_that_transformers_makes(
     np.testing.assert_array_equal(weights > 0, expected)
 
 
+@pytest.mark.parametrize("sizes", [(1, 7), (7, 1), (1, 1), (7, 7)], ids=str)
+def test_a_mask_of_one_query_or_one_key_broadcasts(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 7, 8), torch.randn(2, 2, 7, 8)
+    padding = torch.ones(2, sizes[1], dtype=torch.bool)
+    padding[0, : sizes[1] // 2] = False
+    found = integration.mask(2, *sizes, q_offset=5 if sizes[0] == 1 else 0, attention_mask=padding)
+    out, _ = integration.attention(torch.nn.Module(), q, k, k, found)
+    expected = F.scaled_dot_product_attention(q, k, k, found.make(), enable_gqa=True).nan_to_num()
+    assert_close(out, expected.transpose(1, 2))
+
+
 def test_a_mask_has_a_shape_and_no_elements() -> None:
     n = 2**20
     found = integration.mask(1, n, n)
@@ -276,11 +439,60 @@ def test_a_mask_has_a_shape_and_no_elements() -> None:
     ):
         assert copy.rule is found.rule
         assert copy.shape == found.shape
-    message = "keeps as a rule, without elements"
-    with pytest.raises(NotImplementedError, match=message):
-        found[:, :, :, :5]
-    with pytest.raises(NotImplementedError, match=message):
-        found & found
+
+
+def test_elements_of_a_mask_are_made_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    config = MODELS["llama"].build().config
+    found = integration.mask(1, 6, 6, config=config)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril().expand(1, 1, 6, 6)
+    message = (
+        "llama reads the elements of its attention mask, which is therefore no rule with attn_implementation='regard': "
+        "masks of n_q × n_k are made for it"
+    )
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert torch.equal(found[:, :, 2:, :4], causal[:, :, 2:, :4])
+        assert torch.equal(found & found, causal)
+        assert torch.equal(torch.where(integration.mask(1, 6, 6, config=config), 0.0, -1.0), causal.float() - 1)
+        assert torch.equal(found.to(torch.float32), causal.float())
+    assert [str(x.message) for x in told] == [message]
+    x = torch.randn(1, 1, 6, 8)
+    out, _ = integration.attention(torch.nn.Module(), x, x, x, found)
+    assert_close(out, F.scaled_dot_product_attention(x, x, x, causal).transpose(1, 2))
+    found[:, :, :, 0] = False  # what a model changes is read
+    changed = causal.clone()
+    changed[..., 0] = False
+    for mask in (found, found.clone()):
+        out, _ = integration.attention(torch.nn.Module(), x, x, x, mask)
+        assert_close(out[:, 1:], F.scaled_dot_product_attention(x, x, x, changed).transpose(1, 2)[:, 1:])
+
+
+# Models that do not run on regard
+
+
+def test_a_model_with_attention_of_its_own_runs_on_eager_and_says_so() -> None:
+    options = {"vocab_size": 61, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}
+    message = (
+        "XLNetPreTrainedModel computes its attention itself, without transformers' attention interface: "
+        "it runs with attn_implementation='eager', not on regard"
+    )
+    config = transformers.XLNetConfig(**options, attn_implementation="regard")
+    with pytest.warns(RegardWarning) as told:
+        model = transformers.XLNetLMHeadModel(config)
+    assert [str(x.message) for x in told] == [message]
+    assert model.config._attn_implementation == "eager"
+    model.set_attn_implementation("regard")
+    assert model.config._attn_implementation == "eager"
+
+
+def test_a_model_that_supports_no_other_attention_is_taken_with_a_warning() -> None:
+    model = OTHERS["inkling2"].build()
+    with pytest.warns(RegardWarning, match="Inkling2PreTrainedModel says that it does not support other attention"):
+        model.set_attn_implementation("regard")
+    assert model.config._attn_implementation == "regard"
+    for name in ("t5", "whisper", "gpt2"):  # says nothing, or that it does
+        MODELS[name].build().set_attn_implementation("regard")
 
 
 def test_a_mask_for_other_sizes_is_an_error() -> None:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors.numpy import load, save
 
 import regard
+from regard.arguments import integer
 from regard.positions import rope
 
 Floats = NDArray[np.float32]
@@ -203,6 +204,8 @@ def repeated_bytes(period: int, *, copies: int = 2, count: int = 1, seed: int = 
     >>> ids.shape, bool((ids[0, 1:6] == ids[0, 6:]).all())
     ((1, 11), True)
     """
+    period, copies = integer("period", period, least=0, below=2**31), integer("copies", copies, least=0, below=2**31)
+    count, seed = integer("count", count, least=0, below=2**31), integer("seed", seed, least=0)
     block = np.random.default_rng([seed, period]).integers(33, 127, (count, period))
     return np.concatenate([np.full((count, 1), BOS), np.tile(block, copies)], axis=-1)
 

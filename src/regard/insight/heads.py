@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from regard.arguments import boolean, integer, number
+
 Floats = NDArray[np.floating[Any]]
 Means = NDArray[np.float64]
 Says = NDArray[np.bool_]
@@ -113,7 +115,7 @@ def sink(weights: ArrayLike) -> Means:
 
 def sink_rate(weights: ArrayLike, epsilon: float = 0.3) -> float:
     """The share of heads whose `sink` exceeds `epsilon`: the sink metric of Gu et al. 2025, whose threshold is 0.3."""
-    return float((sink(weights) > epsilon).mean())
+    return float((sink(weights) > number("epsilon", epsilon)).mean())
 
 
 def entropy(weights: ArrayLike) -> Means:
@@ -156,7 +158,8 @@ def head_statistics(
     >>> kind(head)
     ('duplicate token', 0.75)
     """
-    _check_prefix(prefix)
+    layer, prefix = integer("layer", layer), integer("prefix", prefix, least=1)
+    causal, rows = boolean("causal", causal), integer("rows", rows, least=1)
     if callable(weights):
         ids, give = np.asarray(ids), weights
     else:
@@ -222,7 +225,7 @@ class _Tile:
         """Where the `length` tokens up to key j < i are those up to row i: (..., 1, m, n)."""
         columns = np.arange(self.ids.shape[-1])
         copies = columns < self.rows[:, None]
-        for back in range(length):
+        for back in range(min(length, len(columns) + 1)):  # longer ones have no copy either
             tokens = np.roll(self.ids, back, axis=-1)
             copies = copies & (tokens[..., self.rows, None] == tokens[..., None, :]) & (columns >= back)
         return np.asarray(copies[..., None, :, :])
@@ -275,13 +278,8 @@ def _normalized(tile: _Tile) -> Rows:
 _STATISTICS = (_previous, _duplicate, _induction, _sink, _current, _entropy, _normalized)
 
 
-def _check_prefix(prefix: int) -> None:
-    if prefix < 1:
-        raise ValueError(f"prefix must be at least 1, got {prefix}")
-
-
 def _whole(weights: ArrayLike, ids: ArrayLike | None = None, *, causal: bool = True, prefix: int = 1) -> _Tile:
-    _check_prefix(prefix)
+    causal, prefix = boolean("causal", causal), integer("prefix", prefix, least=1)
     array = np.asarray(weights, np.float64)
     if array.ndim < 3 or array.shape[-1] != array.shape[-2] or 0 in array.shape:
         raise ValueError(f"weights must have shape (..., h, n, n), got {array.shape}")

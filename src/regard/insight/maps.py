@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from regard.arguments import integer, shown
+
 Floats = NDArray[np.float64]
 
 
@@ -44,8 +46,8 @@ def cluster_heads(distance: ArrayLike, number: int) -> NDArray[np.int64]:
     d = np.array(distance, np.float64)
     if d.ndim != 2 or d.shape[0] != d.shape[1]:
         raise ValueError(f"distance must have shape (h, h), got {d.shape}")
-    if not 1 <= number <= len(d):
-        raise ValueError(f"number must be from 1 to {len(d)}, got {number}")
+    if not 1 <= integer("number", number) <= len(d):
+        raise ValueError(f"number must be from 1 to {len(d)}, got {shown(number)}")
     groups = [[head] for head in range(len(d))]
     np.fill_diagonal(d, np.inf)
     while len(groups) > number:
@@ -110,9 +112,9 @@ def repeated_tokens(
     >>> ids.shape, bool((ids[:, :3] == ids[:, 3:]).all())
     ((1, 6), True)
     """
-    if min(vocabulary, length, times, count) < 1:
-        given = f"vocabulary {vocabulary}, length {length}, times {times} and count {count}"
-        raise ValueError(f"vocabulary, length, times and count must be at least 1, got {given}")
+    vocabulary, seed = integer("vocabulary", vocabulary, least=1, below=2**62), integer("seed", seed, least=0)
+    length, times = integer("length", length, least=1, below=2**31), integer("times", times, least=1, below=2**31)
+    count = integer("count", count, least=1, below=2**31)
     tokens = np.random.default_rng(seed).integers(0, vocabulary, (count, length))
     return np.tile(tokens, times)
 

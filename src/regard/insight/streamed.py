@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 import regard
+from regard.arguments import integer
 from regard.insight.heads import HeadStatistics, divide
 
 Integers = NDArray[np.integer[Any]]
@@ -36,8 +37,7 @@ def measure_heads(
     >>> [head.kv_head for head in heads], heads[0].normalized_entropy < 1
     ([0, 0, 1, 1], True)
     """
-    if prefix < 1:
-        raise ValueError(f"prefix must be at least 1, got {prefix}")
+    layer, prefix = integer("layer", layer), integer("prefix", prefix, least=1)
     if query.ndim < 3 or key.ndim < 3:
         raise ValueError(f"query and key must have shape (..., h, n, d) each, got {query.shape} and {key.shape}")
     lead, n_q, n_k = np.broadcast_shapes(query.shape[:-3], key.shape[:-3]), query.shape[-2], key.shape[-2]
@@ -92,7 +92,7 @@ def run_numbers(tokens: Integers, length: int) -> Integers:
     """
     single = np.unique(tokens, return_inverse=True)[1].reshape(tokens.shape)
     runs, size = single, int(single.max(initial=0)) + 1
-    for _ in range(length - 1):
+    for _ in range(min(length, tokens.shape[-1]) - 1):
         longer = np.roll(runs, 1, axis=-1) * size + single
         runs = np.unique(longer, return_inverse=True)[1].reshape(tokens.shape)
     few = np.arange(tokens.shape[-1]) < length - 1

@@ -9,13 +9,14 @@ import numpy as np
 import jax
 from regard import checks
 from regard.api import problem_from
+from regard.arguments import array_type
 from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.rules import constant, flags, table, traced
 from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places
 from regard.observing import Seen
 from regard.problem import Problem
-from regard.rules import as_mask, as_score, rule_text, type_name
+from regard.rules import as_mask, as_score, rule_text
 
 __all__ = ["attention", "attention_jvp", "attention_vjp", "constant", "flags", "table", "weights"]
 
@@ -44,7 +45,7 @@ def attention(
     operands: dict[str, Any] = {"query": query, "key": key, "value": value}
     for name, x in operands.items():
         if not isinstance(x, jax.Array):
-            raise TypeError(f"{name} must be a jax.Array where others of the call are, got {type_name(x)}")
+            raise TypeError(f"{name} must be a jax.Array where others of the call are, got {array_type(x)}")
     for name, x in (("bias", bias), ("sink", sink)):
         if x is not None:
             operands[name] = jnp.asarray(x) if type(x) is np.ndarray else x

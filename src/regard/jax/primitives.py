@@ -15,7 +15,7 @@ function; elsewhere, and for what is differentiated once more, `regard.jax.scan`
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -93,7 +93,7 @@ def abstract(*avals: Any, task: Task) -> list[Any]:
 
 def lower_to_engine(ctx: Any, *operands: Any, task: Task) -> Any:
     if task.call.engine == "xla":
-        return lower_to_scan(ctx, *operands, task=task)
+        return lower_elsewhere(ctx, *operands, task=task)
     if sharding.lies_on_a_mesh(ctx.module_context.axis_context):
         return lower_to_shards(ctx, *operands, task=task)
     return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=ffi.attribute(task, ctx.avals_in, ctx.avals_out))
@@ -106,6 +106,14 @@ def scanned(*operands: Any, task: Task) -> list[Any]:
 def lower_elsewhere(ctx: Any, *operands: Any, task: Task) -> Any:
     if task.call.engine not in (None, "xla"):
         raise ValueError(f"engine {task.call.engine!r} runs on the CPU; on other devices give engine='xla', or none")
+    return lower_plain(ctx, *operands, task=task)
+
+
+def lower_plain(ctx: Any, *operands: Any, task: Task) -> Any:
+    # The scan says nothing of explicit axes: each device runs it on its part, for which there are none.
+    explicit = any(x.sharding.mesh.explicit_axes for x in ctx.avals_in)
+    if explicit and sharding.lies_on_a_mesh(ctx.module_context.axis_context):
+        return lower_to_shards(ctx, *operands, task=task)
     return lower_to_scan(ctx, *operands, task=task)
 
 
@@ -118,11 +126,6 @@ def compiled(task: Task) -> Any:
     return jax.jit(lambda *operands: bind(task, operands))
 
 
-@lru_cache(maxsize=512)
-def compiled_plain(task: Task) -> Any:
-    return jax.jit(partial(scanned, task=task))  # not what is bound again, which under jax.disable_jit would not end
-
-
 def evaluate(*operands: Any, task: Task) -> Any:
     """Outside of jit an engine works on the arrays where they lie, so that nothing has to be compiled."""
     arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
@@ -130,14 +133,15 @@ def evaluate(*operands: Any, task: Task) -> Any:
     device = next(iter(here))
     alone = len(here) == 1 and isinstance(device, jax.sharding.SingleDeviceSharding)
     on_cpu = alone and next(iter(device.device_set)).platform == "cpu"
-    if task.call.engine == "xla" or task.kind == "jvp_jvp":
-        return compiled_plain(task)(*arrays)
-    if not on_cpu:
-        return compiled(task)(*arrays)
+    if task.call.engine == "xla" or task.kind == "jvp_jvp" or not on_cpu:
+        with jax.disable_jit(False):  # else the program is this function again, without end
+            return compiled(task)(*arrays)
     # Memory on a cache line is taken over by JAX as it is.
     results = [memory.empty(a.shape, a.dtype, aligned=True) for a in abstract(*map(jax.typeof, arrays), task=task)]
     run(task, [np.asarray(x) for x in arrays], results)
-    return [jax.device_put(x, device) for x in results]
+    # Results of arrays that may move may move too.
+    where = device if any(x.committed for x in arrays) else None
+    return [jax.device_put(x, where) for x in results]
 
 
 # Batching
@@ -228,7 +232,8 @@ def scan_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any
         operands = list(primals)
         for n, x in zip(live, some, strict=True):
             operands[n] = x
-        return scan.run(task, operands)
+        found = scan.run(task, [sharding.replicated(x) for x in operands])
+        return [sharding.resharded(x, jax.typeof(like)) for x, like in zip(found, results, strict=True)]
 
     _, dots = jax.jvp(function, [primals[n] for n in live], [ad.instantiate_zeros(tangents[n]) for n in live])
     return results, dots
@@ -251,7 +256,7 @@ def jvp_transpose(cotangents: Values, *operands: Any, task: Task) -> list[Any]:
         inputs = tuple((n[2:], axes) for n, axes in wrt)
         back = bind(*task_of(kind, task.call, kept | ct, sizes=task.sizes, wrt=inputs))
         found = dict(zip((n for n, _ in wrt), back, strict=True))
-    return [found.get(n) for n in task.operands]
+    return cotangents_of(task, operands, found)
 
 
 def backward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[Any]:
@@ -271,7 +276,33 @@ def backward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[A
         dots = bind(*task_of("jvp", task.call, given(task, operands) | u, sizes=task.sizes))
         every = {prefix + n: x for n, x in zip(task.call.outputs, dots, strict=True)}
         found |= {n: summed(every[n], axes) for n, axes in wrt.items() if n in every}
-    return [found.get(n) for n in task.operands]
+    return cotangents_of(task, operands, found)
+
+
+def forward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[Any]:
+    """Of forward in value, in which alone it is linear: the gradient, which is the same at any value, such as 0."""
+    every = dict(zip(task.operands, operands, strict=True))
+    if [n for n, x in every.items() if ad.is_undefined_primal(x)] != ["value"]:
+        raise NotImplementedError("attention is linear in value alone; jax.vjp gives gradients of other arguments")
+    ct = {n: x for n, x in zip(task.results, cotangents, strict=True) if varying(x)}
+    if "out" not in ct:
+        return [None] * len(operands)
+    first = tuple(range(len(task.sizes)))
+    value = every["value"].aval
+    zero = ad.instantiate_zeros(ad.Zero(value))
+    plain = [zero if n == "value" else x for n, x in every.items()]
+    outputs = dict(zip(task.results, bind(task, plain), strict=True))
+    known = {n: (outputs[n], first) for n in task.call.outputs}
+    along = given(task, plain) | known | {"ct.out": (ct["out"], first)}
+    wrt = (("value", task.axes_of["value"]),)
+    (found,) = bind(*task_of("backward", task.call, along, sizes=task.sizes, wrt=wrt))
+    return cotangents_of(task, operands, {"value": found})
+
+
+def cotangents_of(task: Task, operands: Values, found: dict[str, Any]) -> list[Any]:
+    """What a transpose returns: a value or None for each operand, sharded as the operand is."""
+    every = zip(task.operands, operands, strict=True)
+    return [sharding.resharded(found[n], x.aval) if n in found else None for n, x in every]
 
 
 def summed(x: Any, axes: Axes) -> Any:
@@ -300,12 +331,13 @@ for kind, p in PRIMITIVES.items():
     p.multiple_results = True
     p.def_impl(evaluate)
     p.def_abstract_eval(abstract)
-    mlir.register_lowering(p, lower_to_scan if kind == "jvp_jvp" else lower_elsewhere)
+    mlir.register_lowering(p, lower_plain if kind == "jvp_jvp" else lower_elsewhere)
     batching.primitive_batchers[p] = batch
     ad.primitive_jvps[p] = RULES[kind]
+    prim_requires_devices_during_lowering.add(p)  # else a lowering is not told of meshes; no public name for it
     if kind != "jvp_jvp":
         mlir.register_lowering(p, lower_to_engine, platform="cpu")
-        prim_requires_devices_during_lowering.add(p)  # else a lowering is not told of meshes; no public name for it
+ad.primitive_transposes[PRIMITIVES["forward"]] = forward_transpose
 ad.primitive_transposes[PRIMITIVES["jvp"]] = jvp_transpose
 ad.primitive_transposes[PRIMITIVES["jvp_jvp"]] = jvp_transpose
 ad.primitive_transposes[PRIMITIVES["backward"]] = backward_transpose

@@ -15,7 +15,7 @@ import numpy as np
 import jax
 from jax import lax
 from regard.jax.task import Task, outline, series, turn
-from regard.jax.values import Place, evaluate, kept, scattered, seed_words, value
+from regard.jax.values import Place, evaluate, kept, scattered, seed_words, settings, value
 from regard.problem import collapse, compute_dtype
 from regard.rules import Node, partials
 
@@ -36,7 +36,7 @@ def run(task: Task, operands: Sequence[Any]) -> list[Any]:
         ins = tuple(map(now, task.axes))
         outs = [now(axes) for _, axes in task.wrt] or [0] * len(task.results)
         function = partial(vmapped, function, ins, outs, task.sizes[n])
-    with jax.enable_x64(True):
+    with settings():
         found = function(*operands)
     index = jax.dtypes.canonicalize_dtype(np.int64)
     return [x.astype(index) if x.dtype == np.int64 else x for x in found]

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax
 from regard.jax.task import MATRICES, Axes, Shape, Task, turned, without
+from regard.jax.values import promotion
 
 Cuts = dict[str, tuple[str, ...]]
 Factors = tuple[str | None, ...]
@@ -103,6 +104,7 @@ class Sizes:
             sizes=tuple(size // counts.get(f"v{n}", 1) for n, size in enumerate(task.sizes)),
         )
 
+        @promotion()
         def compute(*operands: Any) -> list[Any]:
             from regard.jax.primitives import bind
 
@@ -149,6 +151,18 @@ def specs(task: Task, avals: Sequence[Any], results: Sequence[Shape]) -> list[P]
     sizes, mesh = sizes_of(task, avals), avals[0].sharding.mesh
     cuts = sizes.cuts(mesh, [(f, x.sharding.spec) for f, x in zip(sizes.operands, avals, strict=True)])
     return [spec_of(factors, cuts) for factors in sizes.results(results)]
+
+
+def resharded(x: Any, aval: Any) -> Any:
+    """Return x with the sharding that its type `aval` names, which differs on meshes with explicit axes alone."""
+    spec = aval.sharding.spec
+    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
+
+
+def replicated(x: Any) -> Any:
+    """Return x, whole on every device where axes of the mesh are explicit."""
+    aval = jax.typeof(x)
+    return resharded(x, aval.update(sharding=aval.sharding.update(spec=P(*(None for _ in aval.shape)))))
 
 
 def partition(task: Task, mesh: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:

@@ -1,6 +1,7 @@
 """Rules as JAX values, at any place, with the derivatives that the library states for them; and dropout."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +14,20 @@ from regard.rules import Node, order, partials
 from regard.spec import GOLDEN
 
 Tables = tuple[Any, ...]
+
+
+@contextmanager
+def promotion() -> Iterator[None]:
+    """NumPy's promotion of ranks and dtypes, which code of this package relies on, whatever the caller has set."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """`promotion`, and 64-bit indices."""
+    with promotion(), jax.enable_x64(True):
+        yield
 
 
 class Place(NamedTuple):
@@ -88,11 +103,13 @@ def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: Place
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+@settings()
 def value(text: str, node: Node, s: Any, tables: Tables, at: Place) -> Any:
     """An expression in the score s, broadcast to its shape; differentiable in s and in its float tables."""
     return jnp.broadcast_to(evaluate(text, [node], s, tables, at, s.dtype)[0], s.shape)
 
 
+@settings()
 def _value_jvp(text: str, node: Node, primals: Any, tangents: Any) -> tuple[Any, Any]:
     (s, tables, at), (ds, d_tables, _) = primals, tangents
     d_ds, parts = partials(node)

@@ -3,6 +3,7 @@
 Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and derivatives (`partials`, `tangent`).
 """
 
+from regard.arguments import type_name
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
 from regard.rules.derivative import partials, reading, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
@@ -25,7 +26,7 @@ from regard.rules.masks import (
 )
 from regard.rules.program import Instruction, Program, rule_from_text, rule_text
 from regard.rules.scores import Score, alibi, as_score, compose, relative, score, softcap, temperature
-from regard.rules.tracing import Table, Traced, table, type_name, where
+from regard.rules.tracing import Table, Traced, table, where
 
 __all__ = [
     "EVERYTHING",

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.arguments import choice, integer
+from regard.arguments import array_type, choice, integer
 from regard.frameworks import adapter, constructor, plain
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, once, order
-from regard.rules.tracing import Traced, as_array, as_table, trace, type_name
+from regard.rules.tracing import Traced, as_array, as_table, trace
 
 Axis = Literal["b", "h", "i", "j"]
 AXES: dict[str, str] = {"b": "batch index", "h": "head", "i": "query index", "j": "key index"}
@@ -185,7 +185,7 @@ def as_mask(mask: Any, argument: str = "mask", frozen: bool = False) -> Mask:
         hint = "; give causal=True" if isinstance(mask, str) and mask == "causal" else ""
         raise TypeError(
             f"{argument} must be a mask, a function of (b, h, i, j), or an array of booleans or 0/1 integers, "
-            f"got {type_name(mask)}{hint}"
+            f"got {array_type(mask)}{hint}"
         )
     if mask.dtype.kind == "f" or mask.dtype.name == "bfloat16":
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {mask.dtype}; to add to scores, use bias=")
@@ -455,4 +455,5 @@ def _document_ids(argument: str, ids: Any) -> Array:
 
 
 def _short(value: Any) -> str:
-    return repr(int(value)) if np.ndim(value) == 0 else f"array of shape {tuple(np.shape(value))}"
+    known = np.ndim(value) == 0 and type(as_array("a number", value)) is np.ndarray  # else it may be traced
+    return repr(int(value)) if known else f"array of shape {tuple(np.shape(value))}"

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.arguments import boolean, choice, integer, number
+from regard.arguments import array_type, boolean, choice, integer, number
 from regard.frameworks import adapter, constructor, plain
 from regard.rules.expression import SCORE_LEAVES, make, substitute
 from regard.rules.masks import Requirement, Rule
-from regard.rules.tracing import Table, as_table, trace, type_name
+from regard.rules.tracing import Table, as_table, trace
 
 
 @plain
@@ -43,7 +43,7 @@ def as_score(score: Any, argument: str = "score") -> Score:
     if not isinstance(score, list | tuple):
         raise TypeError(
             f"{argument} must be a score rule, a function of (s, b, h, i, j), or a sequence of those, "
-            f"got {type_name(score)}"
+            f"got {array_type(score)}"
         )
     return compose([as_score(part, f"{argument}[{n}]") for n, part in enumerate(score)])
 

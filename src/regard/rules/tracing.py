@@ -1,5 +1,6 @@
 """What a rule is given when it is called: stand-ins for the indices and the score, and tables to look up."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
@@ -7,7 +8,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
+from regard.arguments import array_type, type_name
 from regard.frameworks import adapter, constructor
+from regard.rules import tensors
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
 
 BRANCHING = (
@@ -15,11 +18,6 @@ BRANCHING = (
     "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
     "(a <= x) & (x < b) for a <= x < b"
 )
-
-
-def type_name(value: object) -> str:
-    """The type of a value, as messages name it."""
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def as_array(what: str, value: Any) -> Array:
@@ -34,7 +32,7 @@ def as_array(what: str, value: Any) -> Array:
         if type(value) is not np.ndarray:
             return value  # type: ignore[no-any-return]
     if type(value) is not np.ndarray and not isinstance(value, list | tuple | range | bool | int | float | np.generic):
-        raise TypeError(f"{what} must be a NumPy array, got {type_name(value)}")
+        raise TypeError(f"{what} must be a NumPy array, got {array_type(value)}")
     try:
         return np.asarray(value)
     except ValueError:
@@ -159,7 +157,10 @@ def _operand(value: Any) -> Node:
         value = value.item()
     if isinstance(value, bool | int | float | np.floating):
         return number(value)
-    if isinstance(value, np.ndarray | list | tuple):
+    framework = adapter(value)
+    if framework is not None and getattr(value, "ndim", None) == 0:
+        return as_table("a number of a rule", value)[()].node  # followed, and trained, as a table is
+    if isinstance(value, np.ndarray | list | tuple) or framework is not None:
         raise TypeError("arrays and lists cannot be used in a rule directly; use regard.table(array)[index]")
     if isinstance(value, Table):
         raise TypeError("a table must be looked up in a rule, e.g. table[h, i - j]")
@@ -191,7 +192,7 @@ def _refuse(message: str) -> Callable[..., NoReturn]:
 
 
 class Traced:
-    """A value in a rule: takes operators, NumPy's elementwise functions, ``.astype(int | float | bool)``."""
+    """A value in a rule: takes operators, NumPy's and PyTorch's elementwise functions, ``.astype(kind)``."""
 
     __slots__ = ("node",)
     node: Node
@@ -228,10 +229,25 @@ class Traced:
 
     def astype(self, kind: Any) -> "Traced":
         """The value as int, float or bool; widths are the call's own, so np.float32 means float."""
-        target = {"b": "bool", "i": "int", "u": "int", "f": "float"}.get(np.dtype(kind).kind)
+        target = tensors.kind_of(np.dtype(kind) if isinstance(kind, str) else kind)
         if target is None:
             raise TypeError(f"astype takes int, float or bool, got {kind!r}")
         return type(self)(cast(self.node, target))  # type: ignore[arg-type]
+
+    @property
+    def dtype(self) -> type:
+        """The type that stands for the kind of value, for ``.astype(x.dtype)``."""
+        return {"bool": bool, "int": int, "float": float}[self.node.kind]
+
+    def __getattr__(self, name: str) -> Any:
+        method = tensors.METHODS.get(name)
+        if method is None:
+            raise AttributeError(f"a traced value has no {name!r}: use operators, and functions of NumPy or PyTorch")
+        return functools.partial(method, self)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return tensors.call(function, args, dict(kwargs or {}))
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> "Traced":
         name = ufunc.__name__

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from regard.arguments import array_type
 from regard.checks import FLOATS
 from regard.problem import device_of
 from regard.rules import type_name
@@ -54,8 +55,8 @@ def checked(name: str, x: Any) -> torch.Tensor:
         return x
     if not isinstance(x, torch.Tensor):
         raise TypeError(
-            f"{name} must be a torch.Tensor where others of the call are, got {type_name(x)}; "
-            "torch.from_numpy and x.numpy() convert without a copy"
+            f"{name} must be a torch.Tensor where others of the call are, got "
+            + array_type(x, "; torch.from_numpy and x.numpy() convert without a copy")
         )
     if x.is_nested:
         raise TypeError(f"{name} is a nested tensor: give jagged ones to regard.torch.jagged_attention")

@@ -136,7 +136,13 @@ def name_of_constructed(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[st
 
 @constant
 def name_of_function(argument: str, function: Any) -> str:
-    return name_of_rule((as_mask if argument == "mask" else as_score)(function))
+    rule = (as_mask if argument == "mask" else as_score)(function)
+    if rule.tensors:
+        raise TypeError(
+            f"{rule} reads a tensor, which a function that becomes a rule inside of a graph cannot: "
+            f"make the rule outside, with regard.{argument}(function)"
+        )
+    return name_of_rule(rule)
 
 
 @constant

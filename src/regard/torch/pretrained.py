@@ -3,6 +3,7 @@
 Raises ValueError with one line for people wherever a model or a text cannot be had.
 """
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -54,11 +55,22 @@ def read(
         network = _loaded(kind, model, "model", dtype="auto").eval()
         progress(f"running the model on {ids.shape[-1]:,} tokens")
         given = torch.from_numpy(ids)
-        with regard.capture(network, memory=memory, path=path) as seen, torch.no_grad():
-            if answers:
-                network.generate(input_ids=given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
-            else:
-                network(input_ids=given, use_cache=False)
+        try:
+            with regard.capture(network, memory=memory, path=path) as seen, torch.no_grad():
+                if answers:
+                    network.generate(input_ids=given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
+                elif "use_cache" in inspect.signature(network.forward).parameters:
+                    network(input_ids=given, use_cache=False)
+                else:
+                    network(input_ids=given)
+        except RuntimeError as error:
+            if not str(error).startswith("no attention was seen"):
+                raise
+            raise ValueError(
+                f"the attention of {model} cannot be looked at: {type(network).__name__} computes it itself, without "
+                "transformers' attention interface, or has none; such a model runs with attn_implementation='eager', "
+                "without regard"
+            ) from None
     seen.model = model
     for name, tokens in seen.tokens.items():
         assert tokens.ids is not None

@@ -4,6 +4,8 @@ While a rule is traced, composed and printed, a tensor has a shape and a dtype b
 trace there are none. Every call takes those tensors as inputs of their own and puts their arrays in the places.
 """
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,6 +17,7 @@ from regard.problem import device_of
 from regard.rules import Rule, Table
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
+from regard.rules.tracing import where
 from regard.torch.arrays import DEVICES, NUMPY, checked, concrete, values
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -124,6 +127,43 @@ def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
     return Flags(x if x.dtype is torch.bool and not frozen else x != 0, tuple(x.shape))
+
+
+def divided(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    """`torch.div` of values in a rule."""
+    if rounding_mode is None:
+        return a / b
+    if rounding_mode == "floor":
+        return a // b
+    size = abs(a) // abs(b)
+    return where((a < 0) == (b < 0), size, -size)
+
+
+def clamped(x: Any, min: Any = None, max: Any = None) -> Any:
+    """`torch.clamp` of a value in a rule."""
+    x = x if min is None else np.maximum(x, min)
+    return x if max is None else np.minimum(x, max)
+
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "sub": operator.sub, "subtract": operator.sub,
+    "mul": operator.mul, "multiply": operator.mul, "neg": operator.neg, "negative": operator.neg,
+    "abs": abs, "absolute": abs, "sign": np.sign, "minimum": np.minimum, "maximum": np.maximum,
+    "div": divided, "divide": divided, "true_divide": operator.truediv, "floor_divide": operator.floordiv,
+    "remainder": operator.mod, "eq": operator.eq, "ne": operator.ne, "not_equal": operator.ne, "lt": operator.lt,
+    "less": operator.lt, "le": operator.le, "less_equal": operator.le, "gt": operator.gt, "greater": operator.gt,
+    "ge": operator.ge, "greater_equal": operator.ge, "bitwise_and": operator.and_, "bitwise_or": operator.or_,
+    "bitwise_xor": operator.xor, "bitwise_not": operator.invert, "logical_and": np.logical_and,
+    "logical_or": np.logical_or, "logical_xor": np.logical_xor, "logical_not": np.logical_not,
+    "where": where, "clamp": clamped, "clip": clamped, "clamp_min": clamped,
+    "clamp_max": lambda x, max: clamped(x, max=max),
+}  # fmt: skip
+"""PyTorch's functions of integers and booleans, by name, for the values that a rule is traced with."""
+
+
+def arithmetic(name: str, *args: Any, **options: Any) -> Any:
+    """One of them."""
+    return ARITHMETIC[name](*args, **options)
 
 
 class Bound(NamedTuple):

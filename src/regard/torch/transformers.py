@@ -4,18 +4,22 @@ A model of transformers describes each of its masks as a function of the indices
 of it. Here that function is traced into a rule instead, and the rule goes through the model in the place of the array.
 """
 
+import warnings
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Self
+from functools import cache, lru_cache, partial, wraps
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 import regard
 from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
 from regard.torch.graph import InGraph, constant, in_graph
+from regard.torch.rules import ARITHMETIC, arithmetic
 from regard.torch.short import positions_first
 from regard.torch.texts import text_of
+from regard.warning import RegardWarning
 
 NAME = "regard"
 TESTED = (5, 20), (5, 23)
@@ -57,41 +61,92 @@ def register_transformers() -> None:
         )
     transformers.AttentionInterface.register(NAME, attention)
     transformers.AttentionMaskInterface.register(NAME, mask)
+    chosen = transformers.PreTrainedModel.get_correct_attn_implementation
+    if not hasattr(chosen, "__wrapped__"):
+        transformers.PreTrainedModel.get_correct_attn_implementation = _answering(chosen)
+
+
+def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
+    """transformers' choice of an attention implementation, which takes every registered name for every model."""
+    import transformers
+
+    @wraps(chosen)
+    def choose(self: Any, *args: Any, **options: Any) -> str:
+        found = chosen(self, *args, **options)
+        if found != NAME:
+            return found
+        family = next(x for x in type(self).__mro__ if transformers.PreTrainedModel in x.__bases__).__name__
+        if not self._can_set_attn_implementation():
+            tell(
+                f"{family} computes its attention itself, without transformers' attention interface: "
+                "it runs with attn_implementation='eager', not on regard"
+            )
+            return "eager"
+        says = next(x for x in type(self).__mro__ if "_supports_attention_backend" in vars(x))
+        if not self._supports_attention_backend and says is not transformers.PreTrainedModel:  # whose default is False
+            tell(
+                f"{says.__name__} says that it does not support other attention implementations "
+                "(_supports_attention_backend = False): compare its results on regard with those of 'eager'"
+            )
+        return found
+
+    return choose
 
 
 class RuleMask(torch.Tensor):
     """A mask of shape (batch, 1, n_q, n_k) that is a rule, and a tensor without storage, as models hand masks on.
 
     rule: who may be attended to, None for everyone. offset, origin: as in `regard.attention`. Shape, dtype and device
-    can be read, and it can be moved and copied; an operation on its elements, of which there are none, raises.
+    can be read, and it can be moved and copied. An operation on its elements has them made, by `make`, with a warning
+    that names `model`; from then on the mask is those elements, which the model may have changed.
     """
 
     rule: Mask | None
     offset: int
     origin: tuple[int, int, int]
+    make: Callable[[], torch.Tensor]
+    model: str
+    made: torch.Tensor | None
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(
-        cls, shape: tuple[int, ...], rule: Mask | None, offset: int, origin: tuple[int, int, int], device: Any
+        cls,
+        shape: tuple[int, ...],
+        rule: Mask | None,
+        offset: int,
+        origin: tuple[int, int, int],
+        device: Any,
+        make: Callable[[], torch.Tensor],
+        model: str,
     ) -> "RuleMask":
         self: RuleMask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        self.rule, self.offset, self.origin = rule, offset, origin
+        self.rule, self.offset, self.origin, self.make, self.model, self.made = rule, offset, origin, make, model, None
         return self
 
     def __init__(self, *args: Any) -> None:
         super().__init__()
 
+    @property
+    def elements(self) -> torch.Tensor:
+        """The mask as an array of n_q × n_k."""
+        if self.made is None:
+            tell(
+                f"{self.model} reads the elements of its attention mask, which is therefore no rule with "
+                "attn_implementation='regard': masks of n_q × n_k are made for it"
+            )
+            self.made = self.make().to(self.device)
+        return self.made
+
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.overloadpacket in _COPIES:
-            (x, *_), options = args, kwargs or {}
-            return cls(x.shape, x.rule, x.offset, x.origin, options.get("device", x.device))
-        raise NotImplementedError(
-            f"{function.overloadpacket} of an attention mask that attn_implementation='regard' keeps as a rule, "
-            "without elements: give the model a mask of four dimensions, or use 'sdpa'"
-        )
+        options = kwargs or {}
+        if function.overloadpacket in _COPIES and args[0].made is None and options.get("dtype") in (None, torch.bool):
+            x = args[0]
+            return cls(x.shape, x.rule, x.offset, x.origin, options.get("device", x.device), x.make, x.model)
+        args, options = tree_map_only(cls, lambda x: x.elements, (args, options))
+        return function(*args, **options)
 
     def __repr__(self, **_: Any) -> str:
         return f"RuleMask({self.rule}, shape={tuple(self.shape)})"
@@ -103,10 +158,17 @@ _COPIES = {torch.ops.aten.detach, torch.ops.aten.clone, torch.ops.aten._to_copy,
 class GraphMask:
     """The same in a graph that is being compiled: no tensor, but with what models ask of one."""
 
-    ndim, dtype = 4, torch.bool
+    ndim, dtype, made = 4, torch.bool, None
 
-    def __init__(self, shape: tuple[int, ...], rule: InGraph | None, offset: Any, origin: tuple[int, int, int]) -> None:
-        self.shape, self.rule, self.offset, self.origin = shape, rule, offset, origin
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        rule: InGraph | None,
+        offset: Any,
+        origin: tuple[int, int, int],
+        make: Callable[[], torch.Tensor],
+    ) -> None:
+        self.shape, self.rule, self.offset, self.origin, self.make = shape, rule, offset, origin, make
 
     def contiguous(self) -> "GraphMask":
         return self
@@ -122,9 +184,23 @@ class Index(Traced):
 
     device = torch.device("cpu")
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Itself: only masks are moved, from one device to another."""
-        return self
+    def to(self, *args: Any, **options: Any) -> "Index":
+        """The index in another dtype: only masks are moved, from one device to another."""
+        kind = next((x for x in (*args, *options.values()) if isinstance(x, torch.dtype)), None)
+        return (
+            self if kind is None else self._as(bool if kind is torch.bool else float if kind.is_floating_point else int)
+        )
+
+    def long(self) -> "Index":
+        return self._as(int)
+
+    def bool(self) -> "Index":
+        return self._as(bool)
+
+    int = long
+
+    def _as(self, kind: Any) -> "Index":
+        return Index(self.astype(kind).node)
 
     def new_ones(self, shape: Any, **options: Any) -> "Index":
         return Index(literal(True, "bool"))
@@ -132,16 +208,17 @@ class Index(Traced):
     def new_zeros(self, shape: Any, **options: Any) -> "Index":
         return Index(literal(False, "bool"))
 
-    def clamp(self, min: Any = None, max: Any = None) -> Any:
-        x = self if min is None else regard.where(self < min, min, self)
-        return x if max is None else regard.where(x > max, max, x)
+    def __getattr__(self, name: str) -> Any:
+        if name in ARITHMETIC:
+            return partial(arithmetic, name, self)
+        raise AttributeError(f"{name} of an index cannot be made a rule")
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named: dict[Any, Callable[..., Any]] = {torch.where: regard.where, torch.abs: abs, torch.clamp: cls.clamp}
-        if function not in named:
-            raise TypeError(f"{getattr(function, '__name__', function)} of an index cannot be made a rule")
-        return named[function](*args, **(kwargs or {}))
+        name = getattr(function, "__name__", str(function))
+        if name not in ARITHMETIC:
+            raise TypeError(f"{name} of an index cannot be made a rule")
+        return arithmetic(name, *args, **(kwargs or {}))
 
 
 class Lookups(torch.overrides.TorchFunctionMode):
@@ -174,10 +251,20 @@ def mask(
     **options: Any,
 ) -> RuleMask | GraphMask:
     """transformers' mask interface: the mask that an index function and a padding mask (batch, keys) describe."""
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, prepare_padding_mask
+    from transformers.masking_utils import (
+        bidirectional_mask_function,
+        causal_mask_function,
+        prepare_padding_mask,
+        sdpa_mask,
+    )
 
     function = causal_mask_function if mask_function is None else mask_function
     shape = (batch_size, 1, q_length, kv_length)
+    make = partial(
+        sdpa_mask, batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
+        kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, allow_is_causal_skip=False,
+        device=device,
+    )  # fmt: skip
     if torch.compiler.is_compiling():
         simple = options.get("allow_is_causal_skip") or options.get("allow_is_bidirectional_skip")
         if options.get("use_vmap") or not (simple or q_length < kv_length or q_length == 1):
@@ -191,7 +278,7 @@ def mask(
             found = flags if found is None else found & flags
         # A static cache counts on in the tensor that it hands out, before attention reads it.
         offset = q_offset.clone() if isinstance(q_offset, torch.Tensor) else q_offset
-        return GraphMask(shape, found, offset, (0, 0, kv_offset))
+        return GraphMask(shape, found, offset, (0, 0, kv_offset), make)
     first, last = int(q_offset), int(kv_offset) + kv_length - 1
     # In a step of decoding the query comes after every key; and the function of no mask looks at indices in vain.
     everyone = function is bidirectional_mask_function or (function is causal_mask_function and first >= last)
@@ -200,7 +287,8 @@ def mask(
     if padding is not None and not padding.all():
         keys = _real(regard.table(padding))
         rule = keys if rule is None else rule & keys
-    return RuleMask(shape, rule, first, (0, 0, int(kv_offset)), device)
+    model = getattr(options.get("config"), "model_type", None) or "the model"
+    return RuleMask(shape, rule, first, (0, 0, int(kv_offset)), device, make, model)
 
 
 def rule_of(function: Callable[..., Any]) -> Mask:
@@ -237,6 +325,12 @@ _traced_once = lru_cache(_traced)
 _softcap = lru_cache(regard.softcap)
 
 
+@cache
+def tell(message: str) -> None:
+    """Warn once in a process."""
+    warnings.warn(message, RegardWarning, stacklevel=2)
+
+
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -250,15 +344,29 @@ def attention(
     softcap: float | None = None,
     position_bias: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
     output_attentions: bool = False,
     cache: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """transformers' attention interface: out (batch, n_q, h, d_v), and the weights if they are asked for."""
+    """transformers' attention interface: out (batch, n_q, h, d_v), and the weights if they are asked for.
+
+    s_aux: sinks (h,). sinks: one for each query, (batch, h, n_q, 1). indices: the keys that each query sees of those
+    that the mask allows, (batch, n_q, k); -1 is none.
+    """
+    output_attentions = output_attentions or weights_are_recorded()
+    for name, x in options.items():
+        if isinstance(x, torch.Tensor) and name not in UNREAD:
+            raise NotImplementedError(
+                f"attn_implementation='regard' does not know the keyword {name!r}, a tensor that "
+                f"{type(module).__name__} gives to its attention: use 'eager' for this model"
+            )
     if isinstance(attention_mask, RuleMask) and torch.compiler.is_compiling():
         return outside_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
-            softcap=softcap, position_bias=position_bias, s_aux=s_aux, output_attentions=output_attentions, cache=cache,
+            softcap=softcap, position_bias=position_bias, s_aux=s_aux, sinks=sinks, indices=indices,
+            output_attentions=output_attentions, cache=cache,
         )  # fmt: skip
     if cache is not None:
         raise NotImplementedError("attn_implementation='regard' has no paged cache, which continuous batching needs")
@@ -266,14 +374,18 @@ def attention(
     wishes: dict[str, Any] = {
         "scale": scaling, "bias": position_bias, "sink": s_aux, "score": None if softcap is None else made(softcap),
         "dropout": dropout or None, "return_weights": True if output_attentions else None,
+        "observe": None if sinks is None and (s_aux is None or not output_attentions) else ("lse",),
     }  # fmt: skip
     n_q, n_k = query.shape[-2], key.shape[-2]
     if isinstance(attention_mask, RuleMask | GraphMask):
-        if attention_mask.shape[-2:] != (n_q, n_k):
-            raise ValueError(
-                f"the mask is for {attention_mask.shape[-2]} queries and {attention_mask.shape[-1]} keys, "
-                f"but the call has {n_q} and {n_k}"
-            )
+        rows, columns = attention_mask.shape[-2:]
+        if rows not in (1, n_q) or columns not in (1, n_k):
+            raise ValueError(f"the mask is for {rows} queries and {columns} keys, but the call has {n_q} and {n_k}")
+        if attention_mask.made is not None:
+            attention_mask = attention_mask.made
+        elif (rows, columns) != (n_q, n_k):  # it broadcasts, as a rule cannot
+            attention_mask = attention_mask.make()
+    if isinstance(attention_mask, RuleMask | GraphMask):
         if attention_mask.rule is not None:
             wishes["mask"] = attention_mask.rule
             moved = isinstance(attention_mask.offset, torch.Tensor) or attention_mask.offset != n_k - n_q
@@ -287,8 +399,54 @@ def attention(
         wishes["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
     else:
         wishes["mask"] = attention_mask
+    if indices is not None:
+        chosen = chosen_keys(indices, n_k)
+        wishes["mask"] = wishes["mask"] & chosen if "mask" in wishes else chosen
     found = positions_first(*(x.transpose(1, 2) for x in (query, key, value)), **wishes)
-    return found if output_attentions else (found, None)
+    if not isinstance(found, tuple):
+        return found, None
+    out, *others = found
+    weights = others[0] if output_attentions else None
+    lse = None if wishes["observe"] is None else others[-1].lse[..., None]
+    if weights is not None:
+        weights = normalized(weights, None if s_aux is None else torch.exp(s_aux[:, None, None] - lse))
+    if sinks is not None:
+        # exp(lse) / (exp(lse) + exp(sink)): what a sink of each query leaves of the weights.
+        left = torch.sigmoid(lse - sinks)
+        out = out * left.transpose(1, 2).to(out.dtype)
+        weights = None if weights is None else weights * left.to(weights.dtype)
+    return out, weights
 
+
+def weights_are_recorded() -> bool:
+    """Whether weights are asked for of a model that does not tell its attention, but looks at what that returns."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return False
+    wanted = _active_collector.get()
+    return wanted is not None and any("attentions" in name for name in wanted)
+
+
+def normalized(weights: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    """Weights (..., n_q, n_k) that sum to 1 with what a sink takes; those of a query that sees nothing stay 0.
+
+    Weights are exp(score - lse), and float32 holds an lse to 2^-24 of its size: at scores of 1,000, as relative
+    positions make them, every weight of a row would be off by the same 3e-5.
+    """
+    total = weights.sum(-1, keepdim=True, dtype=torch.promote_types(weights.dtype, torch.float32))
+    total = total if sink is None else total + sink
+    return (weights / torch.where(total > 0, total, 1)).to(weights.dtype)
+
+
+def chosen_keys(indices: torch.Tensor, n_k: int) -> torch.Tensor:
+    """The keys at indices (batch, n_q, k), of which -1 is none, as a mask (batch, 1, n_q, n_k)."""
+    found = indices.new_zeros((*indices.shape[:-1], n_k + 1), dtype=torch.bool)
+    at = torch.where(indices < 0, n_k, indices).long()
+    return found.scatter(-1, at, True)[:, None, :, :n_k]
+
+
+UNREAD = {"position_ids", "num_items_in_batch", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"}
+"""Tensors that models hand on to attention, which has no use for them: eager reads none of them either."""
 
 outside_attention = torch.compiler.disable(attention, reason=OUTSIDE)

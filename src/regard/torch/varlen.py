@@ -79,7 +79,7 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     query (sequences, h, n_q*, d), key (sequences, h_kv, n_k*, d), value (sequences, h_kv, n_k*, d_v), where the starred
     lengths differ: `torch.nested.nested_tensor([...], layout=torch.jagged)` of (n, h, d) each, with dimensions 1 and 2
     transposed. The options are those of `varlen_attention`, but those that return more than the output. Returns
-    (sequences, h, n_q*, d_v), with the offsets of query.
+    (sequences, h, n_q*, d_v), with the offsets and lengths of query: there may be holes between sequences.
 
     >>> import torch, regard.torch
     >>> q = torch.nested.nested_tensor([torch.randn(n, 8, 16) for n in (4, 6)], layout=torch.jagged).transpose(1, 2)
@@ -90,25 +90,42 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     for name in ("return_weights", "observe"):
         if options.get(name):
             raise TypeError(f"jagged_attention returns the output alone: for {name}, use varlen_attention")
-    packed, offsets = zip(
+    packed, ends = zip(
         *(_packed_values(n, x) for n, x in (("query", query), ("key", key), ("value", value))), strict=True
     )
-    if not torch.equal(offsets[1], offsets[2]):
+    if not torch.equal(ends[1], ends[2]):
         raise ValueError("key and value must have the same lengths")
-    out = varlen_attention(packed[0], packed[1], packed[2], offsets[0], offsets[1], **options)
-    jagged: torch.Tensor = torch.nested.nested_tensor_from_jagged(out, offsets[0])
+    out = varlen_attention(packed[0], packed[1], packed[2], ends[0], ends[1], **options)
+    given: Any = query
+    if given.lengths() is not None:
+        out = _with_holes(out, given)
+    jagged: torch.Tensor = torch.nested.nested_tensor_from_jagged(out, given.offsets(), given.lengths())
     return jagged.transpose(1, 2)
 
 
 def _packed_values(name: str, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of the sequences, one after the other, and where they begin and end."""
     if not isinstance(x, torch.Tensor) or not x.is_nested or x.layout is not torch.jagged:
         raise TypeError(f"{name} must be a nested tensor with layout torch.jagged, got {type_name(x)}")
     if x.dim() != 4 or x._ragged_idx != 2:
         raise ValueError(f"{name} must be (sequences, heads, n*, d) with lengths in dimension 2, got {tuple(x.shape)}")
-    if x.lengths() is not None:
-        raise ValueError(f"{name} has holes between its sequences: give .contiguous()")
     rows: torch.Tensor = x.transpose(1, 2).values()
-    return rows, x.offsets()
+    if x.lengths() is None:
+        return rows, x.offsets()
+    lengths = x.lengths()
+    return rows[_rows(x)], torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def _rows(x: Any) -> torch.Tensor:
+    """The rows of a jagged tensor that belong to a sequence, where there are holes between them."""
+    begins, lengths = x.offsets()[:-1].tolist(), x.lengths().tolist()
+    return torch.cat([torch.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)]).to(x.device)
+
+
+def _with_holes(packed: torch.Tensor, x: Any) -> torch.Tensor:
+    """Packed rows where those of `x` lie, and 0 between them."""
+    whole = packed.new_zeros(x.transpose(1, 2).values().shape[0], *packed.shape[1:])
+    return whole.index_copy(0, _rows(x), packed)
 
 
 def _ends(name: str, x: Any, total: int) -> tuple[int, ...]:

@@ -8,9 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from regard import rowsums
 from regard.engines import Engine, choose
 from regard.problem import Problem
-from regard.rules import EVERYTHING, NOTHING, At, Ranges, classify, evaluate, reads
+from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Kind = Literal["example", "model", "capture", "arrays"]
@@ -191,23 +192,14 @@ class Head:
     def weights_of(self, rows: Array) -> Array:
         """The weights of some queries on all keys, (rows, n_k), in one product; without a pass for lse."""
         p = self.problem
-        real: Any = p.compute.type
-        q, k = p.query[0, rows].astype(real), p.key[0].astype(real, copy=False)
-        at = At(
-            b=p.origin[0], h=p.origin[1], i=rows[:, None] + p.offset[0], j=np.arange(p.n_k) + p.origin[2],
-            s=real(p.scale) * (q @ k.T), dtype=real, keys=p.keys, dense=lambda x: p.dense(x)[0, rows],
-        )  # fmt: skip
-        assert at.s is not None
+        _, S = rowsums.scores(p, rows)
         with np.errstate(all="ignore"):
-            S = at.s if p.score_node is None else np.broadcast_to(evaluate([p.score_node], at)[0], at.s.shape)
-            S = S if p.bias is None else S + p.dense(p.bias)[0, rows].astype(real)
-            S = S if p.mask_node is None else np.where(evaluate([p.mask_node], at)[0], S, real(-np.inf))
             if self._known.all():
                 lse = self._lse[rows]
             else:
                 top = S.max(axis=1, initial=-np.inf)
                 lse = top + np.log(np.exp(S - np.where(top == -np.inf, 0, top)[:, None]).sum(axis=1))
-                lse = lse if p.sink is None else np.logaddexp(lse, p.sink[0].astype(real))
+                lse = lse if p.sink is None else np.logaddexp(lse, p.sink[0].astype(lse.dtype))
             return np.asarray(np.exp(S - np.where(lse == -np.inf, 0, lse)[:, None]))
 
     @cached_property

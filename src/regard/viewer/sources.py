@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import captured as captured_model
+from regard import rowsums
 from regard.api import problem_from
 from regard.examplemodel import ExampleModel
 
@@ -116,7 +117,7 @@ def arrays(
 
     `tokens` are pieces of text, one for each query, and for each key unless `key_tokens` are given. lse (..., h, n_q)
     is found when it is needed, unless it is given. Raises what `regard.attention` raises, and ValueError for tokens
-    that do not fit.
+    that do not fit and for an lse of another call.
     """
     for option in ("observe", "return_weights", "engine", "dropout", "seed"):
         if option in options:
@@ -125,9 +126,7 @@ def arrays(
     if not p.batch * p.heads * p.n_q * p.n_k:
         raise ValueError(f"look needs at least one query, key and head, got query {query.shape} and key {key.shape}")
     if lse is not None:
-        if lse.size != p.batch * p.heads * p.n_q:
-            raise ValueError(f"lse must have shape {p.shape(p.n_q)}, got {lse.shape}")
-        lse = np.ascontiguousarray(lse, p.compute).reshape(p.batch, p.heads, p.n_q)
+        lse = np.ascontiguousarray(rowsums.taken(p, lse), p.compute).reshape(p.batch, p.heads, p.n_q)
     same = tokens if key_tokens is None and p.n_q == p.n_k else key_tokens
     for argument, given, size in (("tokens", tokens, p.n_q), ("key_tokens", key_tokens, p.n_k)):
         if given is not None and len(given) != size:

@@ -6,7 +6,9 @@ whole, what others could have changed and what LLVM does not take for an object 
 
 import ctypes
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +29,22 @@ PASSES = (
 )  # fmt: skip
 _lock = threading.Lock()
 _loaded: dict[tuple[str, str], "Compiled"] = {}
+
+
+SOON = 1.0
+"""Seconds of compiling before anything is said."""
+
+
+@dataclass
+class _Busy:
+    """Compiling without a pause of a second: since when, until when so far, and whether a log record was made."""
+
+    since: float = -SOON
+    until: float = -SOON
+    logged: bool = False
+
+
+_busy = _Busy()
 
 
 @dataclass(frozen=True)
@@ -95,10 +113,49 @@ def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Com
     if code is not None:
         with suppress(RuntimeError):  # of LLVM: a whole file, but no object that has this kernel
             return _load(name, label, code, True)
-    code = compile_object(source(), target, label)
+    with announced():
+        code = compile_object(source(), target, label)
     if path is not None:
         ondisk.write(path, code)
     return _load(name, label, code, False)
+
+
+@contextmanager
+def announced() -> Iterator[None]:
+    """Say that kernels are being compiled once that has taken a second, those that came just before included.
+
+    On a terminal, standard error shows for how long, and is as it was afterwards. Elsewhere it is a log record.
+    """
+    now = time.monotonic()
+    if now - _busy.until > SOON:
+        _busy.since, _busy.logged = now, False
+    done = threading.Event()
+    teller = threading.Thread(target=_tell, args=(done,), name="regard-compiling", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+        _busy.until = time.monotonic()
+
+
+def _tell(done: threading.Event) -> None:
+    if done.wait(max(0.0, SOON - (time.monotonic() - _busy.since))):
+        return
+    if sys.stderr is None or not sys.stderr.isatty():
+        if not _busy.logged:
+            import logging
+
+            _busy.logged = True
+            logging.getLogger("regard").info("compiling kernels for this processor, which is done once for each kind")
+        return
+    shown = False
+    while not shown or not done.wait(SOON):
+        shown = True
+        seconds = time.monotonic() - _busy.since
+        print(f"\r\033[Kregard: compiling kernels, {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+    print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def compile_object(text: str, target: Target, label: str) -> bytes:
