@@ -316,7 +316,7 @@ def _insight(arguments: argparse.Namespace) -> None:
         heads = seen.measure(prefix=prefix)
     if not heads:
         raise Refusal("the capture holds no layer")
-    layers = [layer.name for layer in seen]
+    layers = {number: layer.name for number, layer in zip(seen.numbers, seen, strict=True)}
     if arguments.json:
         sys.stdout.write(table.as_json(heads, layers, seen.model))
     elif arguments.csv:

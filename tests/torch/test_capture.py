@@ -1,5 +1,6 @@
 """Captures of PyTorch models: their weights are those of eager, whatever the model, and however it was run."""
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,24 @@ def test_a_cache_of_regard_makes_one_sequence() -> None:
             attention(x[n : n + 1], cache=cache)
     _, weights = attention(x, return_weights=True)
     np.testing.assert_allclose(weights_of(seen[0])[0], weights.detach(), atol=1e-6)
+
+
+def test_a_choice_of_layers_keeps_their_numbers_and_must_be_there(tmp_path: Path) -> None:
+    model, x = Transformer(4, 16, 2, causal=True), torch.randn(1, 5, 16)
+
+    def layers(*chosen: int | str, **options: Any) -> list[tuple[int, str]]:
+        with regard.capture(model, layers=chosen, **options) as seen:
+            model(x)
+        return list(zip(seen.numbers, [layer.name for layer in seen], strict=True))
+
+    assert layers(3, "*.1.*") == [(1, "blocks.1.attention"), (3, "blocks.3.attention")]
+    for chosen in ("blocks.7.*", 4, -1):
+        message = (
+            f"layers: {chosen!r} is no layer of Transformer; it has 0 blocks.0.attention, 1 blocks.1.attention, 2 bl"
+        )
+        with pytest.raises(ValueError, match=re.escape(message)):
+            layers(0, chosen, path=tmp_path / "seen")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_module_that_attends_twice() -> None:

@@ -80,7 +80,8 @@ def test_weights_follow_from_what_is_embedded(options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(v, V[head])
 
 
-def test_the_coarse_level_and_thumbnails_are_embedded() -> None:
+def test_the_coarse_level_and_thumbnails_are_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "ON_PAGE", 256)
     scene = arrays(Q, K, V, causal=True)
     data, answers = exported(scene)["answers"], Answers([scene], patience=None)
     assert (
@@ -92,6 +93,19 @@ def test_the_coarse_level_and_thumbnails_are_embedded() -> None:
     for path in ("scenes", "arrays/heads", "arrays/map/0/1", "arrays/profiles/0/0"):
         assert data[f"api/{path}"].keys() == answers.get(path).content.keys()  # type: ignore[union-attr]
     assert data["api/arrays/heads"] == answers.get("arrays/heads").content
+
+
+def test_what_the_page_computes_is_not_embedded() -> None:
+    """Half of a megabyte for 1,500 tokens of two heads, where coarse tiles took 8 MB."""
+    q, k = RNG.standard_normal((2, 2, 1500, 8)).astype(np.float32)
+    data = exported(arrays(q, k, causal=True))
+    assert not [path for path in data["answers"] if "/tile/" in path]
+    assert len(json.dumps(data)) < 1e6
+    mask = regard.window(40, 10)
+    tiles = [path for path in exported(arrays(Q, K, V, mask=mask))["answers"] if "/tile/" in path]
+    assert sorted(tiles) == [
+        f"api/arrays/tile/0/{h}/1/{x}/{y}?kind=mass" for h in (0, 1) for x in (0, 1) for y in (0, 1)
+    ]
 
 
 def test_layers_with_rules_have_all_their_tiles() -> None:

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,11 @@ STRONGEST = 3
 SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
 
 
-def rows(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each head: layer (its number), name (of the layer), head, kv_head, kind, and scores; None for NaN."""
+def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dict[str, Any]]:
+    """A row for each head: layer, head and kv_head (by the model), name of the layer, kind, scores (None: NaN).
+
+    layers: the names of layers, by their numbers.
+    """
     found = []
     for head in heads:
         values = asdict(head)
@@ -31,11 +34,11 @@ def rows(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> list[dict[st
     return found
 
 
-def as_json(heads: Sequence[HeadStatistics], layers: Sequence[str], model: str) -> str:
+def as_json(heads: Sequence[HeadStatistics], layers: Mapping[int, str], model: str) -> str:
     return json.dumps({"model": model, "heads": rows(heads, layers)}, ensure_ascii=False, indent=1) + "\n"
 
 
-def as_csv(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> str:
+def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> str:
     """One line for each head, empty where a score has no meaning."""
     written = io.StringIO()
     table = csv.DictWriter(written, list(rows(heads[:1], layers)[0]), lineterminator="\n")
@@ -45,7 +48,7 @@ def as_csv(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> str:
 
 
 def show(
-    heads: Sequence[HeadStatistics], layers: Sequence[str], about: str, console: "Console", every: bool = False
+    heads: Sequence[HeadStatistics], layers: Mapping[int, str], about: str, console: "Console", every: bool = False
 ) -> None:
     """Print how many heads are of each kind, the strongest of each, and the scores of all if they are few."""
     from rich.table import Table

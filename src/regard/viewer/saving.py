@@ -76,17 +76,19 @@ class Still:
 
 def archive(scene: Scene) -> bytes:
     """An .npz file: query, key, value and lse of every layer (those of layer 3 as 3.query, if there are several), and
-    the tokens. The rules are not in it.
+    the tokens; heads, their numbers in the model, where not all were kept. The rules are not in it.
     """
     found: dict[str, Any] = {}
-    for number, layer in enumerate(scene.layers):
-        p, prefix = layer.problem, f"{number}." if len(scene.layers) > 1 else ""
+    for layer in scene.layers:
+        p, prefix = layer.problem, f"{layer.number}." if len(scene.layers) > 1 else ""
         lse = layer.lse
         if lse is None:
             lse = np.stack([[layer.head(h, b).lse for h in range(layer.heads)] for b in range(p.batch)])
         found |= {f"{prefix}query": p.query, f"{prefix}key": p.key, f"{prefix}lse": lse.reshape(p.shape(p.n_q))}
         if layer.has_values:
             found[f"{prefix}value"] = p.value
+        if layer.numbers != tuple(range(layer.heads)):
+            found[f"{prefix}heads"] = np.array(layer.numbers)
     for name, tokens in (("tokens", scene.query_tokens), ("key_tokens", scene.key_tokens)):
         if tokens and not (name == "key_tokens" and tokens == scene.query_tokens):
             found[name] = np.array(tokens)

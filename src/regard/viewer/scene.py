@@ -29,7 +29,8 @@ BLOCK = 64
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
-    `no_values` says why there are no values, where there are none.
+    `no_values` says why there are no values, where there are none. `number` is the layer's in the model, `numbers`
+    those of its heads and `kv_numbers` of the key-value heads that they read; in order unless given.
     """
 
     name: str
@@ -37,6 +38,14 @@ class Layer:
     lse: Array | None = None
     no_values: str = ""
     cross: bool = False
+    number: int = 0
+    numbers: tuple[int, ...] = ()
+    kv_numbers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        heads, group = range(self.problem.heads), self.problem.group
+        object.__setattr__(self, "numbers", self.numbers or tuple(heads))
+        object.__setattr__(self, "kv_numbers", self.kv_numbers or tuple(head // group for head in heads))
 
     @cached_property
     def _triangle(self) -> tuple[bool, bool]:
@@ -74,7 +83,8 @@ class Layer:
         p = self.problem
         return {
             "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
-            "causal": self.causal, "cross": self.cross, "rules": rules_of(p),
+            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "number": self.number,
+            "numbers": list(self.numbers),
         }  # fmt: skip
 
 
