@@ -8,20 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard import api, checks, merging, planning, stepping
+from regard import api, checks, planning, stepping
 from regard.api import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import graph
-from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, together, transformed, values
+from regard.torch.arrays import autocast, checked, concrete, tensor, together, transformed, values
 from regard.torch.autograd import Attention, run
 from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
+from regard.torch.functions import hollow, linear_attention, merge, multihead_attention
 from regard.torch.rules import bind, constant, flags, table
 from regard.torch.short import short
 
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
-__all__ = ["attention", "constant", "flags", "merge", "plan", "steps", "table", "weights"]
+__all__ = [
+    "attention", "constant", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps", "table",
+    "weights",
+]  # fmt: skip
 ALL = slice(None)
 
 
@@ -128,32 +132,6 @@ def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
     problem_from(**arrays, **{name: x for name, x in options.items() if name not in arrays} | {"seed": seed})
 
 
-def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """`regard.merge` on tensors; it differentiates as often as wanted, for it is made of PyTorch's own functions."""
-    for n, part in enumerate(parts):
-        for name, x in zip(("out", "lse"), part if isinstance(part, tuple) else (), strict=False):
-            checked(f"merge: {name} of part {n}", x)
-    merging.validated(
-        tuple(tuple(map(hollow, part)) if isinstance(part, tuple) else part for part in parts),
-        None if sink is None else hollow(checked("sink", sink)),
-    )
-    dtype = parts[0][0].dtype
-    real = torch.float64 if parts[0][1].dtype is torch.float64 else torch.float32
-    logits = torch.stack([lse.to(real) for _, lse in parts])
-    if sink is not None:
-        extra = sink.to(real)[..., None] if parts[0][0].ndim > 2 else sink.to(real)
-        logits = torch.cat([logits, extra.expand_as(logits[:1])])
-    m = logits.detach().amax(0)
-    m = torch.where(m == -torch.inf, 0.0, m)
-    scale = torch.exp(logits - m)
-    total = scale.sum(0)
-    empty = total == 0
-    share = scale / torch.where(empty, 1.0, total)
-    terms = (torch.where(w == 0, 0.0, x.to(real)) * w for (x, _), w in zip(parts, share[..., None], strict=False))
-    lse = torch.where(empty, -torch.inf, m + torch.log(torch.where(empty, 1.0, total)))
-    return sum(terms, start=torch.zeros((), dtype=real)).to(dtype), lse
-
-
 def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any = ALL, **options: Any) -> torch.Tensor:
     """`regard.weights` on tensors, without a derivative; those of a device are computed there."""
     given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False, there=True)
@@ -180,10 +158,6 @@ def elsewhere(name: str, instead: str) -> Any:
 attention_vjp = elsewhere("attention_vjp", "differentiate regard.attention with .backward() or torch.func.vjp")
 attention_jvp = elsewhere("attention_jvp", "differentiate regard.attention with torch.func.jvp")
 attention_vjp_jvp = elsewhere("attention_vjp_jvp", "differentiate regard.attention twice, e.g. with torch.func.hessian")
-linear_attention = elsewhere("linear_attention", "give .detach().numpy()")
-multihead_attention = elsewhere(
-    "multihead_attention", "project with torch.nn.Linear and call regard.attention(..., layout='bnhd')"
-)
 
 
 def in_numpy(given: dict[str, Any], constant: bool = True, there: bool = False) -> dict[str, Any]:
@@ -221,8 +195,3 @@ def readable(name: str, x: torch.Tensor, constant: bool, there: bool) -> Any:
             "return_weights=True of regard.attention"
         )
     return values(x, there)
-
-
-def hollow(x: torch.Tensor) -> Any:
-    """An array of the shape and dtype of a tensor, to be checked in its place."""
-    return np.broadcast_to(np.empty((), NUMPY[x.dtype]), tuple(x.shape))
