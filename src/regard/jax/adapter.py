@@ -19,6 +19,7 @@ from regard.jax.values import promotion
 from regard.observing import Seen
 from regard.problem import Problem
 from regard.rules import as_mask, as_score, order, rule_text
+from regard.rules.outside import lookups
 
 __all__ = [
     "attention", "attention_jvp", "attention_vjp", "constant", "flags", "linear_attention", "merge",
@@ -56,6 +57,10 @@ def attention(
     for name in ("mask", "score"):
         if options.get(name) is not None:
             options[name] = (as_mask if name == "mask" else as_score)(options[name])
+    if traced(offset) or (isinstance(origin, tuple) and any(map(traced, origin))):
+        for rule in (options.get("mask"), options.get("score")):
+            if rule is not None and lookups(rule.node):
+                raise TypeError(f"{rule}: bounds='raise' of a table is not checked where offset or origin are traced")
     p = problem_from(
         **{name: stand_in(name, x) for name, x in operands.items()},
         seed=0 if isinstance(seed, jax.Array) else seed,

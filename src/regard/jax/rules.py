@@ -16,13 +16,14 @@ class TracedTable(Table):
     __slots__ = ("source",)
     source: jax.Array
 
-    def __init__(self, what: str, x: jax.Array) -> None:
+    def __init__(self, what: str, x: jax.Array, bounds: Any = "clamp") -> None:
         sized(what, x)
         if 0 in x.shape:
             raise ValueError(f"{what} must not be empty, got shape {x.shape}")
         if not (x.dtype.kind in "biuf" or x.dtype.name == "bfloat16"):
             raise TypeError(f"{what} must be an array of booleans, integers or floats, got {x.dtype}")
         object.__setattr__(self, "source", x)
+        object.__setattr__(self, "bounds", bounds)
 
     @property
     def array(self) -> Array:  # type: ignore[override]
@@ -61,9 +62,9 @@ def sized(what: str, x: jax.Array) -> jax.Array:
     )
 
 
-def table(what: str, x: jax.Array) -> Table:
+def table(what: str, x: jax.Array, bounds: Any = "clamp") -> Table:
     """A table over a JAX array; one that is not traced is a constant, with its values."""
-    return TracedTable(what, x) if traced(x) else Table.of(what, np.asarray(x))
+    return TracedTable(what, x, bounds) if traced(x) else Table.of(what, np.asarray(x), bounds)
 
 
 def constant(what: str, x: jax.Array) -> Any:

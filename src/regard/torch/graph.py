@@ -17,6 +17,7 @@ from regard.observing import Statistic
 from regard.rules import Mask, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
+from regard.rules.outside import lookups
 from regard.torch.arrays import autocast, fake, transformed
 from regard.torch.calls import new_seed, seen_of
 from regard.torch.rules import Flags, TensorTable
@@ -98,6 +99,8 @@ def trained(x: torch.Tensor) -> bool:
 def construct(name: str, args: Any, kwargs: Any) -> Any:
     """What a function that makes rules gives in a graph."""
     if name == "table":
+        if kwargs.get("bounds", "clamp") != "clamp":
+            raise TypeError("regard.table: bounds='raise' is not checked inside of a graph: give bounds='clamp'")
         return args[0] if args else kwargs["array"]
     if name in ("mask", "score"):
         return in_graph(name, args[0] if args else kwargs["function"], frozen=True)
@@ -147,6 +150,8 @@ def name_of_function(argument: str, function: Any) -> str:
 
 @constant
 def name_of_rule(rule: Rule) -> str:
+    if any(x.table.bounds == "raise" for x in lookups(rule.node)):
+        raise TypeError(f"{rule}: bounds='raise' of a table is not checked inside of a graph: give bounds='clamp'")
     slots = foreign(rule.node)
     empty = {id(x): x.empty for x in slots}
     return text_of(replace(rule, node=rebuild(rule.node, empty)), tuple(empty.values()))
