@@ -1,6 +1,7 @@
 """PyTorch's own function with PyTorch's conventions, and a way to put it in the place of PyTorch's."""
 
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from regard.api import attention
+from regard.forks import renewed
 from regard.torch.varlen import jagged_attention
 
 
@@ -124,7 +126,7 @@ def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> 
     )
 
 
-_lock = threading.Lock()
+_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
 _depth = 0
 _original: Any = None
 

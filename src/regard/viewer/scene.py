@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.engines import Engine, choose
+from regard.forks import cached_property
 from regard.problem import Problem
 from regard.rules import EVERYTHING, NOTHING, At, Ranges, classify, evaluate, reads
 
