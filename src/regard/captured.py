@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -19,6 +18,7 @@ import regard
 from regard import rowsums
 from regard.api import problem_from
 from regard.engines import choose
+from regard.forks import cached_property
 from regard.observing import Seen, Statistic
 from regard.rules import Mask, Score, Traced, as_mask, as_score, reads, type_name
 from regard.rules.expression import make, rebuild, substitute

@@ -7,12 +7,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from regard.engines import choose, cpu
+from regard.forks import cached_property
 from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.rules import Mask, Node, Score, Table, reads, rule_from_text

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from regard.api import Frame, problem_from
 from regard.engines import Engine, choose
+from regard.forks import cached_property
 from regard.observing import Profile, Seen, Statistic, Top, each_array
 from regard.problem import Differential, Outputs, Problem, device_of
 from regard.rules import Table, Traced, reads

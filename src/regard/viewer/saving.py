@@ -1,12 +1,13 @@
 """Scenes as files: the page with what it shows, a picture, the arrays."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from regard.forks import cached_property
 
 from .model_view import Choice, LookData, look_data
 from .scene import Scene

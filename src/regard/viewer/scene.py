@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from regard import rowsums
 from regard.engines import Engine, choose
+from regard.forks import cached_property
 from regard.problem import Problem
 from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 
