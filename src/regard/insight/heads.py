@@ -189,7 +189,7 @@ def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
 
     `ids` (n,). From `NOTABLE` on, a text repeats too much for the score to tell heads apart. Takes O(n log n) time.
 
-    >>> by_chance([7] * 10) > 0.8, by_chance(np.tile(np.arange(25), 4)) < 0.05
+    >>> by_chance([7] * 100) > 0.8, by_chance(np.tile(np.arange(25), 4)) < 0.05
     (True, True)
     """
     _check_prefix(prefix)
