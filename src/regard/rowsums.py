@@ -175,7 +175,7 @@ def spread(n: int, count: int, salt: int = 0) -> list[int]:
     """So many of n positions, rising: the first, the last and others by a fixed hash; all where n is not larger.
 
     >>> spread(4, 4), spread(1000, 4), spread(1000, 1, salt=7)
-    ([0, 1, 2, 3], [0, 236, 618, 999], [326])
+    ([0, 1, 2, 3], [0, 236, 618, 999], [944])
     """
     if n <= count:
         return list(range(n))
