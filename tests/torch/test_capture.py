@@ -391,7 +391,17 @@ def test_beam_search_keeps_its_last_steps() -> None:
         model.generate(**inputs, min_new_tokens=9, max_new_tokens=9, do_sample=False, num_beams=3)
     assert {layer.n_k for layer in seen} == {19}
     assert {layer.n_q for layer in seen} < set(range(1, 19))
+    assert {layer.batch for layer in seen} == {3 * len(inputs["input_ids"])}
     seen.check(rows=19)
+
+
+@needs_transformers
+def test_the_last_generated_token_is_never_a_query() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    with regard.capture(model) as seen:
+        whole = model.generate(**inputs, min_new_tokens=4, max_new_tokens=4, do_sample=False)
+    assert {(layer.n_q, layer.n_k) for layer in seen} == {(whole.shape[1] - 1,) * 2}
+    np.testing.assert_array_equal(seen.ids(0), whole[:, :-1])
 
 
 @needs_transformers

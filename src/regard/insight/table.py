@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .heads import KINDS, HeadStatistics, notable
+from .heads import KINDS, NOTABLE, HeadStatistics, notable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,8 +47,20 @@ def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> str:
     return written.getvalue()
 
 
+def caution(chance: float) -> str:
+    """A word where a text repeats too much, `by_chance`, for its induction scores to mean anything; else empty."""
+    if chance < NOTABLE:
+        return ""
+    return f"this text repeats so much that a head which attends evenly scores {chance:.2f} for induction; read another"
+
+
 def show(
-    heads: Sequence[HeadStatistics], layers: Mapping[int, str], about: str, console: "Console", every: bool = False
+    heads: Sequence[HeadStatistics],
+    layers: Mapping[int, str],
+    about: str,
+    console: "Console",
+    every: bool = False,
+    note: str = "",
 ) -> None:
     """Print how many heads are of each kind, the strongest of each, and the scores of all if they are few."""
     from rich.table import Table
@@ -66,6 +78,8 @@ def show(
         listed = "  ".join(f"L{head.layer} H{head.head} {head.scores[kind]:.2f}" for head in best)
         kinds.add_row(kind, f"{names.count(kind)} of {len(heads)}", Text(listed or "nothing repeats, or no tokens"))
     console.print(kinds)
+    if note:
+        console.print(Text(f"\n{note}", style="dim"), soft_wrap=True)
     if not every and len(heads) > MOST:
         console.print(Text(f"\n--all lists all {len(heads)} heads", style="dim"))
         return

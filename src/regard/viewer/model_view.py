@@ -273,7 +273,7 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
 
     named = bool(scene.query_tokens and scene.key_tokens)
     return LookData(
-        model=scene.note or scene.name,
+        model=scene.about or scene.name,
         text="".join(scene.query_tokens) or scene.name,
         tokens=scene.query_tokens if named else tuple(map(str, range(first.n_q))),
         key_tokens=scene.key_tokens if named else tuple(map(str, range(first.n_k))),

@@ -98,9 +98,22 @@ def archive(scene: Scene) -> bytes:
     return content.getvalue()
 
 
-def single(scenes: Sequence[Scene]) -> Scene:
-    """The one scene that terminals and files show. Raises ValueError where there are several."""
-    if len(scenes) > 1:
-        names = "; ".join(scene.name for scene in scenes)
-        raise ValueError(f"only the page shows several sequences, and here are {len(scenes)} ({names})")
-    return scenes[0]
+def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
+    """The one scene that terminals and files show: by its number, or by a part of its name.
+
+    Raises ValueError for one that is not there, and where there are several and none was chosen.
+    """
+    listed = "; ".join(f"{number} {scene.name}" for number, scene in enumerate(scenes))
+    if sequence is None:
+        if len(scenes) > 1:
+            raise ValueError(f"only the page shows several sequences: choose one by sequence=, of {listed}")
+        return scenes[0]
+    found = [
+        scene
+        for n, scene in enumerate(scenes)
+        if (n == sequence if isinstance(sequence, int) else sequence in scene.name)
+    ]
+    if len(found) != 1:
+        how = "is in the names of several" if found else "does not exist"
+        raise ValueError(f"sequence {sequence!r} {how}: here are {listed}")
+    return found[0]

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from regard import rowsums
 from regard.engines import Engine, choose
 from regard.forks import cached_property
+from regard.insight.heads import by_chance
+from regard.insight.table import caution
 from regard.problem import Problem
 from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 
@@ -113,13 +115,19 @@ class Scene:
         """How many batch elements there are."""
         return self.layers[0].problem.batch
 
+    @cached_property
+    def about(self) -> str:
+        """The note, and a word where the text repeats too much for the score of induction."""
+        chance = 0.0 if self.ids is None or self.layers[0].cross else by_chance(self.ids[0], prefix=self.prefix)
+        return "; ".join(filter(None, (self.note, caution(chance))))
+
     def described(self, name: str) -> dict[str, Any]:
         """The scene as the page's list has it, under the id `name`."""
         return {
             "id": name,
             "name": self.name,
             "kind": self.kind,
-            "note": self.note,
+            "note": self.about,
             "batch": self.batch,
             "n_tokens": self.layers[0].problem.n_k,
             "has_tokens": bool(self.key_tokens),
