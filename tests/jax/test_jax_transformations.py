@@ -256,3 +256,16 @@ def test_a_process_ends_while_calls_are_under_way() -> None:
             x = f(x)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+def test_weights_under_vmap(layout: str) -> None:
+    """Also where a leading axis and one that only the keys have stay behind."""
+
+    def weights(q: Any, k: Any) -> Any:
+        return regard.attention(q, k, k, causal=True, return_weights=True, layout=layout)[1]
+
+    q, k = Q[:2, :, :4], Q[:2, :, :4] + 1
+    many = jax.vmap(weights, (0, None))(jnp.stack([q, 2 * q]), k)
+    equal(many, jnp.stack([weights(q, k), weights(2 * q, k)]))
+    equal(jax.jit(jax.vmap(weights))(jnp.stack([q, 2 * q]), jnp.stack([k, k])), many)
