@@ -114,7 +114,7 @@ SIGNATURES = {
     "relative": "(table, *, buckets=None, bidirectional=True, max_distance=128)",
     "temperature": "(t)",
     "score": "(function)",
-    "table": "(array)",
+    "table": "(array, *, bounds='clamp')",
     "where": "(condition, a, b)",
 }
 
