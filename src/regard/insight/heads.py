@@ -195,7 +195,7 @@ def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
     >>> by_chance([7] * 100) > 0.8, by_chance(np.tile(np.arange(25), 4)) < 0.05
     (True, True)
     """
-    _check_prefix(prefix)
+    prefix = integer("prefix", prefix, least=1)
     tokens = np.asarray(ids)
     if tokens.ndim != 1:
         raise ValueError(f"ids must have shape (n,), got {tokens.shape}")
