@@ -16,6 +16,7 @@ from regard.rules import Rule, Table
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
 from regard.torch.arrays import DEVICES, NUMPY, checked, concrete, values
+from regard.torch.modes import sizes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,7 +32,7 @@ class TensorTable(Table):
 
     def __init__(self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] = (), dtype: Any = None) -> None:
         if tensor is not None:
-            shape, dtype = tuple(tensor.shape), tensor.dtype
+            shape, dtype = tuple(map(int, sizes(tensor))), tensor.dtype
         if 0 in shape:
             raise ValueError(f"{what} must not be empty, got shape {shape}")
         if dtype not in NUMPY or dtype.is_complex:
@@ -123,7 +124,7 @@ def flags(argument: str, x: torch.Tensor) -> Any:
         return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
-    return Flags(x if x.dtype is torch.bool else x != 0, tuple(x.shape))
+    return Flags(x if x.dtype is torch.bool else x != 0, sizes(x))
 
 
 class Bound(NamedTuple):
