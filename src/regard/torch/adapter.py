@@ -13,10 +13,12 @@ from regard.api import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import graph
-from regard.torch.arrays import autocast, checked, concrete, tensor, together, transformed, values
-from regard.torch.autograd import Attention, run
+from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, tensor, together, values
+from regard.torch.autograd import Attention
 from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
-from regard.torch.functions import hollow, linear_attention, merge, multihead_attention
+from regard.torch.functions import linear_attention, merge, multihead_attention
+from regard.torch.modes import fake, jit_state, symbolic, tracing, transformed
+from regard.torch.operators import execute
 from regard.torch.rules import bind, constant, flags, table
 from regard.torch.short import short
 
@@ -48,8 +50,10 @@ def attention(
     if unknown:
         raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
     q, k, v = checked("query", query), checked("key", key), checked("value", value)
-    if torch.is_autocast_enabled(q.device.type):
+    if autocasting(q):
         q, k, v = map(autocast, (q, k, v))
+    if tracing():
+        graph.not_in_onnx()
     given: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v}
     others: dict[Any, torch.Tensor] = {}
     options = DEFAULTS | options | {"observe": checks.observe(observe)}
@@ -70,13 +74,18 @@ def attention(
             if x not in given:
                 others[x] = x.tensor
     if isinstance(options["offset"], torch.Tensor):
-        others["offset"], options["offset"] = checked("offset", options["offset"]).cpu(), None  # checks look at it
+        given_offset = checked("offset", options["offset"])
+        others["offset"] = given_offset if fake(given_offset) else given_offset.cpu()  # checks look at it
+        options["offset"] = None
+    elif isinstance(options["offset"], torch.SymInt):
+        others["offset"], options["offset"] = torch.full((), options["offset"], dtype=torch.int64, device="cpu"), None
     if options["dropout"] and options["seed"] is None:
         others["seed"] = new_seed()
     return_weights = checks.boolean("return_weights", return_weights)
     matrices = q.ndim == 2
     if matrices:
-        stand_in(given, options)
+        if not symbolic(*given.values()):
+            stand_in(given, options)
         given |= {name: given[name][None] for name in ("query", "key", "value")}
     together(given | {name: x for name, x in others.items() if type(name) is not str})
     others |= constants(given)
@@ -111,17 +120,21 @@ def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
 def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results of a call, with a derivative where one may be asked for."""
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if needed or transformed():
-        found: tuple[torch.Tensor, ...] = Attention.apply(call, *inputs)
-        return found
-    return run(call, *inputs)
+    found: tuple[torch.Tensor, ...]
+    if needed or transformed() or (call.again is None and jit_state() is not None):
+        found = Attention.apply(call, *inputs)
+    elif call.again is not None:  # as no mode was active when it was looked up
+        found = call.again(*inputs)
+    else:
+        found = execute("attention", call, inputs)
+    return found
 
 
 def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
     """A bias and tables of the score that nobody can ask a derivative of: theirs may be as large as all scores."""
-    if transformed():
-        return {}
     tables = {name: x for name, x in given.items() if name == "bias" or type(name) is not str}
+    if not tables or transformed() or tracing():
+        return {}
     return {name: x for name, x in tables.items() if not x.requires_grad}
 
 

@@ -7,15 +7,10 @@ import torch
 
 from regard import linear, merging, multihead
 from regard.frameworks import Namespace
-from regard.torch.arrays import NUMPY, checked
+from regard.torch.arrays import NUMPY, checked, hollow
+from regard.torch.modes import example
 
 TYPES = {same: kind for kind, same in NUMPY.items()}
-
-
-def hollow(x: torch.Tensor) -> Any:
-    """An array of the shape and dtype of a tensor, to be checked in its place."""
-    return np.broadcast_to(np.empty((), NUMPY[x.dtype]), tuple(x.shape))
-
 
 SPACE = Namespace(
     xp=torch,
@@ -27,8 +22,9 @@ SPACE = Namespace(
 
 
 def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """`regard.merge` on tensors."""
-    return merging.combined(SPACE, parts, sink)
+    """`regard.merge` on tensors; where sizes are symbols, the checks see those of the example."""
+    seen = SPACE._replace(hollow=lambda name, x: hollow(checked(name, x), example(x)))
+    return merging.combined(seen, parts, sink)
 
 
 def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **options: Any) -> Any:

@@ -27,6 +27,7 @@ from regard.captured import Capture, Layer, Tokens
 from regard.joining import Call, Joined, Passing, Store, Unjoinable
 from regard.torch import adapter, dropin
 from regard.torch.arrays import autocast, checked, values
+from regard.torch.modes import quiet
 from regard.torch.transformers import NAME, register_transformers
 from regard.warning import RegardWarning
 
@@ -118,6 +119,9 @@ class _Functions(torch.overrides.TorchFunctionMode):
                 with torch.no_grad():  # weights are made without the function: it is called for what is seen alone
                     function(*args, **kwargs | {"need_weights": False})
         return function(*args, **kwargs)
+
+
+quiet.add(_Functions)
 
 
 @dataclass

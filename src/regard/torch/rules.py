@@ -19,6 +19,7 @@ from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
 from regard.rules.tracing import where
 from regard.torch.arrays import DEVICES, NUMPY, checked, concrete, values
+from regard.torch.modes import sizes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,7 +38,7 @@ class TensorTable(Table):
         bounds: Any = "clamp",
     ) -> None:  # fmt: skip
         if tensor is not None:
-            shape, dtype = tuple(tensor.shape), tensor.dtype
+            shape, dtype = tuple(map(int, sizes(tensor))), tensor.dtype
         if 0 in shape:
             raise ValueError(f"{what} must not be empty, got shape {shape}")
         if dtype not in NUMPY or dtype.is_complex:
@@ -137,7 +138,7 @@ def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
         return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
-    return Flags(x if x.dtype is torch.bool and not frozen else x != 0, tuple(x.shape))
+    return Flags(x if x.dtype is torch.bool and not frozen else x != 0, sizes(x))
 
 
 def divided(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
