@@ -54,7 +54,7 @@ class Operation(torch.autograd.Function):
             return untraced(cls, args)
         if cls is not Attention and jit_state() is not None:  # which takes no lists with None
             raise NotImplementedError(
-                "regard.attention: torch.jit.trace holds no derivatives: trace the call, and differentiate the trace"
+                "regard.attention: torch.jit.trace holds no derivatives: trace the function, then differentiate it"
             )
         if transforms_active() or jit_state() is not None:  # the dispatcher knows what each of them does
             return tuple(operate(cls.operation, args[0], args[1:]))
