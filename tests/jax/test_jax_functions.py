@@ -122,7 +122,8 @@ def test_linear_attention_of_other_shapes() -> None:
         q, k, v = normal(2, n_q, 3), normal(2, n_k, 3), normal(2, n_k, 4)
         for causal in (False, True):
             expected = regard.linear_attention(q, k, v, causal=causal)
-            close(regard.linear_attention(*map(jnp.asarray, (q, k, v)), causal=causal), expected)
+            call = jax.jit(lambda *x, causal=causal: regard.linear_attention(*x, causal=causal))
+            close(call(*map(jnp.asarray, (q, k, v))), expected)
     x = normal(7, 3, dtype=np.float32)
     close(regard.linear_attention(*[jnp.asarray(x)] * 3), regard.linear_attention(x, x, x), 1e-5)
     x = normal(2, 7, 4, 3, dtype=np.float16)
@@ -137,6 +138,7 @@ def test_later_keys_have_no_influence(feature_map: str) -> None:
     """Neither on results nor on gradients, not even where they are NaN."""
     q, k, v = (jnp.asarray(normal(1, 9, 3)) for _ in range(3))
 
+    @jax.jit
     def early(q: Any, k: Any, v: Any) -> Any:
         return regard.linear_attention(q, k, v, feature_map=feature_map, causal=True)[:, :5]
 
@@ -166,7 +168,7 @@ def test_steps() -> None:
     out = regard.attention(*given[:3], dropout=0.5, seed=key)
     np.testing.assert_allclose(regard.steps(*given[:3], dropout=0.5, seed=key)["output"].value, out, rtol=1e-12)
     message = "regard.steps reads the values of query, which has none while it is traced"
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
         jax.jit(lambda q: regard.steps(q, k, v)["lse"].value)(given[0])
 
 
@@ -182,7 +184,5 @@ def test_plan() -> None:
     )
     assert plans == [expected]
     message = "regard.plan reads the values of mask, which has none while it is traced"
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        jax.jit(lambda n: regard.plan(q, k, v, mask=regard.padding(n)).flops)(jnp.array([6]))
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
         jax.jit(lambda n: regard.plan(*arrays, mask=regard.padding(n)).flops)(jnp.array([6]))
