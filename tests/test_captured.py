@@ -1,7 +1,9 @@
 """Captures: layers as data, one head at a time or together, in memory and in files, against `regard.weights`."""
 
 import json
+import re
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 import safetensors.numpy
 
 import regard
-from regard import arrayfile, insight
+from regard import arrayfile, cli, insight
 from regard.captured import Layer, Tokens
 from regard.examplemodel import ExampleModel, repeated_bytes
+from regard.viewer import model_view, saving, sources
+from regard.viewer.answers import Answers
 
 RNG = np.random.default_rng(0)
 Q, K = RNG.standard_normal((2, 6, 20, 8)), RNG.standard_normal((2, 3, 25, 8))
@@ -283,6 +287,51 @@ def test_files_that_are_damaged(change: Any, message: str, tmp_path: Path) -> No
     damaged(path, change)
     with pytest.raises(ValueError, match=message):
         regard.Capture.load(path)
+
+
+def test_heads_and_layers_have_the_numbers_of_the_model_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of layers 2 and 5 some heads: in tables, in what is drawn, on the page, by what they are chosen, and in files."""
+    layers = [
+        replace(kept(Layer.of(f"l{n}", Q, K, causal=True), heads), number=n) for n, heads in ((2, (5, 1)), (5, (4, 3)))
+    ]
+    seen = regard.Capture(layers, model="some")
+    path = tmp_path / "seen"
+    seen.save(path)
+    for one in (seen, regard.Capture.load(path)):
+        found = [(x.layer, x.head, x.kv_head) for x in one.measure()]
+        assert found == [(2, 5, 2), (2, 1, 0), (5, 4, 2), (5, 3, 1)]
+    (scene,) = sources.captured(seen)
+    assert [(x["number"], x["numbers"]) for x in scene.described("x")["layers"]] == [(2, [5, 1]), (5, [4, 3])]
+    rows = Answers([scene], patience=None).get("capture/heads").content["rows"]
+    assert [(x["layer"], x["head"], x["kv_head"]) for x in rows] == [(0, 0, 2), (0, 1, 0), (1, 0, 2), (1, 1, 1)]
+    names = [f"L{layer} H{head}" for layer, head, _ in found]
+    assert cli.main(["insight", "--capture", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{name} " in printed for name in names)
+    assert cli.main(["insight", "--capture", str(path), "--csv"]) == 0
+    assert [line.split(",")[:4] for line in capsys.readouterr().out.split()[1:]] == [
+        ["2", "l2", "5", "2"], ["2", "l2", "1", "0"], ["5", "l5", "4", "2"], ["5", "l5", "3", "1"],
+    ]  # fmt: skip
+    assert cli.main(["look", "--capture", str(path), "--terminal", "--layer", "5", "--head", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "Map of L5 H3" in printed
+    captions = [line.split() for line in printed.splitlines() if re.match(r" +H\d", line)]
+    assert [[word for word in line if re.fullmatch(r"H\d", word)] for line in captions] == [["H5", "H1"], ["H4", "H3"]]
+    assert re.findall(r"^ +(L\d) +[^H ]", printed, re.M) == ["L2", "L5"]
+    for wrong, message in (
+        (["--layer", "1"], "layer 1 does not exist: this model has layers 2, 5"),
+        (["--layer", "2", "--head", "4"], "head 4 does not exist: layer 2 has heads 1, 5"),
+        (["--head", "2"], "head 2 does not exist: this model has heads 1, 3, 4, 5"),
+    ):
+        assert cli.main(["look", "--capture", str(path), "--terminal", *wrong]) == 2
+        assert message in capsys.readouterr().err
+    data = model_view.look_data(scene)
+    assert data.choose(head=4) == data.choose(layer=5, head=4) == model_view.Choice(1, 0, 19)
+    with np.load(BytesIO(saving.archive(scene))) as archive:
+        assert archive["5.heads"].tolist() == [4, 3]
+        np.testing.assert_array_equal(archive["2.lse"], seen[0].lse)
 
 
 def rich() -> regard.Capture:

@@ -16,6 +16,7 @@ from regard.bench.cases import CASES, Case
 from regard.engines import cpu, engines, tiled, tiled_derivatives, triton
 from regard.observing import NAMES, Statistic, Top
 from regard.problem import Differential, Outputs, Problem
+from special import ROWS, SPECIALS, Special, check
 from support import (
     absolute,
     assert_gradients,
@@ -283,6 +284,16 @@ class Conformance:
             for name in ("out", "lse"):
                 assert getattr(without, name).tobytes() == getattr(got, name).tobytes()
 
+    @pytest.mark.parametrize("special", SPECIALS, ids=str)
+    def test_special_values(self, special: Special) -> None:
+        for dtype in filter(special.fits, self.dtypes_of_specials(special)):
+            for rows in ROWS:
+                check(special, dtype, self.engine, rows)
+
+    @staticmethod
+    def dtypes_of_specials(special: Special) -> tuple[Any, ...]:
+        return DTYPES
+
     def test_what_is_hidden_has_no_derivative(self) -> None:
         """First and second ones: 0 for what nothing sees and for rows that see nothing, finite elsewhere."""
         rng, n, hidden, blind = np.random.default_rng(0), self.length, self.length - 4, slice(3, 9)
@@ -378,6 +389,7 @@ class OnInterpreter(Conformance):
 
     threads, best, length = (1,), (2, 40), 70
     same_bits = False  # products are those of BLAS, and on some processors (seen: Zen 3) their bits depend on the shape
+    SPECIALS = ("one key, score 5e+08", "NaN in a key", "rows that see nothing", "a large sink")
     SOME = ("everything", "NaN behind the mask", "causal, rows that see nothing", "grouped heads", "bias of one row")
     OF_FLOAT16 = ("test_forward", "test_tangents", "test_second_derivatives")
     OF_BFLOAT16 = ("test_forward", "test_gradients", "test_second_tangents")
@@ -393,6 +405,10 @@ class OnInterpreter(Conformance):
             return str(case) in cls.SOME
         turn = CASES.index(case) % 2 == (test == "test_second_tangents")
         return turn and case.n_q * case.n_k <= 1000
+
+    @staticmethod
+    def dtypes_of_specials(special: Special) -> tuple[Any, ...]:
+        return (np.float32,) if str(special) in OnInterpreter.SPECIALS else ()
 
     @classmethod
     def variants(cls, case: Case, dtype: Any, *of: Any) -> tuple[Any, ...]:

@@ -1,10 +1,12 @@
 """Statistics of heads against weights whose answers are known by hand."""
 
+import re
+
 import numpy as np
 import pytest
 
 import regard
-from regard import insight
+from regard import cli, insight
 from regard.examplemodel import ExampleModel, repeated_bytes
 
 SCORES = (insight.previous_token, insight.current_token, insight.sink, insight.entropy, insight.normalized_entropy)
@@ -309,6 +311,23 @@ def test_copying_is_that_of_the_whole_circuit():
         assert score == pytest.approx((eigenvalues.sum() / np.abs(eigenvalues).sum()).real)
     with pytest.raises(ValueError, match="must fit"):
         insight.copying(E, value, output[:3], U)
+
+
+@pytest.mark.parametrize("prefix", [1, 3])
+@pytest.mark.parametrize("ids", [[7] * 30, list(range(20)) * 3, [1, 2, 3], [0, 1, 0, 1, 1, 0, 1, 0, 0] * 3, [5, 5]])
+def test_what_induction_scores_by_chance_is_that_of_even_weights(ids, prefix):
+    even = np.tril(np.ones((len(ids), len(ids))))
+    even /= even.sum(-1, keepdims=True)
+    assert insight.by_chance(ids, prefix=prefix) == pytest.approx(insight.induction(even[None], ids, prefix=prefix)[0])
+
+
+def test_a_word_where_a_text_repeats_too_much(capsys):
+    said = r"this text repeats so much that a head which attends evenly scores 0\.\d\d for induction; read another"
+    for text, too_much in (("ab" * 40, True), ("Nobody knew why Otokar Brix met Otokar", False)):
+        assert cli.main(["insight", "--text", text]) == 0
+        assert bool(re.search(said, capsys.readouterr().out.replace("\n", " "))) is too_much
+        assert cli.main(["look", "--text", text, "--terminal"]) == 0
+        assert bool(re.search(said, " ".join(capsys.readouterr().out.split()))) is too_much
 
 
 def test_repeated_tokens():

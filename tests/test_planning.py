@@ -1,5 +1,7 @@
 """Plans: counted by formula, by brute force over all pairs, and against what the engine really does."""
 
+import subprocess
+import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -228,3 +230,23 @@ def test_bad_input(arguments, options, error, message):
         return
     with pytest.raises(error, match=message):
         plan(*arguments, **options)
+
+
+LARGE = """
+import resource
+import regard
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+n = 2**40
+shapes = ((8, n, 64),) * 3
+causal = regard.plan(*shapes, causal=True).tiles
+assert causal.mixed == 8 * n // 128
+assert abs(causal.visible - 0.5) < 1e-3 and not causal.exact
+window = regard.plan(*shapes, mask=regard.window(4096)).tiles
+assert 0.99 < window.visible / (4097 / n) < 1.01
+assert regard.plan(*shapes).tiles.full == 8 * (n // 128) ** 2
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory as Linux has them")
+def test_a_plan_takes_no_memory_however_long_the_call() -> None:
+    subprocess.run([sys.executable, "-c", LARGE], check=True)

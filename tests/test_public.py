@@ -7,6 +7,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ SIGNATURES = {
     "set_num_threads": "(n)",
     "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None)",
     "look": "(what=None, key=None, value=None, *, text=None, tokenizer=None, tokens=None, key_tokens=None, lse=None, "
-    "save=None, port=0, open_browser=True, block=None, **options)",
+    "sequence=None, save=None, port=0, open_browser=True, block=None, **options)",
     "top": "(k)",
     "mass": "(mask)",
     "pooled": "(rows, cols, kind='mass')",
@@ -114,7 +115,7 @@ SIGNATURES = {
     "relative": "(table, *, buckets=None, bidirectional=True, max_distance=128)",
     "temperature": "(t)",
     "score": "(function)",
-    "table": "(array)",
+    "table": "(array, *, bounds='clamp')",
     "where": "(condition, a, b)",
 }
 
@@ -232,3 +233,17 @@ def test_a_rule_stays_what_it_was_when_its_arrays_change() -> None:
 def test_frozen_classes_say_so() -> None:
     for cls in (regard.Differential, regard.Mask, regard.Score, Problem, Top):
         assert cls.__dataclass_params__.frozen
+
+
+def test_the_least_versions_are_those_that_are_asked_for() -> None:
+    root = Path(__file__).parent
+    project = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = sorted(line.replace(">=", "==") for line in project["dependencies"])
+    given = [line for line in (root / "least.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+
+    def whole(line: str) -> tuple[str, list[int]]:
+        name, version = line.split("==")
+        numbers = [int(part) for part in version.split(".")]
+        return name, numbers + [0] * (3 - len(numbers))
+
+    assert [whole(line) for line in asked] == [whole(line) for line in sorted(given)]

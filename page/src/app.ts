@@ -182,8 +182,8 @@ export class App {
     const active = this.header.contains(document.activeElement)
       ? document.activeElement?.closest("label")?.textContent
       : null;
-    const numbers = (n: number): (readonly [string, string])[] =>
-      Array.from({ length: n }, (_, k) => [String(k), String(k)] as const);
+    const named = (names: number[]): (readonly [string, string])[] =>
+      names.map((name, k) => [String(k), String(name)] as const);
     const name = (one: Scene): string => (one.n_tokens ? `${one.name} (${count(one.n_tokens)})` : one.name);
     const parts: HTMLElement[] = [
       h("h1", {}, "regard"),
@@ -193,13 +193,15 @@ export class App {
         scene.id,
         (id) => this.store.set({ scene: id, i: -1, j: -1 }),
       ),
-      choice("Layer", numbers(scene.layers.length), String(state.layer), (l) => this.store.set({ layer: Number(l) })),
-      choice("Head", numbers(layer.heads), String(state.head), (k) => this.store.set({ head: Number(k) })),
+      choice("Layer", named(scene.layers.map((one) => one.number)), String(state.layer), (l) =>
+        this.store.set({ layer: Number(l) }),
+      ),
+      choice("Head", named(layer.numbers), String(state.head), (k) => this.store.set({ head: Number(k) })),
     ];
     if (scene.batch > 1) {
       const b = state.scene.split(":")[1] ?? "0";
       parts.push(
-        choice("Batch", numbers(scene.batch), b, (to) =>
+        choice("Batch", named([...Array(scene.batch).keys()]), b, (to) =>
           this.store.set({ scene: to === "0" ? scene.id : `${scene.id}:${to}` }),
         ),
       );

@@ -6,6 +6,9 @@ import type { Source } from "./source/source";
 
 export interface Layer {
   name: string;
+  /** The model's number of the layer, and of each of its heads; everywhere else they are counted from 0. */
+  number: number;
+  numbers: number[];
   heads: number;
   kv_heads: number;
   n_q: number;

@@ -94,6 +94,16 @@ describe("a saved page", () => {
     const tiled = new FileSource({ answers, exact: {} });
     const row = new Float32Array((await tiled.numbers("api/s/row/0/0/6")).data);
     expect([...row]).toEqual(weights[6].map((w) => halfValues[toHalf(w)]));
+    for (const level of [0, 1, 2]) {
+      for (const kind of ["mass", "max"]) {
+        const path = `api/s/tile/0/0/${level}/0/0?kind=${kind}`;
+        const bits = (x: ArrayBuffer): number[] => [...new Uint16Array(x)].map((b) => halfValues[b]);
+        const [found, expected] = [bits((await tiled.numbers(path)).data), bits((await source.numbers(path)).data)];
+        found.forEach((w, p) =>
+          Number.isNaN(expected[p]) ? expect(w).toBeNaN() : expect(Math.abs(w - expected[p])).toBeLessThan(2 ** -10),
+        );
+      }
+    }
   });
 
   it("shows the steps to a weight and to the output", async () => {

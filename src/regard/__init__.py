@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as _numpy  # noqa: F401  loaded here, so that the first call does not pay for it
 
+import regard.forks as _forks  # noqa: F401  before any thread imports the rest
+
 __version__ = "0.1.0"
 
 _HOMES = {

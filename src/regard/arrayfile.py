@@ -62,7 +62,7 @@ def _pieces(x: Array | Parts) -> Iterator[Array]:
 def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str, str]) -> None:
     """Write the file, whole or not at all: what was at `path` stays until the new one is complete.
 
-    A checksum is among the metadata: the CRC-32 of all bytes, for which its own digits count as zeros. Raises TypeError
+    In the metadata is a checksum, the CRC-32 of all bytes, for which its own digits count as zeros. Raises TypeError
     for a dtype that the format has no name for.
     """
     for name, x in arrays.items():

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -19,6 +18,7 @@ import regard
 from regard import rowsums
 from regard.api import problem_from
 from regard.engines import choose
+from regard.forks import cached_property
 from regard.observing import Seen, Statistic
 from regard.rules import Mask, Score, Traced, as_mask, as_score, reads, type_name
 from regard.rules.expression import make, rebuild, substitute
@@ -42,6 +42,8 @@ class Layer:
     those of another sequence. `query_tokens`, `key_tokens`: the names of the sequences in `Capture.tokens` that its
     queries and keys are the tokens of. `numbers`: which of the model's heads those of `query` are, and `group`, how
     many of those share a key-value head; where not all were kept, `kv_numbers` says which key-value heads were.
+    `number`: which of the model's layers it is, in the order of their first calls, those that were not kept counted;
+    None: its place in the capture.
 
     `attention` takes the parts of a layer that `arguments` gives as they are, so every statistic is at hand:
 
@@ -67,6 +69,7 @@ class Layer:
     numbers: tuple[int, ...] = ()
     kv_numbers: tuple[int, ...] = ()
     group: int = 1
+    number: int | None = None
 
     @classmethod
     def of(cls, name: str, query: Array, key: Array, *, lse: Array | None = None, **options: Any) -> Self:
@@ -75,7 +78,8 @@ class Layer:
         `options` are those of `regard.attention` and fields of the layer. Raises TypeError and ValueError as
         `regard.attention` does, and ValueError for an lse of another call.
         """
-        fields = {field: options.pop(field) for field in ("cross", "query_tokens", "key_tokens") if field in options}
+        known = ("cross", "query_tokens", "key_tokens", "number")
+        fields = {field: options.pop(field) for field in known if field in options}
         for option in options:
             if option not in OPTIONS:
                 raise TypeError(f"{option} is not an option that a layer keeps; those are {', '.join(OPTIONS)}")
@@ -315,7 +319,7 @@ class Capture(Sequence[Layer]):
         ids = trace.ids.reshape(-1, trace.ids.shape[-1])
         given = {"causal": trace.causal, "scale": trace.scale, "query_tokens": "text", "key_tokens": "text"}
         layers = [
-            Layer.of(f"layers.{n}", q, k, lse=lse, **given)
+            Layer.of(f"layers.{n}", q, k, lse=lse, number=n, **given)
             for n, (q, k, lse) in enumerate(zip(trace.q, trace.k, trace.lse, strict=True))
         ]
         shown = None if labels is None else (tuple(labels),) * len(ids)
@@ -363,6 +367,11 @@ class Capture(Sequence[Layer]):
         return self.layers[which]
 
     @property
+    def numbers(self) -> list[int]:
+        """The model's number of each layer."""
+        return [n if layer.number is None else layer.number for n, layer in enumerate(self.layers)]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the queries, keys and lse of all layers."""
         return sum(layer.nbytes for layer in self.layers)
@@ -380,15 +389,15 @@ class Capture(Sequence[Layer]):
     def measure(self, *, prefix: int = 1) -> tuple["HeadStatistics", ...]:
         """The statistics of every head (`regard.insight.measure_heads`), in O(n) memory.
 
-        `layer` counts the layers here, `head` and `kv_head` are the model's numbers. NaN is what has no meaning: scores
-        of copies without token ids, and those of positions in cross-attention.
+        `layer`, `head` and `kv_head` are the model's numbers (`numbers`, `Layer.numbers`). NaN is what has no meaning:
+        scores of copies without token ids, and those of positions in cross-attention.
         """
         from regard.insight import measure_heads
 
         found = []
-        for n, layer in enumerate(self.layers):
+        for n, (of_model, layer) in enumerate(zip(self.numbers, self.layers, strict=True)):
             ids = self.ids(n, "key") if not layer.cross else None
-            for head in measure_heads(**layer.together, ids=ids, layer=n, prefix=prefix):
+            for head in measure_heads(**layer.together, ids=ids, layer=of_model, prefix=prefix):
                 number = layer.numbers[head.head]
                 nothing: dict[str, Any] = {"previous": math.nan, "current": math.nan} if layer.cross else {}
                 found.append(replace(head, head=number, kv_head=layer.kv_head(head.head), **nothing))

@@ -88,7 +88,7 @@ class _Written:
     def layer(self, layer: Layer) -> dict[str, Any]:
         count = len(self.arrays)
         arrays = {x: self.array(f"{x}.{count}", getattr(layer, x)) for x in ("query", "key", "lse")}
-        others = ("name", "cross", "query_tokens", "key_tokens", "numbers", "kv_numbers", "group")
+        others = ("name", "cross", "query_tokens", "key_tokens", "numbers", "kv_numbers", "group", "number")
         options = {name: self.option(name, x) for name, x in layer.options.items()}
         return arrays | {x: getattr(layer, x) for x in others} | {"options": options}
 

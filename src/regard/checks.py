@@ -1,7 +1,7 @@
 """Every validation of a call and its message. Nothing here computes; what passes is valid for every engine."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +22,8 @@ from regard.arguments import (
 from regard.observing import NAMES, Statistic
 from regard.problem import Problem
 from regard.rules import Mask, Score, as_mask, as_score, type_name
+from regard.rules.outside import check as outside
+from regard.rules.outside import lookups
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -223,6 +225,32 @@ def covers(p: Problem) -> None:
     for rule in (p.mask, p.score, *(s.of for s in p.observe if s.name == "mass")):
         for need in rule.requires if rule is not None else ():
             need.check(*p.extent[need.axis])
+        if rule is not None and lookups(rule.node):
+            _inside(p, rule)
+
+
+def _inside(p: Problem, rule: Any) -> None:
+    """What a rule looks up in tables with bounds="raise" must be there, for the pairs that the mask allows."""
+
+    def boxes(read: frozenset[str]) -> Iterator[list[tuple[int, int]]]:
+        """The indices of the call; batch elements apart that the rule tells apart, or that are at other positions."""
+        every, seen = read & {"b", "dense"}, set()
+        for b, offset in enumerate(p.offset.tolist()):
+            if p.heads and p.n_q and p.n_k and (every or offset not in seen):
+                seen.add(offset)
+                first = p.origin[0] + b, p.origin[1], offset, p.origin[2]
+                sizes = 1, p.heads, p.n_q, p.n_k
+                yield [(low, low + size - 1) for low, size in zip(first, sizes, strict=True)]
+
+    def dense(x: Array, at: Any) -> Array:
+        b, h, i, j = at
+        row = b - p.origin[0]
+        lead = np.unravel_index(row, p.lead) if p.lead else ()
+        found: Array = p.dense(x)[(*lead, h - p.origin[1], i - p.offset[row], j - p.origin[2])]
+        return found
+
+    guard = None if rule is p.mask else p.mask_node
+    outside(rule.text, rule.node, guard, boxes, dense, p.keys, p.compute.type)
 
 
 def observable(p: Problem) -> None:

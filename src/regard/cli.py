@@ -159,6 +159,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     look.add_argument("--head", type=int, metavar="H", help="the head of the map, likewise")
     look.add_argument(
+        "--sequence",
+        metavar="S",
+        help="of a model with an encoder and a decoder, the sequence to look at: its number, or a part of its name",
+    )
+    look.add_argument(
         "--token",
         metavar="T",
         help="the token to follow: its index (from the end if negative) or its text; the last unless given",
@@ -304,7 +309,7 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _insight(arguments: argparse.Namespace) -> None:
-    from regard.insight import table
+    from regard.insight import by_chance, table
 
     if arguments.json and arguments.csv:
         raise Refusal("give --json or --csv, not both")
@@ -316,7 +321,7 @@ def _insight(arguments: argparse.Namespace) -> None:
         heads = seen.measure(prefix=prefix)
     if not heads:
         raise Refusal("the capture holds no layer")
-    layers = [layer.name for layer in seen]
+    layers = {number: layer.name for number, layer in zip(seen.numbers, seen, strict=True)}
     if arguments.json:
         sys.stdout.write(table.as_json(heads, layers, seen.model))
     elif arguments.csv:
@@ -324,7 +329,9 @@ def _insight(arguments: argparse.Namespace) -> None:
     else:
         longest = max(layer.n_q for layer in seen)
         about = f"{seen.model}: {len(heads)} heads in {len(layers)} layers, {longest:,} tokens"
-        table.show(heads, layers, about, _console(arguments), every=arguments.all)
+        texts = [ids[0] for n in range(len(seen)) if not seen[n].cross and (ids := seen.ids(n, "key")) is not None]
+        chance = max((by_chance(ids, prefix=prefix) for ids in texts[:1]), default=0.0)
+        table.show(heads, layers, about, _console(arguments), every=arguments.all, note=table.caution(chance))
 
 
 def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) -> regard.Capture:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -14,6 +14,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
 _plain = {np.ndarray, type(None), bool, int, float, str}
+
+
+class Namespace(NamedTuple):
+    """Functions of one framework, over which formulas are written that serve all of them.
+
+    xp: the module with NumPy's functions. hollow(name, x): a NumPy array of the shape and dtype of x for checks, or
+    a TypeError that names it. cast(x, dtype): x in a NumPy dtype. constant(x): x without a derivative. like(a, x): a
+    NumPy array as an array beside x.
+    """
+
+    xp: Any
+    hollow: Callable[[str, Any], Any]
+    cast: Callable[[Any, Any], Any]
+    constant: Callable[[Any], Any]
+    like: Callable[[Any, Any], Any]
+
+
+NUMPY = Namespace(np, lambda name, x: x, lambda x, dtype: x.astype(dtype, copy=False), lambda x: x, lambda a, x: a)
 
 
 def plain(kind: C) -> C:

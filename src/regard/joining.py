@@ -333,7 +333,7 @@ class Joined(Passing):
         if len(self.masks) > RULES_AT_MOST:
             raise Unjoinable(f"more than {RULES_AT_MOST} different masks follow each other")
 
-    def layer(self, name: str, sizes: Mapping[str, int], texts: tuple[str | None, str | None]) -> Layer:
+    def layer(self, name: str, sizes: Mapping[str, int], texts: tuple[str | None, str | None], number: int) -> Layer:
         """What was seen. `texts` are the names of the sequences of queries and keys, `sizes` their lengths."""
         options, n_k = dict(self.options), self.end - self.begin
         if self.masks:
@@ -352,7 +352,7 @@ class Joined(Passing):
         q, k = (x if sizes.get(x or "") == n and whole else None for x, n in zip(texts, (self.rows, n_k), strict=True))
         query, key = (parts[0] if len(parts) == 1 else self._whole(parts) for parts in (self.queries, self.keys))
         lse = self.lses[0] if len(self.lses) == 1 else np.concatenate(self.lses, axis=-1)
-        return Layer(name, query, key, lse, options, self.cross, q, k, self.heads, self.kv_heads, self.group)
+        return Layer(name, query, key, lse, options, self.cross, q, k, self.heads, self.kv_heads, self.group, number)
 
     def _whole(self, parts: list[Array]) -> Any:
         return Parts(parts) if self.store.folder is not None else np.concatenate(parts, axis=-2)

@@ -13,7 +13,7 @@ import numpy as np
 
 from regard import checks
 from regard.api import Frame
-from regard.frameworks import dispatched
+from regard.frameworks import NUMPY, Namespace, dispatched
 from regard.threads import one_blas_thread
 from regard.typed import Layout
 
@@ -49,6 +49,8 @@ class RandomFeatures:
         rows: Array = (orthogonal.swapaxes(-1, -2) * norms[..., None]).reshape(-1, d)
         return rows[: self.num_features]
 
+
+LOWEST = -1e30  # below every log φ of use; two of them differ by 0, where −∞ would give NaN
 
 FeatureMap = str | RandomFeatures | Callable[[Array], Array]
 
@@ -129,19 +131,28 @@ def linear_attention(
            [0.455, 0.545, 0.   ],
            [0.312, 0.312, 0.375]], dtype=float32)
     """
+    frame, shape = _checked(query, key, value, causal, chunk, layout)
+    q, k, v = (frame.inward(np.asarray(x)) for x in (query, key, value))
+    wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
+    out = np.zeros(shape, q.dtype)
+    with one_blas_thread(), np.errstate(invalid="ignore", over="ignore"):
+        _stream(q, k, v, _features(feature_map, q.shape[-1], wide), wide, causal, chunk, out)
+    return frame.outward(out)
+
+
+def _checked(
+    query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: Layout
+) -> tuple[Frame, tuple[int, ...]]:
+    """Check the arguments; return how the arrays lie, and the shape of the output (..., h, n_q, d_v)."""
     q, k, v = checks.operands(query, key, value)
-    causal, chunk = checks.boolean("causal", causal), checks.integer("chunk", chunk, least=1)
+    checks.boolean("causal", causal)
+    checks.integer("chunk", chunk, least=1)
     frame = Frame.of(q, layout)
     q, k, v = (frame.inward(x) for x in (q, k, v))
     lead = checks.sizes(q, k, v)
-    (h, n_q, d), d_v = q.shape[-3:], v.shape[-1]
-    if d == 0:
+    if q.shape[-1] == 0:
         raise ValueError(f"linear attention needs at least one feature, got query {query.shape} and key {key.shape}")
-    wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
-    out = np.zeros((*lead, h, n_q, d_v), q.dtype)
-    with one_blas_thread(), np.errstate(invalid="ignore", over="ignore"):
-        _stream(q, k, v, _features(feature_map, d, wide), wide, causal, chunk, out)
-    return frame.outward(out)
+    return frame, (*lead, *q.shape[-3:-1], v.shape[-1])
 
 
 def _stream(
@@ -210,9 +221,17 @@ class _State(NamedTuple):
 class _Features:
     """A feature map, of (..., n, d) to (..., n, r): φ itself, or log φ where φ is an exponential."""
 
-    of: Callable[[Array], Array]
+    of: Callable[[Any], Any]
     log: bool = False
     per_feature: bool = False  # normalized over keys for each feature, not for each query
+    space: Namespace = NUMPY
+
+    @property
+    def xp(self) -> Any:
+        return self.space.xp
+
+    def constant(self, x: Any) -> Any:
+        return self.space.constant(x)
 
     def rescaled(self, features: Array, state: _State) -> tuple[Array, _State]:
         """φ of keys relative to the peaks that include them, and the state relative to the same."""
@@ -231,18 +250,157 @@ class _Features:
         lowest = np.maximum(state.peak, features[..., :1, :])
         return bool((features.max(-2, keepdims=True) - lowest <= 20).all())
 
-    def query(self, q: Array, state: _State, features: Array | None = None) -> Array:
+    def query(self, q: Any, state: _State, features: Any = None) -> Any:
         """φ(q) up to a factor for each row, in units of the state; `features` of keys seen from their own row on."""
         phi = self.of(q)
         if self.log:
             phi = phi if self.per_feature else phi + state.peak
-            phi = np.exp(phi - phi.max(-1, keepdims=True))
+            phi = self.xp.exp(phi - self.constant(self.xp.amax(phi, -1)[..., None]))
         if self.per_feature:
             phi = phi / (state.sums[..., None, :, -1] + (0 if features is None else features.cumsum(-2)))
         return phi
 
 
-def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any]) -> _Features:
+def in_parallel(
+    space: Namespace,
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    feature_map: FeatureMap = "elu",
+    causal: bool = False,
+    chunk: int = 128,
+    layout: Layout = "bhnd",
+) -> Any:
+    """`linear_attention` on the arrays of a framework: no loop over chunks, no branch on values, so that it is traced.
+
+    Memory is O(n · (r + d_v)) for r features φ, and n · r · d_v / chunk for the sums of chunks where it is causal.
+    """
+    given = {"query": query, "key": key, "value": value}
+    hollow = {name: space.hollow(name, x) for name, x in given.items()}
+    frame, shape = _checked(**hollow, causal=causal, chunk=chunk, layout=layout)
+    dtype = hollow["query"].dtype
+    wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    q, k, v = (space.cast(frame.inward(x), wide) for x in given.values())
+    (h, n_q, d), (h_kv, n_k) = q.shape[-3:], k.shape[-3:-1]
+    xp = space.xp
+    rows = min(n_q, n_k) if causal else n_q  # the rows before them see nothing
+    if 0 in shape or not n_k:
+        return frame.outward(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
+    q = q[..., n_q - rows :, :].reshape(*q.shape[:-3], h_kv, h // h_kv, rows, d)
+    k, v = k[..., None, :, :], v[..., None, :, :]
+    values = xp.concatenate([v, xp.ones_like(v[..., :1])], -1)  # the column of ones sums the weights
+    phi = _features(feature_map, d, wide, space)
+    sums = _hierarchy(phi, q, k, values, chunk) if causal else _whole(phi, q, k, values)
+    out = _divide(sums[..., :-1], sums[..., -1:], xp)
+    out = xp.broadcast_to(out.reshape(*out.shape[:-4], h, rows, shape[-1]), (*shape[:-2], rows, shape[-1]))
+    if rows < n_q:
+        nothing = xp.broadcast_to(xp.zeros_like(out[..., :1, :]), (*shape[:-2], n_q - rows, shape[-1]))
+        out = xp.concatenate([nothing, out], -2)
+    return frame.outward(space.cast(out, dtype))
+
+
+def _whole(phi: "_Features", q: Any, k: Any, values: Any) -> Any:
+    """Weighted sums of the values over all keys, each row up to a factor."""
+    features = phi.of(k)
+    peak = phi.constant(phi.xp.amax(features, -2)[..., None, :])
+    if phi.log:
+        features = phi.xp.exp(features - peak)
+    state = _State(features.swapaxes(-1, -2) @ values, peak)
+    return phi.query(q, state) @ state.sums
+
+
+def _hierarchy(phi: "_Features", q: Any, k: Any, values: Any, chunk: int) -> Any:
+    """Weighted sums of the values up to each row's key, the last row's being the last; each row up to a factor.
+
+    A row sees all keys of the chunks before its own, then in its chunk, halved again and again, the first half where
+    it lies in the second, and last its own key. So no product has a key that some row of it does not see: what is
+    hidden has no influence, and exponentials relative to the largest of the keys never overflow, nor all underflow.
+    """
+    xp = phi.xp
+    c = 1 << (min(chunk, 2 * k.shape[-2]).bit_length() - 1)
+    rows, n = q.shape[-2], k.shape[-2]
+    features, q = phi.of(k), phi.of(q)
+    scale = None
+    if phi.log:
+        if phi.per_feature:
+            q = q - _accumulated(xp.logaddexp, features, xp)[..., n - rows :, :]
+        highest = _accumulated(xp.maximum, phi.constant(features), xp)[..., n - rows :, :]
+        scale = xp.amax(phi.constant(q) + highest, -1)[..., None]
+
+    def padded(x: Any, fill: float = 0.0) -> Any:
+        """x with rows before it, for keys that no row ends at, and after everything up to a whole chunk."""
+        size = (*x.shape[:-2], n - x.shape[-2], x.shape[-1]), (*x.shape[:-2], -n % c, x.shape[-1])
+        before, after = (xp.broadcast_to(xp.full_like(x[..., :1, :], fill), shape) for shape in size)
+        return xp.concatenate([before, x, after], -2)
+
+    q, features, values = padded(q, LOWEST if phi.log else 0.0), padded(features), padded(values)
+    scale = None if scale is None else padded(scale)
+
+    def split(x: Any, *sizes: int) -> Any:
+        return x.reshape(*x.shape[:-2], -1, *sizes, x.shape[-1])
+
+    def left(q: Any, peak: Any, scale: Any) -> Any:
+        return xp.exp(q + peak - scale) if phi.log else q
+
+    def right(features: Any, peak: Any) -> Any:
+        return xp.exp(features - peak) if phi.log else features
+
+    def peaks(features: Any) -> Any:
+        return phi.constant(xp.amax(features, -2)[..., None, :])
+
+    chunks = split(features, c)
+    peak = peaks(chunks)
+    sums = right(chunks, peak).swapaxes(-1, -2) @ split(values, c)
+    peak, sums = _before(peak, sums, phi.log, xp)
+    found = left(split(q, c), peak, None if scale is None else split(scale, c)) @ sums
+    found = found.reshape(*found.shape[:-3], -1, found.shape[-1])
+    size = c // 2
+    while size:
+        keys, pairs = split(features, 2, size)[..., 0, :, :], split(values, 2, size)[..., 0, :, :]
+        peak = peaks(keys)
+        below = None if scale is None else split(scale, 2, size)[..., 1, :, :]
+        weights = left(split(q, 2, size)[..., 1, :, :], peak, below) @ right(keys, peak).swapaxes(-1, -2)
+        part = weights @ pairs
+        part = xp.stack([xp.zeros_like(part), part], -3)
+        found = found + part.reshape(*part.shape[:-4], -1, part.shape[-1])
+        size //= 2
+    own = left(q, features, scale) if phi.log else q * features
+    found = found + own.sum(-1)[..., None] * values
+    return found[..., n - rows : n, :]
+
+
+def _accumulated(combine: Any, x: Any, xp: Any) -> Any:
+    """The running result of an associative operation along the rows of x (..., n, r)."""
+    step = 1
+    while step < x.shape[-2]:
+        x = xp.concatenate([x[..., :step, :], combine(x[..., step:, :], x[..., :-step, :])], -2)
+        step *= 2
+    return x
+
+
+def _before(peak: Any, sums: Any, log: bool, xp: Any) -> tuple[Any, Any]:
+    """The peaks (..., c, 1, r) and sums (..., c, r, e) of all chunks before each, from those of each."""
+
+    def later(x: Any, step: int, fill: float) -> Any:
+        return xp.concatenate([xp.full_like(x[..., :step, :, :], fill), x[..., : x.shape[-3] - step, :, :]], -3)
+
+    peak, sums = later(peak, 1, LOWEST), later(sums, 1, 0)
+    step = 1
+    while step < sums.shape[-3]:
+        other, more = later(peak, step, LOWEST), later(sums, step, 0)
+        if log:
+            top = xp.maximum(peak, other)
+            sums = sums * xp.exp(peak - top).swapaxes(-1, -2) + more * xp.exp(other - top).swapaxes(-1, -2)
+            peak = top
+        else:
+            sums = sums + more
+        step *= 2
+    return peak, sums
+
+
+def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any], space: Namespace = NUMPY) -> _Features:
+    xp = space.xp
     named = isinstance(feature_map, str) and feature_map in ("elu", "relu", "softmax", "favor")
     if not (named or isinstance(feature_map, RandomFeatures) or callable(feature_map)):
         known = "'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
@@ -252,28 +410,28 @@ def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any]) -> _Feature
     if isinstance(feature_map, RandomFeatures):
         w = (feature_map.projection(d).T * d**-0.25).astype(dtype)
         return _Features(
-            lambda x: x @ w - (x * x).sum(-1, keepdims=True) / (2 * math.sqrt(d)), log=True
+            lambda x: x @ space.like(w, x) - (x * x).sum(-1)[..., None] / (2 * math.sqrt(d)), log=True, space=space
         )  # 1/√m cancels
     if feature_map == "elu":
-        return _Features(lambda x: np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))))
+        return _Features(lambda x: xp.where(x > 0, x + 1, xp.exp(xp.where(x > 0, 0.0, x))), space=space)
     if feature_map == "relu":
-        return _Features(lambda x: np.maximum(x, 0))
+        return _Features(lambda x: xp.where(x <= 0, 0.0, x), space=space)
     if feature_map == "softmax":
-        return _Features(lambda x: x, log=True, per_feature=True)
-    function: Callable[[Array], Array] = checks.function("feature_map", feature_map, ("x",))
+        return _Features(lambda x: x, log=True, per_feature=True, space=space)
+    function: Callable[[Any], Any] = checks.function("feature_map", feature_map, ("x",))
 
-    def of(x: Array) -> Array:
-        features = np.asarray(function(x))
-        if features.dtype.kind not in "biuf":
+    def of(x: Any) -> Any:
+        features = np.asarray(function(x)) if space is NUMPY else function(x)
+        if space is NUMPY and features.dtype.kind not in "biuf":
             raise TypeError(f"feature_map must return numbers, got {features.dtype}")
         if features.ndim != x.ndim or features.shape[:-1] != x.shape[:-1]:
-            raise ValueError(f"feature_map must keep all but the last axis of {x.shape}, got {features.shape}")
-        return features.astype(dtype, copy=False)
+            shapes = tuple(x.shape), tuple(features.shape)
+            raise ValueError("feature_map must keep all but the last axis of {}, got {}".format(*shapes))
+        return space.cast(features, dtype)
 
-    return _Features(of)
+    return _Features(of, space=space)
 
 
-def _divide(a: Array, total: Array) -> Array:
+def _divide(a: Any, total: Any, xp: Any = np) -> Any:
     """a / total, and 0 / 0 = 0; a NaN stays one."""
-    quotient: Array = a / np.where(total == 0, 1, total)
-    return quotient
+    return a / xp.where(total == 0, 1.0, total)

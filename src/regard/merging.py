@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from regard import checks
-from regard.frameworks import dispatched
+from regard.frameworks import NUMPY, Namespace, dispatched
 from regard.rules import type_name
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -33,23 +33,41 @@ def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array
     >>> bool(np.allclose(out, whole)), bool(np.allclose(lse, seen.lse))
     (True, True)
     """
-    outs, sums = validated(parts, sink)
-    real: Any = np.float64 if sums[0].dtype == np.float64 else np.float32
-    stack = np.stack([lse.astype(real) for lse in sums])
     with np.errstate(all="ignore"):
-        m = stack.max(axis=0)
-        extra = None
-        if sink is not None:
-            extra = np.asarray(sink, real)[..., None] if outs[0].ndim > 2 else np.asarray(sink, real)
-            m = np.maximum(m, extra)
-        m = np.where(m == -np.inf, real(0), m)
-        scale = np.exp(stack - m)
-        total = scale.sum(axis=0) + (0 if extra is None else np.exp(extra - m))
-        share = np.where(total == 0, real(0), scale / total)
-        out = np.zeros(outs[0].shape, real)
-        for x, w in zip(outs, share[..., None], strict=True):
-            out += np.where(w == 0, real(0), w * x.astype(real))
-        return out.astype(outs[0].dtype), m + np.log(total)
+        return combined(NUMPY, parts, sink)
+
+
+def combined(space: Namespace, parts: tuple[Any, ...], sink: Any) -> tuple[Any, Any]:
+    """`merge` on the arrays of a framework; it differentiates as often as that framework's functions do."""
+    xp, cast = space.xp, space.cast
+
+    def hollow(n: int, part: Any) -> Any:
+        if not isinstance(part, tuple) or len(part) != 2:
+            return part
+        return tuple(
+            space.hollow(f"merge: {name} of part {n}", x) for name, x in zip(("out", "lse"), part, strict=True)
+        )
+
+    shapes = tuple(hollow(n, part) for n, part in enumerate(parts))
+    outs, sums = validated(shapes, None if sink is None else space.hollow("sink", sink))
+    real = np.dtype(np.float64 if sums[0].dtype == np.float64 else np.float32)
+    logits = xp.stack([cast(lse, real) for _, lse in parts])
+    if sink is not None:
+        extra = cast(sink, real)
+        extra = extra[..., None] if outs[0].ndim > 2 else extra
+        logits = xp.concatenate([logits, xp.broadcast_to(extra, (1, *logits.shape[1:]))])
+    m = space.constant(xp.amax(logits, 0))
+    m = xp.where(m == -np.inf, 0.0, m)
+    scale = xp.exp(logits - m)
+    total = scale.sum(0)
+    empty = total == 0
+    positive = xp.where(empty, 1.0, total)
+    merged = None
+    for n, (x, _) in enumerate(parts):
+        share = (scale[n] / positive)[..., None]
+        term = xp.where(share == 0, 0.0, cast(x, real)) * share
+        merged = term if merged is None else merged + term
+    return cast(merged, outs[0].dtype), xp.where(empty, -np.inf, m + xp.log(positive))
 
 
 def validated(parts: tuple[Any, ...], sink: Any) -> tuple[list[Array], list[Array]]:

@@ -6,9 +6,10 @@ import numpy as np
 
 from regard import checks
 from regard.api import attention
-from regard.frameworks import dispatched
+from regard.frameworks import NUMPY, Namespace, dispatched
 
 Array = np.ndarray[Any, np.dtype[Any]]
+WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
 @dispatched
@@ -77,18 +78,34 @@ def multihead_attention(
     >>> out.shape
     (10, 64)
     """
-    if "layout" in attention_options:
+    weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
+    return projected(NUMPY, query, key, value, num_heads, num_kv_heads=num_kv_heads, **weights, **attention_options)
+
+
+def projected(
+    space: Namespace,
+    query: Any,
+    key: Any,
+    value: Any,
+    num_heads: int,
+    *,
+    num_kv_heads: int | None = None,
+    **options: Any,
+) -> Any:
+    """`multihead_attention` on the arrays of a framework; `options` are its projections and those of attention."""
+    arrays = {"query": query, "key": key, "value": value} | {name: options.pop(name, None) for name in WEIGHTS}
+    hollow: dict[str, Any] = {name: None if x is None else space.hollow(name, x) for name, x in arrays.items()}
+    if "layout" in options:
         raise TypeError("multihead_attention takes no layout: heads have no axis of their own in (..., n, features)")
     h = checks.integer("num_heads", num_heads)
     h_kv = h if num_kv_heads is None else checks.integer("num_kv_heads", num_kv_heads)
     if h < 1 or h_kv < 1 or h % h_kv:
         numbers = f"{checks.shown(h)} and {checks.shown(h_kv)}"
         raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {numbers}")
-    if (w_q is None) != (w_k is None):
-        raise ValueError(f"w_q and w_k come together, got {'w_q' if w_k is None else 'w_k'} alone")
-    inputs = {"query": query, "key": key, "value": value}
-    weights = {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o, "b_q": b_q, "b_k": b_k, "b_v": b_v, "b_o": b_o}
-    given = inputs | {name: x for name, x in weights.items() if x is not None}
+    if (hollow["w_q"] is None) != (hollow["w_k"] is None):
+        raise ValueError(f"w_q and w_k come together, got {'w_q' if hollow['w_k'] is None else 'w_k'} alone")
+    inputs = {name: hollow[name] for name in ("query", "key", "value")}
+    given = inputs | {name: x for name, x in hollow.items() if x is not None}
     checks.same_dtype(**{name: checks.array(name, x) for name, x in given.items()})
     shapes = ", ".join(f"{name} {x.shape}" for name, x in inputs.items())
     if min(x.ndim for x in inputs.values()) < 2:
@@ -100,23 +117,39 @@ def multihead_attention(
     except ValueError:
         raise ValueError(f"the leading dimensions must broadcast, got {shapes}") from None
 
-    d = _per_head(_columns("query", query.shape, "q", w_q, b_q), "num_heads", h)
-    d_key = _per_head(_columns("key", key.shape, "k", w_k, b_k), "num_kv_heads", h_kv)
-    d_v = _per_head(_columns("value", value.shape, "v", w_v, b_v), "num_kv_heads", h_kv)
+    def columns(source: str, shape: tuple[int, ...], name: str) -> tuple[int, str]:
+        return _columns(source, shape, name, hollow[f"w_{name}"], hollow[f"b_{name}"])
+
+    d = _per_head(columns("query", inputs["query"].shape, "q"), "num_heads", h)
+    d_key = _per_head(columns("key", inputs["key"].shape, "k"), "num_kv_heads", h_kv)
+    d_v = _per_head(columns("value", inputs["value"].shape, "v"), "num_kv_heads", h_kv)
     if d != d_key:
         raise ValueError(f"query and key must have the same number of features d in a head, got {d} and {d_key}")
-    _columns("the joined heads", (*query.shape[:-1], h * d_v), "o", w_o, b_o)
+    columns("the joined heads", (*inputs["query"].shape[:-1], h * d_v), "o")
 
-    q, k, v = _linear(query, w_q, b_q), _linear(key, w_k, b_k), _linear(value, w_v, b_v)
+    def linear(x: Any, name: str) -> Any:
+        """x @ w + b in the dtype of x, 16 bit by way of float32."""
+        w, b = arrays[f"w_{name}"], arrays[f"b_{name}"]
+        if w is None:
+            return x
+        narrow = inputs["query"].dtype
+        wide = np.result_type(narrow, np.float32)
+        y = space.cast(x, wide) @ space.cast(w, wide)
+        if b is not None:
+            b = space.cast(b, wide)
+            y = np.add(y, b, out=y) if space is NUMPY else y + b
+        return space.cast(y, narrow)
+
+    q, k, v = linear(query, "q"), linear(key, "k"), linear(value, "v")
     split = ((q, h, d), (k, h_kv, d), (v, h_kv, d_v))
-    result = attention(*(x.reshape(*x.shape[:-1], *sizes) for x, *sizes in split), layout="bnhd", **attention_options)
+    result = attention(*(x.reshape(*x.shape[:-1], *sizes) for x, *sizes in split), layout="bnhd", **options)
     out, *rest = result if isinstance(result, tuple) else (result,)
-    out = _linear(out.reshape(*out.shape[:-2], h * d_v), w_o, b_o)
+    out = linear(out.reshape(*out.shape[:-2], h * d_v), "o")
     return (out, *rest) if rest else out
 
 
 def _columns(source: str, shape: tuple[int, ...], name: str, w: Array | None, b: Array | None) -> tuple[int, str]:
-    """How many features `_linear` will give, and of what, once its shapes fit."""
+    """How many features a projection will give, and of what, once its shapes fit."""
     if w is None:
         if b is not None:
             raise ValueError(f"b_{name} needs w_{name}")
@@ -133,13 +166,3 @@ def _per_head(columns: tuple[int, str], argument: str, heads: int) -> int:
     if features % heads:
         raise ValueError(f"{argument}={checks.shown(heads)} must divide the {features} features of {source}")
     return features // heads
-
-
-def _linear(x: Array, w: Array | None, b: Array | None) -> Array:
-    """x @ w + b in the dtype of x, 16 bit by way of float32."""
-    if w is None:
-        return x
-    y: Array = x.astype(np.result_type(x.dtype, np.float32), copy=False) @ w
-    if b is not None:
-        y += b
-    return y.astype(x.dtype, copy=False)

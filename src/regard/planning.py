@@ -22,6 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # Of more than these, as many stand for all: blocks of rows whose tiles are counted, blocks whose visible pairs are
 # counted, and partly masked tiles in such a block.
 BLOCKS, BLOCKS_LOOKED_INTO, TILES_LOOKED_INTO = 2048, 512, 8
+TILES, SPLIT = 2**14, 64  # ranges of keys looked at for one block of rows; parts of one that is looked into
 
 
 class Complexity(NamedTuple):
@@ -267,37 +268,47 @@ def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
 
 def _tiles(p: Problem) -> Tiles:
     """Count the tiles by the bounds of the rules, as the tiled engine cuts them: from i = 0 and j = 0."""
-    leaves, edges = reads(*p.hiding), p.key_edges(KEYS)
-    blocks = [
-        (same, start) for same in _alike(p, leaves) for start in range(-(int(p.offset[same.b]) % ROWS), p.n_q, ROWS)
-    ]
-    counted = _sample(len(blocks), BLOCKS)
+    alike = _alike(p, reads(*p.hiding))
+    starts = [range(-(int(p.offset[same.b]) % ROWS), p.n_q, ROWS) for same in alike]
+    ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # of each one's blocks among those of all
+    count = int(ends[-1]) if len(ends) else 0
+    counted = _sample(count, BLOCKS)
     looked_into = set(_sample(len(counted), BLOCKS_LOOKED_INTO))
     counts, inside, exact = np.zeros(3), np.zeros(2), True
-    for number, (same, start) in enumerate(blocks[k] for k in counted):
+    tiles_exact = len(counted) == count
+    for number, k in enumerate(counted):
+        n = int(np.searchsorted(ends, k, "right"))
+        same, start = alike[n], starts[n][k - int(ends[n])]  # counted from the end
         first, last = max(start, 0), min(start + ROWS, p.n_q)
-        tiles, kinds = _visited(p, same, first, last, edges)
-        areas = (edges[tiles + 1] - edges[tiles]) * (last - first)
-        mixed = np.flatnonzero(kinds != EVERYTHING)
-        counts += same.count * np.array([len(tiles) - len(mixed), len(mixed), areas.sum()])
+        seen_tiles = _visited(p, same, first, last)
+        left, right, times = seen_tiles.left, seen_tiles.right, seen_tiles.times
+        tiles_exact &= seen_tiles.exact
+        areas = (right - left) * times * (last - first)
+        mixed = np.flatnonzero(seen_tiles.kinds != EVERYTHING)
+        tiles = (_tile_count(left, right) * times).sum()
+        partly_seen = times[mixed].sum()
+        counts += same.count * np.array([tiles - partly_seen, partly_seen, areas.sum()])
         if number in looked_into:
             some = _sample(len(mixed), TILES_LOOKED_INTO)
             exact &= len(some) == len(mixed)
-            partly = sum(_visible(p, same, first, last, *edges[tiles[mixed[k]] :][:2]) for k in some)
+            partly = sum(
+                times[mixed[k]] * _visible(p, same, first, last, left[mixed[k]], right[mixed[k]]) for k in some
+            )
             seen = areas.sum() - areas[mixed].sum() + partly * len(mixed) / max(len(some), 1)
             inside += same.count * np.array([areas.sum(), seen])
-    full, mixed_tiles, pairs = (round(x * len(blocks) / max(len(counted), 1)) for x in counts)
+    full, mixed_tiles, pairs = (round(x * count / max(len(counted), 1)) for x in counts)
     every = p.batch * p.heads * p.n_q * p.n_k
     return Tiles(
         rows=ROWS,
         keys=KEYS,
-        total=sum(same.count for same, _ in blocks) * (len(edges) - 1),
+        total=sum(same.count * len(blocks) for same, blocks in zip(alike, starts, strict=True))
+        * (int(_tile_count(p.origin[2], p.keys)) if p.n_k else 0),
         full=full,
         mixed=mixed_tiles,
         pairs=pairs,
         visible=float(pairs * inside[1] / inside[0] / every) if every and inside[0] else 0.0,
-        exact=len(counted) == len(blocks),
-        visible_exact=exact and len(looked_into) == len(blocks),
+        exact=tiles_exact,
+        visible_exact=exact and tiles_exact and len(looked_into) == count,
     )
 
 
@@ -311,12 +322,56 @@ def _sample(count: int, most: int) -> list[int]:
     return [int(k) for k in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
 
 
-def _visited(p: Problem, same: _Alike, first: int, last: int, edges: Array) -> tuple[Array, Array]:
-    """The tiles of some rows that may hold a visible pair, and their kinds."""
+class _Seen(NamedTuple):
+    """Ranges of absolute keys that some rows may see. times: the tiles or ranges that each stands for, as an estimate
+    where not `exact`.
+    """
+
+    left: Array
+    right: Array
+    kinds: Array
+    times: Array
+    exact: bool
+
+
+def _tile_count(left: Any, right: Any) -> Any:
+    """How many tiles the keys from left to before right lie in."""
+    return -(-right // KEYS) - left // KEYS
+
+
+def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
+    """The keys that some rows may see: whole ranges of tiles where all is visible, tiles where it is mixed.
+
+    At most TILES ranges are looked at: of more tiles, several together first, then some of those that are mixed.
+    """
+    size = KEYS
+    while p.n_k > size * TILES:
+        size *= 2
+    edges = p.key_edges(size)
     if not p.hiding:
-        return np.arange(len(edges) - 1), np.full(len(edges) - 1, EVERYTHING)
+        return _Seen(edges[:-1], edges[1:], np.full(len(edges) - 1, EVERYTHING), np.ones(len(edges) - 1), True)
     ranges = p.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
-    return key_tiles(p.mask_node, p.hiding_node, ranges, edges)
+
+    parts: list[tuple[Array, Array, Array, Array]] = []
+    pieces, times, exact = [edges], 1.0, True
+    while True:
+        mixed: list[tuple[int, int]] = []
+        for edges in pieces:
+            tiles, kinds = key_tiles(p.mask_node, p.hiding_node, ranges, edges)
+            left, right = edges[tiles], edges[tiles + 1]
+            taken = kinds == EVERYTHING if size > KEYS else np.ones(len(kinds), bool)
+            parts.append((left[taken], right[taken], kinds[taken], np.full(taken.sum(), times)))
+            mixed += zip(left[~taken].tolist(), right[~taken].tolist(), strict=True)
+        if not mixed:
+            left, right, kinds, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
+            return _Seen(left, right, kinds, counts, exact)
+        some = _sample(len(mixed), TILES_LOOKED_INTO)
+        times, exact = times * len(mixed) / len(some), exact and len(some) == len(mixed)
+        size = max(size // SPLIT, KEYS)
+        pieces = [
+            np.array([left, *range(left - left % size + size, right, size), right])
+            for left, right in map(mixed.__getitem__, some)
+        ]
 
 
 def _visible(p: Problem, same: _Alike, first: int, last: int, left: int, right: int) -> int:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard import memory
+from regard.forks import cached_property
 from regard.observing import Statistic
 from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, once, order, partials, rebuild
 

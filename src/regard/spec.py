@@ -97,10 +97,7 @@ class Terms:
     D: Array
     O: Array
     H: Array
-
-    @property
-    def logP(self) -> Array:
-        return np.where(self.visible, self.S - self.lse[..., None], 0)
+    logP: Array
 
 
 def flat(p: Problem, x: Array, keep: int, real: Real) -> Array:
@@ -164,15 +161,17 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
     sink = np.broadcast_to(np.asarray(-np.inf if p.sink is None else p.sink, real), (p.heads,))[:, None]
     m = np.maximum(S.max(axis=-1, initial=-np.inf), sink)
     m = np.where(m == -np.inf, 0, m)  # a query that sees nothing: every exp below is 0
-    lse = m + np.log(np.exp(S - m[..., None]).sum(axis=-1) + np.exp(sink - m))
-    P = rounded(np.where(visible, np.exp(S - lse[..., None]), 0))
-    p_sink = np.where(sink == -np.inf, 0, np.exp(sink - lse))
+    rest = np.log(np.exp(S - m[..., None]).sum(axis=-1) + np.exp(sink - m))  # beside a large m it would be lost
+    lse = m + rest
+    logP = np.where(visible, S - m[..., None] - rest[..., None], 0)
+    P = rounded(np.where(visible, np.exp(logP), 0))
+    p_sink = np.where(sink == -np.inf, 0, np.exp(sink - m - rest))
     D = np.ones(T.shape, real)
     if p.dropout:
         D = np.broadcast_to(kept(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
     O = rounded(seen("bhij,bhjc->bhic", P * D, v, visible))
-    H = -(P * np.where(visible, S - lse[..., None], 0)).sum(axis=-1)
-    return Terms(q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H)
+    H = -(P * logP).sum(axis=-1)
+    return Terms(q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H, logP)
 
 
 def outputs(p: Problem, out: Array, lse: Array, entropy: Array) -> Outputs:

@@ -6,6 +6,7 @@ as many as one call has asked for beside its own thread; where others keep them 
 
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,15 +17,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from regard import checks, memory
+from regard.forks import renewed
 
 T = TypeVar("T")
 
 _chosen: int | None = None
-_lock = threading.Lock()
-_helpers = 0
-_idle: list["SimpleQueue[_Pile]"] = []
+_this = sys.modules[__name__]
+_lock = renewed(_this, "_lock", threading.Lock)
+_helpers = renewed(_this, "_helpers", int)  # a child process has none
+_idle: list["SimpleQueue[_Pile]"] = renewed(_this, "_idle", list)
 _mine = threading.local()
-_inside = 0
+_inside = renewed(_this, "_inside", int)
 _limit: Any = None
 
 
@@ -204,6 +207,8 @@ def one_blas_thread() -> Iterator[None]:
     with _lock:
         _inside += 1
         if _inside == 1:
+            if _limit is not None:  # a parent's, which another of its threads had set
+                _limit.__exit__(None, None, None)
             _limit = nullcontext() if blas is None else blas.limit(limits=1)
             _limit.__enter__()
     try:
@@ -213,6 +218,7 @@ def one_blas_thread() -> Iterator[None]:
             _inside -= 1
             if not _inside:
                 _limit.__exit__(None, None, None)
+                _limit = None
 
 
 @cache
@@ -223,14 +229,3 @@ def _blas() -> Any:
     except ModuleNotFoundError:
         return None
     return ThreadpoolController().select(user_api="blas")
-
-
-def _after_fork() -> None:
-    """A process made by fork has none of its parent's threads, one of which may have held the lock."""
-    global _lock, _helpers
-    _lock, _helpers = threading.Lock(), 0
-    _idle.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

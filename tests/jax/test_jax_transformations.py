@@ -198,6 +198,46 @@ def test_export_says_what_it_needs() -> None:
     equal(again.call(Q[0]), regard.attention(Q[0], Q[0], Q[0]))
 
 
+def test_export_of_symbolic_shapes_is_refused() -> None:
+    message = (
+        "must have a shape of integers, got (b, 4): attention is compiled for its shapes, so export a program for "
+        "each, not one with symbolic dimensions"
+    )
+
+    def export(function: Any, dtype: Any) -> None:
+        shape = jax.export.symbolic_shape("b, 4")
+        with pytest.raises(TypeError) as error:
+            jax.export.export(jax.jit(function))(jax.ShapeDtypeStruct(shape, dtype))
+        assert str(error.value).endswith(message)
+
+    q = Q[0]
+    export(lambda x: regard.attention(x, x, x), np.float32)
+    export(lambda x: regard.attention(q, q, q, bias=x), np.float32)
+    export(lambda x: regard.attention(q, q, q, mask=x), bool)
+    export(lambda x: regard.attention(q, q, q, mask=regard.documents(x)), np.int32)
+    export(lambda x: regard.attention(q, q, q, score=lambda s, b, h, i, j: s * regard.table(x)[i, j]), np.float32)
+
+
+@pytest.mark.parametrize("rule", [regard.padding, regard.prefix, lambda n: regard.padding(n, side="left")])
+def test_lengths_may_be_traced_numbers(rule: Any) -> None:
+    call = jax.jit(lambda n: regard.attention(Q[0], Q[0], Q[0], mask=rule(n)))
+    equal(call(3), regard.attention(Q[0], Q[0], Q[0], mask=rule(3)))
+    names: list[str] = []
+    jax.jit(lambda n: names.append(str(rule(n))))(3)
+    assert names[0].partition("(")[2].startswith("array of shape ()")
+
+
+def test_results_may_move_where_arguments_may() -> None:
+    """Arrays that are committed to no device give a result that is not, so that it joins arrays on other devices."""
+    x = Q[0]
+    assert not x.committed
+    assert not regard.attention(x, x, x).committed
+    there = jax.device_put(x, jax.devices()[-1])
+    out = regard.attention(there, there, there)
+    assert out.committed
+    assert out.devices() == there.devices()
+
+
 def test_other_devices_take_the_plain_form() -> None:
     """What is lowered for a GPU calls no foreign function of ours."""
     q = jax.ShapeDtypeStruct((2, 9, 8), np.float32)
@@ -216,3 +256,16 @@ def test_a_process_ends_while_calls_are_under_way() -> None:
             x = f(x)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+def test_weights_under_vmap(layout: str) -> None:
+    """Also where a leading axis and one that only the keys have stay behind."""
+
+    def weights(q: Any, k: Any) -> Any:
+        return regard.attention(q, k, k, causal=True, return_weights=True, layout=layout)[1]
+
+    q, k = Q[:2, :, :4], Q[:2, :, :4] + 1
+    many = jax.vmap(weights, (0, None))(jnp.stack([q, 2 * q]), k)
+    equal(many, jnp.stack([weights(q, k), weights(2 * q, k)]))
+    equal(jax.jit(jax.vmap(weights))(jnp.stack([q, 2 * q]), jnp.stack([k, k])), many)

@@ -162,3 +162,22 @@ def test_seeds_and_keys() -> None:
     assert not np.array_equal(drop(key), drop(jax.random.key(4)))
     words = [int(x) for x in jax.random.bits(key, (2,), np.uint32)]
     same(drop(words[0] << 32 | words[1]), np.asarray(drop(key)))
+
+
+def test_tables_raise_where_they_are_left():
+    x = jnp.ones((2, 8, 4))
+
+    def call(values, x, mask=None, **options):
+        table = regard.table(values, bounds="raise")
+        return regard.attention(x, x, x, score=lambda s, b, h, i, j: s + table[h, i - j], mask=mask, **options)
+
+    values = jnp.arange(16.0).reshape(2, 8)
+    jax.jit(lambda values, x: call(values, x, causal=True))(values, x)  # the table is traced, its shape is known
+    jax.grad(lambda values: call(values, x, causal=True).sum())(values)
+    for wrapped in (call, jax.jit(call)):
+        with pytest.raises(ValueError, match="axis 1 is read at -1, outside of 0 to 7"):
+            wrapped(values, x)
+    with pytest.raises(TypeError, match="its index depends on values that are not known before the call"):
+        jax.jit(lambda flags: call(values, x, flags))(jnp.tril(jnp.ones((8, 8), bool)))
+    with pytest.raises(TypeError, match="bounds='raise' of a table is not checked where offset or origin are traced"):
+        jax.jit(lambda offset: call(values, x, causal=True, offset=offset))(0)

@@ -1,5 +1,6 @@
 """Captures of PyTorch models: their weights are those of eager, whatever the model, and however it was run."""
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,24 @@ def test_a_cache_of_regard_makes_one_sequence() -> None:
     np.testing.assert_allclose(weights_of(seen[0])[0], weights.detach(), atol=1e-6)
 
 
+def test_a_choice_of_layers_keeps_their_numbers_and_must_be_there(tmp_path: Path) -> None:
+    model, x = Transformer(4, 16, 2, causal=True), torch.randn(1, 5, 16)
+
+    def layers(*chosen: int | str, **options: Any) -> list[tuple[int, str]]:
+        with regard.capture(model, layers=chosen, **options) as seen:
+            model(x)
+        return list(zip(seen.numbers, [layer.name for layer in seen], strict=True))
+
+    assert layers(3, "*.1.*") == [(1, "blocks.1.attention"), (3, "blocks.3.attention")]
+    for chosen in ("blocks.7.*", 4, -1):
+        message = (
+            f"layers: {chosen!r} is no layer of Transformer; it has 0 blocks.0.attention, 1 blocks.1.attention, 2 bl"
+        )
+        with pytest.raises(ValueError, match=re.escape(message)):
+            layers(0, chosen, path=tmp_path / "seen")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_module_that_attends_twice() -> None:
     class Twice(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -372,7 +391,17 @@ def test_beam_search_keeps_its_last_steps() -> None:
         model.generate(**inputs, min_new_tokens=9, max_new_tokens=9, do_sample=False, num_beams=3)
     assert {layer.n_k for layer in seen} == {19}
     assert {layer.n_q for layer in seen} < set(range(1, 19))
+    assert {layer.batch for layer in seen} == {3 * len(inputs["input_ids"])}
     seen.check(rows=19)
+
+
+@needs_transformers
+def test_the_last_generated_token_is_never_a_query() -> None:
+    model, inputs = MODELS["llama"].build(), MODELS["llama"].inputs()
+    with regard.capture(model) as seen:
+        whole = model.generate(**inputs, min_new_tokens=4, max_new_tokens=4, do_sample=False)
+    assert {(layer.n_q, layer.n_k) for layer in seen} == {(whole.shape[1] - 1,) * 2}
+    np.testing.assert_array_equal(seen.ids(0), whole[:, :-1])
 
 
 @needs_transformers

@@ -223,8 +223,6 @@ NAMED = "must be a torch.Tensor where others of the call are, got numpy.ndarray;
         (ValueError, "slopes of alibi must not hold NaN", lambda: regard.alibi(torch.tensor([torch.nan]))),
         (TypeError, "attention_vjp takes NumPy arrays; on tensors, differentiate regard.attention",
          lambda: regard.attention_vjp(Q, K, V, Q)),
-        (TypeError, "linear_attention takes NumPy arrays", lambda: regard.linear_attention(Q, K, V)),
-        (TypeError, "multihead_attention takes NumPy arrays", lambda: regard.multihead_attention(Q, K, V, 4)),
         (TypeError, "merge: lse of part 0 must be a torch.Tensor", lambda: regard.merge((Q, Q[..., 0].numpy()))),
         (ValueError, "merge: lse of part 0 must have shape (2, 4, 9), got (2, 4, 9, 8)", lambda: regard.merge((Q, Q))),
     ],

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import forward_ad
-from torch.func import grad, jvp, vmap
+from torch.func import grad, hessian, jvp, vmap
 
 import regard
 from regard.torch import texts
@@ -202,18 +202,31 @@ def test_graphs_give_no_silent_zero() -> None:
         torch._dynamo.reset()
         with pytest.raises(Exception, match=r"functorch|transform|not provided"):
             torch.compile(function, fullgraph=True, backend="eager")(Q)
+
+
+def test_operations_differentiate_as_calls_do() -> None:
+    """Those of a graph that is run without being compiled, such as an exported one."""
+    plain = FUNCTIONS["plain"]
     name = name_of(plain)
-    (exported,) = [lambda q: torch.ops.regard.attention([q, q, q], name)[0]]
-    with pytest.raises(NotImplementedError, match="the forward mode of a traced graph is not provided"):
-        dual(exported)
-    with pytest.raises(NotImplementedError, match="the forward mode of a traced graph is not provided"):
-        jvp(exported, (Q,), (Q,))
-    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
-        vmap(exported)(Q)
-    q = Q.clone().requires_grad_()
-    (first,) = torch.autograd.grad(exported(q).square().sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="the double backward of a traced graph is not provided"):
-        (first.sum() + q.sum()).backward()
+
+    def exported(q: torch.Tensor) -> torch.Tensor:
+        return torch.ops.regard.attention([q, q, q], name)[0]
+
+    def twice(f: Any) -> torch.Tensor:
+        q = Q.clone().requires_grad_()
+        (first,) = torch.autograd.grad(f(q).square().sum(), q, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), q)[0]
+
+    derivatives: list[Callable[[Any], torch.Tensor | None]] = [
+        dual, twice, lambda f: jvp(f, (Q,), (Q,))[1], lambda f: vmap(f)(Q),
+        lambda f: vmap(grad(lambda q: f(q).square().sum()))(Q),
+        lambda f: hessian(lambda q: f(q).square().sum())(Q[0, :, :2]),
+    ]  # fmt: skip
+    for derivative in derivatives:
+        expected = derivative(plain)
+        assert expected is not None
+        assert expected.any()
+        torch.testing.assert_close(derivative(exported), expected)
 
 
 def test_a_graph_of_a_constant_bias_refuses_one_that_requires_grad() -> None:
@@ -281,17 +294,18 @@ def test_large_arrays_stay_in_the_process() -> None:
     name = name_of(lambda q: regard.attention(q, q, q, mask=mask))
     assert len(name) < 4000
     assert torch.equal(torch.ops.regard.attention([Q, Q, Q], name)[0], regard.attention(Q, Q, Q, mask=mask))
-    kept = dict(texts._large)
+    kept = dict(texts._lasting)
     try:
         texts._large.clear()
         texts.named.cache_clear()
-        texts.call_of.cache_clear()
+        texts._read.cache_clear()
         with pytest.raises(
             RuntimeError, match=r"reads an array of shape \(1, 10000\) that is too large to be saved with it"
         ):
             torch.ops.regard.attention([Q, Q, Q], name)
     finally:
         texts._large.update(kept)
+        texts._lasting.update(kept)
     with pytest.raises(RuntimeError, match="of another version of regard"):
         torch.ops.regard.attention([Q, Q, Q], "0" * 64 + "x")
 

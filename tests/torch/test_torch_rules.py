@@ -189,3 +189,32 @@ def test_a_function_that_reads_a_parameter_is_refused_inside_of_a_graph(operands
     compiled = torch.compile(lambda *x: regard.attention(*x, score=rule), fullgraph=True, backend="aot_eager")
     found, expected = (torch.autograd.grad(f(*operands).square().sum(), PARAMETER)[0] for f in (compiled, call))
     torch.testing.assert_close(found, expected)
+
+
+def test_tables_of_tensors_raise_where_they_are_left(operands: tuple[torch.Tensor, ...]) -> None:
+    weight = torch.nn.Parameter(torch.rand(2, 8))
+    table = regard.table(weight, bounds="raise")
+
+    def rule(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return s + table[h, i - j]
+
+    out = regard.attention(*operands, score=rule, causal=True)
+    expected = regard.attention(*operands, score=lambda s, b, h, i, j: s + regard.table(weight)[h, i - j], causal=True)
+    assert torch.equal(out, expected)
+    assert torch.autograd.grad(out.square().sum(), weight)[0].any()
+    for options in ({}, {"causal": True, "offset": 1}, {"mask": torch.ones(8, 8, dtype=torch.bool)}):
+        with pytest.raises(ValueError, match=r"which looks up .* with bounds='raise': axis 1 is read at"):
+            regard.attention(*operands, score=rule, **options)  # type: ignore[arg-type]
+    regard.attention(*operands, score=rule, mask=torch.ones(8, 8, dtype=torch.bool).tril())
+    ids = regard.table(torch.arange(8), bounds="raise")
+    with pytest.raises(ValueError, match=r"mask\(.*\), which looks up .* axis 0 is read at 8, outside of 0 to 7"):
+        regard.attention(*operands, mask=lambda b, h, i, j: ids[j + 1] > 0)
+
+
+def test_tables_that_raise_are_refused_inside_of_a_graph(operands: tuple[torch.Tensor, ...]) -> None:
+    weight = torch.rand(2, 8)
+    rule = regard.score(lambda s, b, h, i, j: s + regard.table(weight, bounds="raise")[h, j])
+    with pytest.raises(Exception, match="bounds='raise' of a table is not checked inside of a graph"):
+        torch.compile(lambda *x: regard.attention(*x, score=rule), fullgraph=True, backend="aot_eager")(*operands)
+    with pytest.raises(Exception, match="bounds='raise' is not checked inside of a graph"):
+        torch.compile(lambda x: regard.table(x, bounds="raise") + 1, fullgraph=True, backend="aot_eager")(weight)

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 
 import regard
+from regard import cli
+from regard.captured import Capture
+from regard.captured import Layer as CapturedLayer
 from regard.viewer import export
 from regard.viewer.answers import Answers
 from regard.viewer.export import inside, page
@@ -80,7 +83,8 @@ def test_weights_follow_from_what_is_embedded(options: dict[str, Any]) -> None:
         np.testing.assert_array_equal(v, V[head])
 
 
-def test_the_coarse_level_and_thumbnails_are_embedded() -> None:
+def test_the_coarse_level_and_thumbnails_are_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "ON_PAGE", 256)
     scene = arrays(Q, K, V, causal=True)
     data, answers = exported(scene)["answers"], Answers([scene], patience=None)
     assert (
@@ -92,6 +96,19 @@ def test_the_coarse_level_and_thumbnails_are_embedded() -> None:
     for path in ("scenes", "arrays/heads", "arrays/map/0/1", "arrays/profiles/0/0"):
         assert data[f"api/{path}"].keys() == answers.get(path).content.keys()  # type: ignore[union-attr]
     assert data["api/arrays/heads"] == answers.get("arrays/heads").content
+
+
+def test_what_the_page_computes_is_not_embedded() -> None:
+    """Half of a megabyte for 1,500 tokens of two heads, where coarse tiles took 8 MB."""
+    q, k = RNG.standard_normal((2, 2, 1500, 8)).astype(np.float32)
+    data = exported(arrays(q, k, causal=True))
+    assert not [path for path in data["answers"] if "/tile/" in path]
+    assert len(json.dumps(data)) < 1e6
+    mask = regard.window(40, 10)
+    tiles = [path for path in exported(arrays(Q, K, V, mask=mask))["answers"] if "/tile/" in path]
+    assert sorted(tiles) == [
+        f"api/arrays/tile/0/{h}/1/{x}/{y}?kind=mass" for h in (0, 1) for x in (0, 1) for y in (0, 1)
+    ]
 
 
 def test_layers_with_rules_have_all_their_tiles() -> None:
@@ -180,5 +197,35 @@ def test_the_archive_of_several_layers() -> None:
 def test_a_file_shows_one_sequence() -> None:
     scene = arrays(Q, K)
     assert single([scene]) is scene
-    with pytest.raises(ValueError, match=r"only the page shows several sequences, and here are 2 \(arrays; arrays\)"):
+    with pytest.raises(ValueError, match=r"choose one by sequence=, of 0 arrays; 1 arrays$"):
         single([scene, scene])
+
+
+def test_one_of_several_sequences_is_chosen_by_its_number_or_name(tmp_path: Path) -> None:
+    """An encoder, a decoder, and what the decoder reads of the encoder: on the command line and by `regard.look`."""
+    long, short = RNG.standard_normal((2, 1, 2, 30, 8)), RNG.standard_normal((2, 1, 2, 20, 8))
+    seen = Capture(
+        [
+            CapturedLayer.of("encoder.0", *long),
+            CapturedLayer.of("decoder.0.self", *short, causal=True),
+            CapturedLayer.of("decoder.0.cross", short[0], long[1], cross=True),
+        ],
+        model="m",
+    )
+    seen.save(tmp_path / "seen")
+    look = ["look", "--capture", str(tmp_path / "seen"), "--save"]
+    for name, sequence, lengths in (("a", "1", (20, 20)), ("b", "cross", (20, 30)), ("c", "encoder", (30, 30))):
+        path = tmp_path / f"{name}.npz"
+        assert cli.main([*look, str(path), "--sequence", sequence]) == 0
+        with np.load(path) as found:
+            assert (found["query"].shape[2], found["key"].shape[2]) == lengths
+        regard.look(seen, sequence=int(sequence) if sequence.isdecimal() else sequence, save=tmp_path / "again.npz")
+        assert (tmp_path / "again.npz").read_bytes() == path.read_bytes()
+    listed = "0 m, encoder.0; 1 m, decoder.0.self; 2 m, decoder.0.cross"
+    for wrong, message in (
+        (None, f"only the page shows several sequences: choose one by sequence=, of {listed}"),
+        (3, f"sequence 3 does not exist: here are {listed}"),
+        ("decoder", f"sequence 'decoder' is in the names of several: here are {listed}"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            regard.look(seen, sequence=wrong, save=tmp_path / "x.npz")

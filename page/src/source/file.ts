@@ -12,6 +12,9 @@ export interface StoredData {
 const NO_STEPS =
   "Steps need queries and keys, and a saved page holds those of heads without rules other than causal: the steps of this one are shown by `regard look`.";
 
+/** Tiles of one head that are held as numbers, 256 KB each: a row of them up to 8,192 keys. */
+const DECODED = 32;
+
 type Stored = { f16?: string; f32?: string } | undefined;
 
 /** A page that was saved: it answers itself, from what it holds and from what can be computed of that. */
@@ -85,10 +88,16 @@ export class FileSource implements Source {
     const [scene, head] = [name.split("/")[0], name.split("/").slice(1).join("/")];
     const pyramid = this.data.answers[`api/${scene}/map/${head}`] as Pyramid | undefined;
     if (!pyramid) throw absent();
+    const decoded = new Map<string, Float32Array>(); // rows are asked for one after the other
     return new TiledWeights(pyramid, async (x, y) => {
+      const known = decoded.get(`${x}/${y}`);
+      if (known) return known;
       const stored = this.data.answers[`api/${scene}/tile/${head}/${pyramid.max_level}/${x}/${y}?kind=mass`] as Stored;
       if (!stored?.f16) throw absent();
-      return fromHalf(new Uint16Array(bytesOf(stored.f16)));
+      const made = fromHalf(new Uint16Array(bytesOf(stored.f16)));
+      decoded.set(`${x}/${y}`, made);
+      if (decoded.size > DECODED) decoded.delete(decoded.keys().next().value as string);
+      return made;
     });
   }
 }

@@ -106,13 +106,13 @@ export const compareView: MakeView = (context) => {
       ),
       choice(
         "Layer",
-        scene.layers.map((_, l) => [String(l), String(l)] as const),
+        scene.layers.map(({ number }, l) => [String(l), String(number)] as const),
         String(at.layer),
         (layer) => set({ ...at, layer: Number(layer), head: 0 }),
       ),
       choice(
         "Head",
-        Array.from({ length: scene.layers[at.layer].heads }, (_, k) => [String(k), String(k)] as const),
+        scene.layers[at.layer].numbers.map((number, k) => [String(k), String(number)] as const),
         String(at.head),
         (head) => set({ ...at, head: Number(head) }),
       ),
@@ -145,8 +145,9 @@ export const compareView: MakeView = (context) => {
       ? { query: data.tokens(scene, "query"), key: data.tokens(scene, "key") }
       : { query: null, key: null };
   const captionOf = (at: HeadAt): string => {
-    const scene = scenes.find((one) => one.id === at.scene.split(":")[0]);
-    return `${at.layer}.${at.head}${at.scene === store.state.scene ? "" : ` · ${scene?.name ?? at.scene}`}`;
+    const scene = scenes.find((one) => one.id === at.scene.split(":")[0]) as Scene;
+    const { number, numbers } = scene.layers[at.layer];
+    return `${number}.${numbers[at.head]}${at.scene === store.state.scene ? "" : ` · ${scene.name}`}`;
   };
   const pick = (): void => {
     const cell = chosen(store.state, layerOf(context));

@@ -60,7 +60,8 @@ export const headsView: MakeView = (context) => {
     const score = column ? row.scores[column.name] : undefined;
     const share = column && typeof score === "number" ? (score - column.low) / (highest(column) - column.low || 1) : 0;
     const kind = row.kind ?? "";
-    const name = `Layer ${row.layer}, head ${row.head}`;
+    const { number: layer, numbers } = scene.layers[row.layer];
+    const name = `Layer ${layer}, head ${numbers[row.head]}`;
     const current = row.layer === state.layer && row.head === state.head;
     const said = [name, kind, column && `${column.label} ${figure(score)}`].filter(Boolean).join(", ");
     const element = h(
@@ -72,7 +73,7 @@ export const headsView: MakeView = (context) => {
         click: () => store.set({ view: "map", layer: row.layer, head: row.head }),
       },
       picture,
-      h("span", { class: "name" }, `${row.layer}.${row.head}`, h("span", { class: "kind" }, kind)),
+      h("span", { class: "name" }, `${layer}.${numbers[row.head]}`, h("span", { class: "kind" }, kind)),
     );
     if (column) {
       const bar = h("span", { class: "bar" });
@@ -110,11 +111,11 @@ export const headsView: MakeView = (context) => {
         ...[...layers].map(([l, mine]) =>
           h(
             "div",
-            { class: "layer", role: "group", "aria-label": `Layer ${l}` },
+            { class: "layer", role: "group", "aria-label": `Layer ${scene.layers[l].number}` },
             h(
               "h2",
               {},
-              `Layer ${l}`,
+              `Layer ${scene.layers[l].number}`,
               !/^layers?[ .]\d+$/.test(scene.layers[l].name) && h("small", {}, scene.layers[l].name),
             ),
             h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state))),

@@ -115,11 +115,11 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
             elif s.name == "visible":
                 rows_of(rows, found, 1)[...] = visible[:, :, rows.inside]
             elif s.name == "max":
-                rows_of(rows, found, 1)[...] = weight(running.m, log_sum)[:, :, rows.inside]
+                rows_of(rows, found, 1)[...] = running.weight(running.m)[:, :, rows.inside]
             elif best is not None and s.name == "argmax":
                 rows_of(rows, found, 1)[...] = best.indices[:, :, rows.inside, 0]
             elif best is not None:
-                values = weight(best.values, log_sum[..., None])
+                values = running.weight(best.values)
                 rows_of(rows, found.values, 2)[...] = values[:, :, rows.inside, : s.of]
                 rows_of(rows, found.indices, 2)[...] = best.indices[:, :, rows.inside, : s.of]
 
@@ -185,6 +185,12 @@ class Running:
         positive = np.where(total == 0, 1, total)
         H: Array = (self.l * old * np.log(positive) - shifted) / positive
         return H
+
+    def weight(self, S: Array) -> Array:
+        """P of scores (kv heads, group, ROWS, ...); beside a large m, lse has no digits left for log total."""
+        m, _, total = (x.reshape(x.shape + (1,) * (S.ndim - x.ndim)) for x in self._with_sink())
+        P: Array = np.exp(S - finite(m)) * np.where(total == 0, 0, 1 / total)
+        return P
 
     def _with_sink(self) -> tuple[Array, Array, Array]:
         """The maximum m with the sink, exp(old maximum − m), and the sum of exponentials."""

@@ -6,13 +6,13 @@ tangent are in `regard.engines.tiled_backward`.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from regard.engines.tiled import Given, forward, in_order, rows_of, spread_blocks, weight
 from regard.engines.tiles import ROWS, TILES, Chunk, Rows, masked, product
+from regard.forks import cached_property
 from regard.observing import Statistic
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Node, Table, reading, tangent

@@ -11,12 +11,12 @@ span that are left are a *chunk* and are computed at once, as arrays (kv heads, 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from regard.forks import cached_property
 from regard.problem import Problem
 from regard.rules import EVERYTHING, At, Node, evaluate, reads, tile_pairs
 from regard.spec import kept

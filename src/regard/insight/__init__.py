@@ -3,6 +3,7 @@
 from .heads import (
     KINDS,
     HeadStatistics,
+    by_chance,
     current_token,
     duplicate_token,
     entropy,
@@ -21,6 +22,7 @@ from .streamed import measure_heads
 __all__ = [
     "KINDS",
     "HeadStatistics",
+    "by_chance",
     "cluster_heads",
     "copying",
     "current_token",

@@ -187,6 +187,30 @@ def notable(scores: Mapping[str, float]) -> str | None:
     return max(found, key=lambda kind: (kind != "first-token sink", found[kind]), default=None)
 
 
+def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
+    """The `induction` score of a causal head that attends evenly: how much of a text follows copies, from 0 to 1.
+
+    `ids` (n,). From `NOTABLE` on, a text repeats too much for the score to tell heads apart. Takes O(n log n) time.
+
+    >>> by_chance([7] * 100) > 0.8, by_chance(np.tile(np.arange(25), 4)) < 0.05
+    (True, True)
+    """
+    prefix = integer("prefix", prefix, least=1)
+    tokens = np.asarray(ids)
+    if tokens.ndim != 1:
+        raise ValueError(f"ids must have shape (n,), got {tokens.shape}")
+    if len(tokens) < prefix:
+        return 0.0
+    runs = np.lib.stride_tricks.sliding_window_view(tokens, prefix)
+    number = np.unique(runs, axis=0, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(number, kind="stable")
+    first = np.searchsorted(number[order], number[order])
+    earlier = np.empty(len(number), np.int64)
+    earlier[order] = np.arange(len(number)) - first
+    rows = np.flatnonzero(earlier)
+    return float(np.mean(earlier[rows] / (rows + prefix))) if len(rows) else 0.0
+
+
 def strongest(heads: Iterable[HeadStatistics], kind: str) -> HeadStatistics:
     """The head with the highest score of that `kind` (one of `KINDS`).
 

@@ -4,11 +4,11 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .heads import KINDS, HeadStatistics, notable
+from .heads import KINDS, NOTABLE, HeadStatistics, notable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,8 +20,11 @@ STRONGEST = 3
 SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
 
 
-def rows(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> list[dict[str, Any]]:
-    """A row for each head: layer (its number), name (of the layer), head, kv_head, kind, and scores; None for NaN."""
+def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dict[str, Any]]:
+    """A row for each head: layer, head and kv_head (by the model), name of the layer, kind, scores (None: NaN).
+
+    layers: the names of layers, by their numbers.
+    """
     found = []
     for head in heads:
         values = asdict(head)
@@ -31,11 +34,11 @@ def rows(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> list[dict[st
     return found
 
 
-def as_json(heads: Sequence[HeadStatistics], layers: Sequence[str], model: str) -> str:
+def as_json(heads: Sequence[HeadStatistics], layers: Mapping[int, str], model: str) -> str:
     return json.dumps({"model": model, "heads": rows(heads, layers)}, ensure_ascii=False, indent=1) + "\n"
 
 
-def as_csv(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> str:
+def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> str:
     """One line for each head, empty where a score has no meaning."""
     written = io.StringIO()
     table = csv.DictWriter(written, list(rows(heads[:1], layers)[0]), lineterminator="\n")
@@ -44,8 +47,20 @@ def as_csv(heads: Sequence[HeadStatistics], layers: Sequence[str]) -> str:
     return written.getvalue()
 
 
+def caution(chance: float) -> str:
+    """A word where a text repeats too much, `by_chance`, for its induction scores to mean anything; else empty."""
+    if chance < NOTABLE:
+        return ""
+    return f"this text repeats so much that a head which attends evenly scores {chance:.2f} for induction; read another"
+
+
 def show(
-    heads: Sequence[HeadStatistics], layers: Sequence[str], about: str, console: "Console", every: bool = False
+    heads: Sequence[HeadStatistics],
+    layers: Mapping[int, str],
+    about: str,
+    console: "Console",
+    every: bool = False,
+    note: str = "",
 ) -> None:
     """Print how many heads are of each kind, the strongest of each, and the scores of all if they are few."""
     from rich.table import Table
@@ -63,6 +78,8 @@ def show(
         listed = "  ".join(f"L{head.layer} H{head.head} {head.scores[kind]:.2f}" for head in best)
         kinds.add_row(kind, f"{names.count(kind)} of {len(heads)}", Text(listed or "nothing repeats, or no tokens"))
     console.print(kinds)
+    if note:
+        console.print(Text(f"\n{note}", style="dim"), soft_wrap=True)
     if not every and len(heads) > MOST:
         console.print(Text(f"\n--all lists all {len(heads)} heads", style="dim"))
         return

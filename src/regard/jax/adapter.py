@@ -7,18 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-from regard import checks
+from regard import checks, linear, merging, multihead, planning, stepping
 from regard.api import problem_from
 from regard.arguments import array_type
 from regard.engines import engines
+from regard.frameworks import Namespace
 from regard.jax import primitives
-from regard.jax.rules import constant, flags, table, traced
+from regard.jax.rules import constant, flags, sized, table, traced
 from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places
+from regard.jax.values import promotion
 from regard.observing import Seen
 from regard.problem import Problem
-from regard.rules import as_mask, as_score, rule_text
+from regard.rules import as_mask, as_score, order, rule_text
+from regard.rules.outside import lookups
 
-__all__ = ["attention", "attention_jvp", "attention_vjp", "constant", "flags", "table", "weights"]
+__all__ = [
+    "attention", "attention_jvp", "attention_vjp", "constant", "flags", "linear_attention", "merge",
+    "multihead_attention", "plan", "steps", "table", "weights",
+]  # fmt: skip
 
 Options = dict[str, Any]
 
@@ -44,16 +50,19 @@ def attention(
     """
     operands: dict[str, Any] = {"query": query, "key": key, "value": value}
     for name, x in operands.items():
-        if not isinstance(x, jax.Array):
-            raise TypeError(f"{name} must be a jax.Array where others of the call are, got {array_type(x)}")
+        ours(name, x)
     for name, x in (("bias", bias), ("sink", sink)):
         if x is not None:
             operands[name] = jnp.asarray(x) if type(x) is np.ndarray else x
     for name in ("mask", "score"):
         if options.get(name) is not None:
             options[name] = (as_mask if name == "mask" else as_score)(options[name])
+    if traced(offset) or (isinstance(origin, tuple) and any(map(traced, origin))):
+        for rule in (options.get("mask"), options.get("score")):
+            if rule is not None and lookups(rule.node):
+                raise TypeError(f"{rule}: bounds='raise' of a table is not checked where offset or origin are traced")
     p = problem_from(
-        **{name: stand_in(x) for name, x in operands.items()},
+        **{name: stand_in(name, x) for name, x in operands.items()},
         seed=0 if isinstance(seed, jax.Array) else seed,
         offset=plain_offset(offset),
         origin=plain_origin(origin),
@@ -130,10 +139,77 @@ def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, m
     return answer[0] if len(answer) == 1 else tuple(answer)
 
 
-def stand_in(x: Any) -> Any:
+def ours(name: str, x: Any) -> Any:
+    """x, a JAX array, or a TypeError."""
+    if not isinstance(x, jax.Array):
+        raise TypeError(f"{name} must be a jax.Array where others of the call are, got {array_type(x)}")
+    return x
+
+
+SPACE = Namespace(
+    xp=jnp,
+    hollow=lambda name, x: stand_in(name, ours(name, x)),
+    cast=lambda x, dtype: x.astype(dtype),
+    constant=jax.lax.stop_gradient,
+    like=lambda a, x: jnp.asarray(a),
+)
+
+
+@promotion()
+def merge(*parts: Any, sink: Any = None) -> Any:
+    """`regard.merge` on JAX arrays, under any of JAX's transformations."""
+    return merging.combined(SPACE, parts, sink)
+
+
+@promotion()
+def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **options: Any) -> Any:
+    """`regard.multihead_attention` on JAX arrays, under any of JAX's transformations."""
+    return multihead.projected(SPACE, query, key, value, num_heads, **options)
+
+
+@promotion()
+def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`regard.linear_attention` on JAX arrays, under any of JAX's transformations."""
+    return linear.in_parallel(SPACE, query, key, value, **options)
+
+
+def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`regard.steps` on JAX arrays that have values; what it shows are NumPy arrays."""
+    given = {"query": query, "key": key, "value": value} | options
+    return stepping.steps(**{name: in_numpy("steps", name, x) for name, x in given.items()})
+
+
+def plan(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """`regard.plan` on JAX arrays; of query, key, value, bias and sink only shapes are read, so they may be traced."""
+    given = {"query": query, "key": key, "value": value} | options
+    found = {name: x for name, x in given.items() if name in ("query", "key", "value", "bias", "sink")}
+    hollow = {n: planning._array(n, sized(n, x).shape, x.dtype) for n, x in found.items() if isinstance(x, jax.Array)}
+    return planning.plan(**{name: in_numpy("plan", name, x) for name, x in (given | hollow).items()})
+
+
+def in_numpy(function: str, name: str, x: Any) -> Any:
+    """An argument with NumPy arrays for JAX arrays; TypeError for one that has no values yet."""
+    if name in ("mask", "score") and x is not None and not isinstance(x, jax.Array):
+        x = (as_mask if name == "mask" else as_score)(x)
+        read = (y.payload for y in order([x.node]) if y.op in ("gather", "dense"))
+        hidden = any(traced(getattr(y, "source", y)) for y in read)
+    else:
+        hidden = any(map(traced, x)) if isinstance(x, tuple) else traced(x)
+    if hidden:
+        raise TypeError(f"regard.{function} reads the values of {name}, which has none while it is traced")
+    if name == "seed" and isinstance(x, jax.Array):
+        words = np.asarray(seed_operand(x))
+        return int(words[0]) << 32 | int(words[1]) if words.ndim else int(words)
+    if isinstance(x, tuple):
+        return tuple(int(y) if isinstance(y, jax.Array) else y for y in x)
+    return np.asarray(x) if isinstance(x, jax.Array) else x
+
+
+def stand_in(name: str, x: Any) -> Any:
     """An array of the shape and dtype of a JAX array, for checks; without memory."""
     if not isinstance(x, jax.Array) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x
+    sized(name, x)
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 

@@ -16,12 +16,14 @@ class TracedTable(Table):
     __slots__ = ("source",)
     source: jax.Array
 
-    def __init__(self, what: str, x: jax.Array) -> None:
+    def __init__(self, what: str, x: jax.Array, bounds: Any = "clamp") -> None:
+        sized(what, x)
         if 0 in x.shape:
             raise ValueError(f"{what} must not be empty, got shape {x.shape}")
         if not (x.dtype.kind in "biuf" or x.dtype.name == "bfloat16"):
             raise TypeError(f"{what} must be an array of booleans, integers or floats, got {x.dtype}")
         object.__setattr__(self, "source", x)
+        object.__setattr__(self, "bounds", bounds)
 
     @property
     def array(self) -> Array:  # type: ignore[override]
@@ -50,22 +52,33 @@ def traced(x: object) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
-def table(what: str, x: jax.Array) -> Table:
+def sized(what: str, x: jax.Array) -> jax.Array:
+    """Return x, whose shape is known; TypeError for one with the symbolic dimensions of `jax.export`."""
+    if all(type(n) is int for n in x.shape):
+        return x
+    raise TypeError(
+        f"{what} must have a shape of integers, got {x.shape}: attention is compiled for its shapes, so export a "
+        "program for each, not one with symbolic dimensions"
+    )
+
+
+def table(what: str, x: jax.Array, bounds: Any = "clamp") -> Table:
     """A table over a JAX array; one that is not traced is a constant, with its values."""
-    return TracedTable(what, x) if traced(x) else Table.of(what, np.asarray(x))
+    return TracedTable(what, x, bounds) if traced(x) else Table.of(what, np.asarray(x), bounds)
 
 
 def constant(what: str, x: jax.Array) -> Any:
     """The values of a JAX array, or the array itself while it has none."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         raise TypeError(f"{what} must be an array of numbers, got a random key")
-    return x if traced(x) else np.asarray(x)
+    return sized(what, x) if traced(x) else np.asarray(x)
 
 
 def flags(argument: str, x: jax.Array, frozen: bool = False) -> Any:
     """A JAX array given as a mask: booleans, or integers, of which traced ones count as set where they are not 0."""
     if not traced(x):
         return np.array(x) if frozen else np.asarray(x)
+    sized(argument, x)
     if x.dtype.kind not in "biu":
         kind = f"{x.dtype}; to add to scores, use bias=" if jax.numpy.issubdtype(x.dtype, np.floating) else x.dtype
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {kind}")

@@ -1,7 +1,7 @@
 """Statistics in plain JAX, block by block: none takes more memory than its result and a band of blocks."""
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import numpy as np
 
 import jax
 from jax import lax
+from regard.forks import cached_property
 from regard.jax.task import OUTPUTS, places
 from regard.observing import cells
 

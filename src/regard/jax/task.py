@@ -7,12 +7,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from regard.engines import choose, cpu
+from regard.forks import cached_property
 from regard.observing import Profile, Statistic, Top
 from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
@@ -316,7 +317,17 @@ def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
     """Compute all elements of a `vmap` in one call: its axes become leading dimensions."""
     count = len(task.sizes)
     lead = max(x[name].ndim - count - 3 for name in ("query", "key", "value"))
-    trailing = {"query": 3, "key": 3, "value": 3, "bias": 3, "offset": 0, "out": 3, "lse": 2, "entropy": 2}
+    trailing = {
+        "query": 3,
+        "key": 3,
+        "value": 3,
+        "bias": 3,
+        "offset": 0,
+        "out": 3,
+        "lse": 2,
+        "entropy": 2,
+        "weights": 3,
+    }
 
     def rank(name: str) -> int | None:
         """The dimensions of what is aligned right to those of the call; None for what has no leading ones."""

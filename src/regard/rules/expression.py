@@ -21,6 +21,7 @@ result is a float, one in ``derivative.TANGENTS``; the tests enumerate `OPS` and
 
 import functools
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from regard.forks import renewed
 
 if TYPE_CHECKING:
     from regard.rules.tracing import Table
@@ -69,7 +72,7 @@ class Node:
 
 
 _nodes: WeakValueDictionary[tuple[object, ...], Node] = WeakValueDictionary()
-_nodes_lock = threading.Lock()
+_nodes_lock = renewed(sys.modules[__name__], "_nodes_lock", threading.Lock)
 
 
 def make(op: str, kind: Kind, args: tuple[Node, ...] = (), payload: Any = None) -> Node:

@@ -3,16 +3,18 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.arguments import array_type, type_name
+from regard.arguments import array_type, choice, type_name
 from regard.frameworks import adapter, constructor
 from regard.rules import tensors
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
 
+Bounds = Literal["clamp", "raise"]
+BOUNDS = ("clamp", "raise")
 BRANCHING = (
     "a rule is traced once for all indices, so a traced value has no truth value: use & | ~ for and, or, not; "
     "regard.where(condition, a, b) for if; np.maximum and np.minimum for max and min; "
@@ -40,7 +42,7 @@ def as_array(what: str, value: Any) -> Array:
 
 
 class Table:
-    """An array that rules look up: ``table[h, i - j]``, one integer index per axis, clamped to its ends.
+    """An array that rules look up: ``table[h, i - j]``, one integer index per axis, clamped to its ends (see `table`).
 
     array: bool, integer or floating, of any rank, no axis empty; copied, so that a rule stays what it was. Float
     tables train: their gradients are returned under the table itself.
@@ -52,21 +54,22 @@ class Table:
     table of shape (2,), float64
     """
 
-    __slots__ = ("__weakref__", "array", "lies")
+    __slots__ = ("__weakref__", "array", "bounds", "lies")
     array: Array
+    bounds: Bounds
     lies: bool  # on a device
 
-    def __init__(self, array: ArrayLike) -> None:
-        self._hold("table", array)
+    def __init__(self, array: ArrayLike, *, bounds: Bounds = "clamp") -> None:
+        self._hold("table", array, choice("bounds", bounds, BOUNDS))
 
     @classmethod
-    def of(cls, what: str, array: ArrayLike) -> "Table":
+    def of(cls, what: str, array: ArrayLike, bounds: Bounds = "clamp") -> "Table":
         """The table of an array that errors call `what`."""
         made = object.__new__(Table)
-        made._hold(what, array)
+        made._hold(what, array, bounds)
         return made
 
-    def _hold(self, what: str, array: ArrayLike) -> None:
+    def _hold(self, what: str, array: ArrayLike, bounds: Bounds) -> None:
         values = as_array(what, array).copy()
         if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
             raise TypeError(f"{what} must be an array of booleans, integers or floats, got {values.dtype}")
@@ -76,22 +79,22 @@ class Table:
             raise ValueError(f"{what} must not be empty, got shape {values.shape}")
         values = values.astype(values.dtype.newbyteorder("="), order="C", copy=False)
         values.setflags(write=False)
-        object.__setattr__(self, "array", values)
-        object.__setattr__(self, "lies", False)
+        for name, value in (("array", values), ("bounds", bounds), ("lies", False)):
+            object.__setattr__(self, name, value)
 
     @classmethod
-    def lying(cls, array: Array) -> "Table":
+    def lying(cls, array: Array, bounds: Bounds = "clamp") -> "Table":
         """A table of an array on a device, which is neither copied nor looked at."""
         made = object.__new__(Table)
-        object.__setattr__(made, "array", array)
-        object.__setattr__(made, "lies", True)
+        for name, value in (("array", array), ("bounds", bounds), ("lies", True)):
+            object.__setattr__(made, name, value)
         return made
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError("a table is frozen; make a new one with regard.table(array)")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Table, (self.array,)
+        return functools.partial(Table, bounds=self.bounds), (self.array,)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -130,8 +133,13 @@ class Table:
 
 
 @constructor
-def table(array: ArrayLike) -> Table:
+def table(array: ArrayLike, *, bounds: Bounds = "clamp") -> Table:
     """The array as a `Table`, to be looked up in rules and to receive a gradient.
+
+    bounds: "clamp", where an index beyond an end takes the end; or "raise", where a call is refused that would read
+    such an index for a pair that its mask allows. The branch of a `regard.where` that is not taken is not read, nor is
+    the right of ``&`` where the left is false. Calls are checked before any work, without n × n memory; one too large
+    for that, or an index that depends on a score or on traced values, is an error that says so.
 
     Of a `torch.Tensor` of floats, the table is the tensor itself, with the values that it has at each call, and
     gradients go to the tensor.
@@ -140,12 +148,12 @@ def table(array: ArrayLike) -> Table:
     >>> def alibi(s, b, h, i, j):
     ...     return s - slopes[h] * abs(i - j)
     """
-    return as_table("table", array)
+    return as_table("table", array, choice("bounds of table", bounds, BOUNDS))
 
 
-def as_table(what: str, value: Any) -> Table:
+def as_table(what: str, value: Any, bounds: Bounds = "clamp") -> Table:
     framework = adapter(value)
-    found: Table = Table.of(what, value) if framework is None else framework.table(what, value)
+    found: Table = Table.of(what, value, bounds) if framework is None else framework.table(what, value, bounds)
     return found
 
 

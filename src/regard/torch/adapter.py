@@ -8,20 +8,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard import api, checks, merging, planning, stepping
+from regard import api, checks, planning, stepping
 from regard.api import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch import graph
-from regard.torch.arrays import NUMPY, autocast, checked, concrete, tensor, together, transformed, values
-from regard.torch.autograd import Attention, run
+from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, tensor, together, values
+from regard.torch.autograd import Attention
 from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
+from regard.torch.functions import linear_attention, merge, multihead_attention
+from regard.torch.modes import fake, jit_state, symbolic, tracing, transformed
+from regard.torch.operators import execute
 from regard.torch.rules import bind, constant, flags, table
 from regard.torch.short import short
 
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
-__all__ = ["attention", "constant", "flags", "merge", "plan", "steps", "table", "weights"]
+__all__ = [
+    "attention", "constant", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps", "table",
+    "weights",
+]  # fmt: skip
 ALL = slice(None)
 
 
@@ -44,8 +50,10 @@ def attention(
     if unknown:
         raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
     q, k, v = checked("query", query), checked("key", key), checked("value", value)
-    if torch.is_autocast_enabled(q.device.type):
+    if autocasting(q):
         q, k, v = map(autocast, (q, k, v))
+    if tracing():
+        graph.not_in_onnx()
     given: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v}
     others: dict[Any, torch.Tensor] = {}
     options = DEFAULTS | options | {"observe": checks.observe(observe)}
@@ -66,13 +74,18 @@ def attention(
             if x not in given:
                 others[x] = x.tensor
     if isinstance(options["offset"], torch.Tensor):
-        others["offset"], options["offset"] = checked("offset", options["offset"]).cpu(), None  # checks look at it
+        given_offset = checked("offset", options["offset"])
+        others["offset"] = given_offset if fake(given_offset) else given_offset.cpu()  # checks look at it
+        options["offset"] = None
+    elif isinstance(options["offset"], torch.SymInt):
+        others["offset"], options["offset"] = torch.full((), options["offset"], dtype=torch.int64, device="cpu"), None
     if options["dropout"] and options["seed"] is None:
         others["seed"] = new_seed()
     return_weights = checks.boolean("return_weights", return_weights)
     matrices = q.ndim == 2
     if matrices:
-        stand_in(given, options)
+        if not symbolic(*given.values()):
+            stand_in(given, options)
         given |= {name: given[name][None] for name in ("query", "key", "value")}
     together(given | {name: x for name, x in others.items() if type(name) is not str})
     others |= constants(given)
@@ -107,17 +120,21 @@ def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
 def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results of a call, with a derivative where one may be asked for."""
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if needed or transformed():
-        found: tuple[torch.Tensor, ...] = Attention.apply(call, *inputs)
-        return found
-    return run(call, *inputs)
+    found: tuple[torch.Tensor, ...]
+    if needed or transformed() or (call.again is None and jit_state() is not None):
+        found = Attention.apply(call, *inputs)
+    elif call.again is not None:  # as no mode was active when it was looked up
+        found = call.again(*inputs)
+    else:
+        found = execute("attention", call, inputs)
+    return found
 
 
 def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
     """A bias and tables of the score that nobody can ask a derivative of: theirs may be as large as all scores."""
-    if transformed():
-        return {}
     tables = {name: x for name, x in given.items() if name == "bias" or type(name) is not str}
+    if not tables or transformed() or tracing():
+        return {}
     return {name: x for name, x in tables.items() if not x.requires_grad}
 
 
@@ -126,32 +143,6 @@ def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
     arrays = {name: hollow(x) for name, x in given.items() if type(name) is str}
     seed = 0 if options["seed"] is None else options["seed"]
     problem_from(**arrays, **{name: x for name, x in options.items() if name not in arrays} | {"seed": seed})
-
-
-def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """`regard.merge` on tensors; it differentiates as often as wanted, for it is made of PyTorch's own functions."""
-    for n, part in enumerate(parts):
-        for name, x in zip(("out", "lse"), part if isinstance(part, tuple) else (), strict=False):
-            checked(f"merge: {name} of part {n}", x)
-    merging.validated(
-        tuple(tuple(map(hollow, part)) if isinstance(part, tuple) else part for part in parts),
-        None if sink is None else hollow(checked("sink", sink)),
-    )
-    dtype = parts[0][0].dtype
-    real = torch.float64 if parts[0][1].dtype is torch.float64 else torch.float32
-    logits = torch.stack([lse.to(real) for _, lse in parts])
-    if sink is not None:
-        extra = sink.to(real)[..., None] if parts[0][0].ndim > 2 else sink.to(real)
-        logits = torch.cat([logits, extra.expand_as(logits[:1])])
-    m = logits.detach().amax(0)
-    m = torch.where(m == -torch.inf, 0.0, m)
-    scale = torch.exp(logits - m)
-    total = scale.sum(0)
-    empty = total == 0
-    share = scale / torch.where(empty, 1.0, total)
-    terms = (torch.where(w == 0, 0.0, x.to(real)) * w for (x, _), w in zip(parts, share[..., None], strict=False))
-    lse = torch.where(empty, -torch.inf, m + torch.log(torch.where(empty, 1.0, total)))
-    return sum(terms, start=torch.zeros((), dtype=real)).to(dtype), lse
 
 
 def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any = ALL, **options: Any) -> torch.Tensor:
@@ -180,10 +171,6 @@ def elsewhere(name: str, instead: str) -> Any:
 attention_vjp = elsewhere("attention_vjp", "differentiate regard.attention with .backward() or torch.func.vjp")
 attention_jvp = elsewhere("attention_jvp", "differentiate regard.attention with torch.func.jvp")
 attention_vjp_jvp = elsewhere("attention_vjp_jvp", "differentiate regard.attention twice, e.g. with torch.func.hessian")
-linear_attention = elsewhere("linear_attention", "give .detach().numpy()")
-multihead_attention = elsewhere(
-    "multihead_attention", "project with torch.nn.Linear and call regard.attention(..., layout='bnhd')"
-)
 
 
 def in_numpy(given: dict[str, Any], constant: bool = True, there: bool = False) -> dict[str, Any]:
@@ -221,8 +208,3 @@ def readable(name: str, x: torch.Tensor, constant: bool, there: bool) -> Any:
             "return_weights=True of regard.attention"
         )
     return values(x, there)
-
-
-def hollow(x: torch.Tensor) -> Any:
-    """An array of the shape and dtype of a tensor, to be checked in its place."""
-    return np.broadcast_to(np.empty((), NUMPY[x.dtype]), tuple(x.shape))

@@ -11,6 +11,7 @@ from regard.arguments import array_type
 from regard.checks import FLOATS
 from regard.problem import device_of
 from regard.rules import type_name
+from regard.torch.modes import fake, sizes, tracing, without_transforms, wrapped
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -71,14 +72,9 @@ def checked(name: str, x: Any) -> torch.Tensor:
     return x
 
 
-def fake(x: torch.Tensor) -> bool:
-    """Whether `x` only stands for a tensor, while a graph is being traced."""
-    return isinstance(x, torch._subclasses.FakeTensor) or torch._is_functional_tensor(x)
-
-
 def concrete(x: torch.Tensor) -> bool:
-    """Whether the values of `x` can be read now: it is no stand-in of a transform or of a trace."""
-    return type(x) in PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x) and not fake(x)
+    """Whether the values of `x` can be read now: it is no stand-in of a transform, and no graph is being traced."""
+    return type(x) in PLAIN and not wrapped(x) and not fake(x) and not tracing()
 
 
 def array(x: torch.Tensor) -> Array:
@@ -97,13 +93,8 @@ def array(x: torch.Tensor) -> Array:
 
 def values(x: torch.Tensor, there: bool = False) -> Array:
     """The values of a `concrete` tensor, which a transform that is active would wrap; there: where they lie."""
-    with torch._C._DisableFuncTorch():
+    with without_transforms():
         return array(x.cpu() if x.is_cuda and not there else x)
-
-
-def transformed() -> bool:
-    """Whether a transform is active that may want a derivative of what requires no grad."""
-    return bool(torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active())
 
 
 def together(given: Mapping[Any, torch.Tensor]) -> None:
@@ -140,6 +131,16 @@ def converted(x: Array, dtype: Any) -> Array:
     if device_of(x) is None:
         return x.astype(dtype, copy=False)
     return array(on_device(x).to(next(kind for kind, same in NUMPY.items() if same == dtype)))
+
+
+def hollow(x: torch.Tensor, shape: tuple[int, ...] | None = None) -> Any:
+    """An array of the dtype of a tensor and, unless another is given, of its shape, to be checked in its place."""
+    return np.broadcast_to(np.empty((), NUMPY[x.dtype]), sizes(x) if shape is None else shape)
+
+
+def autocasting(x: torch.Tensor) -> bool:
+    """Whether operands on the device of `x` are cast; PyTorch does not answer that for meta tensors."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def autocast(x: torch.Tensor) -> torch.Tensor:

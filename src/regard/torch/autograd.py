@@ -18,19 +18,29 @@ from typing import Any
 
 import torch
 
-from regard.torch.arrays import array, tensor
-from regard.torch.batching import batched, in_legacy_vmap, legacy_batch
-from regard.torch.calls import Call, Ready
+from regard.torch.batching import batched, legacy_batch
+from regard.torch.calls import Call
+from regard.torch.kernels import INTEGERS, OUTPUTS, Tensors, parts
+from regard.torch.modes import (
+    alive,
+    at_one_level,
+    below_autograd,
+    in_legacy_vmap,
+    jit_state,
+    outside_of_graphs,
+    transformed,
+    transforms_active,
+)
+from regard.torch.operators import OPERATIONS, completed, execute, library, operate
+from regard.torch.texts import call_of
 
-Tensors = tuple[torch.Tensor | None, ...]
-OUTPUTS = ("out", "lse", "entropy")
-INTEGERS = ("argmax", "indices", "visible", "distances")
 NONE: Tensors = (None, None, None)
 
 
 class Operation(torch.autograd.Function):
     """A function of (call, *tensors or None). Where no transform is active, nothing but the tensors is looked at."""
 
+    operation = ""
     gives_gradients = False
 
     @staticmethod
@@ -40,20 +50,37 @@ class Operation(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
-            return super().apply(*args)
+        if torch.compiler.is_compiling():  # compiled autograd, which follows backward
+            return untraced(cls, args)
+        if cls is not Attention and jit_state() is not None:  # which takes no lists with None
+            raise NotImplementedError(
+                "regard.attention: torch.jit.trace holds no derivatives: trace the function, then differentiate it"
+            )
+        if transforms_active() or jit_state() is not None:  # the dispatcher knows what each of them does
+            return tuple(operate(cls.operation, args[0], args[1:]))
+        args = args[0], *(None if x is None else alive(x) for x in args[1:])
         batch = legacy_batch(args) if in_legacy_vmap() else None
         if batch is not None:
             return batch.map(cls.apply, cls.roles(args[0]), cls.gives_gradients, args[0])
         return super(torch.autograd.Function, cls).apply(*args)
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[Any, ...], call: Call, *given: torch.Tensor | None) -> Any:
-        return batched(cls.apply, cls.roles(call), cls.gives_gradients, info.batch_size, in_dims[1:], call, given)
+    def at_level(cls, *args: Any) -> Any:
+        """`apply` for one level of the transforms that are active, as the dispatcher goes through them."""
+        with at_one_level():
+            return super(torch.autograd.Function, cls).apply(*args)
+
+
+@outside_of_graphs
+def untraced(function: type[Operation], args: tuple[Any, ...]) -> Any:
+    """`apply` between two graphs."""
+    return super(torch.autograd.Function, function).apply(*args)
 
 
 class Attention(Operation):
     """(call, *inputs) → out, lse and the other statistics observed."""
+
+    operation = "attention"
 
     @staticmethod
     def roles(call: Call) -> tuple[Any, ...]:
@@ -61,7 +88,8 @@ class Attention(Operation):
 
     @staticmethod
     def forward(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return run(call, *inputs)
+        found: tuple[torch.Tensor, ...] = execute("attention", call, inputs)
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -93,6 +121,7 @@ class Attention(Operation):
 class Backward(Operation):
     """(call, *inputs, *outputs, *cotangents of outputs) → gradients of the floats."""
 
+    operation = "attention_backward"
     gives_gradients = True
 
     @staticmethod
@@ -101,10 +130,8 @@ class Backward(Operation):
 
     @staticmethod
     def forward(call: Call, *given: torch.Tensor | None) -> Tensors:
-        inputs, outputs, ct = parts(call, given, 3, 3)
-        ready = Ready.of(call, arrays(inputs))
-        g = ready.engine.backward(ready.problem, ready.outputs(*arrays(outputs)), ready.outputs(*arrays(ct)))
-        return tensors(ready.gradients(g))
+        found: Tensors = execute("attention_backward", call, given)
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -137,16 +164,16 @@ class Backward(Operation):
 class Tangent(Operation):
     """(call, *inputs, *outputs, *tangents of the floats) → tangents of out, lse and, if it is observed, entropy."""
 
+    operation = "attention_tangent"
+
     @staticmethod
     def roles(call: Call) -> tuple[Any, ...]:
         return *call.inputs, *OUTPUTS, *call.floats
 
     @staticmethod
     def forward(call: Call, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        inputs, outputs, t = parts(call, given, 3, len(call.floats))
-        ready = Ready.of(call, arrays(inputs))
-        _, d = ready.engine.jvp(ready.problem, ready.differential(arrays(t)), ready.outputs(*arrays(outputs)))
-        return tensors(ready.outward(d))
+        found: tuple[torch.Tensor, ...] = execute("attention_tangent", call, given)
+        return found
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -199,6 +226,7 @@ class Last(Operation):
 class BackwardTangent(Last):
     """(call, *inputs, *outputs, *ct, *tangents of the floats, of the outputs and of ct) → tangents of the gradients."""
 
+    operation = "attention_backward_tangent"
     gives_gradients = True
 
     @staticmethod
@@ -207,37 +235,23 @@ class BackwardTangent(Last):
 
     @staticmethod
     def forward(call: Call, *given: torch.Tensor | None) -> Tensors:
-        inputs, outputs, ct, t, d_outputs, d_ct = parts(call, given, 3, 3, len(call.floats), 3, 3)
-        ready = Ready.of(call, arrays(inputs))
-        along = ready.differential(arrays(t))
-        known, c, d, d_c = (ready.outputs(*arrays(x)) for x in (outputs, ct, d_outputs, d_ct))
-        g = ready.engine.backward_jvp(ready.problem, known, c, along, d, d_c)
-        return tensors(ready.gradients(g))
+        found: Tensors = execute("attention_backward_tangent", call, given)
+        return found
 
 
 class TangentTangent(Last):
     """(call, *inputs, *outputs, *tangents of floats and outputs, *others of both) → tangents of the first tangents."""
+
+    operation = "attention_tangent_tangent"
 
     @staticmethod
     def roles(call: Call) -> tuple[Any, ...]:
         return *call.inputs, *OUTPUTS, *call.floats, *OUTPUTS, *call.floats, *OUTPUTS
 
     @staticmethod
-    def forward(call: Call, *given: torch.Tensor | None) -> Tensors:
-        n = len(call.floats)
-        inputs, outputs, t, d_t, u, d_u = parts(call, given, 3, n, 3, n, 3)
-        ready = Ready.of(call, arrays(inputs))
-        first, second = (ready.differential(arrays(x)) for x in (t, u))
-        known, d_first, d_second = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))
-        return tensors(ready.outward(ready.engine.jvp_jvp(ready.problem, known, first, second, d_first, d_second)))
-
-
-def run(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Attention without a derivative."""
-    if call.again is not None:
-        found: tuple[torch.Tensor, ...] = call.again(*inputs)
+    def forward(call: Call, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = execute("attention_tangent_tangent", call, given)
         return found
-    return tuple(map(tensor, Ready.of(call, [array(x) for x in inputs]).forward()))
 
 
 def keep(ctx: Any, *tensors: torch.Tensor | None) -> None:
@@ -245,16 +259,6 @@ def keep(ctx: Any, *tensors: torch.Tensor | None) -> None:
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
     ctx.set_materialize_grads(False)
-
-
-def parts(call: Call, given: Any, *sizes: int) -> list[Any]:
-    """`given` cut into the inputs of the call and parts of those sizes."""
-    cut, at = [], 0
-    for size in (len(call.inputs), *sizes):
-        cut.append(given[at : at + size])
-        at += size
-    assert at == len(given)
-    return cut
 
 
 def three(call: Call, given: Tensors) -> Tensors:
@@ -274,13 +278,41 @@ def none(given: Any) -> bool:
     return all(x is None for x in given)
 
 
-def arrays(given: Any) -> list[Any]:
-    return [None if x is None else array(x) for x in given]
-
-
-def tensors(given: Any) -> Any:
-    return tuple(None if x is None else tensor(x) for x in given)
-
-
 def not_provided(name: str) -> NotImplementedError:
     return NotImplementedError(f"regard.attention: the derivative of {name!r} is not provided; .detach() it")
+
+
+def differentiable(function: type[Operation]) -> None:
+    """Let an operation of the dispatcher, such as one in a graph, have the derivatives of its function."""
+    name = function.operation
+    operation = OPERATIONS[name]
+
+    def kernel(given: Any, text: str) -> list[torch.Tensor]:
+        tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+        if not tracked and not transformed():
+            with below_autograd():
+                found: list[torch.Tensor] = operation(given, text)
+                return found
+        call = call_of(text)
+        named = dict(zip(call.inputs, given, strict=False))
+        if any(named[x].requires_grad for x in call.constants):
+            raise NotImplementedError(
+                "regard.attention: this graph was traced when its bias or table required no grad; trace it again"
+            )
+        return completed(name, function.at_level(call, *given), given, text)
+
+    def over_batch(info: Any, in_dims: Any, given: Any, text: str) -> Any:
+        def apply(call: Call, *given: torch.Tensor | None) -> list[torch.Tensor]:
+            return operate(name, call, given)
+
+        call = call_of(text)
+        roles, sums = function.roles(call), function.gives_gradients
+        results, dims = batched(apply, roles, sums, info.batch_size, in_dims[0], call, given)
+        return list(results), list(dims)
+
+    library.impl(name, kernel, "Autograd")
+    torch.library.register_vmap(f"regard::{name}", over_batch, lib=library)
+
+
+for _function in (Attention, Backward, Tangent, BackwardTangent, TangentTangent):
+    differentiable(_function)

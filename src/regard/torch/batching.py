@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from regard.torch.calls import Call
+from regard.torch.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
 from regard.torch.rules import Flags
 
 Given = Sequence[torch.Tensor | None]
-_VMAP_MODE = torch._C._parse_dispatch_key("VmapMode")
 
 
 def batched(
@@ -63,13 +63,6 @@ def folded(
     return tuple(None if x is None else x.reshape(size, *s) for x, s in zip(results, shapes, strict=True))
 
 
-def in_legacy_vmap() -> bool:
-    """Whether the vmap is active that was before `torch.func`, and with which PyTorch still batches gradients
-    (`torch.autograd.grad(..., is_grads_batched=True)`).
-    """
-    return torch._C._dispatch_tls_is_dispatch_key_included(_VMAP_MODE)
-
-
 @dataclass(frozen=True)
 class LegacyBatch:
     """Tensors of which some are batched by that vmap at a level; those have the axis in front."""
@@ -84,23 +77,23 @@ class LegacyBatch:
         size = next(len(x) for x, m in zip(self.tensors, self.mapped, strict=True) if x is not None and m)
         inside = range(self.level, self.depth + 1)
         for _ in inside:
-            torch._C._vmapmode_decrement_nesting()
+            legacy_vmap_leave()
         try:
             dims = [0 if m else None for m in self.mapped]
             results, _ = batched(apply, roles, sums, size, dims, call, self.tensors)
         finally:
             for _ in inside:
-                torch._C._vmapmode_increment_nesting()
-        return tuple(None if x is None else torch._add_batch_dim(x, 0, self.level) for x in results)
+                legacy_vmap_enter()
+        return tuple(None if x is None else legacy_vmap_wrap(x, 0, self.level) for x in results)
 
 
 def legacy_batch(args: Sequence[Any]) -> LegacyBatch | None:
     """The tensors of (call, *tensors or None) by the innermost level at which one is batched; None if none is."""
-    depth = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    depth = legacy_vmap_enter() - 1
+    legacy_vmap_leave()
     for level in range(depth, 0, -1):
         # A tensor without this level comes back with a new axis of the size given, which no batch has.
-        whole = [None if x is None else torch._remove_batch_dim(x, level, 0, 0) for x in args[1:]]
+        whole = [None if x is None else legacy_vmap_unwrap(x, level, 0, 0) for x in args[1:]]
         mapped = [x is not None and len(x) > 0 for x in whole]
         if any(mapped):
             given = [x if m else y for x, y, m in zip(whole, args[1:], mapped, strict=True)]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from regard.api import Frame, problem_from
 from regard.engines import Engine, choose
+from regard.forks import cached_property
 from regard.observing import Profile, Seen, Statistic, Top, each_array
 from regard.problem import Differential, Outputs, Problem, device_of
 from regard.rules import Table, Traced, reads
@@ -95,7 +95,7 @@ class Ready:
         if "seed" in given:
             options["seed"] = int(given["seed"])
         query, key = given["query"], given["key"]
-        value = identity(query, key) if call.weights else given["value"]
+        value = identity(query, key, options["layout"]) if call.weights else given["value"]
         if call.folded:
             leads = (x.shape[:-3] for x in (query, key, value))
             options |= unfolded(options, np.broadcast_shapes(*leads), call.folded)
@@ -151,14 +151,15 @@ class Ready:
         return found
 
 
-def identity(query: Array, key: Array) -> Array:
-    """A value that makes the output the weights: the identity over keys, for every head."""
-    n, device = key.shape[-2], device_of(query)
+def identity(query: Array, key: Array, layout: str) -> Array:
+    """A value that makes the output the weights: the identity over keys, for every head, laid out as the key."""
+    first, device = layout == "bnhd", device_of(query)
+    n = key.shape[-3] if first else key.shape[-2]
     if device is None:
         same = np.eye(n, dtype=query.dtype)
     else:
         same = array(torch.eye(n, dtype=on_device(query).dtype, device=device))
-    return np.broadcast_to(same, (*key.shape[:-2], n, n))
+    return np.broadcast_to(same[:, None] if first else same, (*key.shape[:-1], n))
 
 
 def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dict[str, Any]:
@@ -207,4 +208,4 @@ def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
 
 def new_seed() -> torch.Tensor:
     """A seed for dropout from PyTorch's default generator, so that `torch.manual_seed` repeats it."""
-    return torch.randint(0, 2**63 - 1, ())
+    return torch.randint(0, 2**63 - 1, (), device="cpu")

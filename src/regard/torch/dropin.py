@@ -1,5 +1,6 @@
 """PyTorch's own function with PyTorch's conventions, and a way to put it in the place of PyTorch's."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from regard.api import attention
+from regard.forks import renewed
 from regard.rules import type_name
 from regard.torch import nested
 from regard.torch.arrays import autocast
@@ -243,7 +245,7 @@ def _refuse_script(*_: Any) -> Any:
 
 
 scaled_dot_product_attention.__prepare_scriptable__ = _refuse_script  # type: ignore[attr-defined]
-_lock = threading.Lock()
+_lock = renewed(sys.modules[__name__], "_lock", threading.Lock)
 _depth = 0
 _undo = ExitStack()
 

@@ -17,8 +17,10 @@ from regard.observing import Statistic
 from regard.rules import Mask, Rule, as_mask, as_score, compose
 from regard.rules.expression import make, rebuild
 from regard.rules.masks import foreign
-from regard.torch.arrays import autocast, fake, transformed
+from regard.rules.outside import lookups
+from regard.torch.arrays import autocast, autocasting
 from regard.torch.calls import new_seed, seen_of
+from regard.torch.modes import fake, transformed
 from regard.torch.rules import Flags, TensorTable
 from regard.torch.texts import call_text, named, text_of
 
@@ -98,6 +100,8 @@ def trained(x: torch.Tensor) -> bool:
 def construct(name: str, args: Any, kwargs: Any) -> Any:
     """What a function that makes rules gives in a graph."""
     if name == "table":
+        if kwargs.get("bounds", "clamp") != "clamp":
+            raise TypeError("regard.table: bounds='raise' is not checked inside of a graph: give bounds='clamp'")
         return args[0] if args else kwargs["array"]
     if name in ("mask", "score"):
         return in_graph(name, args[0] if args else kwargs["function"], frozen=True)
@@ -147,6 +151,8 @@ def name_of_function(argument: str, function: Any) -> str:
 
 @constant
 def name_of_rule(rule: Rule) -> str:
+    if any(x.table.bounds == "raise" for x in lookups(rule.node)):
+        raise TypeError(f"{rule}: bounds='raise' of a table is not checked inside of a graph: give bounds='clamp'")
     slots = foreign(rule.node)
     empty = {id(x): x.empty for x in slots}
     return text_of(replace(rule, node=rebuild(rule.node, empty)), tuple(empty.values()))
@@ -182,10 +188,31 @@ def name_of_call(
     weights: bool, observe: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...],
     constants: tuple[str, ...],
 ) -> str:  # fmt: skip
+    """
+    mask, score: rules as text. floats: which tensors of the score have a derivative. tensors: which other inputs are
+    given; constants: which of them have none, though they could.
+    """
+    slots = [0 if rule is None else len(named(rule).slots) for rule in (score, mask)]
+    scored, masked = range(slots[0]), range(slots[0], sum(slots))
+    fixed = [x for x in tensors if x in ("offset", "seed", *constants)]
     return call_text(
-        mask=mask, score=score, floats=floats, tensors=tensors, engine=engine, weights=weights, observe=observe,
-        options=dict(options), constants=constants,
+        mask=mask, score=score, slots=[[*scored], [*masked]], engine=engine, weights=weights, observe=observe, folded=0,
+        floats=[
+            *(("query", "key") if weights else ("query", "key", "value")), *(x for x in tensors if x not in fixed),
+            *(n for n, trains in zip(scored, floats, strict=True) if trains),
+        ],
+        others=[*(n for n, trains in zip(scored, floats, strict=True) if not trains), *masked, *fixed],
+        options=dict(options),
     )  # fmt: skip
+
+
+def not_in_onnx() -> None:
+    """NotImplementedError while a model is exported to ONNX."""
+    if torch.onnx.is_in_onnx_export():
+        raise NotImplementedError(
+            "regard.attention has no ONNX operator: export the model with PyTorch's F.scaled_dot_product_attention, "
+            "outside of regard.torch.sdpa()"
+        )
 
 
 def attention(
@@ -194,12 +221,13 @@ def attention(
     """`regard.attention` in a graph."""
     from regard.torch.operators import forward
 
+    not_in_onnx()
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor where others of the call are, got {type(x).__name__}")
     if transformed():
         raise NotImplementedError("regard.attention: a transform inside of a compiled region is not provided")
-    if torch.is_autocast_enabled(query.device.type):
+    if autocasting(query):
         query, key, value = autocast(query), autocast(key), autocast(value)
     mask = None if options.get("mask") is None else in_graph("mask", options["mask"])
     score = None if options.get("score") is None else in_graph("score", options["score"])
@@ -215,7 +243,8 @@ def attention(
     for name, into in (("bias", tail if constants else floats), ("sink", floats), ("offset", tail)):
         given = options.get(name)
         if name == "offset" and isinstance(given, int):
-            given = torch.full((), given, dtype=torch.int64)  # an input, because it changes from step to step
+            # An input, because it changes from step to step.
+            given = torch.full((), given, dtype=torch.int64, device="cpu")
         elif name == "offset" and isinstance(given, torch.Tensor):
             given = given.cpu()  # checks look at it
         if given is not None:

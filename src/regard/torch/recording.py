@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from regard.captured import Capture, Layer, Tokens
 from regard.joining import Call, Joined, Passing, Store, Unjoinable
 from regard.torch import adapter, dropin
 from regard.torch.arrays import autocast, checked, values
+from regard.torch.modes import quiet
 from regard.torch.transformers import NAME, register_transformers
 from regard.warning import RegardWarning
 
@@ -118,6 +119,9 @@ class _Functions(torch.overrides.TorchFunctionMode):
                 with torch.no_grad():  # weights are made without the function: it is called for what is seen alone
                     function(*args, **kwargs | {"need_weights": False})
         return function(*args, **kwargs)
+
+
+quiet.add(_Functions)
 
 
 @dataclass
@@ -262,21 +266,41 @@ class Recorder:
         return known
 
     def _wanted(self, name: str) -> bool:
-        if self.layers is None:
-            return True
         number = [*self.seen, name].index(name)
-        return any(fnmatch.fnmatchcase(name, x) if isinstance(x, str) else x == number for x in self.layers)
+        return self.layers is None or any(_is(x, number, name) for x in self.layers)
+
+    def _check_chosen(self) -> None:
+        for x in (self.layers or ()) if self.calls else ():
+            if not any(_is(x, number, name) for number, name in enumerate(self.seen)):
+                named = type(self.model).__name__
+                raise ValueError(f"layers: {x!r} is no layer of {named}; it has {_listed(self.seen)}")
 
     def finished(self, labels: Callable[[list[int]], list[str]] | None) -> tuple[list[Layer], dict[str, Tokens]]:
-        """The layers, and the texts that were read."""
+        """The layers, and the texts that were read. Raises ValueError if a layer that was asked for is none."""
+        self._check_chosen()
         tokens = {}
         for name, parts in self.texts.items():
             ids = np.concatenate(parts, axis=-1)
             shown = None if labels is None else tuple(tuple(labels(row)) for row in ids.tolist())
             tokens[name] = Tokens(ids, shown)
         sizes = {name: x.n for name, x in tokens.items()}
-        joined = {name: seen for name, seen in self.seen.items() if isinstance(seen, Joined)}
-        return [seen.layer(name, sizes, self.belongs[name]) for name, seen in joined.items()], tokens
+        layers = [
+            seen.layer(name, sizes, self.belongs[name], number)
+            for number, (name, seen) in enumerate(self.seen.items())
+            if isinstance(seen, Joined)
+        ]
+        return layers, tokens
+
+
+def _is(chosen: int | str, number: int, name: str) -> bool:
+    """Whether a layer is one that was asked for, by its number or by a name or pattern."""
+    return fnmatch.fnmatchcase(name, chosen) if isinstance(chosen, str) else chosen == number
+
+
+def _listed(names: Iterable[str], most: int = 8) -> str:
+    """Layers by number and name, the last of them where they are many."""
+    all_of = [f"{number} {name}" for number, name in enumerate(names)]
+    return ", ".join(all_of if len(all_of) <= most else [*all_of[: most - 1], "...", all_of[-1]])
 
 
 def _integers(x: Any) -> bool:

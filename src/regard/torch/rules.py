@@ -19,6 +19,7 @@ from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
 from regard.rules.tracing import where
 from regard.torch.arrays import DEVICES, NUMPY, checked, concrete, values
+from regard.torch.modes import sizes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -32,14 +33,23 @@ class TensorTable(Table):
     _shape: tuple[int, ...]
     _dtype: torch.dtype
 
-    def __init__(self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] = (), dtype: Any = None) -> None:
+    def __init__(
+        self, what: str, tensor: torch.Tensor | None, shape: tuple[int, ...] = (), dtype: Any = None,
+        bounds: Any = "clamp",
+    ) -> None:  # fmt: skip
         if tensor is not None:
-            shape, dtype = tuple(tensor.shape), tensor.dtype
+            shape, dtype = tuple(map(int, sizes(tensor))), tensor.dtype
         if 0 in shape:
             raise ValueError(f"{what} must not be empty, got shape {shape}")
         if dtype not in NUMPY or dtype.is_complex:
             raise TypeError(f"{what} must be a tensor of booleans, integers or floats, got {dtype}")
-        for name, value in (("tensor", tensor), ("_shape", shape), ("_dtype", dtype), ("last", None)):
+        for name, value in (
+            ("tensor", tensor),
+            ("_shape", shape),
+            ("_dtype", dtype),
+            ("last", None),
+            ("bounds", bounds),
+        ):
             object.__setattr__(self, name, value)
 
     @property
@@ -65,10 +75,10 @@ class TensorTable(Table):
     @property
     def empty(self) -> "TensorTable":
         """The same without the tensor."""
-        return TensorTable("table", None, self._shape, self._dtype)
+        return TensorTable("table", None, self._shape, self._dtype, self.bounds)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TensorTable, ("table", self.tensor, self._shape, self._dtype)
+        return TensorTable, ("table", self.tensor, self._shape, self._dtype, self.bounds)
 
     def __repr__(self) -> str:
         return f"table of shape {self.shape}, {self._dtype} tensor"
@@ -76,10 +86,10 @@ class TensorTable(Table):
     def at(self, values: Array) -> Table:
         """A table of these values: the one of the last call if they are the same, for which plans are kept."""
         if device_of(values) is not None:
-            return Table.lying(values)
+            return Table.lying(values, self.bounds)
         last = self.last
         if last is None or not same_bits(last.array, values):
-            last = Table(values)
+            last = Table.of("table", values, self.bounds)
             object.__setattr__(self, "last", last)
         return last
 
@@ -105,10 +115,12 @@ class Flags:
         return Flags(None, self.shape)
 
 
-def table(what: str, x: torch.Tensor) -> Table:
+def table(what: str, x: torch.Tensor, bounds: Any = "clamp") -> Table:
     """The table of a tensor. Integers that can be read are kept as they are now; floats, which train, are followed."""
     x = checked(what, x)
-    return TensorTable(what, x) if x.is_floating_point() or not concrete(x) else Table.of(what, values(x))
+    if x.is_floating_point() or not concrete(x):
+        return TensorTable(what, x, bounds=bounds)
+    return Table.of(what, values(x), bounds)
 
 
 def constant(what: str, x: torch.Tensor) -> Array:
@@ -126,7 +138,7 @@ def flags(argument: str, x: torch.Tensor, frozen: bool = False) -> Any:
         return values(x)
     if x.is_floating_point():
         raise TypeError(f"{argument} must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
-    return Flags(x if x.dtype is torch.bool and not frozen else x != 0, tuple(x.shape))
+    return Flags(x if x.dtype is torch.bool and not frozen else x != 0, sizes(x))
 
 
 def divided(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:

@@ -16,6 +16,7 @@ from regard.problem import remember
 from regard.threads import num_threads
 from regard.torch.arrays import NUMPY, PLAIN, array, tensor
 from regard.torch.calls import DEFAULTS, Call
+from regard.torch.modes import transforms_active, watched
 
 OPTIONS = {"causal", "scale", "offset"}
 KEPT = 64
@@ -40,17 +41,18 @@ class Short:
     def __init__(self, run: Any, out: tuple[int, ...], dtype: torch.dtype) -> None:
         self.run, self.out, self.dtype = run, out, dtype
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
+        self.rows = out[:-1]
         self.large = prod(out) * dtype.itemsize >= memory.LARGE
 
-    def results(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for out and lse."""
-        lse = torch.empty(self.out[:-1], dtype=self.real)
+    def results(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for out and lse, on the device of q: the default one may be another."""
+        lse = q.new_empty(self.rows) if self.real is self.dtype else q.new_empty(self.rows, dtype=self.real)
         if self.large:
             return tensor(memory.empty(self.out, NUMPY[self.dtype])), lse
-        return torch.empty(self.out, dtype=self.dtype), lse
+        return q.new_empty(self.out), lse
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = self.results()
+        out, lse = self.results(q)
         self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
         return out, lse
 
@@ -59,7 +61,7 @@ class Step(Short):
     """The same for one query of each head, and any number of keys."""
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = self.results()
+        out, lse = self.results(q)
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
         self.run(addresses, k.shape[-2], k.stride(), v.stride())
         return out, lse
@@ -69,7 +71,7 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
     """The call, if these tensors and options are of a kind that is kept for this thread, or is kept from now on."""
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or not options.keys() <= OPTIONS:
         return None
-    if torch.is_autocast_enabled("cpu") or torch._C._are_functorch_transforms_active():
+    if watched() or transforms_active() or torch.is_autocast_enabled("cpu"):
         return None
     shapes: tuple[Any, ...] = k.shape, v.shape, k.stride(), v.stride()
     if is_step(q, k, v, options):

@@ -28,6 +28,10 @@ OUTSIDE = (
     "the graph: give an attention_mask or a cache, without which transformers takes sequences as packed, or compile "
     "without fullgraph"
 )
+ELEMENTS = (
+    "{} reads the elements of its attention mask, which is therefore no rule with attn_implementation='regard': "
+    "masks of n_q × n_k are made for it"
+)
 
 
 def register_transformers() -> None:
@@ -83,10 +87,11 @@ def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
             )
             return "eager"
         says = next(x for x in type(self).__mro__ if "_supports_attention_backend" in vars(x))
-        if not self._supports_attention_backend and says is not transformers.PreTrainedModel:  # whose default is False
+        silent = says is transformers.PreTrainedModel and self._supports_sdpa  # the default is False
+        if not self._supports_attention_backend and not silent:
             tell(
-                f"{says.__name__} says that it does not support other attention implementations "
-                "(_supports_attention_backend = False): compare its results on regard with those of 'eager'"
+                f"{family} does not support other attention implementations, by its _supports_attention_backend and "
+                "_supports_sdpa: compare its results on regard with those of 'eager'"
             )
         return found
 
@@ -132,10 +137,7 @@ class RuleMask(torch.Tensor):
     def elements(self) -> torch.Tensor:
         """The mask as an array of n_q × n_k."""
         if self.made is None:
-            tell(
-                f"{self.model} reads the elements of its attention mask, which is therefore no rule with "
-                "attn_implementation='regard': masks of n_q × n_k are made for it"
-            )
+            tell(ELEMENTS.format(self.model))
             self.made = self.make().to(self.device)
         return self.made
 
@@ -158,7 +160,8 @@ _COPIES = {torch.ops.aten.detach, torch.ops.aten.clone, torch.ops.aten._to_copy,
 class GraphMask:
     """The same in a graph that is being compiled: no tensor, but with what models ask of one."""
 
-    ndim, dtype, made = 4, torch.bool, None
+    ndim, dtype = 4, torch.bool
+    made: torch.Tensor | None
 
     def __init__(
         self,
@@ -167,14 +170,42 @@ class GraphMask:
         offset: Any,
         origin: tuple[int, int, int],
         make: Callable[[], torch.Tensor],
+        model: str,
     ) -> None:
-        self.shape, self.rule, self.offset, self.origin, self.make = shape, rule, offset, origin, make
+        self.shape, self.rule, self.offset, self.origin = shape, rule, offset, origin
+        self.make, self.model, self.made = make, model, None
 
     def contiguous(self) -> "GraphMask":
         return self
 
-    def to(self, *args: Any, **options: Any) -> "GraphMask":
-        return self
+    def to(self, *args: Any, **options: Any) -> Any:
+        """The same where it is only moved; its elements in a dtype of numbers."""
+        kind = next((x for x in (*args, *options.values()) if isinstance(x, torch.dtype)), torch.bool)
+        return self if kind is torch.bool else self.elements.to(kind)
+
+    @property
+    def elements(self) -> torch.Tensor:
+        if self.made is None:
+            tell(ELEMENTS.format(self.model))
+            self.made = self.make()
+        return self.made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.elements, name)
+
+    def __getitem__(self, at: Any) -> torch.Tensor:
+        return self.elements[at]
+
+    def __and__(self, other: Any) -> torch.Tensor:
+        return self.elements & other
+
+    def __or__(self, other: Any) -> torch.Tensor:
+        return self.elements | other
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, options = tree_map_only(cls, lambda x: x.elements, (args, kwargs or {}))
+        return function(*args, **options)
 
 
 class Index(Traced):
@@ -265,6 +296,7 @@ def mask(
         kv_offset=kv_offset, mask_function=function, attention_mask=attention_mask, allow_is_causal_skip=False,
         device=device,
     )  # fmt: skip
+    model = getattr(options.get("config"), "model_type", None) or "the model"
     if torch.compiler.is_compiling():
         simple = options.get("allow_is_causal_skip") or options.get("allow_is_bidirectional_skip")
         if options.get("use_vmap") or not (simple or q_length < kv_length or q_length == 1):
@@ -274,11 +306,12 @@ def mask(
         found = None if function is bidirectional_mask_function else InGraph(name_of_mask(function), ())
         if attention_mask is not None:
             kept = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-            flags = in_graph("mask", kept[:, None, None, :])
+            # A cache of a sliding window holds the last keys, and those are the columns of a mask in a graph.
+            flags = in_graph("mask", kept[:, None, None, kv_offset : kv_offset + kv_length])
             found = flags if found is None else found & flags
         # A static cache counts on in the tensor that it hands out, before attention reads it.
         offset = q_offset.clone() if isinstance(q_offset, torch.Tensor) else q_offset
-        return GraphMask(shape, found, offset, (0, 0, kv_offset), make)
+        return GraphMask(shape, found, offset, (0, 0, kv_offset), make, model)
     first, last = int(q_offset), int(kv_offset) + kv_length - 1
     # In a step of decoding the query comes after every key; and the function of no mask looks at indices in vain.
     everyone = function is bidirectional_mask_function or (function is causal_mask_function and first >= last)
@@ -287,7 +320,6 @@ def mask(
     if padding is not None and not padding.all():
         keys = _real(regard.table(padding))
         rule = keys if rule is None else rule & keys
-    model = getattr(options.get("config"), "model_type", None) or "the model"
     return RuleMask(shape, rule, first, (0, 0, int(kv_offset)), device, make, model)
 
 
@@ -326,9 +358,14 @@ _softcap = lru_cache(regard.softcap)
 
 
 @cache
+def told(message: str) -> None:
+    warnings.warn(message, RegardWarning, stacklevel=3)
+
+
+@constant
 def tell(message: str) -> None:
-    """Warn once in a process."""
-    warnings.warn(message, RegardWarning, stacklevel=2)
+    """Warn once in a process, also while a graph is traced."""
+    told(message)
 
 
 def attention(
@@ -424,7 +461,7 @@ def weights_are_recorded() -> bool:
         from transformers.utils.output_capturing import _active_collector
     except ImportError:
         return False
-    wanted = _active_collector.get()
+    wanted = _active_collector.global_var if torch.compiler.is_compiling() else _active_collector.get()
     return wanted is not None and any("attentions" in name for name in wanted)
 
 
@@ -446,7 +483,11 @@ def chosen_keys(indices: torch.Tensor, n_k: int) -> torch.Tensor:
     return found.scatter(-1, at, True)[:, None, :, :n_k]
 
 
-UNREAD = {"position_ids", "num_items_in_batch", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k"}
-"""Tensors that models hand on to attention, which has no use for them: eager reads none of them either."""
+UNREAD = {
+    "position_ids", "num_items_in_batch", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "cache_position", "input_ids",
+    "inputs_embeds", "labels", "shift_labels", "token_type_ids", "mm_token_type_ids", "encoder_hidden_states",
+    "encoder_attention_mask",
+}  # fmt: skip
+"""Tensors that models are called with and hand on as they are: eager reads none of them in attention."""
 
 outside_attention = torch.compiler.disable(attention, reason=OUTSIDE)

@@ -13,6 +13,7 @@ import numpy as np
 import regard
 from regard.engines import choose
 from regard.examplemodel import ExampleModel
+from regard.forks import renewed
 from regard.insight.heads import HeadStatistics, notable
 
 from . import profiles, pyramid, stages
@@ -84,7 +85,7 @@ class Answers:
         self._model = model
         self._scenes: OrderedDict[str, Scene] = OrderedDict()
         self._heads: dict[tuple[str, int, int, int], Head] = {}
-        self._lock = threading.Lock()
+        self._lock = renewed(self, "_lock", threading.Lock)
         self._workers = {name: Worker(patience) for name in ("maps", "scores")}
         self._grower = Grower(patience)
         self._runs = 0

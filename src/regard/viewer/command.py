@@ -19,11 +19,11 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
     """Carry the command out. Raises ValueError for input that cannot be served, before any work where that can be."""
     text = _text(arguments)
     paths = [target for path in arguments.save for target in saving.targets(path)]
-    chosen = {"layer": arguments.layer, "head": arguments.head, "token": _token(arguments.token)}
+    chosen = {"layer": arguments.layer, "head": arguments.head, "token": _number(arguments.token)}
     if paths or arguments.terminal:
         with progress as report:
             scenes = _scenes(arguments, text, mask, report)
-            still = saving.Still(saving.single(scenes), **chosen, progress=report)
+            still = saving.Still(saving.single(scenes, _number(arguments.sequence)), **chosen, progress=report)
             if arguments.terminal or any(x is not None for x in chosen.values()):
                 still.choice  # noqa: B018  before anything is written
             for path in paths:
@@ -46,6 +46,8 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
     with bound(arguments.port) as home:
         with progress as report:
             scenes = _scenes(arguments, text, mask, report)
+            if arguments.sequence is not None:
+                scenes = [saving.single(scenes, _number(arguments.sequence))]
         try:
             viewer = Viewer(Answers(scenes), home)
         except FileNotFoundError as error:
@@ -100,7 +102,8 @@ def _text(arguments: Namespace) -> str | None:
     return reading.text(given, arguments.file)
 
 
-def _token(text: str | None) -> int | str | None:
+def _number(text: str | None) -> int | str | None:
+    """A number where the text is one."""
     try:
         return text if text is None else int(text)
     except ValueError:

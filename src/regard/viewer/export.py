@@ -1,7 +1,7 @@
 """One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
 
-Answers are embedded as the page would be given them, but fine tiles, rows and columns of layers without rules of their
-own, which the page computes from queries, keys and lse.
+Answers are embedded as the page would be given them, but for what it computes: of layers without rules of their own
+rows, columns and tiles from queries, keys and lse; of others all but the tiles of the exact level, from those.
 """
 
 import json
@@ -24,6 +24,12 @@ LARGEST = 64 * 2**20
 TITLE = "<title>regard</title>"
 STYLE, SCRIPT = '<link rel="stylesheet" href="./page.css">', '<script type="module" src="./page.js"></script>'
 KINDS = ("mass", "max")
+
+ON_PAGE = 2048
+"""Queries and keys of a tile that a page computes from queries and keys: some 0.2 s of work."""
+
+DIGITS = 6
+"""Digits of the numbers along a sequence."""
 
 
 def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
@@ -67,11 +73,10 @@ def _size(scene: Scene, itemsize: int) -> int:
     total = 0
     for layer in scene.layers:
         p = layer.problem
-        levels = pyramid.Levels(p.n_q, p.n_k)
-        last = levels.kept if layer.plain else levels.finest
-        cells = sum(int(np.prod(levels.size(level))) for level in range(last + 1))
+        levels, (embedded, kinds) = pyramid.Levels(p.n_q, p.n_k), _levels(layer)
+        cells = len(kinds) * sum(int(np.prod(levels.size(level))) for level in embedded)
         arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * layer.has_values)
-        total += layer.heads * (2 * 2 * cells + (arrays if layer.plain else 0))
+        total += layer.heads * (2 * cells + (arrays if layer.plain else 0))
     return total
 
 
@@ -93,13 +98,20 @@ def _answers(answers: Answers, name: str) -> dict[str, Any]:
     return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
 
 
-def _tiles(layer: Layer) -> list[str]:
-    """The tiles to embed: of coarse levels alone where the page can compute the others."""
+def _levels(layer: Layer) -> tuple[range, tuple[str, ...]]:
+    """The levels whose tiles are embedded, and their kinds; the page computes the others."""
     levels = pyramid.Levels(layer.problem.n_q, layer.problem.n_k)
+    if not layer.plain:
+        return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
+    return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
+
+
+def _tiles(layer: Layer) -> list[str]:
+    levels, (embedded, kinds) = pyramid.Levels(layer.problem.n_q, layer.problem.n_k), _levels(layer)
     found = []
-    for level in range((levels.kept if layer.plain else levels.finest) + 1):
+    for level in embedded:
         height, width = (-(-size // pyramid.TILE) for size in levels.size(level))
-        found += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in KINDS]
+        found += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in kinds]
     return found
 
 
@@ -108,9 +120,22 @@ def _plain(answers: Answers, path: str) -> dict[str, Any]:
     found = answers.get(bare, dict(part.partition("=")[::2] for part in query.split("&") if part))
     if found.status != 200:
         raise RuntimeError(f"{path}: {found.content}")
-    return (
-        found.content if isinstance(found.content, dict) else {f"f{8 * found.content.itemsize}": _base64(found.content)}
-    )
+    if not isinstance(found.content, dict):
+        return {f"f{8 * found.content.itemsize}": _base64(found.content)}
+    return rounded(found.content) if "/profiles/" in path else found.content
+
+
+def rounded(x: Any) -> Any:
+    """JSON with as many digits as a drawing needs.
+
+    >>> rounded({"values": [0.123456789, 12, None]})
+    {'values': [0.123457, 12, None]}
+    """
+    if isinstance(x, dict):
+        return {name: rounded(y) for name, y in x.items()}
+    if isinstance(x, list):
+        return [rounded(y) for y in x]
+    return float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x
 
 
 def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:

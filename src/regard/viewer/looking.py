@@ -22,6 +22,7 @@ def look(
     tokens: Sequence[str] | None = None,
     key_tokens: Sequence[str] | None = None,
     lse: Any = None,
+    sequence: int | str | None = None,
     save: str | Path | Sequence[str | Path] | None = None,
     port: int = 0,
     open_browser: bool = True,
@@ -42,6 +43,8 @@ def look(
         tokenizer: of transformers, for a model of one's own.
         tokens, key_tokens: pieces of text, one for each query and each key; `tokens` are of both if those are as many.
         lse: (..., h, n_q), if `observe=["lse"]` gave it before; otherwise it is found when it is needed.
+        sequence: of a model that reads several (an encoder and a decoder), the one to look at: its number, or a part of
+            its name. The page shows all unless given; a file shows one.
         save: a path, or several: .html (the page in one file), .png, .svg, .npz; without an ending .html and .png.
         port: to serve at; any that is free unless given.
         open_browser: whether to open the page.
@@ -63,10 +66,14 @@ def look(
 
     given = [save] if isinstance(save, str | Path) else save or []
     paths = [target for path in given for target in targets(Path(path))]
-    scenes = partial(
+    every = partial(
         scenes_of, what, key, value, text=text, tokenizer=tokenizer, tokens=tokens, key_tokens=key_tokens, lse=lse,
         **options,
     )  # fmt: skip
+
+    def scenes() -> Sequence[Scene]:
+        return every() if sequence is None else [single(every(), sequence)]
+
     if paths:
         still = Still(single(scenes()))
         for path in paths:

@@ -1,13 +1,14 @@
 """What there is to see when a model has read a text: data alone, for the terminal, the page and the picture to draw."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.forks import cached_property
 from regard.insight.heads import notable
 from regard.observing import cells
 
@@ -56,7 +57,8 @@ class LookData:
     here is larger than O(n). Where `causal`, a query does not see the keys after it; other weights that are hidden are
     NaN already. `pooled_of(layer, head, rows, cols)` gives a map of the largest weights, NaN where nothing is seen; it
     is made of rows where there is none. `key_tokens` are those of the keys, if they are others. `following` are the
-    tokens the model expects next, with their probabilities. `counts`: heads by layer, where they differ.
+    tokens the model expects next, with their probabilities. `counts`: heads by layer, where they differ. `numbers`: of
+    each layer the model's number, and those of its heads; their places unless given.
     """
 
     model: str
@@ -70,6 +72,7 @@ class LookData:
     key_tokens: tuple[str, ...] | None = None
     pooled_of: Callable[[int, int, int, int], Weights] | None = None
     counts: tuple[int, ...] | None = None
+    numbers: tuple[tuple[int, tuple[int, ...]], ...] | None = None
 
     @property
     def n(self) -> int:
@@ -91,9 +94,19 @@ class LookData:
         """The number of heads in one layer."""
         return self.heads if self.counts is None else self.counts[layer]
 
+    def number(self, layer: int, head: int | None = None) -> int:
+        """The model's number of a layer, or of a head of it."""
+        if self.numbers is None:
+            return layer if head is None else head
+        return self.numbers[layer][0] if head is None else self.numbers[layer][1][head]
+
+    def name(self, layer: int, head: int) -> str:
+        """What a head is called: L3 H5, by the model's numbers."""
+        return f"L{self.number(layer)} H{self.number(layer, head)}"
+
     @property
     def layers(self) -> int:
-        """The number of layers."""
+        """How many layers there are."""
         return int(self._shape[0])
 
     @property
@@ -161,23 +174,27 @@ class LookData:
 
     def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
         """Fill in what was not chosen: the strongest induction head (previous-token head, if nothing repeats) among
-        those left, and the last token. A token is an index, from the end if negative, or the token's text (its last
-        occurrence).
+        those left, and the last token. Layer and head are the model's numbers. A token is an index, from the end if
+        negative, or the token's text (its last occurrence).
 
         Raises ValueError for a layer, head or token that is not there.
         """
-        for name, value, size in (("layer", layer, self.layers), ("head", head, self.heads)):
-            if value is not None and not 0 <= value < size:
-                raise ValueError(f"{name} {value} does not exist: this model has {name}s 0 to {size - 1}")
-        best = (0, 0)
+        every = [(x, y) for x in range(self.layers) for y in range(self.heads_of(x))]
+        if layer is not None and layer not in (known := [self.number(x) for x in range(self.layers)]):
+            raise ValueError(f"layer {layer} does not exist: this model has layers {_spans(known)}")
+        left = [at for at in every if layer in (None, self.number(at[0]))]
+        if head is not None and head not in (known := sorted({self.number(*at) for at in left})):
+            of = "this model" if layer is None else f"layer {layer}"
+            raise ValueError(f"head {head} does not exist: {of} has heads {_spans(known)}")
+        left = [at for at in left if head in (None, self.number(*at))]
+        best = left[0]
         for kind in ("induction", "previous token"):
-            scores = np.array(self.statistics[kind], dtype=np.float64)
-            scores[[k for k in range(self.layers) if layer not in (None, k)], :] = np.nan
-            scores[:, [k for k in range(self.heads) if head not in (None, k)]] = np.nan
-            if not np.isnan(scores).all():
-                best = divmod(int(np.nanargmax(scores)), self.heads)
+            scores = {at: float(self.statistics[kind][at]) for at in left}
+            scores = {at: score for at, score in scores.items() if not np.isnan(score)}
+            if scores:
+                best = max(scores, key=lambda at: scores[at])
                 break
-        return Choice(best[0] if layer is None else layer, best[1] if head is None else head, self._token_index(token))
+        return Choice(*best, self._token_index(token))
 
     def _token_index(self, token: int | str | None) -> int:
         if token is None:
@@ -190,6 +207,17 @@ class LookData:
         if not -self.n <= token < self.n:
             raise ValueError(f"token {token} does not exist: the text has tokens 0 to {self.n - 1}")
         return token % self.n
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Rising numbers as text.
+
+    >>> _spans([0, 1, 2, 3]), _spans([2, 5, 9])
+    ('0 to 3', '2, 5, 9')
+    """
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
 
 
 def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.floating]:
@@ -245,7 +273,7 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
 
     named = bool(scene.query_tokens and scene.key_tokens)
     return LookData(
-        model=scene.note or scene.name,
+        model=scene.about or scene.name,
         text="".join(scene.query_tokens) or scene.name,
         tokens=scene.query_tokens if named else tuple(map(str, range(first.n_q))),
         key_tokens=scene.key_tokens if named else tuple(map(str, range(first.n_k))),
@@ -256,4 +284,5 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
         following=scene.following,
         separator="" if named else " ",
         counts=tuple(layer.heads for layer in layers),
+        numbers=tuple((layer.number, layer.numbers) for layer in layers),
     )

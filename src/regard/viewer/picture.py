@@ -66,10 +66,12 @@ def _overview(figure: SubFigure, data: LookData, choice: Choice) -> float:
             axes.set(xticks=[], yticks=[])
             chosen = (layer, head) == (choice.layer, choice.head)
             axes.spines[:].set(color=_ACCENT if chosen else _LINE, linewidth=2.5 if chosen else 0.8)
-            if layer == 0:
-                axes.set_title(f"H{head}", size=8, color=_SOFT, pad=3)
+            if layer == 0 or data.number(layer, head) != data.number(
+                layer - 1, min(head, data.heads_of(layer - 1) - 1)
+            ):
+                axes.set_title(f"H{data.number(layer, head)}", size=8, color=_SOFT, pad=3)
             if head == 0:
-                axes.set_ylabel(f"L{layer}", size=8, color=_SOFT, rotation=0, ha="right", va="center")
+                axes.set_ylabel(f"L{data.number(layer)}", size=8, color=_SOFT, rotation=0, ha="right", va="center")
     return float(0.89 - data.layers * side / tall)
 
 
@@ -83,7 +85,7 @@ def _strongest(figure: SubFigure, data: LookData, below: float) -> None:
         _text(axes, 0, top + 0.9, kind.meaning, size=7.5, color=_SOFT, va="center")
         heads = data.strongest(kind.name)
         for rank, (layer, head, score) in enumerate(heads):
-            _bar(axes, top + 1.9 + rank, f"L{layer} H{head}", score)
+            _bar(axes, top + 1.9 + rank, data.name(layer, head), score)
         if not heads:
             _text(axes, 0, top + 1.9, "nothing repeats", size=8, va="center")
 
@@ -115,7 +117,8 @@ def _map(figure: SubFigure, data: LookData, choice: Choice) -> None:
         size = min(8.0, 330 / max(n, n_k))
         axes.set_xticks(range(n_k), columns, size=size, parse_math=False, rotation=rotation)
         axes.set_yticks(range(n), rows, size=size, parse_math=False)
-    _text(figure, 0.13, 0.93, f"Layer {choice.layer}, head {choice.head}: rows attend to columns", weight="bold")
+    layer, head = data.number(choice.layer), data.number(choice.layer, choice.head)
+    _text(figure, 0.13, 0.93, f"Layer {layer}, head {head}: rows attend to columns", weight="bold")
     scale = figure.colorbar(
         image, cax=figure.add_axes((0.13, 0.075, 0.3, 0.014)), orientation="horizontal", ticks=np.sqrt([0, 0.1, 0.5, 1])
     )

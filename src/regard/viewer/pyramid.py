@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.forks import renewed
+
 from .scene import SMALL, Head
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -121,7 +123,7 @@ class Coarse:
         self._missing = list(range(0, head.n_q, self._band))
         self._count = len(self._missing)
         self._wish, self._wished = range(0), 0.0
-        self._lock = threading.Lock()
+        self._lock = renewed(self, "_lock", threading.Lock)
 
     @property
     def done(self) -> float:

@@ -1,12 +1,13 @@
 """Scenes as files: the page with what it shows, a picture, the arrays."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from regard.forks import cached_property
 
 from .model_view import Choice, LookData, look_data
 from .scene import Scene
@@ -76,17 +77,19 @@ class Still:
 
 def archive(scene: Scene) -> bytes:
     """An .npz file: query, key, value and lse of every layer (those of layer 3 as 3.query, if there are several), and
-    the tokens. The rules are not in it.
+    the tokens; heads, their numbers in the model, where not all were kept. The rules are not in it.
     """
     found: dict[str, Any] = {}
-    for number, layer in enumerate(scene.layers):
-        p, prefix = layer.problem, f"{number}." if len(scene.layers) > 1 else ""
+    for layer in scene.layers:
+        p, prefix = layer.problem, f"{layer.number}." if len(scene.layers) > 1 else ""
         lse = layer.lse
         if lse is None:
             lse = np.stack([[layer.head(h, b).lse for h in range(layer.heads)] for b in range(p.batch)])
         found |= {f"{prefix}query": p.query, f"{prefix}key": p.key, f"{prefix}lse": lse.reshape(p.shape(p.n_q))}
         if layer.has_values:
             found[f"{prefix}value"] = p.value
+        if layer.numbers != tuple(range(layer.heads)):
+            found[f"{prefix}heads"] = np.array(layer.numbers)
     for name, tokens in (("tokens", scene.query_tokens), ("key_tokens", scene.key_tokens)):
         if tokens and not (name == "key_tokens" and tokens == scene.query_tokens):
             found[name] = np.array(tokens)
@@ -95,9 +98,22 @@ def archive(scene: Scene) -> bytes:
     return content.getvalue()
 
 
-def single(scenes: Sequence[Scene]) -> Scene:
-    """The one scene that terminals and files show. Raises ValueError where there are several."""
-    if len(scenes) > 1:
-        names = "; ".join(scene.name for scene in scenes)
-        raise ValueError(f"only the page shows several sequences, and here are {len(scenes)} ({names})")
-    return scenes[0]
+def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
+    """The one scene that terminals and files show: by its number, or by a part of its name.
+
+    Raises ValueError for one that is not there, and where there are several and none was chosen.
+    """
+    listed = "; ".join(f"{number} {scene.name}" for number, scene in enumerate(scenes))
+    if sequence is None:
+        if len(scenes) > 1:
+            raise ValueError(f"only the page shows several sequences: choose one by sequence=, of {listed}")
+        return scenes[0]
+    found = [
+        scene
+        for n, scene in enumerate(scenes)
+        if (n == sequence if isinstance(sequence, int) else sequence in scene.name)
+    ]
+    if len(found) != 1:
+        how = "is in the names of several" if found else "does not exist"
+        raise ValueError(f"sequence {sequence!r} {how}: here are {listed}")
+    return found[0]

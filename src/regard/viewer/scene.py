@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +9,9 @@ from numpy.typing import NDArray
 
 from regard import rowsums
 from regard.engines import Engine, choose
+from regard.forks import cached_property
+from regard.insight.heads import by_chance
+from regard.insight.table import caution
 from regard.problem import Problem
 from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 
@@ -29,7 +31,8 @@ BLOCK = 64
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
-    `no_values` says why there are no values, where there are none.
+    `no_values` says why there are no values, where there are none. `number` is the layer's in the model, `numbers`
+    those of its heads and `kv_numbers` of the key-value heads that they read; in order unless given.
     """
 
     name: str
@@ -37,6 +40,14 @@ class Layer:
     lse: Array | None = None
     no_values: str = ""
     cross: bool = False
+    number: int = 0
+    numbers: tuple[int, ...] = ()
+    kv_numbers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        heads, group = range(self.problem.heads), self.problem.group
+        object.__setattr__(self, "numbers", self.numbers or tuple(heads))
+        object.__setattr__(self, "kv_numbers", self.kv_numbers or tuple(head // group for head in heads))
 
     @cached_property
     def _triangle(self) -> tuple[bool, bool]:
@@ -74,7 +85,8 @@ class Layer:
         p = self.problem
         return {
             "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
-            "causal": self.causal, "cross": self.cross, "rules": rules_of(p),
+            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "number": self.number,
+            "numbers": list(self.numbers),
         }  # fmt: skip
 
 
@@ -103,13 +115,19 @@ class Scene:
         """How many batch elements there are."""
         return self.layers[0].problem.batch
 
+    @cached_property
+    def about(self) -> str:
+        """The note, and a word where the text repeats too much for the score of induction."""
+        chance = 0.0 if self.ids is None or self.layers[0].cross else by_chance(self.ids[0], prefix=self.prefix)
+        return "; ".join(filter(None, (self.note, caution(chance))))
+
     def described(self, name: str) -> dict[str, Any]:
         """The scene as the page's list has it, under the id `name`."""
         return {
             "id": name,
             "name": self.name,
             "kind": self.kind,
-            "note": self.note,
+            "note": self.about,
             "batch": self.batch,
             "n_tokens": self.layers[0].problem.n_k,
             "has_tokens": bool(self.key_tokens),

@@ -34,7 +34,7 @@ def layer_scores(
     scene: Scene, layer: int, b: int = 0, progress: Callable[[float], object] = lambda done: None
 ) -> tuple[HeadStatistics, ...]:
     """The scores of every head of a layer, in O(n) memory; NaN where a score has no meaning: nothing repeats, there are
-    no tokens, or queries and keys are those of different sequences.
+    no tokens, or queries and keys are those of different sequences. `layer` and `head` are places in the scene.
     """
     of = scene.layers[layer]
     ids = None if scene.ids is None or of.cross else scene.ids[b]
@@ -51,8 +51,7 @@ def layer_scores(
             p.query, p.key, ids, layer=layer, prefix=scene.prefix, engine="tiled" if small else None, mask=p.mask,
             score=p.score, bias=p.bias, scale=p.scale, sink=p.sink, offset=int(p.offset[0]), origin=p.origin,
         )  # fmt: skip
-    group = of.problem.group
-    return tuple(replace(x, head=n, kv_head=n // group, **nothing) for n, x in enumerate(found))
+    return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))
 
 
 def repeats(ids: NDArray[np.int64], length: int) -> bool:

@@ -75,6 +75,7 @@ def example(
             name=f"layers.{number}",
             problem=problem_from(q, k, v, causal=trace.causal, scale=trace.scale),
             lse=lse[None],
+            number=number,
         )
         for number, (q, k, v, lse) in enumerate(zip(trace.q, trace.k, trace.v, trace.lse, strict=True))
     )
@@ -170,7 +171,7 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
             Scene(
                 name=f"{seen.model}{part}",
                 kind=kind,
-                layers=tuple(_captured_layer(seen.layers[number]) for number in numbers),
+                layers=tuple(_captured_layer(seen.layers[n], seen.numbers[n]) for n in numbers),
                 query_tokens=seen.labels(numbers[0], "query") or (),
                 key_tokens=seen.labels(numbers[0], "key") or (),
                 ids=None if ids is None else np.asarray(ids, np.int64),
@@ -180,7 +181,7 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
     return tuple(scenes)
 
 
-def _captured_layer(layer: captured_model.Layer) -> Layer:
+def _captured_layer(layer: captured_model.Layer, number: int) -> Layer:
     given = layer.together
     return Layer(
         name=layer.name,
@@ -188,4 +189,7 @@ def _captured_layer(layer: captured_model.Layer) -> Layer:
         lse=layer.lse,
         no_values="a capture keeps queries and keys, not values",
         cross=layer.cross,
+        number=number,
+        numbers=layer.numbers,
+        kv_numbers=tuple(layer.kv_head(head) for head in range(layer.heads)),
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 from queue import LifoQueue
 from typing import Any, Protocol, TypeVar
 
+from regard.forks import renewed
+
 T = TypeVar("T")
 
 
@@ -17,7 +19,7 @@ class Store:
         self.limit = limit
         self.nbytes = 0
         self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = renewed(self, "_lock", threading.Lock)
 
     def get(self, key: Hashable) -> Any:
         """The value, None if there is none."""
@@ -85,10 +87,11 @@ class Worker:
 
     def __init__(self, patience: float | None):
         self.patience = patience
-        self._jobs: dict[Hashable, Job] = {}
-        self._queue: LifoQueue[tuple[Hashable, Job]] = LifoQueue()
-        self._lock = threading.Lock()
-        self._started = False
+        # A child process has no such thread, and begins with no jobs.
+        self._jobs: dict[Hashable, Job] = renewed(self, "_jobs", dict)
+        self._queue: LifoQueue[tuple[Hashable, Job]] = renewed(self, "_queue", LifoQueue)
+        self._lock = renewed(self, "_lock", threading.Lock)
+        self._started = renewed(self, "_started", bool)
         self._closed = False
 
     def result(self, key: Hashable, work: Callable[[Callable[[float], object]], T]) -> T:
@@ -151,8 +154,8 @@ class Grower:
     def __init__(self, patience: float | None):
         self.patience = patience
         self._asked: OrderedDict[Growing, float] = OrderedDict()
-        self._changed = threading.Condition()
-        self._running = False
+        self._changed = renewed(self, "_changed", threading.Condition)
+        self._running = renewed(self, "_running", bool)
 
     def ask(self, growing: Growing, wait: bool = True) -> None:
         """Have it grow for a while, and wait for its end as long as the patience lasts. Raises what stopped it."""

@@ -22,7 +22,7 @@ def show(data: LookData, choice: Choice, console: Console) -> None:
     Nothing here interprets the text: markup in it is printed as it stands.
     """
     screen = Screen.of(console)
-    name = f"L{choice.layer} H{choice.head}"
+    name = data.name(choice.layer, choice.head)
     token = screen.quoted(data.labels[choice.token])
     console.print(_heading(data, screen))
     _section(console, "Heads", f"rows attend to columns; named by kind from a score of {NOTABLE} on")
@@ -61,14 +61,14 @@ def _overview(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
         for first in range(0, data.heads_of(layer), beside):
             heads = range(first, min(first + beside, data.heads_of(layer)))
             cells = [_thumbnail(data, Choice(layer, head, 0), side, choice, screen) for head in heads]
-            grid.add_row(Text("" if first else f"L{layer}", style="bold"), *cells)
+            grid.add_row(Text("" if first else f"L{data.number(layer)}", style="bold"), *cells)
     return grid
 
 
 def _thumbnail(data: LookData, at: Choice, side: int, choice: Choice, screen: Screen) -> RenderableType:
     rows = side if screen.rows_per_line == 2 else side // 2
     chosen = (at.layer, at.head) == (choice.layer, choice.head)
-    caption = Text(f"H{at.head}", style="bold reverse" if chosen else "bold")
+    caption = Text(f"H{data.number(at.layer, at.head)}", style="bold reverse" if chosen else "bold")
     kind = data.kind_of(at.layer, at.head)
     if kind is not None:
         caption = Text.assemble(caption, "\n" if side < 12 else " ", (f"{kind[0].short} {kind[1]:.2f}", "dim"))
@@ -84,7 +84,7 @@ def _strongest(data: LookData, screen: Screen) -> RenderableType:
             table.add_row(Text(kind.name, style="bold"), "", "", Text("nothing repeats", style="dim"))
         for rank, (layer, head, score) in enumerate(heads):
             title = (Text(kind.name, style="bold"), Text(kind.meaning, style="dim"), Text())[min(rank, 2)]
-            table.add_row(title, f"L{layer} H{head}", f"{score:.3f}", _bar(score, screen))
+            table.add_row(title, data.name(layer, head), f"{score:.3f}", _bar(score, screen))
         if kind is not FEATURED[-1]:
             table.add_row()
     return table

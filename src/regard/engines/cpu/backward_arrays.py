@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -15,6 +14,7 @@ from regard.engines.cpu.layout import DEPTH, KEYS, Arguments, multiple
 from regard.engines.cpu.narrowing import narrowed
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import by_head, dense_masks, with_queries_in_lanes, written
+from regard.forks import cached_property
 from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import Node, Program, Table, tangent
 

@@ -194,7 +194,11 @@ class Backward(Products):
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         k, item, real = self.k, self.item, self.real
         row = g * k.integer("row_head") + r
-        item.lse[lane] = self._finite(self.address("lse", real)[row] * self.unit)
+        lse = self.address("lse", real)[row]
+        item.lse[lane] = self._finite(lse * self.unit)
+        if not self.kind.ruled:
+            far, none = self._is_far(lse, lse * self.unit), k.constant(real, 0.0)
+            item.lse[lane], item.far[lane] = k.where(far, none, item.lse[lane]), k.where(far, lse, none)
         item.c[lane] = k.constant(real, 0.0)
         with k.when(self.has("given")):
             item.c[lane] = self.address("given", real)[row]
@@ -284,6 +288,8 @@ class Backward(Products):
         if self.kind.matrices:
             self._hide_beyond(tile)
         self._fetch_dense(tile)
+        if not self.kind.ruled:
+            self._subtract_lse(tile, self.item.far, self.score_scale if self.kind.pairs else None)
         self._slopes(tile)
         if self.kind.trains_bias:
             self._add_bias(tile)

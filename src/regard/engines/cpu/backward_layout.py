@@ -162,6 +162,8 @@ def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
     words = dict.fromkeys(("g", "r"), B * 8 // kind.real.size)
     integers = B * (1 if kind.integer is I32 else 8 // kind.real.size)
     lanes = {"i": integers, "h": integers, "first": B, "second": B, **dict.fromkeys(kind.numbers, B)}
+    if not kind.ruled:
+        lanes["far"] = B
     rows = {"dq": B * (multiple(d, SIDE) if kind.matrices else d)}
     for names, width in ((kind.queries, d), (kind.cotangents, d_v)):
         rows |= dict.fromkeys((f"{name}_rows" for name in names), B * padded(kind.real.size, width))

@@ -1,6 +1,5 @@
 """From a problem and cotangents, and tangents of both, to the tangent-of-backward kernel: backward's plans."""
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -13,6 +12,7 @@ from regard.engines.cpu.backward_work import run
 from regard.engines.cpu.element import type_of
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import by_head, written
+from regard.forks import cached_property
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Table
 

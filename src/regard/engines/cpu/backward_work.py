@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -42,6 +41,7 @@ from regard.engines.cpu.work import (
     signature,
     threads_for,
 )
+from regard.forks import cached_property
 from regard.problem import Differential, Outputs, Problem
 from regard.rules import Program, Table
 from regard.threads import Scratch, spread

@@ -22,12 +22,13 @@ from llvmlite import binding as llvm
 import regard
 from regard import ondisk
 from regard.engines.cpu.target import Target, native_triple
+from regard.forks import renewed
 
 # Kernels are written as they should run: tidied up by these, they are as fast as after all of LLVM's usual passes.
 PASSES = (
     "sroa", "simplify_cfg", "instruction_combine", "new_gvn", "simplify_cfg", "instruction_combine",
 )  # fmt: skip
-_lock = threading.Lock()
+_lock = renewed(sys.modules[__name__], "_lock", threading.RLock)  # a signal's handler may call in between
 _loaded: dict[tuple[str, str], "Compiled"] = {}
 
 
@@ -58,16 +59,6 @@ class Compiled:
 
     def __call__(self, fields: int) -> None:
         self.call(fields)
-
-
-def _new_lock() -> None:
-    """A process made by fork may have been made while another thread was compiling."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
 
 
 def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:

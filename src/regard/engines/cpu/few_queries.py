@@ -169,11 +169,17 @@ class FewQueries(Forward):
         with k.when(self.careful.value != 0), k.loop(self.rows) as r, self._keys(tile) as p:
             hidden = self.load(self.P(r), p) == -math.inf
             self.seen[r * KEYS + p] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
-        self._move_maximum()
+        self._move_maximum(tile)
         for c in self.vectors():
             self.rescale[c] = self.load(self.tile.rescale, c)
         self._weights(tile)
         self._add_sums()
+
+    def _subtract(self, tile: Tile) -> None:
+        with self.k.loop(self.rows) as r:
+            before = self.tile.before[r].spread(self.W)
+            with self._keys(tile) as p:
+                self.P(r)[p] = self.load(self.P(r), p) - before
 
     def _add(self, tile: Tile) -> None:
         self._at(tile)

@@ -52,6 +52,8 @@ class Forward(Copies):
                 k.where(scale < 0.0, -one, one),
                 k.intrinsic("fabs", kind.real, scale),
             )
+        # What maxima are multiplied with to be in the units of exponents.
+        self.maximum_scale = None if kind.ruled else self.product_scale
         self.tile, rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
         self.own, self.rest = self._area(rest, span_area(kind, self.d_v))
 
@@ -222,20 +224,55 @@ class Forward(Copies):
         least = self.k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
         return p * self.k.maximum(least, difference)
 
-    def _move_maximum(self) -> None:
+    # Maxima. S · scale − m is rounded once, but m = max S · scale is rounded before: where that tells, the maximum is
+    # subtracted from the scores, which is exact for those that matter, before they are scaled.
+
+    def _scaled(self, m: Value) -> Value:
+        """A maximum in the units of exponents."""
+        return m if self.maximum_scale is None else m * self.maximum_scale
+
+    def _reference(self, m: Value) -> tuple[Value | None, Value]:
+        """What is subtracted from scores with this maximum before they are scaled, and after that; one of them is 0.
+
+        The first is None where products leave scores in the units of exponents.
+        """
+        k, scaled = self.k, self._finite(self._scaled(m))
+        if self.maximum_scale is None:
+            return None, scaled
+        far = self._is_far(m, scaled)
+        return k.where(far, m, self.zero()), k.where(far, self.zero(), scaled)
+
+    def _below(self, x: Value, reference: tuple[Value | None, Value]) -> Value:
+        """A maximum, or a score as products leave it, minus a greater one's `_reference`, in the units of exponents."""
+        before, after = reference
+        if before is None or self.maximum_scale is None:
+            return x - after
+        near = x * self.maximum_scale - after
+        return self.k.where(before != 0.0, (x - before) * self.maximum_scale, near)
+
+    def _move_maximum(self, tile: Tile) -> None:
         """The span's maximum, with this tile: what scores are shifted by, and by how much what was summed shrinks."""
-        k, span, tile = self.k, self.span, self.tile
-        scale = None if self.kind.ruled else self.product_scale
+        k, span, area = self.k, self.span, self.tile
+        far = k.variable(k.constant(I64, 0))
         for c in self.vectors():
-            top = self.load(tile.top, c)
-            m = k.maximum(top if scale is None else top * scale, self.load(span.m, c))
-            shift = self._finite(m)
-            difference = self.load(span.m, c) - shift
+            m = k.maximum(self.load(area.top, c), self.load(span.m, c))
+            before, after = reference = self._reference(m)
+            difference = self._below(self.load(span.m, c), reference)
             rescale = self._power(difference)
             for name_l, name_e in self.kind.sums if self.kind.entropy else ():
                 l, e = getattr(span, name_l), getattr(span, name_e)
                 e[c] = self._moved(self.load(e, c), self.load(l, c), rescale, difference)
-            span.m[c], tile.shift[c], tile.rescale[c] = m, -shift, rescale
+            span.m[c], area.shift[c], area.rescale[c] = m, -after, rescale
+            if before is not None:
+                area.before[c] = before
+                far.value = far.value | (before != 0.0).any().to(I64)
+        if self.maximum_scale is not None:
+            with k.when(far.value != 0):
+                self._subtract(tile)
+
+    @abstractmethod
+    def _subtract(self, tile: Tile) -> None:
+        """Subtract what is `before` of each query from the scores of a tile."""
 
     def _add_sums(self) -> None:
         """The sums of a tile into the span's."""
@@ -316,14 +353,15 @@ class Forward(Copies):
         for c in self.vectors():
             m_old, m_new = self.load(item.m, c), self.load(span.m, c)
             m = k.maximum(m_old, m_new)
-            shift = self._finite(m)
-            old, new = self._power(m_old - shift), self._power(m_new - shift)
+            reference = self._reference(m)
+            below_old, below_new = (self._below(x, reference) for x in (m_old, m_new))
+            old, new = self._power(below_old), self._power(below_new)
             for name_l, name_e in self.kind.sums:
                 l_old, l_new = (self.load(getattr(x, name_l), c) for x in (item, span))
                 if self.kind.entropy:
                     e_old, e_new = (self.load(getattr(x, name_e), c) for x in (item, span))
-                    getattr(item, name_e)[c] = self._moved(e_old, l_old, old, m_old - shift) + self._moved(
-                        e_new, l_new, new, m_new - shift
+                    getattr(item, name_e)[c] = self._moved(e_old, l_old, old, below_old) + self._moved(
+                        e_new, l_new, new, below_new
                     )
                 getattr(item, name_l)[c] = k.fma(l_old, old, l_new * new)
             item.m[c], tile.old[c], tile.new[c] = m, old, new
@@ -344,18 +382,22 @@ class Forward(Copies):
         unit = 1.0 if kind.ruled else mathematics.LN_2  # scores to natural ones
         sinks = k.pointer("sink", self.real)
         with k.loop(self.B, step=self.W) as c:
-            m_old, l = self.load(item.m, c), self.load(item.l, c)
+            largest, l = self.load(item.m, c), self.load(item.l, c)
+            m_old = self._scaled(largest)
             m, old = m_old, one
             if kind.sink:
-                h = item.h.load(c, self.W).to(I64)
-                sink = sinks.gather(h - self.word("h") + self.word("head"))
+                place = item.h.load(c, self.W).to(I64) - self.word("h") + self.word("head")
+                sink = sinks.gather(place)
                 sink = sink if kind.ruled else sink * mathematics.LOG2_E
                 m = k.maximum(m_old, sink)
                 shift = self._finite(m)
                 old = self._power(m_old - shift)
                 l = k.fma(l, old, self._power(sink - shift))
             inverse = k.where(l == 0.0, self.zero(), one / l)
-            self.tile.top[c] = m * unit + mathematics.log(k, l)  # lse
+            natural = m * unit
+            if kind.sink and not kind.ruled:  # that of a large sink as it was given: its gradient is exp(sink − lse)
+                natural = k.where(self._is_far(m, m) & (m == sink), sinks.gather(place), natural)
+            self.tile.top[c] = natural + mathematics.log(k, l)  # lse
             if kind.entropy:
                 kept, e = self.load(item.l, c), self.load(item.e, c) * unit
                 if kind.sink:
@@ -363,12 +405,16 @@ class Forward(Copies):
                 positive = k.where(l == 0.0, one, l)
                 item.e[c] = (kept * old * mathematics.log(k, positive) - e) / positive
             factor = old * inverse
+            before, after = self._reference(largest)
             for n in range(kind.best):
                 s = self.load(item.values, n * self.B, c)
-                kept_weight = self._weight(s, -self._finite(m_old))[0] * (old * inverse)
+                kept_weight = self._weight(s if before is None else s - before, -after)[0] * (old * inverse)
                 item.values[n * self.B + c] = k.where(s == -math.inf, self.zero(), kept_weight)
             # The largest weight is that of a key.
-            item.m[c] = k.where(m_old == -math.inf, self.zero(), factor)
+            heaviest = factor
+            if before is not None:
+                heaviest = k.where(l == 0.0, self.zero(), self._weight(largest - before, -after)[0] * old / l)
+            item.m[c] = k.where(self.load(item.l, c) == 0.0, self.zero(), heaviest)
             self.tile.rescale[c] = factor
         self._divide()
 

@@ -3,6 +3,7 @@
 Each works on *items*, blocks of queries that share a key and a value head, against *tiles* of keys.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from regard.engines.cpu.values import Pointer, Value, Variable
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 UNROLL = 4
+FAR = 2.0**10  # of scores as logarithms of base 2: their rounding moves weights by 2^-15 and more
 
 
 class Halves(NamedTuple):
@@ -206,6 +208,25 @@ class Lanes(ABC):
     def _finite(self, m: Value) -> Value:
         """The least number for a maximum of nothing, so that −∞ − m is not NaN."""
         return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
+
+    def _is_far(self, m: Value, scaled: Value) -> Value:
+        """Whether a maximum or an lse, in the units of exponents, is so large that rounding it moves weights."""
+        return (self.k.intrinsic("fabs", self.real, scaled) > FAR) & (m > -math.inf)
+
+    def _subtract_lse(self, tile: Tile, lse: Pointer, scale: Value | None) -> None:
+        """S ← S − lse where `lse`, of each query, is not 0. scale: from products to the units of exponents.
+
+        The natural score is that of which forward made its lse, so that a lone key has the weight 1; none has more.
+        """
+        k, P = self.k, self.tile.P
+        for c in self.vectors():
+            natural = self.load(lse, c)
+            far = natural != 0.0
+            with k.when(far.any()), k.loop(tile.stop, start=tile.first) as p:
+                s = self.load(P, p * self.B, c)
+                score = (s if scale is None else s * scale) * mathematics.LN_2
+                below = k.minimum(self.zero(), score - natural) * mathematics.LOG2_E
+                P[p * self.B + c] = k.where(far, below if scale is None else below / scale, s)
 
     def _source(self, name: str, row: Value, words: Pointer | None = None) -> Pointer:
         """A row of K or V by its column."""

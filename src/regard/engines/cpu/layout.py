@@ -222,6 +222,8 @@ def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs, and the copies of the tiles of a span."""
     tile, slots = KEYS * kind.rows, TILES if kind.few else 1 + kind.woven
     area = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
+    if kind.pairs and not kind.ruled:
+        area["before"] = kind.lanes
     area |= dict.fromkeys(kind.weights, tile * slots)
     area |= dict.fromkeys(kind.fetched, tile) | {"seen": tile * slots}
     if kind.matrices and not kind.few:

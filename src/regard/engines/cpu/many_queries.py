@@ -72,7 +72,7 @@ class ManyQueries(Weaving):
                 self.tile.P[(tile.first - 1) * self.B + c] = nothing
             with k.when(tile.stop % 2 != 0):
                 self.tile.P[tile.stop * self.B + c] = nothing
-        self._move_maximum()
+        self._move_maximum(tile)
 
     def _add_values(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
         with self.k.choice(self.careful.value != 0) as (yes, no):
@@ -361,6 +361,12 @@ class ManyQueries(Weaving):
                 insert(self.load(P, p * self.B, c), column)
 
     # Weights and output
+
+    def _subtract(self, tile: Tile) -> None:
+        with self.k.loop(tile.stop, start=tile.first) as p:
+            for c in self.vectors():
+                at = p * self.B + c
+                self.tile.P[at] = self.load(self.tile.P, at) - self.load(self.tile.before, c)
 
     def _remember_visible(self, tile: Tile) -> None:
         k = self.k

@@ -16,7 +16,8 @@ from regard.engines.cpu.values import Value
 
 
 class SecondPass(ManyQueries):
-    """The kernel. Of an item, `m` holds −lse in the units of scores, and `l` counts the keys that are seen."""
+    """The kernel. Of an item, `m` holds −lse in the units of scores, `l` counts the keys that are seen, and `e` holds
+    an lse that is subtracted before, or 0."""
 
     kind: SecondKind
 
@@ -26,9 +27,14 @@ class SecondPass(ManyQueries):
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         lse = self.address("lse", self.real)[g * self.k.integer("row_head") + r]
+        k, none = self.k, self.k.constant(self.real, 0.0)
         unit = 1.0 if self.kind.ruled else mathematics.LOG2_E
-        nobody = self.k.constant(self.real, -math.inf)  # a lane without a query has no weight
-        self.item.m[lane] = self.k.where(lane < self.word("lanes"), -self._finite(lse * unit), nobody)
+        shift = -self._finite(lse * unit)
+        if not self.kind.ruled:
+            far = self._is_far(lse, lse * unit)
+            shift, self.item.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
+        nobody = k.constant(self.real, -math.inf)  # a lane without a query has no weight
+        self.item.m[lane] = k.where(lane < self.word("lanes"), shift, nobody)
 
     def _span(self) -> None:
         self.item.cursor[0] = self._tiles(self.item.cursor[0], self._work_on)
@@ -54,6 +60,8 @@ class SecondPass(ManyQueries):
     def _weights(self, tile: Tile) -> None:
         """P, 0 for what is hidden and for keys of the tile that are not there."""
         k, P = self.k, self.tile.P
+        if not self.kind.ruled:
+            self._subtract_lse(tile, self.item.e, self.product_scale)
         seen = self.item.l.of(mathematics.integer_of(self.real))
         for start, stop in ((k.whole(0), tile.first), (tile.stop, k.whole(KEYS))):
             with k.loop(stop * self.B, start=start * self.B, step=self.W) as n:

@@ -7,7 +7,6 @@ strands are added in order. Strands are cut where cells of a map are, so that no
 
 from array import array
 from dataclasses import fields
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from regard.engines.cpu.work import (
     shared_fields,
     written,
 )
+from regard.forks import cached_property
 from regard.observing import Profile, Statistic, cells
 from regard.problem import Problem
 from regard.threads import Scratch, num_threads, spread

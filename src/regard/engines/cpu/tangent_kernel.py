@@ -91,7 +91,7 @@ class Tangent(ManyQueries):
         k, kind, item, tile = self.k, self.kind, self.item, self.tile
         unit = 1.0 if kind.ruled else mathematics.LN_2
         with k.loop(self.B, step=self.W) as c:
-            tile.old[c] = self.load(item.m, c) * unit
+            tile.old[c] = self._scaled(self.load(item.m, c)) * unit
         super()._finish()
         sinks = k.pointer("sink", self.real), k.pointer("sink_dot", self.real)
         with k.loop(self.B, step=self.W) as c:

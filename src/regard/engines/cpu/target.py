@@ -8,7 +8,12 @@ from typing import Any
 
 from llvmlite import binding as llvm
 
+from regard import forks
 from regard.engines.cpu import permission
+
+_one_at_a_time = getattr(llvm.ffi.lib, "_lock", None)  # of llvmlite, around everything that LLVM does
+if _one_at_a_time is not None:
+    forks.held(_one_at_a_time)
 
 
 @dataclass(frozen=True)

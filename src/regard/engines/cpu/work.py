@@ -12,7 +12,6 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -45,6 +44,7 @@ from regard.engines.cpu.layout import (
     tile_word,
 )
 from regard.engines.cpu.target import Target, chosen
+from regard.forks import cached_property
 from regard.problem import Problem, remember
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.threads import Scratch, num_threads, spread

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from regard.engines.triton.forward_work import forward
 from regard.engines.triton.launch import Launch, lying
 from regard.engines.triton.tuning import Cut, chosen
 from regard.engines.triton.work import Work, empty, output
+from regard.forks import cached_property
 from regard.problem import Differential, Outputs, Problem, device_of
 from regard.rules import Node, Program, Table, reading, reads, tangent
 from regard.rules.derivative import multiply

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ from regard.engines.triton import lowering, place, tiles
 from regard.engines.triton.bounds import bounds
 from regard.engines.triton.launch import Launch, lying, pointer
 from regard.engines.triton.tuning import Cut
+from regard.forks import cached_property
 from regard.problem import Problem, device_of
 from regard.rules import Program, Table
 from regard.torch.arrays import array, tensor

@@ -1,0 +1,90 @@
+"""Processes made by `fork`: what they share with their parent is usable, whatever its other threads were doing.
+
+A child has one thread. A lock that another thread of the parent held at that moment is never released in the child, and
+what that thread was changing is never finished. So locks of this package are made anew in a child, and `fork` waits
+while another thread imports one of its modules or is inside of LLVM.
+"""
+
+import importlib
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Generic, TypeVar, overload
+from weakref import ref
+
+T = TypeVar("T")
+
+IMPORTED = ("regard.", "llvmlite.", "threadpoolctl.")  # modules that are imported by the first call that needs them
+_renewed: dict[int, tuple[ref[Any], dict[str, Callable[[], Any]]]] = {}
+_held: list[AbstractContextManager[Any]] = []
+# The modules that are being imported, those among them that `sys.modules` does not have yet. Python makes its own lock
+# for all imports anew in a child, but not the locks of modules.
+_importing: dict[str, Any] = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
+
+
+def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
+    """make(), which is to be the attribute `name` of a module or an object, and is made again in a child process."""
+    key = id(owner)
+    if key not in _renewed:
+        _renewed[key] = ref(owner, lambda _: _renewed.pop(key, None)), {}
+    _renewed[key][1][name] = make
+    return make()
+
+
+def held(lock: AbstractContextManager[Any]) -> None:
+    """Have `fork` wait until it has this lock, which is to be reentrant, and is taken with no other inside of it."""
+    _held.append(lock)
+
+
+def _before() -> None:
+    known: set[str] = set()
+    while names := {name for name in list(_importing) if f"{name}.".startswith(IMPORTED)} - known:
+        known |= names
+        for name in names:
+            with suppress(Exception):  # of an import that fails, of which another thread is told
+                importlib.import_module(name)  # waits for the thread that imports it
+    for lock in _held:
+        lock.__enter__()
+
+
+def _after() -> None:
+    for lock in reversed(_held):
+        lock.__exit__(None, None, None)
+
+
+def _in_child() -> None:
+    _after()
+    for owner, names in list(_renewed.values()):
+        found = owner()
+        if found is not None:
+            for name, make in names.items():
+                setattr(found, name, make())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_in_child)
+
+
+class cached_property(Generic[T]):
+    """A property that is computed once, as `functools.cached_property` of Python 3.12 does.
+
+    That of 3.11 has a lock for each property of a class, which threads wait for and a child may find locked.
+    """
+
+    def __init__(self, function: Callable[[Any], T]):
+        self.function, self.__doc__ = function, function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> "cached_property[T]": ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> T: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> "cached_property[T] | T":
+        if instance is None:
+            return self
+        value: T = instance.__dict__.setdefault(self.name, self.function(instance))  # of two threads the first's
+        return value

@@ -1,0 +1,168 @@
+"""Indices that leave a table made with ``bounds="raise"``, found before any work.
+
+A lookup counts where its value can matter: for the pairs that the mask allows, in the branch of a `where` that is
+taken, and on the right of ``&`` (``|``) where the left is true (false), as in Python's ``and`` (``or``). The index of
+such a lookup is bounded by intervals over the indices of a call; where those cannot tell, ranges are halved until they
+can, or until they are small and every pair of them is looked at. So there is no false alarm, and no index is missed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.rules.expression import Array, At, Node, build, evaluate, literal, once, order, reads
+from regard.rules.intervals import Ranges, interval
+
+SIDE = 16  # a range of at most so many indices on each axis is looked at pair by pair
+MOST = 2**17  # ranges that are open at once, with which a search ends without an answer
+
+Box = Sequence[tuple[int, int]]  # least and greatest index, both included: of b, h, i and j
+
+
+class Lookup(NamedTuple):
+    """One axis of a lookup: `outside` is where its entry is not in the table, `needed` where it is read (None: all)."""
+
+    table: Any
+    axis: int
+    entry: Node
+    outside: Node
+    needed: Node | None
+
+
+@once
+def lookups(node: Node) -> tuple[Lookup, ...]:
+    """The lookups of an expression in tables with ``bounds="raise"``."""
+    steps = order([node])
+    if not any(x.op == "gather" and x.payload.bounds == "raise" for x in steps):
+        return ()
+    needed: dict[Node, Node | None] = {node: None}
+    found = []
+    for x in reversed(steps):
+        here = needed[x]
+        for n, arg in enumerate(x.args):
+            there = here
+            if n and x.op == "where":
+                there = _both(here, x.args[0] if n == 1 else build("invert", x.args[0]))
+            elif n and x.op in ("bitwise_and", "bitwise_or") and x.kind == "bool":
+                there = _both(here, x.args[0] if x.op == "bitwise_and" else build("invert", x.args[0]))
+            if arg in needed:
+                other = needed[arg]
+                there = None if there is None or other is None else build("bitwise_or", there, other)
+            needed[arg] = there
+        if x.op == "gather" and x.payload.bounds == "raise":
+            for axis, (index, length) in enumerate(zip(x.args, x.payload.shape, strict=True)):
+                below, beyond = (
+                    build("less", index, literal(0, "int")),
+                    build("less", literal(length - 1, "int"), index),
+                )
+                found.append(Lookup(x.payload, axis, index, build("bitwise_or", below, beyond), here))
+    return tuple(found)
+
+
+def _both(a: Node | None, b: Node | None) -> Node | None:
+    return b if a is None else a if b is None else build("bitwise_and", a, b)
+
+
+def check(
+    text: str,
+    node: Node,
+    guard: Node | None,
+    boxes: Callable[[frozenset[str]], Iterator[Box]],
+    dense: Callable[[Array, Sequence[Any]], Array],
+    keys: int,
+    dtype: Any,
+) -> None:
+    """ValueError if a lookup of a rule leaves its table for a pair of a call; TypeError if that cannot be known.
+
+    guard: the pairs that count, None for all. boxes: the indices of the call, those apart that expressions which read
+    these leaves must be told apart at. dense: the values of a dense array at indices.
+    """
+    for lookup in lookups(node):
+        what = f"{text}, which looks up a {lookup.table!r} with bounds='raise'"
+        fault = _both(_both(guard, lookup.needed), lookup.outside)
+        assert fault is not None
+        for box in boxes(reads(lookup.outside, fault)):
+            if not _unknown(lookup.outside) and not interval(lookup.outside, _ranges(box, keys, dtype)).hi:
+                continue
+            for x in order([fault]):
+                if _unknown_here(x):
+                    raise TypeError(f"{what}: its index depends on values that are not known before the call; {CLAMP}")
+            at = _search(what, fault, box, dense, keys, dtype)
+            if at is not None:
+                b, h, i, j = (int(x) for x in at)
+                given = At(*at, dtype=dtype, keys=keys, dense=lambda x, at=at: dense(x, at))  # type: ignore[misc]
+                entry = int(evaluate([lookup.entry], given)[0])
+                raise ValueError(
+                    f"{what}: axis {lookup.axis} is read at {entry}, outside of 0 to "
+                    f"{lookup.table.shape[lookup.axis] - 1}, for b = {b}, h = {h}, i = {i}, j = {j}"
+                )
+
+
+CLAMP = "give bounds='clamp', or keep the index inside with np.clip"
+
+
+def _unknown_here(x: Node) -> bool:
+    """Whether a node reads what has no value before the call: a score, a traced array."""
+    if x.op in ("s", "ds"):
+        return True
+    if x.op == "gather":
+        return x.payload.known is None
+    return x.op == "dense" and type(x.payload) is not np.ndarray
+
+
+def _unknown(node: Node) -> bool:
+    return any(map(_unknown_here, order([node])))
+
+
+def _ranges(box: Any, keys: int, dtype: Any) -> Ranges:
+    b, h, i, j = (tuple(bound) for bound in box)
+    return Ranges(b=b, h=h, i=i, j=j, keys=keys, dtype=dtype)
+
+
+def _search(
+    what: str, fault: Node, box: Box, dense: Callable[[Array, Sequence[Any]], Array], keys: int, dtype: Any
+) -> Any:
+    """Indices (b, h, i, j) in a box at which `fault` is true, or None."""
+    read = reads(fault)
+    whole = "dense" in read
+    # What is not read is the same everywhere: one index stands for all.
+    ends = [(low, high if whole or axis in read else low) for axis, (low, high) in zip("bhij", box, strict=True)]
+    boxes = np.array(ends, np.int64)[..., None]  # (4, 2, boxes)
+    while boxes.shape[-1]:
+        if boxes.shape[-1] > MOST:
+            raise ValueError(f"{what}: this call is too large to find out whether its index leaves the table; {CLAMP}")
+        found = interval(fault, _ranges(boxes, keys, dtype))
+        lo, hi = (np.broadcast_to(x, boxes.shape[-1:]) for x in found[:2])
+        if lo.any():
+            return boxes[:, 0, int(lo.argmax())]
+        boxes = boxes[..., hi != 0]
+        sizes = boxes[:, 1] - boxes[:, 0] + 1
+        small = (sizes <= SIDE).all(0)
+        at = _look(fault, boxes[..., small], dense, keys, dtype)
+        if at is not None:
+            return at
+        boxes, sizes = boxes[..., ~small], sizes[:, ~small]
+        axis, n = sizes.argmax(0), np.arange(boxes.shape[-1])
+        middle = boxes[axis, 0, n] + sizes[axis, n] // 2
+        left, right = boxes.copy(), boxes.copy()
+        left[axis, 1, n], right[axis, 0, n] = middle - 1, middle
+        boxes = np.concatenate([left, right], -1)
+    return None
+
+
+def _look(fault: Node, boxes: Array, dense: Any, keys: int, dtype: Any) -> Any:
+    """Indices in small boxes at which `fault` is true, or None; every pair is looked at."""
+    for start in range(0, boxes.shape[-1], 256):
+        some = boxes[..., start : start + 256]
+        at = []
+        for axis in range(4):
+            width = int((some[axis, 1] - some[axis, 0]).max()) + 1
+            indices = np.minimum(some[axis, 0] + np.arange(width)[:, None], some[axis, 1])  # those beyond again
+            at.append(indices.T.reshape(-1, *(width if n == axis else 1 for n in range(4))))
+        given = At(*at, dtype=dtype, keys=keys, dense=lambda x, at=at: dense(x, at))  # type: ignore[misc]
+        wrong = np.broadcast_to(evaluate([fault], given)[0], given.shape)
+        if wrong.any():
+            place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+            return [np.broadcast_to(x, wrong.shape)[place] for x in at]
+    return None

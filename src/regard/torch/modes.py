@@ -1,0 +1,137 @@
+"""Modes, traces and transforms of PyTorch that watch its operations; and the private names that tell of them.
+
+PyTorch has no public names for these questions. All private names that this package uses are here, each with what goes
+wrong without it. They are looked up on import: a version of PyTorch that lacks one fails there, and no call is wrong.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+# How many dispatch modes are active: FakeTensorMode, the tracer of make_fx, counters, loggers. Without it they see the
+# memory that a call on plain tensors allocates, and not the call: make_fx records uninitialised tensors.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_dispatch_mode_at = torch._C._get_dispatch_stack_at
+
+# The same of function modes, which see calls of Python functions. Without it they see the getters of shapes alone.
+_any_function_mode = torch._C._is_torch_function_mode_enabled
+_function_modes = torch._C._len_torch_function_stack
+_function_mode_at = torch._C._get_function_stack_at
+
+# The state of torch.jit.trace. Without it a trace holds the results of its example as constants.
+jit_state = torch._C._get_tracing_state
+
+# The mode of make_fx, and its place in the stack of torch.export before autograd. Without them values that change from
+# run to run, such as those of a mask, would be read while a graph is traced, and become constants of it.
+_mode_of = torch._C._get_dispatch_mode
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_mode_before_autograd = torch._ops._get_dispatch_mode_pre_dispatch
+_modes_before_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch
+
+# torch.compiler.disable, but that torch._dynamo, which takes a second to import, waits until it is called. Without it
+# compiled autograd, which follows the code of backward, fails inside of an engine.
+outside_of_graphs: Any = torch._disable_dynamo
+
+# Whether a transform of torch.func is active. Without it calls would read the memory of a wrapper.
+transforms_active = torch._C._are_functorch_transforms_active
+_is_transform_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
+
+# Inside, an autograd function may be applied to the tensors of one level of a transform, as the kernel of an operation
+# is. Without it PyTorch fails an assertion.
+at_one_level = torch._functorch.utils.enable_single_level_autograd_function
+
+# Inside, forward mode is on, which PyTorch turns off in the forward of an autograd function. Without it the transforms
+# outside of the innermost one lose their tangents.
+with_forward_mode = forward_ad._set_fwd_grad_enabled
+
+# The tensor in a wrapper of a transform that has ended, as the function that torch.func.vjp returns is called with.
+# Without it the derivatives of such a call are zeros.
+alive = torch._C._functorch.unwrap_if_dead
+
+# Inside, no transform is active: the values of a constant are read while one is.
+without_transforms = torch._C._DisableFuncTorch
+
+# Inside, autograd is skipped, but not what comes after it: the forward of an autograd function calls the operation of
+# which the function is the derivative. Without it that operation would differentiate itself without end.
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+# Tensors of FakeTensorMode, and those of the functionalization of AOTAutograd. Without them they would be refused.
+_FAKE = (FakeTensor, FunctionalTensor)
+
+# Tensors that torch.func.functionalize wraps. Their type does not tell them from plain ones.
+_is_functional = torch._is_functional_tensor
+
+# The vmap that was before torch.func, with which PyTorch still batches gradients. Its tensors are of plain type too.
+_included = torch._C._dispatch_tls_is_dispatch_key_included
+_VMAP_MODE = torch._C._parse_dispatch_key("VmapMode")
+legacy_vmap_enter = torch._C._vmapmode_increment_nesting
+legacy_vmap_leave = torch._C._vmapmode_decrement_nesting
+legacy_vmap_wrap = torch._add_batch_dim
+legacy_vmap_unwrap = torch._remove_batch_dim
+
+# Function modes that are not told of a call: torch.set_default_device says where new tensors lie, which a call says
+# itself. Others that need not see calls may be added.
+quiet: set[type] = {DeviceContext}
+
+
+def watched() -> bool:
+    """Whether a mode or a trace is active that a call must be one operation for."""
+    if _dispatch_modes() or jit_state() is not None:
+        return True
+    return _any_function_mode() and any(type(_function_mode_at(n)) not in quiet for n in range(_function_modes()))
+
+
+def tracing() -> bool:
+    """Whether a graph is being traced, for other values than those of now."""
+    if jit_state() is not None or _mode_of(_PROXY) is not None:
+        return True
+    return bool(_modes_before_autograd()) and _mode_before_autograd(_PROXY) is not None
+
+
+def transformed() -> bool:
+    """Whether a transform is active that may want a derivative of what requires no grad."""
+    return bool(forward_ad._current_level >= 0 or transforms_active())  # without the first: zero tangents
+
+
+def fake(x: torch.Tensor) -> bool:
+    """Whether `x` only stands for a tensor: it has a shape and a dtype, and no values."""
+    return isinstance(x, _FAKE) or x.is_meta or _is_functional(x)
+
+
+def wrapped(x: torch.Tensor) -> bool:
+    """Whether `x` is a wrapper of a transform."""
+    return bool(_is_transform_wrapper(x))
+
+
+def symbolic(*tensors: torch.Tensor) -> bool:
+    """Whether a size of theirs is not known while a graph is traced."""
+    return any(not isinstance(n, int) for x in tensors for n in sizes(x))
+
+
+def sizes(x: torch.Tensor) -> tuple[Any, ...]:
+    """The shape; as numbers while torch.jit.trace makes tensors of sizes, without its warning, as they are checked."""
+    if jit_state() is None:
+        return tuple(x.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        return tuple(map(int, x.shape))
+
+
+def example(x: torch.Tensor) -> tuple[int, ...]:
+    """The shape, with the sizes of the example that is traced in the place of symbols."""
+    return tuple(n if isinstance(n, int) else n.node.hint for n in sizes(x))
+
+
+def in_legacy_vmap() -> bool:
+    """Whether the vmap is active that was before `torch.func` (`torch.autograd.grad(..., is_grads_batched=True)`)."""
+    return _included(_VMAP_MODE)
+
+
+def dispatch_modes() -> list[Any]:
+    """The dispatch modes that are active."""
+    return [_dispatch_mode_at(n) for n in range(_dispatch_modes())]

@@ -1,0 +1,58 @@
+"""Special values on every instruction set: those that this machine runs, and others emulated."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import emulated
+import ml_dtypes
+import numpy as np
+import pytest
+from test_targets import HERE
+
+import regard
+from regard.engines.cpu.target import targets
+from special import ROWS, SPECIALS, Special, check
+
+BF16 = ml_dtypes.bfloat16
+DTYPES = np.float32, np.float64, np.float16, BF16
+
+
+def dtypes_of(name: str) -> tuple[Any, ...]:
+    """What a target's kernels have code of their own for; the default target is in `test_conformance`."""
+    if name in emulated.TARGETS:
+        return (np.float32,) if name == "avx512 emulated" else (BF16,)
+    if targets()[name].matrices:
+        return (BF16,)
+    return tuple(x for x in DTYPES if name != "baseline" or x is not np.float16)
+
+
+@pytest.fixture(params=[*HERE, *emulated.TARGETS], scope="module")
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param in emulated.TARGETS:
+            emulated.use(request.param, patch)
+        else:
+            patch.setenv("REGARD_CPU", request.param)
+        yield request.param
+
+
+@pytest.mark.parametrize("special", SPECIALS, ids=str)
+def test_special_values(name: str, special: Special) -> None:
+    for dtype in filter(special.fits, dtypes_of(name)):
+        for rows in ROWS:
+            check(special, dtype, "cpu", rows)
+
+
+@pytest.mark.parametrize("x", [1e6, -5e8, 1e10, 2e38])
+def test_a_lone_key_has_the_weight_1(name: str, x: float) -> None:
+    """Exactly, whatever its score: the maximum is not rounded where the exponent's argument is not."""
+    k, v = np.array([[x]], BF16), np.array([[2.0]], BF16)
+    for rows in ROWS:
+        q = np.ones((rows, 1), BF16)
+        out, seen = regard.attention(q, k, v, observe=["lse", "max", regard.top(1)], engine="cpu")
+        assert (out == 2).all()
+        assert (seen.max == 1).all()
+        assert (seen[regard.top(1)].values == 1).all()
+        np.testing.assert_allclose(seen.lse, float(k[0, 0]), rtol=1e-6)
+        g = regard.attention_vjp(q, k, v, np.ones((rows, 1), BF16), engine="cpu")
+        assert (g.value == rows).all()
