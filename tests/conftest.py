@@ -17,6 +17,8 @@ from regard.problem import Problem
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run on its interpreter, from the first import on
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+collect_ignore_glob = ["typing/*", "foreign/*"]  # read by type checkers; run by hand
+
 settings.register_profile("ci", max_examples=1000, deadline=None, derandomize=True)
 if count := os.environ.get("REGARD_FUZZ"):  # so many examples of every property, other ones each time
     settings.register_profile("fuzz", max_examples=int(count), deadline=None)
