@@ -152,6 +152,7 @@ def test_what_is_wrong(llama: Path, t5: Path, capsys: pytest.CaptureFixture[str]
         assert err.count("\n") == 1
 
 
+@pytest.mark.filterwarnings("default::regard.RegardWarning")  # once a process: that such a model names no backends
 @pytest.mark.parametrize("kind", ["XLNet", "Mamba", "FNet"])
 @pytest.mark.parametrize("command", [["insight"], ["look", "--terminal"]], ids=" ".join)
 def test_a_model_whose_attention_cannot_be_looked_at(

@@ -195,7 +195,7 @@ NAMED = "must be a torch.Tensor where others of the call are, got numpy.ndarray;
         (TypeError, f"sink {NAMED}", lambda: regard.attention(Q, K, V, sink=np.zeros(4))),
         (TypeError, f"mask {NAMED}", lambda: regard.attention(Q, K, V, mask=np.ones((9, 9), bool))),
         (TypeError, f"offset {NAMED}", lambda: regard.attention(Q, K, V, offset=np.array(3))),
-        (ValueError, "query is on the device meta, and no engine serves 'meta' yet",
+        (ValueError, "key must be on the device of query, meta, got cpu",
          lambda: regard.attention(Q.to("meta"), K, V)),
         (TypeError, "key must be a dense tensor, got layout torch.sparse_coo",
          lambda: regard.attention(Q, K.to_sparse(), V)),
@@ -231,6 +231,12 @@ def test_messages(error: type[Exception], message: str, function: Any) -> None:
     with pytest.raises(error) as caught:
         function()
     assert message in str(caught.value)
+
+
+def test_a_device_without_an_engine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.torch.arrays.fake", lambda x: False)  # a tensor with values, on a device like meta
+    with pytest.raises(ValueError, match="query is on the device meta, and no engine serves 'meta' yet: give"):
+        regard.attention(Q.to("meta"), K, V)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -3,7 +3,7 @@
 `regard.attention` on tensors needs none of this.
 """
 
-from regard.torch import operators as operators  # known to PyTorch before a saved program is loaded
+from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
 from regard.torch.dropin import scaled_dot_product_attention, sdpa
 from regard.torch.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.positions import Alibi, Relative, Rope
