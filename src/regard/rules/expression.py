@@ -101,15 +101,18 @@ def number(value: Any) -> Node:
     return make("number", "float", (), float(value))
 
 
-def order(nodes: Iterable[Node]) -> list[Node]:
-    """Every node that `nodes` depend on and they themselves, operands before users, in order of first use."""
+def order(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
+    """Every node that `nodes` depend on and they themselves, operands before users, in order of first use.
+
+    ends: the nodes whose operands are left out.
+    """
     done: dict[Node, None] = {}
     stack = [(node, False) for node in reversed(list(nodes))]
     while stack:
         node, ready = stack.pop()
         if node in done:
             continue
-        if ready:
+        if ready or not node.args or ends(node):
             done[node] = None
         else:
             stack.append((node, True))
@@ -120,7 +123,7 @@ def order(nodes: Iterable[Node]) -> list[Node]:
 def once(function: Callable[[Node], T]) -> Callable[[Node], T]:
     """A function whose result is kept with the node, which never changes. The result must not refer to the node."""
 
-    @functools.wraps(function)
+    @functools.wraps(function)  # which gives `known` the function itself, as `has` looks it up
     def known(node: Node) -> T:
         if function not in node.known:
             node.known[function] = function(node)
@@ -128,6 +131,11 @@ def once(function: Callable[[Node], T]) -> Callable[[Node], T]:
         return result
 
     return known
+
+
+def has(node: Node, function: Callable[[Node], Any]) -> bool:
+    """Whether the node has a result of a function made by `once`."""
+    return function.__wrapped__ in node.known  # type: ignore[attr-defined]
 
 
 @once

@@ -16,6 +16,8 @@ from regard.rules.expression import INT64, Array, Node, order, truncate
 from regard.rules.extremes import look_up
 
 LIMIT = 2.0**62  # integers beyond this may have wrapped
+SUMS = ("add", "subtract", "negative", "multiply")
+TERMS = 16  # of an affine sum; a longer one is bounded as a single value
 ARITHMETIC, FUNCTION = 2, 12  # ulps: of + - * / sqrt, and of exp, log, tanh, ..., both the engine's and ours
 
 Bound = tuple[Any, Any]  # least and greatest, both included
@@ -126,16 +128,28 @@ _affine: WeakKeyDictionary[Node, Affine | None] = WeakKeyDictionary()
 def affine(node: Node) -> Affine:
     """An integer node as an affine sum, in the integers rather than modulo 2^64."""
     if node not in _affine:
-        _affine[node] = _to_affine(node)
+        for x in order([node], ends=lambda x: x in _affine or x.op not in SUMS):
+            if x not in _affine:
+                _affine[x] = _to_affine(x)
     return _affine[node] or Affine({node: 1}, 0)
 
 
 def _to_affine(node: Node) -> Affine | None:
-    """None for a node that is no sum, so that what is remembered never holds on to its own key."""
+    """None for a node that is no sum, or none of few terms, so that what is remembered never holds on to its own key.
+
+    The operands are known. Terms and factors are limited, or the work on a long chain would grow with its square.
+    """
+    form = _combined(node) if node.kind == "int" else None
+    if form is None or len(form.terms) > TERMS or max(map(abs, [form.constant, *form.terms.values()])) >= 2**128:
+        return None
+    return form
+
+
+def _combined(node: Node) -> Affine | None:
     nothing = Affine({}, 0)
     if node.op in ("number", "literal"):
         return Affine({}, int(node.payload))
-    if node.op not in ("add", "subtract", "negative", "multiply"):
+    if node.op not in SUMS:
         return None
     parts = [affine(x) for x in node.args]
     if node.op == "multiply":

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from regard.arguments import array_type, choice, integer
 from regard.frameworks import adapter, constructor, plain
-from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, make, once, order
+from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, has, make, once, order
 from regard.rules.tracing import Traced, as_array, as_table, trace
 
 Axis = Literal["b", "h", "i", "j"]
@@ -47,8 +47,14 @@ class Requirement:
 @once
 def foreign(node: Node) -> tuple[Any, ...]:
     """The tables and masks of tensors that an expression reads, in order of first use."""
-    read = (x.payload for x in order([node]) if x.op in ("gather", "dense"))
-    return tuple({id(x): x for x in read if hasattr(x, "tensor")}.values())
+    read: list[Any] = []
+    # The parts of a combination know already, so that a long chain of combinations is not walked at each of them.
+    for x in order([node], ends=lambda x: has(x, foreign)):
+        if has(x, foreign):
+            read += foreign(x)
+        elif x.op in ("gather", "dense") and hasattr(x.payload, "tensor"):
+            read.append(x.payload)
+    return tuple({id(x): x for x in read}.values())
 
 
 @once

@@ -15,12 +15,14 @@ import numpy as np
 from regard.engines.observed import basic, complete
 from regard.observing import Statistic, Top, pooled
 from regard.problem import Differential, Outputs, Problem
+from regard.rules import Node, once, order
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
 WIDEST = 1024
+LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, and once more for each kernel
 ENTROPY = Statistic("entropy")
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 
@@ -43,7 +45,30 @@ def supports(p: Problem) -> str | None:
 
         if chosen().name == "baseline":
             return "this processor does not convert float16"
+    length = sum(_length(rule.node) for rule in (p.mask, p.score) if rule is not None)
+    if length > LONGEST:
+        return f"rules of at most {LONGEST} instructions, those of derivatives included, got {length}"
     return None
+
+
+@once
+def _length(node: Node) -> int:
+    """How many instructions a rule has, those of its derivatives in the score and in readings of tables included.
+
+    Those of a derivative are counted as the operations that it passes through, but for sums with what does not vary.
+    """
+    varies: dict[Node, int] = {}  # a bit for each derivative that is not 0
+    derivatives = made = 0
+    for x in order([node]):
+        bits = shared = 0
+        if x.op == "s" or (x.op == "gather" and x.kind == "float"):
+            bits, derivatives = 1 << derivatives, derivatives + 1
+        elif x.kind == "float":
+            for arg in x.args:
+                bits, shared = bits | varies[arg], bits & varies[arg]
+            made += (shared if x.op in ("add", "subtract") else bits).bit_count()
+        varies[x] = bits
+    return len(varies) + made
 
 
 @functools.cache
