@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from regard import checks
 from regard.torch.arrays import array, tensor
 from regard.torch.batching import batched, in_legacy_vmap, legacy_batch
 from regard.torch.calls import Call, Ready
@@ -103,6 +104,7 @@ class Backward(Operation):
     def forward(call: Call, *given: torch.Tensor | None) -> Tensors:
         inputs, outputs, ct = parts(call, given, 3, 3)
         ready = Ready.of(call, arrays(inputs))
+        checks.fits(ready.problem, outputs=0, gradients=1)
         g = ready.engine.backward(ready.problem, ready.outputs(*arrays(outputs)), ready.outputs(*arrays(ct)))
         return tensors(ready.gradients(g))
 
@@ -145,6 +147,7 @@ class Tangent(Operation):
     def forward(call: Call, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         inputs, outputs, t = parts(call, given, 3, len(call.floats))
         ready = Ready.of(call, arrays(inputs))
+        checks.fits(ready.problem, entropies=1)
         _, d = ready.engine.jvp(ready.problem, ready.differential(arrays(t)), ready.outputs(*arrays(outputs)))
         return tensors(ready.outward(d))
 
@@ -211,6 +214,7 @@ class BackwardTangent(Last):
         ready = Ready.of(call, arrays(inputs))
         along = ready.differential(arrays(t))
         known, c, d, d_c = (ready.outputs(*arrays(x)) for x in (outputs, ct, d_outputs, d_ct))
+        checks.fits(ready.problem, outputs=0, gradients=1)
         g = ready.engine.backward_jvp(ready.problem, known, c, along, d, d_c)
         return tensors(ready.gradients(g))
 

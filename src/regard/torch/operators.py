@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from regard import checks
 from regard.torch.arrays import together
 from regard.torch.autograd import INTEGERS, arrays, cotangents, none, parts, run, tensors, three
 from regard.torch.calls import Ready
@@ -34,6 +35,7 @@ def _backward(given: Given, call: str) -> Tensors:
     known = call_of(call)
     inputs, outputs, ct = parts(known, given, 3, 3)
     ready = Ready.of(known, arrays(inputs))
+    checks.fits(ready.problem, outputs=0, gradients=1)
     g = ready.engine.backward(ready.problem, ready.outputs(*arrays(outputs)), ready.outputs(*arrays(ct)))
     return [x.contiguous() for x in tensors(ready.gradients(g))]
 
