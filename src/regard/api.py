@@ -282,6 +282,7 @@ def attention(
 
     Raises:
         TypeError, ValueError: naming the argument, what was given and what was expected, before any work.
+        MemoryError: for results larger than the memory of this machine or of its control group, before any work.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -304,6 +305,7 @@ def attention(
         seed=seed, offset=offset, origin=origin, layout=layout, observe=observe,
     )  # fmt: skip
     return_weights = checks.boolean("return_weights", return_weights)
+    checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
     chosen = choose(p, engine)
     frame = Frame.of(query, layout)
     if bare and p.signature is not None and chosen is engines()["cpu"]:
@@ -358,6 +360,7 @@ def weights(
         origin=origin, layout=layout,
     )  # fmt: skip
     i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
+    checks.fits(p, outputs=lse is None, weights=p.batch * p.heads * len(i) * len(j), d_v=0)
     chosen = choose(p, engine)
     frame = Frame.of(query, layout)
     if lse is None:
@@ -403,6 +406,7 @@ def attention_vjp(
     ((2, 5, 4), (2,))
     """
     p, frame, chosen = prepare(query, key, value, engine, options)
+    checks.fits(p, outputs=outputs is None, entropies=outputs is None and dentropy is not None, gradients=1)
     ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
     known = known_outputs(p, frame, outputs, "dentropy" if dentropy is not None else None)
     if known is None:
@@ -442,6 +446,8 @@ def attention_jvp(
     True
     """
     p, frame, chosen = prepare(query, key, value, engine, options)
+    count = 2 if outputs is None else 1
+    checks.fits(p, outputs=count, entropies=count)
     t = tangents_in(p, frame, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
     primal, tangent = chosen.jvp(p, t, known_outputs(p, frame, outputs))
     return frame.outputs(primal), frame.outputs(tangent)
@@ -495,6 +501,8 @@ def attention_vjp_jvp(
     True
     """
     p, frame, chosen = prepare(query, key, value, engine, options)
+    count = 2 if outputs is None else 1
+    checks.fits(p, outputs=count, entropies=count, gradients=1)
     ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
     t = tangents_in(p, frame, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
     moving = Outputs(None, None, None) if cotangent_tangents is None else cotangent_tangents

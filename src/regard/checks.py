@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from regard import system
 from regard.arguments import (
     BOOLS,
     FLOATS,
@@ -29,12 +30,14 @@ T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = [
-    "BOOLS", "FARTHEST", "FLOATS", "aligned", "array", "bias", "boolean", "choice", "covers", "dropout", "floating",
-    "function", "instance", "integer", "is_float", "layout", "mask", "number", "observable", "observe", "offset",
-    "operands", "origin", "positions", "real", "same_dtype", "scale", "score", "shaped", "shown", "sink", "sizes",
+    "BOOLS", "FARTHEST", "FLOATS", "aligned", "array", "bias", "boolean", "choice", "covers", "dropout", "fits",
+    "floating", "function", "instance", "integer", "is_float", "layout", "mask", "number", "observable", "observe",
+    "offset", "operands", "origin", "positions", "real", "room", "same_dtype", "scale", "score", "shaped",
+    "shown", "sink", "sizes",
 ]  # fmt: skip
 MADE = "regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows)"
 ELSEWHERE = {"bshd": "bnhd", "bhsd": "bhnd", "BSHD": "bnhd", "BHSD": "bhnd", "BNHD": "bnhd", "BHND": "bhnd"}
+LARGE = 2**28  # bytes of results from which on they are compared to the memory there is
 FARTHEST = 2**62  # the farthest position: differences of two still fit into 64 bits
 
 
@@ -91,7 +94,12 @@ def sizes(q: Array, k: Array, v: Array, given: tuple[Array, Array, Array] | None
     leads = q.shape[:-3], k.shape[:-3], v.shape[:-3]
     try:
         return leads[0] if leads[0] == leads[1] == leads[2] else np.broadcast_shapes(*leads)
-    except ValueError:
+    except ValueError as error:
+        if "too large" in str(error):  # they fit, with more elements than an array may have
+            shapes = _shapes(query, key, value)
+            raise MemoryError(
+                f"the leading dimensions broadcast to more than an array can hold, got {shapes}"
+            ) from None
         shapes = _shapes(query, key) if leads[1] == leads[2] else _shapes(query, key, value)
         raise ValueError(f"the leading dimensions must broadcast, got {shapes}") from None
 
@@ -174,7 +182,6 @@ def dropout(p: object, seed: object) -> tuple[float, int]:
 
 def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
     """The absolute index of row 0, for each row-major index of the leading dimensions: int64, (batch,)."""
-    result = np.empty(lead, np.int64)
     if type(x) is np.ndarray:
         if x.dtype.kind not in "iu":
             raise TypeError(f"offset must be an int or an integer array, got {x.dtype}")
@@ -185,8 +192,12 @@ def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
     farthest = max(ends, key=abs)
     if abs(farthest) > FARTHEST:
         raise ValueError(f"offset must be within ±2**62, got {shown(farthest)}")
+    if isinstance(x, int):  # one number for all, however many batch elements there are
+        return np.ndarray((math.prod(lead),), np.int64, np.array([x], np.int64), 0, (0,))
+    room({"the offset of every batch element": 8 * math.prod(lead)})
+    result = np.empty(lead, np.int64)
     try:
-        result[...] = x if isinstance(x, int) else np.broadcast_to(x, lead)
+        result[...] = np.broadcast_to(x, lead)
     except ValueError:
         raise ValueError(f"offset must broadcast to the leading dimensions {lead}, got shape {np.shape(x)}") from None
     return result.reshape(-1)
@@ -263,6 +274,72 @@ def observable(p: Problem) -> None:
             for row in s.of:
                 if not 0 <= row < p.n_q:
                     raise ValueError(f"rows of weights_of must be from 0 to {p.n_q - 1}, got {row}")
+
+
+def fits(
+    p: Problem, *, outputs: int = 1, entropies: int = 0, weights: int = 0, gradients: int = 0, d_v: int | None = None
+) -> None:
+    """MemoryError, before any work, for results that are larger than all memory; of arrays on a device nothing is said.
+
+    outputs, entropies, gradients: how often those are made. weights: the number of weights. d_v: that of the output.
+    """
+    if p.device is not None:
+        return
+    rows, real = p.batch * p.heads * p.n_q, p.compute.itemsize
+    results = {"out": outputs * rows * (p.d_v if d_v is None else d_v) * p.dtype.itemsize, "lse": outputs * rows * real}
+    if entropies:
+        results["entropy"] = entropies * rows * real
+    for s in p.observe if outputs else ():
+        results[f"{s.name} of observe" if s.of is not None else s.name] = _bytes_of(p, s)
+    results["weights"] = weights * p.dtype.itemsize
+    if gradients:
+        inputs = {"query": p.query, "key": p.key, "value": p.value, "bias": p.trained_bias, "sink": p.sink}
+        for name, x in inputs.items():
+            results[f"gradient of {name}"] = 0 if x is None else gradients * x.size * x.itemsize
+        results["gradients of tables"] = gradients * sum(math.prod(t.shape) for t in p.tables) * real
+    room(results)
+
+
+def room(results: dict[str, int]) -> None:
+    """MemoryError for arrays, by name the bytes of each, that together are larger than all memory."""
+    total = sum(results.values())
+    if total <= LARGE:
+        return
+    there = system.memory()
+    if there is None or total <= there[0]:
+        return
+    largest = sorted((name for name in results if results[name]), key=lambda name: -results[name])
+    each = ", ".join(f"{name} {_binary(results[name])}" for name in largest[:3])
+    rest = ", ..." if len(largest) > 3 else ""
+    raise MemoryError(
+        f"the results of this call take {_binary(total)} ({each}{rest}), "
+        f"more than the {_binary(there[0])} of memory of {there[1]}"
+    )
+
+
+def _bytes_of(p: Problem, s: Statistic) -> int:
+    """The size of a statistic, all its arrays together."""
+    heads, real, index = p.batch * p.heads, p.compute.itemsize, 8
+    rows, of = heads * p.n_q, s.of
+    if s.name == "top":
+        return rows * int(of) * (real + index)
+    if s.name == "pooled":
+        return heads * min(int(of[0]), p.n_q) * min(int(of[1]), p.n_k) * real
+    if s.name == "weights_of":
+        return heads * len(s.of) * p.n_k * real
+    if s.name == "profile":
+        return p.diagonals * (heads * real + p.batch * index)
+    if s.name in ("received", "group_received"):
+        return p.batch * (p.heads if s.name == "received" else p.kv_heads) * p.n_k * real
+    return rows * (index if s.name in ("visible", "argmax") else real)
+
+
+def _binary(x: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if x < 1024:
+            return f"{x:.4g} {unit}"
+        x /= 1024
+    return f"{x:.4g} PiB"
 
 
 def positions(name: str, part: object, n: int) -> range:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import regard
+from regard import system
 from regard.engines.cpu import permission
 from regard.threads import num_threads
 
@@ -54,6 +55,7 @@ def _threads() -> dict[str, str]:
     found = {
         "used by regard": str(num_threads()),
         "processors": f"{os.cpu_count()}" + (f", {allowed} of them allowed to this process" if allowed else ""),
+        "CPU quota": "none" if (quota := system.quota()) is None else f"{quota} processors, set by its control group",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
     }
     if find_spec("threadpoolctl") is None:

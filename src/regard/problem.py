@@ -172,7 +172,7 @@ class Problem:
     def extent(self) -> dict[str, tuple[int, int]]:
         """The absolute indices of the call, from the first to before the last: of "b", "h", "i" and "j"."""
         b, h, j = self.origin
-        offsets = self.offset.tolist()
+        offsets = (self.offset if any(self.offset.strides) else self.offset[:1]).tolist()  # one for all: stride 0
         first, last = (min(offsets), max(offsets)) if offsets else (0, -self.n_q)
         i = (first, last + self.n_q if self.n_q else first)
         return {"b": (b, b + self.batch), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}

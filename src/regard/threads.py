@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from regard import checks, memory
+from regard import checks, memory, system
 from regard.forks import renewed
 
 T = TypeVar("T")
@@ -34,6 +34,9 @@ _limit: Any = None
 def set_num_threads(n: int) -> None:
     """Use at most n threads in every later call. Results have the same bits for any n.
 
+    Until it is called, OMP_NUM_THREADS says how many; else as many as processors that this process may run on, but not
+    more than the CPU quota of its control group is worth, rounded up and read once.
+
     >>> import regard
     >>> regard.set_num_threads(2)
     """
@@ -42,13 +45,18 @@ def set_num_threads(n: int) -> None:
 
 
 def num_threads() -> int:
-    """The number set by `set_num_threads`, else OMP_NUM_THREADS, else the processors this process may run on."""
+    """The number set by `set_num_threads`, else OMP_NUM_THREADS, else the processors this process may run on.
+
+    A CPU quota of its control group, as containers have, is worth quota / period processors, rounded up: not more.
+    """
     if _chosen is not None:
         return _chosen
     text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if text.strip().isdecimal() and int(text):
         return int(text)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = system.quota()
+    return allowed if quota is None else min(allowed, quota)
 
 
 def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:

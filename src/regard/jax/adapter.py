@@ -71,6 +71,8 @@ def attention(
     return_weights = checks.boolean("return_weights", return_weights)
     if engine is not None and engine != "xla" and engine not in engines():
         raise ValueError(f"engine must be one of {', '.join(map(repr, [*engines(), 'xla']))}, got {engine!r}")
+    if on_this_host(query):
+        checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
     matrices = query.ndim == 2
     if matrices:
         operands |= {name: operands[name][None] for name in ("query", "key", "value")}
@@ -211,6 +213,11 @@ def stand_in(name: str, x: Any) -> Any:
         return x
     sized(name, x)
     return np.broadcast_to(np.zeros((), x.dtype), x.shape)
+
+
+def on_this_host(x: Any) -> bool:
+    """Whether results beside `x` take this machine's memory: traced calls may run elsewhere, or on several devices."""
+    return not traced(x) and {device.platform for device in x.devices()} == {"cpu"} and x.is_fully_addressable
 
 
 def plain_offset(offset: Any) -> Any:

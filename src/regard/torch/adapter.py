@@ -90,7 +90,7 @@ def attention(
     together(given | {name: x for name, x in others.items() if type(name) is not str})
     others |= constants(given)
     given = {name: x for name, x in given.items() if name not in others}
-    call = Call(options, tuple(given), tuple(others), engine)
+    call = Call(options, tuple(given), tuple(others), engine, before_weights=return_weights)
     inputs = (*given.values(), *others.values())
     found = applied(call, *inputs)
     if matrices:

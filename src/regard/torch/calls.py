@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regard import checks
 from regard.api import Frame, problem_from
 from regard.engines import Engine, choose
 from regard.forks import cached_property
@@ -31,8 +32,9 @@ class Call:
     floats: what has a derivative, in the order in which its tensors are given: "query", "key", "value", "bias", "sink",
     and the tables of the score. others: what has none: "offset", "seed", integers and masks in rules. options: of
     `regard.attention`, for what is no tensor. folded: leading axes that `vmap` took away, and that rules do not see.
-    weights: the output is the weights, and the value the identity. again: computes the call at once, on tensors like
-    those that it was made for, or gives None.
+    weights: the output is the weights, and the value the identity. before_weights: such a call follows, for whose
+    results there must be memory too. again: computes the call at once, on tensors like those that it was made for, or
+    gives None.
     """
 
     options: dict[str, Any]
@@ -41,6 +43,7 @@ class Call:
     engine: str | None = None
     folded: int = 0
     weights: bool = False
+    before_weights: bool = False
     again: Any = None
 
     @property
@@ -107,6 +110,7 @@ class Ready:
     def forward(self) -> list[Array]:
         """The results of the call."""
         p = self.problem
+        checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if self.call.before_weights else 0)
         outputs, found = self.engine.forward(p)
         assert outputs.out is not None
         assert outputs.lse is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from regard import checks
 from regard.torch.arrays import array, tensor
 from regard.torch.calls import Call, Ready
 
@@ -27,6 +28,7 @@ def backward(call: Call, *given: torch.Tensor | None) -> Tensors:
     """(*inputs, *outputs, *cotangents of outputs) → gradients of the floats."""
     inputs, outputs, ct = parts(call, given, 3, 3)
     ready = Ready.of(call, arrays(inputs))
+    checks.fits(ready.problem, outputs=0, gradients=1)
     g = ready.engine.backward(ready.problem, ready.outputs(*arrays(outputs)), ready.outputs(*arrays(ct)))
     return tensors(ready.gradients(g))
 
@@ -35,6 +37,7 @@ def tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
     """(*inputs, *outputs, *tangents of the floats) → tangents of out, lse and, if it is observed, entropy."""
     inputs, outputs, t = parts(call, given, 3, len(call.floats))
     ready = Ready.of(call, arrays(inputs))
+    checks.fits(ready.problem, entropies=1)
     _, d = ready.engine.jvp(ready.problem, ready.differential(arrays(t)), ready.outputs(*arrays(outputs)))
     return tensors(ready.outward(d))
 
@@ -45,6 +48,7 @@ def backward_tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
     ready = Ready.of(call, arrays(inputs))
     along = ready.differential(arrays(t))
     known, c, d, d_c = (ready.outputs(*arrays(x)) for x in (outputs, ct, d_outputs, d_ct))
+    checks.fits(ready.problem, outputs=0, gradients=1)
     g = ready.engine.backward_jvp(ready.problem, known, c, along, d, d_c)
     return tensors(ready.gradients(g))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from regard import memory
+from regard import checks, memory
 from regard.api import attention, problem_from
 from regard.engines import choose
 from regard.problem import remember
@@ -110,6 +110,7 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     from regard.engines import cpu
 
     p = problem_from(array(q), array(k), array(v), **options)
+    checks.fits(p)
     if choose(p, None) is not cpu:
         return None
     step = is_step(q, k, v, options)

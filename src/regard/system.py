@@ -1,0 +1,63 @@
+"""Memory and processors of this process: those of the machine, or fewer where a control group of Linux limits them.
+
+Each is read once, when it is first needed: a limit that changes later is not seen.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+MEMBERSHIP = Path("/proc/self/cgroup")
+GROUPS = Path("/sys/fs/cgroup")
+
+
+@cache
+def memory() -> tuple[int, str] | None:
+    """Bytes of memory, and "this machine" or "its control group", which sets them; None where neither is known."""
+    found: list[tuple[int, str]] = []
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, and a browser no such names
+        pages, size = -1, -1
+    if pages > 0 and size > 0:
+        found.append((pages * size, "this machine"))
+    for group, unified in _groups("memory"):
+        text = _read(group / ("memory.max" if unified else "memory.limit_in_bytes"))
+        if text.isdecimal():  # "max" is no limit
+            found.append((int(text), "its control group"))
+    return min(found, default=None)
+
+
+@cache
+def quota() -> int | None:
+    """Processors that the quota of a control group is worth, rounded up; None without one."""
+    found = []
+    for group, unified in _groups("cpu"):
+        names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = " ".join(_read(group / name) for name in names).split()
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):  # "max" and −1: none
+            found.append(max(-(-int(words[0]) // int(words[1])), 1))
+    return min(found, default=None)
+
+
+def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
+    """The directories of this process's control groups and of those around them, and whether each is of version 2."""
+    for line in _read(MEMBERSHIP).splitlines():
+        names, _, path = line.partition(":")[2].partition(":")
+        if names and controller not in names.split(","):
+            continue
+        # In a container the path may be that outside of it: the root is then the container's own group.
+        root = GROUPS / names if names else GROUPS
+        inside = root / path.strip().lstrip("/")
+        for group in (inside, *inside.parents):
+            yield group, not names
+            if group == root:
+                break
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
