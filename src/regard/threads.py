@@ -21,9 +21,11 @@ from regard.forks import renewed
 
 T = TypeVar("T")
 
+WAIT = 0.5  # seconds after which Python answers signals where they do not end the wait for a lock
+
 _chosen: int | None = None
 _this = sys.modules[__name__]
-_lock = renewed(_this, "_lock", threading.Lock)
+_lock = renewed(_this, "_lock", threading.RLock)  # a signal's handler may call in between
 _helpers = renewed(_this, "_helpers", int)  # a child process has none
 _idle: list["SimpleQueue[_Pile]"] = renewed(_this, "_idle", list)
 _mine = threading.local()
@@ -71,10 +73,14 @@ def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
             work(task)
         return
     pile = _Pile(work, tasks)
-    for box in _wake(threads - 1):
-        box.put(pile)
-    pile.take()
-    pile.close()
+    try:
+        for box in _wake(threads - 1):
+            box.put(pile)
+        pile.take()
+    except BaseException as raised:  # by a signal's handler, between tasks or where helpers are woken
+        pile.fail(raised)
+    finally:
+        pile.close()
     error, pile.error = pile.error, None
     if error is not None:
         try:
@@ -112,8 +118,12 @@ class _Pile:
             while self.error is None and (n := next(self.numbers)) < len(self.tasks):
                 self.work(self.tasks[n])
         except BaseException as error:
-            with self.lock:
-                self.error = error if self.error is None else self.error
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Begin no more tasks, and raise the first such error in the end."""
+        if self.error is None:
+            self.error = error
 
     def enter(self) -> bool:
         """Whether a helper may take tasks: not when all are done."""
@@ -129,12 +139,20 @@ class _Pile:
             self.left.release()
 
     def close(self) -> None:
-        """Let no more helpers in, and wait until those inside have left."""
-        with self.lock:
-            self.closed = True
-            wait = self.helping > 0
-        if wait:
-            self.left.acquire()
+        """Let no more helpers in, and wait until those inside have left.
+
+        They use the caller's memory: what a signal's handler raises meanwhile is an error like any other, raised then.
+        """
+        while True:
+            try:
+                with self.lock:
+                    self.closed = True
+                    wait = self.helping > 0
+                if wait and not self.left.acquire(timeout=WAIT):
+                    continue
+                return
+            except BaseException as error:
+                self.fail(error)
 
 
 def _wake(count: int) -> Iterator[SimpleQueue[_Pile]]:

@@ -28,11 +28,13 @@ from regard.engines.cpu.backward_layout import (
 from regard.engines.cpu.layout import BASES, ITEMS, KEYS, TILE_BITS, TILE_LIST
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
+    PORTION,
     WAVE,
     Results,
     Stages,
     address_of,
     base_of,
+    in_portions,
     kept,
     packed,
     programs,
@@ -109,7 +111,8 @@ class Plan:
         self.target, self.threads = target, threads
         kind = arrays.kind(target)
         rules = [(rule.prefix, rule.program) for rule in (kind.mask, kind.score) if rule is not None]
-        self.key, self.names = kind.key, kind.fields
+        self.key, self.names, self.count = kind.key, kind.fields, kind.item.index("count")
+        self.products = kind.lanes * KEYS * (3 * p.d + 2 * p.d_v)
         # The rules of each call hold the same tables; they are known here by their places.
         every = _tables(p)
         trained = [] if kind.score is None else [(n, kind.score.program.tables[n]) for n in kind.trained]
@@ -141,14 +144,26 @@ class Plan:
         for wave in self.waves:
             fields[ITEMS], fields[TILE_LIST] = address_of(wave.items), address_of(wave.tiles)
             scratch, done = Scratch(wave.scratch), _Done(wave.cells, self.threads)
+            counts = wave.items[:, self.count]
+            long = int(counts.sum()) * self.products > PORTION
 
-            def work(cell: Cell, fields: Any = fields, scratch: Scratch = scratch, done: _Done = done) -> None:
+            def work(
+                cell: Cell,
+                fields: Any = fields,
+                scratch: Scratch = scratch,
+                done: _Done = done,
+                counts: Array = counts,
+                long: bool = long,
+            ) -> None:
                 mine = fields[:]
                 mine[FROM], mine[TO] = cell.tiles
                 for at, sums in trained:
                     mine[at] = address_of(sums[cell.strand])
                 with done.after(cell):
-                    run_groups(kernel, mine, cell.groups, scratch, array("q", [0]))
+                    for portion in in_portions(cell.groups, counts, self.products) if long else [cell.groups]:
+                        if done.failed:
+                            break
+                        run_groups(kernel, mine, portion, scratch, array("q", [0]))
 
             spread(work, wave.cells, self.threads)
 
@@ -275,6 +290,7 @@ class _Done:
     """Which cells of a wave have ended."""
 
     def __init__(self, cells: Iterable[Cell], threads: int):
+        self.failed = False
         self.events = {cell: threading.Event() for cell in cells} if threads > 1 else {}
 
     @contextmanager
@@ -287,5 +303,8 @@ class _Done:
             for other in cell.before:
                 self.events[other].wait()
             yield
+        except BaseException:
+            self.failed = True  # what the others make is of no use
+            raise
         finally:
             self.events[cell].set()

@@ -21,6 +21,7 @@ from regard.engines.cpu.work import (
     Stages,
     address_of,
     base_of,
+    in_portions,
     kind_of,
     packed,
     programs,
@@ -150,6 +151,7 @@ class Pass:
         for name, x in ({name: x for name, x, _, _ in stages.arrays()} | self.totals).items():
             bases[kind.item.index(name)] = base_of(x)
         fields[BASES] = bases.buffer_info()[0]
+        products = kind.lanes * KEYS * (p.d + 16)
         for tiles, items in stages.waves():
             strands = self._place(stages, items)
             fields[TILE_LIST] = address_of(tiles)
@@ -158,7 +160,8 @@ class Pass:
                 bounds = [[n, min(n + GROUP, len(mine))] for n in range(0, len(mine), GROUP)]
                 groups, own = np.array(bounds, np.int64), fields[:]
                 own[ITEMS] = address_of(mine)
-                run_groups(kernel, own, groups, scratch, array("q", [0]))
+                for portion in in_portions(groups, mine[:, stages.word("count")], products):
+                    run_groups(kernel, own, portion, scratch, array("q", [0]))
 
             spread(work, strands, self.threads)
 

@@ -61,6 +61,9 @@ JOINED = 64  # rows of an item that holds several key heads
 SMALL = 2**21  # products below which another thread would begin too late
 FEW_ROWS = 2**16  # queries of a call that is kept whole
 KEPT = 256  # plans
+PORTION = 2**28  # products of a portion: about 0.1 s on a slow machine, between which Python answers signals
+LONG_GROUP = 2**32  # products above which groups are cut, since a kernel is not interrupted within one
+LEAST_GROUP = 4  # items that groups are cut to: they share what is read of K and V
 FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
 HALVINGS = 4  # of the groups that are begun last
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
@@ -200,7 +203,7 @@ class Stage:
     """Items with addresses counted from where each array begins, and the groups they are worked on in.
 
     bounds: the first item of each group and the one after its last. scratch: bytes that each thread needs. partial:
-    bytes that its items write to be merged, or merge.
+    bytes that its items write to be merged, or merge. portions: the groups, cut where signals are answered.
     """
 
     tiles: Array
@@ -208,6 +211,7 @@ class Stage:
     bounds: Array
     scratch: int
     partial: int
+    portions: list[Array]
 
 
 class Plan:
@@ -251,6 +255,13 @@ class Plan:
 def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
     """Run the groups of a stage, whose items and tiles lie where the fields say."""
     scratch, taken, threads = Scratch(stage.scratch), array("q", [0]), min(threads, len(stage.bounds))
+    if len(stage.portions) > 1:
+
+        def portion(bounds: Array) -> None:
+            run_groups(kernel, fields[:], bounds, scratch, array("q", [0]))
+
+        spread(portion, stage.portions, threads)
+        return
 
     def some(_: int) -> None:
         run_groups(kernel, fields[:], stage.bounds, scratch, taken)
@@ -269,9 +280,22 @@ def run_groups(
     kernel(fields.buffer_info()[0])
 
 
+def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
+    """Groups in their order, cut so that a portion ends once it has made PORTION products.
+
+    A kernel does not return to Python before it has ended, and Python answers signals only then. tiles: how many each
+    item has. products: of an item and a tile.
+    """
+    if len(bounds) < 2 or int(tiles.sum()) * products <= PORTION:
+        return [bounds]
+    before = np.append(0, np.cumsum(tiles)) * products
+    total = np.cumsum(before[bounds[:, 1]] - before[bounds[:, 0]])
+    return np.split(bounds, np.flatnonzero(np.diff(total // PORTION)) + 1)
+
+
 def launch_again(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
     """`launch` for fields that are nobody else's: on one thread nothing is copied."""
-    if threads > 1:
+    if threads > 1 or len(stage.portions) > 1:
         launch(kernel, fields, stage, threads)
     else:
         run_groups(kernel, fields, stage.bounds, Scratch(stage.scratch), array("q", [0]))
@@ -294,8 +318,12 @@ class Again:
 
     def __call__(self, *addresses: int) -> None:
         """addresses: of query, key, value, out and lse."""
-        self.bases[:5] = array("Q", addresses)
-        launch_again(self.kernel, self.fields, self.stage, self.threads)
+        fields, bases = self.fields, self.bases
+        if self.threads > 1 or len(self.stage.portions) > 1:  # a signal's handler may make the same call meanwhile
+            fields, bases = fields[:], bases[:]
+            fields[BASES] = bases.buffer_info()[0]
+        bases[:5] = array("Q", addresses)
+        launch_again(self.kernel, fields, self.stage, self.threads)
 
 
 def again(p: Problem, target: Target) -> Again | None:
@@ -371,8 +399,11 @@ class Stages:
         """Items in groups that share keys and values, or pages of them, the longest first."""
         heads_in_rows = self.kind.few and _heads_in_rows(self.p.key)
         # Under a window, those with as many queries as one of them sees keys are all that share any.
-        near = -(-int(items[:, self.word("count")].max()) * KEYS // self.kind.lanes)
-        size = min(most, max(GROUP, near))
+        tiles_of = items[:, self.word("count")]
+        longest = int(tiles_of.max())
+        near = -(-longest * KEYS // self.kind.lanes)
+        products = self.kind.lanes * KEYS * (self.p.d + self.p.d_v)
+        size = min(most, max(GROUP, near), max(LEAST_GROUP, LONG_GROUP // (products * max(1, longest))))
         if self.threads > 1:  # enough groups that threads end at about the same time
             each = len(items) // self.threads
             size = max(1, min(size, each if heads_in_rows else each // 8))
@@ -394,7 +425,7 @@ class Stages:
                 bounds = np.concatenate([bounds[: -2 * self.threads], halves[halves[:, 0] < halves[:, 1]]])
         most = int((bounds[:, 1] - bounds[:, 0]).max())
         scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
-        return Stage(tiles, items, bounds, scratch, partial)
+        return Stage(tiles, items, bounds, scratch, partial, in_portions(bounds, tiles_of, products))
 
     def apart(self, tiles: Array, items: Array) -> Iterator[Stage]:
         """Few items with many keys: each span by itself, then what merges them, if there is anything to merge."""
