@@ -115,6 +115,7 @@ BARE = {name: kind for name, kind in OPTIONS.items() if name not in ("dropout", 
 TABLE = "bool int number nan integers floats flags index"
 TILED = {"engine": "tiled"}
 
+TANGENTS = ("dquery", "dkey", "dvalue", "dbias", "dsink", "dtables", "tangents")
 CASES: dict[str, Case] = {
     "attention": Case(
         regard.attention,
@@ -136,15 +137,17 @@ CASES: dict[str, Case] = {
         QKV | TILED,
         ARRAYS
         | OPTIONS
-        | dict.fromkeys(("dquery", "dkey", "dvalue", "dbias", "dsink", "dtables", "outputs", "engine"), "none"),
+        | dict.fromkeys((*TANGENTS, "outputs", "engine"), "none"),
     ),
     "attention_vjp_jvp": Case(
         regard.attention_vjp_jvp,
         QKV | {"dout": X, "tangents": regard.Differential(query=X)} | TILED,
         ARRAYS
         | OPTIONS
-        | {"tangents": ""}
-        | dict.fromkeys(("dout", "dlse", "dentropy", "cotangent_tangents", "outputs", "engine"), "none"),
+        | dict.fromkeys(("dout", "dlse", "dentropy", "tangents", "cotangent_tangents", "outputs", "engine"), "none"),
+    ),
+    "attention_vjp_jvp one by one": Case(
+        regard.attention_vjp_jvp, QKV | {"dout": X} | TILED, dict.fromkeys(TANGENTS, "none")
     ),
     "steps": Case(regard.steps, QKV, ARRAYS | OPTIONS),
     "plan": Case(regard.plan, QKV | TILED, ARRAYS | OPTIONS | {"engine": "none"}),

@@ -60,7 +60,7 @@ def layer_of(calls: list[Call], heads: Any = None) -> Any:
     for x in calls[1:]:
         assert known.precedes(x)
         assert known.add(x)
-    return known.layer("x", {}, (None, None))
+    return known.layer("x", {}, (None, None), 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -165,7 +165,7 @@ def test_steps_of_cross_attention() -> None:
         calls.append(Call.of(q, K, seen.lse, options, cross=True))
     known = Joined(calls[0], Store())
     assert all(known.add(x) for x in calls[1:])
-    layer = known.layer("x", {}, (None, None))
+    layer = known.layer("x", {}, (None, None), 0)
     np.testing.assert_allclose(layer.weights(3, batch=0), regard.weights(Q[:, :, :3], K, **options)[0, 3], atol=1e-14)
     assert not known.add(Call.of(Q[:, :, :1], K + 1, np.zeros((2, 4, 1)), options, cross=True))
 
@@ -175,7 +175,7 @@ def test_leading_dimensions_become_one() -> None:
     options = {"bias": RNG.standard_normal((2, 1, 4, 5, 7)), "mask": RNG.random((3, 1, 5, 7)) < 0.7,
                "offset": np.array([[2], [3]]), "causal": True}  # fmt: skip
     _, seen = regard.attention(q, k, k, observe=["lse"], **options)
-    layer = Joined(Call.of(q, k, seen.lse, options, False), Store()).layer("x", {}, (None, None))
+    layer = Joined(Call.of(q, k, seen.lse, options, False), Store()).layer("x", {}, (None, None), 0)
     expected = regard.weights(q, k, **options).reshape(6, 4, 5, 7)
     for b, h in np.ndindex(6, 4):
         np.testing.assert_array_equal(layer.weights(h, batch=b), expected[b, h])
