@@ -23,7 +23,7 @@ pytestmark = [
 ]
 SOURCES = sorted(Path(regard.__file__).parent.rglob("*.py"))
 # Those of one call, or of one job, which no other thread of a child waits for.
-OF_A_CALL = {"threads.py": 2, "engines/cpu/backward_work.py": 1, "viewer/store.py": 1}
+OF_A_CALL = {"threads.py": 2, "engines/cpu/backward_work.py": 1, "engines/cpu/cache.py": 1, "viewer/store.py": 1}
 
 
 @pytest.mark.parametrize(("work", "count"), [("rules", 25), ("tiled", 25), ("cpu", 25), ("compile", 10)])

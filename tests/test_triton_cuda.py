@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from regard.engines import triton as engine  # noqa: E402
 from regard.engines.triton import forward_work, launch, placing, tuning  # noqa: E402
 from regard.engines.triton.launch import Launch  # noqa: E402
-from regard.torch import adapter, autograd, graph, operators  # noqa: E402
+from regard.torch import adapter, autograd, graph, kernels, operators  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 MEMORY = np.zeros(2**28, np.uint8)  # where all of them seem to lie, so that a failure can be printed
@@ -79,6 +79,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(tuning, "_kept", {})
     monkeypatch.setenv("REGARD_CACHE", "off")
     monkeypatch.setattr(Launch, "run", lambda launch: device.run(launch))
+    for name in ("watched", "fake"):  # calls are computed: FakeTensorMode is here for its tensors alone
+        monkeypatch.setattr(operators, name, lambda *_: False)
     with FakeTensorMode():
         yield device
 
@@ -109,7 +111,7 @@ def test_a_call_and_its_derivatives_reach_the_device(wish: str, cuda: Device, mo
     """Without waiting for it; results have their shapes, dtypes and strides, and lie there."""
     made: list[Any] = []
     # Nothing is differentiated by PyTorch: its engine wants the device.
-    monkeypatch.setattr(adapter, "applied", lambda *args: made.append(args) or autograd.run(*args))
+    monkeypatch.setattr(adapter, "applied", lambda *args: made.append(args) or kernels.attention(*args))
     q, k, v = operands()
     out, seen = regard.attention(q, k, v, **WISHES[wish](), observe=["lse"])
     assert (out.device, out.dtype, out.shape) == (CUDA, torch.bfloat16, q.shape)
@@ -169,11 +171,11 @@ def test_operations_of_a_graph_know_the_device(cuda: Device) -> None:
     q, k, v = operands()
     bias = torch.empty(4, 300, 300, device=CUDA)
     text = graph.name_of_call(None, None, (), ("bias",), None, False, (), (("causal", True),), ())
-    out, lse = operators.forward([q, k, v, bias], text)
+    out, lse = operators.compute("attention", [q, k, v, bias], text)
     assert (out.device, out.dtype, out.shape, out.is_contiguous()) == (CUDA, torch.bfloat16, q.shape, True)
     assert (lse.device, lse.dtype, lse.shape) == (CUDA, torch.float32, q.shape[:-1])
-    found = operators.backward([q, k, v, bias, out, lse, None, out, None, None], text)
+    found = operators.compute("attention_backward", [q, k, v, bias, out, lse, None, out, None, None], text)
     for x, g in zip((q, k, v, bias), found, strict=True):
         assert (g.device, g.dtype, g.shape, g.is_contiguous()) == (CUDA, x.dtype, x.shape, True)
     with pytest.raises(ValueError, match="bias must be on the device of query, cuda:0, got cpu"):
-        operators._forward([q, k, v, torch.empty(4, 300, 300)], text)
+        operators.compute("attention", [q, k, v, torch.empty(4, 300, 300)], text)

@@ -177,15 +177,20 @@ FLOPS = {
 }
 
 
+def compute(name: str, given: list[Any], text: str) -> Results:
+    """The results of an operation, on tensors of one device."""
+    call = call_of(text)
+    together({n: x for n, x in zip(call.inputs, given, strict=False) if n not in HOST})
+    return [x.contiguous() for x in completed(name, KERNELS[name](call, *given), given, text)]
+
+
 def define(name: str) -> Any:
     """The operation of a kernel, in PyTorch's dispatcher."""
     first = "Tensor[] inputs" if name == "attention" else "Tensor?[] given"
     library.define(f"{name}({first}, str call) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
 
     def kernel(given: list[Any], text: str) -> Results:
-        call = call_of(text)
-        together({n: x for n, x in zip(call.inputs, given, strict=False) if n not in HOST})
-        return [x.contiguous() for x in completed(name, KERNELS[name](call, *given), given, text)]
+        return compute(name, given, text)
 
     library.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"regard::{name}", FAKES[name], lib=library)
