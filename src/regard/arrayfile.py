@@ -26,7 +26,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 CHECKSUM = "crc32"
 MARK, ZEROS = f'"{CHECKSUM}":"'.encode(), b"00000000"
-"""Where the checksum is in the header, which is written without spaces, and what it is taken with."""
+"""The place of the checksum in the header, which is written without spaces, and its value while it is taken."""
 
 READ = 2**22
 """Bytes that are read at once for the checksum."""

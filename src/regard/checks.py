@@ -241,7 +241,7 @@ def covers(p: Problem) -> None:
 
 
 def _inside(p: Problem, rule: Any) -> None:
-    """What a rule looks up in tables with bounds="raise" must be there, for the pairs that the mask allows."""
+    """Refuse look-ups beyond tables with bounds="raise", where the mask allows the pair."""
 
     def boxes(read: frozenset[str]) -> Iterator[list[tuple[int, int]]]:
         """The indices of the call; batch elements apart that the rule tells apart, or that are at other positions."""

@@ -216,7 +216,7 @@ def stand_in(name: str, x: Any) -> Any:
 
 
 def on_this_host(x: Any) -> bool:
-    """Whether results beside `x` take this machine's memory: traced calls may run elsewhere, or on several devices."""
+    """Tell if results beside `x` take this machine's memory; traced calls may run elsewhere, or on several devices."""
     return not traced(x) and {device.platform for device in x.devices()} == {"cpu"} and x.is_fully_addressable
 
 

@@ -53,7 +53,7 @@ def supports(p: Problem) -> str | None:
 
 @once
 def _length(node: Node) -> int:
-    """How many instructions a rule has, those of its derivatives in the score and in readings of tables included.
+    """Count the instructions of a rule and of its derivatives in the score and in readings of tables.
 
     Those of a derivative are counted as the operations that it passes through, but for sums with what does not vary.
     """

@@ -232,7 +232,7 @@ class Forward(Copies):
         return m if self.maximum_scale is None else m * self.maximum_scale
 
     def _reference(self, m: Value) -> tuple[Value | None, Value]:
-        """What is subtracted from scores with this maximum before they are scaled, and after that; one of them is 0.
+        """Return what is subtracted from scores before they are scaled, and after that; one of them is 0.
 
         The first is None where products leave scores in the units of exponents.
         """

@@ -210,7 +210,7 @@ class Lanes(ABC):
         return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
 
     def _is_far(self, m: Value, scaled: Value) -> Value:
-        """Whether a maximum or an lse, in the units of exponents, is so large that rounding it moves weights."""
+        """Test for a maximum or an lse, in units of exponents, that moves weights when it is rounded."""
         return (self.k.intrinsic("fabs", self.real, scaled) > FAR) & (m > -math.inf)
 
     def _subtract_lse(self, tile: Tile, lse: Pointer, scale: Value | None) -> None:
