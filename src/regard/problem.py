@@ -345,6 +345,7 @@ def remember(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:
     """`x` summed over the axes along which an array of `shape` was broadcast to make it."""
     extra = x.ndim - len(shape)
-    x = np.asarray(x.sum(axis=tuple(range(extra)))) if extra else x  # NumPy makes a scalar of a single number
+    x = x.sum(axis=tuple(range(extra))) if extra else x
+    x = np.asarray(x) if isinstance(x, np.generic) else x  # NumPy makes a scalar of a single number; JAX does not
     axes = tuple(axis for axis, size in enumerate(shape) if size == 1 and x.shape[axis] != 1)
     return x.sum(axis=axes, keepdims=True) if axes else x

@@ -12,6 +12,6 @@ assert_type(regard.attention(q, q, q, bias=torch.zeros(8, 1, 10)), torch.Tensor)
 assert_type(regard.attention(q, q, q, return_weights=True), tuple[torch.Tensor, torch.Tensor])
 assert_type(regard.attention(q, q, q, observe=["lse"]), tuple[torch.Tensor, regard.Seen])
 assert_type(regard.weights(q, q), torch.Tensor)
-regard.attention(q, q, q).sum().backward()
+assert_type(regard.attention(q, q, q).sum(), torch.Tensor)
 
 regard.attention(q, q, q, is_causal=True)  # refused
