@@ -402,7 +402,7 @@ class Stages:
         tiles_of = items[:, self.word("count")]
         longest = int(tiles_of.max())
         near = -(-longest * KEYS // self.kind.lanes)
-        products = self.kind.lanes * KEYS * (self.p.d + self.p.d_v)
+        products = self.kind.lanes * KEYS * max(1, self.p.d + self.p.d_v)  # heads may have no features
         size = min(most, max(GROUP, near), max(LEAST_GROUP, LONG_GROUP // (products * max(1, longest))))
         if self.threads > 1:  # enough groups that threads end at about the same time
             each = len(items) // self.threads
