@@ -1,5 +1,6 @@
 """Work spread over threads: all of it once, errors, calls within calls and from many threads, after fork."""
 
+import ctypes
 import itertools
 import os
 import threading
@@ -18,12 +19,32 @@ from regard.threads import Scratch, spread
 LONG = 60  # seconds, for what takes no time unless it hangs
 
 
-@pytest.fixture(autouse=True)
-def no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+class FreshThreads:
+    """A team whose other threads are new ones each time, which have kept nothing."""
+
+    def size(self) -> int:
+        return 9
+
+    def call(self, function: int, data: int, members: int) -> None:
+        self.run(lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data), members)
+
+    def run(self, work: Callable[[], None], members: int) -> None:
+        others = [threading.Thread(target=work) for _ in range(members - 1)]
+        for thread in others:
+            thread.start()
+        work()
+        for thread in others:
+            thread.join()
+
+
+@pytest.fixture(autouse=True, params=["helpers", "team"])
+def no_helpers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test starts without helpers and without memory that is kept; helpers of other tests sleep on."""
     monkeypatch.setattr(threads, "_mine", threading.local())
     monkeypatch.setattr(threads, "_idle", [])
     monkeypatch.setattr(threads, "_helpers", 0)
+    if request.param == "team":
+        threads._mine.team = FreshThreads()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -146,6 +167,7 @@ def test_work_may_spread_work() -> None:
     assert threads._helpers <= 2
 
 
+@pytest.mark.parametrize("no_helpers", ["helpers"], indirect=True)
 def test_a_call_whose_helpers_are_busy_does_its_work_alone() -> None:
     busy, free = threading.Barrier(3), threading.Event()
 
@@ -163,6 +185,7 @@ def test_a_call_whose_helpers_are_busy_does_its_work_alone() -> None:
     assert seen == {threading.get_ident()}
 
 
+@pytest.mark.parametrize("no_helpers", ["helpers"], indirect=True)
 def test_without_another_thread_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -195,6 +218,41 @@ def in_child(queue: Any) -> None:
     work, met = meet(2)
     spread(work, range(2), 2)
     queue.put(len(met))
+
+
+@pytest.mark.parametrize("no_helpers", ["helpers"], indirect=True)
+def test_a_helper_keeps_off_the_core_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, set[int]]] = []
+    allowed, core = {3, 5, 8}, 5
+    monkeypatch.setattr(threads, "_core", lambda: core)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *given: asked.append(given), raising=False)
+    helpers: set[int] = set()
+
+    def call() -> None:
+        both = threading.Barrier(2)
+
+        def work(_: int) -> None:
+            helpers.add(threading.get_native_id())
+            both.wait(LONG)
+
+        spread(work, range(2), 2)
+
+    call()  # which starts the helper, perhaps before its number is known
+    asked.clear()
+    core = 8
+    call()
+    call()  # from the same core
+    (helper,) = helpers - {threading.get_native_id()}
+    assert asked == [(helper, {3, 5})]
+    allowed, core = {3}, 3
+    call()  # there is no other
+    assert len(asked) == 1
+
+
+@pytest.mark.skipif(threads._core_function() is None, reason="the core of a thread cannot be known here")
+def test_the_core_is_one_that_this_thread_may_run_on() -> None:
+    assert threads._core() in os.sched_getaffinity(0)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:os.fork")

@@ -1,18 +1,20 @@
 """How many threads a call may use, and how work is spread over them without changing a bit of any result.
 
 Helpers stand by, each asleep at a letter box of its own, so that waking one costs a few microseconds. There are at most
-as many as one call has asked for beside its own thread; where others keep them busy, a call does its work alone.
+as many as one call has asked for beside its own thread; where others keep them busy, a call does its work alone. Calls
+from a framework run on its own team instead: its threads spin after an operation, on cores that helpers need.
 """
 
+import ctypes
 import itertools
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache, wraps
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from regard import checks, memory, system
 from regard.forks import renewed
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 WAIT = 0.5  # seconds after which Python answers signals where they do not end the wait for a lock
 
@@ -27,7 +30,7 @@ _chosen: int | None = None
 _this = sys.modules[__name__]
 _lock = renewed(_this, "_lock", threading.RLock)  # a signal's handler may call in between
 _helpers = renewed(_this, "_helpers", int)  # a child process has none
-_idle: list["SimpleQueue[_Pile]"] = renewed(_this, "_idle", list)
+_idle: list["_Helper"] = renewed(_this, "_idle", list)
 _mine = threading.local()
 _inside = renewed(_this, "_inside", int)
 _limit: Any = None
@@ -61,6 +64,49 @@ def num_threads() -> int:
     return allowed if quota is None else min(allowed, quota)
 
 
+class Team(Protocol):
+    """Threads of a framework, which wait for its next operation."""
+
+    def size(self) -> int:
+        """How many there are for a call from this thread, itself among them; 1 if they cannot be used."""
+
+    def call(self, function: int, data: int, members: int) -> None:
+        """function(data), compiled code at an address, on so many at once, the calling thread among them.
+
+        Returns when all have ended.
+        """
+
+    def run(self, work: Callable[[], None], members: int) -> None:
+        """Likewise work(), a function in Python."""
+
+
+def on_team(team: Team) -> Callable[[F], F]:
+    """Decorate a function so that work which is spread inside of it runs on this team."""
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = getattr(_mine, "team", None)
+            _mine.team = team
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _mine.team = before
+
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+def team_for(threads: int) -> tuple[Team | None, int]:
+    """The team that this thread's work runs on, if it is to use several threads, and how many of its members."""
+    team: Team | None = getattr(_mine, "team", None)
+    if team is None or threads < 2:
+        return None, 1
+    members = min(threads, team.size())
+    return (team, members) if members > 1 else (None, 1)
+
+
 def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
     """work(task) for each task, begun in order, on at most so many threads, the calling one among them.
 
@@ -72,11 +118,14 @@ def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
         for task in tasks:
             work(task)
         return
-    pile = _Pile(work, tasks)
+    pile, (team, members) = _Pile(work, tasks), team_for(threads)
     try:
-        for box in _wake(threads - 1):
-            box.put(pile)
-        pile.take()
+        if team is not None:
+            _take_on_team(pile, team, members)
+        else:
+            for helper in _wake(threads - 1):
+                helper.box.put(pile)
+            pile.take()
     except BaseException as raised:  # by a signal's handler, between tasks or where helpers are woken
         pile.fail(raised)
     finally:
@@ -155,39 +204,98 @@ class _Pile:
                 self.fail(error)
 
 
-def _wake(count: int) -> Iterator[SimpleQueue[_Pile]]:
-    """The letter boxes of at most `count` helpers that have nothing to do."""
+def _take_on_team(pile: _Pile, team: Team, members: int) -> None:
+    """Take tasks on a team. What its threads keep for themselves is lost after each call, so the caller keeps it."""
+    kept: list[_Memory] = _mine.__dict__.setdefault("kept", [])
+    caller = threading.get_ident()
+
+    def take() -> None:
+        if threading.get_ident() == caller:
+            pile.take()
+            return
+        with suppress(IndexError):
+            _mine.memory = kept.pop()
+        pile.take()
+        if hasattr(_mine, "memory"):
+            kept.append(_mine.memory)
+
+    team.run(take, members)
+
+
+class _Helper:
+    """A thread that stands by, and the core that it keeps off."""
+
+    def __init__(self) -> None:
+        self.box: SimpleQueue[_Pile] = SimpleQueue()
+        self.number: int | None = None  # of the thread, by the system
+        self.avoided = -1
+        threading.Thread(target=self._stand_by, name="regard", daemon=True).start()
+
+    def _stand_by(self) -> None:
+        self.number = threading.get_native_id()
+        while True:
+            self._help(self.box.get())
+
+    def _help(self, pile: "_Pile") -> None:
+        entered = pile.enter()
+        if entered:
+            pile.take()
+        _idle.append(self)  # before the caller goes on, whose next call may be at once
+        if entered:
+            pile.leave()
+
+    def keep_off(self, core: int) -> None:
+        """Run on other cores than the caller's.
+
+        Where another library's threads spin on theirs, Linux wakes helpers on the caller's, and leaves them there.
+        """
+        if core != self.avoided and self.number is not None:
+            others = os.sched_getaffinity(0) - {core}
+            if others:
+                with suppress(OSError):  # of a system that does not let a process place its threads
+                    os.sched_setaffinity(self.number, others)
+                self.avoided = core
+
+
+def _wake(count: int) -> Iterator[_Helper]:
+    """At most `count` helpers that have nothing to do."""
     global _helpers
+    core = _core()
     for _ in range(count):
         try:
-            yield _idle.pop()
+            helper = _idle.pop()
         except IndexError:
             with _lock:
                 if _helpers >= count:
                     return
                 _helpers += 1
-            box: SimpleQueue[_Pile] = SimpleQueue()
             try:
-                threading.Thread(target=_stand_by, args=(box,), name="regard", daemon=True).start()
+                helper = _Helper()
             except RuntimeError:  # the system has no more threads to give
                 with _lock:
                     _helpers -= 1
                 return
-            yield box
+        if core is not None:
+            helper.keep_off(core)
+        yield helper
 
 
-def _stand_by(box: SimpleQueue[_Pile]) -> None:
-    while True:
-        _help(box.get(), box)
+@cache
+def _core_function() -> Any:
+    """The C library's sched_getcpu, where threads can be placed."""
+    if not hasattr(os, "sched_setaffinity"):
+        return None
+    try:
+        return ctypes.PyDLL(None).sched_getcpu
+    except (OSError, AttributeError):
+        return None
 
 
-def _help(pile: _Pile, box: SimpleQueue[_Pile]) -> None:
-    entered = pile.enter()
-    if entered:
-        pile.take()
-    _idle.append(box)  # before the caller goes on, whose next call may be at once
-    if entered:
-        pile.leave()
+def _core() -> int | None:
+    """The core that this thread runs on; None where that cannot be known, or helpers cannot be placed."""
+    function = _core_function()
+    core = -1 if function is None else int(function())
+    return None if core < 0 else core
 
 
 class _Memory:
@@ -213,6 +321,14 @@ class Scratch:
             mine = _mine.memory = _Memory(self.size)
         self.held.append(mine)
         return mine.address
+
+    def addresses(self, members: int) -> list[int]:
+        """One for the calling thread and each other member of its team, whose memory it keeps."""
+        kept: list[_Memory] = _mine.__dict__.setdefault("kept", [])
+        kept[:] = [x for x in kept if x.size >= self.size]
+        kept += [_Memory(self.size) for _ in range(members - 1 - len(kept))]
+        self.held += kept
+        return [self.address, *(x.address for x in kept[: members - 1])]
 
 
 @contextmanager

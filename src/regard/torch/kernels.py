@@ -8,14 +8,17 @@ from typing import Any
 import torch
 
 from regard import checks
+from regard.threads import on_team
 from regard.torch.arrays import array, tensor
 from regard.torch.calls import Call, Ready
+from regard.torch.team import TEAM
 
 Tensors = tuple[torch.Tensor | None, ...]
 OUTPUTS = ("out", "lse", "entropy")
 INTEGERS = ("argmax", "indices", "visible", "distances")
 
 
+@on_team(TEAM)
 def attention(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(*inputs) → out, lse and the other statistics observed."""
     if call.again is not None:
@@ -24,6 +27,7 @@ def attention(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(map(tensor, Ready.of(call, [array(x) for x in inputs]).forward()))
 
 
+@on_team(TEAM)
 def backward(call: Call, *given: torch.Tensor | None) -> Tensors:
     """(*inputs, *outputs, *cotangents of outputs) → gradients of the floats."""
     inputs, outputs, ct = parts(call, given, 3, 3)
@@ -33,6 +37,7 @@ def backward(call: Call, *given: torch.Tensor | None) -> Tensors:
     return tensors(ready.gradients(g))
 
 
+@on_team(TEAM)
 def tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
     """(*inputs, *outputs, *tangents of the floats) → tangents of out, lse and, if it is observed, entropy."""
     inputs, outputs, t = parts(call, given, 3, len(call.floats))
@@ -42,6 +47,7 @@ def tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
     return tensors(ready.outward(d))
 
 
+@on_team(TEAM)
 def backward_tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
     """(*inputs, *outputs, *ct, *tangents of the floats, of the outputs and of ct) → tangents of the gradients."""
     inputs, outputs, ct, t, d_outputs, d_ct = parts(call, given, 3, 3, len(call.floats), 3, 3)
@@ -53,6 +59,7 @@ def backward_tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
     return tensors(ready.gradients(g))
 
 
+@on_team(TEAM)
 def tangent_tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
     """(*inputs, *outputs, *tangents of floats and outputs, *others of both) → tangents of the first tangents."""
     n = len(call.floats)

@@ -40,7 +40,6 @@ from regard.engines.cpu.work import (
     programs,
     run_groups,
     shared_fields,
-    signature,
     threads_for,
 )
 from regard.forks import cached_property
@@ -72,8 +71,8 @@ def run(p: Problem, target: Target, arrays: Arrays) -> Differential:
 
 def plan(p: Problem, target: Target, arrays: Arrays, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    call = (arrays.name, target.name, threads, *arrays.lie, p.signature or signature(p))
-    return kept(call, lambda: Plan(p, target, arrays, threads))
+    call = (arrays.name, target.name, threads, *arrays.lie)
+    return kept(call, p, lambda: Plan(p, target, arrays, threads))
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from regard.engines.cpu import cache
+from regard.engines.cpu.block_mask import BlockMask, dense_bounds, hides
 from regard.engines.cpu.element import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.layout import (
     BASES,
@@ -47,7 +48,8 @@ from regard.engines.cpu.target import Target, chosen
 from regard.forks import cached_property
 from regard.problem import Problem, remember
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
-from regard.threads import Scratch, num_threads, spread
+from regard.rules.expression import Node, make
+from regard.threads import Scratch, Team, num_threads, spread, team_for
 
 if TYPE_CHECKING:
     from regard.engines.cpu.emit import Kernel
@@ -67,6 +69,7 @@ LEAST_GROUP = 4  # items that groups are cut to: they share what is read of K an
 FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
 HALVINGS = 4  # of the groups that are begun last
 BEST = (1, 8, 32)  # how many of the largest weights kernels keep
+BLOCK_MASK = 2**26  # products of a batch element from which empty blocks of its dense mask are looked for
 PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
 _plans: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
@@ -164,8 +167,8 @@ def run(p: Problem, target: Target, results: Call, rows: range | None = None) ->
 
 def plan(p: Problem, target: Target, results: Call, rows: range, threads: int) -> "Plan":
     """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    call = (results.name, target.name, rows, threads, *results.lie, p.signature or signature(p))
-    return kept(call, lambda: Plan(p, target, results, rows, threads))
+    call = (results.name, target.name, rows, threads, *results.lie)
+    return kept(call, p, lambda: Plan(p, target, results, rows, threads))
 
 
 def signature(p: Problem) -> tuple[Any, ...]:
@@ -188,13 +191,20 @@ class Kept(Protocol):
         """Make ready to be kept, with no array of a problem or its rules; False if that would be too much."""
 
 
-def kept(call: tuple[Any, ...], make: Callable[[], K]) -> K:
-    """The plan of such a call, which may be kept."""
-    found: K | None = _plans.get(call)
+def kept(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
+    """The plan of such a call, which may be kept: for the rules of `p.signature`, and for others that mean the same."""
+    near = None if p.signature is None else (*call, p.signature)
+    found: K | None = None if near is None else _plans.get(near)
     if found is None:
-        found = make()
-        if found.keep():
-            remember(_plans, call, found, KEPT)
+        alike = (*call, signature(p))
+        found = _plans.get(alike)
+        if found is None:
+            found = make()
+            if not found.keep():
+                return found
+            remember(_plans, alike, found, KEPT)
+        if near is not None:
+            remember(_plans, near, found, KEPT)
     return found
 
 
@@ -254,19 +264,60 @@ class Plan:
 
 def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
     """Run the groups of a stage, whose items and tiles lie where the fields say."""
-    scratch, taken, threads = Scratch(stage.scratch), array("q", [0]), min(threads, len(stage.bounds))
-    if len(stage.portions) > 1:
-
-        def portion(bounds: Array) -> None:
-            run_groups(kernel, fields[:], bounds, scratch, array("q", [0]))
-
-        spread(portion, stage.portions, threads)
+    scratch, threads = Scratch(stage.scratch), min(threads, len(stage.bounds))
+    team, members = team_for(threads)
+    if team is not None and len(stage.portions) == 1:
+        launch_on_team(kernel, fields, stage, scratch, team, members)
         return
+    shared = [(bounds, array("q", [0])) for bounds in stage.portions]
 
-    def some(_: int) -> None:
-        run_groups(kernel, fields[:], stage.bounds, scratch, taken)
+    def some(portion: tuple[Array, "array[int]"]) -> None:
+        run_groups(kernel, fields[:], portion[0], scratch, portion[1])
 
-    spread(some, range(threads), threads)
+    # All threads work on a portion, and none waits there for the others.
+    spread(some, [portion for portion in shared for _ in range(threads)], threads)
+
+
+def launch_on_team(kernel: Any, fields: "array[int]", stage: Stage, scratch: Scratch, team: Team, members: int) -> None:
+    """Run the groups of a stage without a word to Python, which its threads would wait for one after the other."""
+    taken, every, words = array("q", [0]), [], array("Q", [0, members, kernel.address])
+    for address in scratch.addresses(members):
+        mine = fields[:]
+        mine[GROUPS], mine[COUNT], mine[TAKEN] = address_of(stage.bounds), len(stage.bounds), taken.buffer_info()[0]
+        mine[SCRATCH] = address
+        every.append(mine)
+        words.append(mine.buffer_info()[0])
+    team.call(member(chosen()).address, words.buffer_info()[0], members)
+
+
+def member(target: Target) -> cache.Compiled:
+    """What each member of a team does: run the kernel with the next fields. Words: of fields that are taken, how many
+    there are, the kernel, and the addresses of the fields.
+    """
+    return cache.kernel("member", "member", target, lambda: MEMBER.format(triple=target.triple))
+
+
+MEMBER = """
+target triple = "{triple}"
+
+define void @member(ptr %words) {{
+  %taken = atomicrmw add ptr %words, i64 1 monotonic
+  %count_at = getelementptr i64, ptr %words, i64 1
+  %count = load i64, ptr %count_at
+  %is_there = icmp ult i64 %taken, %count
+  br i1 %is_there, label %run, label %done
+run:
+  %kernel_at = getelementptr i64, ptr %words, i64 2
+  %kernel = load ptr, ptr %kernel_at
+  %first_at = getelementptr i64, ptr %words, i64 3
+  %fields_at = getelementptr i64, ptr %first_at, i64 %taken
+  %fields = load ptr, ptr %fields_at
+  call void %kernel(ptr %fields)
+  br label %done
+done:
+  ret void
+}}
+"""
 
 
 def run_groups(
@@ -378,10 +429,43 @@ class Stages:
         rows = np.arange(first, self.rows.stop, lanes)
         return heads, np.stack([rows, np.minimum(lanes, self.rows.stop - rows)], axis=1)
 
+    @cached_property
+    def masks(self) -> list[tuple[Array, Array]]:
+        """The dense masks, and the bias if it hides, of which blocks are told apart; also as (..., h, n_q, n_k).
+
+        None of calls that would not gain by it.
+        """
+        p = self.p
+        if p.n_k <= KEYS or p.heads * p.n_q * p.n_k * (p.d + p.d_v) < BLOCK_MASK or p.origin[2] % PART:
+            return []
+        arrays = () if p.mask_node is None else Program.of([p.mask_node]).dense
+        found = list(zip(arrays, dense_masks(p), strict=True))
+        if p.bias is not None and hides(p.dense(p.bias)):
+            found.append((p.bias, p.dense(p.bias)))
+        return [(x, view) for x, view in found if view.strides[-1] == view.itemsize]
+
+    @cached_property
+    def mask(self) -> Node | None:
+        """What hides whole blocks: the mask, and the bias where it does."""
+        mask, bias = self.p.mask_node, self.p.bias
+        if not any(x is bias for x, _ in self.masks):
+            return mask
+        visible = make("dense", "bool", (), bias)
+        return visible if mask is None else make("logical_and", "bool", (mask, visible))
+
+    @cached_property
+    def varying(self) -> frozenset[str]:
+        """What lists of tiles depend on, of "b" and "h" and the like."""
+        views = [view for _, view in self.masks]
+        found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
+        return reads(*self.p.hiding) | found
+
     @property
     def short(self) -> bool:
-        """Whether the stages are few and small enough to keep."""
+        """Whether the stages are few and small enough to keep, and do not depend on what arrays hold."""
         p, (heads, rows) = self.p, self.blocks
+        if self.masks:
+            return False
         tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.hiding else 0
         return p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
 
@@ -457,14 +541,17 @@ class Stages:
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
         everyone = range(p.batch)
-        if not p.hiding or len(tiles) <= 1:
+        if (self.mask is None and p.hiding_node is None) or len(tiles) <= 1:
             # One tile is not worth a look at what it hides.
             zero = np.zeros(len(rows), np.int64)
             mixed = KEYS if p.hiding else 0
             word = tile_word(tiles, mixed_stop=mixed)
             yield word, self.items(everyone, heads, rows, zero, zero + len(tiles))
             return
-        edges, reading = p.key_edges(KEYS), reads(*p.hiding)
+        edges, reading = p.key_edges(KEYS), self.varying
+        cell, target = max(1, self.kind.lanes // 2), chosen()
+        masks = {id(x): BlockMask(view, self.rows.start, cell, target, self.threads) for x, view in self.masks}
+        dense = dense_bounds(masks, p.lead, p.origin, p.offset) if masks else None
         apart = heads if "h" in reading else np.array([[0, p.heads]])
         alike = "b" not in reading and len(set(p.offset.tolist())) == 1
         for batch in [everyone] if alike else [range(b, b + 1) for b in everyone]:
@@ -474,6 +561,7 @@ class Stages:
                 lists, parts, length = [], [], 0
                 for first, count in apart.tolist():
                     ranges = p.ranges(batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1)
+                    ranges = replace(ranges, dense=dense)
                     found, begin, number = self.visible(ranges, edges)
                     mine = heads[heads[:, 0] == first] if "h" in reading else heads
                     parts.append(self.items(batch, mine, band, begin + length, number))
@@ -484,7 +572,7 @@ class Stages:
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
         """The tiles of some blocks of queries, where each block's begin, and how many there are."""
         p = self.p
-        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
+        row, tile, kind = tile_pairs(self.mask, p.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
@@ -508,7 +596,7 @@ class Stages:
         middle = least + self.kind.lanes // 2
         halves = (least, np.where(full, middle - 1, greatest)), (np.where(full, middle, least), greatest)
         kinds = [
-            classify(p.mask_node, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
+            classify(self.mask, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
             for i in halves[: 1 + full.any()]
         ]
         seen = [(kind != NOTHING) & ~outside for kind in kinds]

@@ -1,0 +1,68 @@
+"""PyTorch's own threads, which run calls on tensors.
+
+After an operation they wait for the next one and spin for milliseconds, on the cores that threads of ours would need.
+So work is handed to them, by the function that compiled code calls where a parallel region of OpenMP begins.
+"""
+
+import ctypes
+import itertools
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from regard.forks import renewed
+from regard.torch import modes
+
+_work: dict[int, Callable[[], None]] = {}
+_numbers = itertools.count(1)
+_generations = itertools.count()
+# A process made by fork has none of the threads that its parent's runtime believes in, and would wait for them forever.
+_generation: int = renewed(sys.modules[__name__], "_generation", lambda: next(_generations))
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_size_t)
+def _region(number: int) -> None:
+    _work[number]()
+
+
+_REGION_ADDRESS = ctypes.cast(_region, ctypes.c_void_p).value or 0
+
+
+class Team:
+    """The OpenMP threads of PyTorch, as `regard.threads.on_team` wants them."""
+
+    def size(self) -> int:
+        return 1 if _generation or _begin() is None else torch.get_num_threads()
+
+    def call(self, function: int, data: int, members: int) -> None:
+        _begin()(function, data, members, 0)
+
+    def run(self, work: Callable[[], None], members: int) -> None:
+        number = next(_numbers)
+        _work[number] = work
+        try:
+            self.call(_REGION_ADDRESS, number, members)
+        finally:
+            del _work[number]
+
+
+TEAM = Team()
+
+
+@cache
+def _begin() -> Any:
+    """GOMP_parallel of the runtime that PyTorch is linked with; None where PyTorch uses none that has it.
+
+    GNU's runtime, LLVM's and Intel's have it on Linux and macOS.
+    """
+    if "ATen parallel backend: OpenMP" not in torch.__config__.parallel_info():
+        return None
+    try:
+        function = ctypes.CDLL(modes.library).GOMP_parallel  # also looks in what that library is linked with
+    except (OSError, AttributeError):
+        return None
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint], None
+    return function
