@@ -181,3 +181,14 @@ def test_no_half_of_the_lanes_misses_what_it_sees(name: str) -> None:
                 left_out += high - low
         assert not (visible[first : first + rows] & ~worked_on[:, :n]).any()
     assert left_out > 0 or name == "halves that see keys apart"
+
+
+def test_rules_that_mean_the_same_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs make their rules anew for each call."""
+    made: list[Any] = []
+    plan = work.Plan
+    monkeypatch.setattr(work, "_plans", {})
+    monkeypatch.setattr(work, "Plan", lambda *given: made.append(given) or plan(*given))
+    for n in (30, 30, 31):
+        regard.attention(Q, K, V, mask=regard.mask(lambda b, h, i, j, n=n: abs(i - j) < n), engine="cpu")
+    assert len(made) == 2

@@ -38,7 +38,8 @@ class Interval(NamedTuple):
 class Ranges:
     """The index ranges of tiles, (least, greatest) each, both included: integers or int64 arrays that broadcast.
 
-    keys: number of keys of the whole. dtype: of float arithmetic, float32 or float64.
+    keys: number of keys of the whole. dtype: of float arithmetic, float32 or float64. dense: None, or a
+    function of a dense array and ranges that gives the least and the greatest value there.
     """
 
     b: Bound = (0, 0)
@@ -47,6 +48,7 @@ class Ranges:
     j: Bound = (0, 0)
     keys: int | None = None
     dtype: Any = np.float32
+    dense: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,6 +89,11 @@ def interval(node: Node, ranges: Ranges) -> Interval:
     (array([1, 0, 0]), array([1, 1, 0]))
     """
     return intervals([node], ranges)[0]
+
+
+def _dense(frame: Frame, node: Node) -> Interval:
+    given = frame.ranges.dense
+    return Interval(np.asarray(0), np.asarray(1)) if given is None else Interval(*given(node.payload, frame.ranges))
 
 
 # Integers
@@ -434,7 +441,7 @@ INTERVALS: dict[str, Callable[..., Interval]] = {
     "ds": _score,
     "number": _constant,
     "literal": _constant,
-    "dense": lambda frame, node: Interval(np.asarray(0), np.asarray(1)),
+    "dense": _dense,
     "gather": _gather,
     "add": _linear(lambda a, b: _corners(np.add, (a.lo, b.lo), (a.hi, b.hi))),
     "subtract": _linear(lambda a, b: _corners(np.subtract, (a.lo, b.hi), (a.hi, b.lo))),

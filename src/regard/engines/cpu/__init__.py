@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.engines.normalized import normalized
 from regard.engines.observed import basic, complete
 from regard.observing import Statistic, Top, pooled
 from regard.problem import Differential, Outputs, Problem
@@ -158,7 +159,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | Non
     from regard.engines.cpu.backward_work import backward as run
     from regard.engines.cpu.target import chosen
 
-    return run(p, chosen(), outputs, ct, into)
+    return run(p, chosen(), outputs, normalized(p, outputs, ct, maps), into)
 
 
 def jvp(

@@ -121,7 +121,12 @@ def targets() -> dict[str, Target]:
 
 @cache
 def native_triple() -> str:
-    return str(llvm.get_process_triple())
+    """Return what this process runs; on Windows with objects in the format of Linux.
+
+    Those of Windows ask for symbols of the C runtime (`_fltused`) and for an image base, which memory has not.
+    """
+    triple = str(llvm.get_process_triple())
+    return f"{triple}-elf" if "windows" in triple else triple
 
 
 @cache
