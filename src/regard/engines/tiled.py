@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.engines.normalized import normalized
 from regard.engines.observed import basic, complete
 from regard.engines.tiles import BAND, KEYS, ROWS, Band, Chunk, Positions, Rows, Unit, masked, product, units
 from regard.observing import Profile, Statistic, Top, cells, pooled
@@ -36,7 +37,7 @@ def state() -> str | None:
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
     from regard.engines import tiled_backward
 
-    return tiled_backward.backward(p, outputs, ct)
+    return tiled_backward.backward(p, outputs, normalized(p, outputs, ct, maps))
 
 
 def jvp(

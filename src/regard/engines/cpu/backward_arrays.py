@@ -9,6 +9,7 @@ import numpy as np
 
 from regard import memory
 from regard.engines.cpu.backward_layout import STRANDS, BackwardKind, Reading, padded
+from regard.engines.cpu.block_mask import hides
 from regard.engines.cpu.element import BF16
 from regard.engines.cpu.layout import DEPTH, KEYS, Arguments, multiple
 from regard.engines.cpu.narrowing import narrowed
@@ -58,7 +59,10 @@ class Arrays:
         )
         bias = p.trained_bias
         # Where nothing is hidden every number of a bias that belongs to one head is written.
-        every = bias is not None and not p.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
+        every = (
+            bias is not None and not p.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
+            and not hides(p.dense(bias))
+        )  # fmt: skip
         make = memory.empty if every else memory.zeros
         self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
         self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}

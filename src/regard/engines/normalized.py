@@ -1,0 +1,39 @@
+"""Gradients where lse is too large to tell weights: the weights exp(S − lse) of a row are made to sum to 1.
+
+Beside a score of 3e38, which models write where they hide, a float cannot hold the logarithm of a sum: of a row of n
+such scores each weight would be 1 instead of 1 / n.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from regard.problem import Outputs, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Maps = Callable[[Problem, Array, int, int], tuple[Array, Array]]
+
+
+def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs:
+    """Divide the cotangents of rows whose weights may have lost half of their digits by what the weights sum to.
+
+    Gradients are sums of products of a weight and a cotangent of its row, so dividing either is the same. maps: of the
+    engine, whose weights have the errors that its gradients would have.
+    """
+    assert outputs.lse is not None
+    size, eps = np.abs(outputs.lse), np.finfo(p.compute).eps
+    large = (size * eps > eps**0.5) & (size < np.inf)
+    if not large.any():
+        return ct
+    with np.errstate(all="ignore"):
+        total = maps(p, outputs.lse, p.n_q, 1)[0][..., 0]
+        if p.sink is not None:
+            total = total + np.exp(p.sink[..., None] - outputs.lse)
+        factor = np.where(large & (total > 0), 1 / total, 1).astype(p.compute)
+
+    def divided(x: Array | None, factor: Array) -> Array | None:
+        return None if x is None else (x * factor).astype(x.dtype)
+
+    out, lse, entropy = ct.out, ct.lse, ct.entropy
+    return Outputs(divided(out, factor[..., None]), divided(lse, factor), divided(entropy, factor))
