@@ -165,7 +165,10 @@ def with_linear(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def linearized() -> Iterator[Case]:
+    """Without dropout: a linear map draws random numbers anew each time it is applied, of PyTorch's function too."""
     for name, sample in samples(torch.float64):
+        if sample.kwargs.get("dropout_p"):
+            continue
 
         def check(sample: SampleInput = sample) -> None:
             x = operands(sample)

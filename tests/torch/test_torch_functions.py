@@ -8,7 +8,7 @@ import pytest
 import regard
 from regard.linear import RandomFeatures
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'regard[torch]'")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'regard[transformers]'")
 
 RNG = np.random.default_rng(0)
 

@@ -107,6 +107,11 @@ def attention(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def watching() -> bool:
+    """Whether calls of this thread go elsewhere: see `watched`."""
+    return _watching.get() is not None
+
+
 @contextmanager
 def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
     """Inside, calls of this thread go to `watch` instead, with the arguments of `attention`; to none within itself."""

@@ -14,8 +14,10 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from regard.api import attention
 from regard.forks import renewed
 from regard.rules import type_name
-from regard.torch import nested
+from regard.torch import modes, nested
+from regard.torch.adapter import watching
 from regard.torch.arrays import autocast
+from regard.torch.short import form_of, keep_output, output_of
 
 Tensor = torch.Tensor
 KNOWN = {torch.Tensor, torch.nn.Parameter, CausalBias, nested.Jagged, type(None)}
@@ -71,9 +73,16 @@ def scaled_dot_product_attention(
     """
     if has_torch_function_variadic(query, key, value, attn_mask):
         given = query, key, value, attn_mask
-        others = torch._C._is_torch_function_enabled() and not KNOWN.issuperset(map(type, given))
-        if others or torch._C._is_torch_function_mode_enabled():
+        others = modes.functions_overridden() and not KNOWN.issuperset(map(type, given))
+        if others or modes.any_function_mode():
             return _handed_over(given, dropout_p, is_causal, scale, enable_gqa)
+    form = None
+    if attn_mask is None and type(dropout_p) is float and not dropout_p and not torch.compiler.is_compiling():
+        form = _form(query, key, value, is_causal, scale, enable_gqa)
+        out = None if form is None else output_of(form, query, key, value)
+        if out is not None:
+            return out
+    asked = query, key, value
     if not type(query) is type(key) is type(value) is Tensor:
         query, key, value = _tensor("query", query), _tensor("key", key), _tensor("value", value)
     if type(dropout_p) is not float:
@@ -115,11 +124,22 @@ def scaled_dot_product_attention(
         options["scale"] = scale
     if 0.0 < dropout_p < 1.0:
         options["dropout"] = dropout_p
+    heads = _heads(query, key, value, enable_gqa)
     try:
-        out: torch.Tensor = attention(*_heads(query, key, value, enable_gqa), **options)
+        out = attention(*heads, **options)
     except (TypeError, ValueError) as error:
         raise RuntimeError(str(error)) from None
+    if form is not None and all(x is y for x, y in zip(heads, asked, strict=True)):
+        keep_output(form, *asked, options)
     return torch.nn.functional.dropout(out, 1.0) if dropout_p == 1.0 else out
+
+
+def _form(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> Any:
+    """What tells calls without a mask apart; None for those with arguments of other types, and those being watched."""
+    if type(is_causal) is not bool or type(enable_gqa) is not bool or not (scale is None or type(scale) is float):
+        return None
+    form = None if watching() else form_of(query, key, value, steps=not is_causal)
+    return None if form is None else (form, is_causal, scale, enable_gqa)
 
 
 def _handed_over(
@@ -142,7 +162,7 @@ def _tensor(name: str, x: Any) -> torch.Tensor:
     """The tensor; of a subclass that changes no operations, the plain one that shares its memory and its gradient."""
     if not isinstance(x, Tensor):
         raise _wrong(name, "Tensor", x)
-    if type(x) in KNOWN or type(x).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+    if type(x) in KNOWN or type(x).__torch_dispatch__ is not modes.no_torch_dispatch:
         return x
     return x if torch.compiler.is_compiling() else x.as_subclass(Tensor)
 
@@ -235,7 +255,7 @@ def _refuse_script(*_: Any) -> Any:
     Types of modules that wait for their methods are forgotten, which TorchScript does not do after an error: it would
     define their methods a second time when such a module is scripted again.
     """
-    store = torch.jit._recursive.concrete_type_store
+    store = modes.script_types
     for types in store.type_store.values():
         types[:] = [x for x in types if x in store.methods_compiled]
     raise RuntimeError(

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nested._internal.nested_tensor import NestedTensor as Jagged
 
 from regard.torch.arrays import autocast
+from regard.torch.modes import Jagged
 from regard.torch.varlen import jagged_attention
 
 __all__ = ["Jagged", "attention", "multihead"]

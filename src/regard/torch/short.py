@@ -13,10 +13,11 @@ from regard import checks, memory
 from regard.api import attention, problem_from
 from regard.engines import choose
 from regard.problem import remember
-from regard.threads import num_threads
+from regard.threads import num_threads, on_team
 from regard.torch.arrays import NUMPY, PLAIN, array, tensor
 from regard.torch.calls import DEFAULTS, Call
-from regard.torch.modes import transforms_active, watched
+from regard.torch.modes import transformed, transforms_active, watched
+from regard.torch.team import TEAM
 
 OPTIONS = {"causal", "scale", "offset"}
 KEPT = 64
@@ -39,17 +40,27 @@ class Short:
     """out and lse of a call on tensors of the shapes, strides and dtypes that it was made for, on the cpu engine."""
 
     def __init__(self, run: Any, out: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.run, self.out, self.dtype = run, out, dtype
+        self.run = run if num_threads() == 1 else on_team(TEAM)(run)
+        self.out, self.dtype = out, dtype
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
         self.rows = out[:-1]
         self.large = prod(out) * dtype.itemsize >= memory.LARGE
+        self.unseen = torch.empty(self.rows, dtype=self.real, device="cpu")
+
+    def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The output alone: lse goes where it went before."""
+        out = self.new(q)
+        self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.unseen.data_ptr())
+        return out
+
+    def new(self, q: torch.Tensor) -> torch.Tensor:
+        """Memory for the output, on the device of q: the default one may be another."""
+        return tensor(memory.empty(self.out, NUMPY[self.dtype])) if self.large else q.new_empty(self.out)
 
     def results(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for out and lse, on the device of q: the default one may be another."""
+        """Memory for out and lse."""
         lse = q.new_empty(self.rows) if self.real is self.dtype else q.new_empty(self.rows, dtype=self.real)
-        if self.large:
-            return tensor(memory.empty(self.out, NUMPY[self.dtype])), lse
-        return q.new_empty(self.out), lse
+        return self.new(q), lse
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = self.results(q)
@@ -60,6 +71,12 @@ class Short:
 class Step(Short):
     """The same for one query of each head, and any number of keys."""
 
+    def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = self.new(q)
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.unseen.data_ptr()
+        self.run(addresses, k.shape[-2], k.stride(), v.stride())
+        return out
+
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = self.results(q)
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
@@ -69,22 +86,13 @@ class Step(Short):
 
 def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
     """The call, if these tensors and options are of a kind that is kept for this thread, or is kept from now on."""
-    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or not options.keys() <= OPTIONS:
+    if not options.keys() <= OPTIONS:
         return None
-    if watched() or transforms_active() or torch.is_autocast_enabled("cpu"):
+    form = form_of(q, k, v, "offset" not in options)
+    if form is None:
         return None
-    shapes: tuple[Any, ...] = k.shape, v.shape, k.stride(), v.stride()
-    if is_step(q, k, v, options):
-        shapes = k.shape[:-2], v.shape[:-2], k.shape[-1], v.shape[-1], k.stride()[-2:], v.stride()[-2:]
-    key = (
-        q.shape, q.stride(), *shapes, q.dtype, k.dtype, v.dtype, q.device,
-        k.device, v.device, num_threads(), q.layout, k.layout, v.layout, q.is_neg(), k.is_neg(), v.is_neg(),
-        *options.items(), *map(type, options.values()),
-    )  # fmt: skip
-    try:
-        known: dict[Any, Call | None] = _mine.known
-    except AttributeError:
-        known = _mine.known = {}
+    key = (*form, *options.items(), *map(type, options.values())) if options else form
+    known = _calls()
     try:
         return known[key]
     except KeyError:
@@ -94,6 +102,52 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
     made = _made(q, k, v, options)
     remember(known, key, made, KEPT)
     return made
+
+
+def output_of(form: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
+    """The output of a call whose form `keep_output` was told of, where nobody may ask for a derivative; else None."""
+    call = _calls().get(form)
+    if call is None or transformed():
+        return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return None
+    out: torch.Tensor = call.again.output(q, k, v)
+    return out
+
+
+def keep_output(form: Any, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
+    """Keep the call of a form and of whatever else its caller's arguments say, if it is of a kind that is kept."""
+    call = short(q, k, v, options)
+    if call is not None:
+        remember(_calls(), form, call, KEPT)
+
+
+def _calls() -> dict[Any, Call | None]:
+    try:
+        known: dict[Any, Call | None] = _mine.known
+    except AttributeError:
+        known = _mine.known = {}
+    return known
+
+
+def form_of(q: Any, k: Any, v: Any, steps: bool = True) -> tuple[Any, ...] | None:
+    """What tells the calls on plain tensors apart; None where a mode or a transform of PyTorch has a part in them.
+
+    steps: whether a query that sees all keys is of one form for any number of them.
+    """
+    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or q.is_nested or k.is_nested or v.is_nested:
+        return None
+    if watched() or transforms_active() or torch.is_autocast_enabled("cpu"):
+        return None
+    rows, keys, values = q.shape, k.shape, v.shape
+    place, other = k.stride(), v.stride()
+    step = steps and len(rows) == len(keys) == len(values) > 2 and rows[-2] == 1 <= keys[-2] == values[-2]
+    if step:
+        keys, values, place, other = (*keys[:-2], keys[-1]), (*values[:-2], values[-1]), place[-2:], other[-2:]
+    return (
+        step, rows, q.stride(), keys, values, place, other, q.dtype, k.dtype, v.dtype, q.device,
+        k.device, v.device, num_threads(), q.layout, k.layout, v.layout, q.is_neg(), k.is_neg(), v.is_neg(),
+    )  # fmt: skip
 
 
 def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:

@@ -10,11 +10,11 @@ from functools import cache, lru_cache, partial, wraps
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 import regard
 from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
+from regard.torch import modes
 from regard.torch.graph import InGraph, constant, in_graph
 from regard.torch.rules import ARITHMETIC, arithmetic
 from regard.torch.short import positions_first
@@ -113,7 +113,7 @@ class RuleMask(torch.Tensor):
     model: str
     made: torch.Tensor | None
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = modes.no_torch_function
 
     @staticmethod
     def __new__(
@@ -126,7 +126,7 @@ class RuleMask(torch.Tensor):
         make: Callable[[], torch.Tensor],
         model: str,
     ) -> "RuleMask":
-        self: RuleMask = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        self: RuleMask = modes.tensor_without_storage(cls, shape, dtype=torch.bool, device=device)
         self.rule, self.offset, self.origin, self.make, self.model, self.made = rule, offset, origin, make, model, None
         return self
 
@@ -147,14 +147,14 @@ class RuleMask(torch.Tensor):
         if function.overloadpacket in _COPIES and args[0].made is None and options.get("dtype") in (None, torch.bool):
             x = args[0]
             return cls(x.shape, x.rule, x.offset, x.origin, options.get("device", x.device), x.make, x.model)
-        args, options = tree_map_only(cls, lambda x: x.elements, (args, options))
+        args, options = modes.map_tensors(cls, lambda x: x.elements, (args, options))
         return function(*args, **options)
 
     def __repr__(self, **_: Any) -> str:
         return f"RuleMask({self.rule}, shape={tuple(self.shape)})"
 
 
-_COPIES = {torch.ops.aten.detach, torch.ops.aten.clone, torch.ops.aten._to_copy, torch.ops.aten.alias}
+_COPIES = {torch.ops.aten.detach, torch.ops.aten.clone, modes.to_copy, torch.ops.aten.alias}
 
 
 class GraphMask:
@@ -204,7 +204,7 @@ class GraphMask:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, options = tree_map_only(cls, lambda x: x.elements, (args, kwargs or {}))
+        args, options = modes.map_tensors(cls, lambda x: x.elements, (args, kwargs or {}))
         return function(*args, **options)
 
 
