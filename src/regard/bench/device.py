@@ -21,6 +21,7 @@ import regard
 from regard import doctor
 from regard.bench.limits import Limit
 from regard.bench.measure import Call
+from regard.torch.modes import busy
 
 SIDE = 8192  # of the matrices whose product is the peak
 BYTES = 2**30  # that are read, and written
@@ -80,7 +81,7 @@ def seconds(device: torch.device, call: Call, repeats: int) -> float:
     start = time.perf_counter()
     call()
     queued = time.perf_counter() - start
-    torch.cuda._sleep(int(CYCLES * min(1.5 * queued * repeats + 1e-4, 0.5)))
+    busy(int(CYCLES * min(1.5 * queued * repeats + 1e-4, 0.5)))
     begin.record()
     for _ in range(repeats):
         call()

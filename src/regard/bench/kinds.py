@@ -212,13 +212,14 @@ def partly(
     given: tuple[Any, ...],
     expected: Named,
     dtype: np.dtype[Any],
+    naive: Mapping[str, float] | None = None,
 ) -> Callable[[], Any] | None:
     """A contender's call once its result is right, as far as it has one; otherwise why not."""
     try:
         call, read = adapter(*given)
         got = read(call())
         got = got if isinstance(got, dict) else {"out": got}
-        check(got, {x: expected[x] for x in got}, dtype)
+        check(got, {x: expected[x] for x in got}, dtype, naive)
     except Exception as error:  # whatever a library raises is its reason
         found.failures[name] = reason(error)
         return None

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -42,6 +42,7 @@ class Setting:
     device: Any = None  # of PyTorch, where rows of a device are measured
     time: Callable[[Call, int], float] | None = None  # of so many calls, in seconds; None: of the processor
     tick: Callable[[str], object] = lambda stage: None
+    done: "Sequence[Result]" = ()  # of this run, so far
 
 
 @dataclass(frozen=True)
@@ -136,15 +137,20 @@ class Report:
 # Time
 
 
+def clock(threads: int) -> Callable[[], float]:
+    """Seconds: of this process on one core, on the wall on several."""
+    return time.process_time if threads == 1 else time.perf_counter
+
+
 def in_turns(contenders: Mapping[str, Contender], s: Setting, threads: int | None = None) -> dict[str, list[float]]:
     """Seconds of one call of each, one after the other in every round; all have run before."""
-    clock = time.process_time if (threads or s.threads) == 1 else time.perf_counter
+    now = clock(threads or s.threads)
 
     def processor(call: Call, repeats: int) -> float:
-        start = clock()
+        start = now()
         for _ in range(repeats):
             call()
-        return clock() - start
+        return now() - start
 
     def seconds(call: Call, repeats: int) -> float:
         return max((s.time or processor)(call, repeats), 1e-9)
@@ -198,17 +204,32 @@ TIGHT = 64
 that are rounded. A key too many or too few changes far more."""
 
 
-def check(got: Mapping[str, Array], exact: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
-    """Raise `Wrong` unless every result of a call in `dtype` agrees with that of float64, by its relative error."""
-    import ml_dtypes
-
-    eps = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
-    allowed = eps * (1 if dtype.itemsize == 2 else TIGHT)
+def errors(got: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
+    """The error of every result relative to its norm; raises `Wrong` where shapes differ."""
+    found = {}
     for name, expected in exact.items():
         x = got[name].astype(np.float64)
         if x.shape != expected.shape:
             raise Wrong(f"{name} has shape {x.shape}, not {expected.shape}")
-        error = float(np.linalg.norm((x - expected).ravel()) / np.linalg.norm(expected.ravel()))
+        found[name] = float(np.linalg.norm((x - expected).ravel()) / np.linalg.norm(expected.ravel()))
+    return found
+
+
+def check(
+    got: Mapping[str, Array],
+    exact: Mapping[str, Array],
+    dtype: np.dtype[Any],
+    naive: Mapping[str, float] | None = None,
+) -> None:
+    """Raise `Wrong` unless every result of a call in `dtype` agrees with that of float64, by its relative error.
+
+    naive: errors of a computation that rounds as often, twice of which are allowed on top.
+    """
+    import ml_dtypes
+
+    eps = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
+    for name, error in errors(got, exact).items():
+        allowed = eps * (1 if dtype.itemsize == 2 else TIGHT) + (2 * naive[name] if naive else 0.0)
         if not error <= allowed:
             raise Wrong(f"wrong {name}: relative error {error:.1e}, at most {allowed:.1e}")
 

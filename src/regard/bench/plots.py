@@ -2,8 +2,10 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
@@ -43,6 +45,13 @@ def plots(report: Report) -> dict[str, Plot]:
         "memory": memory,
     }
     return {name: plot for name, make in made.items() if (plot := make(report)) is not None}
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the form that the ending of the path names, "svg" or "png": the same bytes each time."""
+    # Without its date, and with names of parts that are not drawn by chance.
+    with rc_context({"svg.hashsalt": "regard"}):
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def speed(report: Report) -> Plot | None:

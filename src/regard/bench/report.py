@@ -20,6 +20,8 @@ TITLES = {
     "threads": "Threads",
     "wishes": "A wish against the plain call: 8 heads, n = 2048, d = 64, float32",
     "small": "Small calls from PyTorch tensors against PyTorch: 8 heads, d = 64, float32",
+    "models": "Models of random weights: speed over that with PyTorch's SDPA",
+    "shapes": "The drop-in in the shapes of models: speed over that of PyTorch's function",
     "cold": "Cold: each in a process of its own",
     "memory": "Memory beyond inputs and outputs",
     "memory over n": "Memory over n: MiB beyond inputs and outputs, 2 heads, d = 64, float32",
@@ -42,6 +44,11 @@ the rounds of a ratio within one round, with its quartiles. On one core times ar
 are measured by small kernels: multiply-adds in registers (the peak), and reading far more than the caches hold. Calls
 on several threads have five times as many rounds, beside what the peak gains by those threads in the same round. Every
 result was compared with tiles in float64 before any time was taken; a wrong one is refused.
+Models have random weights, the same for all: Llama 100 million, BERT, ViT and Whisper (small) four of their layers.
+Eager and SDPA are those of transformers, `regard` is attn_implementation="regard", in the U-Net the drop-in. Training
+is forward and backward; generation begins at a cache. Results of models are compared with eager in float64, and may be
+off by twice what eager in the same dtype is. Shapes are calls of PyTorch's function and of the drop-in, forward, or
+forward and backward where it says training.
 FLOPs: 2 · b · h · n_q · n_k · (d + d_v), causal half of it; backward 2.5 times as many. Backward and double backward
 are given what forward computed; JVP computes the outputs too. PyTorch has its fused path for plain backward alone."""
 
@@ -121,6 +128,7 @@ def _plain(title: str, results: list[Result]) -> Table:
     goals = any(x.goal is not None for x in results)
     units = len({x.unit for x in results}) > 1 and goals
     peers = any(x.peers for x in results)
+    shares = any("attention" in x.facts for x in results)
     header = ["", *(["visible"] if visible else []), "median", "quartiles", *(["unit"] if units else [])]
     rows = [
         [
@@ -130,10 +138,12 @@ def _plain(title: str, results: list[Result]) -> Table:
             *([x.unit] if units else []),
             *([goal(x), verdict(x)] if goals else []),
             *([", ".join(f"{name} {shown(x, x.figure(name))}" for name in x.peers)] if peers else []),
+            *([", ".join(f"{name} {y:.0%}" for name, y in x.facts.get("attention", {}).items())] if shares else []),
         ]
         for x in results
     ]
-    return Table(title, header + (["goal", "met"] if goals else []) + (["peers"] if peers else []), rows)
+    header += ["goal", "met"] * goals + ["peers"] * peers + ["share of attention"] * shares
+    return Table(title, header, rows)
 
 
 def _side_by_side(title: str, results: list[Result], wide: bool) -> Table:
@@ -186,7 +196,7 @@ def show(report: Report, console: Any) -> None:
     from rich.text import Text
 
     for name, value in report.machine.items():
-        console.print(Text.assemble((f"{name:12s}", "bold"), value))
+        console.print(Text.assemble((f"{name:13s}", "bold"), value))
     for table in tables(report, wide=False):
         drawn = Drawn(title=table.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for n, name in enumerate(table.header):
@@ -215,21 +225,20 @@ def show_rows(rows: list[Row], console: Any) -> None:
 
 def write(report: Report, folder: Path) -> list[Path]:
     """report.json, report.md and its plots, each as SVG and PNG. OSError if they cannot be written."""
-    from regard.bench.plots import plots
-    from regard.figures import save
+    from regard.bench.plots import plots, save
 
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "report.json"]
-    written[0].write_text(report.to_json())
+    written[0].write_text(report.to_json(), "utf-8")
     pictures = []
     for name, (caption, figure) in plots(report).items():
         pictures.append((name, caption))
         for ending in ("svg", "png"):
             path = folder / f"{name}.{ending}"
-            save(figure, path, ending, 150)
+            save(figure, path)
             written.append(path)
     path = folder / "report.md"
-    path.write_text(markdown(report, pictures))
+    path.write_text(markdown(report, pictures), "utf-8")
     return [*written, path]
 
 

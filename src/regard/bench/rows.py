@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import regard
-from regard.bench import limits, memory
+from regard.bench import limits, memory, model_rows
 from regard.bench.cases import Case, case
 from regard.bench.cold import KINDS, First, Import
 from regard.bench.kinds import BackwardShare, Cost, Derivative, Memory, Rate, Row, Share, Small, Speedup
@@ -96,6 +96,7 @@ def rows() -> Iterator[Row]:
     for n in (16, 32, 64, 128):
         yield Small(f"plain, n = {n}", sized("plain", n))
         yield Small(f"causal, n = {n}", sized("causal", n), quick=False)
+    yield from model_rows.rows()
 
     yield Import()
     for kind in KINDS:

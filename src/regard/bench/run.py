@@ -13,10 +13,10 @@ from threadpoolctl import threadpool_limits
 import regard
 from regard import doctor
 from regard.bench.kinds import Row
-from regard.bench.measure import Report, Setting, pinned
+from regard.bench.measure import Report, Result, Setting, pinned
 from regard.threads import num_threads
 
-PACKAGES = ("numpy", "llvmlite", "torch", "jax", "onnxruntime", "openvino")
+PACKAGES = ("numpy", "llvmlite", "torch", "transformers", "jax", "onnxruntime", "openvino")
 
 Progress = Callable[[str, int], object]
 """Told what is being done and how many rows are done."""
@@ -43,7 +43,7 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
     What interrupts it ends it early, with the rows that are done; of none there is no report.
     """
     before = num_threads()
-    results = []
+    results: list[Result] = []
     pin, limit = pinned(s.cores[-s.threads :]), threadpool_limits(s.threads, "blas")
     with pin, limit, current(s), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other libraries, about themselves
@@ -52,7 +52,7 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
             for n, row in enumerate(rows):
                 label = f"{row.group}: {row.name}"
                 progress(label, n)
-                results.append(row.measure(replace(s, tick=partial(_tick, progress, label, n))))
+                results.append(row.measure(replace(s, tick=partial(_tick, progress, label, n), done=results)))
         except KeyboardInterrupt:
             if not results:
                 raise

@@ -1,0 +1,148 @@
+"""What is measured of models, and of attention in their shapes; each row has threads of its own."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import regard
+from regard.bench import shapes
+from regard.bench.kinds import Row, compared, dtype_of, facts, partly
+from regard.bench.measure import SUBJECT, Contender, Result, Setting, clock, errors, in_turns, pinned
+from regard.bench.peers import reason
+from regard.threads import num_threads
+
+EAGER, SDPA = "eager", "SDPA"
+MODELS = (
+    "Llama, prefill of 256",
+    "Llama, prefill of 1,024",
+    "Llama, prefill of 2,048",
+    "Llama, training of 512",
+    "Llama, generation of 32 after 1,024",
+    "BERT, 4 padded to 256",
+    "ViT, 4 images",
+    "Whisper, encoder",
+    "T5, training of 512 to 128",
+    "U-Net, latents of 64 × 64",
+)
+"""Names in `regard.bench.models`, which needs PyTorch and, for all but the last, transformers."""
+MODEL_TIME, SHAPE_TIME = 1 / 2, 1 / 6
+"""How much of the seconds of another row one of a model and one of a shape takes: there are many."""
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """The speed of a step of a model over the speed with SDPA; eager, and the share of attention in each, beside it.
+
+    With two threads the goal is what one thread reached in the same run, its lower quartile, if that is more.
+    """
+
+    model: str
+    dtype: str
+    threads: int
+    goal: float | None = 1.0
+    group: str = "models"
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.dtype}, {counted(self.threads)}"
+
+    def measure(self, s: Setting) -> Result:
+        found = Result(self.group, self.name, "× the speed with SDPA", True, self.goal, SDPA)
+        one = replace(self, threads=1).name
+        for x in s.done:
+            if self.goal is not None and (x.group, x.name) == (self.group, one) and SUBJECT in x.samples:
+                found.goal = max(self.goal, x.spread()[0])
+        return on_threads(found, self.threads, s, self.fill)
+
+    def fill(self, found: Result, s: Setting) -> None:
+        from regard.bench import models
+
+        model, dtype = models.MODELS[self.model], dtype_of(self.dtype)
+        s.tick("float64")
+        exact = models.exact(model)
+        s.tick(EAGER)
+        call, read = models.prepared(model, EAGER, self.dtype)
+        naive = errors(read(call()), exact)
+        contenders = {EAGER: Contender(call)}
+        for who in (SDPA, SUBJECT):
+            s.tick(who)
+            right = partly(found, who, models.prepared, (model, who, self.dtype), exact, dtype, naive)
+            if right is not None:
+                contenders[who] = Contender(right)
+        if {SDPA, SUBJECT} <= set(contenders):
+            shares = {who: models.share(who, x.call, clock(s.threads)) for who, x in contenders.items()}
+            found.facts = {"threads": s.threads, "dtype": self.dtype, "attention": shares}
+            s.tick("measuring")
+            found.samples = in_turns(contenders, replace(s, seconds=s.seconds * MODEL_TIME))
+            found.work = dict.fromkeys(found.samples, 1.0)
+
+
+@dataclass(frozen=True)
+class DropIn:
+    """The speed of our function in the place of PyTorch's, over that of PyTorch's, in a model's shape."""
+
+    shape: shapes.Shape
+    dtype: str
+    threads: int
+    goal: float | None = 1.0
+    group: str = "shapes"
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.name}, {self.dtype}, {counted(self.threads)}"
+
+    def measure(self, s: Setting) -> Result:
+        found = Result(self.group, self.name, "× PyTorch's speed", True, self.goal, "PyTorch")
+        found.facts = facts(self.shape.case) | {"threads": self.threads, "dtype": self.dtype}
+        return on_threads(found, self.threads, s, self.fill)
+
+    def fill(self, found: Result, s: Setting) -> None:
+        s.tick("float64")
+        g, exact = shapes.expected(self.shape)
+        dtype, s = dtype_of(self.dtype), replace(s, seconds=s.seconds * SHAPE_TIME)
+        compared(found, {}, shapes.ADAPTERS, (self.shape, g, dtype), exact, dtype, 1.0, s)
+
+
+def counted(threads: int) -> str:
+    return "one thread" if threads == 1 else f"{threads} threads"
+
+
+def on_threads(found: Result, threads: int, s: Setting, fill: Callable[[Result, Setting], object]) -> Result:
+    """The row, filled while PyTorch and `regard` have so many threads, or why it cannot be."""
+    if len(s.cores) < threads:
+        found.failures[SUBJECT] = f"needs {threads} cores, may use {len(s.cores)}"
+        return found
+    if s.engine is not None:
+        found.failures[SUBJECT] = "what models call takes no engine"
+        return found
+    before = num_threads()
+    try:
+        import torch
+
+        theirs = torch.get_num_threads()
+    except ImportError as error:
+        found.failures[SUBJECT] = reason(error)
+        return found
+    with pinned(s.cores[-threads:]):
+        try:
+            torch.set_num_threads(threads)
+            regard.set_num_threads(threads)
+            fill(found, replace(s, threads=threads))
+        except Exception as error:  # whatever a library raises is its reason
+            found.failures[SUBJECT] = reason(error)
+        finally:
+            torch.set_num_threads(theirs)
+            regard.set_num_threads(before)
+    return found
+
+
+def rows() -> Iterator[Row]:
+    """Rows of one model or shape follow each other: what is exact is computed once."""
+    kinds = [(dtype, threads) for dtype in ("float32", "bfloat16") for threads in (1, 2)]
+    for model in MODELS:
+        for dtype, threads in kinds:
+            yield ModelStep(model, dtype, threads, quick=model.startswith("ViT") and (dtype, threads) == kinds[0])
+    for n, shape in enumerate(shapes.SHAPES):
+        for dtype, threads in kinds:
+            yield DropIn(shape, dtype, threads, quick=n % 8 == 0 and threads == 1)

@@ -1,0 +1,94 @@
+"""A small U-Net of latent diffusion: convolutions, and attention to itself and to a text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import regard.torch
+
+
+def eager(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention as the textbook writes it, n × n in memory."""
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    return scores.softmax(-1) @ value
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "eager": eager,
+    "sdpa": lambda *given: nn.functional.scaled_dot_product_attention(*given),
+    "regard": lambda *given: regard.torch.scaled_dot_product_attention(*given),
+}
+"""Implementations of attention by the names that transformers gives them; ours is the drop-in."""
+
+
+class Attention(nn.Module):
+    """Multi-head attention of x (b, n, width) over a context (b, m, from_width)."""
+
+    implementation = "sdpa"
+
+    def __init__(self, width: int, from_width: int, d: int):
+        super().__init__()
+        self.d = d
+        self.q = nn.Linear(width, width, bias=False)
+        self.k = nn.Linear(from_width, width, bias=False)
+        self.v = nn.Linear(from_width, width, bias=False)
+        self.o = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (-1, self.d)).transpose(1, 2) for y in (self.q(x), self.k(context), self.v(context)))
+        return self.o(FUNCTIONS[self.implementation](q, k, v).transpose(1, 2).flatten(2))
+
+
+class Stage(nn.Module):
+    """A residual block of convolutions, told the time, and a transformer block, told the text."""
+
+    def __init__(self, channels: int, width: int, time: int, text: int, d: int):
+        super().__init__()
+        self.before = nn.Sequential(nn.GroupNorm(8, channels), nn.SiLU(), nn.Conv2d(channels, width, 3, padding=1))
+        self.time = nn.Linear(time, width)
+        self.after = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1))
+        self.skip = nn.Conv2d(channels, width, 1)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.itself, self.text = Attention(width, width, d), Attention(width, text, d)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
+        x = self.skip(x) + self.after(self.before(x) + self.time(time)[:, :, None, None])
+        size, x = x.shape[2:], x.flatten(2).transpose(1, 2)
+        y = self.norms[0](x)
+        x = x + self.itself(y, y)
+        x = x + self.text(self.norms[1](x), text)
+        x = x + self.mlp(self.norms[2](x))
+        return x.transpose(1, 2).unflatten(2, size)
+
+
+class UNet(nn.Module):
+    """Noise in latents (b, 4, s, s), from their time (b, 1) in 0 to 1 and a text (b, m, text): a tuple of (b, 4, s, s).
+
+    Attention over s² places with heads of d features, over (s / 2)² with twice as many heads, and over s² again.
+    """
+
+    def __init__(self, width: int = 160, text: int = 256, d: int = 40):
+        super().__init__()
+        more = 4 * width, text, d
+        self.time = nn.Sequential(nn.Linear(1, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))
+        self.first = nn.Conv2d(4, width, 3, padding=1)
+        self.down = Stage(width, width, *more)
+        self.smaller = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+        self.middle = Stage(2 * width, 2 * width, *more)
+        self.larger = nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(2 * width, width, 3, padding=1))
+        self.up = Stage(2 * width, width, *more)
+        self.last = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1))
+
+    def set_attn_implementation(self, name: str) -> None:
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.implementation = name
+
+    def forward(self, latents: Tensor, time: Tensor, text: Tensor) -> tuple[Tensor]:
+        told = self.time(time), text
+        large = self.down(self.first(latents), *told)
+        small = self.middle(self.smaller(large), *told)
+        return (self.last(self.up(torch.cat([large, self.larger(small)], 1), *told)),)
