@@ -4,6 +4,7 @@ import gc
 import threading
 import tracemalloc
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +59,31 @@ def test_what_is_dropped_is_used_again_and_zeros_are_zeros():
     assert not y.any()
     z = memory.zeros((memory.PAGE // 8,), np.float64)
     assert not np.shares_memory(y, z)
+
+
+def mapped(at):
+    """Whether memory at an address is this process's: the system says of other memory that it is not."""
+    maps = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(int(first, 16) <= at < int(end, 16) for first, end in maps)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system has no /proc/self/maps")
+@pytest.mark.parametrize("chosen", ["", "on", "off", "OFF"])
+def test_the_pool_can_be_switched_off(monkeypatch, chosen):
+    monkeypatch.setenv("REGARD_POOL", chosen)
+    x = memory.empty((40 * memory.PAGE,), np.uint8)
+    at = x.ctypes.data + 20 * memory.PAGE
+    assert mapped(at)
+    del x
+    kept = chosen.lower() != "off"
+    assert mapped(at) is kept
+    assert len(memory._warm) + len(memory._kept) == kept
+
+
+def test_the_switch_of_the_pool_is_checked(monkeypatch):
+    monkeypatch.setenv("REGARD_POOL", "of")
+    with pytest.raises(ValueError, match=r"^REGARD_POOL must be on or off, got 'of'$"):
+        memory.empty((memory.PAGE,), np.uint8)
 
 
 def test_a_view_holds_the_memory():

@@ -1,11 +1,13 @@
 """What is shown is what was computed, whatever the text: in the terminal, in the picture."""
 
+import base64
 import re
 import struct
 import subprocess
 import sys
 import tracemalloc
 from io import BytesIO, StringIO
+from xml.etree import ElementTree
 
 import matplotlib
 import matplotlib.image
@@ -182,7 +184,7 @@ def test_no_induction_score_where_nothing_repeats(model, text):
     chosen = data.choose()
     assert (chosen.layer, chosen.head) == data.strongest("previous token")[0][:2]
     assert "nothing repeats" in printed(data)
-    assert picture(data, chosen).startswith(b"\x89PNG")
+    assert b"nothing repeats" in picture(data, chosen)
 
 
 def test_pooled_maps_keep_the_largest_weight():
@@ -405,10 +407,13 @@ def test_steps_fit_80_columns(shape):
 # Picture
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
 @pytest.mark.parametrize("n", [1, 2, 30, 150])
 def test_picture_is_a_png_of_its_size(n):
     data = made_up([f"t{k}" for k in range(n)]) if n > 1 else made_up(["x"])
-    content = picture(data, data.choose())
+    content = picture(data, data.choose(), "png")
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24]) == (WIDTH, HEIGHT)
     pixels = matplotlib.image.imread(BytesIO(content))
@@ -417,30 +422,85 @@ def test_picture_is_a_png_of_its_size(n):
 
 def test_picture_holds_the_colours_of_the_map():
     data = made_up([f"t{k}" for k in range(10)])
-    choice = data.choose(1, 1, 9)
-    pixels = (matplotlib.image.imread(BytesIO(picture(data, choice)))[..., :3] * 255).round().astype(int)
-    # Where the map of head 1 of layer 1 must be: its subdiagonal, the strongest cells, in a straight line.
-    level = tone(data.weights(1, 1))
-    table = ramp(np.linspace(0, 1, 256), INK)
-    strong = table[min(255, int(level[5, 4] * 256))]
-    cols = np.nonzero(np.abs(pixels - strong).max(-1) <= 2)[1]
-    inside = (cols > WIDTH * 0.3) & (cols < WIDTH * 0.75)
-    assert inside.sum() > 500
+    pixels = matplotlib.image.imread(BytesIO(picture(data, data.choose(1, 1, 9), "png")))
+    found = (pixels[..., :3] * 255).round().astype(int)
+    # The strongest cells of head 1 of layer 1, below its diagonal, each 80 pixels wide.
+    strong = ramp(tone(data.weights(1, 1)[5, 4]), INK).astype(int)
+    cols = np.nonzero(np.abs(found - strong).max(-1) <= 2)[1]
+    assert ((cols > WIDTH * 0.3) & (cols < WIDTH * 0.75)).sum() > 70 * 70
+
+
+def test_picture_as_svg_holds_the_weights_of_the_map():
+    data = made_up([f"t{k}" for k in range(10)])
+    root = ElementTree.fromstring(picture(data, data.choose(1, 1, 9)))
+    assert root.get("viewBox") == f"0 0 {WIDTH} {HEIGHT}"
+    largest = max(root.iter(SVG + "image"), key=lambda image: float(image.get("height")))
+    kind, _, content = largest.get("href").partition(",")
+    assert kind == "data:image/png;base64"
+    pixels = (matplotlib.image.imread(BytesIO(base64.b64decode(content))) * 255).round().astype(int)
+    expected = ramp(tone(np.nan_to_num(data.weights(1, 1))), INK)
+    np.testing.assert_array_equal(pixels[..., :3], expected)
+    np.testing.assert_array_equal(pixels[..., 3] == 255, np.tri(10, dtype=bool))
+
+
+@pytest.mark.parametrize("token", HOSTILE)
+def test_picture_of_hostile_text(token):
+    data = made_up([*HOSTILE, "the end"] * 3)
+    written = picture(data, data.choose(token=token))
+    texts = [text.text for text in ElementTree.fromstring(written).iter(SVG + "text")]
+    label = encodable(printable(token))
+    assert any(label[:11] in text and text.endswith("attends most to") for text in texts)
+    assert written == picture(data, data.choose(token=token))
 
 
 @pytest.mark.parametrize("token", ["$x_$", "\ud83d", "🎉"])
-def test_picture_of_hostile_text(token):
+def test_png_of_hostile_text(token):
     data = made_up(HOSTILE * 3)
-    assert picture(data, data.choose(token=token)).startswith(b"\x89PNG")
+    assert picture(data, data.choose(token=token), "png").startswith(b"\x89PNG")
+
+
+def test_a_picture_needs_no_matplotlib(tmp_path):
+    """Unless it is a PNG: which is refused before any work, and left out where no ending was given."""
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "import importlib.util as util; real = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'matplotlib' else real(name, *rest)\n"
+        "from regard.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+
+    def run(*arguments):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        return done.returncode, " ".join(done.stdout.split()), done.stderr
+
+    needs = "PNG needs matplotlib: pip install 'regard[plots]'"
+    assert run("look", "abab", "--save", "x") == (0, f"saved x.html saved x.svg no PNG was saved: {needs}", "")
+    assert run("look", "abab", "--save", "y.svg") == (0, "saved y.svg", "")
+    assert run("look", "a", "--save", "z.png") == (2, "", f"regard: error: cannot save z.png: {needs}, or save .svg\n")
+    plots = "regard: error: --out draws plots with matplotlib: pip install 'regard[plots]'\n"
+    assert run("bench", "--quick", "--out", "report") == (2, "", plots)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.html", "x.svg", "y.svg"]
 
 
 def test_nothing_of_matplotlib_is_global():
     code = (
         "import sys; from regard.viewer import model_view, picture, sources\n"
-        "data = model_view.look_data(sources.example(sources.Settings('abab'))); picture.picture(data, data.choose())\n"
-        "sys.exit('matplotlib.pyplot' in sys.modules)"
+        "data = model_view.look_data(sources.example(sources.Settings('abab')))\n"
+        "picture.picture(data, data.choose()); assert 'matplotlib' not in sys.modules\n"
+        "picture.picture(data, data.choose(), 'png'); assert 'matplotlib.figure' in sys.modules\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_maps_of_pictures_leave_out_no_weight():
+    """Of many tokens the largest of each block is drawn, and every block has a pixel at least."""
+    data = made_up([str(k) for k in range(1500)], heads=2)
+    root = ElementTree.fromstring(picture(data, data.choose(1, 1, 9)))
+    for image in root.iter(SVG + "image"):
+        size = struct.unpack(">II", base64.b64decode(image.get("href").partition(",")[2])[16:24])
+        assert size[0] <= float(image.get("width"))
+        assert size[1] <= float(image.get("height"))
 
 
 def test_rich_text_is_never_parsed_as_markup():

@@ -11,7 +11,7 @@ from in_browser import AXE, FLAGS, Tab, structured
 
 import regard
 
-HOW = "apt-get install chromium, pip install '.[test]', and `npm ci` in page/"
+HOW = "apt-get install chromium, pip install -c constraints.txt '.[test]', and `npm ci` in page/"
 
 
 def missing() -> str | None:

@@ -1,9 +1,14 @@
-"""The page as it was built with the package: three files, of which nothing else refers to anything outside."""
+"""The page as it was built with the package: three files that load nothing from outside, and the licences in them."""
 
 from functools import cache
 from importlib.resources import files
 
-FILES = {"index.html": "text/html; charset=utf-8", "page.js": "text/javascript", "page.css": "text/css"}
+FILES = {
+    "index.html": "text/html; charset=utf-8",
+    "page.js": "text/javascript",
+    "page.css": "text/css",
+    "LICENSES.txt": "text/plain; charset=utf-8",
+}
 
 
 @cache

@@ -9,7 +9,7 @@ from rich.console import Console
 from regard import reading
 from regard.rules import Mask
 
-from . import saving, sources
+from . import drawing, saving, sources
 from .scene import Scene
 
 Progress = Callable[[str], object]
@@ -37,6 +37,8 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
             show(still.data, still.choice, console)
         for path in paths:
             console.print(f"saved {path}", style="bold", soft_wrap=True)
+        if not all(path.suffix for path in arguments.save) and not drawing.has_png():
+            console.print(f"no PNG was saved: {drawing.NEEDS}", soft_wrap=True)
         return
     if any(x is not None for x in chosen.values()):
         raise ValueError("--layer, --head and --token are for --terminal and --save; on the page they are a click")

@@ -51,6 +51,7 @@ def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
     files = built.page()
     text = files["index.html"]
     style, script = (inside(files[f"page.{kind}"], tag) for kind, tag in (("css", "style"), ("js", "script")))
+    licences = f'<template id="licences"><pre>{escape(files["LICENSES.txt"])}</pre></template>'
     embedded = f'<script type="application/json" id="regard-data">{_json(data)}</script>'
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -60,7 +61,7 @@ def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
     for old, new in (
         (TITLE, f"<title>regard look: {escape(encodable(readable(scene.name)))}</title>"),
         (STYLE, f"{meta}<style>{style}</style>"),
-        (SCRIPT, f'{embedded}<script type="module">{script}</script>'),
+        (SCRIPT, f'{licences}{embedded}<script type="module">{script}</script>'),
     ):
         if text.count(old) != 1:
             raise RuntimeError(f"the built page must hold {old} once")

@@ -45,7 +45,8 @@ def look(
         lse: (..., h, n_q), if `observe=["lse"]` gave it before; otherwise it is found when it is needed.
         sequence: of a model that reads several (an encoder and a decoder), the one to look at: its number, or a part of
             its name. The page shows all unless given; a file shows one.
-        save: a path, or several: .html (the page in one file), .png, .svg, .npz; without an ending .html and .png.
+        save: a path, or several: .html (the page in one file), .svg, .png, .npz; without an ending .html, .svg
+            and, where matplotlib is installed (the extra `plots`), .png.
         port: to serve at; any that is free unless given.
         open_browser: whether to open the page.
         block: serve until interrupted. Unless given, only scripts wait; at a prompt a `Viewer` is returned, whose

@@ -1,18 +1,13 @@
 """The same view as a picture, for papers and slides."""
 
-import warnings
-from io import BytesIO
-from typing import Any, Literal
+import math
+from typing import Literal
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.patches import Rectangle
-
-from regard.figures import save
+from numpy.typing import NDArray
 
 from .colour import INK, ramp, readable_on, tone
+from .drawing import Box, Drawing, Image, Text
 from .labels import encodable, printable
 from .model_view import CAVEAT, Choice, LookData
 from .scores import FEATURED
@@ -20,131 +15,147 @@ from .scores import FEATURED
 WIDTH, HEIGHT = 1950, 1200
 """Size of the picture in pixels."""
 
-_DPI = 150
-_MONO = ["DejaVu Sans Mono", "DejaVu Sans"]
 _SOFT, _LINE, _ACCENT = "#5a6270", "#dcdfe4", "#1c5fb8"
-_MAP = ListedColormap(ramp(np.linspace(0, 1, 256), INK) / 255.0).with_extremes(bad=(1, 1, 1, 0))
+_MAP = 800  # pixels of the map, and at most as many rows and columns of it, so that none is left out
+_TOP = 84  # the baseline of headings
+_LEFT, _MIDDLE, _RIGHT = 24, 600, 1487
 
 
-def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "png") -> bytes:
-    """A PNG file of 1950 × 1200 pixels, or an SVG file: heads, strongest heads, the chosen head's map, what its token
-    attends to. Maps of more tokens than 1,000 are reduced by the largest weight of each block.
+def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg") -> bytes:
+    """An SVG or PNG file of 1950 × 1200 pixels: heads, strongest heads, the chosen head's map, what its token attends
+    to. Maps of more tokens than 800 are reduced by the largest weight of each block.
+
+    Raises ModuleNotFoundError for PNG where matplotlib is not installed.
     """
-    figure = Figure(figsize=(WIDTH / _DPI, HEIGHT / _DPI), dpi=_DPI, facecolor="white")
-    _text(figure, 0.015, 0.975, "regard look", size=13, weight="bold", va="top")
-    about = f"{data.model}; {data.about}"
-    _text(figure, 0.115, 0.972, about, color=_SOFT, va="top")
-    _text(figure, 0.015, 0.02, CAVEAT, color=_SOFT)
-    left, middle, right = np.asarray(figure.subfigures(1, 3, width_ratios=(4, 8, 4)))
-    _strongest(left, data, below=_overview(left, data, choice))
-    _map(middle, data, choice)
-    _attended(right, data, choice)
-    content = BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        save(figure, content, form, _DPI)
-    return content.getvalue()
-
-
-def _text(place: Figure | SubFigure | Axes, x: float, y: float, text: str, *, size: float = 9, **style: Any) -> None:
-    place.text(x, y, encodable(text), size=size, parse_math=False, **style)
+    drawing = Drawing(WIDTH, HEIGHT)
+    drawing.shapes += [
+        Text(_LEFT, 45, "regard look", size=27, bold=True),
+        Text(224, 45, f"{data.model}; {data.about}", colour=_SOFT),
+        Text(_LEFT, HEIGHT - 20, CAVEAT, colour=_SOFT),
+    ]
+    below = _overview(drawing, data, choice)
+    _strongest(drawing, data, below)
+    _map(drawing, data, choice)
+    _attended(drawing, data, choice)
+    _shaded_text(drawing, data, choice)
+    return drawing.svg() if form == "svg" else drawing.png()
 
 
 def _short(label: str, length: int) -> str:
     return encodable(label if len(label) <= length else label[: length - 1] + "…")
 
 
-def _overview(figure: SubFigure, data: LookData, choice: Choice) -> float:
-    _text(figure, 0.05, 0.93, "Heads", weight="bold")
-    wide, tall = figure.bbox.width, figure.bbox.height
-    side = min(0.84 * wide / data.heads, 0.37 * tall / data.layers)
+def _coloured(weights: NDArray[np.floating]) -> NDArray[np.uint8]:
+    """Pixels (..., 4) of weights, transparent where nothing is seen."""
+    seen = np.where(np.isnan(weights), 0, 255).astype(np.uint8)
+    return np.concatenate([ramp(tone(weights), INK), seen[..., None]], axis=-1)
+
+
+def _overview(drawing: Drawing, data: LookData, choice: Choice) -> float:
+    """Every head's map in a grid. Returns where it ends."""
+    drawing.shapes.append(Text(_LEFT, _TOP, "Heads", bold=True))
+    left, top = _LEFT + 36, _TOP + 42
+    side = min(408 / data.heads, 440 / data.layers)
+    cells, every = min(48, max(1, int(0.92 * side))), math.ceil(30 / side)
     for layer in range(data.layers):
         for head in range(data.heads_of(layer)):
-            x, y = 0.11 * wide + head * side, 0.89 * tall - (layer + 1) * side
-            axes = figure.add_axes((x / wide, y / tall, 0.92 * side / wide, 0.92 * side / tall))
-            axes.imshow(tone(data.pooled(layer, head, 48, 48)), cmap=_MAP, vmin=0, vmax=1)
-            axes.set(xticks=[], yticks=[])
+            x, y, size = left + head * side, top + layer * side, 0.92 * side
             chosen = (layer, head) == (choice.layer, choice.head)
-            axes.spines[:].set(color=_ACCENT if chosen else _LINE, linewidth=2.5 if chosen else 0.8)
-            if layer == 0 or data.number(layer, head) != data.number(
-                layer - 1, min(head, data.heads_of(layer - 1) - 1)
-            ):
-                axes.set_title(f"H{data.number(layer, head)}", size=8, color=_SOFT, pad=3)
-            if head == 0:
-                axes.set_ylabel(f"L{data.number(layer)}", size=8, color=_SOFT, rotation=0, ha="right", va="center")
-    return float(0.89 - data.layers * side / tall)
+            drawing.shapes.append(Image(x, y, size, size, _coloured(data.pooled(layer, head, cells, cells))))
+            edge, line = (_ACCENT, 5.0) if chosen else (_LINE, 1.6)
+            drawing.shapes.append(Box(x, y, size, size, stroke=edge, line=line))
+            above = layer and data.number(layer - 1, min(head, data.heads_of(layer - 1) - 1))
+            if head % every == 0 and (layer == 0 or data.number(layer, head) != above):
+                label = f"H{data.number(layer, head)}"
+                drawing.shapes.append(Text(x + size / 2, y - 7, label, 16, _SOFT, anchor="middle"))
+        if layer % every == 0:
+            y = top + (layer + 0.46) * side + 6
+            drawing.shapes.append(Text(left - 9, y, f"L{data.number(layer)}", 16, _SOFT, anchor="end"))
+    return top + data.layers * side
 
 
-def _strongest(figure: SubFigure, data: LookData, below: float) -> None:
-    axes = figure.add_axes((0.05, below - 0.43, 0.9, 0.38))
-    axes.set(xlim=(0, 1), ylim=(15.5, -0.5))
-    axes.axis("off")
+def _strongest(drawing: Drawing, data: LookData, top: float) -> None:
+    """The strongest heads of each kind."""
+    step = 28.5
     for k, kind in enumerate(FEATURED):
-        top = 5.2 * k
-        _text(axes, 0, top, kind.name, weight="bold", va="center")
-        _text(axes, 0, top + 0.9, kind.meaning, size=7.5, color=_SOFT, va="center")
+        y = top + 50 + 5.2 * step * k
+        drawing.shapes.append(Text(_LEFT, y, kind.name, bold=True))
+        drawing.shapes.append(Text(_LEFT, y + 25, kind.meaning, 15.5, _SOFT))
         heads = data.strongest(kind.name)
         for rank, (layer, head, score) in enumerate(heads):
-            _bar(axes, top + 1.9 + rank, data.name(layer, head), score)
+            _bar(drawing, _LEFT, y + (1.95 + rank) * step, data.name(layer, head), score)
         if not heads:
-            _text(axes, 0, top + 1.9, "nothing repeats", size=8, va="center")
+            drawing.shapes.append(Text(_LEFT, y + 1.95 * step, "nothing repeats", 16.5))
 
 
-def _bar(axes: Axes, y: float, label: str, fraction: float) -> None:
-    axes.barh(y, 0.48, left=0.28, height=0.5, color=_LINE, alpha=0.7)
-    axes.barh(y, 0.48 * fraction, left=0.28, height=0.5, color=_ACCENT)
-    _text(axes, 0, y, label, size=8, va="center")
-    _text(axes, 1, y, f"{fraction:.3f}", size=8, va="center", ha="right")
+def _bar(drawing: Drawing, x: float, y: float, label: str, fraction: float) -> None:
+    drawing.shapes += [
+        Text(x, y, label, 16.5),
+        Box(x + 123, y - 13, 211, 14, _LINE),
+        Box(x + 123, y - 13, 211 * fraction, 14, _ACCENT),
+        Text(x + 439, y, f"{fraction:.3f}", 16.5, anchor="end"),
+    ]
 
 
-def _map(figure: SubFigure, data: LookData, choice: Choice) -> None:
-    axes = figure.add_axes((0.13, 0.11, 0.85, 0.76))
-    weights = data.pooled(choice.layer, choice.head, 1000, 1000)
-    n, n_k = data.n, data.n_k
-    image = axes.imshow(
-        tone(weights), cmap=_MAP, vmin=0, vmax=1, extent=(-0.5, n_k - 0.5, n - 0.5, -0.5), interpolation="nearest",
-        aspect="equal" if n == n_k else "auto",
-    )  # fmt: skip
-    row = choice.token
-    axes.plot([-0.5, n_k - 0.5, n_k - 0.5, -0.5, -0.5], np.array([-1, -1, 1, 1, -1]) * 0.5 + row, color=_ACCENT, lw=1)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0, pad=3, colors=_SOFT)
-    axes.spines[:].set_color(_LINE)
-    axes.tick_params(labelsize=8)
-    if max(n, n_k) <= 100:
-        rows, columns = ([_short(label, 9) for label in labels] for labels in (data.labels, data.key_labels))
-        rotation = 0 if max(map(len, columns)) == 1 else 90
-        size = min(8.0, 330 / max(n, n_k))
-        axes.set_xticks(range(n_k), columns, size=size, parse_math=False, rotation=rotation)
-        axes.set_yticks(range(n), rows, size=size, parse_math=False)
+def _map(drawing: Drawing, data: LookData, choice: Choice) -> None:
+    """The chosen head's map, with its tokens or their numbers, and the scale of its colours."""
+    left, n, n_k = _MIDDLE, data.n, data.n_k
+    named = max(n, n_k) <= 100
+    keys = range(n_k) if named else _ticks(n_k)
+    columns = {at: _short(data.key_labels[at], 9) if named else f"{at:,}" for at in keys}
+    upward = named and max(map(len, columns.values())) > 1
+    top = _TOP + (120 if upward else 50)
     layer, head = data.number(choice.layer), data.number(choice.layer, choice.head)
-    _text(figure, 0.13, 0.93, f"Layer {layer}, head {head}: rows attend to columns", weight="bold")
-    scale = figure.colorbar(
-        image, cax=figure.add_axes((0.13, 0.075, 0.3, 0.014)), orientation="horizontal", ticks=np.sqrt([0, 0.1, 0.5, 1])
-    )
-    scale.set_ticklabels(["0", "0.1", "0.5", "1"], size=7, color=_SOFT)
-    scale.outline.set_visible(False)
-    scale.ax.tick_params(length=2, pad=1, color=_SOFT)
+    drawing.shapes += [
+        Text(left, _TOP, f"Layer {layer}, head {head}: rows attend to columns", bold=True),
+        Image(left, top, _MAP, _MAP, _coloured(data.pooled(choice.layer, choice.head, _MAP, _MAP))),
+        Box(left, top, _MAP, _MAP, stroke=_LINE, line=1.6),
+        Box(left, top + choice.token * _MAP / n, _MAP, _MAP / n, stroke=_ACCENT, line=2),
+    ]
+    size = min(16.5, 0.83 * _MAP / max(n, n_k)) if named else 16.5
+    for at in range(n) if named else _ticks(n):
+        y = top + (at + 0.5) * _MAP / n + 0.35 * size
+        label = _short(data.labels[at], 9) if named else f"{at:,}"
+        drawing.shapes.append(Text(left - 8, y, label, size, _SOFT, anchor="end"))
+    for at, label in columns.items():
+        x = left + (at + 0.5) * _MAP / n_k
+        if upward:
+            drawing.shapes.append(Text(x + 0.35 * size, top - 8, label, size, _SOFT, upward=True))
+        else:
+            drawing.shapes.append(Text(x, top - 8, label, size, _SOFT, anchor="middle"))
+    y = top + _MAP + 30
+    drawing.shapes.append(Image(left, y, 300, 16, _coloured(np.linspace(0, 1, 300)[None] ** 2)))
+    for weight in (0, 0.1, 0.5, 1):
+        x = left + 300 * math.sqrt(weight)
+        drawing.shapes.append(Text(x, y + 36, f"{weight:g}", 14.5, _SOFT, anchor="middle"))
 
 
-def _attended(figure: SubFigure, data: LookData, choice: Choice) -> None:
+def _ticks(n: int) -> range:
+    """At most eleven round numbers below n.
+
+    >>> list(_ticks(450))
+    [0, 50, 100, 150, 200, 250, 300, 350, 400]
+    """
+    power = 10 ** max(len(str(n)) - 2, 0)
+    return range(0, n, next(step for step in (power, 2 * power, 5 * power, 10 * power) if n <= 10 * step))
+
+
+def _attended(drawing: Drawing, data: LookData, choice: Choice) -> None:
+    """What the chosen token attends to, and what the model expects next."""
     title = f"{choice.token} “{_short(data.labels[choice.token], 12)}” attends most to"
-    _text(figure, 0.05, 0.93, title, weight="bold")
-    axes = figure.add_axes((0.05, 0.6, 0.9, 0.31))
-    axes.set(xlim=(0, 1), ylim=(7.5, -0.5))
-    axes.axis("off")
+    drawing.shapes.append(Text(_RIGHT, _TOP, title, bold=True))
     for rank, (index, weight) in enumerate(data.attended(choice)):
-        _bar(axes, rank, f"{_short(data.key_labels[index], 9)} {index}", weight)
-    _shaded_text(figure, data, choice)
+        _bar(drawing, _RIGHT, _TOP + 50 + 46 * rank, f"{_short(data.key_labels[index], 9)} {index}", weight)
     if data.following:
         guesses = ",  ".join(f"“{_short(printable(token), 9)}” {share:.1%}" for token, share in data.following[:3])
-        _text(figure, 0.05, 0.12, "The model expects next", weight="bold")
-        _text(figure, 0.05, 0.095, guesses, size=8, color=_SOFT)
+        drawing.shapes.append(Text(_RIGHT, 1060, "The model expects next", bold=True))
+        drawing.shapes.append(Text(_RIGHT, 1090, guesses, 16.5, _SOFT))
 
 
-def _shaded_text(figure: SubFigure, data: LookData, choice: Choice) -> None:
+def _shaded_text(drawing: Drawing, data: LookData, choice: Choice) -> None:
     """The text around the chosen token in a fixed grid of characters, shaded by what the token attends to."""
     columns, lines = 36, 17
+    advance, step = 439 / columns, 27.5
     row = data.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
     places, at = [], 0
     for label in (_short(label, columns) for label in data.key_labels):
@@ -154,19 +165,14 @@ def _shaded_text(figure: SubFigure, data: LookData, choice: Choice) -> None:
     own = choice.token if data.n == data.n_k else None  # where the query is one of the keys
     middle = int(np.nanargmax(np.nan_to_num(row))) if own is None else own
     first = max(0, places[middle][0] - lines + 1)
-    _text(figure, 0.05, 0.565, "Text, shaded by its attention", weight="bold")
-    axes = figure.add_axes((0.05, 0.16, 0.9, 0.39))
-    axes.set(xlim=(0, columns), ylim=(lines, 0))
-    axes.axis("off")
+    drawing.shapes.append(Text(_RIGHT, 530, "Text, shaded by its attention", bold=True))
     for k, (line, column, label) in enumerate(places):
         if not first <= line < first + lines:
             continue
-        y, weight = line - first, float(np.nan_to_num(row[k]))
+        x, y, weight = _RIGHT + column * advance, 546 + (line - first) * step, float(np.nan_to_num(row[k]))
         ground = ramp(tone(weight), INK)
         if weight >= 0.002 or k == own:
             edge = _ACCENT if k == own else "none"
-            face = ground / 255.0 if weight >= 0.002 else "none"
-            axes.add_patch(Rectangle((column, y + 0.06), len(label), 0.88, facecolor=face, edgecolor=edge, lw=1.2))
-        for c, character in enumerate(label):
-            style = {"color": readable_on(ground), "family": _MONO, "ha": "center", "va": "center_baseline"}
-            _text(axes, column + c + 0.5, y + 0.52, character, size=8, **style)
+            face = "#{:02x}{:02x}{:02x}".format(*ground) if weight >= 0.002 else "none"
+            drawing.shapes.append(Box(x, y + 1.5, len(label) * advance, step - 3, face, edge, 2.5))
+        drawing.shapes.append(Text(x, y + 0.7 * step, label, 17, readable_on(ground), advance=advance))

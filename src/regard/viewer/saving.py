@@ -9,6 +9,7 @@ import numpy as np
 
 from regard.forks import cached_property
 
+from . import drawing
 from .model_view import Choice, LookData, look_data
 from .scene import Scene
 
@@ -17,7 +18,8 @@ ENDINGS = (".html", ".png", ".svg", ".npz")
 
 
 def targets(path: Path) -> list[Path]:
-    """The files that a path to save at stands for: itself, or without an ending a page and a picture.
+    """The files that a path to save at stands for: itself; without an ending a page, an SVG picture and, where
+    matplotlib is installed, a PNG one.
 
     Raises ValueError for one that cannot be written.
     """
@@ -29,7 +31,10 @@ def targets(path: Path) -> list[Path]:
         raise ValueError(f"cannot save {path}: {path.parent} is not a directory")
     if path.is_dir():
         raise ValueError(f"cannot save {path}: it is a directory")
-    return [path] if path.suffix else [path.with_suffix(".html"), path.with_suffix(".png")]
+    if path.suffix == ".png" and not drawing.has_png():
+        raise ValueError(f"cannot save {path}: {drawing.NEEDS}, or save .svg")
+    endings = (".html", ".svg", ".png") if drawing.has_png() else (".html", ".svg")
+    return [path] if path.suffix else [path.with_suffix(ending) for ending in endings]
 
 
 class Still:

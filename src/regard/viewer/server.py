@@ -194,7 +194,9 @@ def _bind(port: int) -> socket.socket:
         raise ValueError(f"port must be from 0 (any that is free) to 65535, got {port}")
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # SO_REUSEADDR is for ports just closed; on Windows it would let another process serve at the same one.
+        alone = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+        made.setsockopt(socket.SOL_SOCKET, alone, 1)
         made.bind((HOME, port))
     except OSError as error:
         made.close()
