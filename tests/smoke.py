@@ -9,6 +9,8 @@ import numpy as np
 import regard
 from regard.cli import main
 from regard.viewer.answers import Answers
+from regard.viewer.picture import picture
+from regard.viewer.saving import Still
 from regard.viewer.sources import Settings, example
 
 DTYPES: Sequence[Any] = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
@@ -42,7 +44,8 @@ def commands() -> None:
     answers = Answers([example(Settings("abab"))], patience=None)
     for path in ("scenes", "example/heads", "example/thumbs/0"):
         assert answers.get(path).status == 200, path
-    import regard.viewer.picture
+    still = Still(example(Settings("abab")))
+    assert picture(still.data, still.choice).startswith(b"<svg")
     import regard.viewer.server  # noqa: F401
 
 

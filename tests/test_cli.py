@@ -385,12 +385,13 @@ def test_look_at_a_chosen_head_and_token(run):
 
 def test_look_saves_what_is_asked_for(run, tmp_path):
     text = good(run("look", "to be or not to be", "--save", tmp_path / "one.html", "--save", tmp_path / "two"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.html", "two.html", "two.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.html", "two.html", "two.png", "two.svg"]
     for path in tmp_path.iterdir():
         assert f"saved {path}" in text
     assert (tmp_path / "one.html").read_text("utf-8") == (tmp_path / "two.html").read_text("utf-8")
     assert "<title>regard look: to be or not to be</title>" in (tmp_path / "one.html").read_text("utf-8")
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "two.svg").read_bytes().startswith(b"<svg")
 
 
 def test_look_writes_nothing_unless_told(run, tmp_path, monkeypatch):
@@ -472,6 +473,13 @@ def process(arguments, **options):
         "env": {k: x for k, x in os.environ.items() if k != "PYTHONUNBUFFERED"},
     } | options
     return subprocess.run(command, text=True, timeout=300, check=False, **options)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["plan", "--n", "8", "--d", "4"], ["plan", "--n", "x"], []])
+def test_the_module_is_the_command(arguments):
+    expected = process(arguments, stdout=subprocess.PIPE)
+    found = subprocess.run([sys.executable, "-m", "regard", *arguments], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (expected.returncode, expected.stdout, expected.stderr)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")

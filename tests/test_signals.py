@@ -123,6 +123,29 @@ def same(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_array_equal(x, y)
 
 
+def test_all_threads_share_each_portion(monkeypatch: pytest.MonkeyPatch, threads_restored: None) -> None:
+    """Two of three portions would leave one thread without work for a third of the time."""
+    both, met = threading.Barrier(2), []
+    run_groups = work.run_groups
+
+    def together(kernel: Any, fields: Any, bounds: Any, *rest: Any) -> None:
+        if len(bounds) > 1:
+            both.wait(LONG)
+        met.append((threading.get_ident(), int(bounds[0, 0])))
+        run_groups(kernel, fields, bounds, *rest)
+
+    monkeypatch.setattr(work, "run_groups", together)
+    monkeypatch.setattr(work, "PORTION", 2**22)
+    monkeypatch.setattr(work, "_plans", {})
+    regard.set_num_threads(2)
+    q = np.random.default_rng(0).standard_normal((3, 64, 128, 16), dtype=np.float32)
+    regard.attention(*q)
+    portions = [first for _, first in met]
+    assert len(set(portions)) > 2
+    assert all(portions.count(first) == 2 for first in portions)
+    assert len({thread for thread, _ in met}) == 2
+
+
 def test_portions_are_bounded_and_in_order() -> None:
     rng = np.random.default_rng(1)
     starts = np.arange(0, 3000, 3)

@@ -174,8 +174,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="PATH",
-        help="write PATH instead: .html (the page in one file, works offline), .png, .svg or .npz (the arrays); "
-        "without ending .html and .png; may be repeated",
+        help="write PATH instead: .html (the page in one file, works offline), .svg, .png (needs matplotlib) or .npz "
+        "(the arrays); without ending .html, .svg and, with matplotlib, .png; may be repeated",
     )
 
     step = command("steps", _steps, "show every intermediate of attention, with indices, einsum, shape and values")
@@ -391,6 +391,8 @@ def _bench(arguments: argparse.Namespace) -> None:
         return
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise Refusal(f"cannot write to {arguments.out}: it is not a directory")
+    if arguments.out is not None and find_spec("matplotlib") is None:
+        raise Refusal("--out draws plots with matplotlib: pip install 'regard[plots]'")
     setting = replace(Setting(cores, threads, engine=arguments.engine), **(QUICK if quick else {}))
     if arguments.device is not None:
         try:

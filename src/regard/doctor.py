@@ -14,8 +14,8 @@ from regard import system
 from regard.engines.cpu import permission
 from regard.threads import num_threads
 
-REQUIRED = ("ml_dtypes", "threadpoolctl", "llvmlite", "rich", "matplotlib", "safetensors")
-OPTIONAL = ("torch", "jax", "transformers", "triton")
+REQUIRED = ("ml_dtypes", "threadpoolctl", "llvmlite", "rich", "safetensors")
+OPTIONAL = ("torch", "jax", "transformers", "triton", "matplotlib")
 FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
@@ -58,12 +58,19 @@ def _threads() -> dict[str, str]:
         "CPU quota": "none" if (quota := system.quota()) is None else f"{quota} processors, set by its control group",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set"),
     }
+    if find_spec("torch") is not None:
+        found["for tensors"] = "PyTorch's own threads where it uses OpenMP and was not forked, no more than above"
     if find_spec("threadpoolctl") is None:
         return found
     from threadpoolctl import threadpool_info
 
     for pool in threadpool_info():
         found[pool["internal_api"]] = f"{pool.get('version') or 'unknown version'}, {pool['num_threads']} threads"
+        spins = pool["internal_api"] == "openblas" and pool["num_threads"] > 1
+        if spins and "OPENBLAS_THREAD_TIMEOUT" not in os.environ:
+            found["OPENBLAS_THREAD_TIMEOUT"] = (
+                "not set: NumPy's threads spin after each product, on cores that attention needs; with 4 they sleep"
+            )
     return found
 
 

@@ -4,10 +4,11 @@ The first thread to write to a new page waits for the system: for 4 KiB one to 1
 theirs (seen: backward on two threads no faster than on one). So a large array begins on a page of 2 MiB where the
 system has such, and up to KEPT bytes of what callers drop are kept for the next arrays of their size. All but the last
 WARM of them are lent to the system, which takes back what it needs. `tracemalloc` counts what callers hold, as it does
-for NumPy.
+for NumPy. REGARD_POOL=off keeps nothing: what is dropped goes back to the system at once.
 """
 
 import mmap
+import os
 from collections import deque
 from contextlib import suppress
 from ctypes import c_size_t, c_uint, pythonapi
@@ -49,8 +50,9 @@ class Block:
 class _Loan(ref[Array]):
     """A block that is an array's, until that and all views of it, which hold it, are gone."""
 
-    __slots__ = ("block",)
+    __slots__ = ("block", "pooled")
     block: Block
+    pooled: bool
 
 
 # What was dropped last at the end. No lock: an array may be dropped at any time, and each method of a deque or a dict
@@ -84,6 +86,7 @@ def _array(make: Any, shape: tuple[int, ...], dtype: np.dtype[Any], aligned: boo
 
 def _on_pages(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, zero: bool) -> Array:
     """An array from a huge page on."""
+    keep = pooled()
     whole = (size + PAGE // 2) // PAGE * PAGE  # of a huge page of which less than half is needed, small ones are taken
     length = PAGE + max(whole, size + -size % mmap.PAGESIZE)
     block, used = _taken(length), True
@@ -94,8 +97,16 @@ def _on_pages(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, zero: boo
         np.ndarray(size, np.uint8, block.pages, block.first)[:] = 0
     _track(_TRACED, block.address, size)
     loan = _loans[block.address] = _Loan(made, _returned)
-    loan.block = block
+    loan.block, loan.pooled = block, keep
     return made
+
+
+def pooled() -> bool:
+    """Whether what is dropped is kept for later arrays. ValueError for a REGARD_POOL that is neither on nor off."""
+    chosen = os.environ.get("REGARD_POOL") or "on"
+    if chosen.lower() not in ("on", "off"):
+        raise ValueError(f"REGARD_POOL must be on or off, got {chosen!r}")
+    return chosen.lower() == "on"
 
 
 def _mapped(length: int) -> mmap.mmap:
@@ -120,7 +131,7 @@ def _returned(loan: _Loan) -> None:
     block = loan.block
     _untrack(_TRACED, block.address)
     del _loans[block.address]
-    if block.length <= KEPT:
+    if loan.pooled and block.length <= KEPT:
         _warm.append(block)
         _lend()
 

@@ -20,13 +20,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax._src.dispatch import prim_requires_devices_during_lowering
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 import jax
 from regard import memory
 from regard.jax import ffi, scan, sharding
+from regard.jax.private import ad, batching, given_devices, manual_axes, mlir, on_a_mesh
 from regard.jax.task import Axes, Call, Task, run
 
 KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
@@ -35,7 +34,7 @@ Values = Sequence[Any]
 
 def varying_alike(operands: list[Any]) -> list[Any]:
     """Operands that vary over the same mesh axes, which `shard_map` asks for."""
-    each = [frozenset() if type(x) is np.ndarray else jax.typeof(x).manual_axis_type.varying for x in operands]
+    each = [frozenset() if type(x) is np.ndarray else manual_axes(jax.typeof(x)).varying for x in operands]
     every = frozenset().union(*each)
     if not every:
         return operands
@@ -77,7 +76,7 @@ def abstract(*avals: Any, task: Task) -> list[Any]:
     like = avals[0]
     if like.sharding.mesh.empty:
         return [jax.core.ShapedArray(s, index if t == np.int64 else t) for s, t in shapes]
-    varies = {a.manual_axis_type for a in avals}
+    varies = {manual_axes(a) for a in avals}
     if len(varies) > 1:
         raise ValueError("attention under shard_map needs operands that vary over the same mesh axes: jax.lax.pcast")
     return [
@@ -94,7 +93,7 @@ def abstract(*avals: Any, task: Task) -> list[Any]:
 def lower_to_engine(ctx: Any, *operands: Any, task: Task) -> Any:
     if task.call.engine == "xla":
         return lower_elsewhere(ctx, *operands, task=task)
-    if sharding.lies_on_a_mesh(ctx.module_context.axis_context):
+    if on_a_mesh(ctx):
         return lower_to_shards(ctx, *operands, task=task)
     return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=ffi.attribute(task, ctx.avals_in, ctx.avals_out))
 
@@ -112,7 +111,7 @@ def lower_elsewhere(ctx: Any, *operands: Any, task: Task) -> Any:
 def lower_plain(ctx: Any, *operands: Any, task: Task) -> Any:
     # The scan says nothing of explicit axes: each device runs it on its part, for which there are none.
     explicit = any(x.sharding.mesh.explicit_axes for x in ctx.avals_in)
-    if explicit and sharding.lies_on_a_mesh(ctx.module_context.axis_context):
+    if explicit and on_a_mesh(ctx):
         return lower_to_shards(ctx, *operands, task=task)
     return lower_to_scan(ctx, *operands, task=task)
 
@@ -334,7 +333,7 @@ for kind, p in PRIMITIVES.items():
     mlir.register_lowering(p, lower_plain if kind == "jvp_jvp" else lower_elsewhere)
     batching.primitive_batchers[p] = batch
     ad.primitive_jvps[p] = RULES[kind]
-    prim_requires_devices_during_lowering.add(p)  # else a lowering is not told of meshes; no public name for it
+    given_devices(p)
     if kind != "jvp_jvp":
         mlir.register_lowering(p, lower_to_engine, platform="cpu")
 ad.primitive_transposes[PRIMITIVES["forward"]] = forward_transpose

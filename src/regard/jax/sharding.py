@@ -222,8 +222,3 @@ def whole(task: Task, *operands: Any) -> list[Any]:
 
 partitioned = custom_partitioning(whole, static_argnums=(0,))
 partitioned.def_partition(partition, infer_sharding_from_operands=infer, sharding_rule=rule)
-
-
-def lies_on_a_mesh(context: Any) -> bool:
-    """Whether a program is compiled for several devices whose axes have names and are all left to the compiler."""
-    return getattr(context, "abstract_mesh", None) is not None and context.num_devices > 1

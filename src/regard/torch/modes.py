@@ -11,7 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_map_only
 
 # How many dispatch modes are active: FakeTensorMode, the tracer of make_fx, counters, loggers. Without it they see the
 # memory that a call on plain tensors allocates, and not the call: make_fx records uninitialised tensors.
@@ -19,7 +21,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _dispatch_mode_at = torch._C._get_dispatch_stack_at
 
 # The same of function modes, which see calls of Python functions. Without it they see the getters of shapes alone.
-_any_function_mode = torch._C._is_torch_function_mode_enabled
+any_function_mode = torch._C._is_torch_function_mode_enabled
 _function_modes = torch._C._len_torch_function_stack
 _function_mode_at = torch._C._get_function_stack_at
 
@@ -74,6 +76,32 @@ legacy_vmap_leave = torch._C._vmapmode_decrement_nesting
 legacy_vmap_wrap = torch._add_batch_dim
 legacy_vmap_unwrap = torch._remove_batch_dim
 
+# Whether arguments with __torch_function__ are asked. Without it a call inside of one hands itself over without end.
+functions_overridden = torch._C._is_torch_function_enabled
+
+# The __torch_function__ and __torch_dispatch__ of classes that leave them alone. Without them a mask that is a rule
+# would be asked for each getter, and subclasses that change no operation could not be told from those that do.
+no_torch_function = torch._C._disabled_torch_function_impl
+no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
+
+# The type of jagged nested tensors. Without it they could not be told from those of the other layout.
+Jagged = NestedTensor
+
+# A tensor without storage, the operation behind Tensor.to, and a function of the tensors in what an operation is called
+# with. Without them a mask that is a rule would be an array of n × n.
+tensor_without_storage = torch.Tensor._make_wrapper_subclass
+to_copy = torch.ops.aten._to_copy
+map_tensors = tree_map_only
+
+# The types of modules that TorchScript has seen. Without them a module whose compiling failed could not be tried again.
+script_types = torch.jit._recursive.concrete_type_store
+
+# The file that is linked with the runtime of PyTorch's threads. Without it they spin while threads of ours work.
+library: str = torch._C.__file__
+
+# Keeps a GPU busy for some cycles. Without it its benchmarks would measure how fast Python queues calls.
+busy = torch.cuda._sleep
+
 # Function modes that are not told of a call: torch.set_default_device says where new tensors lie, which a call says
 # itself. Others that need not see calls may be added.
 quiet: set[type] = {DeviceContext}
@@ -83,7 +111,7 @@ def watched() -> bool:
     """Whether a mode or a trace is active that a call must be one operation for."""
     if _dispatch_modes() or jit_state() is not None:
         return True
-    return _any_function_mode() and any(type(_function_mode_at(n)) not in quiet for n in range(_function_modes()))
+    return any_function_mode() and any(type(_function_mode_at(n)) not in quiet for n in range(_function_modes()))
 
 
 def tracing() -> bool:

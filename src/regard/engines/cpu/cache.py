@@ -57,6 +57,10 @@ class Compiled:
     library: Any
     from_disk: bool
 
+    @property
+    def address(self) -> int:
+        return int(self.call.address)
+
     def __call__(self, fields: int) -> None:
         self.call(fields)
 
@@ -162,10 +166,10 @@ def compile_object(text: str, target: Target, label: str) -> bytes:
     dump = os.environ.get("REGARD_DUMP")
     if dump:
         Path(dump).mkdir(parents=True, exist_ok=True)
-        (Path(dump) / f"{label}.{target.name}.ll").write_text(text)
+        (Path(dump) / f"{label}.{target.name}.ll").write_text(text, "utf-8")
     with _loops_as_written():
         if dump:
-            (Path(dump) / f"{label}.{target.name}.s").write_text(machine.emit_assembly(module))
+            (Path(dump) / f"{label}.{target.name}.s").write_text(machine.emit_assembly(module), "utf-8")
         return bytes(machine.emit_object(module))
 
 
@@ -209,5 +213,5 @@ def _load(name: str, label: str, code: bytes, from_disk: bool) -> Compiled:
     builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(name)
     library = builder.link(_linker(), f"{label}-{next(_names)}")
     call: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library[name])
-    call.library = library  # calls that are kept hold the function alone, also after `forget`
+    call.library, call.address = library, library[name]  # calls that are kept hold this alone, also after `forget`
     return Compiled(name, call, library, from_disk)

@@ -1,0 +1,40 @@
+"""What JAX has no documented name for: all such names that this package uses, each with what goes wrong without it.
+
+They are looked up on import: a version of JAX that lacks one fails there, and no call is wrong.
+"""
+
+from typing import Any
+
+from jax._src.dispatch import prim_requires_devices_during_lowering
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+__all__ = ["ad", "batching", "given_devices", "manual_axes", "mlir", "on_a_mesh"]
+
+# ad, batching, mlir: the derivatives, batching and lowering of primitives. jax.extend documents primitives alone;
+# without these a call has no gradient, no vmap and no program.
+
+
+def given_devices(primitive: Primitive) -> None:
+    """Have the lowering of a primitive told of the devices.
+
+    Without it arrays that lie on several are gathered, and each device computes the whole call.
+    """
+    prim_requires_devices_during_lowering.add(primitive)
+
+
+def manual_axes(aval: Any) -> Any:
+    """Return the type of a value under `shard_map`, whose `varying` are the axes of the mesh over which it differs.
+
+    Without it JAX refuses operands of which some differ and others do not.
+    """
+    return aval.manual_axis_type
+
+
+def on_a_mesh(context: Any) -> bool:
+    """Whether a program is lowered for several devices whose axes have names and are all left to the compiler.
+
+    Without it arrays are gathered, too.
+    """
+    axes = context.module_context.axis_context
+    return getattr(axes, "abstract_mesh", None) is not None and axes.num_devices > 1
