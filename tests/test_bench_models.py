@@ -12,7 +12,7 @@ import pytest
 
 from regard.bench import measure, model_rows, report, shapes
 from regard.bench.measure import SUBJECT, Report, Setting
-from regard.bench.model_rows import DropIn, ModelStep
+from regard.bench.model_rows import AfterProduct, DropIn, ModelStep
 
 TINY = Setting(measure.cores()[:1], rounds=3, seconds=1e-9)
 
@@ -63,7 +63,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_name_has_a_model(models: Any) -> None:
     assert set(model_rows.MODELS) == set(models.MODELS)
-    assert {row.group for row in model_rows.rows()} == {"models", "shapes"}
+    assert {row.group for row in model_rows.rows()} == {"models", "shapes", "threads"}
 
 
 def test_llama_has_100_million_parameters() -> None:
@@ -212,6 +212,29 @@ def test_each_row_sets_the_threads_of_both(monkeypatch: pytest.MonkeyPatch) -> N
     assert DropIn(shapes.SHAPES[0], "float32", 2).measure(TINY).failures == {SUBJECT: "needs 2 cores, may use 1"}
     named = DropIn(shapes.SHAPES[0], "float32", 1).measure(replace(TINY, engine="tiled"))
     assert named.failures == {SUBJECT: "what models call takes no engine"}
+
+
+@pytest.mark.parametrize("product", ["", "PyTorch", "NumPy"])
+def test_the_gain_of_two_threads_after_a_product(product: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product's time is not in the samples, and a wrong result has none."""
+    torch = pytest.importorskip("torch")
+    if len(measure.cores()) < 2:
+        pytest.skip("needs two cores")
+    real, hours = time.perf_counter, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + 3600 * len(hours))
+    row = AfterProduct(shapes.shape("tiny", 1, 2, 24, 8), "float32", product)
+    two = replace(TINY, cores=measure.cores()[:2])
+    g, exact = shapes.expected(row.shape)
+    monkeypatch.setattr(torch, "mm", lambda a, b: hours.append(1.0))
+    monkeypatch.setattr(np, "matmul", lambda a, b: hours.append(1.0))
+    found = row.measure(two)
+    assert not found.failures
+    assert found.samples.keys() == {"one thread", SUBJECT}
+    assert max(max(x) for x in found.samples.values()) < 3600
+    assert (len(hours) > 1) == bool(product)
+
+    monkeypatch.setattr(shapes, "expected", lambda shape: (g, {"out": exact["out"] * 1.1}))
+    assert "wrong out" in row.measure(two).failures[SUBJECT]
 
 
 def test_two_threads_should_be_as_far_ahead_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

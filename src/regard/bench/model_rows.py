@@ -1,12 +1,17 @@
-"""What is measured of models, and of attention in their shapes; each row has threads of its own."""
+"""Measure models, and attention in their shapes and after products; each row has threads of its own."""
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
 
 import regard
 from regard.bench import shapes
-from regard.bench.kinds import Row, compared, dtype_of, facts, partly
-from regard.bench.measure import SUBJECT, Contender, Result, Setting, clock, errors, in_turns, pinned
+from regard.bench.kinds import MANY, Row, compared, dtype_of, facts, partly
+from regard.bench.measure import SUBJECT, Call, Contender, Result, Setting, check, clock, errors, in_turns, pinned
 from regard.bench.peers import reason
 from regard.threads import num_threads
 
@@ -24,6 +29,13 @@ MODELS = (
     "U-Net, latents of 64 × 64",
 )
 """Names in `regard.bench.models`, which needs PyTorch and, for all but the last, transformers."""
+COMPANY = (
+    (shapes.shape("ViT-B/16", 16, 12, 197), ("float32", "bfloat16")),
+    (shapes.shape("MiniLM", 32, 12, 128, 64), ("float32",)),
+    (shapes.shape("Whisper-base, encoder", 1, 8, 1_500), ("float32", "bfloat16")),
+    (shapes.shape("SDXL, 32 × 32", 2, 20, 1_024), ("float32",)),
+)
+"""Shapes whose gain by a second thread is measured after a product of matrices."""
 MODEL_TIME, SHAPE_TIME = 1 / 2, 1 / 6
 """How much of the seconds of another row one of a model and one of a shape takes: there are many."""
 
@@ -104,6 +116,72 @@ class DropIn:
         compared(found, {}, shapes.ADAPTERS, (self.shape, g, dtype), exact, dtype, 1.0, s)
 
 
+@dataclass(frozen=True)
+class AfterProduct:
+    """The speed of a call on two threads over one, right after a product of matrices on two threads.
+
+    The product is PyTorch's, before the drop-in, or NumPy's, before `regard.attention` on arrays. Its threads then spin
+    for a while, on cores that attention needs. Without a product the drop-in runs alone.
+    """
+
+    shape: shapes.Shape
+    dtype: str
+    product: str
+    goal: float | None = 1.8
+    group: str = "threads"
+    quick: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.name}, {self.dtype}, " + (f"after {self.product}" if self.product else "alone")
+
+    def measure(self, s: Setting) -> Result:
+        found = Result(self.group, self.name, "× one thread", True, self.goal, "one thread")
+        found.facts = facts(self.shape.case)
+        return on_threads(found, 2, s, self.fill)
+
+    def fill(self, found: Result, s: Setting) -> None:
+        import torch
+
+        g, exact = shapes.expected(self.shape)
+        dtype = dtype_of(self.dtype)
+        call: Call
+        if self.product == "NumPy":
+            arrays = [x.astype(dtype) for x in (g.q, g.k, g.v)]
+            call = partial(regard.attention, *arrays, **g.options)
+            check({"out": call()}, exact, dtype)
+        else:
+            call, read = shapes.ADAPTERS[SUBJECT](self.shape, g, dtype)
+            check(read(call()), exact, dtype)
+        a = np.ones((700, 700), np.float32)
+        tensor = torch.from_numpy(a)
+        products: dict[str, Callable[[], object]] = {
+            "PyTorch": lambda: torch.mm(tensor, tensor),
+            "NumPy": lambda: np.matmul(a, a),
+            "": lambda: None,
+        }
+
+        def on(threads: int) -> Contender:
+            def seconds() -> float:
+                regard.set_num_threads(threads)
+                products[self.product]()
+                start = time.perf_counter()
+                call()
+                return time.perf_counter() - start
+
+            return Contender(seconds)
+
+        turns = {"one thread": on(1), SUBJECT: on(2)}
+        own = replace(s, rounds=MANY * s.rounds, seconds=s.seconds * SHAPE_TIME, time=total)
+        found.samples = in_turns(turns, own)
+        found.work = dict.fromkeys(found.samples, 1.0)
+
+
+def total(call: Call, repeats: int) -> float:
+    """Return the seconds of calls that time a part of themselves."""
+    return math.fsum(call() for _ in range(repeats))
+
+
 def counted(threads: int) -> str:
     return "one thread" if threads == 1 else f"{threads} threads"
 
@@ -139,6 +217,10 @@ def on_threads(found: Result, threads: int, s: Setting, fill: Callable[[Result, 
 
 def rows() -> Iterator[Row]:
     """Rows of one model or shape follow each other: what is exact is computed once."""
+    for shape, dtypes in COMPANY:
+        for dtype in dtypes:
+            for product in ("", "PyTorch", "NumPy"):
+                yield AfterProduct(shape, dtype, product)
     kinds = [(dtype, threads) for dtype in ("float32", "bfloat16") for threads in (1, 2)]
     for model in MODELS:
         for dtype, threads in kinds:
