@@ -15,6 +15,7 @@ from regard.engines.cpu import cache
 from regard.engines.cpu.layout import BASES, FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
 from regard.engines.cpu.target import Target
 from regard.engines.cpu.work import (
+    Repeated,
     Results,
     Stage,
     Stages,
@@ -22,7 +23,7 @@ from regard.engines.cpu.work import (
     bare,
     base_of,
     kind_of,
-    launch_again,
+    launch,
     packed,
     source,
     threads_for,
@@ -48,6 +49,7 @@ class Step:
         self.fields[BASES] = self.bases.buffer_info()[0]
         self.tile_list: Array = np.empty(0, np.int64)
         self.stages: tuple[Stage, ...] = ()
+        self.alone: tuple[Repeated, ...] = ()  # the stages, where one thread runs them
         self.partial: Array | None = None
         self.tiles = self.threads = 0
         self.strides: tuple[tuple[int, ...], ...] = ()
@@ -60,10 +62,14 @@ class Step:
         if (key, value) != self.strides:
             self._place(key, value)
         self.bases[:5] = array("Q", addresses)
-        self.fields[N_K] = self.fields[KEY_END] = n_k
-        for stage in self.stages:
-            self.fields[ITEMS] = address_of(stage.items)
-            launch_again(self.kernel.call, self.fields, stage, self.threads)
+        for repeated in self.alone:
+            repeated.fields[N_K] = repeated.fields[KEY_END] = n_k
+            repeated()
+        if not self.alone:
+            self.fields[N_K] = self.fields[KEY_END] = n_k
+            for stage in self.stages:
+                self.fields[ITEMS] = address_of(stage.items)
+                launch(self.kernel.call, self.fields, stage, self.threads)
 
     def _plan(self, tiles: int) -> None:
         """Share out so many tiles of keys."""
@@ -81,13 +87,16 @@ class Step:
             partial = self.stages[0].partial  # of all stages, if of any
             self.partial = np.empty(partial, np.uint8) if partial else None
             self.bases[self.word("partial")] = base_of(self.partial)
+        alone = threads == 1 and all(len(stage.portions) == 1 for stage in self.stages)
+        self.alone = tuple(Repeated(self.kernel.call, self.fields, x) for x in self.stages) if alone else ()
         self.tiles, self.threads = tiles, threads
 
     def _place(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
         """Keys and values lie elsewhere, with such strides."""
         self.strides, size = (), self.p.dtype.itemsize
         for name, field, strides in zip("kv", HEADS, (key, value), strict=True):
-            self.fields[field] = strides[-3] * size
+            for fields in (self.fields, *(x.fields for x in self.alone)):
+                fields[field] = strides[-3] * size
             for items in (stage.items for stage in self.stages):
                 b, h = items[:, self.word("b")], items[:, self.word("head")] // self.p.group
                 items[:, self.word(name)] = (b * strides[0] + h * strides[-3]) * size

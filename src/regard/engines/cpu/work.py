@@ -60,7 +60,8 @@ K = TypeVar("K", bound="Kept")
 WAVE = 64  # blocks of queries whose tiles are found together
 FEW = 8  # queries that share a key head up to which lanes are keys
 JOINED = 64  # rows of an item that holds several key heads
-SMALL = 2**21  # products below which another thread would begin too late
+SMALL = 2**21  # products below which another thread would begin too late,
+SMALL_READ = 2**20  # unless so many bytes of keys and values are read
 FEW_ROWS = 2**16  # queries of a call that is kept whole
 KEPT = 256  # plans
 PORTION = 2**28  # products of a portion: about 0.1 s on a slow machine, between which Python answers signals
@@ -344,20 +345,31 @@ def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
     return np.split(bounds, np.flatnonzero(np.diff(total // PORTION)) + 1)
 
 
-def launch_again(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
-    """`launch` for fields that are nobody else's: on one thread nothing is copied."""
-    if threads > 1 or len(stage.portions) > 1:
-        launch(kernel, fields, stage, threads)
-    else:
-        run_groups(kernel, fields, stage.bounds, Scratch(stage.scratch), array("q", [0]))
+class Repeated:
+    """A stage that one thread runs again and again: nothing is allocated or looked up.
+
+    fields: a copy, of which the caller may change what differs from call to call.
+    """
+
+    def __init__(self, kernel: Callable[[int], None], fields: "array[int]", stage: Stage):
+        self.kernel, self.stage, self.scratch = kernel, stage, Scratch(stage.scratch)
+        self.fields, self.taken = fields[:], array("q", [0])
+        self.fields[ITEMS], self.fields[SCRATCH] = address_of(stage.items), self.scratch.address
+        self.fields[GROUPS], self.fields[COUNT] = address_of(stage.bounds), len(stage.bounds)
+        self.fields[TAKEN] = self.taken.buffer_info()[0]
+        self.address = self.fields.buffer_info()[0]
+
+    def __call__(self) -> None:
+        self.taken[0] = 0
+        self.kernel(self.address)
 
 
 class Again:
     """A plan that is run again and again, by one thread at a time, for arrays of the same shapes and strides at other
     addresses.
 
-    Nothing is allocated or looked up: the rest takes longer than attention itself where a call is short, and where its
-    keys come from memory, which Python's own have been thrown out of the caches for.
+    Checks and plans take longer than attention itself where a call is short, and where its keys come from memory, which
+    Python's own have been thrown out of the caches for.
     """
 
     def __init__(self, plan: Plan, kernel: Callable[[int], None]):
@@ -366,15 +378,19 @@ class Again:
         self.fields, self.bases = plan.fields[:], array("Q", [0] * stage.items.shape[1])
         self.fields[ITEMS], self.fields[BASES] = address_of(stage.items), self.bases.buffer_info()[0]
         self.fields[TILE_LIST] = address_of(stage.tiles)
+        alone = self.threads == 1 and len(stage.portions) == 1
+        self.alone = Repeated(kernel, self.fields, stage) if alone else None
 
     def __call__(self, *addresses: int) -> None:
         """addresses: of query, key, value, out and lse."""
-        fields, bases = self.fields, self.bases
-        if self.threads > 1 or len(self.stage.portions) > 1:  # a signal's handler may make the same call meanwhile
-            fields, bases = fields[:], bases[:]
-            fields[BASES] = bases.buffer_info()[0]
+        if self.alone:
+            self.bases[:5] = array("Q", addresses)
+            self.alone()
+            return
+        fields, bases = self.fields[:], self.bases[:]  # a signal's handler may make the same call meanwhile
+        fields[BASES] = bases.buffer_info()[0]
         bases[:5] = array("Q", addresses)
-        launch_again(self.kernel, fields, self.stage, self.threads)
+        launch(self.kernel, fields, self.stage, self.threads)
 
 
 def again(p: Problem, target: Target) -> Again | None:
@@ -395,7 +411,8 @@ def again(p: Problem, target: Target) -> Again | None:
 
 def threads_for(p: Problem, count: int) -> int:
     """How many threads work on so many queries."""
-    return 1 if count * p.n_k * (p.d + p.d_v + 16) < SMALL else num_threads()
+    small = count * p.n_k * (p.d + p.d_v + 16) < SMALL and p.key.nbytes + p.value.nbytes < SMALL_READ
+    return 1 if small else num_threads()
 
 
 def bare(p: Problem) -> bool:
