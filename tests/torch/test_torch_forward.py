@@ -308,6 +308,32 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     torch.testing.assert_close(torch.cat(found, 1), expected)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("n", [1, 20])
+def test_a_signals_handler_makes_the_call_that_it_interrupts(
+    n: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the addresses of the outer call are set, before a kernel has read them."""
+    monkeypatch.setattr("regard.threads._chosen", threads)
+    monkeypatch.setattr(work, "SMALL", 2**10)
+    generator = torch.Generator().manual_seed(0)
+    outer, inner = ([torch.randn(4, m, 16, generator=generator) for m in (n, 80, 80)] for _ in range(2))
+    expected = [regard.attention(*map(array, x)) for x in (outer, inner)]
+    regard.attention(*outer)
+    regard.attention(*outer)  # which is kept by now as it is
+    run, found = work.Repeated.__call__, []
+
+    def interrupted(self: Any, team: Any) -> None:
+        if not found:
+            found.append(None)
+            found[0] = regard.attention(*inner)
+        run(self, team)
+
+    monkeypatch.setattr(work.Repeated, "__call__", interrupted)
+    assert array(regard.attention(*outer)).tobytes() == expected[0].tobytes()
+    assert array(found[0]).tobytes() == expected[1].tobytes()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_call_with_large_results_is_run_again(

@@ -29,6 +29,7 @@ from regard.engines.cpu.work import (
     threads_for,
 )
 from regard.problem import Problem
+from regard.threads import team_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
@@ -39,7 +40,8 @@ class Step:
     """Plans for (..., h, 1, d) queries against any number of keys; one thread at a time may call it."""
 
     def __init__(self, p: Problem, target: Target):
-        p = self.p = _form_of(p, p.n_k)
+        p, self.target = _form_of(p, p.n_k), target
+        self.p = p
         self.results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
         kind = self.kind = kind_of(p, target, 1, *self.results.wishes)
         self.kernel = cache.kernel(kind.key, "forward", target, lambda: source(kind, target))
@@ -49,27 +51,45 @@ class Step:
         self.fields[BASES] = self.bases.buffer_info()[0]
         self.tile_list: Array = np.empty(0, np.int64)
         self.stages: tuple[Stage, ...] = ()
-        self.alone: tuple[Repeated, ...] = ()  # the stages, where one thread runs them
+        self.repeated: tuple[Repeated, ...] = ()
+        self.members, self.busy = 0, False
         self.partial: Array | None = None
         self.tiles = self.threads = 0
         self.strides: tuple[tuple[int, ...], ...] = ()
 
     def __call__(self, addresses: Sequence[int], n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> None:
         """addresses: of query, key, value, out and lse. key, value: their strides in numbers, not bytes."""
-        tiles = -(-n_k // KEYS)
-        if tiles != self.tiles:
-            self._plan(tiles)
-        if (key, value) != self.strides:
-            self._place(key, value)
-        self.bases[:5] = array("Q", addresses)
-        for repeated in self.alone:
-            repeated.fields[N_K] = repeated.fields[KEY_END] = n_k
-            repeated()
-        if not self.alone:
-            self.fields[N_K] = self.fields[KEY_END] = n_k
-            for stage in self.stages:
-                self.fields[ITEMS] = address_of(stage.items)
-                launch(self.kernel.call, self.fields, stage, self.threads)
+        if self.busy:  # in a signal's handler
+            Step(self.p, self.target)(addresses, n_k, key, value)
+            return
+        self.busy = True
+        try:
+            tiles = -(-n_k // KEYS)
+            if tiles != self.tiles:
+                self._plan(tiles)
+            if (key, value) != self.strides:
+                self._place(key, value)
+            self.bases[:5] = array("Q", addresses)
+            team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
+            if members == self.members:
+                for stage in self.repeated:
+                    for fields in stage.fields:
+                        fields[N_K] = fields[KEY_END] = n_k
+                    stage(team)
+            else:
+                self._launch(n_k, members)
+        finally:
+            self.busy = False
+
+    def _launch(self, n_k: int, members: int) -> None:
+        """Run the stages, and keep them as they are for as many members of a team."""
+        self.fields[N_K] = self.fields[KEY_END] = n_k
+        for stage in self.stages:
+            self.fields[ITEMS] = address_of(stage.items)
+            launch(self.kernel.call, self.fields, stage, self.threads)
+        if members == self.threads and all(len(stage.portions) == 1 for stage in self.stages):
+            self.repeated = tuple(Repeated(self.kernel.call, self.fields, x, members) for x in self.stages)
+            self.members = members
 
     def _plan(self, tiles: int) -> None:
         """Share out so many tiles of keys."""
@@ -87,15 +107,14 @@ class Step:
             partial = self.stages[0].partial  # of all stages, if of any
             self.partial = np.empty(partial, np.uint8) if partial else None
             self.bases[self.word("partial")] = base_of(self.partial)
-        alone = threads == 1 and all(len(stage.portions) == 1 for stage in self.stages)
-        self.alone = tuple(Repeated(self.kernel.call, self.fields, x) for x in self.stages) if alone else ()
+        self.members = 0
         self.tiles, self.threads = tiles, threads
 
     def _place(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
         """Keys and values lie elsewhere, with such strides."""
         self.strides, size = (), self.p.dtype.itemsize
         for name, field, strides in zip("kv", HEADS, (key, value), strict=True):
-            for fields in (self.fields, *(x.fields for x in self.alone)):
+            for fields in (self.fields, *(mine for x in self.repeated for mine in x.fields)):
                 fields[field] = strides[-3] * size
             for items in (stage.items for stage in self.stages):
                 b, h = items[:, self.word("b")], items[:, self.word("head")] // self.p.group

@@ -346,22 +346,33 @@ def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
 
 
 class Repeated:
-    """A stage that one thread runs again and again: nothing is allocated or looked up.
+    """A stage that one thread, or a team, runs again and again: nothing is allocated or looked up.
 
-    fields: a copy, of which the caller may change what differs from call to call.
+    fields: those of each member, copies, of which the caller may change what differs from call to call.
     """
 
-    def __init__(self, kernel: Callable[[int], None], fields: "array[int]", stage: Stage):
+    def __init__(self, kernel: Any, fields: "array[int]", stage: Stage, members: int):
         self.kernel, self.stage, self.scratch = kernel, stage, Scratch(stage.scratch)
-        self.fields, self.taken = fields[:], array("q", [0])
-        self.fields[ITEMS], self.fields[SCRATCH] = address_of(stage.items), self.scratch.address
-        self.fields[GROUPS], self.fields[COUNT] = address_of(stage.bounds), len(stage.bounds)
-        self.fields[TAKEN] = self.taken.buffer_info()[0]
-        self.address = self.fields.buffer_info()[0]
+        self.taken, self.members = array("q", [0]), min(members, len(stage.bounds))
+        self.fields, self.words = [], array("Q", [0, self.members, kernel.address])
+        for address in self.scratch.addresses(self.members):
+            mine = fields[:]
+            mine[ITEMS], mine[SCRATCH] = address_of(stage.items), address
+            mine[GROUPS], mine[COUNT], mine[TAKEN] = address_of(stage.bounds), len(stage.bounds), address_in(self.taken)
+            self.fields.append(mine)
+            self.words.append(address_in(mine))
+        self.member, self.data = member(chosen()).address, address_in(self.words)
 
-    def __call__(self) -> None:
-        self.taken[0] = 0
-        self.kernel(self.address)
+    def __call__(self, team: Team | None) -> None:
+        self.taken[0] = self.words[0] = 0
+        if team is None or self.members == 1:
+            self.kernel(self.words[3])
+        else:
+            team.call(self.member, self.data, self.members)
+
+
+def address_in(numbers: "array[int]") -> int:
+    return numbers.buffer_info()[0]
 
 
 class Again:
@@ -376,21 +387,30 @@ class Again:
         (stage,) = plan.stages
         self.kernel, self.stage, self.threads = kernel, stage, plan.threads
         self.fields, self.bases = plan.fields[:], array("Q", [0] * stage.items.shape[1])
-        self.fields[ITEMS], self.fields[BASES] = address_of(stage.items), self.bases.buffer_info()[0]
+        self.fields[ITEMS], self.fields[BASES] = address_of(stage.items), address_in(self.bases)
         self.fields[TILE_LIST] = address_of(stage.tiles)
-        alone = self.threads == 1 and len(stage.portions) == 1
-        self.alone = Repeated(kernel, self.fields, stage) if alone else None
+        self.repeated: Any = None
+        self.members, self.busy = 0, False
 
     def __call__(self, *addresses: int) -> None:
         """addresses: of query, key, value, out and lse."""
-        if self.alone:
-            self.bases[:5] = array("Q", addresses)
-            self.alone()
+        team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
+        waits = members < self.threads or len(self.stage.portions) > 1  # and a signal's handler may call meanwhile
+        if self.busy or waits:
+            fields, bases = self.fields[:], self.bases[:]
+            fields[BASES] = address_in(bases)
+            bases[:5] = array("Q", addresses)
+            launch(self.kernel, fields, self.stage, self.threads)
             return
-        fields, bases = self.fields[:], self.bases[:]  # a signal's handler may make the same call meanwhile
-        fields[BASES] = bases.buffer_info()[0]
-        bases[:5] = array("Q", addresses)
-        launch(self.kernel, fields, self.stage, self.threads)
+        self.busy = True
+        try:
+            self.bases[:5] = array("Q", addresses)
+            if members != self.members:
+                self.repeated = Repeated(self.kernel, self.fields, self.stage, members)
+                self.members = members
+            self.repeated(team)
+        finally:
+            self.busy = False
 
 
 def again(p: Problem, target: Target) -> Again | None:
