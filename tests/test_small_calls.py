@@ -205,6 +205,7 @@ FORMS: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_kept_call_gives_what_the_first_gave(form: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, options = FORMS[form]
+    known(options)
     kept = []
     for seed in range(3):
         rng = np.random.default_rng(seed)
@@ -216,6 +217,19 @@ def test_a_kept_call_gives_what_the_first_gave(form: str, dtype: Any, monkeypatc
         kept.append((got, expected))
     for got, expected in kept:  # none lies where another does
         assert got.tobytes() == expected.tobytes()
+
+
+def known(options: dict[str, Any]) -> None:
+    """Let rules be those of an earlier call: only of such are calls kept."""
+    regard.attention(X, X, X, **{name: rule for name, rule in options.items() if name in ("mask", "score")})
+
+
+def test_a_call_is_not_kept_for_a_rule_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = window(2)
+    for n, mask in enumerate((window(2), window(2), rule, rule, rule)):
+        calls = seen_calls(monkeypatch)
+        call(mask=mask)
+        assert len(calls) == (n < 4)
 
 
 def seen_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -257,6 +271,7 @@ def test_a_call_with_wishes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_call_with_work_for_threads_is_kept(threads: int, rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.threads._chosen", threads)
     q, k, v = np.random.default_rng(0).standard_normal((3, 4, 1100, 64)).astype(np.float32)
+    known(rules)
     first = regard.attention(q, k, v, **rules)
     calls = seen_calls(monkeypatch)
     for arrays in ((q, k, v), (q.copy(), k, v.copy())):

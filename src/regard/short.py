@@ -9,16 +9,19 @@ import os
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from regard import memory
 from regard.problem import Problem, remember
+from regard.rules.masks import Rule
 from regard.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 KEPT = 64
 _mine = threading.local()
+_met: WeakSet[Rule] = WeakSet()
 # What os.environ keeps: it tells by an error what it lacks, which takes 30 µs in cold caches.
 _environment: Any = getattr(os.environ, "_data", os.environ)
 _name = os.environ.encodekey("REGARD_CPU") if hasattr(os.environ, "_data") else "REGARD_CPU"
@@ -44,10 +47,18 @@ def known(signature: Any) -> Short | None:
     return call
 
 
+def lasting(rule: Rule | None) -> bool:
+    """Whether a rule has been in an earlier call: for one that is made anew in each, a call is not worth keeping."""
+    if rule is None or rule in _met:
+        return True
+    _met.add(rule)
+    return False
+
+
 def keep(p: Problem, shape: tuple[int, ...]) -> None:
     """Keep the call of a problem with a signature, if it can run again; shape: of the output as the caller sees it."""
     calls, here = _calls(), _here(p.signature)
-    if here not in calls:
+    if here not in calls and lasting(p.mask) and lasting(p.score):
         from regard.engines import cpu
         from regard.engines.cpu.work import address_of
 

@@ -16,6 +16,7 @@ import regard.torch
 from regard import memory
 from regard.bench.cases import CASES, Case, case
 from regard.engines.cpu import work
+from regard.torch.operators import execute
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 STATISTICS = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
@@ -306,6 +307,51 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
         found += [module(x[:, n : n + 1], cache=cache) for n in range(20, 40)]
     assert len(plans) == 1
     torch.testing.assert_close(torch.cat(found, 1), expected)
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "layout": {"layout": "bnhd"},
+    "a rule": {"mask": regard.window(5), "scale": 0.3},
+    "rules in the other layout": {"mask": ~regard.window(2), "score": regard.softcap(2.0), "layout": "bnhd"},
+    "an offset": {"causal": True, "offset": 3},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", KEPT.values(), ids=list(KEPT))
+def test_calls_that_are_kept_have_the_bits_of_numpy(
+    options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, 6, 6, 16, generator=generator).to(dtype) for _ in range(5)]
+    calls: list[Any] = []
+    monkeypatch.setattr("regard.torch.adapter.execute", lambda *x, real=execute: calls.append(x) or real(*x))
+    leaf = given[3].detach().clone().requires_grad_()
+    for n in range(3):
+        q, k, v = given[n : n + 3]
+        got = regard.attention(q, k, v, **options)
+        expected = regard.attention(*map(array, (q, k, v)), **options)
+        assert array(got).tobytes() == expected.tobytes()
+        assert tuple(x * dtype.itemsize for x in got.stride()) == expected.strides
+        (found,) = torch.autograd.grad(regard.attention(leaf, k, v, **options).sum(), leaf)
+        ones = np.ones(got.shape, expected.dtype)
+        gradient = regard.attention_vjp(*map(array, (leaf.detach(), k, v)), ones, **options).query
+        assert array(found).tobytes() == gradient.tobytes()
+    assert len(calls) <= 1  # before a rule was known
+
+
+def test_rules_with_arrays_are_not_kept() -> None:
+    q, table = torch.randn(2, 8, 16), torch.rand(8)
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    for options in (
+        {"mask": mask},
+        {"score": regard.alibi(table[:2])},
+    ):
+        outputs = [regard.attention(q, q, q, **options) for _ in range(3)]
+        mask[:, 3] = False
+        table.mul_(2)
+        assert not torch.equal(outputs[-1], regard.attention(q, q, q, **options))
+        mask[:] = True
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -6,20 +6,24 @@ import threading
 from dataclasses import replace
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 
 from regard import checks, memory
-from regard.api import attention, problem_from
+from regard.api import Frame, attention, problem_from
 from regard.engines import choose
 from regard.problem import remember
+from regard.rules.masks import Rule
+from regard.short import lasting
 from regard.threads import num_threads, on_team
 from regard.torch.arrays import NUMPY, PLAIN, array, tensor
 from regard.torch.calls import DEFAULTS, Call
 from regard.torch.modes import transformed, transforms_active, watched
 from regard.torch.team import TEAM
 
-OPTIONS = {"causal", "scale", "offset"}
+OPTIONS = {"causal", "scale", "offset", "mask", "score", "layout"}
+STEP_OPTIONS = {"causal", "scale"}
 KEPT = 64
 _mine = threading.local()
 
@@ -39,11 +43,10 @@ def positions_first(query: Any, key: Any, value: Any, **wishes: Any) -> Any:
 class Short:
     """out and lse of a call on tensors of the shapes, strides and dtypes that it was made for, on the cpu engine."""
 
-    def __init__(self, run: Any, out: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, run: Any, out: tuple[int, ...], rows: tuple[int, ...], dtype: torch.dtype) -> None:
         self.run = run if num_threads() == 1 else on_team(TEAM)(run)
-        self.out, self.dtype = out, dtype
+        self.out, self.rows, self.dtype = out, rows, dtype
         self.real = torch.float64 if dtype is torch.float64 else torch.float32
-        self.rows = out[:-1]
         self.large = prod(out) * dtype.itemsize >= memory.LARGE
         self.unseen = torch.empty(self.rows, dtype=self.real, device="cpu")
 
@@ -88,10 +91,14 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
     """The call, if these tensors and options are of a kind that is kept for this thread, or is kept from now on."""
     if not options.keys() <= OPTIONS:
         return None
-    form = form_of(q, k, v, "offset" not in options)
+    for name in ("mask", "score"):
+        rule = options.get(name)
+        if rule is not None and not (_fixed(rule) and lasting(rule)):
+            return None
+    form = form_of(q, k, v, options.keys() <= STEP_OPTIONS)
     if form is None:
         return None
-    key = (*form, *options.items(), *map(type, options.values())) if options else form
+    key = (*form, *map(_hashable, options), *map(_hashable, options.values())) if options else form
     known = _calls()
     try:
         return known[key]
@@ -102,6 +109,16 @@ def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
     made = _made(q, k, v, options)
     remember(known, key, made, KEPT)
     return made
+
+
+def _fixed(rule: Any) -> bool:
+    """Whether this is a rule, and not an array, and reads none whose values may be others in the next call."""
+    return isinstance(rule, Rule) and not rule.tensors and not rule.dense
+
+
+def _hashable(option: Any) -> Any:
+    """What tells options apart, numbers of different types too; a reference to a rule that is gone equals no other."""
+    return ref(option) if isinstance(option, Rule) else (type(option), option)
 
 
 def output_of(form: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor | None:
@@ -152,7 +169,8 @@ def form_of(q: Any, k: Any, v: Any, steps: bool = True) -> tuple[Any, ...] | Non
 
 def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:
     """Whether this is a step of decoding: one query, which sees every key."""
-    return q.ndim == k.ndim == v.ndim > 2 and q.shape[-2] == 1 <= k.shape[-2] == v.shape[-2] and "offset" not in options
+    simple = q.ndim == k.ndim == v.ndim > 2 and q.shape[-2] == 1 <= k.shape[-2] == v.shape[-2]
+    return simple and options.keys() <= STEP_OPTIONS
 
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> Call | None:
@@ -172,5 +190,6 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     if run is None:
         return None
     whole = DEFAULTS | options | {"observe": ()}
-    again = (Step if step else Short)(run, p.shape(p.n_q, p.d_v), q.dtype)
+    out = Frame.of(q, options.get("layout", "bhnd")).out_shape(p)
+    again = (Step if step else Short)(run, out, p.shape(p.n_q), q.dtype)
     return Call(whole, ("query", "key", "value"), again=again)
