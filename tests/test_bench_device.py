@@ -196,7 +196,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> measure.Report:
 
 def test_a_report_is_written_whole(found: measure.Report, tmp_path: Path) -> None:
     written = {path.name for path in report.write(found, tmp_path)}
-    assert written == {"report.json", "report.md", "forward.svg", "forward.png"}
+    assert written == {"report.json", "report.md", "forward.png"}
     page = (tmp_path / "report.md").read_text()
     for text in ("regard bench --device cuda", "16,384 tokens", "Limits of this device", "Against cuDNN", "torch: "):
         assert text in page

@@ -479,6 +479,7 @@ def test_a_picture_needs_no_matplotlib(tmp_path):
     assert run("look", "a", "--save", "z.png") == (2, "", f"regard: error: cannot save z.png: {needs}, or save .svg\n")
     plots = "regard: error: --out draws plots with matplotlib: pip install 'regard[plots]'\n"
     assert run("bench", "--quick", "--out", "report") == (2, "", plots)
+    assert run("bench", "--plot-from", "report.json") == (2, "", plots.replace("--out", "--plot-from"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.html", "x.svg", "y.svg"]
 
 

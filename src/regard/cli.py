@@ -211,7 +211,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--threads", type=int, default=1, metavar="N", help="cores and threads; 1 unless given")
     bench.add_argument("--rounds", type=int, metavar="N", help="at most so many rounds; 9 unless given, 3 if quick")
     bench.add_argument("--engine", metavar="NAME", help="name an engine instead of taking the first that can")
-    bench.add_argument("--out", type=Path, metavar="DIR", help="also write report.json, report.md and plots there")
+    bench.add_argument("--out", type=Path, metavar="DIR", help="also write report.json, report.md and a plot there")
+    bench.add_argument(
+        "--plot-from", type=Path, metavar="JSON", help="draw all plots of a report.json beside it, or in --out"
+    )
 
     command("doctor", _doctor, "report versions, engines, threads and the processor")
     return parser
@@ -352,6 +355,9 @@ def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) 
 
 
 def _bench(arguments: argparse.Namespace) -> None:
+    if arguments.plot_from is not None:
+        _plot(arguments)
+        return
     from regard.engines.cpu import state
 
     if reason := state():
@@ -391,8 +397,8 @@ def _bench(arguments: argparse.Namespace) -> None:
         return
     if arguments.out is not None and arguments.out.exists() and not arguments.out.is_dir():
         raise Refusal(f"cannot write to {arguments.out}: it is not a directory")
-    if arguments.out is not None and find_spec("matplotlib") is None:
-        raise Refusal("--out draws plots with matplotlib: pip install 'regard[plots]'")
+    if arguments.out is not None:
+        _need_matplotlib("--out")
     setting = replace(Setting(cores, threads, engine=arguments.engine), **(QUICK if quick else {}))
     if arguments.device is not None:
         try:
@@ -411,6 +417,33 @@ def _bench(arguments: argparse.Namespace) -> None:
             raise Refusal(f"cannot write to {arguments.out}: {error.strerror}") from error
         for path in written:
             console.print(f"saved {path}", style="bold", soft_wrap=True)
+
+
+def _need_matplotlib(option: str) -> None:
+    if find_spec("matplotlib") is None:
+        raise Refusal(f"{option} draws plots with matplotlib: pip install 'regard[plots]'")
+
+
+def _plot(arguments: argparse.Namespace) -> None:
+    """Draw the plots of a report that was written."""
+    _need_matplotlib("--plot-from")
+    from regard.bench import report
+    from regard.bench.measure import Report
+
+    path = arguments.plot_from
+    try:
+        found = Report.from_json(path.read_text("utf-8"))
+    except OSError as error:
+        raise Refusal(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError):
+        raise Refusal(f"--plot-from must be a report.json of regard bench, got {path}") from None
+    folder = arguments.out or path.parent
+    try:
+        written = report.draw(found, folder)
+    except OSError as error:
+        raise Refusal(f"cannot write to {folder}: {error.strerror}") from error
+    for name in written:
+        _console(arguments).print(f"saved {name}", style="bold", soft_wrap=True)
 
 
 def _doctor(arguments: argparse.Namespace) -> None:

@@ -224,22 +224,32 @@ def show_rows(rows: list[Row], console: Any) -> None:
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """report.json, report.md and its plots, each as SVG and PNG. OSError if they cannot be written."""
+    """Write report.json, report.md and the first of its plots, as PNG. OSError if they cannot be written."""
     from regard.bench.plots import plots, save
 
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "report.json"]
     written[0].write_text(report.to_json(), "utf-8")
     pictures = []
-    for name, (caption, figure) in plots(report).items():
-        pictures.append((name, caption))
-        for ending in ("svg", "png"):
-            path = folder / f"{name}.{ending}"
-            save(figure, path)
-            written.append(path)
+    for name, (caption, figure) in list(plots(report).items())[:1]:
+        pictures.append((f"{name}.png", caption))
+        written.append(folder / f"{name}.png")
+        save(figure, written[-1])
     path = folder / "report.md"
     path.write_text(markdown(report, pictures), "utf-8")
     return [*written, path]
+
+
+def draw(report: Report, folder: Path) -> list[Path]:
+    """Write all plots of a report, each as SVG and PNG. OSError if they cannot be written."""
+    from regard.bench.plots import plots, save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {name: figure for name, (_, figure) in plots(report).items()}
+    written = {folder / f"{name}.{ending}": name for name in figures for ending in ("svg", "png")}
+    for path, name in written.items():
+        save(figures[name], path)
+    return list(written)
 
 
 def markdown(report: Report, pictures: list[tuple[str, str]]) -> str:
@@ -250,7 +260,9 @@ def markdown(report: Report, pictures: list[tuple[str, str]]) -> str:
     options = ", ".join(f"{name} {value}" for name, value in report.method.items())
     lines += [f"- `regard bench{' --device cuda' if device else ''}`: {options}", ""]
     for name, caption in pictures:
-        lines += [f"![{caption}]({name}.svg)", ""]
+        lines += [f"![{caption}]({name})", ""]
+    if pictures:
+        lines += ["All plots: `regard bench --plot-from report.json`.", ""]
     for table in tables(report):
         lines += [f"## {table.title}", "", _line(table.header), _line(["---"] * len(table.header))]
         lines += [_line(row) for row in table.rows]
