@@ -521,6 +521,27 @@ def test_a_model_with_attention_of_its_own_runs_on_eager_and_says_so() -> None:
     assert model.config._attn_implementation == "eager"
 
 
+def test_layers_with_attention_of_their_own_keep_it_and_say_so() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 48, "image_size": 32,
+             "patch_size": 8, "output_channels": 16, "global_attn_indexes": [1], "window_size": 2}  # fmt: skip
+    message = (
+        "SamVisionSdpaAttention computes attention itself, without transformers' attention interface: layers of this "
+        "class run with attn_implementation='sdpa', not on regard"
+    )
+    x = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = []
+    for name in ("regard", "sdpa"):
+        torch.manual_seed(0)
+        config = transformers.SamVisionConfig(**sizes, attn_implementation=name)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model = transformers.SamVisionModel(config).eval()
+        assert (message in [str(x.message) for x in told]) == (name == "regard")
+        with torch.no_grad():
+            found.append(model(x).last_hidden_state)
+    assert torch.equal(*found)
+
+
 def test_a_model_that_supports_no_other_attention_is_taken_with_a_warning() -> None:
     model = OTHERS["inkling2"].build()
     with pytest.warns(RegardWarning, match="Inkling2PreTrainedModel does not support other attention"):

@@ -4,9 +4,11 @@ A model of transformers describes each of its masks as a function of the indices
 of it. Here that function is traced into a rule instead, and the rule goes through the model in the place of the array.
 """
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache, partial, wraps
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -86,6 +88,7 @@ def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
                 "it runs with attn_implementation='eager', not on regard"
             )
             return "eager"
+        _fill_tables(sys.modules[type(self).__module__])
         says = next(x for x in type(self).__mro__ if "_supports_attention_backend" in vars(x))
         silent = says is transformers.PreTrainedModel and self._supports_sdpa  # the default is False
         if not self._supports_attention_backend and not silent:
@@ -96,6 +99,18 @@ def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
         return found
 
     return choose
+
+
+def _fill_tables(module: ModuleType) -> None:
+    """Name a class for "regard" where a model looks up the class of its layers by the name of an implementation."""
+    for name, table in vars(module).items():
+        if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict) and NAME not in table:
+            own = "sdpa" if "sdpa" in table else "eager"
+            table[NAME] = table[own]
+            tell(
+                f"{table[own].__name__} computes attention itself, without transformers' attention interface: layers "
+                f"of this class run with attn_implementation={own!r}, not on regard"
+            )
 
 
 class RuleMask(torch.Tensor):
