@@ -169,19 +169,41 @@ def test_every_function_has_its_signature_tested() -> None:
 
 
 def test_submodules_replace_nothing() -> None:
+    """In every package: importing a module sets its name in the package, and may take a function's place there."""
     submodules = {module.name for module in pkgutil.iter_modules(regard.__path__)}
     assert submodules & set(PUBLIC) == set(MODULES)
-    check = (
-        "import importlib, importlib.util, json, pkgutil, types, regard\n"
-        "missing = [f'regard.{name}' for name in ('torch', 'jax') if importlib.util.find_spec(name) is None]\n"
-        "for module in pkgutil.walk_packages(regard.__path__, 'regard.', lambda name: None):\n"
-        "    if not module.name.startswith(tuple(missing)):\n"
-        "        importlib.import_module(module.name)\n"
-        "kinds = {name: isinstance(getattr(regard, name), types.ModuleType) for name in regard.__all__}\n"
-        "print(json.dumps(sorted(name for name in kinds if kinds[name])))"
-    )
-    found = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True).stdout
-    assert json.loads(found) == MODULES
+    assert replaced("regard", "") == []
+
+
+def replaced(package: str, path: str) -> list[str]:
+    """What is no module once a package of `package` is imported, and is one when all modules are."""
+    check = """if True:
+        import importlib, importlib.util, json, pkgutil, sys, types
+        sys.path.insert(0, sys.argv[2])
+        root = importlib.import_module(sys.argv[1])
+        missing = [f"regard.{name}" for name in ("torch", "jax") if importlib.util.find_spec(name) is None]
+        found = pkgutil.walk_packages(root.__path__, sys.argv[1] + ".", lambda name: None)
+        modules = [m for m in found if not m.name.startswith(tuple(missing))]
+        packages = [root, *(importlib.import_module(m.name) for m in modules if m.ispkg)]
+        is_module = lambda package, name: isinstance(getattr(package, name), types.ModuleType)
+        names = [(p, n) for p in packages for n in {*vars(p), *getattr(p, "__all__", ())} if n[0] != "_"]
+        before = [(p, n) for p, n in names if not is_module(p, n)]
+        for m in modules:
+            importlib.import_module(m.name)
+        print(json.dumps([f"{p.__name__}.{n}" for p, n in before if is_module(p, n)]))
+    """
+    command = [sys.executable, "-c", check, package, path]
+    found: list[str] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def test_a_module_in_the_place_of_a_function_is_found(tmp_path: Path) -> None:
+    inner = tmp_path / "house" / "room"
+    inner.mkdir(parents=True)
+    (inner.parent / "__init__.py").touch()
+    (inner / "__init__.py").write_text("def look(): pass\ndef show(): pass\n")
+    (inner / "look.py").touch()
+    assert replaced("house", str(tmp_path)) == ["house.room.look"]
 
 
 def test_every_warning_has_the_category_of_the_package() -> None:

@@ -1,6 +1,7 @@
 """Object code on disk: found again, rebuilt when corrupt, shared between processes, turned off."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -41,6 +42,23 @@ def call() -> bytes:
 def compiled() -> list[bool]:
     """For each kernel in memory, whether it came from disk."""
     return [x.from_disk for x in cache._loaded.values()]
+
+
+def test_a_change_of_any_module_makes_another_key(tmp_path: Path) -> None:
+    """In folders below as well, and where a module moves from one to another."""
+    copy = shutil.copytree(Path(cache.__file__).parent, tmp_path / "cpu", ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "kernels" / "parts").mkdir(parents=True)
+    (copy / "kernels" / "parts" / "softmax.py").write_text("x = 1\n")
+    modules = sorted(copy.rglob("*.py"))
+    keys = [cache._sources.__wrapped__(copy)]
+    for module in modules:
+        code = module.read_bytes()
+        module.write_bytes(code.replace(b"\n", b" \n", 1))
+        keys.append(cache._sources.__wrapped__(copy))
+        module.write_bytes(code)
+    (copy / "kernels" / "parts" / "softmax.py").rename(copy / "kernels" / "softmax.py")
+    keys.append(cache._sources.__wrapped__(copy))
+    assert len(set(keys)) == len(keys) == len(modules) + 2
 
 
 def test_a_kernel_is_compiled_once(folder: Path) -> None:

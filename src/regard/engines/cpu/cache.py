@@ -84,11 +84,12 @@ def forget() -> None:
 
 
 @cache
-def _sources() -> str:
-    """A hash of the modules that write kernels: a change of any makes other objects."""
+def _sources(folder: Path = Path(__file__).parent) -> str:
+    """Hash the modules that write kernels, those in folders below too: a change of any makes other objects."""
     digest = ondisk.hash_of()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(file.read_bytes())
+    for file in sorted(folder.rglob("*.py")):
+        code = file.read_bytes()
+        digest.update(f"{file.relative_to(folder).as_posix()} {len(code)}\n".encode() + code)
     return digest.hexdigest()
 
 
