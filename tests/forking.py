@@ -24,7 +24,7 @@ def compute(engine: str) -> None:
 
 
 def compile_again() -> None:
-    from regard.engines.cpu import cache
+    from regard.engines.cpu.target import cache
 
     cache.forget()
     compute("cpu")

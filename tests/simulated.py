@@ -94,7 +94,7 @@ def windows() -> None:
 
 def called_as_on_windows() -> None:
     """Kernels that are compiled for Windows are called by its convention."""
-    from regard.engines.cpu import cache
+    from regard.engines.cpu.target import cache
 
     def load(name: str, label: str, code: bytes, from_disk: bool) -> cache.Compiled:
         call = "define void @here(ptr %x) {{ call win64cc void @{0}(ptr %x) ret void }} declare win64cc void @{0}(ptr)"
@@ -139,7 +139,7 @@ def commands(folder: Path) -> None:
 def objects(folder: Path) -> None:
     """Compiled kernels lie where the system keeps such things, and are read from there."""
     import regard
-    from regard.engines.cpu import cache
+    from regard.engines.cpu.target import cache
     from regard.ondisk import directory
 
     expected = {"win32": folder / "regard", "darwin": folder / "Library" / "Caches" / "regard"}[sys.platform]

@@ -25,9 +25,9 @@ from regard.bench.measure import SUBJECT, Contender, Report, Result, Setting, Wr
 from regard.bench.rows import chosen, derivative_rows, rows, sized
 from regard.bench.run import run
 from regard.cli import main
-from regard.engines.cpu.cache import kernel
-from regard.engines.cpu.element import BF16, F32, F64, Type
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.language.types import BF16, F32, F64, Type
+from regard.engines.cpu.target.cache import kernel
+from regard.engines.cpu.target.instructions import targets
 from support import assert_refused
 
 HERE = [peer for peer in ("NumPy", "tiled") if peer in peers.PEERS]

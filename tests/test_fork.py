@@ -13,7 +13,8 @@ import pytest
 
 import regard
 from regard import forks, threads
-from regard.engines.cpu import cache, target  # noqa: F401  which have locks
+from regard.engines.cpu.target import cache  # noqa: F401  which have locks
+from regard.engines.cpu.target import instructions as target
 from regard.rules import expression  # noqa: F401
 from regard.viewer.store import Grower, Store, Worker
 
@@ -23,7 +24,12 @@ pytestmark = [
 ]
 SOURCES = sorted(Path(regard.__file__).parent.rglob("*.py"))
 # Those of one call, or of one job, which no other thread of a child waits for.
-OF_A_CALL = {"threads.py": 2, "engines/cpu/backward_work.py": 1, "engines/cpu/cache.py": 1, "viewer/store.py": 1}
+OF_A_CALL = {
+    "threads.py": 2,
+    "engines/cpu/schedule/backward_work.py": 1,
+    "engines/cpu/target/cache.py": 1,
+    "viewer/store.py": 1,
+}
 
 
 @pytest.mark.parametrize(("work", "count"), [("rules", 25), ("tiled", 25), ("cpu", 25), ("compile", 10)])

@@ -11,7 +11,7 @@ import pytest
 
 import regard
 from regard import short, threads
-from regard.engines.cpu import backward_work, second_work, work
+from regard.engines.cpu.schedule import backward_work, second_work, work
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="the system has no SIGALRM")
 LONG = 60

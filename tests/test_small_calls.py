@@ -15,7 +15,7 @@ import regard
 from regard import api, short
 from regard.api import problem_from
 from regard.engines import cpu
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.target.instructions import targets
 from regard.rules import Program, causal, window
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -283,7 +283,7 @@ def test_a_call_with_work_for_threads_is_kept(threads: int, rules: Any, monkeypa
 
 
 def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.engines.cpu.work.FEW_ROWS", 11)
+    monkeypatch.setattr("regard.engines.cpu.schedule.work.FEW_ROWS", 11)
     monkeypatch.setattr(short, "_mine", SimpleNamespace())
     call()
     calls = seen_calls(monkeypatch)

@@ -11,7 +11,7 @@ import numpy as np
 
 import regard
 from regard import system
-from regard.engines.cpu import permission
+from regard.engines.cpu.target import permission
 from regard.threads import num_threads
 
 REQUIRED = ("ml_dtypes", "threadpoolctl", "llvmlite", "rich", "safetensors")

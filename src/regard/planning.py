@@ -237,7 +237,7 @@ def _working_memory(p: Problem, engine: str) -> int:
     if engine == "spec":
         return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
     if engine == "cpu":
-        from regard.engines.cpu.work import working_memory
+        from regard.engines.cpu.schedule.work import working_memory
 
         return working_memory(p)
     threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // ROWS))

@@ -60,7 +60,7 @@ def keep(p: Problem, shape: tuple[int, ...]) -> None:
     calls, here = _calls(), _here(p.signature)
     if here not in calls and lasting(p.mask) and lasting(p.score):
         from regard.engines import cpu
-        from regard.engines.cpu.work import address_of
+        from regard.engines.cpu.schedule.work import address_of
 
         run = cpu.again(p)
         remember(calls, here, None if run is None else Short(run, p, shape, address_of), KEPT)

@@ -9,7 +9,7 @@ import pytest
 from test_guard_pages import SIZES, between_guards
 from test_targets import HERE
 
-from regard.engines.cpu.target import chosen, targets
+from regard.engines.cpu.target.instructions import chosen, targets
 
 DTYPES = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from llvmlite import binding as llvm
 
-from regard.engines.cpu import cache, emit, lanes, target
-from regard.engines.cpu.element import BF16, F32, I16, I32, I64, Type
-from regard.engines.cpu.layout import SIDE
-from regard.engines.cpu.matrices import REGISTERS
-from regard.engines.cpu.target import AVX2, OWN, Target
-from regard.engines.cpu.values import Pointer, Value
+from regard.engines.cpu.kernels import lanes
+from regard.engines.cpu.language import kernel as emit
+from regard.engines.cpu.language.amx import REGISTERS
+from regard.engines.cpu.language.types import BF16, F32, I16, I32, I64, Type
+from regard.engines.cpu.language.values import Pointer, Value
+from regard.engines.cpu.spec.forward import SIDE
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target import instructions as target
+from regard.engines.cpu.target.instructions import AVX2, OWN, Target
 
 TINY = 2.0**-126
 

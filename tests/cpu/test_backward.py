@@ -11,10 +11,11 @@ import regard
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled
-from regard.engines.cpu import backward_arrays, backward_work, cache, work
-from regard.engines.cpu.backward_arrays import Arrays
-from regard.engines.cpu.layout import TILE_BITS
-from regard.engines.cpu.target import chosen, targets
+from regard.engines.cpu.schedule import backward_arrays, backward_work, work
+from regard.engines.cpu.schedule.backward_arrays import Arrays
+from regard.engines.cpu.spec.forward import TILE_BITS
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import chosen, targets
 from regard.problem import Differential, Outputs
 from support import assert_gradients
 

@@ -14,8 +14,9 @@ import regard
 from regard.api import problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled
-from regard.engines.cpu import backward_tangent_work, cache
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.schedule import backward_tangent_work
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import targets
 from regard.problem import Differential, Outputs, Problem
 from support import assert_second
 

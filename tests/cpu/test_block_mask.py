@@ -8,10 +8,10 @@ import pytest
 
 import regard
 from regard.api import problem_from
-from regard.engines.cpu import work
-from regard.engines.cpu.block_mask import BlockMask, hides
-from regard.engines.cpu.layout import PART
-from regard.engines.cpu.target import chosen
+from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule.block_mask import BlockMask, hides
+from regard.engines.cpu.spec.forward import PART
+from regard.engines.cpu.target.instructions import chosen
 from regard.rules import Ranges, interval
 
 Array = np.ndarray[Any, Any]

@@ -13,10 +13,10 @@ from llvmlite import binding as llvm
 
 import regard
 from regard import ondisk
-from regard.engines.cpu import cache
-from regard.engines.cpu.element import I64
-from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.target import chosen
+from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.types import I64
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import chosen
 
 X = np.random.default_rng(0).standard_normal((1, 20, 8)).astype(np.float32)
 CHILD = """
@@ -46,7 +46,7 @@ def compiled() -> list[bool]:
 
 def test_a_change_of_any_module_makes_another_key(tmp_path: Path) -> None:
     """In folders below as well, and where a module moves from one to another."""
-    copy = shutil.copytree(Path(cache.__file__).parent, tmp_path / "cpu", ignore=shutil.ignore_patterns("__pycache__"))
+    copy = shutil.copytree(Path(cache.__file__).parents[1], tmp_path / "cpu", ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "kernels" / "parts").mkdir(parents=True)
     (copy / "kernels" / "parts" / "softmax.py").write_text("x = 1\n")
     modules = sorted(copy.rglob("*.py"))
@@ -147,7 +147,7 @@ import os, sys
 import numpy as np
 import regard
 from regard import ondisk
-from regard.engines.cpu import cache
+from regard.engines.cpu.target import cache
 x = np.load(sys.argv[1])
 for name in ("REGARD_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
     os.environ.pop(name, None)
@@ -207,7 +207,7 @@ import mmap
 import numpy as np
 import regard
 from regard import ondisk
-from regard.engines.cpu import work  # with all that it loads
+from regard.engines.cpu.schedule import work  # with all that it loads
 holes, kept = [], []
 for _ in range(64):
     holes.append(mmap.mmap(-1, 4096))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.engines.cpu import cache
+from regard.engines.cpu.target import cache
 
 X = np.random.default_rng(0).standard_normal((1, 20, 8)).astype(np.float32)
 

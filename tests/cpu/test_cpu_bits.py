@@ -12,8 +12,8 @@ import pytest
 
 import regard
 from regard.api import problem_from
-from regard.engines.cpu import work
-from regard.engines.cpu.target import Target, chosen, targets
+from regard.engines.cpu.schedule import work
+from regard.engines.cpu.target.instructions import Target, chosen, targets
 
 RNG = np.random.default_rng(0)
 H, N, D = 4, 1300, 24  # more than one span of 1024 keys

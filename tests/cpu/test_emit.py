@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from regard import spec
-from regard.engines.cpu import cache, mathematics
-from regard.engines.cpu.element import BF16, F16, F32, F64, I32, I64, Type, type_of
-from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.target import Target, targets
-from regard.engines.cpu.values import Value
+from regard.engines.cpu.language import mathematics
+from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.types import BF16, F16, F32, F64, I32, I64, Type, type_of
+from regard.engines.cpu.language.values import Value
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import Target, targets
 
 HERE = [t for t in targets().values() if t.runs and not t.matrices]  # those have a test of their own
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.engines.cpu.target import chosen, targets
+from regard.engines.cpu.target.instructions import chosen, targets
 
 pytestmark = pytest.mark.skipif(not hasattr(mmap, "PROT_NONE") and sys.platform == "win32", reason="needs mprotect")
 

@@ -12,11 +12,12 @@ import pytest
 import regard
 from regard import doctor
 from regard.api import problem_from
-from regard.engines.cpu import cache, permission, target
-from regard.engines.cpu.element import F32, I32
-from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.matrices import matrices
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.language.amx import matrices
+from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.types import F32, I32
+from regard.engines.cpu.target import cache, permission
+from regard.engines.cpu.target import instructions as target
+from regard.engines.cpu.target.instructions import targets
 from regard.problem import Outputs
 from support import assert_gradients
 
@@ -262,7 +263,7 @@ def test_threads_that_were_there_before_and_children() -> None:
 import os, sys, threading
 import ml_dtypes, numpy as np
 import regard
-from regard.engines.cpu import permission
+from regard.engines.cpu.target import permission
 q = np.random.default_rng(0).standard_normal((1, 40, 32)).astype(ml_dtypes.bfloat16)
 asked, found = threading.Event(), []
 def late():

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from regard.engines.cpu import narrowing
-from regard.engines.cpu.narrowing import narrowed
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.schedule import narrowing
+from regard.engines.cpu.schedule.narrowing import narrowed
+from regard.engines.cpu.target.instructions import targets
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])

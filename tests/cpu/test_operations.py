@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard.engines.cpu import cache
-from regard.engines.cpu.element import F32, F64, I32, I64, Type
-from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.layout import Arguments, integer_type
-from regard.engines.cpu.lowering import LEAVES, OPERATIONS, Lowering, Place
-from regard.engines.cpu.target import Target, targets
+from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.rules import LEAVES, OPERATIONS, Lowering, Place
+from regard.engines.cpu.language.types import F32, F64, I32, I64, Type
+from regard.engines.cpu.spec.forward import Arguments, integer_type
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import Target, targets
 from regard.rules import At, Node, Program, evaluate, table
 from regard.rules.expression import OPS, SCORE_LEAVES, build, cast, make, number
 from regard.rules.tracing import trace

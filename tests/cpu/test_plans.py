@@ -10,9 +10,9 @@ import pytest
 
 import regard
 from regard.api import problem_from
-from regard.engines.cpu import work
-from regard.engines.cpu.layout import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.schedule import work
+from regard.engines.cpu.spec.forward import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
+from regard.engines.cpu.target.instructions import targets
 
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((2, 200, 8)) for _ in range(3))

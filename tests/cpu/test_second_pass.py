@@ -9,10 +9,11 @@ from llvmlite import binding as llvm
 
 import regard
 from regard.api import problem_from
-from regard.engines.cpu import cache, work
-from regard.engines.cpu.second_work import second_kind
-from regard.engines.cpu.second_work import source as second_source
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule.second_work import second_kind
+from regard.engines.cpu.schedule.second_work import source as second_source
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import targets
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,7 +10,7 @@ import pytest
 from test_targets import HERE
 
 import regard
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.target.instructions import targets
 from special import ROWS, SPECIALS, Special, check
 
 BF16 = ml_dtypes.bfloat16

@@ -13,8 +13,9 @@ import regard
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
 from regard.engines import cpu, tiled
-from regard.engines.cpu import cache, tangent_work
-from regard.engines.cpu.target import targets
+from regard.engines.cpu.schedule import tangent_work
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import targets
 from regard.problem import Differential, Outputs, Problem
 from support import assert_tangents
 
@@ -120,7 +121,7 @@ def test_any_number_of_threads(
     monkeypatch.setattr("regard.threads._chosen", 1)
     alone = run(*call, **wish)
     monkeypatch.setattr("regard.threads._chosen", threads)
-    monkeypatch.setattr("regard.engines.cpu.work.SMALL", 0)
+    monkeypatch.setattr("regard.engines.cpu.schedule.work.SMALL", 0)
     assert run(*call, **wish) == alone
 
 

@@ -12,9 +12,10 @@ from llvmlite import binding as llvm
 import regard
 from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
-from regard.engines.cpu import cache, target
-from regard.engines.cpu.target import targets
-from regard.engines.cpu.work import kind_of, source
+from regard.engines.cpu.schedule.work import kind_of, source
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target import instructions as target
+from regard.engines.cpu.target.instructions import targets
 from regard.problem import Outputs
 from support import assert_outputs
 

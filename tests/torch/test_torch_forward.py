@@ -15,7 +15,7 @@ import regard
 import regard.torch
 from regard import memory
 from regard.bench.cases import CASES, Case, case
-from regard.engines.cpu import work
+from regard.engines.cpu.schedule import work
 from regard.torch.operators import execute
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from regard import memory
-from regard.engines.cpu.ahead import Ahead
-from regard.engines.cpu.cache import Compiled, kernel
-from regard.engines.cpu.element import BF16, F32, F64, I32, Type
-from regard.engines.cpu.emit import Kernel
-from regard.engines.cpu.lanes import UNROLL
-from regard.engines.cpu.layout import DEPTH, SIDE
-from regard.engines.cpu.matrices import REGISTERS, matrices
-from regard.engines.cpu.target import Target, chosen
+from regard.engines.cpu.kernels.lanes import UNROLL
+from regard.engines.cpu.language.amx import REGISTERS, matrices
+from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.prefetch import Ahead
+from regard.engines.cpu.language.types import BF16, F32, F64, I32, Type
+from regard.engines.cpu.spec.forward import DEPTH, SIDE
+from regard.engines.cpu.target.cache import Compiled, kernel
+from regard.engines.cpu.target.instructions import Target, chosen
 from regard.threads import spread
 
 Array = np.ndarray[Any, np.dtype[Any]]

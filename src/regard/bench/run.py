@@ -99,7 +99,7 @@ def machine(s: Setting) -> dict[str, str]:
 
 def _target() -> str:
     try:
-        from regard.engines.cpu.target import chosen
+        from regard.engines.cpu.target.instructions import chosen
 
         target = chosen()
     except (ImportError, RuntimeError) as error:

@@ -42,7 +42,7 @@ def supports(p: Problem) -> str | None:
     if max(p.d, p.d_v) > WIDEST:
         return f"heads of at most {WIDEST} features, got d = {p.d} and d_v = {p.d_v}"
     if p.dtype == np.float16 or (p.bias is not None and p.bias.dtype == np.float16):
-        from regard.engines.cpu.target import chosen
+        from regard.engines.cpu.target.instructions import chosen
 
         if chosen().name == "baseline":
             return "this processor does not convert float16"
@@ -75,7 +75,7 @@ def _length(node: Node) -> int:
 @functools.cache
 def _work() -> Any:
     """What needs the compiler, loaded by the first call; to import it in each one takes a microsecond."""
-    from regard.engines.cpu import work
+    from regard.engines.cpu.schedule import work
 
     return work
 
@@ -112,7 +112,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         seen[s] = indices[..., 0] if s.name == "argmax" else Top(values, indices)
     passed = tuple(s for s in observe if s.name in ("visible", "received", "profile", "pooled"))
     if passed:
-        from regard.engines.cpu.second_work import second_pass
+        from regard.engines.cpu.schedule.second_work import second_pass
 
         seen |= second_pass(p, work.chosen(), lse, passed)
     from regard.engines import tiled
@@ -126,16 +126,16 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 def again(p: Problem) -> Any:
     """What runs a short call once more: a function of the addresses of query, key, value, out and lse, or None."""
-    from regard.engines.cpu import work
-    from regard.engines.cpu.target import chosen
+    from regard.engines.cpu.schedule import work
+    from regard.engines.cpu.target.instructions import chosen
 
     return work.again(p, chosen())
 
 
 def step(p: Problem) -> Any:
     """What runs a step of decoding like this one with any number of keys (see `decoding.Step`), or None."""
-    from regard.engines.cpu import decoding
-    from regard.engines.cpu.target import chosen
+    from regard.engines.cpu.schedule import decoding
+    from regard.engines.cpu.target.instructions import chosen
 
     return decoding.step(p, chosen())
 
@@ -147,8 +147,8 @@ def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
 
 
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
-    from regard.engines.cpu.second_work import second_pass
-    from regard.engines.cpu.target import chosen
+    from regard.engines.cpu.schedule.second_work import second_pass
+    from regard.engines.cpu.target.instructions import chosen
 
     mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
     found = second_pass(p, chosen(), lse, (mass, largest))
@@ -156,8 +156,8 @@ def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
-    from regard.engines.cpu.backward_work import backward as run
-    from regard.engines.cpu.target import chosen
+    from regard.engines.cpu.schedule.backward_work import backward as run
+    from regard.engines.cpu.target.instructions import chosen
 
     return run(p, chosen(), outputs, normalized(p, outputs, ct, maps), into)
 
@@ -166,8 +166,8 @@ def jvp(
     p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
     """The outputs are those of `forward`, to the bit; if they are given, they are not made again."""
-    from regard.engines.cpu import tangent_work
-    from regard.engines.cpu.target import chosen
+    from regard.engines.cpu.schedule import tangent_work
+    from regard.engines.cpu.target.instructions import chosen
 
     return tangent_work.jvp(p, chosen(), t, outputs, into)
 
@@ -175,8 +175,8 @@ def jvp(
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    from regard.engines.cpu import backward_tangent_work
-    from regard.engines.cpu.target import chosen
+    from regard.engines.cpu.schedule import backward_tangent_work
+    from regard.engines.cpu.target.instructions import chosen
 
     return backward_tangent_work.backward_jvp(p, chosen(), outputs, ct, t, d_outputs, d_ct)
 

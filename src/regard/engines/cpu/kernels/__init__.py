@@ -1,0 +1,1 @@
+"""The kernels, and the parts that they share."""

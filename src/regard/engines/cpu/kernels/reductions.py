@@ -1,0 +1,149 @@
+"""The second pass: given lse, the weights of every tile and what is summed of them.
+
+The scores are those of forward, to the bit. Of the weights P = exp(S − lse), with a query in every lane, are made: how
+many keys a query sees; sums over queries (`received`); sums along diagonals (`profile`); and maps by cells.
+"""
+
+import math
+
+from regard.engines.cpu.kernels.lanes import Tile
+from regard.engines.cpu.kernels.prefill import ManyQueries
+from regard.engines.cpu.language import mathematics
+from regard.engines.cpu.language.types import I64
+from regard.engines.cpu.language.values import Value
+from regard.engines.cpu.spec.forward import KEYS
+from regard.engines.cpu.spec.reductions import SecondKind
+
+
+class SecondPass(ManyQueries):
+    """The kernel. Of an item, `m` holds −lse in the units of scores, `l` counts the keys that are seen, and `e` holds
+    an lse that is subtracted before, or 0."""
+
+    kind: SecondKind
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.each_lane(self._begin_row)
+
+    def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
+        lse = self.address("lse", self.real)[g * self.k.integer("row_head") + r]
+        k, none = self.k, self.k.constant(self.real, 0.0)
+        unit = 1.0 if self.kind.ruled else mathematics.LOG2_E
+        shift = -self._finite(lse * unit)
+        if not self.kind.ruled:
+            far = self._is_far(lse, lse * unit)
+            shift, self.item.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
+        nobody = k.constant(self.real, -math.inf)  # a lane without a query has no weight
+        self.item.m[lane] = k.where(lane < self.word("lanes"), shift, nobody)
+
+    def _span(self) -> None:
+        self.item.cursor[0] = self._tiles(self.item.cursor[0], self._work_on)
+
+    def _written(self) -> tuple[str, ...]:
+        return ()
+
+    def _work_on(self, tile: Tile) -> None:
+        self._copies(tile)
+        self._scores(tile)
+        self._rules(tile)
+        self._weights(tile)
+        for name, work in (("received", self._receive), ("profile", self._slide)):
+            if name in self.kind.wants:
+                work(tile)
+        if self.maps:
+            self._pool(tile)
+
+    @property
+    def maps(self) -> list[str]:
+        return [name for name in ("mass", "max_map") if name in self.kind.wants]
+
+    def _weights(self, tile: Tile) -> None:
+        """P, 0 for what is hidden and for keys of the tile that are not there."""
+        k, P = self.k, self.tile.P
+        if not self.kind.ruled:
+            self._subtract_lse(tile, self.item.e, self.product_scale)
+        seen = self.item.l.of(mathematics.integer_of(self.real))
+        for start, stop in ((k.whole(0), tile.first), (tile.stop, k.whole(KEYS))):
+            with k.loop(stop * self.B, start=start * self.B, step=self.W) as n:
+                P[n] = self.zero()
+        with k.loop(self.B, step=self.W) as c:
+            shift, count = self.load(self.item.m, c), k.variable(seen.load(c, self.W))
+            with k.loop(tile.stop, start=tile.first) as p:
+                at = p * self.B + c
+                s = self.load(P, at)
+                hidden = s == -math.inf
+                P[at] = k.where(hidden, self.zero(), self._weight(s, shift)[0])
+                if "visible" in self.kind.wants:
+                    count.value = count.value + (~hidden).to(count.type)
+            if "visible" in self.kind.wants:
+                seen[c] = count.value
+
+    def _receive(self, tile: Tile) -> None:
+        """Sums over lanes, W keys at a time."""
+        k, W, B = self.k, self.W, self.B
+        total = self.address("received", self.real) + (tile.start + k.integer("shift"))
+        with k.loop(tile.stop, start=tile.first & -W, step=W) as p:
+            rows = []
+            for n in range(W):
+                first, *others = (self.load(self.tile.P, (p + n) * B, c) for c in self.vectors())
+                rows.append(sum(others, first))
+            first, *others = k.transpose(rows)
+            total[p] = total.load(p, W) + sum(others, first)
+
+    def _slide(self, tile: Tile) -> None:
+        """Sums along diagonals: lanes that are W apart lie on those of keys that are W apart."""
+        k, W = self.k, self.W
+        total = self.address("profile", self.real) + (-tile.start)
+        keys, lanes = range(0, KEYS, W), self.vectors()
+        with k.loop(W) as n:
+            for diagonal in range(W - KEYS, self.B, W):
+                there = [(p, p + diagonal) for p in keys if p + diagonal in lanes]
+                first, *others = (self.load(self.tile.P, (n + p) * self.B, c) for p, c in there)
+                at = diagonal - n
+                total[at] = total.load(at, W) + sum(others, first)
+
+    def _pool(self, tile: Tile) -> None:
+        """The keys of each cell that the tile touches, then its queries."""
+        k = self.k
+        edges = k.pointer("edges", I64)
+        number = (tile.start + k.integer("shift")) // KEYS
+        cell, p = k.variable(k.pointer("tile_cells", I64)[number]), k.variable(tile.first)
+        with k.loop_while(lambda: p.value < tile.stop):
+            end = k.minimum(edges[cell.value + 1] - tile.start, tile.stop)
+            with k.when(end > p.value):
+                with k.loop(self.B, step=self.W) as c:
+                    made = [k.variable(self.zero()) for _ in self.maps]
+                    with k.loop(end, start=p.value) as q:
+                        for name, x in zip(self.maps, made, strict=True):
+                            x.value = self._pooled(name, x.value, self.load(self.tile.P, q * self.B, c))
+                    for into, x in zip((self.tile.old, self.tile.new), made, strict=False):
+                        into[c] = x.value
+                self._pool_rows(cell.value)
+                p.value = end
+            cell.value = cell.value + 1
+
+    def _pooled(self, name: str, x: Value, weight: Value) -> Value:
+        if name == "mass":
+            return x + weight
+        return self.k.where((weight > x) | weight.is_nan(), weight, x)
+
+    def _pool_rows(self, col: Value) -> None:
+        k, zero = self.k, self.k.constant(self.real, 0.0)
+        row_cells, lanes = k.pointer("row_cells", I64) + self.word("row"), self.word("lanes")
+        made = [k.variable(zero) for _ in self.maps]
+        with k.loop(lanes) as n:
+            for name, x, source in zip(self.maps, made, (self.tile.old, self.tile.new), strict=False):
+                x.value = self._pooled(name, x.value, source[n])
+            here = row_cells[n]
+            with k.when((row_cells[n + 1] != here) | (n + 1 == lanes)):
+                for name, x in zip(self.maps, made, strict=True):
+                    map = self.address(name, self.real)
+                    map[here + col] = self._pooled(name, map[here + col], x.value)
+                    x.value = zero
+
+    def _end(self) -> None:
+        if "visible" not in self.kind.wants:
+            return
+        seen = self.item.l.of(mathematics.integer_of(self.real))
+        with self.k.loop(self.word("lanes")) as n:
+            self.address("visible", I64)[n] = seen[n].to(I64)

@@ -1,0 +1,115 @@
+"""Registers that hold a matrix, and products of matrices: AMX's, on the target that has `matrices`.
+
+A matrix is 16 rows of 64 bytes: 16 × 16 numbers of 32 bits, or words of two bfloat16 each.
+
+    with matrices(k) as (total, x, y, *_):
+        total.clear()
+        x.load(rows, stride)
+        y.load(columns, stride)
+        total.add_product(x, y)
+        total.store(result, stride)
+
+`add_product` takes 16 rows of 32 bfloat16 and 16 rows of words that hold two numbers of a column each:
+
+    total[r, c] ← total[r, c] + (Σ_n x[r, 2n] y[2n, c] + Σ_n x[r, 2n + 1] y[2n + 1, c])
+
+in float32, in the order of n, one rounding for a product and its sum; what is below the smallest normal number counts
+as 0 and becomes 0 (Intel's manual, TDPBF16PS). So vectors can sum in the same way.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.types import I8, I64
+from regard.engines.cpu.language.values import Pointer, Value, Variable
+from regard.engines.cpu.spec.forward import DEPTH, SIDE
+
+REGISTERS = 8
+
+
+class Matrix:
+    """A register."""
+
+    def __init__(self, k: Kernel, number: int):
+        self.k, self.number = k, ir.Constant(I8.raw, number)
+
+    def clear(self) -> None:
+        self._do("tilezero", self.number)
+
+    def load(self, p: Pointer, stride: Any) -> None:
+        """16 rows of 64 bytes, `stride` bytes apart."""
+        self._do("tileloadd64", self.number, p.raw, self.k.whole(stride).raw)
+
+    def store(self, p: Pointer, stride: Any) -> None:
+        self._do("tilestored64", self.number, p.raw, self.k.whole(stride).raw)
+
+    def add_product(self, x: "Matrix", y: "Matrix") -> None:
+        self._do("tdpbf16ps", self.number, x.number, y.number)
+
+    def _do(self, name: str, *arguments: Any) -> None:
+        _do(self.k, name, *arguments)
+
+
+Totals = Sequence[Sequence[Matrix]]  # of blocks of rows, one for each block of columns
+
+
+@contextmanager
+def matrices(k: Kernel) -> Iterator[list[Matrix]]:
+    """The registers; what they hold is lost in the end."""
+    shape = k.words_on_stack(8)
+    low = 1 | 0  # the palette, and no row to begin at
+    words = [low, 0] + [SIDE * 4 * 0x0001000100010001] * 2 + [0, 0] + [SIDE * 0x0101010101010101] + [0]
+    for n, x in enumerate(words):
+        shape[n] = k.constant(I64, x)
+    _do(k, "ldtilecfg", shape.raw)
+    yield [Matrix(k, n) for n in range(REGISTERS)]
+    _do(k, "tilerelease")
+
+
+def add_products(
+    registers: Sequence[Matrix],
+    totals: Totals,
+    steps: tuple[Value, Value],
+    row: Callable[[int, Value], Pointer],
+    width: Value | int,
+    column: Callable[[int, Value], Pointer],
+    pitch: Value | int,
+) -> None:
+    """totals[r][c] += rows times columns, DEPTH products at a time, through the last two registers.
+
+    row: where the r-th block begins in the n-th step, its rows `width` bytes apart; column: likewise the c-th block of
+    columns, its rows `pitch` bytes apart.
+    """
+    x, y = registers[-2:]
+    with x.k.loop(steps[1], start=steps[0]) as n:
+        for r, line in enumerate(totals):
+            x.load(row(r, n), width)
+            for c, total in enumerate(line):
+                y.load(column(c, n), pitch)
+                total.add_product(x, y)
+
+
+def add_by_vectors(
+    k: Kernel, total: Variable, ends: tuple[Value, Value], halves: Callable[[Value], Iterable[tuple[Value, Value]]]
+) -> None:
+    """total += the products of the words between `ends`, as matrices sum, their steps counted from word 0.
+
+    halves: the factors of the n-th words, of their even numbers and of their odd ones.
+    """
+    zero = k.constant(total.type, 0.0).spread(total.lanes)
+    chains = [k.variable(zero) for _ in range(2)]
+    with k.loop(ends[1], start=ends[0] & -(DEPTH // 2), step=DEPTH // 2) as block:
+        for chain in chains:
+            chain.value = zero
+        with k.loop(k.minimum(ends[1], block + DEPTH // 2), start=k.maximum(ends[0], block)) as n:
+            for chain, (x, y) in zip(chains, halves(n), strict=True):
+                chain.value = k.fma(x, y, chain.value)
+        total.value += chains[0].value + chains[1].value
+
+
+def _do(k: Kernel, name: str, *arguments: Any) -> None:
+    k.call_named(f"llvm.x86.{name}", ir.VoidType(), [x.type for x in arguments], arguments)

@@ -1,0 +1,232 @@
+"""The arrays of backward, its rule with derivatives, and the kernel that a call needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import numpy as np
+
+from regard import memory
+from regard.engines.cpu.language.types import BF16
+from regard.engines.cpu.schedule.block_mask import hides
+from regard.engines.cpu.schedule.narrowing import narrowed
+from regard.engines.cpu.schedule.work import by_head, dense_masks, with_queries_in_lanes, written
+from regard.engines.cpu.spec.backward import STRANDS, BackwardKind, Reading, padded
+from regard.engines.cpu.spec.forward import DEPTH, KEYS, Arguments, multiple
+from regard.engines.cpu.target.instructions import Target
+from regard.forks import cached_property
+from regard.problem import Differential, Outputs, Problem, collapse
+from regard.rules import Node, Program, Table, tangent
+
+if TYPE_CHECKING:
+    from regard.engines.cpu.language.kernel import Kernel
+
+Array = np.ndarray[Any, np.dtype[Any]]
+STREAMED = 2**25  # bytes
+LANES = 64  # of products of matrices
+
+
+class Arrays:
+    """The arrays of one call: what the kernel reads beside the inputs, and what it writes; and which kernel it is."""
+
+    name = "backward"
+
+    def __init__(self, p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None):
+        self.p, real = p, p.compute
+        self.into = into or Differential()
+        assert outputs.out is not None
+        assert outputs.lse is not None
+        self.out, self.lse = outputs.out, np.ascontiguousarray(outputs.lse)
+        self.dout = np.broadcast_to(np.zeros((), p.dtype), self.out.shape) if ct.out is None else ct.out
+        self.p_sink: Any = real.type(0)
+        if p.sink is not None:
+            self.p_sink = np.where(self.lse == -np.inf, 0, np.exp(by_head(p, p.sink)[:, None] - self.lse))
+        self.given = None if ct.lse is None else ct.lse.astype(real)
+        self.d_entropy = None if ct.entropy is None else np.ascontiguousarray(ct.entropy, real)
+        if self.d_entropy is not None:
+            assert outputs.entropy is not None
+            self.spread = np.where(self.lse == -np.inf, 0, 1 - self.p_sink) - outputs.entropy  # Σ P − H
+            more = self.d_entropy * self.spread
+            self.given = more if self.given is None else self.given + more
+        if self.given is not None:
+            self.given = np.ascontiguousarray(self.given, real)
+        self.c = None if p.sink is None else np.zeros(self.lse.shape, real)
+        self.dq = self.sums(self.into.query, p.shape(p.n_q, p.d))
+        shapes = [(*p.lead, p.kv_heads, p.n_k, padded(real.itemsize, width)) for width in (p.d, p.d_v)]
+        self.dk, self.dv = (
+            self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
+        )
+        bias = p.trained_bias
+        # Where nothing is hidden every number of a bias that belongs to one head is written.
+        every = (
+            bias is not None and not p.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
+            and not hides(p.dense(bias))
+        )  # fmt: skip
+        make = memory.empty if every else memory.zeros
+        self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
+        self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
+        self.tables: Mapping[Table, Array] = {}  # tangents of some
+
+    def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
+        """Where sums of a shape are made: in the array given, if they can be."""
+        real = self.p.compute
+        if into is None or (into.shape, into.dtype) != (shape, real) or into.strides[-1] != real.itemsize:
+            return (memory.zeros if zero else memory.empty)(shape, real, aligned=True)
+        if zero:
+            into[...] = 0
+        return into
+
+    def bias_shape(self, bias: Array) -> tuple[int, ...]:
+        """Of the sums of dS: for each batch element and head, but as the bias where that is n_q · n_k."""
+        rows, keys = bias_axes(bias)
+        if rows and keys:
+            return tuple(bias.shape)
+        return self.p.shape(self.p.n_q if rows else 1, self.p.n_k if keys else 1)
+
+    def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
+        """Whatever an item has an address in, in its order: the name, the array, the dimensions behind the leading
+        ones, and whether heads of a group share it, and all rows.
+        """
+        p = self.p
+        bias, dbias = (None if x is None else p.dense(x) for x in (p.bias, self.dbias))
+        return [
+            ("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", self.out, 3, False),
+            ("dout", self.dout, 3, False), ("lse", self.lse, 2, False), ("given", self.given, 2, False),
+            ("d_entropy", self.d_entropy, 2, False), ("c", self.c, 2, False), ("dq", self.dq, 3, False),
+            ("dk", self.dk, 3, True), ("dv", self.dv, 3, True), ("bias", bias, 3, False), ("dbias", dbias, 3, False),
+            *self.more(), *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
+        ]  # fmt: skip
+
+    def more(self) -> list[tuple[str, Array | None, int, bool]]:
+        """Those that only a tangent has."""
+        return []
+
+    @property
+    def streams(self) -> bool:
+        """Whether the sums for a bias are too many for caches, and its vectors lie on cache lines."""
+        if self.dbias is None or self.dbias.nbytes < STREAMED:
+            return False
+        shift = self.p.origin[2] % KEYS * self.dbias.itemsize
+        return (shift | self.dbias.strides[-2]) % memory.CACHE_LINE == 0
+
+    @property
+    def lie(self) -> tuple[Any, ...]:
+        """What plans depend on beside the problem."""
+        arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
+        trained = self.dbias is not None, *map(ref, self.p.tables)
+        return *(None if x is None else x.strides for x in arrays), trained
+
+    @cached_property
+    def rule(self) -> "Rule":
+        """The score and its derivatives."""
+        return rule_of(self.p)
+
+    def kind(self, target: Target) -> BackwardKind:
+        return kind_of(self.p, target, self.d_entropy is not None, self.rule)
+
+    def source(self, kind: BackwardKind, target: Target) -> str:
+        """The IR of the kernel."""
+
+        def write(k: "Kernel") -> None:
+            from regard.engines.cpu.kernels.backward import Backward
+
+            Backward(k, kind).run()
+
+        return written(self.name, kind.fields, target, write)
+
+    def result(self, target: Target) -> Differential:
+        p = self.p
+
+        def fit(x: Array | None, like: Array | None) -> Any:
+            return None if x is None or like is None else narrowed(collapse(x, like.shape), like.dtype, target)
+
+        dk, dv = (
+            x if x is into else x[..., :width]
+            for x, into, width in ((self.dk, self.into.key, p.d), (self.dv, self.into.value, p.d_v))
+        )
+        return Differential(
+            query=fit(self.dq, p.query),
+            key=fit(dk, p.key),
+            value=fit(dv, p.value),
+            bias=fit(self.dbias, p.bias),
+            sink=None if self.c is None else self.sink(self.c),
+            tables={table: np.asarray(x.sum(axis=(0, 1)), table.dtype) for table, x in self.dtables.items()},
+        )
+
+    def sink(self, c: Array) -> Any:
+        return self.sink_of(self.p_sink * c)
+
+    def sink_of(self, rows: Array) -> Any:
+        """The gradient of the sink from its parts by query."""
+        assert self.p.sink is not None
+        sums = rows.reshape(self.p.batch, self.p.heads, self.p.n_q).sum(axis=(0, 2))
+        return collapse(sums, self.p.sink.shape).astype(self.p.sink.dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The program of a score with its derivatives, as `BackwardKind` has it.
+
+    moving: of the program's tables those that are tangents, by number, and of which tables.
+    """
+
+    score: Arguments | None = None
+    bent: bool = False
+    readings: tuple[Reading, ...] = ()
+    moving: Mapping[int, Table] = field(default_factory=dict)
+
+
+def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKind:
+    """The kernel for a call. entropy: whether it has a cotangent."""
+    mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
+    plain = with_queries_in_lanes(p, target, p.n_q, mask, rule.score, entropy)
+    trained = p.trained_bias
+    rows, keys = (True, False) if trained is None else bias_axes(trained)
+    matrices = plain.element is BF16 and target.matrices
+    if matrices:
+        plain = replace(plain, lanes=min(LANES, multiple(p.n_q, DEPTH)), pairs=True, matrices=True)
+    elif plain.element is BF16:
+        plain = replace(plain, pairs=target.bf16_dot)
+    return BackwardKind(
+        **vars(plain),
+        bent=rule.bent,
+        readings=rule.readings,
+        trains_bias=trained is not None,
+        bias_rows=rows,
+        bias_keys=keys,
+        bias_shared=trained is not None and bias_shared(p, trained),
+    )
+
+
+def bias_shared(p: Problem, bias: Array) -> bool:
+    """Whether several heads add to the same sums for rows and keys."""
+    return all(bias_axes(bias)) and bias.size != p.batch * p.heads * p.n_q * p.n_k
+
+
+def bias_axes(bias: Array) -> tuple[bool, bool]:
+    """Whether the sums of dS for a bias have rows and keys; they have rows at least."""
+    rows, keys = (1, *bias.shape)[-2:] if bias.ndim else (1, 1)
+    return rows != 1 or keys == 1, keys != 1
+
+
+def rule_of(p: Problem, tangents: Mapping[Table, Table] | None = None) -> Rule:
+    """The rule of a call and its derivatives; with tangents of tables, each with its tangent behind."""
+    if p.score_node is None:
+        return Rule()
+    d_ds, slopes = p.score_partials[0], p.table_partials
+    assert d_ds is not None
+
+    def both(node: Node) -> list[Node]:
+        return [node] if tangents is None else [node, tangent(node, tangents)]
+
+    bent = not (d_ds.op == "literal" and d_ds.payload == 1)
+    nodes = both(p.score_node) + (both(d_ds) if bent else [])
+    leaves = [leaf for leaf, slope in slopes.items() if not (slope.op == "literal" and slope.payload == 0)]
+    for leaf in leaves:
+        nodes += [*both(slopes[leaf]), *leaf.args]
+    program = Program.of(nodes)
+    numbers = {table: n for n, table in enumerate(program.tables)}
+    readings = tuple(Reading(numbers[leaf.payload], len(leaf.args)) for leaf in leaves)
+    moving = {numbers[x]: table for table, x in (tangents or {}).items() if x in numbers}
+    return Rule(Arguments("score", program), bent, readings, moving)

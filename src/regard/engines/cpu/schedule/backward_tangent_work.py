@@ -1,0 +1,104 @@
+"""From a problem and cotangents, and tangents of both, to the tangent-of-backward kernel: backward's plans."""
+
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import numpy as np
+
+from regard.engines.cpu.language.types import type_of
+from regard.engines.cpu.schedule.backward_arrays import Arrays, Rule, rule_of
+from regard.engines.cpu.schedule.backward_work import run
+from regard.engines.cpu.schedule.work import by_head, written
+from regard.engines.cpu.spec.backward import BackwardKind
+from regard.engines.cpu.spec.backward_jvp import BackwardTangentKind
+from regard.engines.cpu.target.instructions import Target
+from regard.forks import cached_property
+from regard.problem import Differential, Outputs, Problem
+from regard.rules import Table
+
+if TYPE_CHECKING:
+    from regard.engines.cpu.language.kernel import Kernel
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Tangents(Arrays):
+    """Those of backward, whose gradients become their tangents; and tangents of the inputs, outputs and cotangents."""
+
+    name = "backward_tangent"
+
+    def __init__(self, p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs):
+        curved = ct.entropy is not None
+        if not curved and d_ct.entropy is not None:
+            ct = ct._replace(entropy=np.zeros_like(d_ct.entropy))
+        super().__init__(p, outputs, ct)
+        real = p.compute
+        assert d_outputs.out is not None
+        assert d_outputs.lse is not None
+        self.t, self.bias_dot = t, t.bias
+        if p.bias is not None and t.bias is not None and t.bias.dtype not in (real, p.bias.dtype):
+            self.bias_dot = t.bias.astype(real)
+        self.out_dot, self.dout_dot = d_outputs.out, d_ct.out
+        self.lse_dot = np.ascontiguousarray(d_outputs.lse, real)
+        self.p_sink_dot: Any = real.type(0)
+        if p.sink is not None:
+            sink_dot = 0 if t.sink is None else by_head(p, t.sink)[:, None]
+            self.p_sink_dot = self.p_sink * (sink_dot - self.lse_dot)
+        self.given_dot = np.zeros(self.lse.shape, real) if d_ct.lse is None else d_ct.lse.astype(real)
+        self.d_entropy_dot: Array | None = None
+        if self.d_entropy is not None:
+            self.d_entropy_dot = np.zeros_like(self.d_entropy)
+            if d_ct.entropy is not None:
+                self.d_entropy_dot[...] = d_ct.entropy
+                self.given_dot = self.given_dot + self.d_entropy_dot * self.spread
+            if curved:
+                assert d_outputs.entropy is not None
+                self.given_dot = self.given_dot - self.d_entropy * (self.p_sink_dot + d_outputs.entropy)
+        self.given_dot = np.ascontiguousarray(self.given_dot)
+        self.c_dot = None if p.sink is None else np.zeros(self.lse.shape, real)
+        self.tables = {table: np.ascontiguousarray(x, real) for table, x in t.tables.items()}
+
+    def more(self) -> list[tuple[str, Array | None, int, bool]]:
+        t = self.t
+        return [
+            ("q_dot", t.query, 3, False), ("k_dot", t.key, 3, True), ("v_dot", t.value, 3, True),
+            ("dout_dot", self.dout_dot, 3, False),
+            ("bias_dot", None if self.bias_dot is None else self.p.dense(self.bias_dot), 3, False),
+            ("out_dot", self.out_dot, 3, False), ("lse_dot", self.lse_dot, 2, False),
+            ("given_dot", self.given_dot, 2, False), ("d_entropy_dot", self.d_entropy_dot, 2, False),
+            ("c_dot", self.c_dot, 2, False),
+        ]  # fmt: skip
+
+    @property
+    def lie(self) -> tuple[Any, ...]:
+        arrays = ((None if x is None else (x.dtype, x.shape, x.strides)) for _, x, _, _ in self.more())
+        return (*super().lie, *arrays, tuple(ref(table) for table in self.tables))
+
+    @cached_property
+    def rule(self) -> Rule:
+        return rule_of(self.p, {table: Table(x) for table, x in self.t.tables.items()})
+
+    def kind(self, target: Target) -> BackwardTangentKind:
+        bias = self.p.trained_bias if self.bias_dot is None else self.bias_dot
+        return BackwardTangentKind(**vars(super().kind(target)), bias_dot=None if bias is None else type_of(bias.dtype))
+
+    def source(self, kind: BackwardKind, target: Target) -> str:
+        def write(k: "Kernel") -> None:
+            from regard.engines.cpu.kernels.backward_jvp import BackwardTangent
+
+            assert isinstance(kind, BackwardTangentKind)
+            BackwardTangent(k, kind).run()
+
+        return written(self.name, kind.fields, target, write)
+
+    def sink(self, c: Array) -> Any:
+        assert self.c_dot is not None
+        return self.sink_of(self.p_sink_dot * c + self.p_sink * self.c_dot)
+
+
+def backward_jvp(
+    p: Problem, target: Target, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+) -> Differential:
+    """The tangents of `backward` along tangents t of the inputs and d_ct of the cotangents."""
+    with np.errstate(all="ignore"):
+        return run(p, target, Tangents(p, outputs, ct, t, d_outputs, d_ct))

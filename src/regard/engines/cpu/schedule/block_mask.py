@@ -1,0 +1,162 @@
+"""Which blocks of a dense mask or bias are empty or full: one quick pass over it in each call, as arrays may change.
+
+Empty blocks are skipped and full ones need no mask, as under a rule. FlexAttention calls such a summary a block mask.
+"""
+
+from functools import reduce
+from operator import and_, or_
+from typing import Any
+
+import numpy as np
+
+from regard.engines.cpu.language.types import I8, I16, I32, I64, Type
+from regard.engines.cpu.spec.forward import PART
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import Target
+from regard.rules import Ranges
+from regard.threads import spread
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FIELDS = ("source", "row", "rows", "width", "parts", "each", "some", "every", "seen", "full")
+CHUNK = 2**20  # bytes that a thread looks at before it takes more
+SAMPLES = 32  # rows, and keys of each, that say whether a bias hides anything
+TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
+
+
+class BlockMask:
+    """A mask or a bias (..., h, n_q, n_k), summed up in cells of `each` queries, counted from `first`, and PART keys.
+
+    What is False, or −∞ in a bias, is hidden.
+
+    Of cells that have something visible, and of those in which all is, there are the numbers above and to the left of
+    each, so that four of them answer for any rectangle.
+    """
+
+    def __init__(self, mask: Array, first: int, each: int, target: Target, threads: int):
+        lead = mask.shape[:-2]
+        planes = mask[tuple(slice(1 if step == 0 else None) for step in mask.strides[:-1])]
+        self.one_row = planes.shape[-2] == 1
+        planes = planes if self.one_row else planes[..., first:, :]
+        self.first, self.each = first, each
+        seen, full = _summed_up(planes, each, target, threads)
+        self.seen, self.full = (np.broadcast_to(_counted(x), (*lead, *(n + 1 for n in x.shape[-2:])))
+                                for x in (seen, full))  # fmt: skip
+
+    def bounds(self, at: tuple[int, ...], rows: tuple[Any, Any], keys: tuple[Any, Any]) -> tuple[Array, Array]:
+        """The least and the greatest value among rows and keys, both ends included, of a head `at` (..., h).
+
+        Keys beyond the last one may be asked for.
+        """
+        top, bottom = (np.zeros_like(x) if self.one_row else (x - self.first) // self.each for x in rows)
+        left, right = (np.minimum(x // PART, self.seen.shape[-1] - 2) for x in keys)
+
+        def count(total: Array) -> Any:
+            return total[bottom + 1, right + 1] - total[top, right + 1] - total[bottom + 1, left] + total[top, left]
+
+        cells = (bottom - top + 1) * (right - left + 1)
+        return (count(self.full[at]) == cells).astype(np.int64), (count(self.seen[at]) > 0).astype(np.int64)
+
+
+def hides(bias: Array) -> bool:
+    """Whether there are −∞ among samples of a bias (..., h, n_q, n_k)."""
+    rows, keys = (max(1, n // SAMPLES) for n in bias.shape[-2:])
+    some = bias[tuple(slice(1 if step == 0 else None) for step in bias.strides[:-2])][..., ::rows, ::keys]
+    return bool((some == -np.inf).any())
+
+
+def _counted(x: Array) -> Array:
+    """The sums of all above and to the left, with a row and a column of 0 in front."""
+    made = np.zeros((*x.shape[:-2], x.shape[-2] + 1, x.shape[-1] + 1), np.int32)
+    np.cumsum(x, axis=-2, dtype=np.int32, out=made[..., 1:, 1:])
+    return np.cumsum(made, axis=-1, dtype=np.int32, out=made)
+
+
+def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
+    """For each cell whether something is visible and whether all is, as bytes."""
+    from regard.engines.cpu.schedule.work import address_of, packed
+
+    *lead, n_q, n_k = planes.shape
+    size, hidden = planes.dtype.itemsize, None
+    if planes.dtype.kind not in "ib":
+        hidden = int(np.array(-np.inf, planes.dtype).view(f"i{size}"))
+    key = f"block mask {size} {hidden}"
+    parts, cells = -(-n_k // PART), -(-n_q // each)
+    seen, full = np.empty((2, *lead, cells, parts), np.int8)
+    kernel = cache.kernel(key, "block_mask", target, lambda: source(target, TYPES[size], hidden))
+    step = max(1, CHUNK // (each * n_k * size))
+
+    def look(task: tuple[tuple[int, ...], int]) -> None:
+        at, cell = task
+        some, every = np.zeros(parts * PART, f"i{size}"), np.ones(parts * PART, f"i{size}")
+        row = cell * each
+        words = {
+            "source": address_of(planes[at]) + row * planes.strides[-2], "row": planes.strides[-2],
+            "rows": min(step * each, n_q - row), "width": n_k, "parts": parts, "each": each,
+            "some": address_of(some), "every": address_of(every),
+            "seen": address_of(seen[at][cell:]), "full": address_of(full[at][cell:]),
+        }  # fmt: skip
+        fields = packed(FIELDS, words)
+        kernel(fields.buffer_info()[0])
+
+    spread(look, [(at, cell) for at in np.ndindex(*lead) for cell in range(0, cells, step)], threads)
+    return seen, full
+
+
+def source(target: Target, element: Type, hidden: int | None) -> str:
+    """The IR of the kernel: rows are gathered by *or* and by *and*, then the keys of each part.
+
+    element: an integer of the array's size. hidden: the integer that hides; None for booleans.
+    """
+    from regard.engines.cpu.schedule.work import written
+
+    words = PART * element.size // 8
+    true = int.from_bytes((1).to_bytes(element.size, "little") * (8 // element.size), "little")
+
+    def write(k: Any) -> None:
+        W, zero, one = target.lanes(element.size), k.constant(element, 0), k.constant(element, 1)
+        no, yes = k.constant(I8, 0), k.constant(I8, 1)
+        some, every = k.pointer("some", element), k.pointer("every", element)
+        seen, full = k.pointer("seen", I8), k.pointer("full", I8)
+        width, parts, rows, each = (k.integer(name) for name in ("width", "parts", "rows", "each"))
+        line, cell = k.variable(k.integer("source")), k.variable(k.whole(0))
+        whole = width - width % W
+
+        def gather(begin: bool) -> None:
+            """Add a row to what is known of the cell, or begin with it."""
+            x = k.at(line.value, element)
+            for lanes, first, stop in ((W, 0, whole), (0, whole, width)):
+                with k.loop(stop, start=first, step=lanes or 1) as a:
+                    visible = x.load(a, lanes)
+                    if hidden is not None:
+                        visible = k.where(visible != hidden, one, zero)
+                    some[a] = visible if begin else some.load(a, lanes) | visible
+                    every[a] = visible if begin else every.load(a, lanes) & visible
+            line.value = line.value + k.integer("row")
+
+        with k.loop(rows, step=each) as first:
+            gather(begin=True)
+            with k.loop(k.minimum(first + each, rows), start=first + 1):
+                gather(begin=False)
+            with k.loop(parts) as p:
+                any_one, all_ones = ([x.of(I64).load(words * p + n) for n in range(words)] for x in (some, every))
+                seen[cell.value + p] = k.where(reduce(or_, any_one) != 0, yes, no)
+                full[cell.value + p] = k.where(reduce(and_, all_ones) == true, yes, no)
+            cell.value = cell.value + parts
+
+    return written("block_mask", FIELDS, target, write)
+
+
+def dense_bounds(masks: dict[int, BlockMask], lead: tuple[int, ...], origin: tuple[int, ...], offset: Array) -> Any:
+    """What a dense array holds in some `Ranges`, as `Ranges.dense` asks for it: 0 and 1 for those not summed up."""
+
+    def bounds(array: Array, ranges: Ranges) -> tuple[Any, Any]:
+        found = masks.get(id(array))
+        h, h_last = (x - origin[1] for x in ranges.h)
+        if found is None or (h != h_last and any(found.seen.strides[-3:-2])):
+            return np.asarray(0), np.asarray(1)
+        b = ranges.b[0] - origin[0]
+        at = (*np.unravel_index(b, lead), h) if lead else (h,)
+        return found.bounds(at, tuple(x - offset[b] for x in ranges.i), tuple(x - origin[2] for x in ranges.j))
+
+    return bounds

@@ -1,0 +1,94 @@
+"""What the tangent-of-backward kernel and its caller agree on beyond what backward's do."""
+
+from dataclasses import dataclass
+
+from regard.engines.cpu.language.types import Type
+from regard.engines.cpu.spec.backward import BackwardKind
+
+FIELDS = (
+    "q_dot_head", "q_dot_row", "q_dot_feature", "k_dot_row", "k_dot_feature", "v_dot_row", "v_dot_feature",
+    "dout_dot_head", "dout_dot_row", "dout_dot_feature", "out_dot_head", "out_dot_row", "out_dot_feature",
+    "bias_dot_head", "bias_dot_row", "bias_dot_key",
+)  # fmt: skip
+VARYING = ("q_dot", "k_dot", "v_dot", "dout_dot", "bias_dot")
+ADDRESSES = (*VARYING, "out_dot", "lse_dot", "given_dot", "d_entropy_dot", "c_dot")
+
+
+@dataclass(frozen=True)
+class BackwardTangentKind(BackwardKind):
+    """What a tangent-of-backward kernel is compiled for; which inputs vary is known when it runs.
+
+    The program of `score` has the rule's tangent as its second result; that of the derivative in the score, and those
+    of the derivatives in readings, follow the derivatives. bias_dot: the type of the tangent of the bias.
+    """
+
+    bias_dot: Type | None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (*super().fields, *FIELDS)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (*super().addresses, *ADDRESSES)
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        return _with_tangents(super().queries)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return _with_tangents(super().keys)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return _with_tangents(super().values)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return _with_tangents(super().outputs)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """S˙ becomes (P · D)˙, dP˙ becomes dT˙."""
+        return _with_tangents(super().weights)
+
+    @property
+    def slopes(self) -> tuple[str, ...]:
+        return _with_tangents(super().slopes)
+
+    @property
+    def cotangents(self) -> tuple[str, ...]:
+        return _with_tangents(super().cotangents)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return (*super().numbers, "lse_dot", "d_entropy_dot")
+
+    @property
+    def rests(self) -> tuple[str, ...]:
+        return _with_tangents(super().rests)
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        return (*super().fetched, *(["bias_dot"] if self.bias_dot else []))
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        return VARYING
+
+    @property
+    def before(self) -> int:
+        return 2 + 2 * self.bent
+
+    @property
+    def derivatives(self) -> int:
+        return 2
+
+    @property
+    def key(self) -> str:
+        return repr(("tangent", super().key, self.bias_dot))
+
+
+def _with_tangents(names: tuple[str, ...]) -> tuple[str, ...]:
+    return (*names, *(f"{name}_dot" for name in names))

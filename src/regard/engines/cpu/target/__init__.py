@@ -1,0 +1,1 @@
+"""Instruction sets, compiling, and the object code on disk."""

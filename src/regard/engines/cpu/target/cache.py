@@ -1,0 +1,218 @@
+"""Compiling kernels, and keeping their object code on disk.
+
+Objects lie in the user's cache directory (`regard.ondisk`), each under a hash of everything it depends on. What is not
+whole, what others could have changed and what LLVM does not take for an object is compiled again.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+from llvmlite import binding as llvm
+
+import regard
+from regard import ondisk
+from regard.engines.cpu.target.instructions import Target, native_triple
+from regard.forks import renewed
+
+# Kernels are written as they should run: tidied up by these, they are as fast as after all of LLVM's usual passes.
+PASSES = (
+    "sroa", "simplify_cfg", "instruction_combine", "new_gvn", "simplify_cfg", "instruction_combine",
+)  # fmt: skip
+_lock = renewed(sys.modules[__name__], "_lock", threading.RLock)  # a signal's handler may call in between
+_loaded: dict[tuple[str, str], "Compiled"] = {}
+
+
+SOON = 1.0
+"""Seconds of compiling before anything is said."""
+
+
+@dataclass
+class _Busy:
+    """Compiling without a pause of a second: since when, until when so far, and whether a log record was made."""
+
+    since: float = -SOON
+    until: float = -SOON
+    logged: bool = False
+
+
+_busy = _Busy()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code in memory. Calling it with the address of its fields runs it, without Python's lock."""
+
+    name: str
+    call: Any
+    library: Any
+    from_disk: bool
+
+    @property
+    def address(self) -> int:
+        return int(self.call.address)
+
+    def __call__(self, fields: int) -> None:
+        self.call(fields)
+
+
+def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
+    """The compiled kernel that `key` describes; `source` writes its IR if it has to be compiled."""
+    where = (key, target.name)
+    found = _loaded.get(where)
+    if found is None:
+        with _lock:
+            found = _loaded.get(where)
+            if found is None:
+                found = _loaded[where] = _make(key, name, target, source)
+    return found
+
+
+def forget() -> None:
+    """Drop every compiled kernel from memory, so that the next call looks on disk."""
+    with _lock:
+        _loaded.clear()
+
+
+@cache
+def _sources(folder: Path = Path(__file__).parents[1]) -> str:
+    """Hash the modules that write kernels, those in folders below too: a change of any makes other objects."""
+    digest = ondisk.hash_of()
+    for file in sorted(folder.rglob("*.py")):
+        code = file.read_bytes()
+        digest.update(f"{file.relative_to(folder).as_posix()} {len(code)}\n".encode() + code)
+    return digest.hexdigest()
+
+
+def identity(key: str, target: Target) -> str:
+    """The name of an object: a hash of all that it depends on."""
+    versions = (regard.__version__, llvmlite.__version__, str(llvm.llvm_version_info))
+    parts = (key, repr(target), _sources(), *versions)
+    return ondisk.hash_of("\0".join(parts).encode()).hexdigest()
+
+
+def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
+    _initialize(True)
+    label = f"{name}-{identity(key, target)[:40]}"
+    folder = ondisk.directory()
+    path = None if folder is None else folder / f"{label}.o"
+    code = None if path is None or os.environ.get("REGARD_DUMP") else ondisk.read(path)
+    if code is not None:
+        with suppress(RuntimeError):  # of LLVM: a whole file, but no object that has this kernel
+            return _load(name, label, code, True)
+    with announced():
+        code = compile_object(source(), target, label)
+    if path is not None:
+        ondisk.write(path, code)
+    return _load(name, label, code, False)
+
+
+@contextmanager
+def announced() -> Iterator[None]:
+    """Say that kernels are being compiled once that has taken a second, those that came just before included.
+
+    On a terminal, standard error shows for how long, and is as it was afterwards. Elsewhere it is a log record.
+    """
+    now = time.monotonic()
+    if now - _busy.until > SOON:
+        _busy.since, _busy.logged = now, False
+    done = threading.Event()
+    teller = threading.Thread(target=_tell, args=(done,), name="regard-compiling", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+        _busy.until = time.monotonic()
+
+
+def _tell(done: threading.Event) -> None:
+    if done.wait(max(0.0, SOON - (time.monotonic() - _busy.since))):
+        return
+    if sys.stderr is None or not sys.stderr.isatty():
+        if not _busy.logged:
+            import logging
+
+            _busy.logged = True
+            logging.getLogger("regard").info("compiling kernels for this processor, which is done once for each kind")
+        return
+    shown = False
+    while not shown or not done.wait(SOON):
+        shown = True
+        seconds = time.monotonic() - _busy.since
+        print(f"\r\033[Kregard: compiling kernels, {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+    print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def compile_object(text: str, target: Target, label: str) -> bytes:
+    """Object code of LLVM IR. With REGARD_DUMP=directory, IR and assembly are left there."""
+    _initialize(target.triple == native_triple())
+    machine = _machine(target)
+    module = llvm.parse_assembly(text)
+    module.verify()
+    passes = llvm.create_new_module_pass_manager()
+    for name in PASSES:
+        getattr(passes, f"add_{name}_pass")()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    dump = os.environ.get("REGARD_DUMP")
+    if dump:
+        Path(dump).mkdir(parents=True, exist_ok=True)
+        (Path(dump) / f"{label}.{target.name}.ll").write_text(text, "utf-8")
+    with _loops_as_written():
+        if dump:
+            (Path(dump) / f"{label}.{target.name}.s").write_text(machine.emit_assembly(module), "utf-8")
+        return bytes(machine.emit_object(module))
+
+
+@contextmanager
+def _loops_as_written() -> Iterator[None]:
+    """Without what LLVM makes of the addresses in loops: half of its time, and `values.Count` has done it."""
+    llvm.set_option("regard", "-disable-lsr=true")
+    try:
+        yield
+    finally:
+        llvm.set_option("regard", "-disable-lsr=false")  # options are those of every user of LLVM in the process
+
+
+def _machine(target: Target) -> Any:
+    made = llvm.Target.from_triple(target.triple)
+    # The small model reads constants relative to the code, which lies in one piece.
+    return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small")
+
+
+@cache
+def _initialize(native: bool) -> None:
+    """The code generators of LLVM: this machine's, or all of them, which takes longer."""
+    if native:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+
+
+@cache
+def _linker() -> Any:
+    # The other linker puts code and constants wherever there is room, maybe too far apart for the small code model.
+    return llvm.create_lljit_compiler(use_jit_link=True)
+
+
+_names = iter(range(1 << 62))
+
+
+def _load(name: str, label: str, code: bytes, from_disk: bool) -> Compiled:
+    builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(name)
+    library = builder.link(_linker(), f"{label}-{next(_names)}")
+    call: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library[name])
+    call.library, call.address = library, library[name]  # calls that are kept hold this alone, also after `forget`
+    return Compiled(name, call, library, from_disk)

@@ -1,0 +1,162 @@
+"""What a kernel is compiled for: instruction set, vector width, registers, dot products."""
+
+import math
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from llvmlite import binding as llvm
+
+from regard import forks
+from regard.engines.cpu.target import permission
+
+_one_at_a_time = getattr(llvm.ffi.lib, "_lock", None)  # of llvmlite, around everything that LLVM does
+if _one_at_a_time is not None:
+    forks.held(_one_at_a_time)
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """How memory is brought near that is read once: bytes on their way, whole lines; powers of two, bytes of a block
+    and lines of it that are asked for in a row; the level of caches. in_order: whether the processor follows what is
+    read in order better than what is asked for.
+    """
+
+    distance: int = 2**14
+    block: int = 2**14
+    several: int = 4
+    level: int = 1
+    in_order: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """An instruction set.
+
+    vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
+    the processor must have. flags: registers with a bit for each lane. scalef: x · 2ⁿ in one instruction. permute: a
+    table of two vectors looked up in one. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of
+    bfloat16, by AMX. control: the register of x86 that says how to round. swift: how LLVM's names of the processors
+    begin on which it is faster than those that follow. wide: the micro-tile of products with 32 registers. prefetch:
+    how memory is brought near.
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    vector: int
+    registers: int
+    fma: bool
+    needs: tuple[str, ...] = ()
+    flags: bool = False
+    scalef: bool = False
+    permute: bool = False
+    bf16_dot: bool = False
+    matrices: bool = False
+    control: bool = False
+    swift: str = ""
+    wide: tuple[int, int] = (8, 3)
+    prefetch: Prefetch = Prefetch()
+
+    def lanes(self, size: int) -> int:
+        """How many numbers of `size` bytes a vector holds."""
+        return self.vector // size
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and vectors of a product's micro-tile: its sums, one row of vectors and a factor fit the registers."""
+        return self.wide if self.registers >= 32 else (4, 3)
+
+    def rows(self, vectors: int) -> int:
+        """Rows of a micro-tile with so many vectors, a power of two."""
+        most = math.prod(self.tile) // vectors
+        return min(self.registers // 4, 1 << most.bit_length() - 1)
+
+    @property
+    def weaves(self) -> bool:
+        """Whether the sums of a micro-tile leave registers to other work beside it."""
+        return math.prod(self.tile) <= self.registers // 2
+
+    @property
+    def runs(self) -> bool:
+        """Whether this processor can execute it."""
+        there = self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
+        return there and not (self.matrices and permission.refused())
+
+
+def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
+    features = ",".join("+" + x for x in needs)
+    triple = native_triple() if native_triple().startswith("x86_64") else "x86_64-unknown-linux-gnu"
+    more |= OWN.get(host_cpu(), {})
+    return Target(name, triple, cpu, features, vector, registers, bool(needs), needs, control=True, **more)
+
+
+AVX2 = ("avx2", "fma", "f16c", "bmi2")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+EVERY = {"flags": True, "scalef": True, "permute": True, "prefetch": Prefetch(12 * 2**10, 2**12, 8)}  # of AVX-512
+# Processors, as LLVM names them, that are not like others with the same instructions.
+OWN = {
+    "znver4": {"wide": (4, 4), "prefetch": Prefetch(2**14, 2**6, 1, level=2, in_order=True)},
+    "znver5": {"wide": (4, 4), "prefetch": Prefetch(19 * 2**9, 2**6, 1)},
+}
+
+
+@cache
+def targets() -> dict[str, Target]:
+    """Every target, the fastest first."""
+    arm = native_triple() if native_triple().startswith(("aarch64", "arm64")) else "aarch64-unknown-linux-gnu"
+    found = (
+        # On others (seen: Granite Rapids) a product of pairs takes two cycles: FMAs of single numbers do twice as much.
+        x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), **EVERY, bf16_dot=True, swift="znver"),
+        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, matrices=True),
+        x86("avx512", "skylake-avx512", 64, 32, AVX512, **EVERY),
+        x86("avx2", "haswell", 32, 16, AVX2),
+        x86("baseline", "x86-64", 16, 16, ()),
+        Target("neon", arm, "generic", "+neon", 16, 32, True),
+    )
+    return {target.name: target for target in found}
+
+
+@cache
+def native_triple() -> str:
+    """Return what this process runs; on Windows with objects in the format of Linux.
+
+    Those of Windows ask for symbols of the C runtime (`_fltused`) and for an image base, which memory has not.
+    """
+    triple = str(llvm.get_process_triple())
+    return f"{triple}-elf" if "windows" in triple else triple
+
+
+@cache
+def host_features() -> dict[str, bool]:
+    return dict(llvm.get_host_cpu_features())
+
+
+@cache
+def host_cpu() -> str:
+    return str(llvm.get_host_cpu_name())
+
+
+def chosen() -> Target:
+    """The target that REGARD_CPU names, else the fastest here.
+
+    Raises ValueError for a name that is unknown or that this processor cannot run, RuntimeError if none runs.
+    """
+    return _chosen(os.environ.get("REGARD_CPU", ""))
+
+
+@cache
+def _chosen(name: str) -> Target:
+    known = targets()
+    if name:
+        if name not in known:
+            raise ValueError(f"REGARD_CPU must be one of {', '.join(known)}, got {name!r}")
+        if not known[name].runs:
+            raise ValueError(f"REGARD_CPU={name}: this processor cannot run it")
+        return known[name]
+    for target in known.values():
+        if target.runs and host_cpu().startswith(target.swift):
+            return target
+    raise RuntimeError(f"no kernels for {native_triple()}")
