@@ -663,14 +663,19 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (vjp([1.0]), TypeError, "dout must be a NumPy array, got list"),
     (vjp(dlse=PER_QUERY[:, :2]), ValueError, "dlse must have shape (2, 4, 6), got (2, 2, 6)"),
     (vjp(dentropy=PER_QUERY[0]), ValueError, "dentropy must have shape (2, 4, 6), got (4, 6)"),
-    (vjp(observe=["lse"]), TypeError, "observe is not an option of a derivative"),
-    (vjp(return_weights=True), TypeError, "return_weights is not an option of a derivative"),
+    (vjp(observe=["lse"]), TypeError, "attention_vjp() got an unexpected keyword argument 'observe'"),
+    (vjp(return_weights=True), TypeError, "attention_vjp() got an unexpected keyword argument 'return_weights'"),
     (
         jvp(attn_mask=None),
         TypeError,
-        "attn_mask is not an option of a derivative; here it is mask= (True = attend), or bias= for floats",
+        "attention_jvp() got an unexpected keyword argument 'attn_mask'; here it is mask= (True = attend), "
+        "or bias= of regard.attention for floats",
     ),
-    (vjp(casual=True), TypeError, "casual is not an option of a derivative; did you mean 'causal'?"),
+    (
+        vjp(casual=True),
+        TypeError,
+        "attention_vjp() got an unexpected keyword argument 'casual'; did you mean 'causal'?",
+    ),
     (
         call(is_causal=True),
         TypeError,
@@ -790,7 +795,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "outputs.entropy is None, but cotangent_tangents.entropy needs it",
     ),
     (vjp_jvp(dlse=PER_QUERY[0]), ValueError, "dlse must have shape (2, 4, 6), got (4, 6)"),
-    (vjp_jvp(observe=["lse"]), TypeError, "observe is not an option of a derivative"),
+    (vjp_jvp(observe=["lse"]), TypeError, "attention_vjp_jvp() got an unexpected keyword argument 'observe'"),
     # linear attention
     (linear(causal="no"), TypeError, "causal must be a bool, got 'no'"),
     (linear(causal=1), TypeError, "causal must be a bool, got 1"),

@@ -4,6 +4,8 @@ It is another operation than softmax attention: "favor" approximates it, with an
 features, and the other feature maps do not try to. Where attention must be exact, use `regard.attention`.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,7 +96,9 @@ def linear_attention(
     chunk: int = 128,
     layout: Layout = "bhnd",
 ) -> Array:
-    """Attention with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time and O(n · d + d²) memory.
+    """Attend with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time.
+
+    In O(n · d + d²) memory.
 
         A[h,i,j] = φ(Q)[h,i,r] φ(K)[h,j,r]         for the j that i may see
         O[h,i,b] = A[h,i,j] V[h,j,b] / Σ_j A[h,i,j]
@@ -104,25 +108,29 @@ def linear_attention(
     Args:
         query: (..., h, n_q, d), or a plain matrix (n_q, d) with key and value likewise.
         key: (..., h_kv, n_k, d), h a multiple of h_kv. Leading dimensions broadcast.
-        value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32, float64.
-        feature_map: φ, one of
-            "elu": elu(x) + 1 (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236);
-            "relu": max(x, 0);
-            "softmax": efficient attention (Shen et al. 2021, https://arxiv.org/abs/1812.01243): softmax over features
-            for a query and, for each feature, over keys for the keys; when causal, over those that the query sees;
-            "favor": `RandomFeatures()`, or give a `RandomFeatures` of your own; stable for any norms;
-            a function of the last axis alone, from (..., d) to (..., r), not negative; it is given float32 or float64.
-        causal: query i sees the keys j ≤ i + n_k - n_q, as in `regard.attention`; the others have no influence.
-        chunk: keys and queries taken at once. It changes rounding, speed and memory, not the meaning.
+        value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32,
+            float64.
+        feature_map: φ, one of "elu": elu(x) + 1 (Katharopoulos et al. 2020,
+            https://arxiv.org/abs/2006.16236); "relu": max(x, 0); "softmax": efficient attention
+            (Shen et al. 2021, https://arxiv.org/abs/1812.01243): softmax over features for a query
+            and, for each feature, over keys for the keys; when causal, over those that the query
+            sees; "favor": `RandomFeatures()`, or give a `RandomFeatures` of your own; stable for
+            any norms; a function of the last axis alone, from (..., d) to (..., r), not negative;
+            it is given float32 or float64.
+        causal: query i sees the keys j ≤ i + n_k - n_q, as in `regard.attention`; the others have
+            no influence.
+        chunk: keys and queries taken at once. It changes rounding, speed and memory, not the
+            meaning.
         layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
 
     Returns:
-        (..., h, n_q, d_v) in the dtype of the inputs; sums are float64 for float64, else float32. A query that sees
-        no key, or whose weights are all zero (relu), gives 0.
+        (..., h, n_q, d_v) in the dtype of the inputs; sums are float64 for float64, else float32. A
+        query that sees no key, or whose weights are all zero (relu), gives 0.
 
     Raises:
         TypeError: for dtypes.
-        ValueError: for shapes that do not fit, d = 0, and unknown feature maps or features of a wrong shape.
+        ValueError: for shapes that do not fit, d = 0, and unknown feature maps or features of a
+            wrong shape.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3, dtype=np.float32)
@@ -156,7 +164,7 @@ def _checked(
 
 
 def _stream(
-    q: Array, k: Array, v: Array, phi: "_Features", wide: np.dtype[Any], causal: bool, chunk: int, out: Array
+    q: Array, k: Array, v: Array, phi: _Features, wide: np.dtype[Any], causal: bool, chunk: int, out: Array
 ) -> None:
     (h, n_q, d), (h_kv, n_k, d_v) = q.shape[-3:], v.shape[-3:]
     # Heads as (h_kv, group): the queries of a group share the sums of one key-value head.
@@ -213,7 +221,7 @@ class _State(NamedTuple):
     sums: Array
     peak: Array
 
-    def plus(self, features: Array, values: Array) -> "_State":
+    def plus(self, features: Array, values: Array) -> _State:
         return _State(self.sums + features.swapaxes(-1, -2) @ values, self.peak)
 
 
@@ -300,7 +308,7 @@ def in_parallel(
     return frame.outward(space.cast(out, dtype))
 
 
-def _whole(phi: "_Features", q: Any, k: Any, values: Any) -> Any:
+def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:
     """Weighted sums of the values over all keys, each row up to a factor."""
     features = phi.of(k)
     peak = phi.constant(phi.xp.amax(features, -2)[..., None, :])
@@ -310,7 +318,7 @@ def _whole(phi: "_Features", q: Any, k: Any, values: Any) -> Any:
     return phi.query(q, state) @ state.sums
 
 
-def _hierarchy(phi: "_Features", q: Any, k: Any, values: Any, chunk: int) -> Any:
+def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
     """Weighted sums of the values up to each row's key, the last row's being the last; each row up to a factor.
 
     A row sees all keys of the chunks before its own, then in its chunk, halved again and again, the first half where

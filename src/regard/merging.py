@@ -1,5 +1,7 @@
 """Attention over a set of keys from attention over its parts."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dispatched
 def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array, Array]:
-    """Attention over the union of disjoint sets of keys, from (out, lse) over each.
+    """Merge attention over disjoint sets of keys, from (out, lse) over each.
 
-    out (..., h, n_q, d_v) and lse (..., h, n_q) of one dtype each; computed in float32 (float64 where lse is).
-    `sink` (h,) is counted once, so the parts must be computed without it. Returns (out, lse).
+    out (..., h, n_q, d_v) and lse (..., h, n_q) of one dtype each; computed in float32 (float64
+    where lse is). `sink` (h,) is counted once, so the parts must be computed without it. Returns
+    (out, lse).
 
-    With w = exp(lse_part − lse) the merged output is Σ w · out_part; a part that sees nothing has lse −∞ and weighs
-    nothing (Rabe and Staats 2021, arXiv:2112.05682).
+    With w = exp(lse_part − lse) the merged output is Σ w · out_part; a part that sees nothing has
+    lse −∞ and weighs nothing (Rabe and Staats 2021, arXiv:2112.05682).
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)

@@ -1,5 +1,7 @@
 """What a call of attention will cost, and which engine will run it, found from shapes and rules."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -166,9 +168,10 @@ def plan(
     layout: Layout = "bhnd",
     engine: str | None = None,
 ) -> Plan:
-    """What `regard.attention` with these arguments would do; nothing of the size of the scores is computed.
+    """Tell what `regard.attention` with these arguments would do, without doing it.
 
-    query, key and value are arrays, or shapes, which then have `dtype`. Raises what `regard.attention` raises.
+    Nothing of the size of the scores is computed. query, key and value are arrays, or shapes, which
+    then have `dtype`. Raises what `regard.attention` raises.
 
     >>> import regard
     >>> plan = regard.plan((8, 8192, 64), (8, 8192, 64), (8, 8192, 64), causal=True)
