@@ -53,6 +53,9 @@ ELSEWHERE = {
     "nhead": "num_heads=",
     "dim_feedforward": "d_ff=",
     "layer_norm_eps": "norm_eps=",
+    "n_k": "n_keys=",
+    "d_v": "d_value=",
+    "heads_kv": "kv_heads=",
     "kdim": "key_dim=",
     "vdim": "value_dim=",
 }
