@@ -1,8 +1,10 @@
 """The text of errors is a contract: it names the argument, what was given and what was expected, before any work."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -1007,3 +1009,38 @@ def test_engines_that_refuse_say_why(monkeypatch: pytest.MonkeyPatch, function: 
         str(raised.value) == "no engine supports this call: cpu: needs an even number of heads (cpu); "
         f"tiled: needs an even number of heads (tiled); triton: runs only when named; spec: {spec}"
     )
+
+
+FAMILY: dict[str, Callable[..., Any]] = {
+    "attention": partial(regard.attention, Q, K, V),
+    "attention_vjp": partial(regard.attention_vjp, Q, K, V, Q),
+    "attention_jvp": partial(regard.attention_jvp, Q, K, V, Q),
+    "attention_vjp_jvp": partial(regard.attention_vjp_jvp, Q, K, V, Q, regard.Differential(query=Q)),
+    "weights": partial(regard.weights, Q, K),
+    "steps": partial(regard.steps, Q, K, V),
+    "plan": partial(regard.plan, Q, K, V),
+    "multihead_attention": partial(regard.multihead_attention, Q, Q, Q, 2),
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize(
+    ("option", "here"),
+    [
+        ("is_causal", "causal="),
+        ("attn_mask", "mask= (True = attend), or bias= of regard.attention for floats"),
+        ("enable_gqa", "not needed: query may have a multiple of the heads of key"),
+        ("dropout_p", "dropout="),
+        ("local_window_size", "mask=regard.window(left, right)"),
+        ("key_value_seq_lengths", "mask=regard.padding(lengths)"),
+        ("need_weights", "return_weights="),
+    ],
+)
+def test_names_of_other_libraries_are_answered(name: str, option: str, here: str) -> None:
+    taken = inspect.signature(getattr(regard, name)).parameters
+    answer = f"here it is {here}"
+    if here.partition("=")[1] and here.partition("=")[0] not in taken:
+        answer = f"that would be {here}, which is not taken here"
+    with pytest.raises(TypeError) as raised:
+        FAMILY[name](**{option: None})
+    assert str(raised.value) == f"{name}() got an unexpected keyword argument {option!r}; {answer}"

@@ -3,12 +3,10 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from regard.arguments import unknown
 
-P = ParamSpec("P")
-R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 WIDTH = 60  # of a signature on one line; `help` adds a name and more
 
@@ -76,17 +74,19 @@ def passing_on(below: Callable[..., Any], *, without: Collection[str] = ()) -> C
     return decorate
 
 
-def named(function: Callable[P, R], *, made: Collection[str] = ()) -> Callable[P, R]:
-    """Answer an option that the function does not have with the one that was meant.
-
-    made: for a method, the options of the constructor.
-    """
+def named(function: F, *, made: Collection[str] = ()) -> F:
+    """Answer an option that the function does not have with the one that was meant; `made` as in `hint`."""
     known = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
-    def either(*args: P.args, **kwargs: P.kwargs) -> R:
+    def either(*args: Any, **kwargs: Any) -> Any:
         if not kwargs.keys() <= known:
             raise unknown(function, kwargs, known, made)
         return function(*args, **kwargs)
 
-    return either
+    return cast(F, either)
+
+
+def named_beside(constructor: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorate a method as `named` does; it also knows which options its class takes when it is made."""
+    return functools.partial(named, made=frozenset(inspect.signature(constructor).parameters))

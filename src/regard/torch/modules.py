@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +14,11 @@ from torch import nn
 
 import regard
 from regard.rules import Mask, Score, as_mask, as_score
+from regard.signatures import named, named_beside, passing_on
 from regard.torch.graph import in_graph
 from regard.torch.positions import Alibi, Relative, Rope
 from regard.torch.short import positions_first
+from regard.typed import MaskLike, ScoreLike
 
 Positions = Rope | Alibi | Relative | Literal["rope", "alibi", "relative"] | None
 Activation = Callable[[torch.Tensor], torch.Tensor] | Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu"]
@@ -29,6 +31,47 @@ _ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "swiglu": F.silu,
 }
 _NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+
+class CopyOptions(TypedDict, total=False):
+    """The options of `MultiHeadAttention` that PyTorch's modules do not have, for `from_torch`."""
+
+    positions: Positions
+    causal: bool
+    mask: MaskLike
+    score: ScoreLike
+    scale: float | None
+
+
+class HeadOptions(CopyOptions, total=False):
+    """The options of `MultiHeadAttention` that blocks and stacks of them take too."""
+
+    num_kv_heads: int | None
+    key_dim: int | None
+    value_dim: int | None
+    head_dim: int | None
+    value_head_dim: int | None
+    sink: bool
+
+
+class BlockOptions(HeadOptions, total=False):
+    """The options of `TransformerBlock` that `Transformer` takes too."""
+
+    activation: Activation
+    dropout: float
+    norm: Literal["layer", "rms"]
+    norm_eps: float
+    norm_first: bool
+    bias: bool
+    attention_bias: bool | str | None
+    cross_attention: bool
+    context_dim: int | None
+    device: Any
+    dtype: Any
+
+
+# What `from_torch` takes from PyTorch's module.
+OF_TORCH = ("bias", "dropout", "device", "dtype", *(HeadOptions.__annotations__.keys() - CopyOptions.__annotations__))
 
 
 class KVCache:
@@ -144,6 +187,7 @@ class MultiHeadAttention(nn.Module):
     torch.Size([3, 8, 10, 10])
     """
 
+    @named
     def __init__(
         self,
         d_model: int,
@@ -158,8 +202,8 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         positions: Positions = None,
         causal: bool = False,
-        mask: Any = None,
-        score: Any = None,
+        mask: MaskLike = None,
+        score: ScoreLike = None,
         scale: float | None = None,
         sink: bool = False,
         device: Any = None,
@@ -193,7 +237,9 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention, **options: Any) -> Self:
+    @named
+    @passing_on(__init__, without=OF_TORCH)
+    def from_torch(cls, module: nn.MultiheadAttention, **options: Unpack[CopyOptions]) -> Self:
         """The same attention with a copy of the weights of a `nn.MultiheadAttention`.
 
         Called batch first and with masks reversed (True = attend), it gives the same output.
@@ -233,6 +279,7 @@ class MultiHeadAttention(nn.Module):
         if self.sink is not None:
             nn.init.zeros_(self.sink)
 
+    @named_beside(__init__)
     def forward(
         self,
         query: torch.Tensor,
@@ -325,6 +372,7 @@ class FeedForward(nn.Module):
     torch.Size([2, 8])
     """
 
+    @named
     def __init__(
         self,
         d_model: int,
@@ -381,11 +429,16 @@ class TransformerBlock(nn.Module):
         attention: options of `MultiHeadAttention` for the attention to x itself: causal, positions,
             num_kv_heads, ...
 
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected.
+
     >>> block = TransformerBlock(d_model=512, num_heads=8, d_ff=2048)
     >>> block(torch.randn(2, 100, 512)).shape
     torch.Size([2, 100, 512])
     """
 
+    @named
+    @passing_on(MultiHeadAttention.__init__)
     def __init__(
         self,
         d_model: int,
@@ -403,7 +456,7 @@ class TransformerBlock(nn.Module):
         context_dim: int | None = None,
         device: Any = None,
         dtype: Any = None,
-        **attention: Any,
+        **attention: Unpack[HeadOptions],
     ) -> None:
         super().__init__()
         made = {"device": device, "dtype": dtype}
@@ -424,7 +477,11 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     @classmethod
-    def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, **attention: Any) -> Self:
+    @named
+    @passing_on(MultiHeadAttention.__init__, without=OF_TORCH)
+    def from_torch(
+        cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, **attention: Unpack[CopyOptions]
+    ) -> Self:
         """The same block with a copy of the weights of PyTorch's encoder or decoder layer.
 
         Called batch first and with masks reversed (True = attend), it gives the same output.
@@ -455,6 +512,7 @@ class TransformerBlock(nn.Module):
             ours.load_state_dict(theirs.state_dict())
         return new.train(layer.training)
 
+    @named_beside(__init__)
     def forward(
         self,
         x: torch.Tensor,
@@ -515,27 +573,34 @@ class Transformer(nn.Module):
         final_norm: whether a norm follows the last block; default as norm_first.
         block: the other options of `TransformerBlock` and `MultiHeadAttention`.
 
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected.
+
     >>> llama = {"norm": "rms", "norm_first": True, "activation": "swiglu", "positions": "rope"}
     >>> decoder = Transformer(2, 64, 4, causal=True, **llama)
     >>> decoder(torch.randn(3, 10, 64)).shape
     torch.Size([3, 10, 64])
     """
 
+    @named
+    @passing_on(TransformerBlock.__init__)
     def __init__(
         self, num_layers: int, d_model: int, num_heads: int, d_ff: int | None = None, *,
-        final_norm: bool | None = None, **block: Any,
+        final_norm: bool | None = None, **block: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {num_layers}")
         self.blocks = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, **block) for _ in range(num_layers))
         final = block.get("norm_first", False) if final_norm is None else final_norm
-        made = {name: block.get(name) for name in ("device", "dtype")}
+        made = {"device": block.get("device"), "dtype": block.get("dtype")}
         kind, eps, bias = block.get("norm", "layer"), block.get("norm_eps", 1e-5), block.get("bias", True)
         self.norm = _norm(kind, d_model, eps, bias, made) if final else None
 
     @classmethod
-    def from_torch(cls, stack: nn.TransformerEncoder | nn.TransformerDecoder, **attention: Any) -> Self:
+    @named
+    @passing_on(MultiHeadAttention.__init__, without=OF_TORCH)
+    def from_torch(cls, stack: nn.TransformerEncoder | nn.TransformerDecoder, **attention: Unpack[CopyOptions]) -> Self:
         """Copy the weights of a `nn.TransformerEncoder` or `nn.TransformerDecoder`."""
         new = cls.__new__(cls)
         nn.Module.__init__(new)
@@ -543,6 +608,7 @@ class Transformer(nn.Module):
         new.norm = deepcopy(stack.norm)
         return new.train(stack.training)
 
+    @named_beside(__init__)
     def forward(
         self,
         x: torch.Tensor,
