@@ -9,12 +9,13 @@ import numpy as np
 from regard import checks
 from regard.frameworks import NUMPY, Namespace, dispatched
 from regard.rules import type_name
+from regard.typed import Array, ArrayLike
 
-Array = np.ndarray[Any, np.dtype[Any]]
+NDArray = np.ndarray[Any, np.dtype[Any]]
 
 
 @dispatched
-def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array, Array]:
+def merge(*parts: tuple[Array, Array], sink: ArrayLike | None = None) -> tuple[Array, Array]:
     """Merge attention over disjoint sets of keys, from (out, lse) over each.
 
     out (..., h, n_q, d_v) and lse (..., h, n_q) of one dtype each; computed in float32 (float64
@@ -73,7 +74,7 @@ def combined(space: Namespace, parts: tuple[Any, ...], sink: Any) -> tuple[Any, 
     return cast(merged, outs[0].dtype), xp.where(empty, -np.inf, m + xp.log(positive))
 
 
-def validated(parts: tuple[Any, ...], sink: Any) -> tuple[list[Array], list[Array]]:
+def validated(parts: tuple[Any, ...], sink: Any) -> tuple[list[NDArray], list[NDArray]]:
     """The outputs and the lse of the parts of `merge`, once they fit together."""
     if not parts:
         raise ValueError("merge needs at least one part (out, lse), got none")

@@ -2,19 +2,77 @@
 
 from __future__ import annotations  # so that `help` shows the names of types
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
 from regard import checks
 from regard.api import attention
 from regard.frameworks import NUMPY, Namespace, dispatched
+from regard.observing import Seen, Statistic
 from regard.signatures import passing_on
+from regard.typed import Array, ArrayLike, HeadsOptions
 
-Array = np.ndarray[Any, np.dtype[Any]]
+NDArray = np.ndarray[Any, np.dtype[Any]]
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
+@overload
+def multihead_attention(  # type: ignore[overload-overlap]  # () is also a sequence of statistics
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: Literal[False] = False,
+    observe: tuple[()] = (),
+    **options: Unpack[HeadsOptions],
+) -> Array: ...
+@overload
+def multihead_attention(  # type: ignore[overload-overlap]  # () is also a sequence of statistics
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: Literal[True],
+    observe: tuple[()] = (),
+    **options: Unpack[HeadsOptions],
+) -> tuple[Array, Array]: ...
+@overload
+def multihead_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: Literal[False] = False,
+    observe: Sequence[str | Statistic],
+    **options: Unpack[HeadsOptions],
+) -> tuple[Array, Seen]: ...
+@overload
+def multihead_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: Literal[True],
+    observe: Sequence[str | Statistic],
+    **options: Unpack[HeadsOptions],
+) -> tuple[Array, Array, Seen]: ...
+@overload
+def multihead_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: bool = False,
+    observe: Sequence[str | Statistic] = (),
+    **options: Unpack[HeadsOptions],
+) -> Any: ...
 @dispatched
 @passing_on(attention, without=["layout"])
 def multihead_attention(
@@ -24,14 +82,14 @@ def multihead_attention(
     num_heads: int,
     *,
     num_kv_heads: int | None = None,
-    w_q: Array | None = None,
-    w_k: Array | None = None,
-    w_v: Array | None = None,
-    w_o: Array | None = None,
-    b_q: Array | None = None,
-    b_k: Array | None = None,
-    b_v: Array | None = None,
-    b_o: Array | None = None,
+    w_q: ArrayLike | None = None,
+    w_k: ArrayLike | None = None,
+    w_v: ArrayLike | None = None,
+    w_o: ArrayLike | None = None,
+    b_q: ArrayLike | None = None,
+    b_k: ArrayLike | None = None,
+    b_v: ArrayLike | None = None,
+    b_o: ArrayLike | None = None,
     **attention_options: Any,
 ) -> Any:
     """Compute multi-head attention (Vaswani et al. 2017, section 3.2.2).
@@ -156,7 +214,7 @@ def projected(
     return (out, *rest) if rest else out
 
 
-def _columns(source: str, shape: tuple[int, ...], name: str, w: Array | None, b: Array | None) -> tuple[int, str]:
+def _columns(source: str, shape: tuple[int, ...], name: str, w: NDArray | None, b: NDArray | None) -> tuple[int, str]:
     """How many features a projection will give, and of what, once its shapes fit."""
     if w is None:
         if b is not None:
