@@ -154,6 +154,13 @@ CASES: dict[str, Case] = {
     "plan of shapes": Case(
         regard.plan, dict.fromkeys(QKV, (2, 4, 6)) | TILED, {"dtype": "", "query": "", "key": "", "value": ""}
     ),
+    "plan of sizes": Case(
+        regard.plan,
+        {"n": 4, "d": 6, "heads": 2} | TILED,
+        {"n": "int", "d": "int"}
+        | dict.fromkeys(("n_keys", "d_value", "heads", "kv_heads", "batch"), "none int")
+        | dict.fromkeys(QKV, "none"),
+    ),
     "merge": Case(lambda part, sink=None: regard.merge(part, sink=sink), {"part": (X, PER_QUERY)},
                   {"part": "", "sink": "none floats"}),
     "multihead_attention": Case(
@@ -162,6 +169,7 @@ CASES: dict[str, Case] = {
         ARRAYS
         | {name: kind for name, kind in OPTIONS.items() if name != "layout"}
         | {"num_heads": "int", "num_kv_heads": "none int"}
+        | {"return_weights": "bool", "observe": "list", "engine": "none"}
         | dict.fromkeys([f"{kind}_{name}" for kind in "wb" for name in "qkvo"], "none"),
     ),
     "linear_attention": Case(

@@ -1,8 +1,10 @@
 """The text of errors is a contract: it names the argument, what was given and what was expected, before any work."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -663,14 +665,19 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (vjp([1.0]), TypeError, "dout must be a NumPy array, got list"),
     (vjp(dlse=PER_QUERY[:, :2]), ValueError, "dlse must have shape (2, 4, 6), got (2, 2, 6)"),
     (vjp(dentropy=PER_QUERY[0]), ValueError, "dentropy must have shape (2, 4, 6), got (4, 6)"),
-    (vjp(observe=["lse"]), TypeError, "observe is not an option of a derivative"),
-    (vjp(return_weights=True), TypeError, "return_weights is not an option of a derivative"),
+    (vjp(observe=["lse"]), TypeError, "attention_vjp() got an unexpected keyword argument 'observe'"),
+    (vjp(return_weights=True), TypeError, "attention_vjp() got an unexpected keyword argument 'return_weights'"),
     (
         jvp(attn_mask=None),
         TypeError,
-        "attn_mask is not an option of a derivative; here it is mask= (True = attend), or bias= for floats",
+        "attention_jvp() got an unexpected keyword argument 'attn_mask'; here it is mask= (True = attend), "
+        "or bias= of regard.attention for floats",
     ),
-    (vjp(casual=True), TypeError, "casual is not an option of a derivative; did you mean 'causal'?"),
+    (
+        vjp(casual=True),
+        TypeError,
+        "attention_vjp() got an unexpected keyword argument 'casual'; did you mean 'causal'?",
+    ),
     (
         call(is_causal=True),
         TypeError,
@@ -790,7 +797,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "outputs.entropy is None, but cotangent_tangents.entropy needs it",
     ),
     (vjp_jvp(dlse=PER_QUERY[0]), ValueError, "dlse must have shape (2, 4, 6), got (4, 6)"),
-    (vjp_jvp(observe=["lse"]), TypeError, "observe is not an option of a derivative"),
+    (vjp_jvp(observe=["lse"]), TypeError, "attention_vjp_jvp() got an unexpected keyword argument 'observe'"),
     # linear attention
     (linear(causal="no"), TypeError, "causal must be a bool, got 'no'"),
     (linear(causal=1), TypeError, "causal must be a bool, got 1"),
@@ -1002,3 +1009,38 @@ def test_engines_that_refuse_say_why(monkeypatch: pytest.MonkeyPatch, function: 
         str(raised.value) == "no engine supports this call: cpu: needs an even number of heads (cpu); "
         f"tiled: needs an even number of heads (tiled); triton: runs only when named; spec: {spec}"
     )
+
+
+FAMILY: dict[str, Callable[..., Any]] = {
+    "attention": partial(regard.attention, Q, K, V),
+    "attention_vjp": partial(regard.attention_vjp, Q, K, V, Q),
+    "attention_jvp": partial(regard.attention_jvp, Q, K, V, Q),
+    "attention_vjp_jvp": partial(regard.attention_vjp_jvp, Q, K, V, Q, regard.Differential(query=Q)),
+    "weights": partial(regard.weights, Q, K),
+    "steps": partial(regard.steps, Q, K, V),
+    "plan": partial(regard.plan, Q, K, V),
+    "multihead_attention": partial(regard.multihead_attention, Q, Q, Q, 2),
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize(
+    ("option", "here"),
+    [
+        ("is_causal", "causal="),
+        ("attn_mask", "mask= (True = attend), or bias= of regard.attention for floats"),
+        ("enable_gqa", "not needed: query may have a multiple of the heads of key"),
+        ("dropout_p", "dropout="),
+        ("local_window_size", "mask=regard.window(left, right)"),
+        ("key_value_seq_lengths", "mask=regard.padding(lengths)"),
+        ("need_weights", "return_weights="),
+    ],
+)
+def test_names_of_other_libraries_are_answered(name: str, option: str, here: str) -> None:
+    taken = inspect.signature(getattr(regard, name)).parameters
+    answer = f"here it is {here}"
+    if here.partition("=")[1] and here.partition("=")[0] not in taken:
+        answer = f"that would be {here}, which is not taken here"
+    with pytest.raises(TypeError) as raised:
+        FAMILY[name](**{option: None})
+    assert str(raised.value) == f"{name}() got an unexpected keyword argument {option!r}; {answer}"

@@ -195,7 +195,12 @@ BAD = {
     ),
     "dtype": ((X, X, X, 4), {"w_v": W.astype(np.float64)}, TypeError, "got query float32, .*, w_v float64"),
     "none": ((X, None, X, 4), {}, TypeError, "key must be a NumPy array, got NoneType"),
-    "layout": ((X, X, X, 4), {"layout": "bnhd"}, TypeError, "takes no layout"),
+    "layout": (
+        (X, X, X, 4),
+        {"layout": "bnhd"},
+        TypeError,
+        "'layout'; here it is not needed",
+    ),
     "unknown": ((X, X, X, 4), {"window": 3}, TypeError, "unexpected keyword argument 'window'"),
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 import regard
 from regard.api import problem_from
+from regard.cli import main
 from regard.engines.tiles import KEYS, ROWS, units
 from regard.planning import plan
 from regard.rules import alibi, causal, documents, padding, prefix, softcap, strided, window
@@ -250,3 +251,70 @@ assert regard.plan(*shapes).tiles.full == 8 * (n // 128) ** 2
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of memory as Linux has them")
 def test_a_plan_takes_no_memory_however_long_the_call() -> None:
     subprocess.run([sys.executable, "-c", LARGE], check=True)
+
+
+SIZES = {"n": 40, "d": 8, "n_keys": 70, "d_value": 4, "heads": 6, "kv_heads": 3, "batch": 2}
+
+
+def test_sizes_mean_shapes():
+    named = plan(**SIZES, causal=True, dtype=np.float64)
+    assert named == plan((2, 6, 40, 8), (2, 3, 70, 8), (2, 3, 70, 4), causal=True, dtype=np.float64)
+    turned = plan(**SIZES, causal=True, dtype=np.float64, layout="bnhd")
+    assert turned == plan((2, 40, 6, 8), (2, 70, 3, 8), (2, 70, 3, 4), causal=True, dtype=np.float64, layout="bnhd")
+    assert turned.heads == named.heads == 6
+    assert plan(n=40, d=8) == plan((40, 8), (40, 8), (40, 8))
+    assert plan(n=40, d=8, kv_heads=1, heads=4) == plan((4, 40, 8), (1, 40, 8), (1, 40, 8))
+
+
+def test_the_command_takes_the_same_sizes(capsys):
+    options = [f"--{name.replace('_', '-')}={size}" for name, size in SIZES.items()]
+    assert main(["plan", *options]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for label, line in plan(**SIZES).rows():
+        assert " ".join(f"{label} {line}".split()) in said
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    ("size", "error", "said"),
+    [
+        (-1, ValueError, "must be at least 1, got -1"),
+        (0, ValueError, "must be at least 1, got 0"),
+        (True, TypeError, "must be an int, got True"),
+        (2.0, TypeError, "must be an int, got 2.0"),
+        ("8", TypeError, "must be an int, got '8'"),
+        (2**70, ValueError, "must be below 2**60, got 1180591620717411303424"),
+    ],
+)
+def test_a_wrong_size_is_refused_by_name(name, size, error, said):
+    with pytest.raises(error) as raised:
+        plan(**SIZES | {name: size})
+    assert str(raised.value) == f"{name} {said}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({}, TypeError, "plan takes query, key and value, or sizes such as n=1024, d=64: got neither"),
+        ({"d": 8}, TypeError, "n is missing: sizes are n, d and others as needed"),
+        ({"n": 8, "heads": 2}, TypeError, "d is missing: sizes are n, d and others as needed"),
+        (
+            {"query": (4, 8), "n": 4, "d": 8},
+            TypeError,
+            "plan takes query, key and value, or sizes, not both: got query and n",
+        ),
+        (
+            {"n": 2**40, "d": 2**30},
+            ValueError,
+            "query must have fewer than 2**60 entries, got shape (1099511627776, 1073741824)",
+        ),
+        ({"n": 8, "d": 8, "heads": 3, "kv_heads": 2}, ValueError, None),
+        ({"query": (4, 8)}, TypeError, None),
+        ({"n": 8, "d": 8, "n_k": 9}, TypeError, "plan() got an unexpected keyword argument 'n_k'; here it is n_keys="),
+    ],
+)
+def test_forms_that_do_not_go_together(arguments, error, said):
+    with pytest.raises(error) as raised:
+        plan(**arguments)
+    assert said is None or str(raised.value) == said
+    assert raised.value.args[0].count("\n") == 0

@@ -75,20 +75,23 @@ CALLABLE = [name for name in PUBLIC if name not in ("RegardWarning", "__version_
 RULES = "mask=None, causal=False, score=None, bias=None, scale=None, sink=None"
 DROPOUT = "dropout=0.0, seed=None"
 PLACE = "offset=None, origin=(0, 0, 0), layout='bhnd'"
+OPTIONS = f"{RULES}, {DROPOUT}, {PLACE}"
 ALL = "slice(None, None, None)"
 SIGNATURES = {
     "attention": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE}, return_weights=False, observe=(), engine=None)",
     "weights": f"(query, key, *, lse=None, rows={ALL}, cols={ALL}, {RULES}, {PLACE}, engine=None)",
-    "attention_vjp": "(query, key, value, dout, *, dlse=None, dentropy=None, outputs=None, engine=None, **options)",
+    "attention_vjp": f"(query, key, value, dout, *, dlse=None, dentropy=None, outputs=None, engine=None, {OPTIONS})",
     "attention_jvp": "(query, key, value, dquery=None, dkey=None, dvalue=None, *, dbias=None, dsink=None, "
-    "dtables=None, tangents=None, outputs=None, engine=None, **options)",
+    f"dtables=None, tangents=None, outputs=None, engine=None, {OPTIONS})",
     "attention_vjp_jvp": "(query, key, value, dout, tangents=None, *, dlse=None, dentropy=None, dquery=None, "
     "dkey=None, dvalue=None, dbias=None, dsink=None, dtables=None, cotangent_tangents=None, "
-    "outputs=None, engine=None, **options)",
+    f"outputs=None, engine=None, {OPTIONS})",
     "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE})",
-    "plan": f"(query, key, value, *, dtype=<class 'numpy.float32'>, {RULES}, {DROPOUT}, {PLACE}, engine=None)",
+    "plan": "(query=None, key=None, value=None, *, n=None, d=None, n_keys=None, d_value=None, heads=None, "
+    f"kv_heads=None, batch=None, dtype=<class 'numpy.float32'>, {OPTIONS}, engine=None)",
     "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "
-    "w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, **attention_options)",
+    f"w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, {RULES}, {DROPOUT}, offset=None, origin=(0, 0, 0), "
+    "return_weights=False, observe=(), engine=None)",
     "linear_attention": "(query, key, value, *, feature_map='elu', causal=False, chunk=128, layout='bhnd')",
     "merge": "(*parts, sink=None)",
     "available_engines": "()",
@@ -124,7 +127,7 @@ def signature(function: Any) -> str:
     """The signature without its annotations."""
     given = inspect.signature(function)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in given.parameters.values()]
-    return str(given.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    return str(inspect.Signature(bare))
 
 
 def test_the_public_names() -> None:

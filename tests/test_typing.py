@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 FILES = sorted(HERE.joinpath("typing").glob("*_calls.py"))
 CHECKERS = {
     "mypy": ("mypy", "--strict", "--config-file=", "--follow-imports=silent", "--cache-dir"),
-    "pyright": ("basedpyright", "--level", "error", "--pythonversion", "3.11"),
+    "pyright": ("basedpyright", "--level", "error", "--pythonversion", "3.11", "--pythonpath", sys.executable),
 }
 
 

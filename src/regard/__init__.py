@@ -45,6 +45,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    import_module("regard.signatures").listed(value)
     return value
 
 

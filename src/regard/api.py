@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 
 from regard import checks, rowsums, short
-from regard.arguments import hint
 from regard.engines import Engine, choose, engines
 from regard.frameworks import dispatched
 from regard.observing import Seen, Statistic, each_array
 from regard.problem import Differential, Outputs, Problem, compute_dtype, remember
 from regard.rules import Mask, Score, Table, type_name
 from regard.rules import causal as causal_rule
+from regard.signatures import passing_on
 from regard.typed import Array, ArrayLike, Layout, MaskLike, Options, ScoreLike
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
@@ -247,42 +247,51 @@ def attention(
     observe: Sequence[str | Statistic] = (),
     engine: str | None = None,
 ) -> Any:
-    """Exact attention: softmax(score(scale · Q Kᵀ) + bias) V (Vaswani et al. 2017), in O(n) memory.
+    """Compute exact attention in O(n) memory: softmax(score(scale · Q Kᵀ) + bias) V.
 
-    Three dimensions are (heads, n, d), never (batch, n, d).
+    Vaswani et al. 2017. Three dimensions are (heads, n, d), never (batch, n, d).
 
     Args:
         query: (..., h, n_q, d); or (n_q, d), one head, with key and value likewise.
-        key: (..., h_kv, n_k, d), h a multiple of h_kv (grouped heads). Leading dimensions broadcast.
-        value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32, float64.
-        mask: who may be attended to, True = attend: a rule such as `regard.window(256) & regard.documents(ids)`, a
-            function of (b, h, i, j), or an array of booleans or 0/1 that aligns right to (..., h, n_q, n_k). What is
-            masked has no influence, NaN included; a query that sees nothing gives 0.
+        key: (..., h_kv, n_k, d), h a multiple of h_kv (grouped heads). Leading dimensions
+            broadcast.
+        value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32,
+            float64.
+        mask: who may be attended to, True = attend: a rule such as `regard.window(256) &
+            regard.documents(ids)`, a function of (b, h, i, j), or an array of booleans or 0/1 that
+            aligns right to (..., h, n_q, n_k). What is masked has no influence, NaN included; a
+            query that sees nothing gives 0.
         causal: query i sees the keys j ≤ i. Both `causal` and `mask` must allow a pair.
-        score: what is done to a score: a rule such as `regard.softcap(50.0)`, a function of (s, b, h, i, j), or a
-            sequence of those, applied in order. A score of −∞ is masked.
+        score: what is done to a score: a rule such as `regard.softcap(50.0)`, a function of (s, b,
+            h, i, j), or a sequence of those, applied in order. A score of −∞ is masked.
         bias: added after `score`; floating, aligned right to (..., h, n_q, n_k).
         scale: of Q Kᵀ, 1/√d unless given; 1.0 is the plain dot product.
         sink: (h,), a logit that takes weight and gives no value.
-        dropout: share of the weights that is dropped, in [0, 1), the others scaled by 1/(1 − dropout); a function of
-            `seed`, an int in [0, 2⁶⁴), and of (b, h, i, j) alone.
-        offset: row r is at the absolute position i = r + offset; n_k − n_q unless given, so that the last query sits
-            at the last key. An int, or an integer array over the leading dimensions.
-        origin: (b, h, j) of this call's first batch element, head and key in the whole that it is a shard of.
+        dropout: share of the weights that is dropped, in [0, 1), the others scaled by 1/(1 −
+            dropout); a function of `seed`, an int in [0, 2⁶⁴), and of (b, h, i, j) alone.
+        offset: row r is at the absolute position i = r + offset; n_k − n_q unless given, so that
+            the last query sits at the last key. An int, or an integer array over the leading
+            dimensions.
+        origin: (b, h, j) of this call's first batch element, head and key in the whole that it is a
+            shard of.
         layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
-        return_weights: also return the weights (..., h, n_q, n_k), before dropout. They take n_q · n_k memory.
-        observe: statistics to return, see `Seen`: "lse", "entropy", "visible", "normalized_entropy", "max", "argmax",
-            "received", "group_received", "profile", `regard.top(k)`, `regard.mass(rule)`, `regard.pooled(rows, cols)`,
+        return_weights: also return the weights (..., h, n_q, n_k), before dropout. They take n_q ·
+            n_k memory.
+        observe: statistics to return, see `Seen`: "lse", "entropy", "visible",
+            "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
+            `regard.top(k)`, `regard.mass(rule)`, `regard.pooled(rows, cols)`,
             `regard.weights_of(rows)`.
         engine: the name of an engine; otherwise the first that supports the call.
 
     Returns:
-        out (..., h, n_q, d_v); with `return_weights` (out, weights), with `observe` (out, seen), with both
-        (out, weights, seen), where `seen` is a `Seen`.
+        out (..., h, n_q, d_v); with `return_weights` (out, weights), with `observe` (out, seen),
+        with both (out, weights, seen), where `seen` is a `Seen`.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was given and what was expected, before any work.
-        MemoryError: for results larger than the memory of this machine or of its control group, before any work.
+        TypeError, ValueError: naming the argument, what was given and what was expected, before any
+            work.
+        MemoryError: for results larger than the memory of this machine or of its control group,
+            before any work.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -341,17 +350,19 @@ def weights(
     layout: Layout = "bhnd",
     engine: str | None = None,
 ) -> Array:
-    """Any part of the weights, exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]) for the rows and columns asked for.
+    """Compute any part of the weights exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]).
 
-    With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it, a pass of these
-    rows over all keys comes first. The other arguments are those of `attention`. Returns (..., h, rows, cols), of the
-    inputs' dtype. Raises ValueError for an lse of another call: with it, the weights of sampled rows do not sum to 1.
+    With `lse` (..., h, n_q), as `observe=["lse"]` gives it, only that part is computed; without it,
+    a pass of these rows over all keys comes first. The other arguments are those of `attention`.
+    Returns (..., h, rows, cols), of the inputs' dtype. Raises ValueError for an lse of another
+    call: with it, the weights of sampled rows do not sum to 1.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 1000, 16))
     >>> out, seen = regard.attention(q, k, v, causal=True, observe=["lse"])
-    >>> tile = regard.weights(q, k, causal=True, lse=seen.lse, rows=slice(500, 502), cols=slice(0, 501))
+    >>> rows, cols = slice(500, 502), slice(0, 501)
+    >>> tile = regard.weights(q, k, causal=True, lse=seen.lse, rows=rows, cols=cols)
     >>> tile.shape, round(float(tile[0].sum()), 6)
     ((2, 501), 1.0)
     """
@@ -374,6 +385,7 @@ def weights(
 
 
 @dispatched
+@passing_on(attention, without=("return_weights", "observe"))
 def attention_vjp(
     query: NDArray,
     key: NDArray,
@@ -386,22 +398,24 @@ def attention_vjp(
     engine: str | None = None,
     **options: Unpack[Options],
 ) -> Differential:
-    """Gradients of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ with respect to every input, in O(n) memory.
+    """Compute the gradients of ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ in O(n) memory.
 
-    dout has the shape and dtype of the output, dlse and dentropy are (..., h, n_q) and floating; None is zero. The
-    options are those of `attention`, except `return_weights` and `observe`. `outputs` of the same call, the (out, seen)
-    of `attention(..., observe=["lse"])` or the first result of `attention_jvp`, saves the forward pass. Its entropy is
+    With respect to every input. dout has the shape and dtype of the output, dlse and dentropy are
+    (..., h, n_q) and floating; None is zero. The options are those of `attention`, except
+    `return_weights` and `observe`. `outputs` of the same call, the (out, seen) of `attention(...,
+    observe=["lse"])` or the first result of `attention_jvp`, saves the forward pass. Its entropy is
     needed for `dentropy` alone.
 
-    Returns a `Differential`: query, key, value, bias and sink in the shapes and dtypes of the inputs, and `tables[t]`
-    for every float `regard.table` t of a score.
+    Returns a `Differential`: query, key, value, bias and sink in the shapes and dtypes of the
+    inputs, and `tables[t]` for every float `regard.table` t of a score.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 2, 5, 4))
     >>> slopes = regard.table(np.array([0.5, 0.25]))
     >>> outputs = regard.attention(q, k, v, score=regard.alibi(slopes), observe=["lse"])
-    >>> g = regard.attention_vjp(q, k, v, np.ones((2, 5, 4)), outputs=outputs, score=regard.alibi(slopes))
+    >>> dout = np.ones((2, 5, 4))
+    >>> g = regard.attention_vjp(q, k, v, dout, outputs=outputs, score=regard.alibi(slopes))
     >>> g.query.shape, g.tables[slopes].shape
     ((2, 5, 4), (2,))
     """
@@ -415,6 +429,7 @@ def attention_vjp(
 
 
 @dispatched
+@passing_on(attention, without=("return_weights", "observe"))
 def attention_jvp(
     query: NDArray,
     key: NDArray,
@@ -431,12 +446,13 @@ def attention_jvp(
     engine: str | None = None,
     **options: Unpack[Options],
 ) -> tuple[Outputs, Outputs]:
-    """(out, lse, entropy), and their tangents along tangents of the inputs (forward mode), in O(n) memory.
+    """Compute (out, lse, entropy) and their tangents, forward mode, in O(n) memory.
 
-    Each tangent has the shape of its input, and dquery, dkey, dvalue its dtype; None does not vary. `dtables` maps
-    float tables of the score rules to tangents. `tangents` gives all of them as one `Differential` instead. The options
-    are those of `attention`, except `return_weights` and `observe`. `outputs` of the same call, the (out, seen) of
-    `attention(..., observe=["lse"])`, saves the forward pass; where their entropy is None, so is its tangent.
+    Each tangent has the shape of its input, and dquery, dkey, dvalue its dtype; None does not vary.
+    `dtables` maps float tables of the score rules to tangents. `tangents` gives all of them as one
+    `Differential` instead. The options are those of `attention`, except `return_weights` and
+    `observe`. `outputs` of the same call, the (out, seen) of `attention(..., observe=["lse"])`,
+    saves the forward pass; where their entropy is None, so is its tangent.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -454,6 +470,7 @@ def attention_jvp(
 
 
 @dispatched
+@passing_on(attention, without=("return_weights", "observe"))
 def attention_vjp_jvp(
     query: NDArray,
     key: NDArray,
@@ -474,23 +491,24 @@ def attention_vjp_jvp(
     engine: str | None = None,
     **options: Unpack[Options],
 ) -> tuple[Differential, Outputs]:
-    """Second derivatives: the tangents of the gradients of `attention_vjp`, and those of the outputs, in O(n) memory.
+    """Compute second derivatives in O(n) memory: tangents of gradients and of outputs.
 
-    `tangents` are those of the inputs, also given one by one as in `attention_jvp`. `cotangent_tangents` are those of
-    dout, dlse and dentropy. What is None does not vary. Shapes, dtypes, the options and `outputs` are as in
-    `attention_vjp` and `attention_jvp`.
+    `tangents` are those of the inputs, also given one by one as in `attention_jvp`.
+    `cotangent_tangents` are those of dout, dlse and dentropy. What is None does not vary. Shapes,
+    dtypes, the options and `outputs` are as in `attention_vjp` and `attention_jvp`.
 
-    Forward over reverse: with ℓ = ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ it is the product of the Hessian of
-    ℓ with `tangents`. Reverse over reverse is the same: if a loss has the gradient u in the gradients that
-    `attention_vjp` returned, then along u the first result is its gradient in the inputs, and the second that in dout,
-    dlse and dentropy.
+    Forward over reverse: with ℓ = ⟨dout, out⟩ + ⟨dlse, lse⟩ + ⟨dentropy, entropy⟩ it is the product
+    of the Hessian of ℓ with `tangents`. Reverse over reverse is the same: if a loss has the
+    gradient u in the gradients that `attention_vjp` returned, then along u the first result is its
+    gradient in the inputs, and the second that in dout, dlse and dentropy.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
     >>> q, k, v, dout = rng.standard_normal((4, 2, 5, 4))
     >>> def penalty(q, dout):  # of a gradient, as in a gradient penalty
     ...     return 0.5 * (regard.attention_vjp(q, k, v, dout).query ** 2).sum()
-    >>> u = regard.Differential(query=regard.attention_vjp(q, k, v, dout).query)  # its gradient in dquery
+    >>> dquery = regard.attention_vjp(q, k, v, dout).query
+    >>> u = regard.Differential(query=dquery)  # the gradient of the penalty in dquery
     >>> inputs, cotangents = regard.attention_vjp_jvp(q, k, v, dout, u)
     >>> step = 1e-5 * rng.standard_normal(q.shape)
     >>> slope = (penalty(q + step, dout) - penalty(q - step, dout)) / 2
@@ -515,10 +533,6 @@ def attention_vjp_jvp(
 def prepare(
     query: Any, key: Any, value: Any, engine: str | None, options: Mapping[str, Any]
 ) -> tuple[Problem, Frame, Engine]:
-    known = (problem_from.__kwdefaults__ or {}).keys() - {"observe"}
-    for name in options:
-        if name not in known:
-            raise TypeError(f"{name} is not an option of a derivative{hint(name, known)}")
     p = problem_from(query, key, value, **options)
     return p, Frame.of(query, options.get("layout", "bhnd")), choose(p, engine)
 

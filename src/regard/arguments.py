@@ -3,7 +3,7 @@
 import inspect
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,15 @@ BOOLS = (bool, np.bool_)
 
 ELSEWHERE = {
     "is_causal": "causal=",
-    "attn_mask": "mask= (True = attend), or bias= for floats",
-    "attention_mask": "mask= (True = attend), or bias= for floats",
+    "attn_mask": "mask= (True = attend), or bias= of regard.attention for floats",
+    "attention_mask": "mask= (True = attend), or bias= of regard.attention for floats",
+    "src_mask": "mask= (True = attend)",
+    "tgt_mask": "mask= (True = attend)",
+    "memory_mask": "context_mask= (True = attend)",
     "key_padding_mask": "mask=regard.padding(lengths)",
+    "src_key_padding_mask": "key_padding_mask= (True = attend)",
+    "tgt_key_padding_mask": "key_padding_mask= (True = attend)",
+    "memory_key_padding_mask": "context_padding_mask= (True = attend)",
     "query_seq_lengths": "mask=regard.padding(lengths)",
     "key_value_seq_lengths": "mask=regard.padding(lengths)",
     "block_mask": "mask=",
@@ -31,27 +37,65 @@ ELSEWHERE = {
     "sm_scale": "scale=",
     "scaling": "scale=",
     "dropout_p": "dropout=",
+    "dropout_rate": "dropout=",
+    "dropout_rng": "seed=",
     "sinks": "sink=",
     "s_aux": "sink=",
+    "add_zero_attn": "sink=",
     "need_weights": "return_weights=",
     "return_lse": 'observe=["lse"]',
+    "return_residual": 'observe=["lse"]',
+    "implementation": "engine=",
     "enable_gqa": "not needed: query may have a multiple of the heads of key",
+    "layout": "not needed: heads have no axis of their own",
+    "batch_first": "not needed: the batch comes first",
+    "embed_dim": "d_model=",
+    "nhead": "num_heads=",
+    "dim_feedforward": "d_ff=",
+    "layer_norm_eps": "norm_eps=",
+    "n_k": "n_keys=",
+    "d_v": "d_value=",
+    "heads_kv": "kv_heads=",
+    "kdim": "key_dim=",
+    "vdim": "value_dim=",
 }
 """The options of other libraries, and what they are here."""
 
 
-def hint(name: str, known: Iterable[str]) -> str:
+def unknown(
+    function: Callable[..., Any], given: Iterable[str], known: Collection[str], made: Collection[str] = ()
+) -> TypeError:
+    """The error for a call with options that a function does not have; `known` and `made` as in `hint`."""
+    name = min(set(given).difference(known))
+    where = function.__qualname__.removesuffix(".__init__")
+    return TypeError(f"{where}() got an unexpected keyword argument {name!r}{hint(name, known, made)}")
+
+
+def hint(name: str, known: Collection[str], made: Collection[str] = ()) -> str:
     """The end of the error for an unknown argument: its name here, or the known one that is spelled alike.
+
+    made: for a method, the options of the constructor.
 
     >>> hint("casual", ["causal", "mask"]), hint("is_causal", ["causal"]), hint("x", ["causal"])
     ("; did you mean 'causal'?", '; here it is causal=', '')
+    >>> hint("is_causal", ["mask"], made=["causal"]), hint("is_causal", ["mask"])
+    ('; here it is causal= of the constructor', '; that would be causal=, which is not taken here')
     """
     if name in ELSEWHERE:
-        return f"; here it is {ELSEWHERE[name]}"
+        here = ELSEWHERE[name]
+        option, is_option, _ = here.partition("=")
+        if not is_option or option in known:
+            return f"; here it is {here}"
+        return (
+            f"; here it is {here} of the constructor"
+            if option in made
+            else (f"; that would be {here}, which is not taken here")
+        )
     import difflib  # only an error needs it
 
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    if close := difflib.get_close_matches(name, known, 1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; {name}= is an option of the constructor" if name in made else ""
 
 
 def shown(x: object) -> str:

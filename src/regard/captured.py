@@ -4,6 +4,8 @@ One `Capture` serves everything that looks at attention, wherever it comes from:
 `regard.capture`, a file, plain arrays, the example model.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -249,10 +251,11 @@ class Tokens:
 
 
 class Capture(Sequence[Layer]):
-    """The layers of a model as they attended to a text: what `regard.capture` gives, and what the viewer shows.
+    """The layers of a model as they attended to a text, made by `regard.capture`.
 
-    layers: in the order of their first call. tokens: the sequences that the model read, by name. model: its name.
-    dropped: the names of layers that were not kept, and why: want of memory, or calls that make no sequence.
+    layers: in the order of their first call. tokens: the sequences that the model read, by name.
+    model: its name. dropped: the names of layers that were not kept, and why: want of memory, or
+    calls that make no sequence.
 
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 4))
     >>> seen = Capture.of_arrays(x, x, tokens=["to", "be", "or", "not", "to"], causal=True)
@@ -290,8 +293,10 @@ class Capture(Sequence[Layer]):
         model: str = "arrays",
         **options: Any,
     ) -> Self:
-        """One layer of plain arrays (see `Layer.of`); `tokens` are those of the queries, and of the keys unless
-        `key_tokens` are given. `options` are those of `regard.attention`.
+        """Make a capture of one layer of plain arrays (see `Layer.of`).
+
+        `tokens` are those of the queries, and of the keys unless `key_tokens` are given. `options`
+        are those of `regard.attention`.
         """
         sequences, named = {}, {}
         for kind, given, size in (("query", tokens, query.shape[-2]), ("key", key_tokens, key.shape[-2])):
@@ -307,7 +312,7 @@ class Capture(Sequence[Layer]):
         return cls([Layer.of(name, query, key, lse=lse, **named, **options)], sequences, model)
 
     @classmethod
-    def of_trace(cls, trace: "Trace", labels: Sequence[str] | None = None) -> Self:
+    def of_trace(cls, trace: Trace, labels: Sequence[str] | None = None) -> Self:
         """A run of the example model, `regard.examplemodel`.
 
         >>> from regard.examplemodel import ExampleModel
@@ -328,7 +333,7 @@ class Capture(Sequence[Layer]):
     # Files
 
     def save(self, path: str | Path) -> None:
-        """Write everything to a safetensors file, whole or not at all. Raises OSError if that cannot be done."""
+        """Write everything to a safetensors file, whole or not at all, or raise OSError."""
         from regard import capturefile
 
         capturefile.write(Path(path), self)
@@ -337,9 +342,8 @@ class Capture(Sequence[Layer]):
     def load(cls, path: str | Path) -> Self:
         """A capture that `save` wrote; its arrays stay in the file until they are read.
 
-        Raises OSError if the file cannot be read, ValueError if it is not a capture, if it is damaged, or if the
-        weights of sampled rows do not sum to 1.
-        """
+        Raises OSError if the file cannot be read, ValueError if it is not a capture, if it is
+        damaged, or if the weights of sampled rows do not sum to 1."""
         from regard import capturefile
 
         found = cls(**capturefile.read(Path(path)))
@@ -386,12 +390,12 @@ class Capture(Sequence[Layer]):
         known = self.tokens.get(getattr(self[layer], f"{axis}_tokens") or "")
         return None if known is None else known.ids
 
-    def measure(self, *, prefix: int = 1) -> tuple["HeadStatistics", ...]:
+    def measure(self, *, prefix: int = 1) -> tuple[HeadStatistics, ...]:
         """The statistics of every head (`regard.insight.measure_heads`), in O(n) memory.
 
-        `layer`, `head` and `kv_head` are the model's numbers (`numbers`, `Layer.numbers`). NaN is what has no meaning:
-        scores of copies without token ids, and those of positions in cross-attention.
-        """
+        `layer`, `head` and `kv_head` are the model's numbers (`numbers`, `Layer.numbers`). NaN is
+        what has no meaning: scores of copies without token ids, and those of positions in
+        cross-attention."""
         from regard.insight import measure_heads
 
         found = []
@@ -404,8 +408,10 @@ class Capture(Sequence[Layer]):
         return tuple(found)
 
     def check(self, rows: int = 3, most: float = 8.0) -> None:
-        """Check on sampled rows that weights sum to 1 (see `Layer.deviation`). Raises ValueError for a layer in which
-        they do not: its rules, keys and lse do not belong together.
+        """Check on sampled rows that weights sum to 1 (see `Layer.deviation`).
+
+        Raises ValueError for a layer in which they do not: its rules, keys and lse do not belong
+        together.
         """
         self._check(rows, most)
 
@@ -436,7 +442,7 @@ def capture(
     path: str | Path | None = None,
     tokenizer: Any = None,
 ) -> AbstractContextManager[Capture]:
-    """What a model attends to while it runs inside of this `with`: a `Capture`, filled when the `with` ends.
+    """Record what a model attends to inside of a `with`, as a `Capture` that its end fills.
 
         with regard.capture(model, tokenizer=tokenizer) as seen:
             model.generate(**tokenizer("to be or not", return_tensors="pt"))
@@ -444,25 +450,28 @@ def capture(
         seen.measure()
         seen.save("seen.safetensors")
 
-    Of each layer its queries, keys and lse are kept and the rules that it follows, not the weights: they follow from
-    those, exactly, at any length. The model is one of transformers, which takes `attn_implementation="regard"` for the
-    time being, or any `torch.nn.Module` that calls `F.scaled_dot_product_attention` or `regard.attention`. Calls that
-    go on where the last ones ended, as in generation with a cache, make one sequence; any other call takes the place of
-    what was there. (Beam search gives its caches other contents on the way, so that only its last steps are kept.)
+    Of each layer its queries, keys and lse are kept and the rules that it follows, not the weights:
+    they follow from those, exactly, at any length. The model is one of transformers, which takes
+    `attn_implementation="regard"` for the time being, or any `torch.nn.Module` that calls
+    `F.scaled_dot_product_attention` or `regard.attention`. Calls that go on where the last ones
+    ended, as in generation with a cache, make one sequence; any other call takes the place of what
+    was there. (Beam search gives its caches other contents on the way, so that only its last steps
+    are kept.)
 
     Args:
         model: the module to be looked at.
-        layers: which to keep: numbers in the order of their first call, or names of modules, with * for anything
-            ("decoder.*"); all unless given.
+        layers: which to keep: numbers in the order of their first call, or names of modules, with *
+            for anything ("decoder.*"); all unless given.
         heads: which query heads to keep, by number; all unless given.
-        memory: the most bytes of queries, keys, lse and biases that are kept. A layer that would take more is left out,
-            and `seen.dropped` says so, as does a warning.
-        path: a file to keep everything in, as `seen.save` writes it, from which the arrays of `seen` are then mapped;
-            until it is whole, they are in a folder beside it.
-        tokenizer: for labels, a tokenizer of transformers, or a function from a list of ids to strings.
+        memory: the most bytes of queries, keys, lse and biases that are kept. A layer that would
+            take more is left out, and `seen.dropped` says so, as does a warning.
+        path: a file to keep everything in, as `seen.save` writes it, from which the arrays of
+            `seen` are then mapped; until it is whole, they are in a folder beside it.
+        tokenizer: for labels, a tokenizer of transformers, or a function from a list of ids to
+            strings.
 
-    Raises RuntimeError if the model ran and no attention was seen, ValueError if weights of sampled rows do not sum to
-    1 (`Capture.check`).
+    Raises RuntimeError if the model ran and no attention was seen, ValueError if weights of sampled
+    rows do not sum to 1 (`Capture.check`).
 
     >>> import torch, regard.torch
     >>> model = regard.torch.Transformer(2, 32, 4, causal=True)

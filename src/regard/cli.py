@@ -19,7 +19,7 @@ import numpy as np
 import regard
 from regard import reading
 from regard.arguments import integer
-from regard.planning import plan
+from regard.planning import plan, shapes
 from regard.stepping import Step, steps
 
 if TYPE_CHECKING:
@@ -531,25 +531,16 @@ def _shapes(
     arguments: argparse.Namespace, n: int | None = None, d: int | None = None
 ) -> tuple[list[tuple[int, ...]], np.dtype[Any]]:
     """The shapes of query, key and value that the sizes on the command line mean, and their dtype."""
-    sizes = {
-        name: _least(f"--{name.replace('_', '-')}", value, 1)
-        for name in SIZES
-        if (value := getattr(arguments, name, None)) is not None
-    }
-    n, d = sizes.get("n", n), sizes.get("d", d)
-    if n is None or d is None:
+    sizes = {"n": n, "d": d} | {name: value for name in SIZES if (value := getattr(arguments, name, None)) is not None}
+    if sizes["n"] is None or sizes["d"] is None:
         raise Refusal("give --n and --d, or files with query, key and value")
-    heads = sizes.get("heads", 1)
-    lead = (sizes["batch"],) if "batch" in sizes else ()
-    has_heads = bool(sizes.keys() & {"heads", "kv_heads", "batch"})
-    of_query, of_key = ((*lead, h) if has_heads else () for h in (heads, sizes.get("kv_heads", heads)))
-    keys = sizes.get("n_keys", n)
+    made = shapes(sizes, label=lambda name: f"--{name.replace('_', '-')}")
     dtype = arguments.dtype or "float32"
     if dtype == "bfloat16":
         import ml_dtypes
 
         dtype = ml_dtypes.bfloat16
-    return [(*of_query, n, d), (*of_key, keys, d), (*of_key, keys, sizes.get("d_value", d))], np.dtype(dtype)
+    return made, np.dtype(dtype)
 
 
 def _load(arguments: argparse.Namespace) -> list[Array]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from regard.arguments import hint
+from regard.arguments import unknown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,15 +76,12 @@ def compiling() -> bool:
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
     """A public function of NumPy arrays that leaves calls on other arrays to their adapter's function of its name."""
 
-    parameters = inspect.signature(function).parameters
-    known = frozenset(parameters) if all(x.kind is not x.VAR_KEYWORD for x in parameters.values()) else None
+    known = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def either(*args: P.args, **kwargs: P.kwargs) -> R:
-        if known is not None and not kwargs.keys() <= known:
-            unknown = min(kwargs.keys() - known)
-            said = f"{function.__name__}() got an unexpected keyword argument {unknown!r}"
-            raise TypeError(said + hint(unknown, known))
+        if not kwargs.keys() <= known:
+            raise unknown(function, kwargs, known)
         found = adapter(*args, *kwargs.values())
         if found is None:
             return function(*args, **kwargs)

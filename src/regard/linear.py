@@ -4,10 +4,12 @@ It is another operation than softmax attention: "favor" approximates it, with an
 features, and the other feature maps do not try to. Where attention must be exact, use `regard.attention`.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -15,9 +17,9 @@ from regard import checks
 from regard.api import Frame
 from regard.frameworks import NUMPY, Namespace, dispatched
 from regard.threads import one_blas_thread
-from regard.typed import Layout
+from regard.typed import Array, Layout
 
-Array = np.ndarray[Any, np.dtype[Any]]
+NDArray = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class RandomFeatures:
         if checks.integer("seed", self.seed) < 0:
             raise ValueError(f"seed must not be negative, got {checks.shown(self.seed)}")
 
-    def projection(self, d: int) -> Array:
+    def projection(self, d: int) -> NDArray:
         """W, (num_features, d) in float64."""
         random = np.random.default_rng(self.seed)
         normal = random.standard_normal((math.ceil(self.num_features / d), d, d))
@@ -46,18 +48,18 @@ class RandomFeatures:
         # QR alone prefers a sign; with R's diagonal positive, rotations are uniform.
         orthogonal *= np.sign(np.diagonal(triangular, axis1=-2, axis2=-1))[..., None, :]
         norms = np.sqrt(random.chisquare(d, normal.shape[:-1]))
-        rows: Array = (orthogonal.swapaxes(-1, -2) * norms[..., None]).reshape(-1, d)
+        rows: NDArray = (orthogonal.swapaxes(-1, -2) * norms[..., None]).reshape(-1, d)
         return rows[: self.num_features]
 
 
 LOWEST = -1e30  # below every log φ of use; two of them differ by 0, where −∞ would give NaN
 
-FeatureMap = str | RandomFeatures | Callable[[Array], Array]
+FeatureMap = str | RandomFeatures | Callable[[NDArray], NDArray]
 
 
 def linear_spec(
-    query: Array, key: Array, value: Array, *, feature_map: FeatureMap = "elu", causal: bool = False
-) -> tuple[Array, Array]:
+    query: NDArray, key: NDArray, value: NDArray, *, feature_map: FeatureMap = "elu", causal: bool = False
+) -> tuple[NDArray, NDArray]:
     """The definition of `linear_attention` in float64, O(n²): its output and its weights (..., h, n_q, n_k).
 
     >>> out, weights = linear_spec(np.eye(2), np.eye(2), np.array([[1.0], [4.0]]))
@@ -94,7 +96,9 @@ def linear_attention(
     chunk: int = 128,
     layout: Layout = "bhnd",
 ) -> Array:
-    """Attention with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time and O(n · d + d²) memory.
+    """Attend with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time.
+
+    In O(n · d + d²) memory.
 
         A[h,i,j] = φ(Q)[h,i,r] φ(K)[h,j,r]         for the j that i may see
         O[h,i,b] = A[h,i,j] V[h,j,b] / Σ_j A[h,i,j]
@@ -104,25 +108,29 @@ def linear_attention(
     Args:
         query: (..., h, n_q, d), or a plain matrix (n_q, d) with key and value likewise.
         key: (..., h_kv, n_k, d), h a multiple of h_kv. Leading dimensions broadcast.
-        value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32, float64.
-        feature_map: φ, one of
-            "elu": elu(x) + 1 (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236);
-            "relu": max(x, 0);
-            "softmax": efficient attention (Shen et al. 2021, https://arxiv.org/abs/1812.01243): softmax over features
-            for a query and, for each feature, over keys for the keys; when causal, over those that the query sees;
-            "favor": `RandomFeatures()`, or give a `RandomFeatures` of your own; stable for any norms;
-            a function of the last axis alone, from (..., d) to (..., r), not negative; it is given float32 or float64.
-        causal: query i sees the keys j ≤ i + n_k - n_q, as in `regard.attention`; the others have no influence.
-        chunk: keys and queries taken at once. It changes rounding, speed and memory, not the meaning.
+        value: (..., h_kv, n_k, d_v). All three share one dtype of float16, bfloat16, float32,
+            float64.
+        feature_map: φ, one of "elu": elu(x) + 1 (Katharopoulos et al. 2020,
+            https://arxiv.org/abs/2006.16236); "relu": max(x, 0); "softmax": efficient attention
+            (Shen et al. 2021, https://arxiv.org/abs/1812.01243): softmax over features for a query
+            and, for each feature, over keys for the keys; when causal, over those that the query
+            sees; "favor": `RandomFeatures()`, or give a `RandomFeatures` of your own; stable for
+            any norms; a function of the last axis alone, from (..., d) to (..., r), not negative;
+            it is given float32 or float64.
+        causal: query i sees the keys j ≤ i + n_k - n_q, as in `regard.attention`; the others have
+            no influence.
+        chunk: keys and queries taken at once. It changes rounding, speed and memory, not the
+            meaning.
         layout: "bhnd", or "bnhd" for query, key, value and output (..., n, heads, d).
 
     Returns:
-        (..., h, n_q, d_v) in the dtype of the inputs; sums are float64 for float64, else float32. A query that sees
-        no key, or whose weights are all zero (relu), gives 0.
+        (..., h, n_q, d_v) in the dtype of the inputs; sums are float64 for float64, else float32. A
+        query that sees no key, or whose weights are all zero (relu), gives 0.
 
     Raises:
         TypeError: for dtypes.
-        ValueError: for shapes that do not fit, d = 0, and unknown feature maps or features of a wrong shape.
+        ValueError: for shapes that do not fit, d = 0, and unknown feature maps or features of a
+            wrong shape.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3, dtype=np.float32)
@@ -137,7 +145,7 @@ def linear_attention(
     out = np.zeros(shape, q.dtype)
     with one_blas_thread(), np.errstate(invalid="ignore", over="ignore"):
         _stream(q, k, v, _features(feature_map, q.shape[-1], wide), wide, causal, chunk, out)
-    return frame.outward(out)
+    return cast(Array, frame.outward(out))
 
 
 def _checked(
@@ -156,22 +164,22 @@ def _checked(
 
 
 def _stream(
-    q: Array, k: Array, v: Array, phi: "_Features", wide: np.dtype[Any], causal: bool, chunk: int, out: Array
+    q: NDArray, k: NDArray, v: NDArray, phi: _Features, wide: np.dtype[Any], causal: bool, chunk: int, out: NDArray
 ) -> None:
     (h, n_q, d), (h_kv, n_k, d_v) = q.shape[-3:], v.shape[-3:]
     # Heads as (h_kv, group): the queries of a group share the sums of one key-value head.
     q = q.reshape(*q.shape[:-3], h_kv, h // h_kv if h_kv else 1, n_q, d)
     k, v = k[..., None, :, :], v[..., None, :, :]
 
-    def keys(start: int, stop: int) -> tuple[Array, Array]:
+    def keys(start: int, stop: int) -> tuple[NDArray, NDArray]:
         values = np.ones((*v.shape[:-2], stop - start, d_v + 1), wide)  # the column of ones sums the weights
         values[..., :-1] = v[..., start:stop, :]
         return phi.of(k[..., start:stop, :].astype(wide)), values
 
-    def queries(start: int, stop: int) -> Array:
+    def queries(start: int, stop: int) -> NDArray:
         return q[..., start:stop, :].astype(wide)
 
-    def store(start: int, stop: int, sums: Array) -> None:
+    def store(start: int, stop: int, sums: NDArray) -> None:
         rows = _divide(sums[..., :-1], sums[..., -1:])
         out[..., start:stop, :] = rows.reshape(*rows.shape[:-4], h, stop - start, d_v)
 
@@ -210,10 +218,10 @@ def _stream(
 class _State(NamedTuple):
     """Keys so far: sums[r,b] = Σ_j φ(k_j)[r] [v_j, 1][b] / exp(peak[r]), peak (1, r) the largest log φ(k_j)[r]."""
 
-    sums: Array
-    peak: Array
+    sums: NDArray
+    peak: NDArray
 
-    def plus(self, features: Array, values: Array) -> "_State":
+    def plus(self, features: NDArray, values: NDArray) -> _State:
         return _State(self.sums + features.swapaxes(-1, -2) @ values, self.peak)
 
 
@@ -233,14 +241,14 @@ class _Features:
     def constant(self, x: Any) -> Any:
         return self.space.constant(x)
 
-    def rescaled(self, features: Array, state: _State) -> tuple[Array, _State]:
+    def rescaled(self, features: NDArray, state: _State) -> tuple[NDArray, _State]:
         """φ of keys relative to the peaks that include them, and the state relative to the same."""
         if not self.log:
             return features, state
         peak = np.maximum(state.peak, features.max(-2, keepdims=True))
         return np.exp(features - peak), _State(state.sums * np.exp(state.peak - peak).swapaxes(-1, -2), peak)
 
-    def safe(self, features: Array, values: Array, state: _State) -> bool:
+    def safe(self, features: NDArray, values: NDArray, state: _State) -> bool:
         """Whether rows can share the chunk's peaks: no row's own lies so low below them that its terms underflow, and
         nothing that a row does not see can turn its zero weight into NaN."""
         if not np.isfinite(values).all():
@@ -300,7 +308,7 @@ def in_parallel(
     return frame.outward(space.cast(out, dtype))
 
 
-def _whole(phi: "_Features", q: Any, k: Any, values: Any) -> Any:
+def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:
     """Weighted sums of the values over all keys, each row up to a factor."""
     features = phi.of(k)
     peak = phi.constant(phi.xp.amax(features, -2)[..., None, :])
@@ -310,7 +318,7 @@ def _whole(phi: "_Features", q: Any, k: Any, values: Any) -> Any:
     return phi.query(q, state) @ state.sums
 
 
-def _hierarchy(phi: "_Features", q: Any, k: Any, values: Any, chunk: int) -> Any:
+def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
     """Weighted sums of the values up to each row's key, the last row's being the last; each row up to a factor.
 
     A row sees all keys of the chunks before its own, then in its chunk, halved again and again, the first half where

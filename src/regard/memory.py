@@ -7,6 +7,8 @@ WARM of them are lent to the system, which takes back what it needs. `tracemallo
 for NumPy. REGARD_POOL=off keeps nothing: what is dropped goes back to the system at once.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import mmap
 import os
 from collections import deque

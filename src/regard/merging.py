@@ -1,5 +1,7 @@
 """Attention over a set of keys from attention over its parts."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from typing import Any
 
 import numpy as np
@@ -7,19 +9,21 @@ import numpy as np
 from regard import checks
 from regard.frameworks import NUMPY, Namespace, dispatched
 from regard.rules import type_name
+from regard.typed import Array, ArrayLike
 
-Array = np.ndarray[Any, np.dtype[Any]]
+NDArray = np.ndarray[Any, np.dtype[Any]]
 
 
 @dispatched
-def merge(*parts: tuple[Array, Array], sink: Array | None = None) -> tuple[Array, Array]:
-    """Attention over the union of disjoint sets of keys, from (out, lse) over each.
+def merge(*parts: tuple[Array, Array], sink: ArrayLike | None = None) -> tuple[Array, Array]:
+    """Merge attention over disjoint sets of keys, from (out, lse) over each.
 
-    out (..., h, n_q, d_v) and lse (..., h, n_q) of one dtype each; computed in float32 (float64 where lse is).
-    `sink` (h,) is counted once, so the parts must be computed without it. Returns (out, lse).
+    out (..., h, n_q, d_v) and lse (..., h, n_q) of one dtype each; computed in float32 (float64
+    where lse is). `sink` (h,) is counted once, so the parts must be computed without it. Returns
+    (out, lse).
 
-    With w = exp(lse_part − lse) the merged output is Σ w · out_part; a part that sees nothing has lse −∞ and weighs
-    nothing (Rabe and Staats 2021, arXiv:2112.05682).
+    With w = exp(lse_part − lse) the merged output is Σ w · out_part; a part that sees nothing has
+    lse −∞ and weighs nothing (Rabe and Staats 2021, arXiv:2112.05682).
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -70,7 +74,7 @@ def combined(space: Namespace, parts: tuple[Any, ...], sink: Any) -> tuple[Any, 
     return cast(merged, outs[0].dtype), xp.where(empty, -np.inf, m + xp.log(positive))
 
 
-def validated(parts: tuple[Any, ...], sink: Any) -> tuple[list[Array], list[Array]]:
+def validated(parts: tuple[Any, ...], sink: Any) -> tuple[list[NDArray], list[NDArray]]:
     """The outputs and the lse of the parts of `merge`, once they fit together."""
     if not parts:
         raise ValueError("merge needs at least one part (out, lse), got none")

@@ -1,18 +1,80 @@
 """Multi-head attention: features split into heads, attended by `regard.attention`, and joined again."""
 
-from typing import Any
+from __future__ import annotations  # so that `help` shows the names of types
+
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
 from regard import checks
 from regard.api import attention
 from regard.frameworks import NUMPY, Namespace, dispatched
+from regard.observing import Seen, Statistic
+from regard.signatures import passing_on
+from regard.typed import Array, ArrayLike, HeadsOptions
 
-Array = np.ndarray[Any, np.dtype[Any]]
+NDArray = np.ndarray[Any, np.dtype[Any]]
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
+@overload
+def multihead_attention(  # type: ignore[overload-overlap]  # () is also a sequence of statistics
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: Literal[False] = False,
+    observe: tuple[()] = (),
+    **options: Unpack[HeadsOptions],
+) -> Array: ...
+@overload
+def multihead_attention(  # type: ignore[overload-overlap]  # () is also a sequence of statistics
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: Literal[True],
+    observe: tuple[()] = (),
+    **options: Unpack[HeadsOptions],
+) -> tuple[Array, Array]: ...
+@overload
+def multihead_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: Literal[False] = False,
+    observe: Sequence[str | Statistic],
+    **options: Unpack[HeadsOptions],
+) -> tuple[Array, Seen]: ...
+@overload
+def multihead_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: Literal[True],
+    observe: Sequence[str | Statistic],
+    **options: Unpack[HeadsOptions],
+) -> tuple[Array, Array, Seen]: ...
+@overload
+def multihead_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    num_heads: int,
+    *,
+    return_weights: bool = False,
+    observe: Sequence[str | Statistic] = (),
+    **options: Unpack[HeadsOptions],
+) -> Any: ...
 @dispatched
+@passing_on(attention, without=["layout"])
 def multihead_attention(
     query: Array,
     key: Array,
@@ -20,20 +82,20 @@ def multihead_attention(
     num_heads: int,
     *,
     num_kv_heads: int | None = None,
-    w_q: Array | None = None,
-    w_k: Array | None = None,
-    w_v: Array | None = None,
-    w_o: Array | None = None,
-    b_q: Array | None = None,
-    b_k: Array | None = None,
-    b_v: Array | None = None,
-    b_o: Array | None = None,
+    w_q: ArrayLike | None = None,
+    w_k: ArrayLike | None = None,
+    w_v: ArrayLike | None = None,
+    w_o: ArrayLike | None = None,
+    b_q: ArrayLike | None = None,
+    b_k: ArrayLike | None = None,
+    b_v: ArrayLike | None = None,
+    b_o: ArrayLike | None = None,
     **attention_options: Any,
 ) -> Any:
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2): features split into heads, attended, joined.
+    """Compute multi-head attention (Vaswani et al. 2017, section 3.2.2).
 
-    In index notation, with i a query, j a key, c a feature of the model, h a head of queries, g the head of keys and
-    values that it reads, a and b features of a head:
+    In index notation, with i a query, j a key, c a feature of the model, h a head of queries, g the
+    head of keys and values that it reads, a and b features of a head:
 
         Q[h,i,a] = X[i,c] W_q[c,h,a] + b_q[h,a]
         K[g,j,a] = Y[j,c] W_k[c,g,a] + b_k[g,a]
@@ -41,27 +103,32 @@ def multihead_attention(
         O[h,i,b] = attention(Q, K, V)                  as `regard.attention` defines it
         out[i,c] = O[h,i,b] W_o[h,b,c] + b_o[c]
 
-    X, Y, Z are query, key and value. Self-attention is `multihead_attention(x, x, x, 8)`; in cross-attention key and
-    value are another sequence, of any length.
+    X, Y, Z are query, key and value. Self-attention is `multihead_attention(x, x, x, 8)`; in
+    cross-attention key and value are another sequence, of any length.
 
     Args:
         query: (..., n_q, d_model), or (n_q, d_model).
         key: (..., n_k, d_key). Leading dimensions broadcast.
-        value: (..., n_k, d_value). All arrays share one dtype of float16, bfloat16, float32, float64.
+        value: (..., n_k, d_value). All arrays share one dtype of float16, bfloat16, float32,
+            float64.
         num_heads: h.
-        num_kv_heads: h_kv, a divisor of h: groups of h / h_kv heads share a key and a value head. Default h.
-        w_q: (d_model, h·d), the columns of a head side by side, for `query @ w_q`. (The weight of a `torch.nn.Linear`
-            is the transpose.) A projection that is not given is the identity; w_q and w_k come together.
+        num_kv_heads: h_kv, a divisor of h: groups of h / h_kv heads share a key and a value head.
+            Default h.
+        w_q: (d_model, h·d), the columns of a head side by side, for `query @ w_q`. (The weight of a
+            `torch.nn.Linear` is the transpose.) A projection that is not given is the identity; w_q
+            and w_k come together.
         w_k: (d_key, h_kv·d).
         w_v: (d_value, h_kv·d_v).
         w_o: (h·d_v, d_out).
         b_q, b_k, b_v, b_o: one number for each column of the projection they belong to.
-        attention_options: those of `regard.attention`: mask, causal, score, bias, ... Masks and biases align right to
-            (..., h, n_q, n_k). `layout` is refused: here heads have no axis of their own.
+        attention_options: those of `regard.attention`: mask, causal, score, bias, ... Masks and
+            biases align right to (..., h, n_q, n_k). There is no `layout`: heads have no axis of
+            their own.
 
     Returns:
-        (..., n_q, d_out), or (..., n_q, h·d_v) without w_o; with `return_weights` or `observe` a tuple as from
-        `regard.attention`, with weights (..., h, n_q, n_k). Products of 16-bit arrays accumulate in float32.
+        (..., n_q, d_out), or (..., n_q, h·d_v) without w_o; with `return_weights` or `observe` a
+        tuple as from `regard.attention`, with weights (..., h, n_q, n_k). Products of 16-bit arrays
+        accumulate in float32.
 
     Raises:
         TypeError, ValueError: naming the argument, what was given and what was expected.
@@ -74,7 +141,8 @@ def multihead_attention(
     >>> weights.shape
     (8, 10, 6)
     >>> w = np.eye(64, dtype=np.float32)
-    >>> out = regard.multihead_attention(x, x, x, 8, num_kv_heads=2, w_q=w, w_k=w[:, :16], w_v=w[:, :16], causal=True)
+    >>> projections = {"w_q": w, "w_k": w[:, :16], "w_v": w[:, :16]}
+    >>> out = regard.multihead_attention(x, x, x, 8, num_kv_heads=2, causal=True, **projections)
     >>> out.shape
     (10, 64)
     """
@@ -95,8 +163,6 @@ def projected(
     """`multihead_attention` on the arrays of a framework; `options` are its projections and those of attention."""
     arrays = {"query": query, "key": key, "value": value} | {name: options.pop(name, None) for name in WEIGHTS}
     hollow: dict[str, Any] = {name: None if x is None else space.hollow(name, x) for name, x in arrays.items()}
-    if "layout" in options:
-        raise TypeError("multihead_attention takes no layout: heads have no axis of their own in (..., n, features)")
     h = checks.integer("num_heads", num_heads)
     h_kv = h if num_kv_heads is None else checks.integer("num_kv_heads", num_kv_heads)
     if h < 1 or h_kv < 1 or h % h_kv:
@@ -148,7 +214,7 @@ def projected(
     return (out, *rest) if rest else out
 
 
-def _columns(source: str, shape: tuple[int, ...], name: str, w: Array | None, b: Array | None) -> tuple[int, str]:
+def _columns(source: str, shape: tuple[int, ...], name: str, w: NDArray | None, b: NDArray | None) -> tuple[int, str]:
     """How many features a projection will give, and of what, once its shapes fit."""
     if w is None:
         if b is not None:

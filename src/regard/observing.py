@@ -1,5 +1,7 @@
 """Statistics of attention that `observe=` asks for, and the object they come back in."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -37,8 +39,8 @@ NAMES = (
 class Top:
     """The largest weights of every query and the keys they fall on, in falling order.
 
-    `values` and `indices` (int64, rows of key) are (..., h, n_q, k). Ties go to the lowest key. Where fewer than k keys
-    may be seen, the weight is 0 and the index −1.
+    `values` and `indices` (int64, rows of key) are (..., h, n_q, k). Ties go to the lowest key.
+    Where fewer than k keys may be seen, the weight is 0 and the index −1.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -55,9 +57,10 @@ class Top:
 
 @dataclass(frozen=True)
 class Profile:
-    """How far heads look: the weight that falls on every distance i − j of absolute positions, summed over queries.
+    """The weight on every distance i − j of absolute positions, summed over queries.
 
-    `values` is (..., h, n_q + n_k − 1) and `distances`, int64 and rising by one, (..., 1, n_q + n_k − 1).
+    `values` is (..., h, n_q + n_k − 1) and `distances`, int64 and rising by one, (..., 1, n_q + n_k
+    − 1).
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -80,7 +83,9 @@ def each_array(found: Any, turn: Callable[[Array], Any]) -> Any:
 
 
 def top(k: int) -> Statistic:
-    """The k largest weights of every query, for `observe=`; they come back as `seen[regard.top(k)]`, a `Top`.
+    """Observe the k largest weights of every query, which `seen[regard.top(k)]` has as a `Top`.
+
+    For `observe=`.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -92,11 +97,12 @@ def top(k: int) -> Statistic:
 
 
 def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
-    """The weight of every query on the pairs that a rule allows, for `observe=`: (..., h, n_q), from 0 to 1.
+    """Observe the weight of every query on the pairs that a rule allows: (..., h, n_q).
 
-    The rule is given as a mask is: `regard.mass(regard.window(1) & ~regard.window(0))` is the weight on the previous
-    token, `regard.mass(regard.documents(ids))` that on the query's own document. It hides nothing. As two masks that
-    are built alike are two masks, keep the statistic to look it up. An array is copied.
+    For `observe=`. The rule is given as a mask is: `regard.mass(regard.window(1) &
+    ~regard.window(0))` is the weight on the previous token, `regard.mass(regard.documents(ids))`
+    that on the query's own document. It hides nothing. As two masks that are built alike are two
+    masks, keep the statistic to look it up. An array is copied.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -109,11 +115,12 @@ def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
 
 
 def pooled(rows: int, cols: int, kind: Literal["mass", "max"] = "mass") -> Statistic:
-    """The weights seen from afar, for `observe=`: a map of rows × cols cells, (..., h, rows, cols).
+    """Observe the weights from afar, as a map of cells (..., h, rows, cols).
 
-    Of n queries, cell r holds those from ⌊r n / rows⌋ to before ⌊(r + 1) n / rows⌋, and of keys likewise; there are no
-    more cells than queries or keys. "mass" sums over the keys of a cell and takes the mean over its queries, so that
-    rows still sum to 1; "max" is the largest weight, by which a single one survives any distance.
+    For `observe=`. Of n queries, cell r holds those from ⌊r n / rows⌋ to before ⌊(r + 1) n / rows⌋,
+    and of keys likewise; there are no more cells than queries or keys. "mass" sums over the keys of
+    a cell and takes the mean over its queries, so that rows still sum to 1; "max" is the largest
+    weight, by which a single one survives any distance.
 
     >>> import numpy as np, regard
     >>> x = np.eye(4)
@@ -127,11 +134,14 @@ def pooled(rows: int, cols: int, kind: Literal["mass", "max"] = "mass") -> Stati
 
 
 def weights_of(rows: Sequence[int]) -> Statistic:
-    """All weights of a few queries, for `observe=`: (..., h, len(rows), n_k). Rows count from the first of query.
+    """Observe all weights of a few queries: (..., h, len(rows), n_k).
+
+    For `observe=`. Rows count from the first of query.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
-    >>> out, seen = regard.attention(x, x, x, causal=True, scale=0.0, observe=[regard.weights_of([1])])
+    >>> wanted = [regard.weights_of([1])]
+    >>> out, seen = regard.attention(x, x, x, causal=True, scale=0.0, observe=wanted)
     >>> seen[regard.weights_of([1])]
     array([[0.5, 0.5, 0. ]])
     """
@@ -153,17 +163,19 @@ def _count(name: str, x: object) -> int:
 
 
 class Seen(Mapping[Statistic | str, Any]):
-    """The statistics that were asked for: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`; frozen.
+    """The statistics asked for: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`.
 
-    Of every query, (..., h, n_q): `lse`; `entropy` in nats; `visible`, how many keys it sees; `normalized_entropy`,
-    its entropy over the logarithm of that; `max`, the largest weight, and `argmax`, its row in key. Of every key:
-    `received`, the weight that it gets from all queries, (..., h, n_k), and `group_received`, from all query heads that
-    share it as well, (..., h_kv, n_k). `profile` is a `Profile`, weight by distance. `top`, `mass`, `pooled` and
-    `weights_of` have parameters.
+    Of every query, (..., h, n_q): `lse`; `entropy` in nats; `visible`, how many keys it sees;
+    `normalized_entropy`, its entropy over the logarithm of that; `max`, the largest weight, and
+    `argmax`, its row in key. Of every key: `received`, the weight that it gets from all queries,
+    (..., h, n_k), and `group_received`, from all query heads that share it as well, (..., h_kv,
+    n_k). `profile` is a `Profile`, weight by distance. `top`, `mass`, `pooled` and `weights_of`
+    have parameters.
 
-    float32, for float64 inputs float64; indices and counts int64. All are taken before dropout. A query that sees
-    nothing has weights and entropies 0, lse −∞ and argmax −1; one that sees a single key normalized entropy 0. With a
-    sink, the weights of a query and the cells of a map sum to what it leaves.
+    float32, for float64 inputs float64; indices and counts int64. All are taken before dropout. A
+    query that sees nothing has weights and entropies 0, lse −∞ and argmax −1; one that sees a
+    single key normalized entropy 0. With a sink, the weights of a query and the cells of a map sum
+    to what it leaves.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)

@@ -1,9 +1,11 @@
 """What a call of attention will cost, and which engine will run it, found from shapes and rules."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from regard.frameworks import dispatched
 from regard.problem import Problem
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.threads import num_threads
-from regard.typed import Layout, MaskLike, ScoreLike
+from regard.typed import ArrayLike, Layout, MaskLike, ScoreLike
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -23,6 +25,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # counted, and partly masked tiles in such a block.
 BLOCKS, BLOCKS_LOOKED_INTO, TILES_LOOKED_INTO = 2048, 512, 8
 TILES, SPLIT = 2**14, 64  # ranges of keys looked at for one block of rows; parts of one that is looked into
+
+
+MOST = 2**60  # entries of an array
 
 
 class Complexity(NamedTuple):
@@ -146,40 +151,116 @@ class Plan:
         return "\n".join(f"{label:9} {text}" for label, text in self.rows())
 
 
+class Setup(TypedDict, total=False):
+    """The options of `plan`: what it is told of a call, but for its arrays or sizes."""
+
+    dtype: Any
+    mask: MaskLike
+    causal: bool
+    score: ScoreLike
+    bias: ArrayLike | None
+    scale: float | None
+    sink: ArrayLike | None
+    dropout: float
+    seed: int | ArrayLike | None
+    offset: int | ArrayLike | None
+    origin: tuple[int, int, int]
+    layout: Layout
+    engine: str | None
+
+
+@overload
+def plan(
+    query: ArrayLike | Sequence[int],
+    key: ArrayLike | Sequence[int],
+    value: ArrayLike | Sequence[int],
+    **options: Unpack[Setup],
+) -> Plan: ...
+@overload
+def plan(
+    *,
+    n: int,
+    d: int,
+    n_keys: int | None = None,
+    d_value: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    batch: int | None = None,
+    **options: Unpack[Setup],
+) -> Plan: ...
 @dispatched
 def plan(
-    query: Array | Sequence[int],
-    key: Array | Sequence[int],
-    value: Array | Sequence[int],
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
     *,
+    n: int | None = None,
+    d: int | None = None,
+    n_keys: int | None = None,
+    d_value: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    batch: int | None = None,
     dtype: Any = np.float32,
     mask: MaskLike = None,
     causal: bool = False,
     score: ScoreLike = None,
-    bias: Array | None = None,
+    bias: Any = None,
     scale: float | None = None,
-    sink: Array | None = None,
+    sink: Any = None,
     dropout: float = 0.0,
-    seed: int | None = None,
-    offset: int | Array | None = None,
+    seed: Any = None,
+    offset: Any = None,
     origin: tuple[int, int, int] = (0, 0, 0),
     layout: Layout = "bhnd",
     engine: str | None = None,
 ) -> Plan:
-    """What `regard.attention` with these arguments would do; nothing of the size of the scores is computed.
+    """Tell what `regard.attention` with these arguments would do, without doing it.
 
-    query, key and value are arrays, or shapes, which then have `dtype`. Raises what `regard.attention` raises.
+    Nothing of the size of the scores is computed. The other options are those of
+    `regard.attention`.
+
+    Args:
+        query, key, value: arrays, or shapes, which then have `dtype`.
+        n, d: instead of those three, the sizes that `regard plan` takes: queries, and features of a
+            query and a key.
+        n_keys: keys; n unless given.
+        d_value: features of a value; d unless given.
+        heads: query heads; one, without an axis of its own, unless given.
+        kv_heads: key and value heads; as many as query heads unless given.
+        batch: batch entries; one, without an axis of its own, unless given.
+        dtype: of shapes and sizes.
+
+    Raises:
+        TypeError: for arrays and sizes together, for neither, and for a size that is no int.
+        ValueError: for a size below 1, and for 2**60 entries or more.
+
+        And what `regard.attention` raises.
 
     >>> import regard
-    >>> plan = regard.plan((8, 8192, 64), (8, 8192, 64), (8, 8192, 64), causal=True)
+    >>> plan = regard.plan(n=8192, d=64, heads=8, causal=True)
     >>> plan.engine, plan.naive_memory_per_head // 2**20
     ('cpu', 256)
     >>> plan.flops == 4 * 8 * 8192 * 8192 * 64
     True
     >>> 0.4 < plan.tiles.skipped / plan.tiles.total < 0.5
     True
+    >>> plan == regard.plan(*[(8, 8192, 64)] * 3, causal=True)
+    True
     """
-    q, k, v = (_array(name, x, dtype) for name, x in (("query", query), ("key", key), ("value", value)))
+    sizes = {"n": n, "d": d, "n_keys": n_keys, "d_value": d_value, "heads": heads, "kv_heads": kv_heads, "batch": batch}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    operands = {"query": query, "key": key, "value": value}
+    if given:
+        if names := [name for name, x in operands.items() if x is not None]:
+            raise TypeError(
+                f"plan takes query, key and value, or sizes, not both: got {names[0]} and {next(iter(given))}"
+            )
+        positions_first = checks.layout(layout) == "bnhd"
+        operands = dict(zip(operands, shapes(given, positions_first=positions_first), strict=True))
+    elif all(x is None for x in operands.values()):
+        raise TypeError("plan takes query, key and value, or sizes such as n=1024, d=64: got neither")
+    q, k, v = (_array(name, x, dtype) for name, x in operands.items())
     p = problem_from(
         q, k, v, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout, seed=seed,
         offset=offset, origin=origin, layout=layout,
@@ -209,6 +290,28 @@ def plan(
     )
 
 
+def shapes(
+    sizes: Mapping[str, Any], *, positions_first: bool = False, label: Callable[[str], str] = str
+) -> list[tuple[int, ...]]:
+    """The shapes of query, key and value with these sizes, named as in `plan`.
+
+    label: how an error names a size.
+    """
+    found = {name: checks.integer(label(name), size, least=1, below=MOST) for name, size in sizes.items()}
+    if not found.keys() >= {"n", "d"}:
+        missing = label("n") if "n" not in found else label("d")
+        raise TypeError(f"{missing} is missing: sizes are {label('n')}, {label('d')} and others as needed")
+    n, d, heads = found["n"], found["d"], found.get("heads", 1)
+    lead = (found["batch"],) if "batch" in found else ()
+    has_heads = bool(found.keys() & {"heads", "kv_heads", "batch"})
+
+    def shape(rows: int, features: int, h: int) -> tuple[int, ...]:
+        return (*lead, *((rows, h) if positions_first else (h, rows)), features) if has_heads else (rows, features)
+
+    keys, kv_heads = found.get("n_keys", n), found.get("kv_heads", heads)
+    return [shape(n, d, heads), shape(keys, d, kv_heads), shape(keys, found.get("d_value", d), kv_heads)]
+
+
 def _array(name: str, x: Any, dtype: Any) -> Array:
     """The array itself, or one of that shape which takes no memory."""
     if not isinstance(x, tuple | list):
@@ -216,7 +319,7 @@ def _array(name: str, x: Any, dtype: Any) -> Array:
         return array
     if not all(isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0 for size in x):
         raise TypeError(f"{name} must be an array or a shape of non-negative integers, got {checks.shown(x)}")
-    if math.prod(max(size, 1) for size in x) >= 2**60:
+    if math.prod(max(size, 1) for size in x) >= MOST:
         raise ValueError(f"{name} must have fewer than 2**60 entries, got shape {checks.shown(tuple(x))}")
     one = np.zeros(1, checks.floating("dtype", dtype))
     # The strides of an array of its own, without its memory: nothing is read.

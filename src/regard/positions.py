@@ -10,6 +10,8 @@ t5_buckets         scores: `regard.relative`   Raffel et al. 2020, https://arxiv
 =================  ==========================  =====================================================================
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from regard import checks
 from regard.api import Frame
 from regard.rules.tracing import as_array
+from regard.signatures import listed
 from regard.typed import Layout
 
 Scaling = Callable[[int, float], tuple[NDArray[np.float64], float]]
@@ -31,10 +34,10 @@ Scaling = Callable[[int, float], tuple[NDArray[np.float64], float]]
 def sinusoidal(
     n: int, d: int, *, base: float = 10000.0, offset: float = 0, dtype: DTypeLike = np.float32
 ) -> NDArray[Any]:
-    """Sinusoidal position encodings, (n, d): PE[i, 2a] = sin(ω[a] p), PE[i, 2a+1] = cos(ω[a] p).
+    """Make sinusoidal encodings, (n, d): PE[i, 2a] = sin(ω[a] p), PE[i, 2a+1] = cos(ω[a] p).
 
-    p = i + offset and ω[a] = base^(-2a/d), as in Vaswani et al. 2017, section 3.5. For an odd d the last sine has no
-    cosine. Angles are float64 whatever `dtype` is.
+    p = i + offset and ω[a] = base^(-2a/d), as in Vaswani et al. 2017, section 3.5. For an odd d the
+    last sine has no cosine. Angles are float64 whatever `dtype` is.
 
     Raises:
         TypeError: for a `dtype` that is not floating.
@@ -58,7 +61,10 @@ def sinusoidal(
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Position interpolation (Chen et al. 2023, https://arxiv.org/abs/2306.15595): positions divided by `factor`."""
+    """Position interpolation: positions divided by `factor`.
+
+    Chen et al. 2023, https://arxiv.org/abs/2306.15595.
+    """
 
     factor: float
 
@@ -71,11 +77,11 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class NTKScaling:
-    """NTK-aware interpolation: base · factor^(d/(d-2)), so that the slowest frequency alone is divided by `factor`.
+    """NTK-aware interpolation: base · factor^(d/(d-2)).
 
-    Published by bloc97 in 2023; see section 3.1 of https://arxiv.org/abs/2309.00071. The dynamic form is this one with
-    factor = s · n / n_trained - (s - 1), for the s of the model's configuration and n > n_trained positions.
-    """
+    So only the slowest frequency is divided by `factor`. Published by bloc97 in 2023; see section
+    3.1 of https://arxiv.org/abs/2309.00071. The dynamic form is this one with factor = s · n /
+    n_trained - (s - 1), for the s of the model's configuration and n > n_trained positions."""
 
     factor: float
 
@@ -89,13 +95,13 @@ class NTKScaling:
 
 @dataclass(frozen=True)
 class YaRNScaling:
-    """YaRN (Peng et al. 2023, https://arxiv.org/abs/2309.00071): slow frequencies are interpolated, fast ones kept.
+    """YaRN: slow frequencies are interpolated, fast ones stay.
 
-    A frequency that turns more than `beta_fast` times within `original_length` positions is kept, one that turns less
-    than `beta_slow` times is divided by `factor`; in between a ramp, linear in the feature, whose ends are rounded to
-    whole features outwards unless `truncate` is False. The rotated features are multiplied by `attention_factor`,
-    by default 0.1 ln(factor) + 1 (1 for factor ≤ 1).
-    """
+    Peng et al. 2023, https://arxiv.org/abs/2309.00071. A frequency that turns more than `beta_fast`
+    times within `original_length` positions is kept, one that turns less than `beta_slow` times is
+    divided by `factor`; in between a ramp, linear in the feature, whose ends are rounded to whole
+    features outwards unless `truncate` is False. The rotated features are multiplied by
+    `attention_factor`, by default 0.1 ln(factor) + 1 (1 for factor ≤ 1)."""
 
     factor: float
     original_length: int
@@ -129,11 +135,11 @@ class YaRNScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling: as YaRN keeps fast frequencies and divides slow ones, with a ramp linear in the frequency.
+    """Llama 3.1's scaling: as YaRN, with a ramp that is linear in the frequency.
 
-    Kept: more than `high_freq_factor` turns within `original_length` positions; divided by `factor`: fewer than
-    `low_freq_factor`. Source: `apply_scaling` in Meta's llama-models; parameters as in the models' configurations.
-    """
+    Kept: more than `high_freq_factor` turns within `original_length` positions; divided by
+    `factor`: fewer than `low_freq_factor`. Source: `apply_scaling` in Meta's llama-models;
+    parameters as in the models' configurations."""
 
     factor: float
     original_length: int
@@ -155,9 +161,9 @@ class Llama3Scaling:
 
 
 def rope_frequencies(d: int, *, base: float = 10000.0, scaling: Scaling | None = None) -> NDArray[np.float64]:
-    """Angular frequencies of `rope`, (d/2,) float64 in radians per position: base^(-2a/d), then `scaling`.
+    """Return the angular frequencies of `rope`: base^(-2a/d), then `scaling`.
 
-    Raises:
+    (d/2,) float64, in radians per position. Raises:
         ValueError: for an odd or non-positive d, or base ≤ 1.
 
     >>> rope_frequencies(4)
@@ -182,7 +188,7 @@ def rope(
     scaling: Scaling | None = None,
     layout: Layout = "bhnd",
 ) -> NDArray[Any]:
-    """Rotary position embedding (Su et al. 2021): each pair of features turned by the angle ω[a] · position.
+    """Turn each pair of features by the angle ω[a] · position (rotary, Su et al. 2021).
 
         (x[h,i,a], x[h,i,a'])  ←  (x[h,i,a] cos - x[h,i,a'] sin,  x[h,i,a'] cos + x[h,i,a] sin)
 
@@ -190,22 +196,27 @@ def rope(
 
     Args:
         x: (..., h, n, d), or one head (n, d); float16, bfloat16, float32 or float64.
-        positions: integers or floats, (n,) or (..., n) over the leading dimensions of x; default 0, 1, ..., n - 1.
+        positions: integers or floats, (n,) or (..., n) over the leading dimensions of x; default 0,
+            1, ..., n - 1.
         base: ω[a] = base^(-2a/dim), then `scaling`.
-        pairing: "half" pairs a with a + dim/2 (GPT-NeoX, Llama), "interleaved" 2a with 2a + 1 (RoFormer, GPT-J).
-            Weights trained with one are wrong with the other.
-        dim: rotate the first `dim` features and pass the rest through (partial rotary); default all.
-        scaling: for contexts longer than trained: `LinearScaling`, `NTKScaling`, `YaRNScaling`, `Llama3Scaling`, or
-            any function (dim, base) -> (frequencies (dim/2,), factor on the rotated features).
+        pairing: "half" pairs a with a + dim/2 (GPT-NeoX, Llama), "interleaved" 2a with 2a + 1
+            (RoFormer, GPT-J). Weights trained with one are wrong with the other.
+        dim: rotate the first `dim` features and pass the rest through (partial rotary); default
+            all.
+        scaling: for contexts longer than trained: `LinearScaling`, `NTKScaling`, `YaRNScaling`,
+            `Llama3Scaling`, or any function (dim, base) -> (frequencies (dim/2,), factor on the
+            rotated features).
         layout: "bnhd" if x is (..., n, h, d).
 
     Returns:
-        An array of the shape and dtype of x. Angles are float64; 16-bit features are rotated in float32. The transpose
-        of this linear map, which takes its gradient, is `rope` at -positions.
+        An array of the shape and dtype of x. Angles are float64; 16-bit features are rotated in
+        float32. The transpose of this linear map, which takes its gradient, is `rope` at
+        -positions.
 
     Raises:
         TypeError: for anything but a NumPy array of a floating dtype.
-        ValueError: for an odd dim or one beyond d, positions that do not broadcast, unknown pairings and layouts.
+        ValueError: for an odd dim or one beyond d, positions that do not broadcast, unknown
+            pairings and layouts.
 
     >>> x = np.ones((1, 2, 4), np.float32)                    # one head, two positions, two pairs
     >>> rope(x).round(3)
@@ -248,10 +259,11 @@ def rope(
 
 
 def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
-    """ALiBi's slope of each head (Press et al. 2022), (num_heads,) float32, all positive: subtract slope · |i - j|.
+    """Return ALiBi's slope of each head (Press et al. 2022), to subtract slope · |i - j|.
 
-    A power of two h gives 2^(-8k/h) for k = 1, ..., h. Any other number takes the slopes of the power of two below it,
-    then every second one of the power of two above, as the paper's code does.
+    (num_heads,) float32, all positive. A power of two h gives 2^(-8k/h) for k = 1, ..., h. Any
+    other number takes the slopes of the power of two below it, then every second one of the power
+    of two above, as the paper's code does.
 
     Raises:
         ValueError: for num_heads < 1.
@@ -270,11 +282,12 @@ def alibi_slopes(num_heads: int) -> NDArray[np.float32]:
 def t5_buckets(
     offset: ArrayLike, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> NDArray[np.int64]:
-    """T5's bucket of each relative position (Raffel et al. 2020, section 2.1), int64 of the shape of `offset`.
+    """Return T5's bucket of each relative position (Raffel et al. 2020, section 2.1).
 
-    Half of the buckets hold one distance each, the rest grow geometrically up to `max_distance`, and beyond it
-    everything shares the last one. Bidirectional: the second half of all buckets is for keys after the query.
-    Otherwise those share bucket 0 with the query's own position.
+    int64, of the shape of `offset`. Half of the buckets hold one distance each, the rest grow
+    geometrically up to `max_distance`, and beyond it everything shares the last one. Bidirectional:
+    the second half of all buckets is for keys after the query. Otherwise those share bucket 0 with
+    the query's own position.
 
     Args:
         offset: integers j - i, key minus query.
@@ -282,14 +295,15 @@ def t5_buckets(
         max_distance: the distance from which on nothing is told apart.
         bidirectional: True in T5's encoder, False in its decoder.
 
-    With e distances of their own and m buckets beyond, distance n ≥ e lies in bucket e + ⌊m log(n/e) / log(D/e)⌋.
-    Implementations take this logarithm in float32, which can fall on the wrong side of an edge. Here edges are exact:
-    bucket e + k begins at the least integer n with n^m ≥ D^k e^(m-k). The two agree for the sizes in use.
+    With e distances of their own and m buckets beyond, distance n ≥ e lies in bucket e + ⌊m
+    log(n/e) / log(D/e)⌋. Implementations take this logarithm in float32, which can fall on the
+    wrong side of an edge. Here edges are exact: bucket e + k begins at the least integer n with n^m
+    ≥ D^k e^(m-k). The two agree for the sizes in use.
 
     Raises:
         TypeError: for offsets that are not integers.
-        ValueError: for fewer than 4 buckets, or than 2 in one direction, and for a max_distance that is not beyond the
-            distances with a bucket of their own.
+        ValueError: for fewer than 4 buckets, or than 2 in one direction, and for a max_distance
+            that is not beyond the distances with a bucket of their own.
 
     >>> t5_buckets(np.arange(-3, 4))
     array([ 3,  2,  1,  0, 17, 18, 19])
@@ -334,3 +348,7 @@ def _scaled(scaling: Scaling, d: int, base: float) -> tuple[NDArray[np.float64],
 def _positive(scaling: object, *names: str) -> None:
     for name in names:
         checks.number(f"{type(scaling).__name__}: {name}", getattr(scaling, name), positive=True)
+
+
+listed(sinusoidal, rope_frequencies, rope, alibi_slopes, t5_buckets)
+listed(LinearScaling, NTKScaling, YaRNScaling, Llama3Scaling)

@@ -1,5 +1,7 @@
 """One call of attention, normalized and frozen: what every engine is given."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,8 +21,8 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 class Outputs(NamedTuple):
     """What attention computes and what may carry a cotangent or a tangent.
 
-    `out` (..., h, n_q, d_v) has the dtype of the inputs; `lse` and `entropy` (..., h, n_q) are float32 (float64
-    for float64). As cotangents, None means zero.
+    `out` (..., h, n_q, d_v) has the dtype of the inputs; `lse` and `entropy` (..., h, n_q) are
+    float32 (float64 for float64). As cotangents, None means zero.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)
@@ -36,10 +38,10 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Differential:
-    """One array for each input that may vary: gradients, as `attention_vjp` returns them, or tangents.
+    """One array for each input that may vary: gradients or tangents.
 
-    Every array has the shape of its input; what a call did not have, or what does not vary, is None. `tables` maps
-    each float `regard.table` that a rule of the call reads to its array.
+    Every array has the shape of its input; what a call did not have, or what does not vary, is
+    None. `tables` maps each float `regard.table` that a rule of the call reads to its array.
 
     >>> import numpy as np, regard
     >>> x, slope = np.eye(3), regard.table([0.5])
@@ -253,13 +255,13 @@ class Problem:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in varying} | {"batch": self.batch}
 
     @classmethod
-    def again(cls, form: dict[str, Any], **varying: Any) -> "Problem":
+    def again(cls, form: dict[str, Any], **varying: Any) -> Problem:
         """The call of a `form` with query, key, value, mask and score; its fields are set at once, for speed."""
         problem = object.__new__(cls)
         problem.__dict__.update(form, **varying)
         return problem
 
-    def scores_alone(self, mask: Mask | None = None) -> "Problem":
+    def scores_alone(self, mask: Mask | None = None) -> Problem:
         """The same weights but for the sink, no values and no statistics; with another mask if one is given."""
         return replace(
             self,
@@ -271,7 +273,7 @@ class Problem:
             observe=(),
         )
 
-    def part(self, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)) -> "Problem":
+    def part(self, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)) -> Problem:
         """The scores of one head (None: of all) of one batch element (row-major), or of adjacent rows and keys of it,
         at the places that they have in the whole; views. A rule that reads how many keys there are (`keys`) counts
         those to the end of the part. No dropout and no statistics.

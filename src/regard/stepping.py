@@ -1,5 +1,7 @@
 """Attention step by step: every intermediate of one call, with its indices, its formula and its values."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -53,8 +55,8 @@ class Steps(Sequence[Step]):
     @overload
     def __getitem__(self, at: int | str) -> Step: ...
     @overload
-    def __getitem__(self, at: slice) -> "Steps": ...
-    def __getitem__(self, at: int | str | slice) -> "Step | Steps":
+    def __getitem__(self, at: slice) -> Steps: ...
+    def __getitem__(self, at: int | str | slice) -> Step | Steps:
         if isinstance(at, slice):
             return Steps(self._steps[at])
         if isinstance(at, int):
@@ -111,11 +113,12 @@ def steps(
     origin: tuple[int, int, int] = (0, 0, 0),
     layout: Layout = "bhnd",
 ) -> Steps:
-    """Every intermediate of `regard.attention` with these arguments, as data.
+    """Return every intermediate of `regard.attention` with these arguments, as data.
 
-    The steps are queries, keys, values (and keys and values for each query head, if heads are grouped), raw scores,
-    scaled, score, bias, masked, lse, softmax, dropout and output; only those that happen appear. Asked for by name,
-    so arrays (..., h, n_q, n_k) are built. Raises what `regard.attention` raises.
+    The steps are queries, keys, values (and keys and values for each query head, if heads are
+    grouped), raw scores, scaled, score, bias, masked, lse, softmax, dropout and output; only those
+    that happen appear. Asked for by name, so arrays (..., h, n_q, n_k) are built. Raises what
+    `regard.attention` raises.
 
     >>> import numpy as np, regard
     >>> rng = np.random.RandomState(42)

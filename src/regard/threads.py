@@ -5,6 +5,8 @@ as many as one call has asked for beside its own thread; where others keep them 
 from a framework run on its own team instead: its threads spin after an operation, on cores that helpers need.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import ctypes
 import itertools
 import os
@@ -30,7 +32,7 @@ _chosen: int | None = None
 _this = sys.modules[__name__]
 _lock = renewed(_this, "_lock", threading.RLock)  # a signal's handler may call in between
 _helpers = renewed(_this, "_helpers", int)  # a child process has none
-_idle: list["_Helper"] = renewed(_this, "_idle", list)
+_idle: list[_Helper] = renewed(_this, "_idle", list)
 _mine = threading.local()
 _inside = renewed(_this, "_inside", int)
 _limit: Any = None
@@ -39,8 +41,9 @@ _limit: Any = None
 def set_num_threads(n: int) -> None:
     """Use at most n threads in every later call. Results have the same bits for any n.
 
-    Until it is called, OMP_NUM_THREADS says how many; else as many as processors that this process may run on, but not
-    more than the CPU quota of its control group is worth, rounded up and read once.
+    Until it is called, OMP_NUM_THREADS says how many; else as many as processors that this process
+    may run on, but not more than the CPU quota of its control group is worth, rounded up and read
+    once.
 
     >>> import regard
     >>> regard.set_num_threads(2)
@@ -236,7 +239,7 @@ class _Helper:
         while True:
             self._help(self.box.get())
 
-    def _help(self, pile: "_Pile") -> None:
+    def _help(self, pile: _Pile) -> None:
         entered = pile.enter()
         if entered:
             pile.take()

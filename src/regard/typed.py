@@ -27,8 +27,8 @@ MaskLike = Mask | ArrayLike | Callable[..., Any] | None
 ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | None
 
 
-class Scores(TypedDict, total=False):
-    """The options of `regard.attention` that say what the weights are."""
+class Rules(TypedDict, total=False):
+    """The options of `regard.attention` that say what the weights are, in any layout."""
 
     mask: MaskLike
     causal: bool
@@ -38,6 +38,11 @@ class Scores(TypedDict, total=False):
     sink: ArrayLike | None
     offset: int | ArrayLike | None
     origin: tuple[int, int, int]
+
+
+class Scores(Rules, total=False):
+    """The options of `regard.attention` that say what the weights are."""
+
     layout: Layout
 
 
@@ -46,3 +51,20 @@ class Options(Scores, total=False):
 
     dropout: float
     seed: int | ArrayLike | None
+
+
+class HeadsOptions(Rules, total=False):
+    """The options of `regard.multihead_attention`: its projections, and those of `regard.attention`."""
+
+    num_kv_heads: int | None
+    w_q: ArrayLike | None
+    w_k: ArrayLike | None
+    w_v: ArrayLike | None
+    w_o: ArrayLike | None
+    b_q: ArrayLike | None
+    b_k: ArrayLike | None
+    b_v: ArrayLike | None
+    b_o: ArrayLike | None
+    dropout: float
+    seed: int | ArrayLike | None
+    engine: str | None

@@ -170,7 +170,7 @@ class EngineState:
 
 
 def available_engines() -> tuple[EngineState, ...]:
-    """Every engine with its state, in the order in which they are tried.
+    """Return every engine with its state, in the order in which they are tried.
 
     >>> import regard
     >>> [engine.name for engine in regard.available_engines()]

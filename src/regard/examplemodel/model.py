@@ -1,5 +1,7 @@
 """A small decoder over bytes, written in NumPy on regard's own functions."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -29,9 +31,9 @@ _SHOWN = {BOS: "⟨bos⟩", 9: "⇥", 10: "⏎", 13: "␍", 32: "␣"}
 class Config:
     """The sizes of the model, as its weights file records them.
 
-    `width` is the residual stream, `hidden` the inside of a feed-forward block, `rotary` how many of a head's
-    features RoPE turns (the rest match content at any distance), `context` the length it was trained on.
-    """
+    `width` is the residual stream, `hidden` the inside of a feed-forward block, `rotary` how many
+    of a head's features RoPE turns (the rest match content at any distance), `context` the length
+    it was trained on."""
 
     layers: int
     heads: int
@@ -50,10 +52,9 @@ class Config:
 class Trace:
     """One run of the model: what it predicts, and all that its attention maps are made of.
 
-    `ids` (..., n); `logits` (..., n, 256); `q`, `k`, `v` hold per layer an array (..., h, n, d), q and k after RoPE;
-    `lse` per layer (..., h, n). `scale` and `causal` are those of the run. No map is kept: `weights` makes any part of
-    one exactly, when it is wanted.
-    """
+    `ids` (..., n); `logits` (..., n, 256); `q`, `k`, `v` hold per layer an array (..., h, n, d), q
+    and k after RoPE; `lse` per layer (..., h, n). `scale` and `causal` are those of the run. No map
+    is kept: `weights` makes any part of one exactly, when it is wanted."""
 
     ids: Integers
     logits: Floats
@@ -73,7 +74,7 @@ class Trace:
         return int(self.q[0].shape[-3])
 
     def weights(self, layer: int, rows: slice = slice(None), cols: slice = slice(None)) -> Floats:
-        """Attention weights of all heads of `layer`: (..., h, n, n), or the tile of it that `rows` and `cols` name."""
+        """Compute the weights of a layer (..., h, n, n), or the tile of `rows` and `cols`."""
         q, k, lse = self.q[layer], self.k[layer], self.lse[layer]
         return regard.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
 
@@ -87,10 +88,11 @@ class Trace:
 
 
 class ExampleModel:
-    """A decoder over bytes, small enough to ship and trained well enough to have heads worth looking at.
+    """A small trained decoder over bytes, with heads worth looking at.
 
-    Pre-norm (RMSNorm), RoPE on part of each head, GELU; attention is `regard.attention`. `load` reads the weights
-    that come with regard; the model card beside them says what they were trained on and what they can do.
+    Pre-norm (RMSNorm), RoPE on part of each head, GELU; attention is `regard.attention`. `load`
+    reads the weights that come with regard; the model card beside them says what they were trained
+    on and what they can do.
 
     >>> model = ExampleModel.load()
     >>> ids = model.encode("to be or not to be")
@@ -116,7 +118,7 @@ class ExampleModel:
         return cls(Config(**json.loads(metadata["config"])), load(data))
 
     def to_safetensors(self) -> bytes:
-        """The model as a safetensors file in float16; its configuration is in the metadata, as JSON."""
+        """Return the bytes of a safetensors file in float16, the configuration in its metadata."""
         weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
         return save(weights, {"config": json.dumps(asdict(self.config))})
 
@@ -141,9 +143,9 @@ class ExampleModel:
     def run(self, ids: ArrayLike, *, temperature: float = 1.0, scale: bool = True, causal: bool = True) -> Trace:
         """Run the model on `ids` (..., n) and keep what its attention maps are made of.
 
-        The options change the attention of every layer, to see what becomes of the heads: scores are divided by
-        `temperature`; `scale=False` leaves out 1/√d; `causal=False` lets each position see those after it.
-        """
+        The options change the attention of every layer, to see what becomes of the heads: scores
+        are divided by `temperature`; `scale=False` leaves out 1/√d; `causal=False` lets each
+        position see those after it."""
         ids = self._check(ids)
         if not 0 < temperature < np.inf:
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
@@ -195,10 +197,11 @@ class ExampleModel:
 
 
 def repeated_bytes(period: int, *, copies: int = 2, count: int = 1, seed: int = 0) -> NDArray[np.int64]:
-    """Random printable bytes that repeat: (count, 1 + period·copies).
+    """Make random printable bytes that repeat: (count, 1 + period·copies).
 
-    Each row is a beginning-of-sequence token and `copies` copies of its own random block: the usual probe for
-    induction heads (Olsson et al. 2022), as only what was seen in the first copy helps in the next.
+    Each row is a beginning-of-sequence token and `copies` copies of its own random block: the usual
+    probe for induction heads (Olsson et al. 2022), as only what was seen in the first copy helps in
+    the next.
 
     >>> ids = repeated_bytes(5, copies=2)
     >>> ids.shape, bool((ids[0, 1:6] == ids[0, 6:]).all())

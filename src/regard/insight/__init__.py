@@ -1,5 +1,7 @@
 """What attention heads look at, measured."""
 
+from regard.signatures import listed
+
 from .heads import (
     KINDS,
     HeadStatistics,
@@ -41,3 +43,5 @@ __all__ = [
     "sink_rate",
     "strongest",
 ]
+
+listed(*(globals()[name] for name in __all__))

@@ -4,6 +4,8 @@ Every statistic is an average over rows. A row that has nothing to say is left o
 that sees nothing, and, where copies are asked for, one whose token has none before it. Without any row left it is 0.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,11 +29,11 @@ NOTABLE = 0.25
 
 @dataclass(frozen=True)
 class HeadStatistics:
-    """What one head looks at, each an average over the rows that have something to say; weights lie in [0, 1].
+    """What one head looks at, averaged over the rows that tell; weights are in [0, 1].
 
-    `entropy` is in nats, `normalized_entropy` relative to attending evenly. `sink` is the weight on the first token.
-    `kv_head` is the key-value head whose keys it reads, None where that is not known.
-    """
+    `entropy` is in nats, `normalized_entropy` relative to attending evenly. `sink` is the weight on
+    the first token. `kv_head` is the key-value head whose keys it reads, None where that is not
+    known."""
 
     layer: int
     head: int
@@ -52,11 +54,11 @@ class HeadStatistics:
 
 
 def previous_token(weights: ArrayLike) -> Means:
-    """Mean weight on the token just before, per head.
+    """Average the weight on the token just before, per head.
 
-    `weights` (..., h, n, n) gives (..., h). Row 0 has no token before it and is left out; without any row left: 0.
-    A head of this kind is the first half of an induction circuit (Elhage et al. 2021, "A Mathematical Framework for
-    Transformer Circuits").
+    `weights` (..., h, n, n) gives (..., h). Row 0 has no token before it and is left out; without
+    any row left: 0. A head of this kind is the first half of an induction circuit (Elhage et al.
+    2021, "A Mathematical Framework for Transformer Circuits").
 
     >>> previous_token([[[1.0, 0.0], [0.75, 0.25]]])
     array([0.75])
@@ -65,7 +67,7 @@ def previous_token(weights: ArrayLike) -> Means:
 
 
 def current_token(weights: ArrayLike) -> Means:
-    """Mean weight on the token itself, per head: (..., h, n, n) gives (..., h). Row 0 is left out.
+    """Average the weight on the token itself, per head, without row 0: (..., h, n, n) gives (..., h).
 
     >>> current_token([[[1.0, 0.0], [0.75, 0.25]]])
     array([0.25])
@@ -74,10 +76,10 @@ def current_token(weights: ArrayLike) -> Means:
 
 
 def duplicate_token(weights: ArrayLike, ids: ArrayLike) -> Means:
-    """Mean weight on all earlier copies of the current token, per head.
+    """Average the weight on all earlier copies of the current token, per head.
 
-    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): averaged over the rows whose token came before; without
-    any: 0. Named by Wang et al. 2022, "Interpretability in the Wild".
+    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): averaged over the rows whose token
+    came before; without any: 0. Named by Wang et al. 2022, "Interpretability in the Wild".
 
     >>> duplicate_token([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
     array([0.75])
@@ -86,13 +88,13 @@ def duplicate_token(weights: ArrayLike, ids: ArrayLike) -> Means:
 
 
 def induction(weights: ArrayLike, ids: ArrayLike, *, prefix: int = 1) -> Means:
-    """Mean weight on the tokens that came after earlier copies of the current token, per head.
+    """Average the weight on the tokens that came after earlier copies of the current token, per head.
 
-    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): summed over all earlier copies of a row's token (with
-    several, each one alone would read low), then averaged over the rows that have an earlier copy; without any: 0.
-    On repeated random tokens this is the prefix matching score of Olsson et al. 2022, "In-context Learning and
-    Induction Heads". A copy must agree in the last `prefix` tokens: in text, single letters recur by chance, and three
-    in a row seldom do.
+    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): summed over all earlier copies of a
+    row's token (with several, each one alone would read low), then averaged over the rows that have
+    an earlier copy; without any: 0. On repeated random tokens this is the prefix matching score of
+    Olsson et al. 2022, "In-context Learning and Induction Heads". A copy must agree in the last
+    `prefix` tokens: in text, single letters recur by chance, and three in a row seldom do.
 
     >>> weights = [[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]]
     >>> induction(weights, [7, 8, 7]), induction(weights, [7, 8, 7], prefix=2)
@@ -102,10 +104,11 @@ def induction(weights: ArrayLike, ids: ArrayLike, *, prefix: int = 1) -> Means:
 
 
 def sink(weights: ArrayLike) -> Means:
-    """Mean weight that the first token receives, per head: (..., h, n, n) gives (..., h).
+    """Average the weight that the first token receives, per head: (..., h, n, n) gives (..., h).
 
-    The importance score of the first token of Gu et al. 2025, "When Attention Sink Emerges in Language Models", but
-    for row 0, which sees nothing else: it is left out, so that short texts do not look like sinks.
+    The importance score of the first token of Gu et al. 2025, "When Attention Sink Emerges in
+    Language Models", but for row 0, which sees nothing else: it is left out, so that short texts do
+    not look like sinks.
 
     >>> sink([[[1.0, 0.0], [0.75, 0.25]]])
     array([0.75])
@@ -114,12 +117,14 @@ def sink(weights: ArrayLike) -> Means:
 
 
 def sink_rate(weights: ArrayLike, epsilon: float = 0.3) -> float:
-    """The share of heads whose `sink` exceeds `epsilon`: the sink metric of Gu et al. 2025, whose threshold is 0.3."""
+    """Return the share of heads whose `sink` exceeds `epsilon` (Gu et al. 2025, with 0.3)."""
     return float((sink(weights) > number("epsilon", epsilon)).mean())
 
 
 def entropy(weights: ArrayLike) -> Means:
-    """Mean of -Σ P log P over keys, in nats, per head: (..., h, n, n) gives (..., h). Row 0 is left out.
+    """Average -Σ P log P over the rows of each head, in nats, without row 0.
+
+    (..., h, n, n) gives (..., h).
 
     >>> entropy([[[1.0, 0.0], [0.5, 0.5]]]).round(3)
     array([0.693])
@@ -128,9 +133,9 @@ def entropy(weights: ArrayLike) -> Means:
 
 
 def normalized_entropy(weights: ArrayLike, *, causal: bool = True) -> Means:
-    """Mean of each row's entropy over the log of how many keys it sees: 0 is one key, 1 all evenly. Row 0 is left out.
+    """Average the entropy of rows over the log of how many keys each sees, without row 0.
 
-    With `causal`, row i sees i + 1 keys; otherwise every row sees all.
+    0 is one key, 1 all evenly. With `causal`, row i sees i + 1 keys; otherwise every row sees all.
 
     >>> normalized_entropy([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1/3, 1/3, 1/3]]])
     array([1.])
@@ -147,10 +152,11 @@ def head_statistics(
     causal: bool = True,
     rows: int = 256,
 ) -> tuple[HeadStatistics, ...]:
-    """Every statistic of every head of one layer, in order of heads.
+    """Compute every statistic of every head of one layer, in order of heads.
 
-    `weights` is an array (..., h, n, n), or a function that gives the rows a slice names, (..., h, m, n): long texts
-    then take memory for `rows` rows at a time. `ids` (..., n). Leading dimensions are averaged.
+    `weights` is an array (..., h, n, n), or a function that gives the rows a slice names, (..., h,
+    m, n): long texts then take memory for `rows` rows at a time. `ids` (..., n). Leading dimensions
+    are averaged.
 
     >>> head, = head_statistics([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
     >>> head.induction, head.duplicate, head.sink
@@ -174,7 +180,7 @@ def head_statistics(
 
 
 def kind(head: HeadStatistics) -> tuple[str, float]:
-    """The one of `KINDS` whose score is the highest, and that score; NaN is lower than any."""
+    """Return the one of `KINDS` with the highest score, and that score; NaN is lower than any."""
     return max(head.scores.items(), key=lambda item: _number(item[1]))
 
 
@@ -188,9 +194,10 @@ def notable(scores: Mapping[str, float]) -> str | None:
 
 
 def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
-    """The `induction` score of a causal head that attends evenly: how much of a text follows copies, from 0 to 1.
+    """Compute the `induction` score, from 0 to 1, of a causal head that attends evenly.
 
-    `ids` (n,). From `NOTABLE` on, a text repeats too much for the score to tell heads apart. Takes O(n log n) time.
+    `ids` (n,). From `NOTABLE` on, a text repeats too much for the score to tell heads apart. Takes
+    O(n log n) time.
 
     >>> by_chance([7] * 100) > 0.8, by_chance(np.tile(np.arange(25), 4)) < 0.05
     (True, True)
@@ -212,9 +219,10 @@ def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
 
 
 def strongest(heads: Iterable[HeadStatistics], kind: str) -> HeadStatistics:
-    """The head with the highest score of that `kind` (one of `KINDS`).
+    """Return the head with the highest score of that `kind` (one of `KINDS`).
 
-    >>> strongest(head_statistics([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], [3, 4]), "current token").head
+    >>> weights = [[[1, 0], [1, 0]], [[1, 0], [0, 1]]]
+    >>> strongest(head_statistics(weights, [3, 4]), "current token").head
     1
     """
     if kind not in KINDS:

@@ -1,5 +1,7 @@
 """Heads compared by their maps: how far apart two are, which belong together, of what rank one is."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ Floats = NDArray[np.float64]
 
 
 def head_distance(maps: ArrayLike) -> Floats:
-    """How differently heads look: the Jensen–Shannon divergence of their rows, on average, in nats: (h, h).
+    """Compute the mean Jensen–Shannon divergence of the rows of heads, in nats: (h, h).
 
-    `maps` (h, rows, cols) are weights or `regard.pooled` masses; 0 is the same and log 2 nothing in common. Clark et
-    al. 2019, "What Does BERT Look At?", compare heads so. Rows that hold nothing for either of two heads are left out.
+    `maps` (h, rows, cols) are weights or `regard.pooled` masses; 0 is the same and log 2 nothing in
+    common. Clark et al. 2019, "What Does BERT Look At?", compare heads so. Rows that hold nothing
+    for either of two heads are left out.
 
     >>> import numpy as np
     >>> head_distance([np.eye(2), np.eye(2), np.eye(2)[::-1]]).round(3)
@@ -36,9 +39,10 @@ def head_distance(maps: ArrayLike) -> Floats:
 
 
 def cluster_heads(distance: ArrayLike, number: int) -> NDArray[np.int64]:
-    """Heads in so many groups, by average linkage (Sokal and Michener 1958): (h,), groups numbered as they first occur.
+    """Group heads by average linkage (Sokal and Michener 1958).
 
-    `distance` (h, h), as `head_distance` gives it. The two nearest groups become one until `number` are left.
+    (h,), groups numbered as they first occur. `distance` (h, h), as `head_distance` gives it. The
+    two nearest groups become one until `number` are left.
 
     >>> cluster_heads([[0, 1, 5], [1, 0, 4], [5, 4, 0]], 2)
     array([0, 0, 1])
@@ -64,10 +68,10 @@ def cluster_heads(distance: ArrayLike, number: int) -> NDArray[np.int64]:
 
 
 def effective_rank(maps: ArrayLike) -> Floats:
-    """How many directions a map has: exp of the entropy of its singular values' shares (Roy and Vetterli 2007).
+    """Count the directions of a map: exp of the entropy of its singular values' shares.
 
-    `maps` (..., rows, cols), weights or `regard.pooled` masses, give (...,), from 1 to the smaller side; 0 for a map
-    that holds nothing.
+    Roy and Vetterli 2007. `maps` (..., rows, cols), weights or `regard.pooled` masses, give (...,),
+    from 1 to the smaller side; 0 for a map that holds nothing.
 
     >>> import numpy as np
     >>> effective_rank([np.eye(4), np.ones((4, 4))]).round(6)
@@ -80,11 +84,14 @@ def effective_rank(maps: ArrayLike) -> Floats:
 
 
 def copying(embedding: ArrayLike, value: ArrayLike, output: ArrayLike, unembedding: ArrayLike) -> Floats:
-    """How much a head makes likelier what it looks at: Σ λ / Σ |λ| over the eigenvalues of its circuit from tokens to
-    tokens, E W_V W_O U (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"): (h,), from −1 to 1.
+    """Compute how much likelier a head makes what it looks at: (h,), from −1 to 1.
 
-    `embedding` (vocabulary, model), `value` (h or h_kv, model, d), `output` (h, d, model), `unembedding` (model,
-    vocabulary), all applied to rows from the right. Heads in groups share `value`. A head that copies is near 1.
+    Σ λ / Σ |λ| over the eigenvalues of its circuit from tokens to tokens, E W_V W_O U (Elhage et
+    al. 2021, "A Mathematical Framework for Transformer Circuits").
+
+    `embedding` (vocabulary, model), `value` (h or h_kv, model, d), `output` (h, d, model),
+    `unembedding` (model, vocabulary), all applied to rows from the right. Heads in groups share
+    `value`. A head that copies is near 1.
 
     >>> import numpy as np
     >>> one = np.eye(3)
@@ -103,10 +110,10 @@ def copying(embedding: ArrayLike, value: ArrayLike, output: ArrayLike, unembeddi
 def repeated_tokens(
     vocabulary: int, *, length: int = 25, times: int = 4, count: int = 1, seed: int = 0
 ) -> NDArray[np.int64]:
-    """Random tokens said several times over, (count, length · times): what prefix matching is measured on.
+    """Make random tokens that repeat, (count, length · times), to measure prefix matching.
 
-    The prefix matching score of Olsson et al. 2022, "In-context Learning and Induction Heads", is the `induction` of
-    `head_statistics` or `measure_heads` on 25 random tokens said four times.
+    The prefix matching score of Olsson et al. 2022, "In-context Learning and Induction Heads", is
+    the `induction` of `head_statistics` or `measure_heads` on 25 random tokens said four times.
 
     >>> ids = repeated_tokens(100, length=3, times=2)
     >>> ids.shape, bool((ids[:, :3] == ids[:, 3:]).all())

@@ -1,5 +1,7 @@
 """The same statistics from queries and keys, at any length: no weights of size n × n are made."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 from typing import Any
 
@@ -23,13 +25,14 @@ def measure_heads(
     engine: str | None = None,
     **options: Any,
 ) -> tuple[HeadStatistics, ...]:
-    """`head_statistics` of one layer in O(n) memory, from its queries (..., h, n_q, d) and keys (..., h_kv, n_k, d).
+    """Compute `head_statistics` of one layer in O(n) memory.
 
-    `ids` (..., n_k) are the tokens of the keys; without them what is said of copies is NaN. `options` are those of
-    `regard.attention` that the layer has, such as `causal=True` and `scale`. Each score is the mean weight that falls
-    on a rule: a diagonal, the first token, the tokens after copies. Entropies are normalized by how many keys a query
-    sees. Of grouped heads, each says whose keys it reads (`kv_head`). Fewer queries than keys are the last of the
-    sequence, as everywhere.
+    From queries (..., h, n_q, d) and keys (..., h_kv, n_k, d). `ids` (..., n_k) are the tokens of
+    the keys; without them what is said of copies is NaN. `options` are those of `regard.attention`
+    that the layer has, such as `causal=True` and `scale`. Each score is the mean weight that falls
+    on a rule: a diagonal, the first token, the tokens after copies. Entropies are normalized by how
+    many keys a query sees. Of grouped heads, each says whose keys it reads (`kv_head`). Fewer
+    queries than keys are the last of the sequence, as everywhere.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k = rng.standard_normal((2, 4, 300, 8))

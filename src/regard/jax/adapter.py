@@ -181,7 +181,7 @@ def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
     return stepping.steps(**{name: in_numpy("steps", name, x) for name, x in given.items()})
 
 
-def plan(query: Any, key: Any, value: Any, **options: Any) -> Any:
+def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) -> Any:
     """`regard.plan` on JAX arrays; of query, key, value, bias and sink only shapes are read, so they may be traced."""
     given = {"query": query, "key": key, "value": value} | options
     found = {name: x for name, x in given.items() if name in ("query", "key", "value", "bias", "sink")}

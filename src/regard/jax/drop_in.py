@@ -1,5 +1,7 @@
 """`jax.nn.dot_product_attention` by its own conventions, on the engines of this library."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import math
 from typing import Any, Literal
 
@@ -36,10 +38,11 @@ def dot_product_attention(
     precision: Any = None,
     module: Any = None,
 ) -> Any:
-    """Attention with the signature and the conventions of `jax.nn.dot_product_attention`; Flax's `attention_fn` too.
+    """Compute attention with the signature and conventions of `jax.nn.dot_product_attention`.
 
-    In O(n) memory, forward and backward, with every derivative. Letters: B batch, T queries, S keys, N query heads, K
-    key-value heads (N a multiple of K), H features.
+    Serves as Flax's `attention_fn` too. In O(n) memory, forward and backward, with every
+    derivative. Letters: B batch, T queries, S keys, N query heads, K key-value heads (N a multiple
+    of K), H features.
 
     Args:
         query: (B, T, N, H) or (T, N, H); more leading dimensions too.
@@ -47,26 +50,29 @@ def dot_product_attention(
         value: as key; the features may differ in number.
         bias: added to the logits; numbers of any kind that broadcast to (B, N, T, S).
         mask: booleans that broadcast to (B, N, T, S), True = attend.
-        scale: of the logits, 1/√H unless given; a number or an array that broadcasts to (B, K, T, S), by which all
-            heads of a group are multiplied. Arrays may be traced, and differentiate.
+        scale: of the logits, 1/√H unless given; a number or an array that broadcasts to (B, K, T,
+            S), by which all heads of a group are multiplied. Arrays may be traced, and
+            differentiate.
         is_causal: key s is seen by the queries t ≥ s, counted from the first of each.
         query_seq_lengths: int32 (B,); later queries give 0.
         key_value_seq_lengths: int32 (B,); later keys are masked.
-        local_window_size: (left, right), or one number for both: query t sees the keys t − left ≤ s ≤ t + right,
-            which may be negative.
+        local_window_size: (left, right), or one number for both: query t sees the keys t − left ≤ s
+            ≤ t + right, which may be negative.
         implementation: None for the best engine; "xla" computes by XLA; "cudnn" is not here.
         return_residual: also return the log-sum-exp of the logits, (B, T, N), without a gradient.
-        dropout_rng, dropout_rate, broadcast_dropout, deterministic, dtype, precision, module: what Flax passes to an
-            `attention_fn`. A mask may then be of any dtype. `broadcast_dropout` drops the same weights in every batch
-            element and head, which are then computed one after the other. `precision` asks for nothing: products are
-            exact to the dtype. `module` must be None.
+        dropout_rng, dropout_rate, broadcast_dropout, deterministic, dtype, precision, module: what
+            Flax passes to an `attention_fn`. A mask may then be of any dtype. `broadcast_dropout`
+            drops the same weights in every batch element and head, which are then computed one
+            after the other. `precision` asks for nothing: products are exact to the dtype. `module`
+            must be None.
 
     Returns:
-        (B, T, N, H), or with `return_residual` a pair. A query whose keys are all masked gives the mean of all values,
-        as jax.nn has it.
+        (B, T, N, H), or with `return_residual` a pair. A query whose keys are all masked gives the
+        mean of all values, as jax.nn has it.
 
     Raises:
-        ValueError: for shapes and dtypes that do not fit, as jax.nn; TypeError, ValueError of `regard.attention`.
+        ValueError: for shapes and dtypes that do not fit, as jax.nn; TypeError, ValueError of
+            `regard.attention`.
 
     >>> import jax.numpy as jnp
     >>> x = jnp.ones((1, 5, 2, 4))

@@ -19,6 +19,8 @@ Operations are named as NumPy names them. To add one: an entry in `OPS`, one in 
 result is a float, one in ``derivative.TANGENTS``; the tests enumerate `OPS` and fail until all are there.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import functools
 import math
 import sys
@@ -60,7 +62,7 @@ class Node:
 
     op: str
     kind: Kind
-    args: "tuple[Node, ...]" = ()
+    args: tuple[Node, ...] = ()
     payload: Any = None
     known: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
 
@@ -206,7 +208,7 @@ class At:
     dtype: Any = np.float64
     keys: int | None = None
     dense: Callable[[Array], Array] | None = None
-    tables: "Mapping[Table, Array] | None" = None
+    tables: Mapping[Table, Array] | None = None
     integers: Any = np.int64
 
     @property
@@ -221,7 +223,7 @@ class At:
             raise ValueError(f"the rule reads {name!r}, which is not given where it is evaluated")
         return value
 
-    def array(self, table: "Table") -> Array:
+    def array(self, table: Table) -> Array:
         """The array that `table` stands for here."""
         return table.array if self.tables is None else self.tables.get(table, table.array)
 

@@ -4,6 +4,8 @@ i is the absolute index of the query and j of the key, h the query head, b the r
 dimensions. True means attend.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -64,7 +66,7 @@ def _dense(node: Node) -> tuple[Array, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Rule:
-    """A traced rule: its expression, the text that it prints as, what it requires of a call, the tensors it reads."""
+    """A traced rule: its expression, its text, what it requires of a call, and its tensors."""
 
     node: Node
     text: str
@@ -86,9 +88,10 @@ class Rule:
 @plain
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Mask(Rule):
-    """Who may be attended to. Compose with ``&``, ``|`` and ``~``, also with boolean or 0/1 integer arrays.
+    """Who may be attended to; composes with ``&``, ``|`` and ``~``.
 
-    Equal means identical: two masks built alike are two masks.
+    Also with boolean or 0/1 integer arrays. Equal means identical: two masks built alike are two
+    masks.
 
     >>> causal() & window(3) | ~prefix(4)
     causal() & window(3) | ~prefix(4)
@@ -99,19 +102,19 @@ class Mask(Rule):
     # Leaves the operators of ``array & mask`` to the mask.
     __array_ufunc__ = None
 
-    def __and__(self, other: Any) -> "Mask":
+    def __and__(self, other: Any) -> Mask:
         return _combine(AND, self, other)
 
-    def __rand__(self, other: Any) -> "Mask":
+    def __rand__(self, other: Any) -> Mask:
         return _combine(AND, other, self)
 
-    def __or__(self, other: Any) -> "Mask":
+    def __or__(self, other: Any) -> Mask:
         return _combine(OR, self, other)
 
-    def __ror__(self, other: Any) -> "Mask":
+    def __ror__(self, other: Any) -> Mask:
         return _combine(OR, other, self)
 
-    def __invert__(self) -> "Mask":
+    def __invert__(self) -> Mask:
         return Mask(build("invert", self.node), f"~{self._within(NOT)}", self.requires, NOT)
 
     def __bool__(self) -> bool:
@@ -120,8 +123,8 @@ class Mask(Rule):
     def _within(self, binds: int) -> str:
         return self.text if self.binds >= binds else f"({self.text})"
 
-    def show(self, n: int, n_k: int | None = None) -> "Drawing":
-        """A drawing of the first head and batch entry for n queries and n_k keys (n unless given), the last aligned.
+    def show(self, n: int, n_k: int | None = None) -> Drawing:
+        """Draw the first head and batch entry for n queries and n_k keys, the last aligned.
 
         Raises ValueError if an array in the mask does not cover that many.
 
@@ -204,13 +207,14 @@ def as_mask(mask: Any, argument: str = "mask", frozen: bool = False) -> Mask:
 
 @constructor
 def mask(function: Callable[..., Any] | Array) -> Mask:
-    """The mask that a function of (b, h, i, j) computes; it is traced once, here. Serves as a decorator.
+    """Make a mask of a function of (b, h, i, j), which is traced once, here.
 
-    An array, aligned right to (..., h, n_q, n_k), is a mask too, and this gives it ``& | ~``. It is copied, as an array
-    in ``rule & array`` is: the mask stays what it was when the array changes.
+    Serves as a decorator. An array, aligned right to (..., h, n_q, n_k), is a mask too, and this
+    gives it ``& | ~``. It is copied, as an array in ``rule & array`` is: the mask stays what it was
+    when the array changes.
 
-    Raises TypeError if the function takes other arguments, does not return a boolean expression, or branches on a
-    traced value.
+    Raises TypeError if the function takes other arguments, does not return a boolean expression, or
+    branches on a traced value.
 
     >>> @mask
     ... def band(b, h, i, j):
@@ -233,7 +237,7 @@ def _rule(text: str, function: Callable[..., Any], *requires: Requirement) -> Ma
 
 @constructor
 def causal() -> Mask:
-    """Keys up to the query itself: j ≤ i.
+    """Let a query see the keys up to itself: j ≤ i.
 
     >>> print(causal())
     causal()
@@ -243,9 +247,10 @@ def causal() -> Mask:
 
 @constructor
 def window(left: int | None, right: int | None = 0) -> Mask:
-    """Keys from `left` before the query to `right` after it: i - left ≤ j ≤ i + right. None: no bound on that side.
+    """Let a query see `left` keys before it and `right` after it: i - left ≤ j ≤ i + right.
 
-    Counts as flash-attention does: a sliding window of W keys is ``window(W - 1)``.
+    None: no bound on that side. Counts as flash-attention does: a sliding window of W keys is
+    ``window(W - 1)``.
 
     >>> window(1).show(4)
     █ · · ·
@@ -269,7 +274,9 @@ def window(left: int | None, right: int | None = 0) -> Mask:
 
 @constructor
 def prefix(length: int | ArrayLike) -> Mask:
-    """The first `length` keys, for every query: j < length; an integer, or one for each batch entry.
+    """Let every query see the first `length` keys: j < length.
+
+    length: an integer, or one for each batch entry.
 
     >>> (causal() | prefix(2)).show(3)
     █ █ ·
@@ -282,10 +289,10 @@ def prefix(length: int | ArrayLike) -> Mask:
 
 @constructor
 def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") -> Mask:
-    """The real keys of padded sequences, `lengths` of them in each batch entry.
+    """Hide padding: each batch entry has `lengths` real keys.
 
-    lengths: integers over the leading dimensions. side: where the padding is. On the right, keys j < length are real;
-    on the left, the last ones, j ≥ keys - length, of all keys of the sequence.
+    lengths: integers over the leading dimensions. side: where the padding is. On the right, keys j
+    < length are real; on the left, the last ones, j ≥ keys - length, of all keys of the sequence.
 
     >>> padding(np.array([2, 3]), side="left").show(1, 4)
     · · █ █
@@ -301,7 +308,7 @@ def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") 
 
 @constructor
 def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
-    """Keys of the query's own document, in sequences packed from several.
+    """Let a query see its own document alone, in sequences packed from several.
 
     ids: (n,) or (..., n), the document of each position over the leading dimensions; any integers.
     key_ids: those of the keys, if keys are other positions than queries.
@@ -342,7 +349,7 @@ def _relabel(ids: Array) -> Array:
 
 @constructor
 def strided(step: int) -> Mask:
-    """Every `step`-th key, counted from the query: (i - j) mod step = 0 (Child et al. 2019).
+    """Let a query see every `step`-th key: (i - j) mod step = 0 (Child et al. 2019).
 
     >>> strided(2).show(3)
     █ · █
@@ -355,7 +362,9 @@ def strided(step: int) -> Mask:
 
 @constructor
 def dilated(left: int, step: int) -> Mask:
-    """The query and `left` keys before it, `step` apart: i - j = 0, step, ..., left · step (Beltagy et al. 2020).
+    """Let a query see `left` keys before it, `step` apart: i - j = 0, step, ..., left · step.
+
+    Beltagy et al. 2020.
 
     >>> dilated(1, 2).show(4)
     █ · · ·
@@ -370,7 +379,7 @@ def dilated(left: int, step: int) -> Mask:
 
 @constructor
 def blocks(table: ArrayLike, size: int) -> Mask:
-    """Whole blocks of `size` × `size`: the pair (i, j) is visible if ``table[..., i // size, j // size]`` is.
+    """Allow whole blocks: the pairs (i, j) where ``table[..., i // size, j // size]`` is True.
 
     table: booleans or 0/1 integers, (rows, columns), (h, rows, columns) or (b, h, rows, columns).
 
@@ -399,7 +408,9 @@ def blocks(table: ArrayLike, size: int) -> Mask:
 
 @constructor
 def global_tokens(n: int) -> Mask:
-    """The first `n` positions see everything and are seen by everything: i < n or j < n (Beltagy et al. 2020).
+    """Let the first `n` positions see everything and be seen by everything: i < n or j < n.
+
+    Beltagy et al. 2020.
 
     >>> global_tokens(1).show(3)
     █ █ █

@@ -4,6 +4,8 @@ s is the scaled product of query and key; i, j, h and b as for masks. Every arra
 `regard.table` to hold on to the handle that its gradient is returned under.
 """
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -59,9 +61,10 @@ def compose(scores: Sequence[Score]) -> Score:
 
 @constructor
 def score(function: Callable[..., Any]) -> Score:
-    """The score rule that a function of (s, b, h, i, j) computes; it is traced once, here. Serves as a decorator.
+    """Make a score rule of a function of (s, b, h, i, j), which is traced once, here.
 
-    Raises TypeError if the function takes other arguments, returns a boolean, or branches on a traced value.
+    Serves as a decorator. Raises TypeError if the function takes other arguments, returns a
+    boolean, or branches on a traced value.
 
     >>> @score
     ... def recency(s, b, h, i, j):
@@ -78,9 +81,9 @@ _traced: Callable[..., Score] = score.__wrapped__  # type: ignore[attr-defined] 
 
 @constructor
 def softcap(cap: float | ArrayLike | Table) -> Score:
-    """Scores pressed smoothly into (-cap, cap): cap · tanh(s · (1 / cap)) (Bello et al. 2016; Gemma Team 2024).
+    """Press scores smoothly into (-cap, cap): cap · tanh(s · (1 / cap)).
 
-    cap: positive; a number, or (h,) for one per head.
+    Bello et al. 2016; Gemma Team 2024. cap: positive; a number, or (h,) for one per head.
 
     >>> softcap(50.0)
     softcap(50.0)
@@ -95,7 +98,9 @@ def softcap(cap: float | ArrayLike | Table) -> Score:
 
 @constructor
 def temperature(t: float | ArrayLike | Table) -> Score:
-    """Scores divided by a temperature: s · (1 / t). t: positive; a number, or (h,) for one per head.
+    """Divide scores by a temperature: s · (1 / t).
+
+    t: positive; a number, or (h,) for one per head.
 
     >>> temperature(np.array([1.0, 2.0]))
     temperature(array of shape (2,))
@@ -106,7 +111,7 @@ def temperature(t: float | ArrayLike | Table) -> Score:
 
 @constructor
 def alibi(slopes: float | ArrayLike | Table) -> Score:
-    """Scores lowered in proportion to distance: s - slope · |i - j| (Press et al. 2022).
+    """Lower scores in proportion to distance: s - slope · |i - j| (Press et al. 2022).
 
     slopes: (h,), one per head, or one number.
 
@@ -125,11 +130,12 @@ def relative(
     bidirectional: bool = True,
     max_distance: int = 128,
 ) -> Score:
-    """A learned bias by relative position added to scores: s + table[h, j - i].
+    """Add a learned bias by relative position to scores: s + table[h, j - i].
 
-    table: (m,) for all heads or (h, m), m odd, for offsets j - i from -(m - 1)/2 to (m - 1)/2; offsets beyond that
-    take the ends (Shaw et al. 2018). With buckets="t5", (num_buckets,) or (h, num_buckets), looked up by T5's bucket
-    of the offset (Raffel et al. 2020); `bidirectional` and `max_distance` are those of `regard.positions.t5_buckets`.
+    table: (m,) for all heads or (h, m), m odd, for offsets j - i from -(m - 1)/2 to (m - 1)/2;
+    offsets beyond that take the ends (Shaw et al. 2018). With buckets="t5", (num_buckets,) or (h,
+    num_buckets), looked up by T5's bucket of the offset (Raffel et al. 2020); `bidirectional` and
+    `max_distance` are those of `regard.positions.t5_buckets`.
 
     >>> relative(np.zeros((8, 32)), buckets="t5")
     relative(array of shape (8, 32), buckets='t5')

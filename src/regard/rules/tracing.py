@@ -1,5 +1,7 @@
 """What a rule is given when it is called: stand-ins for the indices and the score, and tables to look up."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -42,10 +44,11 @@ def as_array(what: str, value: Any) -> Array:
 
 
 class Table:
-    """An array that rules look up: ``table[h, i - j]``, one integer index per axis, clamped to its ends (see `table`).
+    """An array that rules look up: ``table[h, i - j]``, one integer index per axis.
 
-    array: bool, integer or floating, of any rank, no axis empty; copied, so that a rule stays what it was. Float
-    tables train: their gradients are returned under the table itself.
+    Indices are clamped to its ends (see `table`). array: bool, integer or floating, of any rank, no
+    axis empty; copied, so that a rule stays what it was. Float tables train: their gradients are
+    returned under the table itself.
 
     Raises TypeError for other arrays, ValueError for an empty one.
 
@@ -63,7 +66,7 @@ class Table:
         self._hold("table", array, choice("bounds", bounds, BOUNDS))
 
     @classmethod
-    def of(cls, what: str, array: ArrayLike, bounds: Bounds = "clamp") -> "Table":
+    def of(cls, what: str, array: ArrayLike, bounds: Bounds = "clamp") -> Table:
         """The table of an array that errors call `what`."""
         made = object.__new__(Table)
         made._hold(what, array, bounds)
@@ -83,7 +86,7 @@ class Table:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def lying(cls, array: Array, bounds: Bounds = "clamp") -> "Table":
+    def lying(cls, array: Array, bounds: Bounds = "clamp") -> Table:
         """A table of an array on a device, which is neither copied nor looked at."""
         made = object.__new__(Table)
         for name, value in (("array", array), ("bounds", bounds), ("lies", True)):
@@ -115,7 +118,7 @@ class Table:
         kinds: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int"}
         return kinds.get(self.dtype.kind, "float")
 
-    def __getitem__(self, indices: Any) -> "Traced":
+    def __getitem__(self, indices: Any) -> Traced:
         indices = indices if isinstance(indices, tuple) else (indices,)
         if len(indices) != len(self.shape):
             raise TypeError(f"a table of shape {self.shape} takes {len(self.shape)} indices, got {len(indices)}")
@@ -134,15 +137,16 @@ class Table:
 
 @constructor
 def table(array: ArrayLike, *, bounds: Bounds = "clamp") -> Table:
-    """The array as a `Table`, to be looked up in rules and to receive a gradient.
+    """Make an array a `Table`, to be looked up in rules and to receive a gradient.
 
-    bounds: "clamp", where an index beyond an end takes the end; or "raise", where a call is refused that would read
-    such an index for a pair that its mask allows. The branch of a `regard.where` that is not taken is not read, nor is
-    the right of ``&`` where the left is false. Calls are checked before any work, without n × n memory; one too large
-    for that, or an index that depends on a score or on traced values, is an error that says so.
+    bounds: "clamp", where an index beyond an end takes the end; or "raise", where a call is refused
+    that would read such an index for a pair that its mask allows. The branch of a `regard.where`
+    that is not taken is not read, nor is the right of ``&`` where the left is false. Calls are
+    checked before any work, without n × n memory; one too large for that, or an index that depends
+    on a score or on traced values, is an error that says so.
 
-    Of a `torch.Tensor` of floats, the table is the tensor itself, with the values that it has at each call, and
-    gradients go to the tensor.
+    Of a `torch.Tensor` of floats, the table is the tensor itself, with the values that it has at
+    each call, and gradients go to the tensor.
 
     >>> slopes = table(np.array([0.5, 0.25]))
     >>> def alibi(s, b, h, i, j):
@@ -175,25 +179,25 @@ def _operand(value: Any) -> Node:
     raise TypeError(f"a rule cannot use a {type(value).__name__}; use numbers, and regard.table(array)[index]")
 
 
-def _apply(name: str, *values: Any) -> "Traced":
+def _apply(name: str, *values: Any) -> Traced:
     return _kind(values)(build(name, *(_operand(value) for value in values)))
 
 
-def _kind(values: Iterable[Any]) -> type["Traced"]:
+def _kind(values: Iterable[Any]) -> type[Traced]:
     """What is made of a subclass of `Traced` is of that subclass."""
     return next((type(value) for value in values if isinstance(value, Traced)), Traced)
 
 
-def _binary(name: str) -> tuple[Callable[["Traced", Any], "Traced"], Callable[["Traced", Any], "Traced"]]:
+def _binary(name: str) -> tuple[Callable[[Traced, Any], Traced], Callable[[Traced, Any], Traced]]:
     return lambda self, other: _apply(name, self, other), lambda self, other: _apply(name, other, self)
 
 
-def _unary(name: str) -> Callable[["Traced"], "Traced"]:
+def _unary(name: str) -> Callable[[Traced], Traced]:
     return lambda self: _apply(name, self)
 
 
 def _refuse(message: str) -> Callable[..., NoReturn]:
-    def method(self: "Traced", *args: object, **kwargs: object) -> NoReturn:
+    def method(self: Traced, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(message)
 
     return method
@@ -235,7 +239,7 @@ class Traced:
     __iter__ = __len__ = __getitem__ = _refuse("a traced value stands for one number; only a regard.table has elements")
     __setitem__ = _refuse("a rule cannot assign to elements; build the value with regard.where")
 
-    def astype(self, kind: Any) -> "Traced":
+    def astype(self, kind: Any) -> Traced:
         """The value as int, float or bool; widths are the call's own, so np.float32 means float."""
         target = tensors.kind_of(np.dtype(kind) if isinstance(kind, str) else kind)
         if target is None:
@@ -257,7 +261,7 @@ class Traced:
     def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         return tensors.call(function, args, dict(kwargs or {}))
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> "Traced":
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Traced:
         name = ufunc.__name__
         if name not in UFUNCS:
             raise TypeError(f"np.{name} is not available in a rule; available: {', '.join(UFUNCS)}, where, clip")
@@ -267,7 +271,7 @@ class Traced:
             raise TypeError(f"np.{name} takes no {', '.join(kwargs)} in a rule")
         return _apply(name, *inputs)
 
-    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Traced":
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         if function is np.where:
             return where(*args, **kwargs)
         if function is np.clip:
@@ -290,7 +294,9 @@ def _clip(x: Any, low: Any = None, high: Any = None) -> Traced:
 
 
 def where(condition: Any, a: Any, b: Any) -> Traced:
-    """`a` where the boolean `condition` holds, else `b`: what `if` would say. The other branch has no influence.
+    """Take `a` where the boolean `condition` holds, else `b`, inside of a rule.
+
+    What `if` would say. The other branch has no influence.
 
     >>> near = where(Traced(make("i", "int")) > 3, 1.0, 0.0)
     >>> near

@@ -3,6 +3,7 @@
 `regard.attention` on tensors needs none of this.
 """
 
+from regard.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
 from regard.torch.dropin import scaled_dot_product_attention, sdpa
 from regard.torch.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
@@ -26,3 +27,5 @@ __all__ = [
     "sdpa",
     "varlen_attention",
 ]
+
+listed(*(globals()[name] for name in __all__))

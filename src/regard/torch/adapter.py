@@ -161,7 +161,7 @@ def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
     return stepping.steps(**in_numpy({"query": query, "key": key, "value": value} | options))
 
 
-def plan(query: Any, key: Any, value: Any, **options: Any) -> Any:
+def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) -> Any:
     """`regard.plan` on tensors."""
     return planning.plan(**in_numpy({"query": query, "key": key, "value": value} | options))
 

@@ -1,5 +1,7 @@
 """PyTorch's own function with PyTorch's conventions, and a way to put it in the place of PyTorch's."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import sys
 import threading
 from collections.abc import Iterator
@@ -35,40 +37,46 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, its arguments, conventions and errors, in O(n) memory.
+    """Compute `torch.nn.functional.scaled_dot_product_attention` in O(n) memory.
 
-    It differs from `regard.attention` in what PyTorch does otherwise:
+    Its arguments, conventions and errors are the same. It differs from `regard.attention` in what
+    PyTorch does otherwise:
 
-                                     here, as in PyTorch                  regard.attention
-        three dimensions             (batch, n, d)                        (heads, n, d)
-        is_causal, n_q ≠ n_k         from the top left: j ≤ i             bottom right: j ≤ i + n_k − n_q
-        a float as the mask          is added                             an error: give bias=
-        grouped heads                only with enable_gqa                 wherever heads are a multiple
-        dropout                      from the default generator           that, or from seed=
+                               here, as in PyTorch           regard.attention
+        three dimensions       (batch, n, d)                 (heads, n, d)
+        is_causal, n_q ≠ n_k   from the top left: j ≤ i      bottom right: j ≤ i + n_k − n_q
+        a float as the mask    is added                      an error: give bias=
+        grouped heads          only with enable_gqa          wherever heads are a multiple
+        dropout                from the default generator    that, or from seed=
 
-    True means attend in both, and a query that may see nothing gives 0 in both. In PyTorch, NaN in a key or value that
-    the mask hides reaches the output of some queries or of all, depending on the kernel it takes; here it reaches none.
+    True means attend in both, and a query that may see nothing gives 0 in both. In PyTorch, NaN in
+    a key or value that the mask hides reaches the output of some queries or of all, depending on
+    the kernel it takes; here it reaches none.
 
     Args:
         query: (..., h, n_q, d); leading dimensions and heads broadcast.
         key: (..., h_kv, n_k, d).
         value: (..., h_kv, n_k, d_v).
-        attn_mask: booleans, True = attend, or floats that are added to the scores (and have a gradient), of the dtype
-            of query or float32; they broadcast to (..., h, n_q, n_k). Or a `CausalBias` of `torch.nn.attention.bias`.
+        attn_mask: booleans, True = attend, or floats that are added to the scores (and have a
+            gradient), of the dtype of query or float32; they broadcast to (..., h, n_q, n_k). Or a
+            `CausalBias` of `torch.nn.attention.bias`.
         dropout_p: share of the weights that is dropped, always: pass 0 in evaluation.
         is_causal: query i sees the keys j ≤ i; not together with attn_mask.
         scale: of the products, 1/√d unless given.
         enable_gqa: groups of h / h_kv query heads share a key-value head.
 
-    Nested tensors of both layouts are attention of each sequence by itself, of the layout and lengths of query.
-    Arguments with `__torch_function__`, and a `TorchFunctionMode`, are handed this function, as PyTorch hands them its.
+    Nested tensors of both layouts are attention of each sequence by itself, of the layout and
+    lengths of query. Arguments with `__torch_function__`, and a `TorchFunctionMode`, are handed
+    this function, as PyTorch hands them its.
 
-    Raises TypeError, RuntimeError or ValueError as PyTorch does, where types, shapes or values do not fit.
+    Raises TypeError, RuntimeError or ValueError as PyTorch does, where types, shapes or values do
+    not fit.
 
     >>> import torch, regard.torch
     >>> q, k, v = torch.randn(3, 2, 8, 10, 16)
     >>> expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    >>> torch.allclose(regard.torch.scaled_dot_product_attention(q, k, v, is_causal=True), expected, atol=1e-5)
+    >>> out = regard.torch.scaled_dot_product_attention(q, k, v, is_causal=True)
+    >>> torch.allclose(out, expected, atol=1e-5)
     True
     """
     if has_torch_function_variadic(query, key, value, attn_mask):
@@ -272,15 +280,16 @@ _undo = ExitStack()
 
 @contextmanager
 def sdpa() -> Iterator[None]:
-    """`F.scaled_dot_product_attention` is `regard.torch.scaled_dot_product_attention` inside of this `with`.
+    """Replace `F.scaled_dot_product_attention` by that of `regard.torch` inside of a `with`.
 
-    For models that cannot be edited: everything that looks the function up in `torch.nn.functional` when it calls it,
-    `torch.nn.MultiheadAttention` and the Transformer layers among them, whose fused inference path is off meanwhile;
-    nested tensors, which PyTorch takes on that path alone, are attended to one sequence after the other.
-    Code that has imported the function itself keeps PyTorch's, and a compiled model what it compiled.
+    For models that cannot be edited: everything that looks the function up in `torch.nn.functional`
+    when it calls it, `torch.nn.MultiheadAttention` and the Transformer layers among them, whose
+    fused inference path is off meanwhile; nested tensors, which PyTorch takes on that path alone,
+    are attended to one sequence after the other. Code that has imported the function itself keeps
+    PyTorch's, and a compiled model what it compiled.
 
-    May be nested. The function belongs to the process: while one thread is inside, all threads call it, and PyTorch's
-    is back when the last has left.
+    May be nested. The function belongs to the process: while one thread is inside, all threads call
+    it, and PyTorch's is back when the last has left.
 
     >>> import torch, regard.torch
     >>> q = torch.randn(2, 8, 10, 16)

@@ -1,10 +1,12 @@
 """Multi-head attention, transformer blocks and stacks of them, as PyTorch modules around `regard.attention`."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,11 @@ from torch import nn
 
 import regard
 from regard.rules import Mask, Score, as_mask, as_score
+from regard.signatures import named, named_beside, passing_on
 from regard.torch.graph import in_graph
 from regard.torch.positions import Alibi, Relative, Rope
 from regard.torch.short import positions_first
+from regard.typed import MaskLike, ScoreLike
 
 Positions = Rope | Alibi | Relative | Literal["rope", "alibi", "relative"] | None
 Activation = Callable[[torch.Tensor], torch.Tensor] | Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu"]
@@ -27,6 +31,47 @@ _ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "swiglu": F.silu,
 }
 _NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+
+class CopyOptions(TypedDict, total=False):
+    """The options of `MultiHeadAttention` that PyTorch's modules do not have, for `from_torch`."""
+
+    positions: Positions
+    causal: bool
+    mask: MaskLike
+    score: ScoreLike
+    scale: float | None
+
+
+class HeadOptions(CopyOptions, total=False):
+    """The options of `MultiHeadAttention` that blocks and stacks of them take too."""
+
+    num_kv_heads: int | None
+    key_dim: int | None
+    value_dim: int | None
+    head_dim: int | None
+    value_head_dim: int | None
+    sink: bool
+
+
+class BlockOptions(HeadOptions, total=False):
+    """The options of `TransformerBlock` that `Transformer` takes too."""
+
+    activation: Activation
+    dropout: float
+    norm: Literal["layer", "rms"]
+    norm_eps: float
+    norm_first: bool
+    bias: bool
+    attention_bias: bool | str | None
+    cross_attention: bool
+    context_dim: int | None
+    device: Any
+    dtype: Any
+
+
+# What `from_torch` takes from PyTorch's module.
+OF_TORCH = ("bias", "dropout", "device", "dtype", *(HeadOptions.__annotations__.keys() - CopyOptions.__annotations__))
 
 
 class KVCache:
@@ -87,7 +132,7 @@ class KVCache:
 
 @dataclass
 class BlockCache:
-    """What a `TransformerBlock` keeps from step to step: for its own sequence, and for the context it looks at."""
+    """The keys and values of a `TransformerBlock`: of its own sequence and of the context."""
 
     own: KVCache = field(default_factory=KVCache)
     context: KVCache = field(default_factory=KVCache)
@@ -101,25 +146,32 @@ class BlockCache:
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), self or cross, batch first.
 
-    The formula is that of `regard.multihead_attention`, with a `nn.Linear` for each projection: w_q, w_k, w_v, w_o.
+    The formula is that of `regard.multihead_attention`, with a `nn.Linear` for each projection:
+    w_q, w_k, w_v, w_o.
 
-    True means attend, in `mask` and in `key_padding_mask`: the reverse of `nn.MultiheadAttention`, where True hides.
-    A query that sees nothing gives zeros (and then the bias of w_o), where that can give NaN.
+    True means attend, in `mask` and in `key_padding_mask`: the reverse of `nn.MultiheadAttention`,
+    where True hides. A query that sees nothing gives zeros (and then the bias of w_o), where that
+    can give NaN.
 
     Args:
         d_model: features of the queries and of the output.
         num_heads: h.
-        num_kv_heads: h_kv, a divisor of h: groups of h / h_kv heads share a key and a value head. Default h.
-        key_dim, value_dim: features of key and value, where they differ from d_model (cross-attention).
+        num_kv_heads: h_kv, a divisor of h: groups of h / h_kv heads share a key and a value head.
+            Default h.
+        key_dim, value_dim: features of key and value, where they differ from d_model
+            (cross-attention).
         head_dim: d, features of a head's queries and keys; default d_model / h.
         value_head_dim: d_v, features of a head's values; default d.
-        bias: whether the projections have biases; or which do, as letters of "qkvo": "qk" is queries and keys alone.
+        bias: whether the projections have biases; or which do, as letters of "qkvo": "qk" is
+            queries and keys alone.
         dropout: share of the attention weights that is dropped in training.
-        positions: "rope", "alibi", "relative", or one of `Rope`, `Alibi`, `Relative`. The last two are added after
-            `score`. Queries count from the end: the last query is at the position of the last key.
+        positions: "rope", "alibi", "relative", or one of `Rope`, `Alibi`, `Relative`. The last two
+            are added after `score`. Queries count from the end: the last query is at the position
+            of the last key.
         causal: query i sees the keys j ≤ i.
         mask: a rule for every call, such as `regard.window(256)`; as `mask` of `regard.attention`.
-        score: what is done to scores, such as `regard.softcap(50.0)`; as `score` of `regard.attention`.
+        score: what is done to scores, such as `regard.softcap(50.0)`; as `score` of
+            `regard.attention`.
         scale: of Q Kᵀ; default 1/√d.
         sink: each head learns a logit that takes weight and gives no value; it begins at 0.
         device, dtype: of the parameters.
@@ -135,6 +187,7 @@ class MultiHeadAttention(nn.Module):
     torch.Size([3, 8, 10, 10])
     """
 
+    @named
     def __init__(
         self,
         d_model: int,
@@ -149,8 +202,8 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         positions: Positions = None,
         causal: bool = False,
-        mask: Any = None,
-        score: Any = None,
+        mask: MaskLike = None,
+        score: ScoreLike = None,
         scale: float | None = None,
         sink: bool = False,
         device: Any = None,
@@ -184,12 +237,14 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention, **options: Any) -> Self:
+    @named
+    @passing_on(__init__, without=OF_TORCH)
+    def from_torch(cls, module: nn.MultiheadAttention, **options: Unpack[CopyOptions]) -> Self:
         """The same attention with a copy of the weights of a `nn.MultiheadAttention`.
 
-        Called batch first and with masks reversed (True = attend), it gives the same output. `options` are those of
-        the constructor that PyTorch's module does not have, such as causal. Raises ValueError for `add_bias_kv`.
-        """
+        Called batch first and with masks reversed (True = attend), it gives the same output.
+        `options` are those of the constructor that PyTorch's module does not have, such as causal.
+        Raises ValueError for `add_bias_kv`."""
         if module.bias_k is not None:
             raise ValueError("from_torch: add_bias_kv=True, a key and value of its own, has no counterpart here")
         weight = module.out_proj.weight
@@ -224,6 +279,7 @@ class MultiHeadAttention(nn.Module):
         if self.sink is not None:
             nn.init.zeros_(self.sink)
 
+    @named_beside(__init__)
     def forward(
         self,
         query: torch.Tensor,
@@ -241,13 +297,15 @@ class MultiHeadAttention(nn.Module):
             query: (..., n_q, d_model), or (n_q, d_model).
             key: (..., n_k, key_dim); the query itself unless given (self-attention).
             value: (..., n_k, value_dim); the key unless given.
-            mask: True = attend: a rule, or booleans or 0/1 that align right to (..., h, n_q, n_k). Whatever else masks,
-                all must allow a pair.
-            key_padding_mask: (..., n_k) booleans or 0/1, True = a real key, False = padding: the reverse of
-                `nn.MultiheadAttention`. With a cache, for all keys in it.
-            cache: in self-attention the keys of this call are appended to those in the cache, and all are attended
-                to. In cross-attention (key given) those of the first call are kept, and `key` is not looked at again.
-            return_weights: also return the weights (..., h, n_q, n_k), "mean": averaged over heads (..., n_q, n_k).
+            mask: True = attend: a rule, or booleans or 0/1 that align right to (..., h, n_q, n_k).
+                Whatever else masks, all must allow a pair.
+            key_padding_mask: (..., n_k) booleans or 0/1, True = a real key, False = padding: the
+                reverse of `nn.MultiheadAttention`. With a cache, for all keys in it.
+            cache: in self-attention the keys of this call are appended to those in the cache, and
+                all are attended to. In cross-attention (key given) those of the first call are
+                kept, and `key` is not looked at again.
+            return_weights: also return the weights (..., h, n_q, n_k), "mean": averaged over heads
+                (..., n_q, n_k).
 
         Returns:
             (..., n_q, d_model); with `return_weights` a tuple (out, weights).
@@ -304,15 +362,17 @@ class MultiHeadAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The feed-forward half of a block: w_down(activation(w_up(x))), or SwiGLU, w_down(silu(w_gate(x)) · w_up(x)).
+    """The feed-forward half of a block: w_down(activation(w_up(x))), or SwiGLU.
 
-    activation: "gelu", "gelu_tanh", "relu", "silu", "swiglu" (Shazeer 2020), or a function of a tensor. dropout: of
-    what comes out of the activation, in training.
+    SwiGLU is w_down(silu(w_gate(x)) · w_up(x)). activation: "gelu", "gelu_tanh", "relu", "silu",
+    "swiglu" (Shazeer 2020), or a function of a tensor. dropout: of what comes out of the
+    activation, in training.
 
     >>> FeedForward(8, 32)(torch.ones(2, 8)).shape
     torch.Size([2, 8])
     """
 
+    @named
     def __init__(
         self,
         d_model: int,
@@ -346,30 +406,39 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward network, each with a residual and a norm; with cross-attention between the two.
+    """Attention and a feed-forward network, with residuals, norms and perhaps cross-attention.
 
-    Post-norm, x ← norm(x + f(x)), is that of Vaswani et al. 2017; pre-norm, x ← x + f(norm(x)), trains deeper stacks.
+    Post-norm, x ← norm(x + f(x)), is that of Vaswani et al. 2017; pre-norm, x ← x + f(norm(x)),
+    trains deeper stacks.
 
     Args:
         d_model: features of x.
         num_heads: of both attentions.
         d_ff: features inside the feed-forward network; default 4 · d_model.
         activation: of the feed-forward network, as in `FeedForward`: "gelu", "relu", "swiglu", ...
-        dropout: of attention weights, inside the feed-forward network, and of what each half adds to x, in training.
+        dropout: of attention weights, inside the feed-forward network, and of what each half adds
+            to x, in training.
         norm: "layer" or "rms"; norm_eps is its ε.
         norm_first: pre-norm.
-        bias: of feed-forward network and layer norms; and of attention, unless `attention_bias` says otherwise.
+        bias: of feed-forward network and layer norms; and of attention, unless `attention_bias`
+            says otherwise.
         attention_bias: as `bias` of `MultiHeadAttention`.
         cross_attention: with a second attention that looks at a context, as in a decoder.
         context_dim: features of the context; default d_model.
         device, dtype: of the parameters.
-        attention: options of `MultiHeadAttention` for the attention to x itself: causal, positions, num_kv_heads, ...
+        attention: options of `MultiHeadAttention` for the attention to x itself: causal, positions,
+            num_kv_heads, ...
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected.
 
     >>> block = TransformerBlock(d_model=512, num_heads=8, d_ff=2048)
     >>> block(torch.randn(2, 100, 512)).shape
     torch.Size([2, 100, 512])
     """
 
+    @named
+    @passing_on(MultiHeadAttention.__init__)
     def __init__(
         self,
         d_model: int,
@@ -387,7 +456,7 @@ class TransformerBlock(nn.Module):
         context_dim: int | None = None,
         device: Any = None,
         dtype: Any = None,
-        **attention: Any,
+        **attention: Unpack[HeadOptions],
     ) -> None:
         super().__init__()
         made = {"device": device, "dtype": dtype}
@@ -408,12 +477,16 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     @classmethod
-    def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, **attention: Any) -> Self:
+    @named
+    @passing_on(MultiHeadAttention.__init__, without=OF_TORCH)
+    def from_torch(
+        cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, **attention: Unpack[CopyOptions]
+    ) -> Self:
         """The same block with a copy of the weights of PyTorch's encoder or decoder layer.
 
-        Called batch first and with masks reversed (True = attend), it gives the same output. `attention` are options
-        of `MultiHeadAttention`: a decoder is made causal here, `causal=True`, instead of by a mask in every call.
-        """
+        Called batch first and with masks reversed (True = attend), it gives the same output.
+        `attention` are options of `MultiHeadAttention`: a decoder is made causal here,
+        `causal=True`, instead of by a mask in every call."""
         decoder = isinstance(layer, nn.TransformerDecoderLayer)
         if not decoder and not isinstance(layer, nn.TransformerEncoderLayer):
             raise TypeError(
@@ -439,6 +512,7 @@ class TransformerBlock(nn.Module):
             ours.load_state_dict(theirs.state_dict())
         return new.train(layer.training)
 
+    @named_beside(__init__)
     def forward(
         self,
         x: torch.Tensor,
@@ -450,11 +524,10 @@ class TransformerBlock(nn.Module):
         context_padding_mask: torch.Tensor | None = None,
         cache: BlockCache | None = None,
     ) -> torch.Tensor:
-        """(..., n, d_model) from x of that shape, and from context (..., n_k, context_dim) in a block that has one.
+        """Return (..., n, d_model) from x of that shape and a context (..., n_k, context_dim).
 
-        Masks are as in `MultiHeadAttention`: True = attend, in padding masks too. With a cache, x is what follows the
-        tokens already seen; the context of the first call is kept.
-        """
+        Masks are as in `MultiHeadAttention`: True = attend, in padding masks too. With a cache, x
+        is what follows the tokens already seen; the context of the first call is kept."""
         if (context is None) != (self.cross_attention is None):
             need = "takes no context" if self.cross_attention is None else "has cross-attention: give it a context"
             raise ValueError(f"this block {need}")
@@ -491,7 +564,8 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """A stack of `TransformerBlock`s, with a norm at its end if they are pre-norm.
 
-    Embeddings, and what is made of the output, are the model's own: `nn.Embedding` before, `nn.Linear` after it.
+    Embeddings, and what is made of the output, are the model's own: `nn.Embedding` before,
+    `nn.Linear` after it.
 
     Args:
         num_layers: how many blocks.
@@ -499,33 +573,42 @@ class Transformer(nn.Module):
         final_norm: whether a norm follows the last block; default as norm_first.
         block: the other options of `TransformerBlock` and `MultiHeadAttention`.
 
-    >>> decoder = Transformer(2, 64, 4, norm="rms", norm_first=True, activation="swiglu", causal=True, positions="rope")
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected.
+
+    >>> llama = {"norm": "rms", "norm_first": True, "activation": "swiglu", "positions": "rope"}
+    >>> decoder = Transformer(2, 64, 4, causal=True, **llama)
     >>> decoder(torch.randn(3, 10, 64)).shape
     torch.Size([3, 10, 64])
     """
 
+    @named
+    @passing_on(TransformerBlock.__init__)
     def __init__(
         self, num_layers: int, d_model: int, num_heads: int, d_ff: int | None = None, *,
-        final_norm: bool | None = None, **block: Any,
+        final_norm: bool | None = None, **block: Unpack[BlockOptions],
     ) -> None:  # fmt: skip
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {num_layers}")
         self.blocks = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, **block) for _ in range(num_layers))
         final = block.get("norm_first", False) if final_norm is None else final_norm
-        made = {name: block.get(name) for name in ("device", "dtype")}
+        made = {"device": block.get("device"), "dtype": block.get("dtype")}
         kind, eps, bias = block.get("norm", "layer"), block.get("norm_eps", 1e-5), block.get("bias", True)
         self.norm = _norm(kind, d_model, eps, bias, made) if final else None
 
     @classmethod
-    def from_torch(cls, stack: nn.TransformerEncoder | nn.TransformerDecoder, **attention: Any) -> Self:
-        """The same stack with a copy of the weights of a `nn.TransformerEncoder` or `nn.TransformerDecoder`."""
+    @named
+    @passing_on(MultiHeadAttention.__init__, without=OF_TORCH)
+    def from_torch(cls, stack: nn.TransformerEncoder | nn.TransformerDecoder, **attention: Unpack[CopyOptions]) -> Self:
+        """Copy the weights of a `nn.TransformerEncoder` or `nn.TransformerDecoder`."""
         new = cls.__new__(cls)
         nn.Module.__init__(new)
         new.blocks = nn.ModuleList(TransformerBlock.from_torch(layer, **attention) for layer in stack.layers)
         new.norm = deepcopy(stack.norm)
         return new.train(stack.training)
 
+    @named_beside(__init__)
     def forward(
         self,
         x: torch.Tensor,
@@ -537,7 +620,7 @@ class Transformer(nn.Module):
         context_padding_mask: torch.Tensor | None = None,
         cache: Sequence[BlockCache] | None = None,
     ) -> torch.Tensor:
-        """(..., n, d_model); the arguments are those of `TransformerBlock`, and a cache that `new_cache` made."""
+        """Return (..., n, d_model); the arguments are those of `TransformerBlock`."""
         caches: Sequence[BlockCache | None] = [None] * len(self.blocks) if cache is None else cache
         seen = 0 if caches[0] is None else len(caches[0].own)
         mask = with_padding(mask, key_padding_mask, (*x.shape[:-2], seen + x.shape[-2]))

@@ -1,5 +1,7 @@
 """Where a token is, for modules: rotations of queries and keys, and scores that depend on the distance."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 from typing import Any, Literal
 
 import torch
@@ -12,8 +14,8 @@ from regard.rules import Score, alibi, relative
 class Rope(nn.Module):
     """Rotary position embedding (Su et al. 2021), as `regard.positions.rope`, on tensors.
 
-    dim: how many features of a head are turned, an even number; the others match content at any distance. base,
-    pairing, scaling: those of `regard.positions.rope`. It has no parameters.
+    dim: how many features of a head are turned, an even number; the others match content at any
+    distance. base, pairing, scaling: those of `regard.positions.rope`. It has no parameters.
 
     >>> Rope(8)(torch.ones(3, 2, 8), first=0).shape
     torch.Size([3, 2, 8])
@@ -59,7 +61,7 @@ class Rope(nn.Module):
 
 
 class Alibi(nn.Module):
-    """Scores lowered in proportion to distance (Press et al. 2022), with the paper's slopes; nothing is learned."""
+    """Scores lowered in proportion to distance (Press et al. 2022); nothing is learned."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -74,12 +76,11 @@ class Alibi(nn.Module):
 
 
 class Relative(nn.Module):
-    """A learned bias by relative position, one for each head: `regard.relative` with a parameter as its table.
+    """A learned bias by relative position: `regard.relative` with a parameter as its table.
 
-    table: (num_heads, 2 · max_distance + 1) for offsets j - i from -max_distance to max_distance; what is beyond takes
-    the ends (Shaw et al. 2018). With `num_buckets`, (num_heads, num_buckets), by T5's buckets (Raffel et al. 2020).
-    It begins at zero.
-    """
+    table: (num_heads, 2 · max_distance + 1) for offsets j - i from -max_distance to max_distance;
+    what is beyond takes the ends (Shaw et al. 2018). With `num_buckets`, (num_heads, num_buckets),
+    by T5's buckets (Raffel et al. 2020). It begins at zero."""
 
     def __init__(
         self,

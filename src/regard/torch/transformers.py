@@ -37,18 +37,22 @@ ELEMENTS = (
 
 
 def register_transformers() -> None:
-    """Make `attn_implementation="regard"` known to transformers, for every model that uses its attention interface.
+    """Make `attn_implementation="regard"` known to transformers.
+
+    It serves every model that uses their attention interface.
 
         regard.torch.register_transformers()
         model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="regard")
         model.set_attn_implementation("regard")         # or a model that is there already
 
-    Causal, padded, packed, sliding-window and chunked masks, and those that a model composes of index functions, become
-    rules; nothing of size n × n is made of them. Soft caps, sinks, grouped heads, cross-attention and caches, dynamic
-    and static, are served, in training and generation. What a model or its caller makes as an array of n × n, such as
-    T5's position bias or a mask of four dimensions, is read as it is. `output_attentions=True` in a call returns the
-    weights, before dropout. `torch.compile(model, fullgraph=True)` makes one graph of a model that is given a cache or
-    an attention_mask; without both, transformers looks for packed sequences, and attention runs between graphs.
+    Causal, padded, packed, sliding-window and chunked masks, and those that a model composes of
+    index functions, become rules; nothing of size n × n is made of them. Soft caps, sinks, grouped
+    heads, cross-attention and caches, dynamic and static, are served, in training and generation.
+    What a model or its caller makes as an array of n × n, such as T5's position bias or a mask of
+    four dimensions, is read as it is. `output_attentions=True` in a call returns the weights,
+    before dropout. `torch.compile(model, fullgraph=True)` makes one graph of a model that is given
+    a cache or an attention_mask; without both, transformers looks for packed sequences, and
+    attention runs between graphs.
 
     Raises ImportError if transformers is missing, or is of a version that this was not tested with.
 

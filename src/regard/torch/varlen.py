@@ -1,5 +1,7 @@
 """Sequences of different lengths without padding: packed one after the other, or as jagged nested tensors."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import functools
 import itertools
 from typing import Any
@@ -27,20 +29,25 @@ def varlen_attention(
     causal: bool = False,
     **options: Any,
 ) -> Any:
-    """Attention of packed sequences, each to itself alone, as flash-attention users have them; nothing is padded.
+    """Attend within packed sequences, each alone, as flash-attention has them; no padding.
 
     Args:
         query: (total_q, h, d), the sequences one after the other.
         key: (total_k, h_kv, d), h a multiple of h_kv.
         value: (total_k, h_kv, d_v).
-        cu_seqlens_q: (sequences + 1,) integers from 0 to total_q, where each sequence of queries begins, and the end.
+        cu_seqlens_q: (sequences + 1,) integers from 0 to total_q, where each sequence of queries
+            begins, and the end.
         cu_seqlens_k: the same of keys; that of the queries unless given.
-        mask, score: rules, as of `regard.attention`. j is the row of a key; i is that of the key at which the query
-            sits, of its sequence the last query at the last key. i − j is the distance within a sequence.
-        causal: query i sees the keys j ≤ i: aligned at the ends of sequences of different lengths (bottom right).
-        options: others of `regard.attention`, but `layout`, `offset` and `origin`; arrays have no leading dimensions.
+        mask, score: rules, as of `regard.attention`. j is the row of a key; i is that of the key at
+            which the query sits, of its sequence the last query at the last key. i − j is the
+            distance within a sequence.
+        causal: query i sees the keys j ≤ i: aligned at the ends of sequences of different lengths
+            (bottom right).
+        options: others of `regard.attention`, but `layout`, `offset` and `origin`; arrays have no
+            leading dimensions.
 
-    Returns out (total_q, h, d_v), or what `regard.attention` returns. Each call reads cu_seqlens on the host.
+    Returns out (total_q, h, d_v), or what `regard.attention` returns. Each call reads cu_seqlens on
+    the host.
 
     >>> import torch, regard.torch
     >>> q = torch.randn(10, 8, 16)
@@ -74,15 +81,18 @@ def varlen_attention(
 
 
 def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Attention of jagged nested tensors (`torch.nested`, layout=torch.jagged), laid out as PyTorch's own takes them.
+    """Attend within the sequences of jagged nested tensors, laid out as PyTorch takes them.
 
-    query (sequences, h, n_q*, d), key (sequences, h_kv, n_k*, d), value (sequences, h_kv, n_k*, d_v), where the starred
-    lengths differ: `torch.nested.nested_tensor([...], layout=torch.jagged)` of (n, h, d) each, with dimensions 1 and 2
-    transposed. The options are those of `varlen_attention`, but those that return more than the output. Returns
-    (sequences, h, n_q*, d_v), with the offsets and lengths of query: there may be holes between sequences.
+    These are of `torch.nested`, with layout=torch.jagged. query (sequences, h, n_q*, d), key
+    (sequences, h_kv, n_k*, d), value (sequences, h_kv, n_k*, d_v), where the starred lengths
+    differ: `torch.nested.nested_tensor([...], layout=torch.jagged)` of (n, h, d) each, with
+    dimensions 1 and 2 transposed. The options are those of `varlen_attention`, but those that
+    return more than the output. Returns (sequences, h, n_q*, d_v), with the offsets and lengths of
+    query: there may be holes between sequences.
 
     >>> import torch, regard.torch
-    >>> q = torch.nested.nested_tensor([torch.randn(n, 8, 16) for n in (4, 6)], layout=torch.jagged).transpose(1, 2)
+    >>> parts = [torch.randn(n, 8, 16) for n in (4, 6)]
+    >>> q = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
     >>> out = regard.torch.jagged_attention(q, q, q, causal=True)
     >>> [tuple(x.shape) for x in out.unbind()]
     [(8, 4, 16), (8, 6, 16)]

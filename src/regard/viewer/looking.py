@@ -1,5 +1,7 @@
 """`regard.look`: attention on a page, in a notebook or a file."""
 
+from __future__ import annotations  # so that `help` shows the names of types
+
 import sys
 import threading
 from collections.abc import Sequence
@@ -29,32 +31,37 @@ def look(
     block: bool | None = None,
     **options: Any,
 ) -> Any:
-    """Look at attention: every head, any part of its map exactly, whatever the length; weights are never kept.
+    """Look at attention: every head, and any part of its map exactly, at any length.
 
-    In a notebook the page is returned as a widget. Elsewhere it is served to this machine alone, under an address with
-    a secret, and opened in a browser; with `save` it is written to files instead.
+    In a notebook the page is returned as a widget. Elsewhere it is served to this machine alone,
+    under an address with a secret, and opened in a browser; with `save` it is written to files
+    instead.
 
     Args:
-        what: query (..., h, n_q, d) as `regard.attention` takes it, with `key` and perhaps `value`; or a
-            `regard.Capture`; or a PyTorch model, with `text` and its `tokenizer`; or nothing: the small trained model
-            that ships with regard reads `text`.
-        key, value: (..., h_kv, n_k, d) and (..., h_kv, n_k, d_v). Without values all but the weighted sum is shown.
+        what: query (..., h, n_q, d) as `regard.attention` takes it, with `key` and perhaps `value`;
+            or a `regard.Capture`; or a PyTorch model, with `text` and its `tokenizer`; or nothing:
+            the small trained model that ships with regard reads `text`.
+        key, value: (..., h_kv, n_k, d) and (..., h_kv, n_k, d_v). Without values all but the
+            weighted sum is shown.
         text: what a model reads.
         tokenizer: of transformers, for a model of one's own.
-        tokens, key_tokens: pieces of text, one for each query and each key; `tokens` are of both if those are as many.
-        lse: (..., h, n_q), if `observe=["lse"]` gave it before; otherwise it is found when it is needed.
-        sequence: of a model that reads several (an encoder and a decoder), the one to look at: its number, or a part of
-            its name. The page shows all unless given; a file shows one.
-        save: a path, or several: .html (the page in one file), .svg, .png, .npz; without an ending .html, .svg
-            and, where matplotlib is installed (the extra `plots`), .png.
+        tokens, key_tokens: pieces of text, one for each query and each key; `tokens` are of both if
+            those are as many.
+        lse: (..., h, n_q), if `observe=["lse"]` gave it before; otherwise it is found when it is
+            needed.
+        sequence: of a model that reads several (an encoder and a decoder), the one to look at: its
+            number, or a part of its name. The page shows all unless given; a file shows one.
+        save: a path, or several: .html (the page in one file), .svg, .png, .npz; without an ending
+            .html, .svg and, where matplotlib is installed (the extra `plots`), .png.
         port: to serve at; any that is free unless given.
         open_browser: whether to open the page.
-        block: serve until interrupted. Unless given, only scripts wait; at a prompt a `Viewer` is returned, whose
-            `close()` ends it.
+        block: serve until interrupted. Unless given, only scripts wait; at a prompt a `Viewer` is
+            returned, whose `close()` ends it.
         options: those of `regard.attention`, such as `causal=True`, `mask` and `score`.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was given and what was expected, before any work.
+        TypeError, ValueError: naming the argument, what was given and what was expected, before any
+            work.
 
     >>> import numpy as np, regard
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 8, 1000, 64))
