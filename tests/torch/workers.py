@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import regard
+from regard.engines.cpu import cache
 
 
 class Attended(Dataset[torch.Tensor]):
@@ -27,6 +28,7 @@ def main() -> None:
 
     def until_stopped() -> None:
         while not stop.is_set():
+            cache.forget()  # to compile again, which holds a lock for most of the time
             Attended()[0]
 
     other = threading.Thread(target=until_stopped)

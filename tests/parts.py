@@ -1,0 +1,80 @@
+"""The parts of the suite: one table says which tests are slow, which run at night, and why. All others run by default.
+
+The first row whose pattern occurs in the id of a test decides. A share of n keeps one test in n by default, chosen by a
+hash of the id, the same on every machine; the others are slow.
+"""
+
+import re
+from typing import NamedTuple
+from zlib import crc32
+
+
+class Row(NamedTuple):
+    pattern: str  # a regular expression, found anywhere in the id of a test
+    part: str | int  # "fast", "slow", "nightly", or n: one in n is fast, the others are slow
+    reason: str  # what it needs, or why it is slow
+
+
+CASES = r"test_conformance.py::Test(Cpu|Tiled|Specification)::test_"
+CPU = r"tests/cpu/test_(backward|backward_tangent|tangent|second_pass|matrices|guard_pages|cpu_bits|targets)\.py"
+
+TABLE: tuple[Row, ...] = (
+    Row("test_nightly|test_jupyter", "nightly", "hours, or JupyterLab, expecttest, QEMU"),
+    # What only the extra test-slow installs
+    Row("tests/browser/", "slow", "Playwright and Chromium"),
+    Row("TestTriton|test_triton|test_bench_device", "slow", "Triton, whose interpreter is slow"),
+    Row("test_transformers|test_pretrained", "slow", "transformers"),
+    Row(
+        "test_capture.py::test_(one_run|gen|a_prompt|another|a_cache|layers|on_disk|beam|the_last)",
+        "slow",
+        "transformers",
+    ),
+    Row(
+        "test_bench_models.py::test_(every_name|llama|models_|a_model|a_wrong_drop_in|the_share)",
+        "slow",
+        "transformers",
+    ),
+    Row("test_notebook", "slow", "anywidget"),
+    Row("test_jax_drop_in.py::.*(flax|linen|equinox)", "slow", "Flax and Equinox"),
+    Row("test_jax_transformations.py::test_export", "slow", "flatbuffers"),
+    Row("test_typing.py.*pyright|test_install.py.*(sdist|node)", "slow", "basedpyright, hatchling"),
+    # The table of cases: in float32 all of it, first derivatives included
+    Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
+    Row(CASES + r"weights\[", "fast", "every case on every engine"),
+    Row("Test(Tiled|Specification)::test_.*-float32", "fast", "nothing to compile"),
+    Row(r"TestCpu::test_\w+\[", 12, "compiles kernels"),
+    Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
+    # Products of kernels, dtypes, layouts and instruction sets
+    Row(CPU + r".*\[", 6, "compiles kernels"),
+    Row(CPU, "slow", "compiles kernels"),
+    Row("test_special_targets", 12, "compiles kernels"),
+    Row("test_properties", "slow", "random calls"),
+    Row("test_bits.py", 8, "long calls"),
+    Row("test_spec.py.*slopes", 4, "differences of every entry"),
+    # Adapters
+    Row("test_torch_forward.py::test_the_bits_of_numpy", 6, "each case in each dtype"),
+    Row("test_torch_derivatives.py", 8, "each case in each mode"),
+    Row("test_torch_(graphs|modes|workers)|test_modules.py.*compiled", 8, "PyTorch compiles or traces"),
+    Row("test_jax_(derivatives|scan)", 12, "XLA compiles each case"),
+    Row("test_jax_values.py::test_every_case", 8, "XLA compiles each case in each dtype"),
+    Row("tests/jax/", 4, "XLA compiles each call"),
+    # The rest
+    Row("test_parts.py::test_every_row", "slow", "collects all tests, those of test-slow too"),
+    Row("test_memory.py", 4, "long calls"),
+    Row("test_bench.py|test_bench_models.py", 4, "measures"),
+)
+
+
+def row(test: str) -> Row | None:
+    """Return the row that decides on a test, by its id."""
+    return next((row for row in TABLE if re.search(row.pattern, test)), None)
+
+
+def part(test: str) -> str:
+    """Return "fast", "slow" or "nightly" for the id of a test."""
+    found = row(test)
+    if found is None:
+        return "fast"
+    if isinstance(found.part, str):
+        return found.part
+    return "slow" if crc32(test.encode()) % found.part else "fast"
