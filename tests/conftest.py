@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-import parts
+from parts import parts
 from regard import memory, spec
 from regard.problem import Problem
 
@@ -35,10 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test with its part, before `-m` selects, and leave out those of other shards."""
+    part = parts(item.nodeid for item in items)
     for item in items:
-        part = parts.part(item.nodeid)
-        if part != "fast":
-            item.add_marker(part)
+        if part[item.nodeid] != "fast":
+            item.add_marker(part[item.nodeid])
     k, n = map(int, config.getoption("--shard").split("/"))
     others = [item for item in items if crc32(item.nodeid.encode()) % n != k - 1]
     if others:

@@ -1,17 +1,19 @@
-"""The parts of the suite: one table says which tests are slow, which run at night, and why. All others run by default.
+"""The parts of the suite: one table says which tests are slow, which run at night, and why. All others are fast.
 
-The first row whose pattern occurs in the id of a test decides. A share of n keeps one test in n by default, chosen by a
-hash of the id, the same on every machine; the others are slow.
+The first row whose pattern occurs in the id of a test decides. A share of n makes one in n of the parameters of a
+function fast, at least one, chosen by a hash of the ids, the same on every machine; the others are slow.
 """
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 from zlib import crc32
 
 
 class Row(NamedTuple):
     pattern: str  # a regular expression, found anywhere in the id of a test
-    part: str | int  # "fast", "slow", "nightly", or n: one in n is fast, the others are slow
+    part: str | int  # "fast", "slow", "nightly", or n: one in n is fast
     reason: str  # what it needs, or why it is slow
 
 
@@ -37,6 +39,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_notebook", "slow", "anywidget"),
     Row("test_jax_drop_in.py::.*(flax|linen|equinox)", "slow", "Flax and Equinox"),
     Row("test_jax_transformations.py::test_export", "slow", "flatbuffers"),
+    Row(r"test_doctests.py::test_examples\[regard.engines.triton", "slow", "Triton"),
     Row("test_typing.py.*pyright|test_install.py.*(sdist|node)", "slow", "basedpyright, hatchling"),
     # The table of cases: in float32 all of it, first derivatives included
     Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
@@ -45,8 +48,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"TestCpu::test_\w+\[", 12, "compiles kernels"),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
     # Products of kernels, dtypes, layouts and instruction sets
-    Row(CPU + r".*\[", 6, "compiles kernels"),
-    Row(CPU, "slow", "compiles kernels"),
+    Row(CPU, 6, "compiles kernels"),
     Row("test_special_targets", 12, "compiles kernels"),
     Row("test_properties", "slow", "random calls"),
     Row("test_bits.py", 8, "long calls"),
@@ -57,6 +59,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_torch_(graphs|modes|workers)|test_modules.py.*compiled", 8, "PyTorch compiles or traces"),
     Row("test_jax_(derivatives|scan)", 12, "XLA compiles each case"),
     Row("test_jax_values.py::test_every_case", 8, "XLA compiles each case in each dtype"),
+    Row("test_jax_functions", "fast", "each dtype, and little to compile"),
     Row("tests/jax/", 4, "XLA compiles each call"),
     # The rest
     Row("test_parts.py::test_every_row", "slow", "collects all tests, those of test-slow too"),
@@ -70,11 +73,17 @@ def row(test: str) -> Row | None:
     return next((row for row in TABLE if re.search(row.pattern, test)), None)
 
 
-def part(test: str) -> str:
-    """Return "fast", "slow" or "nightly" for the id of a test."""
-    found = row(test)
-    if found is None:
-        return "fast"
-    if isinstance(found.part, str):
-        return found.part
-    return "slow" if crc32(test.encode()) % found.part else "fast"
+def parts(tests: Iterable[str]) -> dict[str, str]:
+    """Return "fast", "slow" or "nightly" for the ids of tests, all those of a function together."""
+    found, products = {}, defaultdict(list)
+    for test in tests:
+        one = row(test)
+        if one is not None and isinstance(one.part, int):
+            products[test.partition("[")[0], one].append(test)
+        else:
+            found[test] = "fast" if one is None else one.part
+    for (_, one), group in products.items():
+        group.sort(key=lambda test: crc32(test.encode()))
+        for n, test in enumerate(group):
+            found[test] = "fast" if n * one.part < len(group) else "slow"
+    return found
