@@ -31,7 +31,7 @@ def main() -> None:
             cache.forget()  # to compile again, which holds a lock for most of the time
             Attended()[0]
 
-    other = threading.Thread(target=until_stopped)
+    other = threading.Thread(target=until_stopped, daemon=True)  # which does not outlive a failure
     if how == "fork":
         other.start()
     for _ in range(3 if how == "fork" else 1):
