@@ -6,23 +6,44 @@ from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
+from parts import parts
 from regard import memory, spec
 from regard.problem import Problem
 
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run on its interpreter, from the first import on
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-collect_ignore_glob = ["typing/*", "foreign/*"]  # read by type checkers; run by hand
+# Read by type checkers; run by hand and by tests/test_nightly.py; run by tests/test_triton.py, and imports Triton.
+collect_ignore_glob = ["typing/*", "foreign/*", "compiled_kernels.py"]
 
 settings.register_profile("ci", max_examples=1000, deadline=None, derandomize=True)
 if count := os.environ.get("REGARD_FUZZ"):  # so many examples of every property, other ones each time
     settings.register_profile("fuzz", max_examples=int(count), deadline=None)
 settings.load_profile("fuzz" if count else "ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", default="1/1", metavar="K/N", help="run the K-th of N shares of the tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test with its part, before `-m` selects, and leave out those of other shards."""
+    part = parts(item.nodeid for item in items)
+    for item in items:
+        if part[item.nodeid] != "fast":
+            item.add_marker(part[item.nodeid])
+    k, n = map(int, config.getoption("--shard").split("/"))
+    others = [item for item in items if crc32(item.nodeid.encode()) % n != k - 1]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if crc32(item.nodeid.encode()) % n == k - 1]
 
 
 @pytest.fixture(autouse=True)

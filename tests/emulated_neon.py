@@ -60,7 +60,7 @@ def main(folder: str, *options: str) -> int:
         prepare(home)
     python = "qemu-aarch64-static", str(home / "root/usr/bin/python3.11")
     return run(
-        *python, "-m", "pytest", "-p", "no:cacheprovider", *(options or DEFAULT), cwd=HERE.parent,
+        *python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "", *(options or DEFAULT), cwd=HERE.parent,
         QEMU_LD_PREFIX=str(home / "root"), PYTHONHOME=str(home / "root/usr"),
         PYTHONPATH=os.pathsep.join((str(HERE.parent / "src"), str(home / "site"))),
         REGARD_CACHE=str(home / "objects"), PYTHONDONTWRITEBYTECODE="1",

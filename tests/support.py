@@ -1,5 +1,9 @@
 """The error bound of the project, and what tests of engines share."""
 
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -246,6 +250,25 @@ def assert_along(
         assert value.dtype == dtype
         rounded = getattr(plain, name).astype(dtype)
         assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[prefix + name], dtype)
+
+
+@contextmanager
+def traced_memory() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Trace allocations; yields a function that returns the bytes held now, garbage collected, and at the peak.
+
+    Garbage of earlier tests is collected first: freed in between, it would change when Python collects, and the peak.
+    """
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return tracemalloc.get_traced_memory()
+
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield held
+    finally:
+        tracemalloc.stop()
 
 
 def assert_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,6 @@ bounds.
 
 import gc
 import threading
-import tracemalloc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import regard
 from regard import threads
 from regard.observing import NAMES
+from support import traced_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Call = Callable[[Array, Array, Array, int], Any]
@@ -42,14 +42,10 @@ def arrays(n: int, d: int) -> tuple[Array, Array, Array]:
 def extra(call: Callable[[], Any]) -> int:
     """Bytes at the peak of a call beyond what was there before it and what it returns."""
     threads._mine = threading.local()
-    tracemalloc.start()
-    try:
+    with traced_memory() as held:
         result = call()
         threads._mine = threading.local()  # what threads keep for later calls counts as the call's
-        gc.collect()
-        kept, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+        kept, peak = held()
     del result
     return peak - kept
 

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import tracemalloc
 from collections import deque
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import regard
 from regard import memory
+from support import traced_memory
 
 pytestmark = pytest.mark.skipif(not hasattr(memory.mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")
 SIZES = (memory.LARGE, memory.PAGE, memory.PAGE + 1, 3 * memory.PAGE - 64, 5 * memory.LARGE)
@@ -152,22 +152,16 @@ def test_an_array_that_the_system_has_no_memory_for():
 
 
 def test_tracemalloc_counts_what_is_held():
-    def counted() -> int:
-        return tracemalloc.get_traced_memory()[0]
-
     size = 8 * memory.PAGE
     before = memory.empty((size,), np.uint8)
-    tracemalloc.start()
-    try:
+    with traced_memory() as held:
         x = memory.empty((size,), np.uint8)
-        assert size <= counted() < size + memory.LARGE
+        assert size <= held()[0] < size + memory.LARGE
         view = x[5:]
         del x, before
-        assert size <= counted() < size + memory.LARGE
+        assert size <= held()[0] < size + memory.LARGE
         del view
-        assert counted() < memory.LARGE
+        assert held()[0] < memory.LARGE
         y = memory.zeros((size,), np.uint8)  # the same memory, used again
-        assert size <= counted() < size + memory.LARGE
+        assert size <= held()[0] < size + memory.LARGE
         del y
-    finally:
-        tracemalloc.stop()

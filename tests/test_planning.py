@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +13,7 @@ from regard.cli import main
 from regard.engines.tiles import KEYS, ROWS, units
 from regard.planning import plan
 from regard.rules import alibi, causal, documents, padding, prefix, softcap, strided, window
+from support import traced_memory
 
 
 def sizes(n=1000, m=None, h=2, d=16, lead=()):
@@ -132,10 +132,9 @@ def test_arrays_and_shapes_give_the_same_plan():
 
 
 def test_a_plan_allocates_nothing_of_the_size_of_the_call():
-    tracemalloc.start()
-    plan(*sizes(16384, d=128, lead=(64,)), mask=window(1000))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as held:
+        plan(*sizes(16384, d=128, lead=(64,)), mask=window(1000))
+        _, peak = held()
     assert peak < 4 * 2**20
 
 
@@ -165,12 +164,10 @@ def test_working_memory_is_about_what_the_engine_takes(d, dtype, monkeypatch):
     x = np.random.default_rng(0).standard_normal((1, 4096, d)).astype(dtype)
     found = plan(x, x, x, causal=True)
     regard.attention(x, x, x, causal=True)  # what is compiled once
-    with ThreadPoolExecutor(1) as fresh:  # a thread that keeps no memory of earlier calls
-        tracemalloc.start()
+    with ThreadPoolExecutor(1) as fresh, traced_memory() as held:  # a thread that keeps no memory of earlier calls
         out = fresh.submit(regard.attention, x, x, x, causal=True).result()
-        peak = tracemalloc.get_traced_memory()[1] - out.nbytes
-        tracemalloc.stop()
-    assert found.working_memory / 2.5 < peak < found.working_memory * 2.5
+        _, peak = held()
+    assert found.working_memory / 2.5 < peak - out.nbytes < found.working_memory * 2.5
 
 
 def test_engines_and_reasons():

@@ -5,7 +5,6 @@ import re
 import struct
 import subprocess
 import sys
-import tracemalloc
 from io import BytesIO, StringIO
 from xml.etree import ElementTree
 
@@ -29,7 +28,7 @@ from regard.viewer.scores import KINDS
 from regard.viewer.sources import Settings, example
 from regard.viewer.steps_terminal import first_matrix, show_steps
 from regard.viewer.terminal import show
-from support import assert_within
+from support import assert_within, traced_memory
 
 HOSTILE = (
     "<script>alert(1)</script>", "[red]x[/red]", "</script>", "&amp;", "🎉", "שלום", "a\u202eb", "\x1b[31m", "\x00",
@@ -211,10 +210,9 @@ def test_a_long_text_takes_memory_for_some_rows_at_a_time():
         data.statistics,
         lambda layer, head, rows: np.zeros((len(range(n)[rows]), n), np.float32),
     )
-    tracemalloc.start()
-    long.pooled(0, 0, 30, 60)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as held:
+        long.pooled(0, 0, 30, 60)
+        _, peak = held()
     assert peak < 4 * n * n * 0.6  # one float32 matrix is 4 n²
 
 

@@ -1,7 +1,6 @@
 """Bounds are sound for every expression, exact where that is promised, and look at few tiles."""
 
 import gc
-import tracemalloc
 from collections import Counter
 from itertools import pairwise
 from weakref import ref
@@ -43,6 +42,7 @@ from regard.rules import (
 from regard.rules.expression import OPS, order
 from regard.rules.extremes import BLOCK, Extremes, look_up
 from regard.rules.intervals import INTERVALS, intervals
+from support import traced_memory
 
 EXAMPLES = settings().max_examples // 2
 SCORES = np.array([-np.inf, np.inf, np.nan, 0.0, -0.0, 1.5, -2.0, 1e-40, 3e38, -3e38, 0.3, 7.0])
@@ -378,11 +378,10 @@ def test_memory_grows_with_the_table_alone():
     n = 2**19
     rule = documents(np.arange(n) // 1000)
     edges = np.arange(0, n + 1, 64)
-    tracemalloc.start()
-    for i in range(0, n, n // 8):
-        key_tiles(rule.node, None, Ranges(i=(i, i + 63)), edges)
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    with traced_memory() as held:
+        for i in range(0, n, n // 8):
+            key_tiles(rule.node, None, Ranges(i=(i, i + 63)), edges)
+        kept, peak = held()
     table = n * 8
     assert kept <= table / 2
     assert peak <= table

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import regard
+from regard.engines.cpu import cache
 
 
 class Attended(Dataset[torch.Tensor]):
@@ -27,9 +28,10 @@ def main() -> None:
 
     def until_stopped() -> None:
         while not stop.is_set():
+            cache.forget()  # to compile again, which holds a lock for most of the time
             Attended()[0]
 
-    other = threading.Thread(target=until_stopped)
+    other = threading.Thread(target=until_stopped, daemon=True)  # which does not outlive a failure
     if how == "fork":
         other.start()
     for _ in range(3 if how == "fork" else 1):

@@ -2,7 +2,6 @@
 
 import threading
 import time
-import tracemalloc
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -20,6 +19,7 @@ from regard.viewer.answers import RUNS, Answer, Answers
 from regard.viewer.scene import BLOCK, SMALL, Head, Scene, triangle
 from regard.viewer.sources import Settings, arrays, captured, example
 from regard.viewer.store import Grower, Store, Unfinished, Worker
+from support import traced_memory
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((4, 700, 8)), RNG.standard_normal((2, 900, 8)), RNG.standard_normal((2, 900, 3))
@@ -653,17 +653,16 @@ def test_no_square_is_ever_made() -> None:
     answers = Answers([arrays(q, k, causal=True)], patience=None)
     regard.attention(q[:, :200], k[:, :200], k[:, :200], causal=True)  # what is loaded once is not counted
     asked(answers, "arrays/tile/0/0/6/1/2")
-    tracemalloc.start()
-    asked(answers, "arrays/map/0/0")
-    asked(answers, "arrays/thumbs/0", size=64)
-    for level, at in ((0, "0/0"), (2, "1/2"), (3, "4/5"), (6, "20/40")):
-        asked(answers, f"arrays/tile/0/0/{level}/{at}")
-    asked(answers, "arrays/profiles/0/0")
-    asked(answers, "arrays/row/0/0/11000")
-    asked(answers, "arrays/column/0/0/3")
-    asked(answers, "arrays/step/0/0/11000/4")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with traced_memory() as held:
+        asked(answers, "arrays/map/0/0")
+        asked(answers, "arrays/thumbs/0", size=64)
+        for level, at in ((0, "0/0"), (2, "1/2"), (3, "4/5"), (6, "20/40")):
+            asked(answers, f"arrays/tile/0/0/{level}/{at}")
+        asked(answers, "arrays/profiles/0/0")
+        asked(answers, "arrays/row/0/0/11000")
+        asked(answers, "arrays/column/0/0/3")
+        asked(answers, "arrays/step/0/0/11000/4")
+        _, peak = held()
     assert n * n > SMALL
     assert peak < 4 * n * n / 8
 

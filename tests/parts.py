@@ -1,0 +1,96 @@
+"""The parts of the suite: one table says which tests are slow, which run at night, and why. All others are fast.
+
+The first row whose pattern occurs in the id of a test decides. A share of n makes one in n of the parameters of a
+function fast, at least one, chosen by a hash of the ids, the same on every machine; the others are slow.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+from zlib import crc32
+
+
+class Row(NamedTuple):
+    pattern: str  # a regular expression, found anywhere in the id of a test
+    part: str | int  # "fast", "slow", "nightly", or n: one in n is fast
+    reason: str  # what it needs, or why it is slow
+
+
+CASES = r"test_conformance.py::Test(Cpu|Tiled|Specification)::test_"
+CPU = r"tests/cpu/test_(backward|backward_tangent|tangent|second_pass|matrices|guard_pages|cpu_bits|targets)\.py"
+
+TABLE: tuple[Row, ...] = (
+    Row("test_nightly|test_jupyter", "nightly", "hours, or JupyterLab, expecttest, QEMU"),
+    # What only the extra test-slow installs
+    Row("tests/browser/", "slow", "Playwright and Chromium"),
+    Row("TestTriton|test_triton|test_bench_device", "slow", "Triton, whose interpreter is slow"),
+    Row("test_transformers|test_pretrained", "slow", "transformers"),
+    Row("test_capture.py::test_(one_run|gen|a_prompt|another|a_cache)", "slow", "transformers"),
+    Row("test_capture.py::test_(layers|on_disk|labels|bfloat16|beam|the_last)", "slow", "transformers"),
+    Row("test_bench_models.py::test_(every|llama|models_|a_model|a_wrong_drop|the_share)", "slow", "transformers"),
+    Row("test_public.py::test_submodules|test_cli.py::(test_doctor$|.*no such model)", "slow", "transformers, Triton"),
+    Row("test_notebook", "slow", "anywidget"),
+    Row("test_jax_drop_in.py::.*(flax|linen|equinox)", "slow", "Flax and Equinox"),
+    Row(r"test_doctests.py::test_examples\[regard.(engines.triton|torch.pretrained)", "slow", "Triton, transformers"),
+    Row("test_install.py.*(sdist|node)", "slow", "hatchling"),
+    Row("test_typing", "slow", "basedpyright, and mypy reads PyTorch and JAX"),
+    # The table of cases: in float32 all of it, first derivatives included
+    Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
+    Row(CASES + r"weights\[", "fast", "every case on every engine"),
+    Row(CASES + r"second_\w+\[.*-float32", 6, "second derivatives"),
+    Row("Test(Tiled|Specification)::test_.*-float32", "fast", "nothing to compile"),
+    Row(r"TestCpu::test_\w+\[", 24, "compiles kernels"),
+    Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
+    # Products of kernels, dtypes, layouts and instruction sets
+    Row(CPU, 12, "compiles kernels"),
+    Row("test_special_targets", 150, "compiles kernels"),
+    Row("test_properties", "slow", "random calls"),
+    Row("test_bits.py", 8, "long calls"),
+    Row("test_spec.py.*slopes", 4, "differences of every entry"),
+    # Adapters
+    Row("test_torch_forward.py::test_(the_bits|steps_of)", 6, "each case in each dtype"),
+    Row("test_torch_derivatives.py::test_weights_diff|test_linear_attention_of_other", "slow", "5 s each"),
+    Row("test_torch_(rules|varlen)", 6, "compiles a kernel each"),
+    Row("test_torch_derivatives.py", 12, "each case in each mode"),
+    Row("test_torch_graphs|test_modules.py.*compiled", "slow", "PyTorch compiles"),
+    Row("test_torch_workers", "slow", "starts processes that import PyTorch"),
+    Row("test_torch_modes", 8, "PyTorch traces"),
+    Row("test_jax_derivatives.py::test_(third|hessian)|test_without_x64", "slow", "4 to 9 s each"),
+    Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case"),
+    Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),
+    Row("test_jax.*(test_multihead_attention|16_bits)", "fast", "each dtype"),
+    Row("test_jax_(sharding|transformations)", "slow", "XLA compiles meshes and exports; flatbuffers"),
+    Row("tests/jax/", 4, "XLA compiles each call"),
+    # The rest
+    Row("test_parts.py::test_every_row", "slow", "collects all tests, those of test-slow too"),
+    Row("test_fork.py.*whose_threads_work|test_block_mask.*without", 6, "many processes or kernels"),
+    Row("test_memory.py", 6, "long calls"),
+    Row("test_long_rules", "slow", "long rules"),
+    Row("test_operations.py|test_captured.py|test_cli.py::test_(a_full|a_reader)", 4, "the same check of many"),
+    Row("test_rowsums|test_joining|test_platforms|test_small_calls", 6, "long or many calls, commands"),
+    Row("test_planning.py.*however_long", "slow", "plans in a process of their own"),
+    Row("test_bench.py::test_(every_derivative|peers_compute|memory_of)", "slow", "measures"),
+    Row("test_bench.py|test_bench_models.py", 4, "measures"),
+)
+
+
+def row(test: str) -> Row | None:
+    """Return the row that decides on a test, by its id."""
+    return next((row for row in TABLE if re.search(row.pattern, test)), None)
+
+
+def parts(tests: Iterable[str]) -> dict[str, str]:
+    """Return "fast", "slow" or "nightly" for the ids of tests, all those of a function together."""
+    found, products = {}, defaultdict(list)
+    for test in tests:
+        one = row(test)
+        if one is not None and isinstance(one.part, int):
+            products[test.partition("[")[0], one].append(test)
+        else:
+            found[test] = "fast" if one is None else one.part
+    for (_, one), group in products.items():
+        group.sort(key=lambda test: crc32(test.encode()))
+        for n, test in enumerate(group):
+            found[test] = "fast" if n * one.part < len(group) else "slow"
+    return found

@@ -1,0 +1,45 @@
+"""What runs by default: every case in float32, every error text, and of each product some of every dtype."""
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from parts import TABLE, Row, parts, row
+from regard.bench.cases import CASES
+
+ENGINES = "Cpu", "Tiled", "Specification"
+DTYPES = "float32", "float64", "float16", "bfloat16"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_case_runs_in_float32(engine: str) -> None:
+    names = [f"{name}[{case}-float32]" for name in ("forward", "gradients") for case in CASES]
+    names += [f"weights[{case}]" for case in CASES]
+    found = parts(f"tests/test_conformance.py::Test{engine}::test_{name}" for name in names)
+    assert {*found.values()} == {"fast"}
+
+
+def test_every_error_text_runs() -> None:
+    assert {*parts(f"tests/test_messages.py::test_the_whole_text[{n}]" for n in range(300)).values()} == {"fast"}
+
+
+def test_every_row_has_tests_and_every_share_each_dtype() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "", "-p", "no:cacheprovider"]
+    said = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True).stdout
+    found: dict[Row | None, list[str]] = defaultdict(list)
+    part = parts(line for line in said.splitlines() if "::" in line)
+    for test in part:
+        found[row(test)].append(test)
+    for one in TABLE:
+        tests = found[one]
+        assert tests, f"no test is decided by {one.pattern!r}"
+        if isinstance(one.part, int):
+            some = [test for test in tests if part[test] == "fast"]
+            assert 0 < len(some) < len(tests), one
+            for dtype in DTYPES:
+                pattern = re.compile(rf"(?<![a-z]){dtype}\b")  # bfloat16 is not float16
+                assert any(map(pattern.search, some)) or not any(map(pattern.search, tests)), (one, dtype)
