@@ -46,7 +46,8 @@ def compiled() -> list[bool]:
 
 def test_a_change_of_any_module_makes_another_key(tmp_path: Path) -> None:
     """In folders below as well, and where a module moves from one to another."""
-    copy = shutil.copytree(Path(cache.__file__).parents[1], tmp_path / "cpu", ignore=shutil.ignore_patterns("__pycache__"))
+    without = shutil.ignore_patterns("__pycache__")
+    copy = shutil.copytree(Path(cache.__file__).parents[1], tmp_path / "cpu", ignore=without)
     (copy / "kernels" / "parts").mkdir(parents=True)
     (copy / "kernels" / "parts" / "softmax.py").write_text("x = 1\n")
     modules = sorted(copy.rglob("*.py"))
