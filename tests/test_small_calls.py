@@ -221,7 +221,7 @@ def test_a_kept_call_gives_what_the_first_gave(form: str, dtype: Any, monkeypatc
 
 def known(options: dict[str, Any]) -> None:
     """Let rules be those of an earlier call: only of such are calls kept."""
-    regard.attention(X, X, X, **{name: rule for name, rule in options.items() if name in ("mask", "score")})
+    regard.attention(X, X, X, **{name: rule for name, rule in options.items() if name in ("mask", "score", "causal")})
 
 
 def test_a_call_is_not_kept_for_a_rule_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def lasting(rule: Rule | None) -> bool:
 def keep(p: Problem, shape: tuple[int, ...]) -> None:
     """Keep the call of a problem with a signature, if it can run again; shape: of the output as the caller sees it."""
     calls, here = _calls(), _here(p.signature)
-    if here not in calls and lasting(p.mask) and lasting(p.score):
+    if here not in calls and all([lasting(p.mask), lasting(p.score)]):
         from regard.engines import cpu
         from regard.engines.cpu.schedule.work import address_of
 
