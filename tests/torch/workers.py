@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import regard
-from regard.engines.cpu import cache
+from regard.engines.cpu.target import cache
 
 
 class Attended(Dataset[torch.Tensor]):
