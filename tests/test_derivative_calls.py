@@ -1,6 +1,5 @@
 """The ways in which callers give outputs and tangents to the derivatives of NumPy arrays."""
 
-import pydoc
 from typing import Any
 
 import numpy as np
@@ -63,9 +62,3 @@ def test_tangents_are_given_together_or_one_by_one() -> None:
     both = regard.attention_vjp_jvp(Q, K, V, DOUT, **options, **moving)  # type: ignore[arg-type]
     assert arrays(both) == arrays(regard.attention_vjp_jvp(Q, K, V, DOUT, tangents, **options))
     assert arrays(both) != arrays(regard.attention_vjp_jvp(Q, K, V, DOUT, **options))
-
-
-def test_help_names_types() -> None:
-    assert "(query: 'Array', key: 'Array', value: 'Array', *" in pydoc.render_doc(
-        regard.attention, renderer=pydoc.plaintext
-    )
