@@ -354,20 +354,28 @@ def test_rules_with_arrays_are_not_kept() -> None:
         mask[:] = True
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """How many threads both PyTorch and `regard` have."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr("regard.threads._chosen", request.param)
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("n", [1, 20])
-def test_a_signals_handler_makes_the_call_that_it_interrupts(
-    n: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signals_handler_makes_the_call_that_it_interrupts(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes when the addresses of the outer call are set, before a kernel has read them."""
-    monkeypatch.setattr("regard.threads._chosen", threads)
     monkeypatch.setattr(work, "SMALL", 2**10)
     generator = torch.Generator().manual_seed(0)
     outer, inner = ([torch.randn(4, m, 16, generator=generator) for m in (n, 80, 80)] for _ in range(2))
     expected = [regard.attention(*map(array, x)) for x in (outer, inner)]
     regard.attention(*outer)
     regard.attention(*outer)  # which is kept by now as it is
-    run, found = work.Repeated.__call__, []
+    run = work.Repeated.__call__
+    found: list[Any] = []
 
     def interrupted(self: Any, team: Any) -> None:
         if not found:
