@@ -1,14 +1,17 @@
 """Fork while other threads work, and have each child do the same work: `python forking.py WORK FORKS`."""
 
+import importlib
 import os
 import signal
 import sys
 import threading
 import time
+from importlib.machinery import ModuleSpec
 
 import numpy as np
 
 import regard
+from regard.forks import held
 
 SECONDS = 60.0  # after which a child is taken to hang
 x = np.random.default_rng(0).standard_normal((2, 40, 8)).astype(np.float32)
@@ -30,7 +33,38 @@ def compile_again() -> None:
     compute("cpu")
 
 
-WORK = {"rules": rules, "tiled": lambda: compute("tiled"), "cpu": lambda: compute("cpu"), "compile": compile_again}
+class Modules:
+    """Finds modules that take a while to import, one after the other."""
+
+    last = 0
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name.startswith("regard.made_") else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: object) -> None:
+        time.sleep(0.002)
+
+    def import_next(self) -> None:
+        name = f"regard.made_{self.last}"
+        importlib.import_module(name)
+        self.last += 1
+        with LOCK:  # which `fork` waits for, while the other thread imports
+            time.sleep(0.004)
+
+
+MODULES, LOCK = Modules(), threading.RLock()
+held(LOCK)
+sys.meta_path.append(MODULES)  # type: ignore[arg-type]
+WORK = {
+    "imports": MODULES.import_next,
+    "rules": rules,
+    "tiled": lambda: compute("tiled"),
+    "cpu": lambda: compute("cpu"),
+    "compile": compile_again,
+}
 
 
 def ends(pid: int) -> bool:

@@ -32,7 +32,9 @@ OF_A_CALL = {
 }
 
 
-@pytest.mark.parametrize(("work", "count"), [("rules", 25), ("tiled", 25), ("cpu", 25), ("compile", 10)])
+@pytest.mark.parametrize(
+    ("work", "count"), [("imports", 25), ("rules", 25), ("tiled", 25), ("cpu", 25), ("compile", 10)]
+)
 def test_a_child_of_a_process_whose_threads_work(work: str, count: int) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", str(Path(__file__).with_name("forking.py"))]
     environment = os.environ | {"REGARD_CACHE": "off", "OMP_NUM_THREADS": "2"}

@@ -5,8 +5,10 @@ what that thread was changing is never finished. So locks of this package are ma
 while another thread imports one of its modules or is inside of LLVM.
 """
 
+import _imp
 import importlib
 import os
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Generic, TypeVar, overload
@@ -17,8 +19,9 @@ T = TypeVar("T")
 IMPORTED = ("regard.", "llvmlite.", "threadpoolctl.")  # modules that are imported by the first call that needs them
 _renewed: dict[int, tuple[ref[Any], dict[str, Callable[[], Any]]]] = {}
 _held: list[AbstractContextManager[Any]] = []
-# The modules that are being imported, those among them that `sys.modules` does not have yet. Python makes its own lock
-# for all imports anew in a child, but not the locks of modules.
+_mine = threading.local()
+# The locks of modules that are being imported, by name. Python makes its own lock for all imports anew in a child, but
+# not those of modules. No import begins while another thread has the lock for all.
 _importing: dict[str, Any] = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
 
 
@@ -37,19 +40,34 @@ def held(lock: AbstractContextManager[Any]) -> None:
 
 
 def _before() -> None:
-    known: set[str] = set()
-    while names := {name for name in list(_importing) if f"{name}.".startswith(IMPORTED)} - known:
-        known |= names
+    entered: list[AbstractContextManager[Any]] = []
+    waited_for: set[str] = set()
+    while True:
+        for lock in _held[len(entered) :]:  # not with the lock for imports: who has one of these may import
+            lock.__enter__()
+            entered.append(lock)
+        _imp.acquire_lock()  # until the fork has been made, so that no import begins meanwhile
+        names = {name for name in list(_importing) if f"{name}.".startswith(IMPORTED) and _taken(name)} - waited_for
+        if not names and len(entered) == len(_held):
+            _mine.entered = entered
+            return
+        _imp.release_lock()
+        waited_for |= names
         for name in names:
             with suppress(Exception):  # of an import that fails, of which another thread is told
                 importlib.import_module(name)  # waits for the thread that imports it
-    for lock in _held:
-        lock.__enter__()
+
+
+def _taken(name: str) -> bool:
+    """Whether another thread has the lock of a module."""
+    lock = _importing[name]()
+    return lock is not None and getattr(lock, "owner", None) not in (None, threading.get_ident())
 
 
 def _after() -> None:
-    for lock in reversed(_held):
-        lock.__exit__(None, None, None)
+    _imp.release_lock()
+    while _mine.entered:
+        _mine.entered.pop().__exit__(None, None, None)
 
 
 def _in_child() -> None:
