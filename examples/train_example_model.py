@@ -530,7 +530,7 @@ def main() -> None:
 
     data, difference = export(decoder, held_out)
     print(f"NumPy and PyTorch agree within {difference:.1e} in the logits")
-    package = options.out / "src" / "regard" / "examplemodel"
+    package = options.out / "src" / "regard" / "interpret" / "examplemodel"
     package.mkdir(parents=True, exist_ok=True)
     (package / "weights.safetensors").write_bytes(data)
     write_history({name: run[0] for name, run in runs.items()}, options.out / "examples" / "emergence.json")

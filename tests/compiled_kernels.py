@@ -9,11 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from regard.api import problem_from
 from regard.bench.cases import case
-from regard.engines.triton import backward_work, forward_work, statistics
-from regard.engines.triton.launch import Launch
-from regard.problem import Differential, Outputs
+from regard.core.problem import Differential, Outputs
+from regard.engines.triton.launch import derivatives, forward_launch, statistics
+from regard.engines.triton.launch.launching import Launch
+from regard.ops.attention import problem_from
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16} | {name: np.dtype(name) for name in ("float16", "float32", "float64")}
 
@@ -24,32 +24,32 @@ LARGE: set[int] = set()  # launches of a plain causal call, whose tiles are as l
 def launches(dtype: Any) -> list[Launch]:
     """Every kernel of a call that has every wish, with the arguments it would be run with."""
     made: list[Launch] = []
-    run, scatter = Launch.run, backward_work.scatter
+    run, scatter = Launch.run, derivatives.scatter
     Launch.run = lambda launch: made.extend([launch, *launch.then])  # type: ignore[method-assign]
-    backward_work.scatter = lambda *args: None
+    derivatives.scatter = lambda *args: None
     try:
         q, k, v, options = case("everything").inputs(dtype)
         p = problem_from(q, k, v, **options)
         rows = np.zeros(p.shape(p.n_q), p.compute)
         outputs = Outputs(p.new_output(), rows, rows)
         t = Differential(p.query, p.key, p.value, p.bias, p.sink, {x: x.array for x in p.tables})
-        forward_work.forward(p, frozenset(["entropy", "argmax", "visible"]))
+        forward_launch.forward(p, frozenset(["entropy", "argmax", "visible"]))
         statistics.part(p, rows, range(p.n_q), range(p.n_k))
-        backward_work.jvp(p, t, outputs)
-        backward_work.jvp_jvp(p, outputs, t, t, outputs, outputs)
-        backward_work.backward(p, outputs, outputs)
-        backward_work.backward(p, outputs, outputs, backward_work.Way(t, outputs, outputs))
+        derivatives.jvp(p, t, outputs)
+        derivatives.jvp_jvp(p, outputs, t, t, outputs, outputs)
+        derivatives.backward(p, outputs, outputs)
+        derivatives.backward(p, outputs, outputs, derivatives.Way(t, outputs, outputs))
         long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))
-        forward_work.forward(long)  # keys are split
+        forward_launch.forward(long)  # keys are split
         first = len(made)
         x = np.zeros((1, 512, 64), dtype)
         p = problem_from(x, x, x, causal=True)
         rows = np.zeros(p.shape(p.n_q), p.compute)
-        forward_work.forward(p)
-        backward_work.backward(p, Outputs(x, rows, None), Outputs(x, None, None))
+        forward_launch.forward(p)
+        derivatives.backward(p, Outputs(x, rows, None), Outputs(x, None, None))
         LARGE.update(map(id, made[first:]))
     finally:
-        Launch.run, backward_work.scatter = run, scatter  # type: ignore[method-assign]
+        Launch.run, derivatives.scatter = run, scatter  # type: ignore[method-assign]
     return made
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import settings
 
 from parts import parts
-from regard import memory, spec
-from regard.problem import Problem
+from regard.core.problem import Problem
+from regard.reference import specification
+from regard.runtime import memory
 
 if not Path("/dev/nvidiactl").exists():  # no GPU: Triton's kernels run on its interpreter, from the first import on
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -49,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test makes its calls for the first time: one may change what engines support, which no program does."""
-    monkeypatch.setattr("regard.short._mine", threading.local())
+    monkeypatch.setattr("regard.ops.fastpath._mine", threading.local())
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +58,11 @@ def terms_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the specification computes first, of the problem that a test asks about again and again: in the precision of
     the judge, in the naive one and in float64. No test writes to the arrays of a problem that it has asked about.
     """
-    terms = spec.terms
+    terms = specification.terms
     last: Problem | None = None
-    known: dict[Any, spec.Terms] = {}
+    known: dict[Any, specification.Terms] = {}
 
-    def once(p: Problem, real: Any = np.float64, short: Any = None) -> spec.Terms:
+    def once(p: Problem, real: Any = np.float64, short: Any = None) -> specification.Terms:
         nonlocal last
         if last is not p:
             last = p
@@ -71,7 +72,7 @@ def terms_once(monkeypatch: pytest.MonkeyPatch) -> None:
             known[which] = terms(p, real, short)
         return known[which]
 
-    monkeypatch.setattr(spec, "terms", once)
+    monkeypatch.setattr(specification, "terms", once)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 import numpy as np
 
 import regard
-from regard.forks import held
+from regard.runtime.forks import held
 
 SECONDS = 60.0  # after which a child is taken to hang
 x = np.random.default_rng(0).standard_normal((2, 40, 8)).astype(np.float32)

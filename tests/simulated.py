@@ -126,7 +126,7 @@ def calls() -> None:
 
 def commands(folder: Path) -> None:
     from regard.cli import main
-    from regard.viewer.server import bound
+    from regard.viewer.serve.server import bound
 
     for words in (["doctor"], ["steps"], ["look", "abab", "--terminal"], ["insight"]):
         assert main(words) == 0, words
@@ -140,7 +140,7 @@ def objects(folder: Path) -> None:
     """Compiled kernels lie where the system keeps such things, and are read from there."""
     import regard
     from regard.engines.cpu.target import cache
-    from regard.ondisk import directory
+    from regard.runtime.diskcache import directory
 
     expected = {"win32": folder / "regard", "darwin": folder / "Library" / "Caches" / "regard"}[sys.platform]
     assert directory() == expected

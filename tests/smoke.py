@@ -8,10 +8,10 @@ import numpy as np
 
 import regard
 from regard.cli import main
-from regard.viewer.answers import Answers
-from regard.viewer.picture import picture
-from regard.viewer.saving import Still
-from regard.viewer.sources import Settings, example
+from regard.viewer.scene.sources import Settings, example
+from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.saving import Still
+from regard.viewer.show.picture import picture
 
 DTYPES: Sequence[Any] = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 
@@ -46,7 +46,7 @@ def commands() -> None:
         assert answers.get(path).status == 200, path
     still = Still(example(Settings("abab")))
     assert picture(still.data, still.choice).startswith(b"<svg")
-    import regard.viewer.server  # noqa: F401
+    import regard.viewer.serve.server  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 
 import regard
-from regard import spec
-from regard.api import problem_from
-from regard.problem import Outputs, Problem
+from regard.core.problem import Outputs, Problem
+from regard.ops.attention import problem_from
+from regard.reference import specification
 from support import assert_gradients, assert_outputs, assert_within
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -113,11 +113,11 @@ STATISTICS = ["lse", "entropy", "max", "argmax", "received"]
 
 def check_weights(p: Problem, seen: regard.Seen, passes: bool) -> None:
     """The largest weight of a query, where it is, and, if it follows from lse, what keys receive."""
-    exact, plain = spec.statistics(p), spec.statistics(p, p.compute.type)
+    exact, plain = specification.statistics(p), specification.statistics(p, p.compute.type)
     for name in ("max", "received") if passes else ("max",):
         assert_within(name, seen[name], exact[name], plain[name], 4 * exact[name], p.compute)
     sane = ~np.isnan(exact["max"])
-    weights = np.take_along_axis(spec.weights(p), np.maximum(seen.argmax, 0)[..., None], -1)[..., 0]
+    weights = np.take_along_axis(specification.weights(p), np.maximum(seen.argmax, 0)[..., None], -1)[..., 0]
     np.testing.assert_allclose(np.where(seen.argmax < 0, 0, weights)[sane], exact["max"][sane], rtol=1e-5)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regard import spec
-from regard.api import Frame
 from regard.cli import main
-from regard.problem import Differential, Outputs, Problem
+from regard.core.problem import Differential, Outputs, Problem
+from regard.ops.attention import Frame
+from regard.reference import specification
 from regard.rules import tangent
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -82,43 +82,46 @@ def absolute(
     and of |lse|: beyond 16 that is more than its 8 eps, and the naive computation is now and then right by luck.
     """
     with np.errstate(all="ignore"):
-        f = spec.terms(p)
+        f = specification.terms(p)
         z = {name: np.nan_to_num(np.abs(getattr(f, name)), posinf=0) for name in "qkv"}
         S = np.where(f.visible, np.abs(f.S), 0)
-        raw = abs(p.scale) * spec.einsum("bhia,bhja->bhij", z["q"], z["k"])
+        raw = abs(p.scale) * specification.einsum("bhia,bhja->bhij", z["q"], z["k"])
         reach = np.where(f.visible, S + raw + 1, 0)
         lse = np.where(np.isfinite(f.lse), np.abs(f.lse), 0)
         P = f.P * (1 + (S + raw + lse[..., None]) / 16) if any_scores else f.P
         PD = P * f.D
         sizes = {
-            "out": spec.einsum("bhij,bhjc->bhic", PD, z["v"]),
+            "out": specification.einsum("bhij,bhjc->bhic", PD, z["v"]),
             "lse": 1 + lse + (f.P * reach).sum(-1),
             "entropy": (f.P * (1 + np.abs(f.logP) + lse[..., None] + reach)).sum(-1),
         }
         if ct is not None:
-            dO, dlse, dH = (np.abs(x) for x in spec.cotangents(p, ct, np.float64))
-            G = f.D * spec.einsum("bhic,bhjc->bhij", dO, z["v"])
+            dO, dlse, dH = (np.abs(x) for x in specification.cotangents(p, ct, np.float64))
+            G = f.D * specification.einsum("bhic,bhjc->bhij", dO, z["v"])
             row = (f.P * G).sum(-1) + dlse + dH * (1 + np.abs(f.H))
             c = G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)
             dS = P * c * (1 + reach)
             d_ds, d_tables = p.score_partials
 
             def through(node: Any, x: Array) -> Array:
-                return np.abs(spec.through(f, node, x))
+                return np.abs(specification.through(f, node, x))
 
             def gradients(dS: Array, dT: Array, parts: Any) -> dict[str, Any]:
                 return {
-                    "query": abs(p.scale) * spec.einsum("bhij,bhja->bhia", dT, z["k"]),
-                    "key": abs(p.scale) * spec.einsum("bhij,bhia->bhja", dT, z["q"]),
+                    "query": abs(p.scale) * specification.einsum("bhij,bhja->bhia", dT, z["k"]),
+                    "key": abs(p.scale) * specification.einsum("bhij,bhia->bhja", dT, z["q"]),
                     "bias": dS,
-                    "tables": spec.gather(p, f, parts),
+                    "tables": specification.gather(p, f, parts),
                 }
 
             dT = through(d_ds, dS)
             sizes |= gradients(dS, dT, {leaf: through(node, dS) for leaf, node in d_tables.items()})
-            sizes |= {"value": spec.einsum("bhij,bhic->bhjc", PD, dO), "sink": (f.p_sink * row).sum(axis=(0, 2))}
+            sizes |= {
+                "value": specification.einsum("bhij,bhic->bhjc", PD, dO),
+                "sink": (f.p_sink * row).sum(axis=(0, 2)),
+            }
         if t is not None:
-            d = spec.dot(p, t, f)
+            d = specification.dot(p, t, f)
             moved = np.abs(d.S) * (1 + reach) + reach
             d_sink = np.zeros(()) if t.sink is None else np.broadcast_to(np.abs(t.sink), (p.heads,))[:, None]
             mean = (f.P * moved).sum(-1) + f.p_sink * d_sink
@@ -126,32 +129,34 @@ def absolute(
             grown = moved + mean[..., None]
             spread = f.P * grown
             sizes |= {
-                "d_out": spec.einsum("bhij,bhjc->bhic", spread * f.D, z["v"]) + spec.einsum("bhij,bhjc->bhic", PD, dv),
+                "d_out": specification.einsum("bhij,bhjc->bhic", spread * f.D, z["v"])
+                + specification.einsum("bhij,bhjc->bhic", PD, dv),
                 "d_lse": mean,
                 "d_entropy": (spread * (1 + np.abs(f.logP))).sum(-1),
             }
         if t is not None and u is not None:
             # Terms of terms as they are, as below.
-            e = spec.dot(p, u, f)
+            e = specification.dot(p, u, f)
             a, b = (np.where(f.visible, np.abs(x.S) + np.abs(x.lse)[..., None], 0) for x in (d, e))
-            w = np.abs(spec.bent(p, f, d, e)) + a * b
+            w = np.abs(specification.bent(p, f, d, e)) + a * b
             sinks = (f.p_sink * (np.abs(x.sink) + np.abs(x.lse)) for x in (d, e))
             mean = (f.P * w).sum(-1) + next(sinks) * next(sinks) / np.where(f.p_sink == 0, 1, f.p_sink)
             w = w + mean[..., None]
             parts = ((w, f.v), (a, e.v), (b, d.v))
             sizes |= {
                 "dd_out": sum(
-                    spec.einsum("bhij,bhjc->bhic", PD * x, np.nan_to_num(np.abs(v), posinf=0)) for x, v in parts
+                    specification.einsum("bhij,bhjc->bhic", PD * x, np.nan_to_num(np.abs(v), posinf=0))
+                    for x, v in parts
                 ),
                 "dd_lse": mean,
                 "dd_entropy": (f.P * (w * (1 + np.abs(f.logP)) + a * b)).sum(-1),
             }
         if t is not None and d_ct is not None:
             # Terms of terms as they are: taken absolutely all the way down, the size would be hundreds of results.
-            g = spec.adjoint(p, ct, f)
-            g_dot = spec.adjoint(p, d_ct, f)
-            dO_dot, dlse_dot, dH_dot = (np.abs(x) for x in spec.cotangents(p, d_ct, np.float64))
-            G_dot = np.abs(g_dot.G) + f.D * np.abs(spec.einsum("bhic,bhjc->bhij", g.dO, d.v))
+            g = specification.adjoint(p, ct, f)
+            g_dot = specification.adjoint(p, d_ct, f)
+            dO_dot, dlse_dot, dH_dot = (np.abs(x) for x in specification.cotangents(p, d_ct, np.float64))
+            G_dot = np.abs(g_dot.G) + f.D * np.abs(specification.einsum("bhic,bhjc->bhij", g.dO, d.v))
             O, O_dot = np.nan_to_num(np.abs(f.O)), np.nan_to_num(np.abs(d.O))
             row = (dO * O).sum(-1) + dlse + dH * (1 + np.abs(f.H))
             row_dot = (dO_dot * O + dO * O_dot).sum(-1) + dlse_dot + dH_dot * (1 + np.abs(f.H))
@@ -166,19 +171,21 @@ def absolute(
             def second(node: Any) -> Array:
                 if node is None:
                     return dS_dot
-                bend = spec.evaluate_one(tangent(node, d.tables), d.at, dS.shape)
+                bend = specification.evaluate_one(tangent(node, d.tables), d.at, dS.shape)
                 return through(node, dS_dot) + np.where(f.visible, np.abs(P * c * bend), 0)
 
             sizes |= gradients(dS_dot, second(d_ds), {leaf: second(node) for leaf, node in d_tables.items()})
-            sizes["query"] += abs(p.scale) * spec.einsum("bhij,bhja->bhia", dT, np.abs(d.k))
-            sizes["key"] += abs(p.scale) * spec.einsum("bhij,bhia->bhja", dT, np.abs(d.q))
+            sizes["query"] += abs(p.scale) * specification.einsum("bhij,bhja->bhia", dT, np.abs(d.k))
+            sizes["key"] += abs(p.scale) * specification.einsum("bhij,bhia->bhja", dT, np.abs(d.q))
             PD_dot = PD * grown
-            sizes["value"] = spec.einsum("bhij,bhic->bhjc", PD_dot, dO) + spec.einsum("bhij,bhic->bhjc", PD, dO_dot)
+            sizes["value"] = specification.einsum("bhij,bhic->bhjc", PD_dot, dO) + specification.einsum(
+                "bhij,bhic->bhjc", PD, dO_dot
+            )
             sizes["sink"] = (f.p_sink * ((d_sink + np.abs(d.lse)) * row + row_dot)).sum(axis=(0, 2))
         if ct is not None:
             for name in ("query", "key", "value", "bias"):
-                sizes[name] = spec.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
-            sizes["sink"] = spec.sink_shape(p, sizes["sink"])  # type: ignore[assignment]
+                sizes[name] = specification.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
+            sizes["sink"] = specification.sink_shape(p, sizes["sink"])  # type: ignore[assignment]
     for name in (prefix + name for prefix in ("", "d_", "dd_") for name in Outputs._fields):
         if name in sizes:
             sizes[name] = sizes[name].reshape(p.shape(*sizes[name].shape[2:]))
@@ -187,7 +194,7 @@ def absolute(
 
 def assert_outputs(p: Problem, got: Outputs, any_scores: bool = False) -> None:
     """out, lse and entropy (None: not asked for) of an engine against the specification."""
-    exact, plain = spec.forward(p, judge(p)), spec.forward(p, *naive(p))
+    exact, plain = specification.forward(p, judge(p)), specification.forward(p, *naive(p))
     sizes = absolute(p, any_scores=any_scores)
     assert got.out is not None
     assert got.out.dtype == p.dtype
@@ -201,14 +208,17 @@ def assert_outputs(p: Problem, got: Outputs, any_scores: bool = False) -> None:
 
 
 def assert_gradients(p: Problem, ct: Outputs, got: Differential, any_scores: bool = False) -> None:
-    exact, plain = spec.gradients(p, ct, judge(p)), spec.gradients(p, ct, *naive(p))
+    exact, plain = specification.gradients(p, ct, judge(p)), specification.gradients(p, ct, *naive(p))
     assert_differential(p, "d{}", got, exact, plain, absolute(p, ct=ct, any_scores=any_scores))
 
 
 def assert_second(
     p: Problem, t: Differential, ct: Outputs, d_ct: Outputs, got: Differential, any_scores: bool = False
 ) -> None:
-    exact, plain = spec.gradients_jvp(p, t, ct, d_ct, judge(p)), spec.gradients_jvp(p, t, ct, d_ct, *naive(p))
+    exact, plain = (
+        specification.gradients_jvp(p, t, ct, d_ct, judge(p)),
+        specification.gradients_jvp(p, t, ct, d_ct, *naive(p)),
+    )
     sizes = absolute(p, ct=ct, t=t, d_ct=d_ct, any_scores=any_scores)
     assert_differential(p, "tangent of d{}", got, exact, plain, sizes)
 
@@ -232,12 +242,12 @@ def assert_differential(
 
 
 def assert_tangents(p: Problem, t: Differential, got: Outputs) -> None:
-    exact, plain = spec.jvp(p, t, judge(p))[1], spec.jvp(p, t, *naive(p))[1]
+    exact, plain = specification.jvp(p, t, judge(p))[1], specification.jvp(p, t, *naive(p))[1]
     assert_along(p, "tangent of {}", got, exact, plain, absolute(p, t=t), "d_")
 
 
 def assert_second_tangents(p: Problem, t: Differential, u: Differential, got: Outputs) -> None:
-    exact, plain = spec.jvp_jvp(p, t, u, judge(p)), spec.jvp_jvp(p, t, u, *naive(p))
+    exact, plain = specification.jvp_jvp(p, t, u, judge(p)), specification.jvp_jvp(p, t, u, *naive(p))
     assert_along(p, "second tangent of {}", got, exact, plain, absolute(p, t=t, u=u), "dd_")
 
 

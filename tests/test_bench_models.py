@@ -197,7 +197,7 @@ def test_there_are_32_shapes_and_inputs_lie_as_models_have_them() -> None:
 
 def test_each_row_sets_the_threads_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from regard.threads import num_threads
+    from regard.runtime.threads import num_threads
 
     seen = []
     monkeypatch.setattr(

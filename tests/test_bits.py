@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard import threads
+from regard.runtime import threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Arrays = tuple[Array, Array, Array, Array]

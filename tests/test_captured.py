@@ -13,11 +13,14 @@ import pytest
 import safetensors.numpy
 
 import regard
-from regard import arrayfile, cli, insight
-from regard.captured import Layer, Tokens
+from regard import cli, insight
 from regard.examplemodel import ExampleModel, repeated_bytes
-from regard.viewer import model_view, saving, sources
-from regard.viewer.answers import Answers
+from regard.interpret.capture.captured import Layer, Tokens
+from regard.runtime import arrayfile
+from regard.viewer.data import summary
+from regard.viewer.scene import sources
+from regard.viewer.serve import saving
+from regard.viewer.serve.answers import Answers
 
 RNG = np.random.default_rng(0)
 Q, K = RNG.standard_normal((2, 6, 20, 8)), RNG.standard_normal((2, 3, 25, 8))
@@ -327,8 +330,8 @@ def test_heads_and_layers_have_the_numbers_of_the_model_everywhere(
     ):
         assert cli.main(["look", "--capture", str(path), "--terminal", *wrong]) == 2
         assert message in capsys.readouterr().err
-    data = model_view.look_data(scene)
-    assert data.choose(head=4) == data.choose(layer=5, head=4) == model_view.Choice(1, 0, 19)
+    data = summary.look_data(scene)
+    assert data.choose(head=4) == data.choose(layer=5, head=4) == summary.Choice(1, 0, 19)
     with np.load(BytesIO(saving.archive(scene))) as archive:
         assert archive["5.heads"].tolist() == [4, 3]
         np.testing.assert_array_equal(archive["2.lse"], seen[0].lse)

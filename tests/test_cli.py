@@ -16,10 +16,10 @@ import safetensors.numpy
 
 import regard
 from regard.cli import main
-from regard.planning import plan
-from regard.stepping import steps
-from regard.viewer.model_view import look_data
-from regard.viewer.sources import SENTENCE, Settings, example
+from regard.ops.planning import plan
+from regard.ops.stepping import steps
+from regard.viewer.data.summary import look_data
+from regard.viewer.scene.sources import SENTENCE, Settings, example
 
 HUGE = "9" * 20
 
@@ -178,7 +178,9 @@ def test_unreadable_files(run, command, files, message, tmp_path, monkeypatch):
 
 def test_captures_that_cannot_be_read(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    regard.captured.Capture.of_arrays(np.zeros((1, 5, 4)), np.zeros((1, 5, 4)), causal=True).save("whole.safetensors")
+    regard.interpret.capture.captured.Capture.of_arrays(np.zeros((1, 5, 4)), np.zeros((1, 5, 4)), causal=True).save(
+        "whole.safetensors"
+    )
     whole = Path("whole.safetensors").read_bytes()
     for name, content, message in (
         ("text", b"not tensors at all", "text.safetensors is not a whole safetensors file: "),
@@ -331,7 +333,7 @@ def test_doctor(run):
     for expected in (
         f"regard {regard.__version__}",
         f"numpy {np.__version__}",
-        f"used by regard {regard.threads.num_threads()}",
+        f"used by regard {regard.runtime.threads.num_threads()}",
         *(f"{engine.name} ready ({engine.about})" for engine in regard.available_engines()),
     ):
         assert expected in words

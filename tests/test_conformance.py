@@ -10,12 +10,13 @@ import pytest
 
 import regard
 from interpreter import language_patched_once
-from regard import spec
-from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
-from regard.engines import cpu, engines, tiled, tiled_derivatives, triton
-from regard.observing import NAMES, Statistic, Top
-from regard.problem import Differential, Outputs, Problem
+from regard.core.problem import Differential, Outputs, Problem
+from regard.core.statistics import NAMES, Statistic, Top
+from regard.engines import cpu, engines, tiled, triton
+from regard.engines.tiled import derivatives as tiled_derivatives
+from regard.ops.attention import Frame, problem_from
+from regard.reference import specification
 from special import ROWS, SPECIALS, Special, check
 from support import (
     absolute,
@@ -49,7 +50,7 @@ def problem(case: Case, dtype: Any) -> tuple[Problem, Frame, tuple[Any, ...], di
 
 def distances(p: Problem) -> Any:
     """i − j of every diagonal, (..., h, diagonals), from the indices themselves."""
-    at = spec.place(p, np.float64)
+    at = specification.place(p, np.float64)
     between = np.asarray(at.i - at.j)
     if not p.diagonals:
         return np.zeros(p.shape(0), np.int64)
@@ -107,8 +108,8 @@ class Conformance:
             assert x.tobytes() == y.tobytes(), "an input was written to"
 
     def check_statistics(self, p: Problem, seen: regard.Seen) -> None:
-        P, found = spec.weights(p, judge(p)), spec.statistics(p, judge(p))
-        plain, naive = spec.weights(p, p.compute.type), spec.statistics(p, p.compute.type)
+        P, found = specification.weights(p, judge(p)), specification.statistics(p, judge(p))
+        plain, naive = specification.weights(p, p.compute.type), specification.statistics(p, p.compute.type)
         for name in ("max", "received", "group_received", "profile"):
             got = seen.profile.values if name == "profile" else seen[name]
             assert_within(name, got, found[name], naive[name], found[name] * 4, p.compute)
@@ -119,8 +120,8 @@ class Conformance:
         name = "normalized_entropy"
         assert_within(name, seen[name], found[name], naive[name], size, p.compute)
         self.check_best(p, seen, P, found)
-        parts: list[tuple[Statistic, Any]] = [(s, lambda P, s=s: spec.pooled(P, *s.of)) for s in POOLED]
-        parts += [(NEAR, lambda P: spec.mass(p, P, NEAR.of)), (ROWS_OF, lambda P: P[..., ROWS_OF.of, :])]
+        parts: list[tuple[Statistic, Any]] = [(s, lambda P, s=s: specification.pooled(P, *s.of)) for s in POOLED]
+        parts += [(NEAR, lambda P: specification.mass(p, P, NEAR.of)), (ROWS_OF, lambda P: P[..., ROWS_OF.of, :])]
         for s, part in parts:
             if s in seen:
                 assert_within(repr(s), seen[s], part(P), part(plain), part(P) * 4, p.compute)
@@ -153,7 +154,7 @@ class Conformance:
         rng = np.random.default_rng(0)
         q, k = (rng.integers(-1, 2, (2, n, 3)).astype(np.float32) for n in (n_q, n_k))
         p = problem_from(q, k, k, causal=True, scale=0.5)
-        order = np.pad(spec.statistics(p)["order"], [(0, 0), (0, 0), (0, 40)], constant_values=-1)
+        order = np.pad(specification.statistics(p)["order"], [(0, 0), (0, 0), (0, 40)], constant_values=-1)
         for threads in self.threads:
             regard.set_num_threads(threads)
             for k_best in self.best:
@@ -166,7 +167,7 @@ class Conformance:
         p, _, (q, k, v), options = problem(case, np.float32)
         for name in ("dropout", "seed"):
             options.pop(name, None)
-        exact, naive = spec.weights(p), spec.weights(p, np.float32)
+        exact, naive = specification.weights(p), specification.weights(p, np.float32)
         _, whole = regard.attention(q, k, v, **options, return_weights=True, engine=self.engine)
         assert_within("weights", whole, exact, naive, 8 * exact, p.dtype)
         rows, cols = slice(1, 18, 3), slice(-9, None)
@@ -467,7 +468,7 @@ def test_outputs_that_are_known_are_not_made_again(engine: str, monkeypatch: pyt
 
 def test_the_bound_can_fail() -> None:
     p = problem(CASES[0], np.float32)[0]
-    out = spec.forward(p).out
+    out = specification.forward(p).out
     assert out is not None
     exact = out.copy()
     assert_within("out", exact, exact, exact, np.abs(exact), np.dtype(np.float32))

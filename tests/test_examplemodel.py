@@ -21,7 +21,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def card():
-    return files("regard.examplemodel").joinpath("CARD.md").read_text(encoding="utf-8")
+    return files("regard.interpret.examplemodel").joinpath("CARD.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_repeated_bytes():
 
 
 def test_weights_are_small():
-    package = files("regard.examplemodel")
+    package = files("regard.interpret.examplemodel")
     assert len(package.joinpath("weights.safetensors").read_bytes()) <= 1_000_000
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import regard
-from regard import forks, threads
 from regard.engines.cpu.target import cache  # noqa: F401  which have locks
 from regard.engines.cpu.target import instructions as target
 from regard.rules import expression  # noqa: F401
-from regard.viewer.store import Grower, Store, Worker
+from regard.runtime import forks, threads
+from regard.viewer.serve.store import Grower, Store, Worker
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
@@ -25,10 +25,10 @@ pytestmark = [
 SOURCES = sorted(Path(regard.__file__).parent.rglob("*.py"))
 # Those of one call, or of one job, which no other thread of a child waits for.
 OF_A_CALL = {
-    "threads.py": 2,
+    "runtime/threads.py": 2,
     "engines/cpu/schedule/backward_work.py": 1,
     "engines/cpu/target/cache.py": 1,
-    "viewer/store.py": 1,
+    "viewer/serve/store.py": 1,
 }
 
 
@@ -67,7 +67,7 @@ def exit_code(child: Any) -> int:
 
 def test_no_lock_is_found_locked() -> None:
     viewers = Store(1), Worker(None), Grower(None)
-    assert {"regard.threads._lock", "regard.rules.expression._nodes_lock"} <= set(locks())
+    assert {"regard.runtime.threads._lock", "regard.rules.expression._nodes_lock"} <= set(locks())
     assert len(locks()) >= 3 + len(viewers)
     held, done = threading.Event(), threading.Event()
 
@@ -107,7 +107,7 @@ def test_no_property_has_a_lock() -> None:
     for path in SOURCES:
         if path.name != "forks.py":
             text = path.read_text(encoding="utf-8")
-            assert "cached_property" not in text or "from regard.forks import cached_property" in text, path
+            assert "cached_property" not in text or "from regard.runtime.forks import cached_property" in text, path
 
 
 def test_a_cached_property_is_computed_once() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.frameworks import adapter
+from regard.core.frameworks import adapter
 
 
 class Array:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.signatures import passing_on
+from regard.core.signatures import passing_on
 
 MODULES = ("", ".insight", ".positions", ".examplemodel", ".torch", ".jax")
 WIDEST = 100
@@ -33,7 +33,8 @@ EVERY = dict(pair for module in MODULES for pair in public(module))
 
 def shown(x: Any) -> str:
     """What `help` prints, without what a framework's own base classes add."""
-    return pydoc.plain(pydoc.render_doc(x)).split(" inherited from torch")[0]
+    text = pydoc.plain(pydoc.render_doc(x)).split("\n", 1)[1]  # the first line is pydoc's own: where it is defined
+    return text.split(" inherited from torch")[0]
 
 
 @pytest.mark.parametrize("name", EVERY)

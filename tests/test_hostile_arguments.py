@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard import examplemodel, insight, linear, positions
+from regard import examplemodel, insight, positions
+from regard.ops import linear
 
 X = np.random.default_rng(0).standard_normal((2, 4, 6)).astype(np.float32)  # 2 heads, 4 positions, 6 features
 M = np.ones((4, 6), np.float32)
@@ -284,7 +285,7 @@ SINGLE = [(name, argument) for name, case in CASES.items() for argument in case.
 
 @pytest.fixture(autouse=True)
 def _same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.threads._chosen", 1)
+    monkeypatch.setattr("regard.runtime.threads._chosen", 1)
 
 
 @pytest.mark.parametrize(("name", "argument"), SINGLE, ids=[f"{name}-{argument}" for name, argument in SINGLE])

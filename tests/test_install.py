@@ -17,10 +17,10 @@ import pytest
 from packaging.requirements import Requirement
 
 import regard
-from regard.viewer import built
-from regard.viewer.answers import Answers
-from regard.viewer.export import page
-from regard.viewer.sources import Settings, example
+from regard.viewer.scene.sources import Settings, example
+from regard.viewer.serve import built
+from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.export import page
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

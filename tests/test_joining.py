@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard import joining
-from regard.joining import Call, Joined, Passing, Store, Unjoinable
+from regard.interpret.capture import joining
+from regard.interpret.capture.joining import Call, Joined, Passing, Store, Unjoinable
 
 RNG = np.random.default_rng(0)
 N = 13

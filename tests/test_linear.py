@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.linear import RandomFeatures, linear_attention, linear_spec
+from regard.ops.linear import RandomFeatures, linear_attention, linear_spec
 from support import traced_memory
 
 

@@ -1,7 +1,7 @@
 """Extra memory, beyond inputs and results, is O(n · d): a few tiles for each thread, and arrays as large as query.
 
-NumPy and `regard.memory` report what they allocate to tracemalloc. An n × n array of one byte would break each of these
-bounds.
+NumPy and `regard.runtime.memory` report what they allocate to tracemalloc. An n × n array of one byte would break
+each of these bounds.
 """
 
 import gc
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard import threads
-from regard.observing import NAMES
+from regard.core.statistics import NAMES
+from regard.runtime import threads
 from support import traced_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -14,9 +14,10 @@ import pytest
 
 import regard
 from regard import positions
-from regard.engines import cpu, specification, tiled
-from regard.planning import plan
-from regard.stepping import steps
+from regard.engines import cpu, tiled
+from regard.ops.planning import plan
+from regard.ops.stepping import steps
+from regard.reference import engine as specification
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from regard import RegardWarning, ondisk
+from regard import RegardWarning
+from regard.runtime import diskcache
 
 NAME = f"forward-{'0' * 40}.o"
 posix = pytest.mark.skipif(os.name == "nt", reason="owners and modes")
@@ -19,7 +20,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="owners and modes")
 
 @pytest.fixture(autouse=True)
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(ondisk, "_warned", set())
+    monkeypatch.setattr(diskcache, "_warned", set())
     return tmp_path / "cache" / NAME
 
 
@@ -27,15 +28,15 @@ def refused(path: Path, what: Path, reason: str) -> None:
     """Nothing is read, with one warning however often it is asked for."""
     text = f"the cache {what} is not used: {reason}; REGARD_CACHE names another directory, or is off"
     with pytest.warns(RegardWarning, match=f"^{re.escape(text)}$"):
-        assert ondisk.read(path) is None
-    assert ondisk.read(path) is None  # warnings are errors in these tests
+        assert diskcache.read(path) is None
+    assert diskcache.read(path) is None  # warnings are errors in these tests
 
 
 def test_a_file_is_read_as_it_was_written(path: Path) -> None:
-    assert ondisk.read(path) is None
+    assert diskcache.read(path) is None
     for content in (b"first", b"", b"second"):
-        ondisk.write(path, content)
-        assert ondisk.read(path) == content
+        diskcache.write(path, content)
+        assert diskcache.read(path) == content
     assert os.listdir(path.parent) == [NAME]
 
 
@@ -43,39 +44,39 @@ def test_a_file_is_read_as_it_was_written(path: Path) -> None:
 def test_a_file_under_the_name_of_another_is_not_used(
     path: Path, descriptors: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ondisk, "DESCRIPTORS", descriptors and ondisk.DESCRIPTORS)
-    ondisk.write(path, b"machine code")
+    monkeypatch.setattr(diskcache, "DESCRIPTORS", descriptors and diskcache.DESCRIPTORS)
+    diskcache.write(path, b"machine code")
     other = path.with_name(f"backward-{'0' * 40}.o")
     path.rename(other)
-    assert ondisk.read(other) is None
+    assert diskcache.read(other) is None
 
 
 @posix
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666, 0o777])
 def test_a_file_that_others_may_write_to_is_replaced(path: Path, mode: int) -> None:
-    ondisk.write(path, b"machine code")
+    diskcache.write(path, b"machine code")
     path.chmod(mode)
     refused(path, path, f"others may write to it (mode {mode:o})")
-    ondisk.write(path, b"new")
-    assert ondisk.read(path) == b"new"
+    diskcache.write(path, b"new")
+    assert diskcache.read(path) == b"new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @posix
 @pytest.mark.parametrize("mode", [0o720, 0o702, 0o777, 0o1777])
 def test_a_directory_that_others_may_write_to_is_not_used(path: Path, mode: int) -> None:
-    ondisk.write(path, b"machine code")
+    diskcache.write(path, b"machine code")
     path.parent.chmod(mode)
     refused(path, path.parent, f"others may write to it (mode {mode:o})")
     path.unlink()
-    ondisk.write(path, b"new")
+    diskcache.write(path, b"new")
     assert os.listdir(path.parent) == []
 
 
 @posix
 @pytest.mark.parametrize("of", ["file", "directory"])
 def test_the_files_of_another_user_are_not_used(path: Path, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ondisk.write(path, b"machine code")
+    diskcache.write(path, b"machine code")
     what = path if of == "file" else path.parent
     owner = what.stat().st_uid
     if owner == 0:
@@ -90,42 +91,42 @@ def test_the_files_of_another_user_are_not_used(path: Path, of: str, monkeypatch
 
 @posix
 def test_the_files_of_root_are_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ondisk.write(path, b"machine code")
+    diskcache.write(path, b"machine code")
     if path.stat().st_uid:
         pytest.skip("only root can make a file of root")
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert ondisk.read(path) == b"machine code"
+    assert diskcache.read(path) == b"machine code"
 
 
 @posix
 @pytest.mark.parametrize("descriptors", [True, False])
 @pytest.mark.parametrize("of", ["file", "directory"])
 def test_links_are_not_followed(path: Path, of: str, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ondisk, "DESCRIPTORS", descriptors and ondisk.DESCRIPTORS)
-    ondisk.write(path, b"machine code")
+    monkeypatch.setattr(diskcache, "DESCRIPTORS", descriptors and diskcache.DESCRIPTORS)
+    diskcache.write(path, b"machine code")
     what = path if of == "file" else path.parent
     there = what.rename(what.with_name("elsewhere"))
     what.symlink_to(there)
     refused(path, what, "it is a link")
-    ondisk.write(path, b"new")
-    assert ondisk.read(path) == (b"new" if of == "file" else None)
+    diskcache.write(path, b"new")
+    assert diskcache.read(path) == (b"new" if of == "file" else None)
     assert (there if of == "file" else there / NAME).read_bytes().endswith(b"machine code")
 
 
 @posix
 def test_a_link_made_after_the_look_is_refused_by_the_system(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ondisk.write(path, b"machine code")
+    diskcache.write(path, b"machine code")
     path.symlink_to(path.rename(path.with_name("elsewhere")))
     monkeypatch.setattr(Path, "is_symlink", lambda self: False)
-    assert ondisk.read(path) is None
+    assert diskcache.read(path) is None
 
 
 @posix
 def test_a_directory_exchanged_after_the_check_gives_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read lies in the directory that was checked, and not in one that has its name since."""
-    theirs, check = path.parent.with_name("theirs"), ondisk._check
-    ondisk.write(path, b"ours")
-    ondisk.write(theirs / NAME, b"theirs")
+    theirs, check = path.parent.with_name("theirs"), diskcache._check
+    diskcache.write(path, b"ours")
+    diskcache.write(theirs / NAME, b"theirs")
 
     def exchanged(at: Path, *facts: Any) -> None:
         check(at, *facts)
@@ -133,8 +134,8 @@ def test_a_directory_exchanged_after_the_check_gives_nothing(path: Path, monkeyp
             at.rename(at.with_name("ours"))
             theirs.rename(at)
 
-    monkeypatch.setattr(ondisk, "_check", exchanged)
-    assert ondisk.read(path) == b"ours"
+    monkeypatch.setattr(diskcache, "_check", exchanged)
+    assert diskcache.read(path) == b"ours"
 
 
 @posix
@@ -157,19 +158,19 @@ def test_a_disk_that_takes_nothing_costs_nothing(
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, call, fails)
-    ondisk.write(path, b"machine code")
+    diskcache.write(path, b"machine code")
     monkeypatch.undo()
-    assert ondisk.read(path) is None
+    assert diskcache.read(path) is None
     assert not path.parent.exists() or os.listdir(path.parent) == []
 
 
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from regard import ondisk
+from regard.runtime import diskcache
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # as on a disk with so much left
-ondisk.write(Path(sys.argv[1]), b"x" * 5000)
-assert ondisk.read(Path(sys.argv[1])) is None
+diskcache.write(Path(sys.argv[1]), b"x" * 5000)
+assert diskcache.read(Path(sys.argv[1])) is None
 """
 
 
@@ -180,14 +181,14 @@ def test_a_disk_that_is_full_keeps_no_part_of_a_file(path: Path) -> None:
 
 
 def test_temporary_files_of_killed_processes_are_removed(path: Path) -> None:
-    ondisk.write(path, b"machine code")
+    diskcache.write(path, b"machine code")
     stale, fresh = (path.with_name(f"{NAME}.{n:016x}.tmp") for n in range(2))
     others = path.with_name("notes.tmp")
     for file in (stale, fresh, others):
         file.write_bytes(b"half")
     for file in (stale, others):
         os.utime(file, (0, 0))
-    ondisk.write(path, b"again")
+    diskcache.write(path, b"again")
     assert {file.name for file in path.parent.iterdir()} == {NAME, fresh.name, others.name}
 
 
@@ -199,7 +200,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
-    assert ondisk.directory() is None
+    assert diskcache.directory() is None
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="the directories of Linux")
@@ -212,6 +213,6 @@ def test_where_files_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         monkeypatch.setenv("HOME", "/home/someone")
         monkeypatch.setenv("XDG_CACHE_HOME", base)
-        assert ondisk.directory() == Path(folder)
+        assert diskcache.directory() == Path(folder)
     monkeypatch.setenv("HOME", "relative")
-    assert ondisk.directory() is None
+    assert diskcache.directory() is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard import memory
+from regard.runtime import memory
 from support import traced_memory
 
 pytestmark = pytest.mark.skipif(not hasattr(memory.mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import regard
-from regard.api import problem_from
 from regard.cli import main
-from regard.engines.tiles import KEYS, ROWS, units
-from regard.planning import plan
+from regard.engines.tiled.tiles import KEYS, ROWS, units
+from regard.ops.attention import problem_from
+from regard.ops.planning import plan
 from regard.rules import alibi, causal, documents, padding, prefix, softcap, strided, window
 from support import traced_memory
 
@@ -160,7 +160,7 @@ def test_estimate_where_every_tile_is_mixed():
 
 @pytest.mark.parametrize(("d", "dtype"), [(16, np.float64), (64, np.float32), (128, np.float16)])
 def test_working_memory_is_about_what_the_engine_takes(d, dtype, monkeypatch):
-    monkeypatch.setattr("regard.threads._chosen", 1)
+    monkeypatch.setattr("regard.runtime.threads._chosen", 1)
     x = np.random.default_rng(0).standard_normal((1, 4096, d)).astype(dtype)
     found = plan(x, x, x, causal=True)
     regard.attention(x, x, x, causal=True)  # what is compiled once

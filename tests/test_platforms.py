@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import regard
-from regard.api import problem_from
 from regard.bench.cases import case
 from regard.engines.cpu.schedule.work import kind_of, source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
-from regard.viewer import server
+from regard.ops.attention import problem_from
+from regard.viewer.serve import server
 
 X86 = target.native_triple().startswith("x86_64")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.api import problem_from
-from regard.problem import Problem
+from regard.core.problem import Problem
+from regard.ops.attention import problem_from
 
 
 def problem(n_q: int, n_k: int, **wishes: object) -> Problem:

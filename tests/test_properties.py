@@ -14,10 +14,10 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import regard
-from regard import spec
-from regard.api import Frame, problem_from
 from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
-from regard.problem import Differential, Outputs, Problem
+from regard.core.problem import Differential, Outputs, Problem
+from regard.ops.attention import Frame, problem_from
+from regard.reference import specification
 from support import (
     assert_gradients,
     assert_outputs,
@@ -148,7 +148,7 @@ def check_forward(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict
     out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"], engine=engine)
     assert_outputs(p, Outputs(frame.inward(out), seen.lse, seen.entropy), any_scores=True)
     with np.errstate(all="ignore"):
-        alone = spec.terms(p).visible.any(axis=-1).reshape(p.shape(p.n_q))
+        alone = specification.terms(p).visible.any(axis=-1).reshape(p.shape(p.n_q))
     assert (frame.inward(out)[~alone] == 0).all()
     assert (seen.entropy[~alone] == 0).all()
 
@@ -161,12 +161,12 @@ def check_statistics(engine: str, p: Problem, q: Any, k: Any, v: Any, options: d
     maps = [regard.pooled(3, 4), regard.pooled(3, 4, "max")]
     observe = ["visible", "received", "group_received", "profile", "max", "argmax", regard.top(2), *maps]
     _, seen = regard.attention(q, k, v, **options, observe=observe, engine=engine)
-    exact, plain = spec.statistics(p, judge(p)), spec.statistics(p, p.compute.type)
-    P, naive = spec.weights(p, judge(p)), spec.weights(p, p.compute.type)
+    exact, plain = specification.statistics(p, judge(p)), specification.statistics(p, p.compute.type)
+    P, naive = specification.weights(p, judge(p)), specification.weights(p, p.compute.type)
     with np.errstate(all="ignore"):
-        f = spec.terms(p)
+        f = specification.terms(p)
         a, b = (np.nan_to_num(np.abs(x), posinf=0) for x in (f.q, f.k))
-        S = np.where(f.visible, np.abs(f.S), 0) + abs(p.scale) * spec.einsum("bhia,bhja->bhij", a, b)
+        S = np.where(f.visible, np.abs(f.S), 0) + abs(p.scale) * specification.einsum("bhia,bhja->bhij", a, b)
         lse = np.nan_to_num(np.abs(f.lse), posinf=0, neginf=0)
     share = 4 + (S + lse[..., None]).reshape(P.shape) / 8  # of a weight: the size of what is lost
     sizes = P * share
@@ -182,7 +182,7 @@ def check_statistics(engine: str, p: Problem, q: Any, k: Any, v: Any, options: d
         bound = exact[name] * share.max(initial=0) if size is None else size
         assert_within(name, got, per_head(exact[name]), per_head(plain[name]), per_head(bound), p.compute)
     for s in maps:
-        parts = [per_head(spec.pooled(x, *s.of)) for x in (P, naive, sizes)]
+        parts = [per_head(specification.pooled(x, *s.of)) for x in (P, naive, sizes)]
         assert_within(repr(s), seen[s], *parts, p.compute)
     top = seen[regard.top(2)]
     np.testing.assert_array_equal(top.indices[..., 0], seen.argmax)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.observing import Top
-from regard.problem import Problem
+from regard.core.problem import Problem
+from regard.core.statistics import Top
 
 PUBLIC = [
     "Capture",

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import regard
-from regard import rowsums
-from regard.api import problem_from
+from regard.core import rowsums
+from regard.ops.attention import problem_from
 from regard.torch.arrays import Memory
-from regard.viewer import sources
+from regard.viewer.scene import sources
 
 RNG = np.random.default_rng(0)
 Q, K = RNG.standard_normal((2, 6, 40, 16), np.float32), RNG.standard_normal((2, 3, 50, 16), np.float32)

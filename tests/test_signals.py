@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import regard
-from regard import short, threads
 from regard.engines.cpu.schedule import backward_work, second_work, work
+from regard.ops import fastpath
+from regard.runtime import threads
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="the system has no SIGALRM")
 LONG = 60
@@ -98,7 +99,7 @@ def test_a_handler_runs_between_portions(
         run_groups(*args)
 
     monkeypatch.setattr(work, "_plans", {})
-    monkeypatch.setattr(short, "_mine", threading.local())
+    monkeypatch.setattr(fastpath, "_mine", threading.local())
     for module in (work, backward_work, second_work):
         monkeypatch.setattr(module, "run_groups", counted)
     for module in (work, backward_work):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import regard
-from regard import checks, doctor, system, threads
+from regard import doctor
+from regard.core import checks
 from regard.engines import engines
+from regard.runtime import system, threads
 
 GIB = 2**30
 X: Any = (1, 4, 64)

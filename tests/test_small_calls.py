@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import regard
-from regard import api, short
-from regard.api import problem_from
 from regard.engines import cpu
 from regard.engines.cpu.target.instructions import targets
+from regard.ops import attention, fastpath
+from regard.ops.attention import problem_from
 from regard.rules import Program, causal, window
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -183,11 +183,11 @@ def test_what_is_made_of_a_call_is_another_call() -> None:
 
 
 def test_forms_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_forms", {})
-    monkeypatch.setattr(api, "KEPT", 3)
+    monkeypatch.setattr(attention, "_forms", {})
+    monkeypatch.setattr(attention, "KEPT", 3)
     for n in (1, 2, 3, 4, 5, 5):
         regard.attention(X[:, :n], X, X)
-    assert [signature[1] for signature in api._forms] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]
+    assert [signature[1] for signature in attention._forms] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]
 
 
 # Calls that are kept whole
@@ -269,7 +269,7 @@ def test_a_call_with_wishes_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rules", [{}, {"mask": window(100)}, {"causal": True, "score": regard.softcap(3.0)}])
 def test_a_call_with_work_for_threads_is_kept(threads: int, rules: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.threads._chosen", threads)
+    monkeypatch.setattr("regard.runtime.threads._chosen", threads)
     q, k, v = np.random.default_rng(0).standard_normal((3, 4, 1100, 64)).astype(np.float32)
     known(rules)
     first = regard.attention(q, k, v, **rules)
@@ -284,7 +284,7 @@ def test_a_call_with_work_for_threads_is_kept(threads: int, rules: Any, monkeypa
 
 def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.engines.cpu.schedule.work.FEW_ROWS", 11)
-    monkeypatch.setattr(short, "_mine", SimpleNamespace())
+    monkeypatch.setattr(fastpath, "_mine", SimpleNamespace())
     call()
     calls = seen_calls(monkeypatch)
     call()
@@ -292,8 +292,8 @@ def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_calls_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short, "_mine", SimpleNamespace())
-    monkeypatch.setattr(short, "KEPT", 3)
+    monkeypatch.setattr(fastpath, "_mine", SimpleNamespace())
+    monkeypatch.setattr(fastpath, "KEPT", 3)
     for n in (1, 2, 3, 4, 5, 5):
         regard.attention(X[:, :n], X, X)
-    assert [here[0][1] for here in short._mine.calls] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]
+    assert [here[0][1] for here in fastpath._mine.calls] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]

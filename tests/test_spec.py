@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import regard
-from regard import spec
-from regard.api import problem_from
 from regard.bench.cases import CASES, Case
-from regard.problem import Differential, Outputs, Problem
+from regard.core.problem import Differential, Outputs, Problem
+from regard.ops.attention import problem_from
+from regard.reference import specification
 from regard.rules import Node, Score, Table
 from regard.rules.expression import make, order, substitute
 from support import norm
@@ -78,11 +78,11 @@ def entropy_of(x: Outputs) -> Any:
 def test_tangents_are_slopes(case: Case) -> None:
     p, rng = problem(case), np.random.default_rng(0)
     t = direction(rng, p)
-    _, tangent = spec.jvp(p, t, LONG)
+    _, tangent = specification.jvp(p, t, LONG)
     for name in Outputs._fields:
 
         def value(step: Any, name: str = name) -> Any:
-            return np.nan_to_num(getattr(spec.forward(moved(p, t, step), LONG), name), neginf=0)
+            return np.nan_to_num(getattr(specification.forward(moved(p, t, step), LONG), name), neginf=0)
 
         numeric = slope(value)
         assert_close(name, getattr(tangent, name), numeric, numeric)
@@ -92,7 +92,7 @@ def test_tangents_are_slopes(case: Case) -> None:
 def test_gradients_are_slopes(case: Case) -> None:
     p, rng = problem(case), np.random.default_rng(1)
     ct = cotangents(rng, p)
-    g = spec.gradients(p, ct, LONG)
+    g = specification.gradients(p, ct, LONG)
     for only in (*Differential.__dataclass_fields__, "all"):
         t = direction(rng, p)
         if only != "all":
@@ -105,7 +105,7 @@ def test_gradients_are_slopes(case: Case) -> None:
             t = replace(zero, **{only: getattr(t, only)})
 
         def loss(step: Any, t: Differential = t) -> Any:
-            out = spec.forward(moved(p, t, step), LONG)
+            out = specification.forward(moved(p, t, step), LONG)
             return sum((np.nan_to_num(x, neginf=0) * c).sum() for x, c in zip(out, ct, strict=True))
 
         analytic = sum(
@@ -121,12 +121,12 @@ def test_gradients_are_slopes(case: Case) -> None:
 def test_tangents_of_gradients_are_slopes(case: Case) -> None:
     p, rng = problem(case), np.random.default_rng(2)
     t, ct, ct_dot = direction(rng, p), cotangents(rng, p), cotangents(rng, p)
-    got = spec.gradients_jvp(p, t, ct, ct_dot, LONG)
+    got = specification.gradients_jvp(p, t, ct, ct_dot, LONG)
 
     def gradients(step: Any) -> list[Any]:
         at = moved(p, t, step)
         turned = Outputs(*(c + step * d for c, d in zip(ct, ct_dot, strict=True)))
-        g = spec.gradients(at, turned, LONG)
+        g = specification.gradients(at, turned, LONG)
         arrays = [g.query, g.key, g.value, g.bias, g.sink, *(g.tables[table] for table in at.tables)]
         return [np.zeros(0, LONG) if x is None else x for x in arrays]
 
@@ -141,13 +141,13 @@ def test_tangents_of_gradients_are_slopes(case: Case) -> None:
 def test_tangents_of_tangents_are_slopes(case: Case) -> None:
     p, rng = problem(case), np.random.default_rng(3)
     t, u = direction(rng, p), direction(rng, p)
-    got, other = spec.jvp_jvp(p, t, u, LONG), spec.jvp_jvp(p, u, t, LONG)
+    got, other = specification.jvp_jvp(p, t, u, LONG), specification.jvp_jvp(p, u, t, LONG)
     for name in Outputs._fields:
 
         def tangent(step: Any, name: str = name) -> Any:
             at = moved(p, u, step)
             tables = {new: t.tables[old] for new, old in zip(at.tables, p.tables, strict=True)}
-            return getattr(spec.jvp(at, replace(t, tables=tables), LONG)[1], name)
+            return getattr(specification.jvp(at, replace(t, tables=tables), LONG)[1], name)
 
         numeric = slope(tangent)
         assert_close(name, getattr(got, name), numeric, numeric)
@@ -156,7 +156,7 @@ def test_tangents_of_tangents_are_slopes(case: Case) -> None:
 
 def test_a_wrong_derivative_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaving out second derivatives of the rule makes the tangents of backward and of JVP wrong, and tests see it."""
-    monkeypatch.setattr(spec, "tangent", lambda node, tables: Node("literal", "float", (), 0.0))
+    monkeypatch.setattr(specification, "tangent", lambda node, tables: Node("literal", "float", (), 0.0))
     for name, test in (
         ("curved score", test_tangents_of_gradients_are_slopes),
         ("curved score", test_tangents_of_tangents_are_slopes),
@@ -169,7 +169,7 @@ def test_a_wrong_derivative_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_float64_against_longdouble(case: Case) -> None:
     p = problem(case)
-    for got, exact in zip(spec.forward(p), spec.forward(p, LONG), strict=True):
+    for got, exact in zip(specification.forward(p), specification.forward(p, LONG), strict=True):
         assert got is not None
         assert exact is not None
         finite = np.isfinite(exact.astype(np.float64))
@@ -192,7 +192,7 @@ def test_dropout_bits_look_random() -> None:
     n = 512
     index = np.arange(n, dtype=np.int64)
     one = np.int64(1)
-    bits = spec.random_bits(7, one, one, index[:, None], index)
+    bits = specification.random_bits(7, one, one, index[:, None], index)
     assert bits.dtype == np.uint32
     share = np.unpackbits(bits.view(np.uint8)).reshape(-1, 8).mean(axis=0)
     assert (np.abs(share - 0.5) < 5 * 0.5 / (4 * n * n) ** 0.5).all()
@@ -202,9 +202,9 @@ def test_dropout_bits_look_random() -> None:
         np.roll(signs, 1, 0),
         np.roll(signs, 1, 1),
         signs.T,
-        2.0 * (spec.random_bits(8, one, one, index[:, None], index) >= 2**31) - 1,
-        2.0 * (spec.random_bits(7, 2 * one, one, index[:, None], index) >= 2**31) - 1,
-        2.0 * (spec.random_bits(7, one, 2 * one, index[:, None], index) >= 2**31) - 1,
+        2.0 * (specification.random_bits(8, one, one, index[:, None], index) >= 2**31) - 1,
+        2.0 * (specification.random_bits(7, 2 * one, one, index[:, None], index) >= 2**31) - 1,
+        2.0 * (specification.random_bits(7, one, 2 * one, index[:, None], index) >= 2**31) - 1,
     ):
         off_diagonal = (signs * other).sum() - (np.trace(signs * other) if other is signs.T else 0)
         assert abs(off_diagonal) / n**2 < 5 * sigma
@@ -217,9 +217,9 @@ def test_dropout_bits_look_random() -> None:
 def test_dropout_is_a_function_of_seed_and_indices() -> None:
     """Fixed values: whoever changes the generator changes every trained model's masks."""
     index = np.arange(4, dtype=np.int64)
-    got = spec.random_bits(42, np.int64(1), np.int64(2), np.int64(3), index)
+    got = specification.random_bits(42, np.int64(1), np.int64(2), np.int64(3), index)
     assert got.tolist() == FIXED_BITS
-    kept = spec.kept(0.25, 42, np.int64(1), np.int64(2), np.int64(3), np.arange(100_000))
+    kept = specification.kept(0.25, 42, np.int64(1), np.int64(2), np.int64(3), np.arange(100_000))
     assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / 1e5) ** 0.5
 
 

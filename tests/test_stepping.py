@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import regard
-from regard import spec
-from regard.api import problem_from
+from regard.ops.attention import problem_from
+from regard.ops.stepping import steps
+from regard.reference import specification
 from regard.rules import softcap, window
-from regard.stepping import steps
 
 
 def normal(*shape, seed=0, dtype=np.float64):
@@ -99,7 +99,7 @@ def test_every_step_follows_from_the_one_before():
     masked = np.where(visible, biased, -np.inf)
     lse = np.log(np.exp(masked).sum(-1) + np.exp(options["sink"])[:, None])
     softmax = np.exp(masked - lse[..., None])
-    kept = spec.kept(0.25, 7, np.zeros((1, 1, 1), int), h, i, j)
+    kept = specification.kept(0.25, 7, np.zeros((1, 1, 1), int), h, i, j)
     expected = {
         "scaled": scaled,
         "score 1": capped,
@@ -220,7 +220,7 @@ def test_softmax_saturates_without_scaling():
 
 def test_intermediates_are_those_of_the_specification():
     (q, k, v), options = CASES["everything"]
-    terms = spec.terms(problem_from(q, k, v, **options))
+    terms = specification.terms(problem_from(q, k, v, **options))
     found = steps(q, k, v, **options)
     np.testing.assert_array_equal(found["S"].value, terms.S[0])
     np.testing.assert_array_equal(found["P"].value, (terms.P * terms.D)[0])

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from regard import threads
-from regard.threads import Scratch, spread
+from regard.runtime import threads
+from regard.runtime.threads import Scratch, spread
 
 LONG = 60  # seconds, for what takes no time unless it hangs
 

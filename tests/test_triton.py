@@ -17,9 +17,10 @@ from regard.bench.cases import CASES, case
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from regard.api import problem_from  # noqa: E402
 from regard.engines import triton as engine  # noqa: E402
-from regard.engines.triton import forward_kernel, forward_work  # noqa: E402
+from regard.engines.triton.kernels import forward  # noqa: E402
+from regard.engines.triton.launch import forward_launch  # noqa: E402
+from regard.ops.attention import problem_from  # noqa: E402
 from regard.torch import arrays  # noqa: E402
 
 KERNELS = {
@@ -59,14 +60,14 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def visited(p: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """How many tiles forward looks at, and in how many of them at the mask."""
     seen: list[bool] = []
-    add = forward_kernel.add
+    add = forward.add
 
     def counted(*args: Any) -> Any:
         seen.append(bool(args[3]))
         return add(*args)
 
-    monkeypatch.setitem(forward_kernel.forward.fn.__globals__, "add", counted)
-    forward_work.forward(p)
+    monkeypatch.setitem(forward.forward.fn.__globals__, "add", counted)
+    forward_launch.forward(p)
     monkeypatch.undo()
     return len(seen), sum(seen)
 
@@ -93,9 +94,9 @@ def test_keys_that_are_split_between_programs(interpreted: None, monkeypatch: py
     q, k, v = (rng.standard_normal((2, n, 8), np.float32) for n in (1, 300, 300))
     names = ["lse", "entropy", "visible", "argmax", "max"]
     for options in ({}, {"mask": regard.window(200), "sink": np.array([0.3, -1.0])}):
-        monkeypatch.setattr(forward_work, "splits", lambda *args: 1)
+        monkeypatch.setattr(forward_launch, "splits", lambda *args: 1)
         whole, one = regard.attention(q, k, v, **options, observe=names, engine="triton")
-        monkeypatch.setattr(forward_work, "splits", lambda *args: 4)
+        monkeypatch.setattr(forward_launch, "splits", lambda *args: 4)
         parts, four = regard.attention(q, k, v, **options, observe=names, engine="triton")
         np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-6)
         for name in names:

@@ -18,9 +18,10 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode  # noqa: E402
 
 from regard.engines import triton as engine  # noqa: E402
-from regard.engines.triton import forward_work, launch, placing, tuning  # noqa: E402
-from regard.engines.triton.launch import Launch  # noqa: E402
-from regard.torch import adapter, autograd, graph, kernels, operators  # noqa: E402
+from regard.engines.triton.launch import devices, forward_launch, launching, tuning  # noqa: E402
+from regard.engines.triton.launch.launching import Launch  # noqa: E402
+from regard.torch import adapter, autograd, kernels  # noqa: E402
+from regard.torch.graph import operators, traced  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 MEMORY = np.zeros(2**28, np.uint8)  # where all of them seem to lie, so that a failure can be printed
@@ -73,7 +74,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(torch.cuda, "device", device.used)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: pytest.fail("the caller's tensors say where"))
     monkeypatch.setattr(engine, "state", lambda: None)
-    for module in (launch, tuning, forward_work, placing):
+    for module in (launching, tuning, forward_launch, devices):
         monkeypatch.setattr(module, "INTERPRETED", False)
     monkeypatch.setattr(tuning, "target", lambda device: tuning.Target(90, "fake"))
     monkeypatch.setattr(tuning, "_kept", {})
@@ -170,7 +171,7 @@ def test_operations_of_a_graph_know_the_device(cuda: Device) -> None:
     """What `torch.compile` asks of them."""
     q, k, v = operands()
     bias = torch.empty(4, 300, 300, device=CUDA)
-    text = graph.name_of_call(None, None, (), ("bias",), None, False, (), (("causal", True),), ())
+    text = traced.name_of_call(None, None, (), ("bias",), None, False, (), (("causal", True),), ())
     out, lse = operators.compute("attention", [q, k, v, bias], text)
     assert (out.device, out.dtype, out.shape, out.is_contiguous()) == (CUDA, torch.bfloat16, q.shape, True)
     assert (lse.device, lse.dtype, lse.shape) == (CUDA, torch.float32, q.shape[:-1])

@@ -14,17 +14,18 @@ import pytest
 
 import regard
 from interpreter import language_patched_once
-from regard import ondisk
 from regard.bench.cases import case
+from regard.runtime import diskcache
 
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
-from regard.api import problem_from  # noqa: E402
-from regard.engines.triton import forward_kernel, forward_work, tiles, tuning  # noqa: E402
-from regard.engines.triton.launch import Launch  # noqa: E402
-from regard.engines.triton.tuning import Cut, Kind, chosen  # noqa: E402
-from regard.engines.triton.work import Work  # noqa: E402
+from regard.engines.triton.kernels import forward, tiles  # noqa: E402
+from regard.engines.triton.launch import forward_launch, tuning  # noqa: E402
+from regard.engines.triton.launch.arguments import Work  # noqa: E402
+from regard.engines.triton.launch.launching import Launch  # noqa: E402
+from regard.engines.triton.launch.tuning import Cut, Kind, chosen  # noqa: E402
+from regard.ops.attention import problem_from  # noqa: E402
 from regard.torch import arrays  # noqa: E402
 
 KERNELS = ("forward", "query", "key_value", "tangent", "rows", "bias", "table", "part")
@@ -90,7 +91,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch, times: Any, **more: Any) -> Timed:
 
 
 def files() -> list[Path]:
-    folder = ondisk.directory()
+    folder = diskcache.directory()
     assert folder is not None
     return sorted(folder.iterdir()) if folder.exists() else []
 
@@ -210,7 +211,7 @@ def test_a_corrupt_choice_is_made_again(on_device: pytest.MonkeyPatch, damage: s
     tuned(on_device, lambda cut: 0.5 if cut == best else 1.0)
     (file,) = files()
     if damage == "unknown":
-        ondisk.write(file, json.dumps([1, 2, 3, 4]).encode())
+        diskcache.write(file, json.dumps([1, 2, 3, 4]).encode())
     else:
         file.write_bytes(DAMAGE[damage](file.read_bytes()))
     again = tuned(on_device, lambda cut: 0.5 if cut == best else 1.0)
@@ -253,18 +254,18 @@ def test_tiles_come_in_the_same_order_for_all_blocks(monkeypatch: pytest.MonkeyP
     language_patched_once(monkeypatch)
     q, k, v, options = case("window over tiles", n_q=128, n_k=320, h=1).inputs(np.float32)
     p = problem_from(q, k, v, **options)
-    add, visited = forward_kernel.add, []
+    add, visited = forward.add, []
 
     def noted(a: Any, of: Any, tile: Any, MASKED: Any, *rest: Any) -> Any:
         visited.append((int(of.rows.r.handle.data[0]), operator.index(tile), bool(MASKED)))
         return add(a, of, tile, MASKED, *rest)
 
-    monkeypatch.setitem(forward_kernel.forward.fn.__globals__, "add", noted)
+    monkeypatch.setitem(forward.forward.fn.__globals__, "add", noted)
     found, full = [], []
     for M in (16, 64):
         visited.clear()
         monkeypatch.setattr(tuning, "ON_INTERPRETER", Cut(M, 16, 4, 2))
-        found.append(forward_work.forward(p)[0])
+        found.append(forward_launch.forward(p)[0])
         blocks = {first: [(tile, masked) for row, tile, masked in visited if row == first] for first, *_ in visited}
         assert len(blocks) == 128 // M
         assert all(seen == sorted(seen) for seen in blocks.values())
@@ -282,7 +283,7 @@ def precision(monkeypatch: pytest.MonkeyPatch, x: Any, **options: Any) -> str:
     p = problem_from(*[arrays.array(x)] * 3, **options)
     made: list[Launch] = []
     monkeypatch.setattr(Launch, "run", lambda launch: made.append(launch))
-    forward_work.forward(p)
+    forward_launch.forward(p)
     return str(made[0].forms["F"].PRECISION)
 
 
@@ -323,9 +324,9 @@ def test_every_way_of_asking_for_tf32(switch: Any, monkeypatch: pytest.MonkeyPat
 
 COMPILED = """
 import numpy as np
-from regard.api import problem_from
+from regard.ops.attention import problem_from
 from regard.engines.triton import forward_work, tuning
-from regard.engines.triton.work import Work
+from regard.engines.triton.launch.arguments import Work
 q = np.zeros((1, 64, 32), np.float32)
 p = problem_from(q, q, q)
 found = {"lse": np.zeros((1, 64), np.float32)}

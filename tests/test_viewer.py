@@ -19,15 +19,15 @@ from rich.text import Text
 import regard
 from regard import insight
 from regard.examplemodel import ExampleModel
-from regard.viewer.blocks import Screen
-from regard.viewer.colour import INK, SIGNED, VIRIDIS, ramp, readable_on, tone
-from regard.viewer.labels import byte_tokens, encodable, printable, readable
-from regard.viewer.model_view import LookData, look_data, pooled
-from regard.viewer.picture import HEIGHT, WIDTH, picture
-from regard.viewer.scores import KINDS
-from regard.viewer.sources import Settings, example
-from regard.viewer.steps_terminal import first_matrix, show_steps
-from regard.viewer.terminal import show
+from regard.viewer.data.scores import KINDS
+from regard.viewer.data.summary import LookData, look_data, pooled
+from regard.viewer.scene.labels import byte_tokens, encodable, printable, readable
+from regard.viewer.scene.sources import Settings, example
+from regard.viewer.show.blocks import Screen
+from regard.viewer.show.colour import INK, SIGNED, VIRIDIS, ramp, readable_on, tone
+from regard.viewer.show.picture import HEIGHT, WIDTH, picture
+from regard.viewer.show.steps import first_matrix, show_steps
+from regard.viewer.show.terminal import show
 from support import assert_within, traced_memory
 
 HOSTILE = (
@@ -369,7 +369,7 @@ def test_wide_and_joined_characters_keep_the_grid():
 
 def test_steps_show_their_values():
     rng = np.random.RandomState(42)
-    steps = regard.stepping.steps(
+    steps = regard.ops.stepping.steps(
         rng.randn(2, 4), rng.randn(3, 4), rng.randn(3, 4), mask=np.array([[1, 0, 1], [1, 1, 1]])
     )
     console = Console(file=StringIO(), width=100, color_system=None)
@@ -387,7 +387,7 @@ def test_steps_show_the_first_head_of_the_first_batch_entry():
     x = np.random.RandomState(0).standard_normal((2, 3, 4, 2))
     for layout in ("bhnd", "bnhd"):
         y = x.swapaxes(1, 2) if layout == "bnhd" else x
-        steps = regard.stepping.steps(y, y, y, layout=layout)
+        steps = regard.ops.stepping.steps(y, y, y, layout=layout)
         np.testing.assert_array_equal(first_matrix(steps["Q"]), x[0, 0])
         np.testing.assert_array_equal(first_matrix(steps["P"]), steps["P"].value[0, 0])
         np.testing.assert_array_equal(first_matrix(steps["lse"])[:, 0], steps["lse"].value[0, 0])
@@ -398,7 +398,7 @@ def test_steps_fit_80_columns(shape):
     x = np.random.RandomState(0).standard_normal(shape)
     for colour in (None, "truecolor"):
         console = Console(file=StringIO(), width=80, color_system=colour, record=True, force_terminal=bool(colour))
-        show_steps(regard.stepping.steps(x, x, x, causal=True), console)
+        show_steps(regard.ops.stepping.steps(x, x, x, causal=True), console)
         assert max(map(cell_len, console.export_text().splitlines())) <= 80
 
 
@@ -483,8 +483,9 @@ def test_a_picture_needs_no_matplotlib(tmp_path):
 
 def test_nothing_of_matplotlib_is_global():
     code = (
-        "import sys; from regard.viewer import model_view, picture, sources\n"
-        "data = model_view.look_data(sources.example(sources.Settings('abab')))\n"
+        "import sys; from regard.viewer.data import summary\n"
+        "from regard.viewer.scene import sources\nfrom regard.viewer.show import picture\n"
+        "data = summary.look_data(sources.example(sources.Settings('abab')))\n"
         "picture.picture(data, data.choose()); assert 'matplotlib' not in sys.modules\n"
         "picture.picture(data, data.choose(), 'png'); assert 'matplotlib.figure' in sys.modules\n"
         "assert 'matplotlib.pyplot' not in sys.modules"

@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as _numpy  # noqa: F401  loaded here, so that the first call does not pay for it
 
-import regard.forks as _forks  # noqa: F401  before any thread imports the rest
+import regard.runtime.forks as _forks  # noqa: F401  before any thread imports the rest
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "regard.api": "attention attention_jvp attention_vjp attention_vjp_jvp weights",
-    "regard.captured": "Capture capture",
+    "regard.ops.attention": "attention attention_jvp attention_vjp attention_vjp_jvp weights",
+    "regard.interpret.capture.captured": "Capture capture",
     "regard.engines": "available_engines",
-    "regard.linear": "linear_attention",
-    "regard.merging": "merge",
-    "regard.multihead": "multihead_attention",
-    "regard.observing": "Profile Seen Top mass pooled top weights_of",
-    "regard.planning": "plan",
-    "regard.problem": "Differential Outputs",
+    "regard.ops.linear": "linear_attention",
+    "regard.ops.merging": "merge",
+    "regard.ops.multihead": "multihead_attention",
+    "regard.core.statistics": "Profile Seen Top mass pooled top weights_of",
+    "regard.ops.planning": "plan",
+    "regard.core.problem": "Differential Outputs",
     "regard.rules": (
         "Mask Score Table alibi blocks causal dilated documents global_tokens mask padding prefix relative score "
         "softcap strided table temperature where window"
     ),
-    "regard.stepping": "steps",
-    "regard.threads": "set_num_threads",
+    "regard.ops.stepping": "steps",
+    "regard.runtime.threads": "set_num_threads",
     "regard.viewer": "look",
     "regard.warning": "RegardWarning",
 }
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    import_module("regard.signatures").listed(value)
+    import_module("regard.core.signatures").listed(value)
     return value
 
 

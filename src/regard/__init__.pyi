@@ -1,13 +1,14 @@
 from regard import examplemodel, insight, positions
-from regard.api import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
-from regard.captured import Capture, capture
+from regard.core.problem import Differential, Outputs
+from regard.core.statistics import Profile, Seen, Top, mass, pooled, top, weights_of
 from regard.engines import available_engines
-from regard.linear import linear_attention
-from regard.merging import merge
-from regard.multihead import multihead_attention
-from regard.observing import Profile, Seen, Top, mass, pooled, top, weights_of
-from regard.planning import plan
-from regard.problem import Differential, Outputs
+from regard.interpret.capture.captured import Capture, capture
+from regard.ops.attention import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
+from regard.ops.linear import linear_attention
+from regard.ops.merging import merge
+from regard.ops.multihead import multihead_attention
+from regard.ops.planning import plan
+from regard.ops.stepping import steps
 from regard.rules import (
     Mask,
     Score,
@@ -30,8 +31,7 @@ from regard.rules import (
     where,
     window,
 )
-from regard.stepping import steps
-from regard.threads import set_num_threads
+from regard.runtime.threads import set_num_threads
 from regard.viewer import look
 from regard.warning import RegardWarning
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 import numpy as np
 
 import regard
-from regard import reading
-from regard.arguments import integer
-from regard.planning import plan, shapes
-from regard.stepping import Step, steps
+from regard.core.arguments import integer
+from regard.interpret import inputs
+from regard.ops.planning import plan, shapes
+from regard.ops.stepping import Step, steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -280,7 +280,7 @@ def _steps(arguments: argparse.Namespace) -> None:
         json.dump({"steps": [_plain(step) for step in found]}, sys.stdout, ensure_ascii=False, allow_nan=False)
         print()
         return
-    from regard.viewer.steps_terminal import show_steps
+    from regard.viewer.show.steps import show_steps
 
     show_steps(found, _console(arguments))
 
@@ -312,7 +312,8 @@ def _plan(arguments: argparse.Namespace) -> None:
 
 
 def _insight(arguments: argparse.Namespace) -> None:
-    from regard.insight import by_chance, table
+    from regard.insight import by_chance
+    from regard.interpret import table
 
     if arguments.json and arguments.csv:
         raise Refusal("give --json or --csv, not both")
@@ -343,10 +344,10 @@ def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) 
         for name in ("model", "text", "file"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} does not go with --capture, which has all of it")
-        return reading.capture(arguments.capture)
-    text = reading.text(arguments.text, arguments.file)
+        return inputs.capture(arguments.capture)
+    text = inputs.text(arguments.text, arguments.file)
     if arguments.model is not None:
-        return reading.model(arguments.model, text, progress)
+        return inputs.model(arguments.model, text, progress)
     from regard.examplemodel import ExampleModel, repeated_bytes
 
     model = ExampleModel.load()
@@ -550,8 +551,8 @@ def _load(arguments: argparse.Namespace) -> list[Array]:
             raise Refusal(
                 f"--{name.replace('_', '-')} does not go with files: sizes and values are those of the arrays"
             )
-    found = reading.operands(arguments.files)
-    return [found[name] for name in reading.OPERANDS]
+    found = inputs.operands(arguments.files)
+    return [found[name] for name in inputs.OPERANDS]
 
 
 def _plain(step: Step) -> dict[str, Any]:

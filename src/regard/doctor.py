@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 import regard
-from regard import system
 from regard.engines.cpu.target import permission
-from regard.threads import num_threads
+from regard.runtime import system
+from regard.runtime.threads import num_threads
 
 REQUIRED = ("ml_dtypes", "threadpoolctl", "llvmlite", "rich", "safetensors")
 OPTIONAL = ("torch", "jax", "transformers", "triton", "matplotlib")

@@ -21,11 +21,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from regard import checks
-from regard.api import Frame
+from regard.core import checks
+from regard.core.signatures import listed
+from regard.core.types import Layout
+from regard.ops.attention import Frame
 from regard.rules.tracing import as_array
-from regard.signatures import listed
-from regard.typed import Layout
 
 Scaling = Callable[[int, float], tuple[NDArray[np.float64], float]]
 """(rotated features, base) -> (frequencies, factor on the rotated features)."""

@@ -22,7 +22,7 @@ def missing() -> str | None:
         return "playwright"
     if shutil.which("chromium") is None:
         return "chromium"
-    from regard.viewer import built
+    from regard.viewer.serve import built
 
     try:
         built.page()
@@ -62,9 +62,9 @@ def arrays() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
-    from regard.viewer import sources
-    from regard.viewer.answers import Answers
-    from regard.viewer.server import Viewer, bound
+    from regard.viewer.scene import sources
+    from regard.viewer.serve.answers import Answers
+    from regard.viewer.serve.server import Viewer, bound
 
     scenes = [sources.example(sources.Settings()), *(sources.arrays(**call) for call in arrays.values())]
     with bound() as home:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from in_browser import AXE, READY, Tab, weights
 
-from regard.viewer.colour import ramp
+from regard.viewer.show.colour import ramp
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
 DARK = {"color_scheme": "dark"}
@@ -139,7 +139,7 @@ def cell_width(page: Any) -> float:
 def test_a_long_map_is_seen_while_it_is_computed(
     tab: Tab, arrays: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from regard.viewer.pyramid import Coarse
+    from regard.viewer.data.pyramid import Coarse
 
     go, find = threading.Semaphore(0), Coarse._find
     monkeypatch.setattr(Coarse, "_find", lambda coarse, rows: (go.acquire(), find(coarse, rows)))

@@ -13,8 +13,8 @@ import regard
 
 @pytest.mark.parametrize("scene", ["arrays", "arrays-2", "example"])
 def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path: Path, scene: str) -> None:
-    from regard.viewer import export
-    from regard.viewer.answers import Answers
+    from regard.viewer.serve import export
+    from regard.viewer.serve.answers import Answers
 
     file = tmp_path / "saved page.html"
     mine = Answers(tab.viewer.answers.scenes.values(), patience=None)
@@ -53,8 +53,8 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
 
 
 def test_a_notebook_asks_by_messages(tab: Tab, arrays: dict[str, Any]) -> None:
-    from regard.viewer import built
-    from regard.viewer.notebook import answered
+    from regard.viewer.serve import built
+    from regard.viewer.serve.notebook import answered
 
     page = tab.page
     page.set_content("<!doctype html><html lang='en'><title>a notebook</title><body></body></html>")

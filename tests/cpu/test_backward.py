@@ -8,15 +8,15 @@ import pytest
 from test_targets import SOME, by_turns
 
 import regard
-from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
+from regard.core.problem import Differential, Outputs
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_arrays, backward_work, work
 from regard.engines.cpu.schedule.backward_arrays import Arrays
 from regard.engines.cpu.spec.forward import TILE_BITS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen, targets
-from regard.problem import Differential, Outputs
+from regard.ops.attention import Frame, problem_from
 from support import assert_gradients
 
 RNG = np.random.default_rng(0)
@@ -82,9 +82,9 @@ def test_agrees_with_the_tiled_engine(wish: dict[str, Any], whole: Differential)
 def test_any_number_of_threads(wish: dict[str, Any], lead: Any, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Units enough for all threads, or so few that each is cut."""
     part = [x[lead] for x in (Q, K, V, DO)], ROWS[:, lead]
-    monkeypatch.setattr("regard.threads._chosen", 1)
+    monkeypatch.setattr("regard.runtime.threads._chosen", 1)
     alone = bits(gradients(*part[0], part[1], **wish))
-    monkeypatch.setattr("regard.threads._chosen", threads)
+    monkeypatch.setattr("regard.runtime.threads._chosen", threads)
     assert bits(gradients(*part[0], part[1], **wish)) == alone
 
 

@@ -11,13 +11,13 @@ from test_tangent import DK, DQ, DV, tangents_of
 from test_targets import by_turns
 
 import regard
-from regard.api import problem_from
 from regard.bench.cases import CASES, Case
+from regard.core.problem import Differential, Outputs, Problem
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_tangent_work
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets
-from regard.problem import Differential, Outputs, Problem
+from regard.ops.attention import problem_from
 from support import assert_second
 
 DDO = RNG.standard_normal(DO.shape).astype(np.float32)
@@ -85,7 +85,7 @@ def test_any_number_of_threads(wish: dict[str, Any], lead: Any, monkeypatch: pyt
     call = Call.of([x[lead] for x in GIVEN], ROWS[:, lead], **wish)
     found = []
     for threads in (1, 2, 5):
-        monkeypatch.setattr("regard.threads._chosen", threads)
+        monkeypatch.setattr("regard.runtime.threads._chosen", threads)
         found.append(bits(call.run()))
     assert found[1] == found[0]
     assert found[2] == found[0]

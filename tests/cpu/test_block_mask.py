@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import regard
-from regard.api import problem_from
 from regard.engines.cpu.schedule import work
 from regard.engines.cpu.schedule.block_mask import BlockMask, hides
 from regard.engines.cpu.spec.forward import PART
 from regard.engines.cpu.target.instructions import chosen
+from regard.ops.attention import problem_from
 from regard.rules import Ranges, interval
 
 Array = np.ndarray[Any, Any]
@@ -81,7 +81,7 @@ def test_bounds_are_those_of_the_array(each: int, dtype: Any) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_results_are_those_without(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward, statistics, gradients, tangents and second derivatives have the same bits."""
-    monkeypatch.setattr("regard.threads._chosen", threads)
+    monkeypatch.setattr("regard.runtime.threads._chosen", threads)
     q, k, v = arrays()
     mask = ARRAYS[name]()
     options: list[dict[str, Any]] = [

@@ -12,11 +12,11 @@ import pytest
 from llvmlite import binding as llvm
 
 import regard
-from regard import ondisk
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen
+from regard.runtime import diskcache
 
 X = np.random.default_rng(0).standard_normal((1, 20, 8)).astype(np.float32)
 CHILD = """
@@ -107,10 +107,10 @@ NO_OBJECTS = {
 def test_a_whole_file_that_is_no_object_is_compiled_again(folder: Path, content: str) -> None:
     first = call()
     (file,) = folder.iterdir()
-    code = ondisk.read(file)
+    code = diskcache.read(file)
     assert code is not None
     other = cache.compile_object("define void @other(i8* %x) { ret void }", chosen(), "other")
-    ondisk.write(file, {**NO_OBJECTS, "half": code[: len(code) // 2], "other": other}[content])
+    diskcache.write(file, {**NO_OBJECTS, "half": code[: len(code) // 2], "other": other}[content])
     for from_disk in (False, True):
         cache.forget()
         assert call() == first
@@ -126,7 +126,7 @@ def test_code_that_others_could_have_written_does_not_run(
     (file,) = folder.iterdir()
     (file if of == "file" else folder).chmod(0o777)
     cache.forget()
-    monkeypatch.setattr(ondisk, "_warned", set())
+    monkeypatch.setattr(diskcache, "_warned", set())
     with pytest.warns(regard.RegardWarning, match="others may write to it"):
         assert call() == first
     assert compiled() == [False]
@@ -136,7 +136,7 @@ def test_code_that_others_could_have_written_does_not_run(
 def test_a_warning_as_an_error_is_raised_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
-    monkeypatch.setattr(ondisk, "_warned", set())
+    monkeypatch.setattr(diskcache, "_warned", set())
     with pytest.raises(regard.RegardWarning, match="others may write to it"):  # warnings are errors in these tests
         call()
     call()
@@ -147,7 +147,7 @@ HOMELESS = """
 import os, sys
 import numpy as np
 import regard
-from regard import ondisk
+from regard.runtime import diskcache
 from regard.engines.cpu.target import cache
 x = np.load(sys.argv[1])
 for name in ("REGARD_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA", "HOME"):
@@ -207,7 +207,7 @@ SCATTERED = """
 import mmap
 import numpy as np
 import regard
-from regard import ondisk
+from regard.runtime import diskcache
 from regard.engines.cpu.schedule import work  # with all that it loads
 holes, kept = [], []
 for _ in range(64):

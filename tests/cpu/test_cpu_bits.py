@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import regard
-from regard.api import problem_from
 from regard.engines.cpu.schedule import work
 from regard.engines.cpu.target.instructions import Target, chosen, targets
+from regard.ops.attention import problem_from
 
 RNG = np.random.default_rng(0)
 H, N, D = 4, 1300, 24  # more than one span of 1024 keys
@@ -111,7 +111,7 @@ def test_values_of_skipped_and_masked_keys_do_not_matter(wish: dict[str, Any]) -
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads(wish: dict[str, Any], whole: Any, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.threads._chosen", threads)
+    monkeypatch.setattr("regard.runtime.threads._chosen", threads)
     assert run(Q, K, V, **wish) == both(whole, slice(None))
 
 
@@ -126,7 +126,7 @@ def test_spans_worked_apart(wish: dict[str, Any], lie: str, monkeypatch: pytest.
     q, observe = Q[..., N - 1 :, :], ["lse", "entropy", "max", *observe]
     found = []
     for threads in (1, 5):
-        monkeypatch.setattr("regard.threads._chosen", threads)
+        monkeypatch.setattr("regard.runtime.threads._chosen", threads)
         out, seen = regard.attention(q, k, v, **wish, observe=observe, engine="cpu")
         best = [x for s in observe[3:] for x in (seen[s].values, seen[s].indices)]
         found.append([x.tobytes() for x in (out, seen.lse, seen.entropy, seen.max, *best)])
@@ -135,7 +135,7 @@ def test_spans_worked_apart(wish: dict[str, Any], lie: str, monkeypatch: pytest.
 
 
 def test_many_python_threads(wish: dict[str, Any], whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.threads._chosen", 2)
+    monkeypatch.setattr("regard.runtime.threads._chosen", 2)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: run(Q, K, V, **wish), range(16)))
     assert set(found) == {both(whole, slice(None))}
@@ -147,7 +147,7 @@ def in_child(queue: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:os.fork")
 def test_after_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.threads._chosen", 2)
+    monkeypatch.setattr("regard.runtime.threads._chosen", 2)
     expected = run(Q, K, V, causal=True)
     context = get_context("fork")
     queue = context.Queue()

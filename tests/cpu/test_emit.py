@@ -8,13 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from regard import spec
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BF16, F16, F32, F64, I32, I64, Type, type_of
 from regard.engines.cpu.language.values import Value
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, targets
+from regard.reference import specification
 
 HERE = [t for t in targets().values() if t.runs and not t.matrices]  # those have a test of their own
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -156,7 +156,7 @@ def test_random_bits_are_those_of_the_specification(target: Target) -> None:
         return mathematics.random_bits(k, mathematics.row_key(k, *words), x)
 
     got = mapped(bits, j, np.int32, target).view(np.uint32)
-    np.testing.assert_array_equal(got, spec.random_bits(seed, b, h, i, j))
+    np.testing.assert_array_equal(got, specification.random_bits(seed, b, h, i, j))
 
 
 def test_loops_branches_and_variables(target: Target) -> None:

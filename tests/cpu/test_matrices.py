@@ -11,14 +11,14 @@ import pytest
 
 import regard
 from regard import doctor
-from regard.api import problem_from
+from regard.core.problem import Outputs
 from regard.engines.cpu.language.amx import matrices
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32, I32
 from regard.engines.cpu.target import cache, permission
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import targets
-from regard.problem import Outputs
+from regard.ops.attention import problem_from
 from support import assert_gradients
 
 AMX = targets()["amx"]

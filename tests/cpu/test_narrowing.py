@@ -18,7 +18,7 @@ def test_rounds_as_numpy_does(forced: str, dtype: Any, monkeypatch: pytest.Monke
         pytest.skip("it does not convert float16")
     monkeypatch.setattr(narrowing, "SMALL", 0)
     monkeypatch.setattr(narrowing, "PART", 200)
-    monkeypatch.setattr("regard.threads._chosen", 2)
+    monkeypatch.setattr("regard.runtime.threads._chosen", 2)
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((3, 7, 60)) * 2.0 ** rng.integers(-12, 12, (3, 7, 60))).astype(np.float32)
     x[0, 0] = np.float32(1) + np.arange(60) * np.float32(2.0**-9)

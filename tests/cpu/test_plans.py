@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import regard
-from regard.api import problem_from
 from regard.engines.cpu.schedule import work
 from regard.engines.cpu.spec.forward import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 from regard.engines.cpu.target.instructions import targets
+from regard.ops.attention import problem_from
 
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((2, 200, 8)) for _ in range(3))

@@ -8,12 +8,12 @@ import pytest
 from llvmlite import binding as llvm
 
 import regard
-from regard.api import problem_from
 from regard.engines.cpu.schedule import work
 from regard.engines.cpu.schedule.second_work import second_kind
 from regard.engines.cpu.schedule.second_work import source as second_source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets
+from regard.ops.attention import problem_from
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

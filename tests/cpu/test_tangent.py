@@ -10,13 +10,13 @@ from test_backward import TURNS
 from test_targets import SOME, by_turns
 
 import regard
-from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
+from regard.core.problem import Differential, Outputs, Problem
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import tangent_work
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets
-from regard.problem import Differential, Outputs, Problem
+from regard.ops.attention import Frame, problem_from
 from support import assert_tangents
 
 RNG = np.random.default_rng(0)
@@ -118,9 +118,9 @@ def test_any_number_of_threads(
     if "bias" in wish and wish["bias"].shape[-2] == N:
         wish = wish | {name: wish[name][..., rows, :] for name in ("bias", "mask")}
     call = [x[lead][..., rows, :] if x is Q or x is DQ else x[lead] for x in (Q, K, V, DQ, DK, DV)]
-    monkeypatch.setattr("regard.threads._chosen", 1)
+    monkeypatch.setattr("regard.runtime.threads._chosen", 1)
     alone = run(*call, **wish)
-    monkeypatch.setattr("regard.threads._chosen", threads)
+    monkeypatch.setattr("regard.runtime.threads._chosen", threads)
     monkeypatch.setattr("regard.engines.cpu.schedule.work.SMALL", 0)
     assert run(*call, **wish) == alone
 

@@ -10,13 +10,13 @@ import pytest
 from llvmlite import binding as llvm
 
 import regard
-from regard.api import Frame, problem_from
 from regard.bench.cases import CASES, Case
+from regard.core.problem import Outputs
 from regard.engines.cpu.schedule.work import kind_of, source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import targets
-from regard.problem import Outputs
+from regard.ops.attention import Frame, problem_from
 from support import assert_outputs
 
 HERE = [t.name for t in targets().values() if t.runs]

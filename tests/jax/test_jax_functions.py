@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.linear import RandomFeatures
+from regard.ops.linear import RandomFeatures
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 

@@ -15,9 +15,9 @@ pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'rega
 import jax.numpy as jnp
 
 import jax
-from regard.jax import scan
-from regard.jax.values import Place, settings
-from regard.jax.values import evaluate as values_of
+from regard.jax.xla import scan
+from regard.jax.xla.values import Place, settings
+from regard.jax.xla.values import evaluate as values_of
 
 EVERYTHING = [
     "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", regard.top(3),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.observing import mass
+from regard.core.statistics import mass
 from regard.rules import (
     At,
     Mask,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import regard
-from regard.api import problem_from
 from regard.engines import cpu, tiled
+from regard.ops.attention import problem_from
 
 H, D = 2, 4
 WIDE = np.random.default_rng(0).random((H, 64))

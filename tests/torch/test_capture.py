@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
-from regard import joining
-from regard.captured import Capture, Layer
+from regard.interpret.capture import joining
+from regard.interpret.capture.captured import Capture, Layer
 from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 
 try:

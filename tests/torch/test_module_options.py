@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard.torch import FeedForward, MultiHeadAttention, Transformer, TransformerBlock
-from regard.torch.modules import BlockOptions, HeadOptions
+from regard.torch.nn.modules import BlockOptions, HeadOptions
 
 X = torch.ones(2, 5, 8)
 SIZES = {MultiHeadAttention: (8, 2), TransformerBlock: (8, 2), Transformer: (1, 8, 2), FeedForward: (8, 16)}

@@ -124,7 +124,7 @@ def test_models_call_ours_inside_of_the_context(monkeypatch: pytest.MonkeyPatch)
         calls.append(args)
         return ours(*args, **kwargs)
 
-    monkeypatch.setattr(regard.torch.dropin, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(regard.torch.dropins.functional, "scaled_dot_product_attention", counted)
     for training in (True, False):
         model.train(training)
         with torch.set_grad_enabled(training):

@@ -13,10 +13,10 @@ from on_tensors import ARRAYS, array, call, tensor
 
 import regard
 import regard.torch
-from regard import memory
 from regard.bench.cases import CASES, Case, case
 from regard.engines.cpu.schedule import work
-from regard.torch.operators import execute
+from regard.runtime import memory
+from regard.torch.graph.operators import execute
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 STATISTICS = ["lse", "entropy", "max", "argmax", "received", regard.top(3)]
@@ -292,7 +292,7 @@ def test_steps_of_decoding_have_the_bits_of_numpy(
 def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     module = regard.torch.MultiHeadAttention(32, 4, num_kv_heads=2, causal=True, positions="rope").eval()
     x = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
-    cache = regard.torch.modules.KVCache()
+    cache = regard.torch.nn.modules.KVCache()
     plans: list[Any] = []
     stages = work.Stages.waves
 
@@ -358,7 +358,7 @@ def test_rules_with_arrays_are_not_kept() -> None:
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """How many threads both PyTorch and `regard` have."""
     before = torch.get_num_threads()
-    monkeypatch.setattr("regard.threads._chosen", request.param)
+    monkeypatch.setattr("regard.runtime.threads._chosen", request.param)
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
@@ -393,7 +393,7 @@ def test_a_signals_handler_makes_the_call_that_it_interrupts(n: int, monkeypatch
 def test_a_call_with_large_results_is_run_again(
     threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("regard.threads._chosen", threads)
+    monkeypatch.setattr("regard.runtime.threads._chosen", threads)
     q, k, v = torch.randn(3, 8, 1030, 64, generator=torch.Generator().manual_seed(0)).to(dtype).unbind(0)
     expected = regard.attention(*map(array, (q, k, v)), causal=True)
     assert expected.nbytes >= memory.LARGE

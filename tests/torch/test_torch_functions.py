@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.linear import RandomFeatures
+from regard.ops.linear import RandomFeatures
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'regard[transformers]'")
 

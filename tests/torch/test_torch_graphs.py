@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vmap
 
 import regard
-from regard.torch import texts
 from regard.torch.calls import DEFAULTS
+from regard.torch.graph import texts
 
 Q = torch.randn(2, 3, 7, 4, generator=torch.Generator().manual_seed(0))
 SLOPES = torch.nn.Parameter(torch.tensor([0.1, 0.2, 0.3]))
@@ -230,8 +230,8 @@ def test_operations_differentiate_as_calls_do() -> None:
 
 
 def test_a_graph_of_a_constant_bias_refuses_one_that_requires_grad() -> None:
-    from regard.torch.graph import name_of_call
-    from regard.torch.operators import forward
+    from regard.torch.graph.operators import forward
+    from regard.torch.graph.traced import name_of_call
 
     bias = torch.zeros(3, 7, 7, requires_grad=True)
     options = tuple((name, x) for name, x in DEFAULTS.items() if name not in ("mask", "score", "bias"))

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 import regard
 import regard.torch
-from regard.torch import texts
+from regard.torch.graph import texts
 
 GENERATOR = torch.Generator().manual_seed(0)
 # On the engine without kernels to compile, but for the plain call: what is tried here is how PyTorch is told of calls.

@@ -164,7 +164,7 @@ def test_multihead_attention_in_eval(need_weights: bool, average: bool, monkeypa
         calls.append(args)
         return ours(*args, **kwargs)
 
-    monkeypatch.setattr(regard.torch.dropin, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(regard.torch.dropins.functional, "scaled_dot_product_attention", counted)
     with torch.inference_mode():
         out, weights = model(x, x, x, **options)
         with regard.torch.sdpa():

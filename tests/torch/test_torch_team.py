@@ -12,7 +12,7 @@ import torch
 
 import regard
 import regard.torch
-from regard import threads
+from regard.runtime import threads
 from regard.torch import team
 from regard.torch.team import TEAM
 

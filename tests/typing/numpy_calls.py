@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import regard
-from regard.planning import Plan
-from regard.stepping import Steps
+from regard.ops.planning import Plan
+from regard.ops.stepping import Steps
 
 q: NDArray[np.float32] = np.zeros((8, 10, 64), np.float32)
 

@@ -11,14 +11,14 @@ import pytest
 
 import regard
 from regard import insight
-from regard.api import problem_from
-from regard.captured import Capture, Layer
 from regard.examplemodel import ExampleModel
-from regard.viewer import pyramid
-from regard.viewer.answers import RUNS, Answer, Answers
-from regard.viewer.scene import BLOCK, SMALL, Head, Scene, triangle
-from regard.viewer.sources import Settings, arrays, captured, example
-from regard.viewer.store import Grower, Store, Unfinished, Worker
+from regard.interpret.capture.captured import Capture, Layer
+from regard.ops.attention import problem_from
+from regard.viewer.data import pyramid
+from regard.viewer.scene.scenes import BLOCK, SMALL, Head, Scene, triangle
+from regard.viewer.scene.sources import Settings, arrays, captured, example
+from regard.viewer.serve.answers import RUNS, Answer, Answers
+from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
 from support import traced_memory
 
 RNG = np.random.default_rng(0)
@@ -152,9 +152,9 @@ def test_rows_of_mass_sum_to_one_at_every_level() -> None:
 def test_a_long_pass_by_a_kernel_is_that_by_strips(rules: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = arrays(Q, K, **CASES[rules]).layers[0].head(1)
     expected = grown(head)
-    monkeypatch.setattr("regard.viewer.pyramid.WORTH_COMPILING", 0)
-    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 0)
-    monkeypatch.setattr("regard.viewer.pyramid.STEP", 900 * 128)  # several bands
+    monkeypatch.setattr("regard.viewer.data.pyramid.WORTH_COMPILING", 0)
+    monkeypatch.setattr("regard.viewer.data.pyramid.WORTH_CALLING", 0)
+    monkeypatch.setattr("regard.viewer.data.pyramid.STEP", 900 * 128)  # several bands
     found = grown(head)
     assert found.top == pytest.approx(expected.top, rel=1e-6)
     assert found.highest == pytest.approx(expected.highest, rel=1e-3)
@@ -163,13 +163,13 @@ def test_a_long_pass_by_a_kernel_is_that_by_strips(rules: str, monkeypatch: pyte
             np.testing.assert_allclose(x, y, rtol=2e-3, atol=1e-7)
     at = (None, 2, range(512, 700), range(512, 768), "mass")
     by_kernel = pyramid.tile(head, *at)
-    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 2**30)
+    monkeypatch.setattr("regard.viewer.data.pyramid.WORTH_CALLING", 2**30)
     np.testing.assert_allclose(by_kernel, pyramid.tile(head, *at), rtol=2e-3, atol=1e-7)
 
 
 def test_a_rule_that_counts_keys_is_given_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.viewer.pyramid.WORTH_COMPILING", 0)
-    monkeypatch.setattr("regard.viewer.pyramid.WORTH_CALLING", 0)
+    monkeypatch.setattr("regard.viewer.data.pyramid.WORTH_COMPILING", 0)
+    monkeypatch.setattr("regard.viewer.data.pyramid.WORTH_CALLING", 0)
     head = arrays(Q, K[:, :899], mask=regard.padding(800, side="left")).layers[0].head(1)
     weights = regard.weights(Q, K[:, :899], mask=regard.padding(800, side="left"))[1]
     assert head.counts_keys
@@ -225,7 +225,7 @@ def test_thumbnails() -> None:
 
 
 def test_thumbnails_of_long_heads_say_that_they_are_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.viewer.pyramid.SMALL", 0)
+    monkeypatch.setattr("regard.viewer.data.pyramid.SMALL", 0)
     answers = Answers([arrays(Q, K, causal=True, sink=np.ones(4))], patience=None)
     P = regard.weights(Q, K, causal=True, sink=np.ones(4))
     found = answers.get("arrays/thumbs/0", {"size": "16"})
@@ -269,7 +269,7 @@ def test_scores_that_mean_nothing_are_null() -> None:
 
 @pytest.mark.parametrize("name", ["causal", "rules", "a place", "some see nothing"])
 def test_profiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.viewer.profiles.BAND", 900 * 100)  # several bands
+    monkeypatch.setattr("regard.viewer.data.profiles.BAND", 900 * 100)  # several bands
     options = CASES[name]
     found = asked(Answers([arrays(Q, K, V, **options)], patience=None), "arrays/profiles/0/3")
     observe = ["lse", "entropy", "normalized_entropy", "received", "profile"]
@@ -292,7 +292,7 @@ def test_profiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_profiles_are_means() -> None:
-    from regard.viewer.profiles import MOST, binned
+    from regard.viewer.data.profiles import MOST, binned
 
     x = RNG.random(5000)
     found = binned(x)
@@ -498,7 +498,7 @@ def test_long_work_goes_on_behind() -> None:
 
 def test_a_map_is_seen_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     go, find = threading.Semaphore(0), pyramid.Coarse._find
-    monkeypatch.setattr("regard.viewer.pyramid.STEP", 900 * 100)  # bands of 100 queries
+    monkeypatch.setattr("regard.viewer.data.pyramid.STEP", 900 * 100)  # bands of 100 queries
     monkeypatch.setattr(pyramid.Coarse, "_find", lambda coarse, rows: (go.acquire(), find(coarse, rows)))
     answers, P = Answers([arrays(Q, K)], patience=0.0), regard.weights(Q, K)[0]
 
@@ -571,7 +571,7 @@ def test_an_lse_that_was_given_is_not_written_to() -> None:
 
 
 def test_lse_of_many_queries_is_found_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.viewer.answers.AT_ONCE", 64 * 900)
+    monkeypatch.setattr("regard.viewer.serve.answers.AT_ONCE", 64 * 900)
     answers, go, lse_of = Answers([arrays(Q, K)], patience=0.0), threading.Event(), Head.lse_of
 
     def slow(head: Head, rows: range, progress: Any = lambda done: None) -> np.ndarray:
@@ -629,7 +629,7 @@ def test_what_was_asked_for_last_grows_first_and_only_while_somebody_asks(monkey
     grower.ask(late)
     go.release(4)
     wait(4)
-    monkeypatch.setattr("regard.viewer.store.ASKED_FOR", 0.0)  # nobody asks any more
+    monkeypatch.setattr("regard.viewer.serve.store.ASKED_FOR", 0.0)  # nobody asks any more
     assert order in (["early", "late", "late", "early"], ["late", "late", "early", "early"])
     go.release(20)
     for _ in range(200):
@@ -639,7 +639,7 @@ def test_what_was_asked_for_last_grows_first_and_only_while_somebody_asks(monkey
     assert not grower._running
     assert early.pieces >= 6  # at most the piece that was begun
     broken = Counted("broken", 1, lambda name: (_ for _ in ()).throw(RuntimeError("a defect")))
-    monkeypatch.setattr("regard.viewer.store.ASKED_FOR", 3.0)
+    monkeypatch.setattr("regard.viewer.serve.store.ASKED_FOR", 3.0)
     with pytest.raises(RuntimeError, match="a defect"):
         Grower(5.0).ask(broken)
     slow = Counted("slow", 3, lambda name: None)

@@ -14,14 +14,14 @@ import pytest
 
 import regard
 from regard import cli
-from regard.captured import Capture
-from regard.captured import Layer as CapturedLayer
-from regard.viewer import export
-from regard.viewer.answers import Answers
-from regard.viewer.export import inside, page
-from regard.viewer.saving import archive, single
-from regard.viewer.scene import Scene
-from regard.viewer.sources import Settings, arrays, example
+from regard.interpret.capture.captured import Capture
+from regard.interpret.capture.captured import Layer as CapturedLayer
+from regard.viewer.scene.scenes import Scene
+from regard.viewer.scene.sources import Settings, arrays, example
+from regard.viewer.serve import export
+from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.export import inside, page
+from regard.viewer.serve.saving import archive, single
 
 RNG = np.random.default_rng(2)
 Q, K, V = RNG.standard_normal((3, 2, 300, 8)).astype(np.float32)
@@ -123,7 +123,7 @@ def test_layers_with_rules_have_all_their_tiles() -> None:
 
 def test_a_text_is_embedded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("answers", "export"):
-        monkeypatch.setattr(f"regard.viewer.{module}.MOST_TOKENS", 16)
+        monkeypatch.setattr(f"regard.viewer.serve.{module}.MOST_TOKENS", 16)
     data = exported(example(Settings("né 🎉\n" * 3)))["answers"]
     pages = [data[f"api/example/tokens?axis=query&start={start}&stop={start + 16}"] for start in (0, 16)]
     assert [page["start"] for page in pages] == [0, 16]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import regard
-from regard.viewer import built
-from regard.viewer.answers import Answers
 from regard.viewer.looking import in_notebook
-from regard.viewer.notebook import answered, widget
-from regard.viewer.sources import Settings, arrays, example
+from regard.viewer.scene.sources import Settings, arrays, example
+from regard.viewer.serve import built
+from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.notebook import answered, widget
 
 RNG = np.random.default_rng(3)
 Q, K = RNG.standard_normal((2, 2, 60, 8)).astype(np.float32)

@@ -17,10 +17,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import regard
-from regard.viewer import built
-from regard.viewer.answers import Answers
-from regard.viewer.server import HEADERS, LARGEST_BODY, Viewer, application, bound
-from regard.viewer.sources import Settings, arrays, example
+from regard.viewer.scene.sources import Settings, arrays, example
+from regard.viewer.serve import built
+from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.server import HEADERS, LARGEST_BODY, Viewer, application, bound
 
 RNG = np.random.default_rng(1)
 Q, K, V = RNG.standard_normal((3, 2, 300, 8)).astype(np.float32)
@@ -274,7 +274,7 @@ def test_look_says_what_is_wrong(given: Any, options: Any, error: type[Exception
 
 
 def test_where_the_page_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr("regard.viewer.built.files", lambda package: tmp_path)
+    monkeypatch.setattr("regard.viewer.serve.built.files", lambda package: tmp_path)
     built.page.cache_clear()
     with pytest.raises(FileNotFoundError, match=r"the page of `regard look` is not built; `pip install \.`"):
         built.page()

@@ -21,7 +21,7 @@ import regard
 from regard import doctor
 from regard.bench.limits import Limit
 from regard.bench.measure import Call
-from regard.torch.modes import busy
+from regard.torch.graph.modes import busy
 
 SIDE = 8192  # of the matrices whose product is the peak
 BYTES = 2**30  # that are read, and written

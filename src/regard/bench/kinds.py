@@ -21,9 +21,9 @@ from regard.bench.measure import (
     pinned,
 )
 from regard.bench.peers import PEERS, Adapter, reason, tensors
-from regard.observing import Profile, Top
-from regard.planning import plan
-from regard.threads import num_threads
+from regard.core.statistics import Profile, Top
+from regard.ops.planning import plan
+from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Options = dict[str, Any]

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from regard import memory
 from regard.engines.cpu.kernels.lanes import UNROLL
 from regard.engines.cpu.language.amx import REGISTERS, matrices
 from regard.engines.cpu.language.kernel import Kernel
@@ -26,7 +25,8 @@ from regard.engines.cpu.language.types import BF16, F32, F64, I32, Type
 from regard.engines.cpu.spec.forward import DEPTH, SIDE
 from regard.engines.cpu.target.cache import Compiled, kernel
 from regard.engines.cpu.target.instructions import Target, chosen
-from regard.threads import spread
+from regard.runtime import memory
+from regard.runtime.threads import spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

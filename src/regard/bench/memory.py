@@ -15,7 +15,7 @@ import regard
 from regard.bench import naive
 from regard.bench.cases import case
 from regard.bench.measure import Call, fresh
-from regard.observing import NAMES, Profile, Top
+from regard.core.statistics import NAMES, Profile, Top
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

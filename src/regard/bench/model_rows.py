@@ -13,7 +13,7 @@ from regard.bench import shapes
 from regard.bench.kinds import MANY, Row, compared, dtype_of, facts, partly
 from regard.bench.measure import SUBJECT, Call, Contender, Result, Setting, check, clock, errors, in_turns, pinned
 from regard.bench.peers import reason
-from regard.threads import num_threads
+from regard.runtime.threads import num_threads
 
 EAGER, SDPA = "eager", "SDPA"
 MODELS = (

@@ -14,7 +14,7 @@ import regard
 from regard import doctor
 from regard.bench.kinds import Row
 from regard.bench.measure import Report, Result, Setting, pinned
-from regard.threads import num_threads
+from regard.runtime.threads import num_threads
 
 PACKAGES = ("numpy", "llvmlite", "torch", "transformers", "jax", "onnxruntime", "openvino")
 

@@ -30,9 +30,9 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from regard.arguments import shown
-from regard.observing import Statistic
-from regard.problem import Differential, Outputs, Problem
+from regard.core.arguments import shown
+from regard.core.problem import Differential, Outputs, Problem
+from regard.core.statistics import Statistic
 from regard.warning import RegardWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -66,7 +66,9 @@ class Engine(Protocol):
 class Engines(Mapping[str, Engine]):
     """By name. A module is loaded when it is first asked for: most calls never get beyond the first engine."""
 
-    modules: ClassVar = {name: name for name in ("cpu", "tiled", "triton")} | {"spec": "specification"}
+    modules: ClassVar = {name: f"regard.engines.{name}" for name in ("cpu", "tiled", "triton")} | {
+        "spec": "regard.reference.engine"
+    }
 
     def __init__(self) -> None:
         self.loaded: dict[str, Engine] = {}
@@ -74,7 +76,7 @@ class Engines(Mapping[str, Engine]):
     def __getitem__(self, name: str) -> Engine:
         found = self.loaded.get(name)
         if found is None:
-            module: Any = import_module(f"regard.engines.{self.modules[name]}")
+            module: Any = import_module(self.modules[name])
             found = self.loaded[name] = module
         return found
 

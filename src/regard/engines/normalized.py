@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.problem import Outputs, Problem
+from regard.core.problem import Outputs, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Maps = Callable[[Problem, Array, int, int], tuple[Array, Array]]

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.observing import Statistic
-from regard.problem import Outputs, Problem
+from regard.core.problem import Outputs, Problem
+from regard.core.statistics import Statistic
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Found = dict[Statistic, Any]

@@ -7,17 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-from regard import checks, linear, merging, multihead, planning, stepping
-from regard.api import problem_from
-from regard.arguments import array_type
+from regard.core import checks
+from regard.core.arguments import array_type
+from regard.core.frameworks import Namespace
+from regard.core.problem import Problem
+from regard.core.statistics import Seen
 from regard.engines import engines
-from regard.frameworks import Namespace
 from regard.jax import primitives
 from regard.jax.rules import constant, flags, sized, table, traced
 from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places
-from regard.jax.values import promotion
-from regard.observing import Seen
-from regard.problem import Problem
+from regard.jax.xla.values import promotion
+from regard.ops import linear, merging, multihead, planning, stepping
+from regard.ops.attention import problem_from
 from regard.rules import as_mask, as_score, order, rule_text
 from regard.rules.outside import lookups
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 import jax
+from regard.core.problem import remember
 from regard.jax.task import Shape, Task, again, named, run
-from regard.problem import remember
-from regard.threads import num_threads
+from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

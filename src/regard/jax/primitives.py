@@ -10,7 +10,7 @@
 With u the cotangent of a gradient: Hessians are symmetric, so backward_jvp is its own transpose in ẋ, and its
 transpose in ō˙ is jvp along u; the transpose of jvp_jvp in ẍ is backward_jvp. Outputs of forward that the others are
 given say nothing that x does not: x alone varies. On the CPU an engine computes all but jvp_jvp through a foreign
-function; elsewhere, and for what is differentiated once more, `regard.jax.scan` does, in plain JAX.
+function; elsewhere, and for what is differentiated once more, `regard.jax.xla.scan` does, in plain JAX.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,11 @@ import numpy as np
 from jax.extend.core import Primitive
 
 import jax
-from regard import memory
-from regard.jax import ffi, scan, sharding
+from regard.jax import ffi, sharding
 from regard.jax.private import ad, batching, given_devices, manual_axes, mlir, on_a_mesh
 from regard.jax.task import Axes, Call, Task, run
+from regard.jax.xla import scan
+from regard.runtime import memory
 
 KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
 Values = Sequence[Any]

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax
 from regard.jax.task import MATRICES, Axes, Shape, Task, turned, without
-from regard.jax.values import promotion
+from regard.jax.xla.values import promotion
 
 Cuts = dict[str, tuple[str, ...]]
 Factors = tuple[str | None, ...]

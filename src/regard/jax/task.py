@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.problem import Differential, Outputs, Problem, collapse, compute_dtype
+from regard.core.statistics import Profile, Statistic, Top
 from regard.engines import choose, cpu
-from regard.forks import cached_property
-from regard.observing import Profile, Statistic, Top
-from regard.problem import Differential, Outputs, Problem, collapse, compute_dtype
 from regard.rules import Mask, Node, Score, Table, reads, rule_from_text
+from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Axes = tuple[int | None, ...]

@@ -33,7 +33,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.forks import renewed
+from regard.runtime.forks import renewed
 
 if TYPE_CHECKING:
     from regard.rules.tracing import Table

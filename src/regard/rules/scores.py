@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.arguments import array_type, boolean, choice, integer, number
-from regard.frameworks import adapter, constructor, plain
+from regard.core.arguments import array_type, boolean, choice, integer, number
+from regard.core.frameworks import adapter, constructor, plain
 from regard.rules.expression import SCORE_LEAVES, make, substitute
 from regard.rules.masks import Requirement, Rule
 from regard.rules.tracing import Table, as_table, trace

@@ -3,11 +3,11 @@
 `regard.attention` on tensors needs none of this.
 """
 
-from regard.signatures import listed
+from regard.core.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
-from regard.torch.dropin import scaled_dot_product_attention, sdpa
-from regard.torch.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
-from regard.torch.positions import Alibi, Relative, Rope
+from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
+from regard.torch.nn.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
+from regard.torch.nn.positions import Alibi, Relative, Rope
 from regard.torch.transformers import register_transformers
 from regard.torch.varlen import jagged_attention, varlen_attention
 

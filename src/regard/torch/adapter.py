@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard import api, checks, planning, stepping
-from regard.api import problem_from
+from regard.core import checks
+from regard.ops import attention as calls_on_arrays
+from regard.ops import planning, stepping
+from regard.ops.attention import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
-from regard.torch import graph
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, tensor, together, values
 from regard.torch.autograd import Attention
 from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
+from regard.torch.fastpath import short
 from regard.torch.functions import linear_attention, merge, multihead_attention
-from regard.torch.modes import fake, jit_state, symbolic, tracing, transformed
-from regard.torch.operators import execute
+from regard.torch.graph import traced
+from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
+from regard.torch.graph.operators import execute
 from regard.torch.rules import bind, constant, flags, table
-from regard.torch.short import short
 
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
@@ -37,7 +39,7 @@ def attention(
 ) -> Any:  # fmt: skip
     """`regard.attention` on tensors."""
     if torch.compiler.is_compiling():
-        return graph.attention(query, key, value, return_weights, observe, engine, options)
+        return traced.attention(query, key, value, return_weights, observe, engine, options)
     watch = _watching.get()
     if watch is not None:
         with watched(None):
@@ -53,7 +55,7 @@ def attention(
     if autocasting(q):
         q, k, v = map(autocast, (q, k, v))
     if tracing():
-        graph.not_in_onnx()
+        traced.not_in_onnx()
     given: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v}
     others: dict[Any, torch.Tensor] = {}
     options = DEFAULTS | options | {"observe": checks.observe(observe)}
@@ -153,7 +155,7 @@ def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
 def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any = ALL, **options: Any) -> torch.Tensor:
     """`regard.weights` on tensors, without a derivative; those of a device are computed there."""
     given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False, there=True)
-    return tensor(api.weights(**given, rows=rows, cols=cols))
+    return tensor(calls_on_arrays.weights(**given, rows=rows, cols=cols))
 
 
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:

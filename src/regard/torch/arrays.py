@@ -7,11 +7,11 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from regard.arguments import array_type
-from regard.checks import FLOATS
-from regard.problem import device_of
+from regard.core.arguments import array_type
+from regard.core.checks import FLOATS
+from regard.core.problem import device_of
 from regard.rules import type_name
-from regard.torch.modes import fake, sizes, tracing, without_transforms, wrapped
+from regard.torch.graph.modes import fake, sizes, tracing, without_transforms, wrapped
 
 Array = np.ndarray[Any, np.dtype[Any]]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

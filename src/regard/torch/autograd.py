@@ -20,8 +20,7 @@ import torch
 
 from regard.torch.batching import batched, legacy_batch
 from regard.torch.calls import Call
-from regard.torch.kernels import INTEGERS, OUTPUTS, Tensors, parts
-from regard.torch.modes import (
+from regard.torch.graph.modes import (
     alive,
     at_one_level,
     below_autograd,
@@ -31,8 +30,9 @@ from regard.torch.modes import (
     transformed,
     transforms_active,
 )
-from regard.torch.operators import OPERATIONS, completed, execute, library, operate
-from regard.torch.texts import call_of
+from regard.torch.graph.operators import OPERATIONS, completed, execute, library, operate
+from regard.torch.graph.texts import call_of
+from regard.torch.kernels import INTEGERS, OUTPUTS, Tensors, parts
 
 NONE: Tensors = (None, None, None)
 

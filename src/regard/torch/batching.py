@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from regard.torch.calls import Call
-from regard.torch.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
+from regard.torch.graph.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
 from regard.torch.rules import Flags
 
 Given = Sequence[torch.Tensor | None]

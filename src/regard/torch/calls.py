@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard import checks
-from regard.api import Frame, problem_from
+from regard.core import checks
+from regard.core.problem import Differential, Outputs, Problem, device_of
+from regard.core.statistics import Profile, Seen, Statistic, Top, each_array
 from regard.engines import Engine, choose
-from regard.forks import cached_property
-from regard.observing import Profile, Seen, Statistic, Top, each_array
-from regard.problem import Differential, Outputs, Problem, device_of
+from regard.ops.attention import Frame, problem_from
 from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
 from regard.rules.masks import foreign
+from regard.runtime.forks import cached_property
 from regard.torch.arrays import array, converted, on_device
 from regard.torch.rules import TensorTable, bind
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard import linear, merging, multihead
-from regard.frameworks import Namespace
+from regard.core.frameworks import Namespace
+from regard.ops import linear, merging, multihead
 from regard.torch.arrays import NUMPY, checked, hollow
-from regard.torch.modes import example
+from regard.torch.graph.modes import example
 
 TYPES = {same: kind for kind, same in NUMPY.items()}
 

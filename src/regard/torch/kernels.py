@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from regard import checks
-from regard.threads import on_team
+from regard.core import checks
+from regard.runtime.threads import on_team
 from regard.torch.arrays import array, tensor
 from regard.torch.calls import Call, Ready
 from regard.torch.team import TEAM

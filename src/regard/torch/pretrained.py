@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 import regard
-from regard.captured import Capture
 from regard.insight import repeated_tokens
-from regard.torch.recording import pieces
+from regard.interpret.capture.captured import Capture
+from regard.torch.capturing import pieces
 
 try:
     import transformers

@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from regard.problem import device_of
+from regard.core.problem import device_of
 from regard.rules import Rule, Table
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
 from regard.rules.tracing import where
 from regard.torch.arrays import DEVICES, NUMPY, checked, concrete, values
-from regard.torch.modes import sizes
+from regard.torch.graph.modes import sizes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

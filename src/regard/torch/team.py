@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from regard.forks import renewed
-from regard.torch import modes
+from regard.runtime.forks import renewed
+from regard.torch.graph import modes
 
 _work: dict[int, Callable[[], None]] = {}
 _numbers = itertools.count(1)
@@ -32,7 +32,7 @@ _REGION_ADDRESS = ctypes.cast(_region, ctypes.c_void_p).value or 0
 
 
 class Team:
-    """The OpenMP threads of PyTorch, as `regard.threads.on_team` wants them."""
+    """The OpenMP threads of PyTorch, as `regard.runtime.threads.on_team` wants them."""
 
     def size(self) -> int:
         return 1 if _generation or _begin() is None else torch.get_num_threads()

@@ -16,11 +16,11 @@ import torch
 import regard
 from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
-from regard.torch import modes
-from regard.torch.graph import InGraph, constant, in_graph
+from regard.torch.fastpath import positions_first
+from regard.torch.graph import modes
+from regard.torch.graph.texts import text_of
+from regard.torch.graph.traced import InGraph, constant, in_graph
 from regard.torch.rules import ARITHMETIC, arithmetic
-from regard.torch.short import positions_first
-from regard.torch.texts import text_of
 from regard.warning import RegardWarning
 
 NAME = "regard"

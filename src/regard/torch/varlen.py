@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.api import attention
+from regard.ops.attention import attention
 from regard.rules import Mask, Traced, as_mask, as_score, causal, documents, table, type_name
 from regard.rules.expression import make, substitute
 from regard.torch.arrays import checked, concrete, values

@@ -6,11 +6,12 @@ from contextlib import AbstractContextManager
 
 from rich.console import Console
 
-from regard import reading
+from regard.interpret import inputs
 from regard.rules import Mask
-
-from . import drawing, saving, sources
-from .scene import Scene
+from regard.viewer.scene import sources
+from regard.viewer.scene.scenes import Scene
+from regard.viewer.serve import saving
+from regard.viewer.show import drawing
 
 Progress = Callable[[str], object]
 
@@ -32,7 +33,7 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
                 except OSError as error:
                     raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
         if arguments.terminal:
-            from .terminal import show
+            from regard.viewer.show.terminal import show
 
             show(still.data, still.choice, console)
         for path in paths:
@@ -42,8 +43,8 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
         return
     if any(x is not None for x in chosen.values()):
         raise ValueError("--layer, --head and --token are for --terminal and --save; on the page they are a click")
-    from .answers import Answers
-    from .server import Viewer, bound
+    from regard.viewer.serve.answers import Answers
+    from regard.viewer.serve.server import Viewer, bound
 
     with bound(arguments.port) as home:
         with progress as report:
@@ -67,11 +68,11 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
     """What is to be looked at."""
     progress("starting")
     if arguments.capture is not None:
-        return sources.captured(reading.capture(arguments.capture))
+        return sources.captured(inputs.capture(arguments.capture))
     if arguments.model is not None:
-        return sources.captured(reading.model(arguments.model, text, progress), kind="model")
+        return sources.captured(inputs.model(arguments.model, text, progress), kind="model")
     if arguments.arrays is not None:
-        found = reading.operands(arguments.arrays, needed=("query", "key"))
+        found = inputs.operands(arguments.arrays, needed=("query", "key"))
         return [
             sources.arrays(
                 found["query"],
@@ -101,7 +102,7 @@ def _text(arguments: Namespace) -> str | None:
         raise ValueError(f"a text does not go with {named[0]}, where all was read already")
     if arguments.arrays is None and (arguments.causal or arguments.window is not None):
         raise ValueError("--causal and --window go with --arrays: models have rules of their own")
-    return reading.text(given, arguments.file)
+    return inputs.text(given, arguments.file)
 
 
 def _number(text: str | None) -> int | str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .scene import Array, Scene
+from regard.viewer.scene.scenes import Array, Scene
 
 
 def look(
@@ -70,7 +70,7 @@ def look(
     True
     >>> page.close()
     """
-    from .saving import Still, single, targets
+    from regard.viewer.serve.saving import Still, single, targets
 
     given = [save] if isinstance(save, str | Path) else save or []
     paths = [target for path in given for target in targets(Path(path))]
@@ -87,13 +87,13 @@ def look(
         for path in paths:
             still.save(path)
         return None
-    from .answers import Answers
+    from regard.viewer.serve.answers import Answers
 
     if in_notebook():
-        from .notebook import PATIENCE, widget
+        from regard.viewer.serve.notebook import PATIENCE, widget
 
         return widget(Answers(scenes(), patience=PATIENCE))
-    from .server import Viewer, bound
+    from regard.viewer.serve.server import Viewer, bound
 
     with bound(port) as home:
         viewer = Viewer(Answers(scenes()), home)
@@ -120,9 +120,8 @@ def scenes_of(
     **options: Any,
 ) -> tuple[Scene, ...]:
     """The scenes that the arguments of `look` mean."""
-    from regard.captured import Capture
-
-    from . import sources
+    from regard.interpret.capture.captured import Capture
+    from regard.viewer.scene import sources
 
     given = {name for name, x in options.items() if x is not None}
     arrays = key is not None

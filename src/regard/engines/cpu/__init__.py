@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.problem import Differential, Outputs, Problem
+from regard.core.statistics import Statistic, Top, pooled
 from regard.engines.normalized import normalized
 from regard.engines.observed import basic, complete
-from regard.observing import Statistic, Top, pooled
-from regard.problem import Differential, Outputs, Problem
 from regard.rules import Node, once, order
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -115,7 +115,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         from regard.engines.cpu.schedule.second_work import second_pass
 
         seen |= second_pass(p, work.chosen(), lse, passed)
-    from regard.engines import tiled
+    from regard.engines.tiled import forward_pass as tiled
 
     many = tuple(s for s in observe if s.name == "top" and s not in seen)
     if many:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.observing import Statistic
-from regard.problem import Differential, Outputs, Problem
+from regard.core.problem import Differential, Outputs, Problem
+from regard.core.statistics import Statistic
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,46 +49,46 @@ def supports(p: Problem) -> str | None:
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
     """Outputs (entropy only where it is observed), of all rows, and what is observed."""
-    from regard.engines.triton import placing
+    from regard.engines.triton.launch import devices
 
-    return placing.called("forward", p)
+    return devices.called("forward", p)
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
-    from regard.engines.triton import placing
+    from regard.engines.triton.launch import devices
 
-    return placing.called("weights", p, lse, rows, cols)
+    return devices.called("weights", p, lse, rows, cols)
 
 
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
-    from regard.engines.triton import placing
+    from regard.engines.triton.launch import devices
 
-    return placing.called("maps", p, lse, rows, cols)
+    return devices.called("maps", p, lse, rows, cols)
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
-    from regard.engines.triton import placing
+    from regard.engines.triton.launch import devices
 
-    return placing.called("backward", p, outputs, ct)
+    return devices.called("backward", p, outputs, ct)
 
 
 def jvp(
     p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    from regard.engines.triton import placing
+    from regard.engines.triton.launch import devices
 
-    return placing.called("jvp", p, t, outputs)
+    return devices.called("jvp", p, t, outputs)
 
 
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    from regard.engines.triton import placing
+    from regard.engines.triton.launch import devices
 
-    return placing.called("backward_jvp", p, outputs, ct, t, d_outputs, d_ct)
+    return devices.called("backward_jvp", p, outputs, ct, t, d_outputs, d_ct)
 
 
 def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
-    from regard.engines.triton import placing
+    from regard.engines.triton.launch import devices
 
-    return placing.called("jvp_jvp", p, outputs, t, u, d_t, d_u)
+    return devices.called("jvp_jvp", p, outputs, t, u, d_t, d_u)

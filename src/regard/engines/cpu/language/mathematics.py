@@ -216,7 +216,7 @@ def _interpolated(f: Callable[[Any], Any], degree: int, low: float, high: float)
     return found
 
 
-# Dropout: the generator of regard.spec
+# Dropout: the generator of regard.reference.specification
 
 
 def mix64(x: Value) -> Value:

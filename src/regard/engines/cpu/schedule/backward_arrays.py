@@ -7,7 +7,7 @@ from weakref import ref
 
 import numpy as np
 
-from regard import memory
+from regard.core.problem import Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.schedule.block_mask import hides
 from regard.engines.cpu.schedule.narrowing import narrowed
@@ -15,9 +15,9 @@ from regard.engines.cpu.schedule.work import by_head, dense_masks, with_queries_
 from regard.engines.cpu.spec.backward import STRANDS, BackwardKind, Reading, padded
 from regard.engines.cpu.spec.forward import DEPTH, KEYS, Arguments, multiple
 from regard.engines.cpu.target.instructions import Target
-from regard.forks import cached_property
-from regard.problem import Differential, Outputs, Problem, collapse
 from regard.rules import Node, Program, Table, tangent
+from regard.runtime import memory
+from regard.runtime.forks import cached_property
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel

@@ -5,6 +5,7 @@ from weakref import ref
 
 import numpy as np
 
+from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
 from regard.engines.cpu.schedule.backward_arrays import Arrays, Rule, rule_of
 from regard.engines.cpu.schedule.backward_work import run
@@ -12,9 +13,8 @@ from regard.engines.cpu.schedule.work import by_head, written
 from regard.engines.cpu.spec.backward import BackwardKind
 from regard.engines.cpu.spec.backward_jvp import BackwardTangentKind
 from regard.engines.cpu.target.instructions import Target
-from regard.forks import cached_property
-from regard.problem import Differential, Outputs, Problem
 from regard.rules import Table
+from regard.runtime.forks import cached_property
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.schedule.backward_arrays import Arrays
 from regard.engines.cpu.schedule.work import (
     PORTION,
@@ -42,10 +43,9 @@ from regard.engines.cpu.spec.backward import (
 from regard.engines.cpu.spec.forward import BASES, ITEMS, KEYS, TILE_BITS, TILE_LIST
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
-from regard.forks import cached_property
-from regard.problem import Differential, Outputs, Problem
 from regard.rules import Program, Table
-from regard.threads import Scratch, spread
+from regard.runtime.forks import cached_property
+from regard.runtime.threads import Scratch, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

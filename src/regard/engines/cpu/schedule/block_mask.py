@@ -14,7 +14,7 @@ from regard.engines.cpu.spec.forward import PART
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Ranges
-from regard.threads import spread
+from regard.runtime.threads import spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

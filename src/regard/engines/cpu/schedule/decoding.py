@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.problem import Problem
 from regard.engines.cpu.schedule.work import (
     Repeated,
     Results,
@@ -28,8 +29,7 @@ from regard.engines.cpu.schedule.work import (
 from regard.engines.cpu.spec.forward import BASES, FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
-from regard.problem import Problem
-from regard.threads import team_for
+from regard.runtime.threads import team_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from regard import memory
 from regard.engines.cpu.language.types import F32, Type, type_of
 from regard.engines.cpu.schedule.work import address_of, packed, written
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
-from regard.threads import num_threads, spread
+from regard.runtime import memory
+from regard.runtime.threads import num_threads, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

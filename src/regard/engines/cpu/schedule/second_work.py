@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.core.problem import Problem
+from regard.core.statistics import Profile, Statistic, cells
 from regard.engines.cpu.schedule.work import (
     SMALL,
     Results,
@@ -29,10 +31,8 @@ from regard.engines.cpu.spec.forward import BASES, GROUP, ITEMS, KEYS, TILE_LIST
 from regard.engines.cpu.spec.reductions import SecondKind
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
-from regard.forks import cached_property
-from regard.observing import Profile, Statistic, cells
-from regard.problem import Problem
-from regard.threads import Scratch, num_threads, spread
+from regard.runtime.forks import cached_property
+from regard.runtime.threads import Scratch, num_threads, spread
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel

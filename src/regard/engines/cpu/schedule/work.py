@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
+from regard.core.problem import Problem, remember
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
 from regard.engines.cpu.spec.forward import (
@@ -45,11 +46,10 @@ from regard.engines.cpu.spec.forward import (
 )
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
-from regard.forks import cached_property
-from regard.problem import Problem, remember
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.rules.expression import Node, make
-from regard.threads import Scratch, Team, num_threads, spread, team_for
+from regard.runtime.forks import cached_property
+from regard.runtime.threads import Scratch, Team, num_threads, spread, team_for
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel

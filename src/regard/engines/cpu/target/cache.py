@@ -1,7 +1,7 @@
 """Compiling kernels, and keeping their object code on disk.
 
-Objects lie in the user's cache directory (`regard.ondisk`), each under a hash of everything it depends on. What is not
-whole, what others could have changed and what LLVM does not take for an object is compiled again.
+Objects lie in the user's cache directory (`regard.runtime.diskcache`), each under a hash of everything it depends on.
+Files that are truncated, that others could have changed or that LLVM does not take for an object are compiled again.
 """
 
 import ctypes
@@ -20,9 +20,9 @@ import llvmlite
 from llvmlite import binding as llvm
 
 import regard
-from regard import ondisk
 from regard.engines.cpu.target.instructions import Target, native_triple
-from regard.forks import renewed
+from regard.runtime import diskcache
+from regard.runtime.forks import renewed
 
 # Kernels are written as they should run: tidied up by these, they are as fast as after all of LLVM's usual passes.
 PASSES = (
@@ -86,7 +86,7 @@ def forget() -> None:
 @cache
 def _sources(folder: Path = Path(__file__).parents[1]) -> str:
     """Hash the modules that write kernels, those in folders below too: a change of any makes other objects."""
-    digest = ondisk.hash_of()
+    digest = diskcache.hash_of()
     for file in sorted(folder.rglob("*.py")):
         code = file.read_bytes()
         digest.update(f"{file.relative_to(folder).as_posix()} {len(code)}\n".encode() + code)
@@ -97,22 +97,22 @@ def identity(key: str, target: Target) -> str:
     """The name of an object: a hash of all that it depends on."""
     versions = (regard.__version__, llvmlite.__version__, str(llvm.llvm_version_info))
     parts = (key, repr(target), _sources(), *versions)
-    return ondisk.hash_of("\0".join(parts).encode()).hexdigest()
+    return diskcache.hash_of("\0".join(parts).encode()).hexdigest()
 
 
 def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
     _initialize(True)
     label = f"{name}-{identity(key, target)[:40]}"
-    folder = ondisk.directory()
+    folder = diskcache.directory()
     path = None if folder is None else folder / f"{label}.o"
-    code = None if path is None or os.environ.get("REGARD_DUMP") else ondisk.read(path)
+    code = None if path is None or os.environ.get("REGARD_DUMP") else diskcache.read(path)
     if code is not None:
         with suppress(RuntimeError):  # of LLVM: a whole file, but no object that has this kernel
             return _load(name, label, code, True)
     with announced():
         code = compile_object(source(), target, label)
     if path is not None:
-        ondisk.write(path, code)
+        diskcache.write(path, code)
     return _load(name, label, code, False)
 
 

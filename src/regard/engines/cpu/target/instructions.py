@@ -8,8 +8,8 @@ from typing import Any
 
 from llvmlite import binding as llvm
 
-from regard import forks
 from regard.engines.cpu.target import permission
+from regard.runtime import forks
 
 _one_at_a_time = getattr(llvm.ffi.lib, "_lock", None)  # of llvmlite, around everything that LLVM does
 if _one_at_a_time is not None:

@@ -1,0 +1,198 @@
+"""Check on sampled rows that an lse belongs to the scores of a call.
+
+With the right lse, Σ_j exp(S[i, j] − lse[i]) + exp(sink − lse[i]) = 1, and lse[i] = −∞ where row i sees nothing. A row
+takes O(n_k · d) time and O(n_k) memory, on NumPy alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.core import checks
+from regard.core.problem import Problem, device_of
+from regard.rules import At, evaluate
+from regard.rules.expression import order
+from regard.runtime.threads import num_threads, spread_numpy
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MOST = 8.0
+"""Roundings by which a row may be off."""
+
+ROWS = 4
+"""Rows that are sampled of a head."""
+
+HEADS = 4
+"""Heads that are sampled, at most."""
+
+PAIRS = 2**17
+"""Pairs of a query and a key that may always be looked at: some 4 ms of work on one thread."""
+
+ON_LOADING = 2**24
+"""The same where an lse is taken once, for many calls."""
+
+
+class RowSum(NamedTuple):
+    """The weights of a row, summed over all keys and the sink.
+
+    head: row-major in (..., h). found: the lse of the row by its scores. roundings: how far `given` is from it.
+    """
+
+    head: int
+    row: int
+    given: float
+    found: float
+    roundings: float
+
+    @property
+    def total(self) -> str:
+        """The sum, as text that tells it from 1."""
+        with np.errstate(all="ignore"):
+            off = float(np.expm1(np.float64(self.found) - self.given))
+        return f"1 {'-' if off < 0 else '+'} {abs(off):.3g}" if abs(off) < 1e-3 else f"{1 + off:.4g}"
+
+
+def require(name: str, p: Problem, lse: Array, rows: range | None = None, pairs: int = 0) -> None:
+    """Raise ValueError unless lse (..., h, n_q), the argument `name`, belongs to the scores of a call.
+
+    rows: the rows whose lse is used, all unless given. pairs: the work that comes after the check, in pairs of a query
+    and a key: some of them are added to what the check may take.
+    """
+    rows = range(p.n_q) if rows is None else rows
+    worst = deviation(p, lse, rows, pairs=max(PAIRS, pairs // 8))
+    if worst is not None and not worst.roundings <= MOST:
+        raise ValueError(
+            f"{name} does not belong to this query, key and options: {described(p, worst)}. Give the lse of the same "
+            'call, as observe=["lse"] returns it, or leave it out'
+        )
+
+
+def taken(p: Problem, lse: object) -> Array:
+    """The lse of a caller as (..., h, n_q), with or without axes of size 1. Raises TypeError, ValueError."""
+    found = checks.array("lse", lse)
+    if found.size != p.batch * p.heads * p.n_q:
+        raise ValueError(f"lse must have shape {p.shape(p.n_q)}, got {found.shape}")
+    found = found.reshape(p.shape(p.n_q))
+    require("lse", p, found, pairs=ON_LOADING)
+    return found
+
+
+def described(p: Problem, x: RowSum) -> str:
+    """The sum of a row in words, by the numbers that the call has for it."""
+    b, h = divmod(x.head, p.heads)
+    where = f"row {x.row} of head {h}" + (f" of batch element {b}" if p.batch > 1 else "")
+    if x.found == -np.inf:
+        return f"{where} sees no key, so that its lse is -inf, and {x.given:.6g} was given"
+    sink = " with the sink" if p.sink is not None else ""
+    return f"with it, the weights of {where} sum to {x.total}{sink} instead of 1"
+
+
+def deviation(
+    p: Problem, lse: Array, rows: Sequence[int], count: int = ROWS, pairs: int | None = None
+) -> RowSum | None:
+    """The sampled row that is farthest off, None if there is no row.
+
+    rows: those to sample from. count: rows of each head. pairs: of a query and a key, that may be looked at; where that
+    is less than all heads take, some are sampled, and at least one row. None: all heads.
+    """
+    heads, n_k = p.batch * p.heads, max(p.n_k, 1)
+    if not heads or not len(rows):
+        return None
+    most = heads
+    if pairs is not None:
+        count = max(1, min(count, pairs // n_k))
+        most = max(1, min(HEADS, pairs // (count * n_k)))
+    found: list[RowSum] = []
+
+    def work(head: int) -> None:
+        found.extend(of_head(p, lse, head, [rows[n] for n in spread(len(rows), count, salt=head)]))
+
+    some = spread(heads, most, salt=rows[0])
+    spread_numpy(work, some, num_threads() if len(some) * count * n_k >= 2**20 else 1)
+    return max(found, key=lambda x: (np.inf if np.isnan(x.roundings) else x.roundings, -x.head, -x.row))
+
+
+def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowSum]:
+    """Sums of some rows of one head, row-major in (..., h); lse (..., h, n_q)."""
+    one = p.part(*divmod(head, p.heads))
+    lse = lse[np.unravel_index(head, p.shape())]
+    at, S = scores(one, np.asarray(rows))
+    with np.errstate(all="ignore"):
+        top = S.max(axis=-1, initial=-np.inf)
+        shift = np.where(top == -np.inf, 0, top)
+        found = shift + np.log(np.exp(S - shift[:, None]).sum(axis=-1, dtype=np.float64))
+        if one.sink is not None:
+            found = np.logaddexp(found, read(one.sink)[0].astype(np.float64))
+        given = read(lse, rows).astype(np.float64)
+        eps = max(_eps(lse.dtype), _eps(p.compute))
+        size = 4.0 + np.abs(np.where(np.isfinite(given), given, 0))
+        apart = np.where((given == found) | np.isnan(found) | (found == np.inf), 0, np.abs(given - found))
+        if (apart > eps * size).any():  # else the keys need not be read again
+            size = size + _of_products(one, rows, at, S, found, eps)
+        roundings = apart / (eps * size)
+    numbers = (x.tolist() for x in (given, found, roundings))
+    return [RowSum(head, row, *x) for row, *x in zip(rows, *numbers, strict=True)]
+
+
+def scores(p: Problem, rows: Array) -> tuple[At, Array]:
+    """Where rules are evaluated, and the scores of some rows on all keys, (rows, n_k), −∞ where masked: of one head
+    (`Problem.part`), in one product.
+    """
+    real: Any = p.compute.type
+    q, k = read(p.query[0], rows).astype(real), read(p.key[0]).astype(real, copy=False)
+    rules = [node for node in (p.mask_node, p.score_node) if node is not None]
+    tables = {x.payload: read(x.payload.array) for x in order(rules) if x.op == "gather"}
+    with np.errstate(all="ignore"):
+        at = At(
+            b=p.origin[0], h=p.origin[1], i=rows[:, None] + p.offset[0], j=np.arange(p.n_k) + p.origin[2],
+            s=real(p.scale) * (q @ k.T), dtype=real, keys=p.keys, dense=lambda x: read(p.dense(x)[0], rows),
+            tables=tables,
+        )  # fmt: skip
+        assert at.s is not None
+        S = at.s if p.score_node is None else np.broadcast_to(evaluate([p.score_node], at)[0], at.s.shape)
+        S = S if p.bias is None else S + read(p.dense(p.bias)[0], rows).astype(real)
+        return at, S if p.mask_node is None else np.where(evaluate([p.mask_node], at)[0], S, real(-np.inf))
+
+
+def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, eps: float) -> Array:
+    """√d / 4 Σ_j P |∂S/∂s| |scale| ‖q‖ ‖k_j‖ for each row: what rounding of the products does to its lse, over eps.
+
+    A sum of d products is off by some √d roundings of its largest part. P is that of scores as much higher as this may
+    make them, and at most 1.
+    """
+    q, k = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (read(p.query[0], rows), read(p.key[0])))
+    size = np.sqrt(p.d) / 4 * abs(p.scale) * q[:, None] * k
+    slope = p.score_partials[0]
+    if slope is not None:
+        size = size * np.abs(np.broadcast_to(evaluate([slope], at)[0], S.shape))
+    P = np.minimum(np.exp(S + MOST * eps * size - lse[:, None]), 1)
+    total: Array = np.where(P > 0, P * size, 0).sum(axis=-1)
+    return total
+
+
+def spread(n: int, count: int, salt: int = 0) -> list[int]:
+    """So many of n positions, rising: the first, the last and others by a fixed hash; all where n is not larger.
+
+    >>> spread(4, 4), spread(1000, 4), spread(1000, 1, salt=7)
+    ([0, 1, 2, 3], [0, 236, 618, 999], [944])
+    """
+    if n <= count:
+        return list(range(n))
+    ends = [0, n - 1][: count if count > 1 else 0]
+    hashed = ((salt + at + 1) * 0x9E3779B97F4A7C15 % 2**64 * n >> 64 for at in range(count - len(ends)))
+    return sorted({*ends, *hashed})
+
+
+def read(x: Array, rows: Any = None) -> Array:
+    """An array, or some rows of it, where NumPy can read it."""
+    if device_of(x) is None:
+        return x if rows is None else x[rows]
+    from regard.torch.arrays import array, tensor
+
+    there = tensor(x)
+    return array((there if rows is None else there[list(rows)]).cpu())
+
+
+def _eps(dtype: np.dtype[Any]) -> float:
+    return 2.0**-7 if dtype.name == "bfloat16" else float(np.finfo(dtype).eps)

@@ -1,0 +1,92 @@
+"""Signatures of public calls: how `help` shows them, options that a call passes on, and options that no call has."""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast
+
+from regard.core.arguments import unknown
+
+F = TypeVar("F", bound=Callable[..., Any])
+WIDTH = 60  # of a signature on one line; `help` adds a name and more
+
+
+class _Source(str):
+    """An annotation as it is written, which is shown without quotes."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Listed(inspect.Signature):
+    """A signature that `help` shows with a line for each parameter, as Python does from 3.13 on."""
+
+    def __str__(self) -> str:
+        return self.format(max_width=WIDTH)
+
+    def format(self, *, max_width: int | None = None, quote_annotation_strings: bool = False) -> str:
+        given = list(self.parameters.values())
+        line = str(inspect.Signature(given, return_annotation=self.return_annotation))
+        if max_width is None or len(line) <= max_width:
+            return line
+        lines, bare = [], False
+        for parameter in given:
+            if parameter.kind is parameter.KEYWORD_ONLY and not bare:
+                lines.append("*")
+            bare |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+            lines.append(str(parameter))
+        empty = self.return_annotation is self.empty
+        returned = "" if empty else f" -> {inspect.formatannotation(self.return_annotation)}"
+        return "(\n" + "".join(f"    {text},\n" for text in lines) + ")" + returned
+
+
+def listed(*functions: Any) -> None:
+    """Give functions, and the methods of classes, the signatures that `help` shows."""
+    for function in functions:
+        if isinstance(function, type):
+            if function.__module__.startswith("regard"):
+                listed(*(x for x in vars(function).values() if not isinstance(x, type)))
+            continue
+        function = getattr(function, "__func__", function)
+        if inspect.isfunction(function):
+            given = inspect.signature(function)
+            parameters = [x.replace(annotation=_source(x.annotation)) for x in given.parameters.values()]
+            shown = Listed(parameters, return_annotation=_source(given.return_annotation))
+            function.__signature__ = shown  # type: ignore[attr-defined]
+
+
+def _source(annotation: Any) -> Any:
+    return _Source(annotation) if isinstance(annotation, str) else annotation
+
+
+def passing_on(below: Callable[..., Any], *, without: Collection[str] = ()) -> Callable[[F], F]:
+    """Decorate a function whose `**options` go to another one: its signature lists the options of that one."""
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        parameters = {name: x for name, x in own.parameters.items() if x.kind is not x.VAR_KEYWORD}
+        for name, x in inspect.signature(below).parameters.items():
+            if x.kind is x.KEYWORD_ONLY and name not in without:
+                parameters.setdefault(name, x)
+        function.__signature__ = own.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def named(function: F, *, made: Collection[str] = ()) -> F:
+    """Answer an option that the function does not have with the one that was meant; `made` as in `hint`."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs.keys() <= known:
+            raise unknown(function, kwargs, known, made)
+        return function(*args, **kwargs)
+
+    return cast(F, either)
+
+
+def named_beside(constructor: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorate a method as `named` does; it also knows which options its class takes when it is made."""
+    return functools.partial(named, made=frozenset(inspect.signature(constructor).parameters))

@@ -1,0 +1,219 @@
+"""Statistics of attention that `observe=` asks for, and the object they come back in."""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from regard.core.arguments import choice, integer, shown
+from regard.rules import Mask, as_mask
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What to observe, by name; statistics with parameters are made by functions such as `top`, which `of` holds."""
+
+    name: str
+    of: Any = None
+
+    def __repr__(self) -> str:
+        if self.of is None:
+            return repr(self.name)
+        if self.name == "pooled":
+            rows, cols, kind = self.of
+            return f"regard.pooled({rows}, {cols}, {kind!r})"
+        return f"regard.{self.name}({list(self.of) if isinstance(self.of, tuple) else self.of})"
+
+
+NAMES = (
+    "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Top:
+    """The largest weights of every query and the keys they fall on, in falling order.
+
+    `values` and `indices` (int64, rows of key) are (..., h, n_q, k). Ties go to the lowest key.
+    Where fewer than k keys may be seen, the weight is 0 and the index −1.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> _, seen = regard.attention(x, x, x, causal=True, observe=[regard.top(2)])
+    >>> seen[regard.top(2)].indices
+    array([[ 0, -1],
+           [ 1,  0],
+           [ 2,  0]])
+    """
+
+    values: Array
+    indices: Array
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The weight on every distance i − j of absolute positions, summed over queries.
+
+    `values` is (..., h, n_q + n_k − 1) and `distances`, int64 and rising by one, (..., 1, n_q + n_k
+    − 1).
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> _, seen = regard.attention(x, x, x, causal=True, observe=["profile"])
+    >>> seen.profile.distances
+    array([-2, -1,  0,  1,  2])
+    >>> float(seen.profile.values.sum().round(6))  # one for each query
+    3.0
+    """
+
+    values: Array
+    distances: Array
+
+
+def each_array(found: Any, turn: Callable[[Array], Any]) -> Any:
+    """What was found for a statistic, with `turn` applied to the array or arrays that it is."""
+    if isinstance(found, Top | Profile):
+        return type(found)(*(turn(getattr(found, field.name)) for field in fields(found)))
+    return turn(found)
+
+
+def top(k: int) -> Statistic:
+    """Observe the k largest weights of every query, which `seen[regard.top(k)]` has as a `Top`.
+
+    For `observe=`.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> out, seen = regard.attention(x, x, x, scale=10.0, observe=[regard.top(1)])
+    >>> seen[regard.top(1)].indices[:, 0]
+    array([0, 1, 2])
+    """
+    return Statistic("top", _count("k of top", k))
+
+
+def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
+    """Observe the weight of every query on the pairs that a rule allows: (..., h, n_q).
+
+    For `observe=`. The rule is given as a mask is: `regard.mass(regard.window(1) &
+    ~regard.window(0))` is the weight on the previous token, `regard.mass(regard.documents(ids))`
+    that on the query's own document. It hides nothing. As two masks that are built alike are two
+    masks, keep the statistic to look it up. An array is copied.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> itself = regard.mass(lambda b, h, i, j: i == j)
+    >>> out, seen = regard.attention(x, x, x, scale=0.0, observe=[itself])
+    >>> seen[itself].round(3)
+    array([0.333, 0.333, 0.333])
+    """
+    return Statistic("mass", as_mask(mask, "mask of mass", frozen=True))
+
+
+def pooled(rows: int, cols: int, kind: Literal["mass", "max"] = "mass") -> Statistic:
+    """Observe the weights from afar, as a map of cells (..., h, rows, cols).
+
+    For `observe=`. Of n queries, cell r holds those from ⌊r n / rows⌋ to before ⌊(r + 1) n / rows⌋,
+    and of keys likewise; there are no more cells than queries or keys. "mass" sums over the keys of
+    a cell and takes the mean over its queries, so that rows still sum to 1; "max" is the largest
+    weight, by which a single one survives any distance.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(4)
+    >>> out, seen = regard.attention(x, x, x, causal=True, scale=0.0, observe=[regard.pooled(2, 2)])
+    >>> seen[regard.pooled(2, 2)].round(3)
+    array([[1.   , 0.   ],
+           [0.583, 0.417]])
+    """
+    choice("kind of pooled", kind, ("mass", "max"))
+    return Statistic("pooled", (_count("rows of pooled", rows), _count("cols of pooled", cols), kind))
+
+
+def weights_of(rows: Sequence[int]) -> Statistic:
+    """Observe all weights of a few queries: (..., h, len(rows), n_k).
+
+    For `observe=`. Rows count from the first of query.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> wanted = [regard.weights_of([1])]
+    >>> out, seen = regard.attention(x, x, x, causal=True, scale=0.0, observe=wanted)
+    >>> seen[regard.weights_of([1])]
+    array([[0.5, 0.5, 0. ]])
+    """
+    given: Any = rows
+    several = given.ndim > 0 if type(given) is np.ndarray else isinstance(given, Sequence)
+    if not several or isinstance(given, str | bytes):
+        raise TypeError(f"rows of weights_of must be a sequence of ints, got {shown(rows)}")
+    return Statistic("weights_of", tuple(integer("rows of weights_of", row) for row in rows))
+
+
+def cells(number: int, n: int) -> Array:
+    """Where the cells of `pooled` begin, for n queries or keys, and the end: int64 (cells + 1,)."""
+    number = min(number, n)
+    return np.arange(number + 1, dtype=np.int64) * n // max(number, 1)
+
+
+def _count(name: str, x: object) -> int:
+    return integer(name, x, least=1, below=2**62)
+
+
+class Seen(Mapping[Statistic | str, Any]):
+    """The statistics asked for: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`.
+
+    Of every query, (..., h, n_q): `lse`; `entropy` in nats; `visible`, how many keys it sees;
+    `normalized_entropy`, its entropy over the logarithm of that; `max`, the largest weight, and
+    `argmax`, its row in key. Of every key: `received`, the weight that it gets from all queries,
+    (..., h, n_k), and `group_received`, from all query heads that share it as well, (..., h_kv,
+    n_k). `profile` is a `Profile`, weight by distance. `top`, `mass`, `pooled` and `weights_of`
+    have parameters.
+
+    float32, for float64 inputs float64; indices and counts int64. All are taken before dropout. A
+    query that sees nothing has weights and entropies 0, lse −∞ and argmax −1; one that sees a
+    single key normalized entropy 0. With a sink, the weights of a query and the cells of a map sum
+    to what it leaves.
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> out, seen = regard.attention(x, x, x, causal=True, observe=["argmax", "received"])
+    >>> seen
+    Seen('argmax': (3,), 'received': (3,))
+    >>> seen.argmax
+    array([0, 1, 2])
+    """
+
+    def __init__(self, values: Mapping[Statistic, Any]):
+        object.__setattr__(self, "_values", dict(values))
+
+    _values: dict[Statistic, Any]
+
+    def __getitem__(self, key: Statistic | str) -> Any:
+        try:
+            return self._values[Statistic(key) if isinstance(key, str) else key]
+        except KeyError:
+            raise KeyError(f"{key!r} was not observed; observed: {list(self._values)}") from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(error.args[0]) from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("Seen is frozen")
+
+    def __iter__(self) -> Iterator[Statistic | str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        shapes = ((k, v.values if isinstance(v, Top | Profile) else v) for k, v in self._values.items())
+        return f"Seen({', '.join(f'{k}: {tuple(v.shape)}' for k, v in shapes)})"

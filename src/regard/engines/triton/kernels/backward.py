@@ -1,0 +1,263 @@
+"""Backward and its tangent: one kernel for each side of the scores, so that every sum has one order and no atomics.
+
+    dQ = scale · dT K        dK = scale · dTᵀ Q        dV = (P D)ᵀ dO
+
+and ALONG a direction the tangents of the same, in which every product is two. `dbias` sums dS over what a bias
+broadcasts along.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from regard.engines.triton.kernels.addresses import (
+    at_batch,
+    head_of,
+    keys_of,
+    load_matrix,
+    load_rows,
+    rows_of,
+    rows_of_program,
+    store_matrix,
+    store_rows,
+)
+from regard.engines.triton.kernels.forward import finite
+from regard.engines.triton.kernels.pairs import OfQueries, block_of, pairs_of, tile_of
+from regard.engines.triton.kernels.tiles import over_keys, over_rows, product
+from regard.engines.triton.language.functions import real
+
+
+class Known(NamedTuple):
+    """The outputs of forward, or their tangents; out and entropy may be None."""
+
+    out: Any
+    lse: Any
+    entropy: Any
+
+
+class RowsTask(NamedTuple):
+    """What `rows` reads and where it writes: c_row, the part of dS / P that is one number for a query, and what a query
+    gives to the gradient of the sink; or, where there are tangents, those of both.
+    """
+
+    given: Any
+    known: Any
+    dlse: Any
+    direction: Any
+    known_dot: Any
+    dlse_dot: Any
+    c_row: Any
+    d_sink: Any
+
+
+class Task(NamedTuple):
+    """What the other kernels read, and where they write (None: not asked for). own: the leading sizes of a bias, its
+    heads, rows and columns, and the batch elements of the call.
+    """
+
+    given: Any
+    direction: Any
+    dq: Any
+    dk: Any
+    dv: Any
+    dbias: Any
+    own: Any
+
+
+@triton.jit
+def row_dot(x, y, call, rows, F: tl.constexpr):
+    """Σ_c x y of each query; None if one of them is."""
+    if x is None or y is None:
+        return None
+    else:
+        a = load_matrix(head_of(x, call, rows.batch, rows.head), x, rows.r, rows.inside, call.d_v, F.V, F.REAL)
+        b = load_matrix(head_of(y, call, rows.batch, rows.head), y, rows.r, rows.inside, call.d_v, F.V, F.REAL)
+        return tl.sum(a * b, 1)
+
+
+@triton.jit
+def less(total, x):
+    return total if x is None else total - x
+
+
+@triton.jit
+def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
+    """c_row = −dO · O + dlse + dH (Σ P − H), and its product with the weight of the sink."""
+    r = rows_of_program(call, F.M)
+    g, t = task.given, task.direction
+    lse = load_rows(task.known.lse, call, r, F.REAL)
+    zero = tl.zeros([F.M], F.REAL)
+    p_sink, p_sink_dot = zero, zero
+    if arrays.sink is not None:
+        p_sink = tl.exp(tl.load(arrays.sink.ptr + r.head * arrays.sink.head).to(F.REAL) - finite(lse))
+    if ALONG:
+        lse_dot = load_rows(task.known_dot.lse, call, r, F.REAL)
+        p_sink_dot = -p_sink * lse_dot
+        if t.sink is not None:
+            p_sink_dot += p_sink * tl.load(t.sink.ptr + r.head * t.sink.head).to(F.REAL)
+    total = tl.where(lse == -float("inf"), 0.0, 1.0 - p_sink)
+    c = less(zero, row_dot(g.dO, task.known.out, call, r, F))
+    if task.dlse is not None:
+        c += load_rows(task.dlse, call, r, F.REAL)
+    if g.dH is not None:
+        c += load_rows(g.dH, call, r, F.REAL) * (total - load_rows(task.known.entropy, call, r, F.REAL))
+    sink = p_sink * c
+    if ALONG:
+        c_dot = less(zero, row_dot(t.dO, task.known.out, call, r, F))
+        c_dot = less(c_dot, row_dot(g.dO, task.known_dot.out, call, r, F))
+        if task.dlse_dot is not None:
+            c_dot += load_rows(task.dlse_dot, call, r, F.REAL)
+        if t.dH is not None:
+            c_dot += load_rows(t.dH, call, r, F.REAL) * (total - load_rows(task.known.entropy, call, r, F.REAL))
+        if g.dH is not None:
+            H_dot = load_rows(task.known_dot.entropy, call, r, F.REAL)
+            c_dot -= load_rows(g.dH, call, r, F.REAL) * (p_sink_dot + H_dot)
+        sink = p_sink_dot * c + p_sink * c_dot
+        c = c_dot
+    store_rows(task.c_row, call, r, c)
+    if task.d_sink is not None:
+        store_rows(task.d_sink, call, r, sink)
+
+
+# Gradients of queries
+
+
+@triton.jit
+def add_query(dq, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    call, rows = of.call, of.rows
+    keys = keys_of(call, tile, F.N)
+    y = tile_of(of.arrays, call, of.direction, rows.batch, rows.head // call.group, keys, F)
+    z = pairs_of(call, of.arrays, of.rules, of.direction, of.x, y, rows, keys, MASKED, ALONG, F)
+    CAREFUL: tl.constexpr = MASKED or F.HIDES
+    if ALONG:
+        dq += product(z.dT_dot, y.k, z.visible, CAREFUL, F)
+        if y.k_dot is not None:
+            dq += product(z.dT, y.k_dot, z.visible, CAREFUL, F)
+    else:
+        dq += product(z.dT, y.k, z.visible, CAREFUL, F)
+    return dq
+
+
+@triton.jit
+def query(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
+    rows = rows_of_program(call, F.M)
+    x = block_of(arrays, call, task.given, task.direction, rows, F)
+    of = OfQueries(call, arrays, rules, task.direction, rows, x)
+    dq = over_keys(add_query, tl.zeros([F.M, F.D], F.REAL), of, call, rules, rows, 0, 1, ALONG, F)
+    out = head_of(task.dq, call, rows.batch, rows.head)
+    store_matrix(out, task.dq, rows.r, rows.inside, call.d, dq * real(call.scale, F.REAL), F.D)
+
+
+# Gradients of keys and values
+
+
+class Sums(NamedTuple):
+    dk: Any
+    dv: Any
+
+
+class OfKeys(NamedTuple):
+    """What a tile y of keys is given, whatever the block of queries of a head."""
+
+    call: Any
+    arrays: Any
+    rules: Any
+    task: Any
+    keys: Any
+    batch: Any
+    head: Any
+    y: Any
+
+
+@triton.jit
+def add_key(a, of, block, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    call, direction = of.call, of.task.direction
+    rows = rows_of(call, of.batch, of.head, block, F.M)
+    x = block_of(of.arrays, call, of.task.given, direction, rows, F)
+    z = pairs_of(call, of.arrays, of.rules, direction, x, of.y, rows, of.keys, MASKED, ALONG, F)
+    seen = tl.trans(z.visible.to(tl.int8)) != 0
+    dk, dv = a.dk, a.dv
+    # Of a block that is not whole, the rows that are not there are hidden too; they hold zeros.
+    CAREFUL: tl.constexpr = MASKED or F.HIDES
+    if ALONG:
+        dk += product(tl.trans(z.dT_dot), x.q, seen, CAREFUL, F)
+        if x.q_dot is not None:
+            dk += product(tl.trans(z.dT), x.q_dot, seen, CAREFUL, F)
+        if x.dO is not None:
+            dv += product(tl.trans(z.PD_dot), x.dO, seen, CAREFUL, F)
+        if x.dO_dot is not None:
+            dv += product(tl.trans(z.PD), x.dO_dot, seen, CAREFUL, F)
+    else:
+        dk += product(tl.trans(z.dT), x.q, seen, CAREFUL, F)
+        if x.dO is not None:
+            dv += product(tl.trans(z.PD), x.dO, seen, CAREFUL, F)
+    return Sums(dk, dv)
+
+
+@triton.jit
+def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
+    tiles = tl.cdiv(call.n_k, F.N)
+    kv_heads = call.heads // call.group
+    kv = (tl.program_id(0) // tiles).to(tl.int64)
+    batch, kv = kv // kv_heads, kv % kv_heads
+    keys = keys_of(call, tl.program_id(0) % tiles, F.N)
+    y = tile_of(arrays, call, task.direction, batch, kv, keys, F)
+    a = Sums(tl.zeros([F.N, F.D], F.REAL), tl.zeros([F.N, F.V], F.REAL))
+    for n in range(call.group):
+        head = kv * call.group + n
+        of = OfKeys(call, arrays, rules, task, keys, batch, head, y)
+        a = over_rows(add_key, a, of, call, rules, batch, head, keys, ALONG, F)
+    dk, dv = a.dk * real(call.scale, F.REAL), a.dv
+    if F.DROPOUT:
+        dv *= real(call.keep, F.REAL)
+    store_matrix(head_of(task.dk, call, batch, kv), task.dk, keys.c, keys.inside, call.d, dk, F.D)
+    store_matrix(head_of(task.dv, call, batch, kv), task.dv, keys.c, keys.inside, call.d_v, dv, F.V)
+
+
+# Gradient of a bias
+
+
+@triton.jit
+def bias(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
+    """dS summed over the batch elements, heads, rows and columns that share an entry, in this order."""
+    own = task.own
+    n_rows, n_cols = tl.cdiv(own[2], F.M), tl.cdiv(own[3], F.N)
+    program = tl.program_id(0)
+    tile, program = program % n_cols, program // n_cols
+    block, program = program % n_rows, program // n_rows
+    own_head, mine = program % own[1], (program // own[1]).to(tl.int64)
+    here = mine * 0
+    for n in tl.static_range(len(own[0])):
+        axis: tl.constexpr = len(own[0]) - 1 - n
+        here += (mine % own[0][axis]) * task.dbias.lead[axis]
+        mine = mine // own[0][axis]
+    heads, blocks, tiles = own_head + 1, block + 1, tile + 1
+    if own[1] == 1:
+        heads = call.heads
+    if own[2] == 1:
+        blocks = tl.cdiv(call.n_q, F.M)
+    if own[3] == 1:
+        tiles = tl.cdiv(call.n_k, F.N)
+    total = tl.zeros([F.M, F.N], F.REAL)
+    for b in range(own[4]):
+        batch = tl.full([], b, tl.int64)
+        if at_batch(task.dbias, call.lead, batch) == here:
+            for h in range(own_head, heads):
+                head = tl.full([], h, tl.int64)
+                for i in range(block, blocks):
+                    rows = rows_of(call, batch, head, i, F.M)
+                    x = block_of(arrays, call, task.given, task.direction, rows, F)
+                    for j in range(tile, tiles):
+                        keys = keys_of(call, j, F.N)
+                        y = tile_of(arrays, call, task.direction, batch, head // call.group, keys, F)
+                        z = pairs_of(call, arrays, rules, task.direction, x, y, rows, keys, True, ALONG, F)
+                        total += z.dS_dot if ALONG else z.dS
+    r, c = tl.arange(0, F.M), tl.arange(0, F.N)
+    row, column = block.to(tl.int64) * F.M + r, tile.to(tl.int64) * F.N + c
+    if own[2] == 1:
+        total = tl.where(r[:, None] == 0, tl.sum(total, 0)[None, :], 0.0)
+    if own[3] == 1:
+        total = tl.where(c[None, :] == 0, tl.sum(total, 1)[:, None], 0.0)
+    at = here + own_head * task.dbias.head + row[:, None] * task.dbias.row + column[None, :] * task.dbias.column
+    tl.store(task.dbias.ptr + at, total, mask=(row < own[2])[:, None] & (column < own[3])[None, :])

@@ -1,0 +1,233 @@
+"""What derivatives know of the pairs of a tile.
+
+A dot after a name is a tangent; a name that begins with d is a gradient.
+
+G = D (dO V)        c = G + c_row − dH (log P + 1)        dS = P c        dT = dS ∂S/∂T
+P˙ = P (S˙ − lse˙)  dS˙ = P (c˙ + (S˙ − lse˙) c)          dT˙ = dS˙ ∂S/∂T + dS (∂S/∂T)˙
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from regard.engines.triton.kernels.addresses import head_of, kept, load_cell, load_matrix, load_rows
+from regard.engines.triton.kernels.forward import finite
+from regard.engines.triton.kernels.tiles import dot, scores
+from regard.engines.triton.language.functions import real
+
+
+class Given(NamedTuple):
+    """What forward found, lse, and what is differentiated: the cotangents dO and dH, and c_row of each query. None is
+    0."""
+
+    lse: Any
+    dO: Any
+    dH: Any
+    c_row: Any
+
+
+class Direction(NamedTuple):
+    """Tangents of the inputs; of lse, c_row and the cotangents along them. None does not vary."""
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any
+    sink: Any
+    lse: Any
+    dO: Any
+    dH: Any
+    c_row: Any
+
+
+class Block(NamedTuple):
+    """A block of rows: matrices and numbers of each query."""
+
+    q: Any
+    dO: Any
+    lse: Any
+    dH: Any
+    c_row: Any
+    q_dot: Any
+    dO_dot: Any
+    lse_dot: Any
+    dH_dot: Any
+    c_row_dot: Any
+
+
+class Tile(NamedTuple):
+    """A tile of keys."""
+
+    k: Any
+    v: Any
+    k_dot: Any
+    v_dot: Any
+
+
+class OfQueries(NamedTuple):
+    """What a block x of queries is given, whatever the tile of keys."""
+
+    call: Any
+    arrays: Any
+    rules: Any
+    direction: Any
+    rows: Any
+    x: Any
+
+
+class Scores(NamedTuple):
+    """T and S, their tangents if ALONG a direction, which pairs are visible, and all that the score rule gives."""
+
+    T: Any
+    T_dot: Any
+    S: Any
+    S_dot: Any
+    visible: Any
+    found: Any
+
+
+class Pairs(NamedTuple):
+    """found: all that the score rule gives. PD lacks the factor 1 / (1 − p), as sums of it get it at the end. Those
+    with a dot are there ALONG a direction.
+    """
+
+    visible: Any
+    found: Any
+    PD: Any
+    dS: Any
+    dT: Any
+    PD_dot: Any
+    dS_dot: Any
+    dT_dot: Any
+
+
+@triton.jit
+def matrix_or_none(x, call, batch, head, rows, inside, size, BLOCK: tl.constexpr):
+    if x is None:
+        return None
+    else:
+        return load_matrix(head_of(x, call, batch, head), x, rows, inside, size, BLOCK, None)
+
+
+@triton.jit
+def rows_or_none(x, call, rows, REAL: tl.constexpr):
+    if x is None:
+        return None
+    else:
+        return load_rows(x, call, rows, REAL)[:, None]
+
+
+@triton.jit
+def block_of(arrays, call, g, t, rows, F: tl.constexpr):
+    b, h, r, inside = rows.batch, rows.head, rows.r, rows.inside
+    return Block(
+        matrix_or_none(arrays.q, call, b, h, r, inside, call.d, F.D),
+        matrix_or_none(g.dO, call, b, h, r, inside, call.d_v, F.V),
+        rows_or_none(g.lse, call, rows, F.REAL),
+        rows_or_none(g.dH, call, rows, F.REAL),
+        rows_or_none(g.c_row, call, rows, F.REAL),
+        matrix_or_none(t.q, call, b, h, r, inside, call.d, F.D),
+        matrix_or_none(t.dO, call, b, h, r, inside, call.d_v, F.V),
+        rows_or_none(t.lse, call, rows, F.REAL),
+        rows_or_none(t.dH, call, rows, F.REAL),
+        rows_or_none(t.c_row, call, rows, F.REAL),
+    )
+
+
+@triton.jit
+def tile_of(arrays, call, t, batch, kv, keys, F: tl.constexpr):
+    c, inside = keys.c, keys.inside
+    return Tile(
+        matrix_or_none(arrays.k, call, batch, kv, c, inside, call.d, F.D),
+        matrix_or_none(arrays.v, call, batch, kv, c, inside, call.d_v, F.V),
+        matrix_or_none(t.k, call, batch, kv, c, inside, call.d, F.D),
+        matrix_or_none(t.v, call, batch, kv, c, inside, call.d_v, F.V),
+    )
+
+
+@triton.jit
+def products(a, x, b, y, F: tl.constexpr):
+    """a xᵀ + b yᵀ, where one of a term is None it is 0; None if both are."""
+    if a is None or x is None:
+        if b is None or y is None:
+            return None
+        else:
+            return dot(b, tl.trans(y), F).to(F.REAL)
+    elif b is None or y is None:
+        return dot(a, tl.trans(x), F).to(F.REAL)
+    else:
+        return (dot(a, tl.trans(x), F) + dot(b, tl.trans(y), F)).to(F.REAL)
+
+
+@triton.jit
+def moving(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    """The scores of a block x and a tile y. Along a direction the rule gives S, ∂S/∂T, S˙, (∂S/∂T)˙ and what else was
+    asked for.
+    """
+    scale = real(call.scale, F.REAL)
+    T = products(x.q, y.k, None, None, F) * scale
+    T_dot = T
+    if ALONG:
+        moved = products(x.q_dot, y.k, x.q, y.k_dot, F)
+        T_dot = tl.zeros_like(T) if moved is None else moved * scale
+    S, visible, found = scores(call, arrays, rules, T, T_dot, rows, keys, MASKED, F)
+    visible = visible & rows.inside[:, None]
+    S_dot = T_dot
+    if ALONG:
+        if F.SCORE is not None:
+            S_dot = tl.broadcast_to(found[2].to(F.REAL), T.shape)
+        if t.bias is not None:
+            S_dot += load_cell(t.bias, (call, rows, keys)).to(F.REAL)
+        S_dot = tl.where(visible, S_dot, 0.0)
+    return Scores(T, T_dot, S, S_dot, visible, found)
+
+
+@triton.jit
+def through(found, n: tl.constexpr, x, visible, F: tl.constexpr):
+    """x · (what the rule gives at n), a derivative of the rule (without a rule: 1)."""
+    if F.SCORE is None:
+        return x
+    else:
+        return tl.where(visible, x * found[n].to(F.REAL), 0.0)
+
+
+@triton.jit
+def pairs_of(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    """The gradients of the pairs of a block x and a tile y."""
+    s = moving(call, arrays, rules, t, x, y, rows, keys, MASKED, ALONG, F)
+    S, visible, found = s.S, s.visible, s.found
+    logP = tl.where(visible, S - finite(x.lse), 0.0)
+    P = tl.where(visible, tl.exp(logP), 0.0)
+    c, PD = x.c_row, P
+    G = products(x.dO, y.v, None, None, F)
+    if F.DROPOUT:
+        D = kept(call, rows, keys)
+        PD = tl.where(D, P, 0.0)
+        if G is not None:
+            G = tl.where(D, G * real(call.keep, F.REAL), 0.0)
+    if G is not None:
+        c = G + c
+    if x.dH is not None:
+        c = c - x.dH * (logP + 1.0)
+    dS = tl.where(visible, P * c, 0.0)
+    dT = through(found, 1, dS, visible, F)
+    PD_dot, dS_dot, dT_dot = PD, dS, dT
+    if ALONG:
+        grown = s.S_dot - x.lse_dot
+        c_dot = x.c_row_dot
+        G_dot = products(x.dO_dot, y.v, x.dO, y.v_dot, F)
+        if G_dot is not None:
+            if F.DROPOUT:
+                G_dot = tl.where(D, G_dot * real(call.keep, F.REAL), 0.0)
+            c_dot = c_dot + G_dot
+        if x.dH_dot is not None:
+            c_dot = c_dot - x.dH_dot * (logP + 1.0)
+        if x.dH is not None:
+            c_dot = c_dot - x.dH * grown
+        PD_dot = tl.where(visible, PD * grown, 0.0)
+        dS_dot = tl.where(visible, P * (c_dot + grown * c), 0.0)
+        dT_dot = through(found, 1, dS_dot, visible, F)
+        if F.SCORE is not None:
+            dT_dot += through(found, 3, dS, visible, F)
+    return Pairs(visible, found, PD, dS, dT, PD_dot, dS_dot, dT_dot)

@@ -1,0 +1,1 @@
+"""Operations that Triton lacks: `functions` has floored integers, mathematics and random bits."""

@@ -1,0 +1,116 @@
+"""Statistics that need the weights themselves: a chunk of rows at a time, so that memory is O(n), summed in order."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.core.problem import Problem
+from regard.core.statistics import Profile, Statistic, Top, cells
+from regard.engines.triton.kernels import weights
+from regard.engines.triton.launch import tuning
+from regard.engines.triton.launch.arguments import Work, empty, numbers
+from regard.engines.triton.launch.launching import Launch, pointer
+from regard.engines.triton.launch.tuning import Cut
+from regard.torch.arrays import array, tensor
+
+Array = np.ndarray[Any, np.dtype[Any]]
+AT_ONCE = 2**24  # weights
+
+
+def part(p: Problem, lse: Array | None, rows: Sequence[int], cols: range) -> Array:
+    """The weights, or without lse the scores, of some rows and columns: (..., h, rows, cols)."""
+    out = empty(p, p.shape(len(rows), len(cols)), p.compute)
+    if not out.size:
+        return out
+    work = Work(p)
+    chosen = numbers(rows, p.device)
+    asked = weights.Part(work.rows(lse), pointer(chosen), cols.start, cols.step, len(rows), len(cols), work.matrix(out))
+
+    def launch(cut: Cut) -> Launch:
+        form = work.form(cut)
+        grid = (-(-len(rows) // form.M) * p.batch * p.heads, -(-len(cols) // form.N))
+        return work.launch(weights.part, grid, asked, cut, F=form)
+
+    tuning.chosen("part", work, launch).run()
+    return out
+
+
+def chunks(p: Problem, lse: Array | None) -> Iterator[tuple[range, torch.Tensor]]:
+    """All rows, as many at once as memory allows, with their weights or scores."""
+    size = max(1, AT_ONCE // max(1, p.n_k * p.batch * p.heads))
+    for first in range(0, p.n_q, size):
+        rows = range(first, min(first + size, p.n_q))
+        yield rows, tensor(part(p, lse, rows, range(p.n_k)))
+
+
+def second_pass(p: Problem, lse: Array, observe: Sequence[Statistic]) -> dict[Statistic, Any]:
+    seen: dict[Statistic, Any] = {
+        s: array(tensor(part(p, lse, s.of, range(p.n_k)))) for s in observe if s.name == "weights_of"
+    }
+    sums = {
+        s: torch.zeros(shape_of(p, s), dtype=tensor(lse).dtype, device=tensor(lse).device)
+        for s in observe
+        if s.name in ("received", "profile", "pooled")
+    }
+    for rows, P in chunks(p, lse) if sums else ():
+        for s, total in sums.items():
+            ADD[s.name](p, s, rows, P, total)
+    for s, total in sums.items():
+        if s.name == "pooled" and s.of[2] == "mass":
+            total /= torch.from_numpy(np.diff(cells(s.of[0], p.n_q)))[:, None].to(total)
+        seen[s] = Profile(array(total), p.distances) if s.name == "profile" else array(total)
+    return seen | {s: top(p, lse, s.of) for s in observe if s.name == "top"}
+
+
+def shape_of(p: Problem, s: Statistic) -> tuple[int, ...]:
+    if s.name == "pooled":
+        return p.shape(min(s.of[0], p.n_q), min(s.of[1], p.n_k))
+    return p.shape(p.n_k if s.name == "received" else p.diagonals)
+
+
+def add_received(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
+    total += P.sum(-2)
+
+
+def add_diagonals(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
+    """Every row turned round and moved one further than the one above, so that diagonals stand in columns."""
+    if not p.n_k:
+        return
+    n, width = len(rows), p.n_k + len(rows) - 1
+    moved = torch.nn.functional.pad(P.flip(-1), (0, n)).flatten(-2)[..., : n * width].unflatten(-1, (n, width))
+    total[..., rows.start : rows.start + width] += moved.sum(-2)
+
+
+def add_cells(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
+    edges, columns = cells(s.of[0], p.n_q).tolist(), cells(s.of[1], p.n_k).tolist()
+    if not p.n_k:
+        return
+    largest = s.of[2] == "max"
+    for r, (first, last) in enumerate(pairwise(edges)):
+        mine = P[..., max(first - rows.start, 0) : max(last - rows.start, 0), :]
+        if mine.shape[-2] and first < rows.stop:
+            mine = mine.amax(-2) if largest else mine.sum(-2)
+            parts = (mine[..., a:b] for a, b in pairwise(columns))
+            found = torch.stack([x.amax(-1) if largest else x.sum(-1) for x in parts], -1)
+            total[..., r, :] = torch.maximum(total[..., r, :], found) if largest else total[..., r, :] + found
+
+
+ADD = {"received": add_received, "profile": add_diagonals, "pooled": add_cells}
+
+
+def top(p: Problem, lse: Array, k: int) -> Top:
+    """The largest scores, ties to the lowest key; absent ones have weight 0 and index −1."""
+    values = tensor(empty(p, p.shape(p.n_q, k), p.compute)).fill_(0)
+    indices = tensor(empty(p, p.shape(p.n_q, k), np.int64)).fill_(-1)
+    log_sum = tensor(lse)[..., None]
+    for rows, S in chunks(p, None) if p.n_k else ():
+        best, order = torch.sort(S, dim=-1, descending=True, stable=True)
+        best, order = best[..., :k], order[..., :k]
+        mine = slice(rows.start, rows.stop)
+        hidden = best == -torch.inf
+        values[..., mine, : best.shape[-1]] = torch.where(hidden, 0, torch.exp(best - log_sum[..., mine, :]))
+        indices[..., mine, : best.shape[-1]] = torch.where(hidden, -1, order)
+    return Top(array(values), array(indices))

@@ -1,0 +1,1 @@
+"""Rules as Triton functions: `lowering` has their values, `bounds` their bounds over tiles."""

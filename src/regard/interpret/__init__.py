@@ -1,0 +1,12 @@
+"""What attention heads look at: statistics of heads, and captures of models.
+
+| Module | Contents |
+|---|---|
+| `heads` | statistics of a head from its weights; its kind |
+| `streamed` | the same from queries and keys, at any length |
+| `maps` | heads compared by their maps |
+| `table` | tables of heads for the terminal, JSON and CSV |
+| `inputs` | texts, captures and arrays that commands are given |
+| `capture/` | the queries, keys and lse of a model's layers |
+| `examplemodel/` | a small trained decoder |
+"""

@@ -1,0 +1,139 @@
+"""A capture as a file: its arrays by name, its rules as lists of instructions, all else as JSON in the metadata."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.interpret.capture.captured import OPTIONS, RULES, Capture, Layer, Tokens
+from regard.rules import OPS, Requirement, Rule, Table, rule_from_text, rule_text
+from regard.runtime import arrayfile
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FORMAT, BEFORE = "regard.capture/2", "regard.capture/1"
+"""The format: `BEFORE` is the same without a checksum, and still read."""
+
+
+def write(path: Path, seen: Capture) -> None:
+    """Write the file, whole or not at all. Raises OSError if that cannot be done."""
+    written = _Written()
+    content = {
+        "model": seen.model,
+        "dropped": seen.dropped,
+        "layers": [written.layer(layer) for layer in seen],
+        "tokens": {
+            name: [None if x.ids is None else written.array(f"{name}.ids", x.ids), x.labels]
+            for name, x in seen.tokens.items()
+        },
+    }
+    arrayfile.write(path, written.arrays, {"format": FORMAT, "capture": json.dumps(content)})
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a `Capture` is made of. Raises OSError if the file cannot be read, ValueError if it holds no capture."""
+    arrays, metadata = arrayfile.read(path)
+    if metadata.get("format") not in (FORMAT, BEFORE):
+        raise ValueError(f"{path} is a safetensors file, but not a capture of regard ({FORMAT})")
+    if metadata["format"] == FORMAT and arrayfile.CHECKSUM not in metadata:
+        raise ValueError(f"{path} is damaged: it has no checksum")
+    try:
+        content, found = json.loads(metadata["capture"]), _Read(arrays)
+        tokens = {
+            name: Tokens(None if ids is None else arrays[ids], labels and tuple(map(tuple, labels)))
+            for name, (ids, labels) in content["tokens"].items()
+        }
+        layers = [found.layer(layer) for layer in content["layers"]]
+        return {"layers": layers, "tokens": tokens, "model": content["model"], "dropped": content["dropped"]}
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+class _Written:
+    """Arrays by name and rules as text: what several layers share is written once."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array | arrayfile.Parts] = {}
+        self._named: dict[int, tuple[str, Any]] = {}
+        self._rules: dict[int, tuple[Any, Rule]] = {}
+
+    def array(self, name: str, x: Array | arrayfile.Parts) -> str:
+        if id(x) not in self._named:
+            self._named[id(x)] = name, x
+            self.arrays[name] = x
+        return self._named[id(x)][0]
+
+    def rule(self, rule: Rule) -> Any:
+        if id(rule) not in self._rules:
+            expression, tables, dense = rule_text(rule.node)
+            made = {
+                "text": rule.text,
+                "expression": expression,
+                "requires": [[need.rule, need.argument, need.axis, need.length] for need in rule.requires],
+                "tables": [self.array(f"table.{len(self.arrays)}", table.array) for table in tables],
+                "dense": [self.array(f"dense.{len(self.arrays)}", x) for x in dense],
+            }
+            self._rules[id(rule)] = made, rule
+        return self._rules[id(rule)][0]
+
+    def option(self, name: str, x: Any) -> Any:
+        if isinstance(x, Rule):
+            return self.rule(x)
+        if isinstance(x, np.ndarray):
+            return {"array": self.array(f"{name}.{len(self.arrays)}", x)}
+        return x
+
+    def layer(self, layer: Layer) -> dict[str, Any]:
+        count = len(self.arrays)
+        arrays = {x: self.array(f"{x}.{count}", getattr(layer, x)) for x in ("query", "key", "lse")}
+        others = ("name", "cross", "query_tokens", "key_tokens", "numbers", "kv_numbers", "group", "number")
+        options = {name: self.option(name, x) for name, x in layer.options.items()}
+        return arrays | {x: getattr(layer, x) for x in others} | {"options": options}
+
+
+class _Read:
+    """The transpose of `_Written`; rules that were one object are one again."""
+
+    def __init__(self, arrays: Mapping[str, Array]):
+        self.arrays = arrays
+        self._rules: dict[str, Any] = {}
+        self._tables: dict[str, Table] = {}
+
+    def table(self, name: str) -> Table:
+        if name not in self._tables:
+            self._tables[name] = Table(self.arrays[name])
+        return self._tables[name]
+
+    def rule(self, kind: Any, content: Mapping[str, Any]) -> Any:
+        text = json.dumps(content)
+        if text not in self._rules:
+            unknown = {op for op, *_ in json.loads(content["expression"])[0]} - OPS.keys()
+            if unknown:
+                raise ValueError(f"unknown operation {min(unknown)!r} in a rule")
+            tables = [self.table(name) for name in content["tables"]]
+            dense = [self.arrays[name] for name in content["dense"]]
+            node = rule_from_text(content["expression"], tables, dense)
+            requires = tuple(Requirement(*need) for need in content["requires"])
+            self._rules[text] = kind(node, content["text"], requires)
+        return self._rules[text]
+
+    def option(self, name: str, x: Any) -> Any:
+        if name in RULES:
+            return self.rule(RULES[name][0], x)
+        if isinstance(x, dict):
+            return self.arrays[x["array"]]
+        return tuple(x) if isinstance(x, list) else x
+
+    def layer(self, content: dict[str, Any]) -> Layer:
+        fields: dict[str, Any] = {x: self.arrays[content.pop(x)] for x in ("query", "key", "lse")}
+        options = {name: self.option(name, x) for name, x in content.pop("options").items()}
+        if options.keys() - set(OPTIONS):
+            raise ValueError(f"unknown option {min(options.keys() - set(OPTIONS))!r} of a layer")
+        fields |= {x: tuple(content.pop(x)) for x in ("numbers", "kv_numbers")}
+        made = Layer(**fields, **content, options=options)
+        b, h, n_q, d = made.query.shape
+        if made.lse.shape != (b, h, n_q) or made.key.shape[::3] != (b, d) or len(made.numbers) != h:
+            raise ValueError(f"the arrays of layer {made.name!r} do not fit each other")
+        return made

@@ -1,0 +1,1 @@
+"""A small decoder over bytes, with trained weights: `model` computes, CARD.md says how it was trained."""

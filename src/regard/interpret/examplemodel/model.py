@@ -1,0 +1,226 @@
+"""A small decoder over bytes, written in NumPy on regard's own functions."""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from safetensors.numpy import load, save
+
+import regard
+from regard.core.arguments import integer
+from regard.positions import rope
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.integer[Any]]
+
+BOS = 0
+VOCABULARY = 256
+LONGEST = 16_384
+
+_LAYER = ("norm1", "q", "q_bias", "k", "k_bias", "v", "o", "norm2", "up", "down")
+_SHOWN = {BOS: "⟨bos⟩", 9: "⇥", 10: "⏎", 13: "␍", 32: "␣"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of the model, as its weights file records them.
+
+    `width` is the residual stream, `hidden` the inside of a feed-forward block, `rotary` how many
+    of a head's features RoPE turns (the rest match content at any distance), `context` the length
+    it was trained on."""
+
+    layers: int
+    heads: int
+    width: int
+    hidden: int
+    rotary: int
+    context: int
+    base: float = 10_000.0
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One run of the model: what it predicts, and all that its attention maps are made of.
+
+    `ids` (..., n); `logits` (..., n, 256); `q`, `k`, `v` hold per layer an array (..., h, n, d), q
+    and k after RoPE; `lse` per layer (..., h, n). `scale` and `causal` are those of the run. No map
+    is kept: `weights` makes any part of one exactly, when it is wanted."""
+
+    ids: Integers
+    logits: Floats
+    q: tuple[Floats, ...]
+    k: tuple[Floats, ...]
+    v: tuple[Floats, ...]
+    lse: tuple[Floats, ...]
+    scale: float
+    causal: bool
+
+    @property
+    def layers(self) -> int:
+        return len(self.q)
+
+    @property
+    def heads(self) -> int:
+        return int(self.q[0].shape[-3])
+
+    def weights(self, layer: int, rows: slice = slice(None), cols: slice = slice(None)) -> Floats:
+        """Compute the weights of a layer (..., h, n, n), or the tile of `rows` and `cols`."""
+        q, k, lse = self.q[layer], self.k[layer], self.lse[layer]
+        return regard.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
+
+    def losses(self) -> NDArray[np.float64]:
+        """Nats for each byte after the first, given those before it: (..., n - 1)."""
+        logits = self.logits[..., :-1, :].astype(np.float64)
+        top = logits.max(-1, keepdims=True)
+        chosen = np.take_along_axis(logits, self.ids[..., 1:, None], -1)
+        losses: NDArray[np.float64] = top + np.log(np.exp(logits - top).sum(-1, keepdims=True)) - chosen
+        return losses[..., 0]
+
+
+class ExampleModel:
+    """A small trained decoder over bytes, with heads worth looking at.
+
+    Pre-norm (RMSNorm), RoPE on part of each head, GELU; attention is `regard.attention`. `load`
+    reads the weights that come with regard; the model card beside them says what they were trained
+    on and what they can do.
+
+    >>> model = ExampleModel.load()
+    >>> ids = model.encode("to be or not to be")
+    >>> trace = model.run(ids)
+    >>> trace.logits.shape, trace.weights(0).shape == (model.config.heads, 19, 19)
+    ((19, 256), True)
+    """
+
+    def __init__(self, config: Config, weights: Mapping[str, Floats]):
+        self.config = config
+        self._weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+
+    @classmethod
+    def load(cls) -> Self:
+        """The model with the weights shipped in the package, float32."""
+        return cls.from_safetensors(files(__package__).joinpath("weights.safetensors").read_bytes())
+
+    @classmethod
+    def from_safetensors(cls, data: bytes) -> Self:
+        """The model in a safetensors file, given its bytes."""
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size])["__metadata__"]
+        return cls(Config(**json.loads(metadata["config"])), load(data))
+
+    def to_safetensors(self) -> bytes:
+        """Return the bytes of a safetensors file in float16, the configuration in its metadata."""
+        weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
+        return save(weights, {"config": json.dumps(asdict(self.config))})
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it learned."""
+        return sum(array.size for array in self._weights.values())
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """The ids of `text`: a beginning-of-sequence token (byte 0), then its bytes in UTF-8."""
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, got {type(text).__name__}")
+        if not text:
+            raise ValueError("text is empty: give at least one character")
+        data = text.encode(errors="surrogateescape")  # arguments of a command that are not UTF-8 arrive escaped
+        return np.frombuffer(bytes([BOS]) + data, np.uint8).astype(np.int64)
+
+    def labels(self, ids: ArrayLike) -> list[str]:
+        """What to show for each of `ids` (n,): a visible character, or the byte in hexadecimal."""
+        return [_label(byte) for byte in self._check(ids).tolist()]
+
+    def run(self, ids: ArrayLike, *, temperature: float = 1.0, scale: bool = True, causal: bool = True) -> Trace:
+        """Run the model on `ids` (..., n) and keep what its attention maps are made of.
+
+        The options change the attention of every layer, to see what becomes of the heads: scores
+        are divided by `temperature`; `scale=False` leaves out 1/√d; `causal=False` lets each
+        position see those after it."""
+        ids = self._check(ids)
+        if not 0 < temperature < np.inf:
+            raise ValueError(f"temperature must be positive and finite, got {temperature}")
+        factor = (self.config.head_width**-0.5 if scale else 1.0) / temperature
+        weights, kept = self._weights, list[tuple[Floats, Floats, Floats, Floats]]()
+        x = weights["embedding"][ids]
+        for layer in range(self.config.layers):
+            w = {name: weights[f"{layer}.{name}"] for name in _LAYER}
+            y = _rms_norm(x, w["norm1"])
+            q = self._rotate(self._split(y @ w["q"] + w["q_bias"]))
+            k = self._rotate(self._split(y @ w["k"] + w["k_bias"]))
+            v = self._split(y @ w["v"])
+            out: Floats
+            out, seen = regard.attention(q, k, v, causal=causal, scale=factor, observe=["lse"])
+            kept.append((q, k, v, seen.lse))
+            x = x + np.swapaxes(out, -3, -2).reshape(x.shape) @ w["o"]
+            x = x + _gelu(_rms_norm(x, w["norm2"]) @ w["up"]) @ w["down"]
+        logits = _rms_norm(x, weights["norm"]) @ weights["unembedding"]
+        qs, ks, vs, lses = zip(*kept, strict=True)
+        return Trace(ids, logits, qs, ks, vs, lses, factor, causal)
+
+    def loss(self, ids: ArrayLike) -> float:
+        """Mean nats per byte over every byte of `ids` (..., n) after the first."""
+        ids = self._check(ids)
+        if ids.shape[-1] < 2:
+            raise ValueError(f"ids must hold at least 2 tokens to have a loss, got {ids.shape[-1]}")
+        return float(self.run(ids).losses().mean())
+
+    def _split(self, x: Floats) -> Floats:
+        """(..., n, h·d) to (..., h, n, d)."""
+        return np.swapaxes(x.reshape(*x.shape[:-1], self.config.heads, -1), -3, -2)
+
+    def _rotate(self, x: Floats) -> Floats:
+        turned, plain = np.split(x, [self.config.rotary], axis=-1)
+        return np.concatenate([rope(turned, np.arange(x.shape[-2]), base=self.config.base), plain], axis=-1)
+
+    @staticmethod
+    def _check(ids: ArrayLike) -> Integers:
+        ids = np.asarray(ids)
+        if ids.ndim < 1 or ids.size == 0:
+            raise ValueError(f"ids must hold at least one token, got shape {ids.shape}")
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise TypeError(f"ids must be integers, got {ids.dtype}")
+        if ids.min() < 0 or ids.max() >= VOCABULARY:
+            raise ValueError(f"ids must lie in 0..{VOCABULARY - 1}, got {ids.min()} to {ids.max()}")
+        if ids.shape[-1] > LONGEST:
+            raise ValueError(f"text is too long: {ids.shape[-1]} tokens, at most {LONGEST}")
+        return ids
+
+
+def repeated_bytes(period: int, *, copies: int = 2, count: int = 1, seed: int = 0) -> NDArray[np.int64]:
+    """Make random printable bytes that repeat: (count, 1 + period·copies).
+
+    Each row is a beginning-of-sequence token and `copies` copies of its own random block: the usual
+    probe for induction heads (Olsson et al. 2022), as only what was seen in the first copy helps in
+    the next.
+
+    >>> ids = repeated_bytes(5, copies=2)
+    >>> ids.shape, bool((ids[0, 1:6] == ids[0, 6:]).all())
+    ((1, 11), True)
+    """
+    period, copies = integer("period", period, least=0, below=2**31), integer("copies", copies, least=0, below=2**31)
+    count, seed = integer("count", count, least=0, below=2**31), integer("seed", seed, least=0)
+    block = np.random.default_rng([seed, period]).integers(33, 127, (count, period))
+    return np.concatenate([np.full((count, 1), BOS), np.tile(block, copies)], axis=-1)
+
+
+def _label(byte: int) -> str:
+    return _SHOWN.get(byte) or (chr(byte) if 32 < byte < 127 else f"\\x{byte:02x}")
+
+
+def _rms_norm(x: Floats, gain: Floats) -> Floats:
+    return np.asarray(x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(1e-6)) * gain)
+
+
+def _gelu(x: Floats) -> Floats:
+    """GELU in its tanh form (Hendrycks and Gimpel 2016)."""
+    return np.asarray(0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x))))

@@ -1,0 +1,342 @@
+"""Statistics of attention heads: what a head looks at, as numbers.
+
+Every statistic is an average over rows. A row that has nothing to say is left out: the first, which sees one key, one
+that sees nothing, and, where copies are asked for, one whose token has none before it. Without any row left it is 0.
+"""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from regard.core.arguments import boolean, integer, number
+
+Floats = NDArray[np.floating[Any]]
+Means = NDArray[np.float64]
+Says = NDArray[np.bool_]
+Rows = tuple[NDArray[np.float64], Says]
+
+KINDS = ("previous token", "duplicate token", "induction", "first-token sink", "current token")
+
+NOTABLE = 0.25
+"""The score from which a head is called by its kind."""
+
+
+@dataclass(frozen=True)
+class HeadStatistics:
+    """What one head looks at, averaged over the rows that tell; weights are in [0, 1].
+
+    `entropy` is in nats, `normalized_entropy` relative to attending evenly. `sink` is the weight on
+    the first token. `kv_head` is the key-value head whose keys it reads, None where that is not
+    known."""
+
+    layer: int
+    head: int
+    previous: float
+    duplicate: float
+    induction: float
+    sink: float
+    current: float
+    entropy: float
+    normalized_entropy: float
+    kv_head: int | None = None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The score of each of `KINDS`."""
+        values = (self.previous, self.duplicate, self.induction, self.sink, self.current)
+        return dict(zip(KINDS, values, strict=True))
+
+
+def previous_token(weights: ArrayLike) -> Means:
+    """Average the weight on the token just before, per head.
+
+    `weights` (..., h, n, n) gives (..., h). Row 0 has no token before it and is left out; without
+    any row left: 0. A head of this kind is the first half of an induction circuit (Elhage et al.
+    2021, "A Mathematical Framework for Transformer Circuits").
+
+    >>> previous_token([[[1.0, 0.0], [0.75, 0.25]]])
+    array([0.75])
+    """
+    return _mean(_previous(_whole(weights)))
+
+
+def current_token(weights: ArrayLike) -> Means:
+    """Average the weight on the token itself, per head, without row 0: (..., h, n, n) gives (..., h).
+
+    >>> current_token([[[1.0, 0.0], [0.75, 0.25]]])
+    array([0.25])
+    """
+    return _mean(_current(_whole(weights)))
+
+
+def duplicate_token(weights: ArrayLike, ids: ArrayLike) -> Means:
+    """Average the weight on all earlier copies of the current token, per head.
+
+    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): averaged over the rows whose token
+    came before; without any: 0. Named by Wang et al. 2022, "Interpretability in the Wild".
+
+    >>> duplicate_token([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
+    array([0.75])
+    """
+    return _mean(_duplicate(_whole(weights, ids)))
+
+
+def induction(weights: ArrayLike, ids: ArrayLike, *, prefix: int = 1) -> Means:
+    """Average the weight on the tokens that came after earlier copies of the current token, per head.
+
+    `weights` (..., h, n, n) and `ids` (..., n) give (..., h): summed over all earlier copies of a
+    row's token (with several, each one alone would read low), then averaged over the rows that have
+    an earlier copy; without any: 0. On repeated random tokens this is the prefix matching score of
+    Olsson et al. 2022, "In-context Learning and Induction Heads". A copy must agree in the last
+    `prefix` tokens: in text, single letters recur by chance, and three in a row seldom do.
+
+    >>> weights = [[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]]
+    >>> induction(weights, [7, 8, 7]), induction(weights, [7, 8, 7], prefix=2)
+    (array([0.25]), array([0.]))
+    """
+    return _mean(_induction(_whole(weights, ids, prefix=prefix)))
+
+
+def sink(weights: ArrayLike) -> Means:
+    """Average the weight that the first token receives, per head: (..., h, n, n) gives (..., h).
+
+    The importance score of the first token of Gu et al. 2025, "When Attention Sink Emerges in
+    Language Models", but for row 0, which sees nothing else: it is left out, so that short texts do
+    not look like sinks.
+
+    >>> sink([[[1.0, 0.0], [0.75, 0.25]]])
+    array([0.75])
+    """
+    return _mean(_sink(_whole(weights)))
+
+
+def sink_rate(weights: ArrayLike, epsilon: float = 0.3) -> float:
+    """Return the share of heads whose `sink` exceeds `epsilon` (Gu et al. 2025, with 0.3)."""
+    return float((sink(weights) > number("epsilon", epsilon)).mean())
+
+
+def entropy(weights: ArrayLike) -> Means:
+    """Average -Σ P log P over the rows of each head, in nats, without row 0.
+
+    (..., h, n, n) gives (..., h).
+
+    >>> entropy([[[1.0, 0.0], [0.5, 0.5]]]).round(3)
+    array([0.693])
+    """
+    return _mean(_entropy(_whole(weights)))
+
+
+def normalized_entropy(weights: ArrayLike, *, causal: bool = True) -> Means:
+    """Average the entropy of rows over the log of how many keys each sees, without row 0.
+
+    0 is one key, 1 all evenly. With `causal`, row i sees i + 1 keys; otherwise every row sees all.
+
+    >>> normalized_entropy([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1/3, 1/3, 1/3]]])
+    array([1.])
+    """
+    return _mean(_normalized(_whole(weights, causal=causal)))
+
+
+def head_statistics(
+    weights: ArrayLike | Callable[[slice], Floats],
+    ids: ArrayLike,
+    *,
+    layer: int = 0,
+    prefix: int = 1,
+    causal: bool = True,
+    rows: int = 256,
+) -> tuple[HeadStatistics, ...]:
+    """Compute every statistic of every head of one layer, in order of heads.
+
+    `weights` is an array (..., h, n, n), or a function that gives the rows a slice names, (..., h,
+    m, n): long texts then take memory for `rows` rows at a time. `ids` (..., n). Leading dimensions
+    are averaged.
+
+    >>> head, = head_statistics([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.75, 0.25, 0.0]]], [7, 8, 7])
+    >>> head.induction, head.duplicate, head.sink
+    (0.25, 0.75, 0.625)
+    >>> kind(head)
+    ('duplicate token', 0.75)
+    """
+    layer, prefix = integer("layer", layer), integer("prefix", prefix, least=1)
+    causal, rows = boolean("causal", causal), integer("rows", rows, least=1)
+    if callable(weights):
+        ids, give = np.asarray(ids), weights
+    else:
+        whole = _whole(weights, ids)
+        ids, give = whole.ids, lambda part: whole.weights[..., part, :]
+    sums = np.zeros(())
+    for start in range(0, ids.shape[-1], rows):
+        tile = _Tile(np.asarray(give(slice(start, start + rows)), np.float64), ids, start, causal, prefix)
+        sums = sums + np.stack([_sums(statistic(tile)) for statistic in _STATISTICS])
+    means = divide(*np.moveaxis(sums, 1, 0))
+    return tuple(HeadStatistics(layer, head, *values) for head, values in enumerate(means.T.tolist()))
+
+
+def kind(head: HeadStatistics) -> tuple[str, float]:
+    """Return the one of `KINDS` with the highest score, and that score; NaN is lower than any."""
+    return max(head.scores.items(), key=lambda item: _number(item[1]))
+
+
+def notable(scores: Mapping[str, float]) -> str | None:
+    """The kind that a head with these scores is called by: that whose score is the highest, from `NOTABLE` on; None for
+    a head of no kind. Heads rest on the first token where they find nothing else: a head is called a sink only if it is
+    of no other kind.
+    """
+    found = {kind: scores[kind] for kind in KINDS if scores[kind] >= NOTABLE}
+    return max(found, key=lambda kind: (kind != "first-token sink", found[kind]), default=None)
+
+
+def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
+    """Compute the `induction` score, from 0 to 1, of a causal head that attends evenly.
+
+    `ids` (n,). From `NOTABLE` on, a text repeats too much for the score to tell heads apart. Takes
+    O(n log n) time.
+
+    >>> by_chance([7] * 100) > 0.8, by_chance(np.tile(np.arange(25), 4)) < 0.05
+    (True, True)
+    """
+    prefix = integer("prefix", prefix, least=1)
+    tokens = np.asarray(ids)
+    if tokens.ndim != 1:
+        raise ValueError(f"ids must have shape (n,), got {tokens.shape}")
+    if len(tokens) < prefix:
+        return 0.0
+    runs = np.lib.stride_tricks.sliding_window_view(tokens, prefix)
+    number = np.unique(runs, axis=0, return_inverse=True)[1].reshape(-1)
+    order = np.argsort(number, kind="stable")
+    first = np.searchsorted(number[order], number[order])
+    earlier = np.empty(len(number), np.int64)
+    earlier[order] = np.arange(len(number)) - first
+    rows = np.flatnonzero(earlier)
+    return float(np.mean(earlier[rows] / (rows + prefix))) if len(rows) else 0.0
+
+
+def strongest(heads: Iterable[HeadStatistics], kind: str) -> HeadStatistics:
+    """Return the head with the highest score of that `kind` (one of `KINDS`).
+
+    >>> weights = [[[1, 0], [1, 0]], [[1, 0], [0, 1]]]
+    >>> strongest(head_statistics(weights, [3, 4]), "current token").head
+    1
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    return max(heads, key=lambda head: _number(head.scores[kind]))
+
+
+def _number(score: float) -> float:
+    return -1.0 if math.isnan(score) else score
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Rows `start`, `start + 1`, ... of the weights: (..., h, m, n)."""
+
+    weights: NDArray[np.float64]
+    ids: NDArray[Any]
+    start: int = 0
+    causal: bool = True
+    prefix: int = 1
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        return self.start + np.arange(self.weights.shape[-2])
+
+    def shifted_diagonal(self, by: int) -> NDArray[np.float64]:
+        """weights[..., i, i - by] for every row i; column 0 where that is before the first."""
+        columns = np.maximum(self.rows - by, 0)
+        return np.take_along_axis(self.weights, columns.reshape(*(1,) * (self.weights.ndim - 2), -1, 1), -1)[..., 0]
+
+    def earlier_copies(self, length: int = 1) -> Says:
+        """Where the `length` tokens up to key j < i are those up to row i: (..., 1, m, n)."""
+        columns = np.arange(self.ids.shape[-1])
+        copies = columns < self.rows[:, None]
+        for back in range(min(length, len(columns) + 1)):  # longer ones have no copy either
+            tokens = np.roll(self.ids, back, axis=-1)
+            copies = copies & (tokens[..., self.rows, None] == tokens[..., None, :]) & (columns >= back)
+        return np.asarray(copies[..., None, :, :])
+
+    @property
+    def alive(self) -> Says:
+        """Rows that see anything at all: (..., h, m)."""
+        return np.asarray(self.weights.any(-1))
+
+    def after_first(self, values: NDArray[np.float64]) -> Rows:
+        return values, self.alive & (self.rows > 0)
+
+
+# Each gives one value per row, (..., h, m), and which rows have something to say, broadcastable with it.
+
+
+def _previous(tile: _Tile) -> Rows:
+    return tile.after_first(tile.shifted_diagonal(1))
+
+
+def _duplicate(tile: _Tile) -> Rows:
+    copies = tile.earlier_copies()
+    return np.where(copies, tile.weights, 0).sum(-1), copies.any(-1) & tile.alive
+
+
+def _induction(tile: _Tile) -> Rows:
+    copies = tile.earlier_copies(tile.prefix)
+    return np.where(copies[..., :-1], tile.weights[..., 1:], 0).sum(-1), copies.any(-1) & tile.alive
+
+
+def _sink(tile: _Tile) -> Rows:
+    return tile.after_first(tile.weights[..., 0])
+
+
+def _current(tile: _Tile) -> Rows:
+    return tile.after_first(tile.shifted_diagonal(0))
+
+
+def _entropy(tile: _Tile) -> Rows:
+    logs = np.log(tile.weights, where=tile.weights > 0, out=np.zeros_like(tile.weights))
+    return tile.after_first(0.0 - (tile.weights * logs).sum(-1))
+
+
+def _normalized(tile: _Tile) -> Rows:
+    visible = tile.rows + 1 if tile.causal else np.full(tile.rows.shape, tile.weights.shape[-1])
+    values, says = _entropy(tile)
+    return values / np.log(np.maximum(visible, 2)), says
+
+
+_STATISTICS = (_previous, _duplicate, _induction, _sink, _current, _entropy, _normalized)
+
+
+def _whole(weights: ArrayLike, ids: ArrayLike | None = None, *, causal: bool = True, prefix: int = 1) -> _Tile:
+    causal, prefix = boolean("causal", causal), integer("prefix", prefix, least=1)
+    array = np.asarray(weights, np.float64)
+    if array.ndim < 3 or array.shape[-1] != array.shape[-2] or 0 in array.shape:
+        raise ValueError(f"weights must have shape (..., h, n, n), got {array.shape}")
+    tokens = np.arange(array.shape[-1]) if ids is None else np.asarray(ids)
+    if tokens.ndim < 1 or tokens.shape[-1] != array.shape[-1]:
+        expected = f"(..., {array.shape[-1]})"
+        raise ValueError(f"ids must have shape {expected} to fit weights {array.shape}, got {tokens.shape}")
+    return _Tile(array, tokens, causal=causal, prefix=prefix)
+
+
+def _mean(rows: Rows) -> Means:
+    values, says = rows
+    says = np.broadcast_to(says, values.shape)
+    return divide(values.sum(-1, where=says), says.sum(-1))
+
+
+def _sums(rows: Rows) -> NDArray[np.float64]:
+    """Per head, the sum over all other axes and the number of rows in it: (2, h)."""
+    values, says = rows
+    says = np.broadcast_to(says, values.shape)
+    others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
+    return np.stack([values.sum(others, where=says), says.sum(others)])
+
+
+def divide(sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:
+    """Means; 0 of nothing."""
+    means: Means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
+    return means

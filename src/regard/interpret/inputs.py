@@ -1,0 +1,113 @@
+"""What commands are given: texts, captures, and query, key and value in files."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from zipfile import BadZipFile, is_zipfile
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from regard.interpret.capture.captured import Capture
+
+T = TypeVar("T")
+Array = np.ndarray[Any, np.dtype[Any]]
+
+OPERANDS = ("query", "key", "value")
+
+
+def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[str, Array]:
+    """query, key and value, and what else one file holds beside them, by name; `needed` are those that must be there.
+
+    Raises ValueError for files that cannot be read, or do not hold them.
+    """
+    if [path.suffix for path in paths] == [".npy"] * len(paths) and len(needed) <= len(paths) <= len(OPERANDS):
+        loaded = [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
+        return dict(zip(OPERANDS, loaded, strict=False))
+    if len(paths) != 1 or paths[0].suffix not in (".npz", ".safetensors"):
+        given = ", ".join(map(str, paths))
+        raise ValueError(f"files must be three .npy for query, key and value, or one .npz or .safetensors, got {given}")
+    (path,) = paths
+    found = _read(path, _npz if path.suffix == ".npz" else _safetensors)
+    named = {name[0]: name for name in OPERANDS}
+    arrays = {named.get(name, name): x for name, x in found.items()} if "query" not in found else found
+    if not set(needed) <= arrays.keys():
+        full, short = (f"{', '.join(names[:-1])} and {names[-1]}" for names in (needed, [name[0] for name in needed]))
+        raise ValueError(f"{path} must hold arrays {full} (or {short}), got {', '.join(found) or 'none'}")
+    return arrays
+
+
+def text(given: str | None, file: Path | None = None) -> str | None:
+    """The text that was given, - for standard input, or that is in a file; without the end of its last line if read.
+
+    Raises ValueError if there are both, or if it is empty, cannot be read, or is not UTF-8.
+    """
+    if given is not None and file is not None:
+        raise ValueError("give --text or --file, not both")
+    source, found = "text", given
+    try:
+        if file is not None:
+            source = str(file)
+            found = file.read_bytes().decode("utf-8").removesuffix("\n")
+        elif given == "-":
+            source = "standard input"
+            found = sys.stdin.read().removesuffix("\n")
+        if found is not None:
+            found.encode()
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror or error}") from None
+    except UnicodeError:
+        raise ValueError(f"{source} is not valid UTF-8") from None
+    if found == "":
+        raise ValueError("text is empty: give at least one character")
+    return found
+
+
+def capture(path: Path) -> "Capture":
+    """What `regard.capture` saved. Raises ValueError if it cannot be read."""
+    from regard.interpret.capture.captured import Capture
+
+    try:
+        return Capture.load(path)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def model(name: str, given: str | None, progress: Callable[[str], object]) -> "Capture":
+    """What a model of transformers attends to in a text. Raises ValueError if there is none, or none can be run."""
+    try:
+        pretrained = import_module("regard.torch.pretrained")
+    except ModuleNotFoundError:
+        raise ValueError("a model needs PyTorch and transformers: pip install 'regard[transformers]'") from None
+    seen: Capture = pretrained.read(name, given, progress=progress)
+    return seen
+
+
+def _npz(path: Path) -> dict[str, Array]:
+    with path.open("rb") as file:
+        if not is_zipfile(file):
+            raise ValueError("it is no archive")
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _safetensors(path: Path) -> dict[str, Array]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        found: dict[str, Array] = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return found
+
+
+def _read(path: Path, read: Callable[[Path], T]) -> T:
+    try:
+        return read(path)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, KeyError, BadZipFile) as error:
+        raise ValueError(f"cannot read {path}: not a valid {path.suffix} file ({error})") from error

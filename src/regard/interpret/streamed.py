@@ -1,0 +1,116 @@
+"""The same statistics from queries and keys, at any length: no weights of size n × n are made."""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+import regard
+from regard.core.arguments import integer
+from regard.interpret.heads import HeadStatistics, divide
+
+Integers = NDArray[np.integer[Any]]
+
+
+def measure_heads(
+    query: NDArray[Any],
+    key: NDArray[Any],
+    ids: ArrayLike | None = None,
+    *,
+    layer: int = 0,
+    prefix: int = 1,
+    engine: str | None = None,
+    **options: Any,
+) -> tuple[HeadStatistics, ...]:
+    """Compute `head_statistics` of one layer in O(n) memory.
+
+    From queries (..., h, n_q, d) and keys (..., h_kv, n_k, d). `ids` (..., n_k) are the tokens of
+    the keys; without them what is said of copies is NaN. `options` are those of `regard.attention`
+    that the layer has, such as `causal=True` and `scale`. Each score is the mean weight that falls
+    on a rule: a diagonal, the first token, the tokens after copies. Entropies are normalized by how
+    many keys a query sees. Of grouped heads, each says whose keys it reads (`kv_head`). Fewer
+    queries than keys are the last of the sequence, as everywhere.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k = rng.standard_normal((2, 4, 300, 8))
+    >>> heads = measure_heads(q, k[:2], np.arange(300) % 50, causal=True)
+    >>> [head.kv_head for head in heads], heads[0].normalized_entropy < 1
+    ([0, 0, 1, 1], True)
+    """
+    layer, prefix = integer("layer", layer), integer("prefix", prefix, least=1)
+    if query.ndim < 3 or key.ndim < 3:
+        raise ValueError(f"query and key must have shape (..., h, n, d) each, got {query.shape} and {key.shape}")
+    lead, n_q, n_k = np.broadcast_shapes(query.shape[:-3], key.shape[:-3]), query.shape[-2], key.shape[-2]
+    offset = options.get("offset")
+    first = np.broadcast_to(n_k - n_q if offset is None else offset, lead)
+    positions = (first[..., None] + np.arange(n_q))[..., None, :]  # (..., 1, n_q)
+    rules = {
+        "previous": on_diagonal(1),
+        "sink": regard.mask(lambda b, h, i, j: j == 0),
+        "current": on_diagonal(0),
+    }
+    repeated = {}
+    if ids is not None:
+        ids = np.asarray(ids)
+        if ids.ndim < 1 or ids.shape[-1] != n_k:
+            raise ValueError(f"ids must have shape (..., {n_k}) to fit key {key.shape}, got {ids.shape}")
+        tokens = np.broadcast_to(ids, (*lead, n_k)).reshape(-1, n_k)
+        for name, length, by in (("duplicate", 1, 0), ("induction", prefix, 1)):
+            runs = run_numbers(tokens, length)
+            rules[name] = after_copies(runs, by)
+            before = came_before(runs).reshape(*lead, 1, n_k)
+            inside = np.clip(positions, 0, max(n_k - 1, 0))
+            repeated[name] = np.take_along_axis(before, inside, -1) & (positions == inside)
+    mass = {name: regard.mass(rule) for name, rule in rules.items()}
+    observe: list[Any] = ["visible", "entropy", "normalized_entropy", *mass.values()]
+    _, seen = regard.attention(query, key, key[..., :0], observe=observe, engine=engine, **options)
+    alive = seen.visible > 0
+
+    def mean(name: str) -> list[float]:
+        if name in ("duplicate", "induction") and ids is None:
+            return [math.nan] * query.shape[-3]
+        values, rows = seen[mass.get(name, name)].astype(np.float64), alive & repeated.get(name, positions > 0)
+        others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
+        return [float(x) for x in divide(values.sum(others, where=rows), rows.sum(others))]
+
+    names = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
+    means = {name: mean(name) for name in names}
+    group = query.shape[-3] // key.shape[-3]
+    return tuple(
+        HeadStatistics(layer, head, kv_head=head // group, **{name: x[head] for name, x in means.items()})
+        for head in range(query.shape[-3])
+    )
+
+
+def on_diagonal(distance: int) -> regard.Mask:
+    return regard.mask(lambda b, h, i, j: i - j == distance)
+
+
+def run_numbers(tokens: Integers, length: int) -> Integers:
+    """For each token (batch, n), a number that stands for the last `length` of them; −1, −2, ... where there are
+    fewer.
+    """
+    single = np.unique(tokens, return_inverse=True)[1].reshape(tokens.shape)
+    runs, size = single, int(single.max(initial=0)) + 1
+    for _ in range(min(length, tokens.shape[-1]) - 1):
+        longer = np.roll(runs, 1, axis=-1) * size + single
+        runs = np.unique(longer, return_inverse=True)[1].reshape(tokens.shape)
+    few = np.arange(tokens.shape[-1]) < length - 1
+    return np.where(few, -1 - np.arange(tokens.shape[-1]), runs)
+
+
+def after_copies(runs: Integers, by: int) -> regard.Mask:
+    """The keys that lie `by` after an earlier place with the run of the query."""
+    table = regard.table(runs)
+    return regard.mask(lambda b, h, i, j: (table[b, j - by] == table[b, i]) & (j >= by) & (j - by < i))
+
+
+def came_before(runs: Integers) -> NDArray[np.bool_]:
+    """Where a run was met before: (batch, n)."""
+    made = np.ones(runs.shape, bool)
+    for row, found in zip(runs, made, strict=True):
+        found[np.unique(row, return_index=True)[1]] = False
+    return made

@@ -1,0 +1,101 @@
+"""Tables of heads: what kind each is of, for the terminal, as JSON and as CSV."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from regard.interpret.heads import KINDS, NOTABLE, HeadStatistics, notable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST = 64
+"""Heads that are all listed; of more, only the strongest of each kind, unless all are asked for."""
+
+STRONGEST = 3
+SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
+
+
+def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dict[str, Any]]:
+    """A row for each head: layer, head and kv_head (by the model), name of the layer, kind, scores (None: NaN).
+
+    layers: the names of layers, by their numbers.
+    """
+    found = []
+    for head in heads:
+        values = asdict(head)
+        scores = {name: None if math.isnan(values[name]) else values[name] for name in SCORES}
+        about = {"layer": head.layer, "name": layers[head.layer], "head": head.head, "kv_head": head.kv_head}
+        found.append(about | {"kind": notable(head.scores)} | scores)
+    return found
+
+
+def as_json(heads: Sequence[HeadStatistics], layers: Mapping[int, str], model: str) -> str:
+    return json.dumps({"model": model, "heads": rows(heads, layers)}, ensure_ascii=False, indent=1) + "\n"
+
+
+def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> str:
+    """One line for each head, empty where a score has no meaning."""
+    written = io.StringIO()
+    table = csv.DictWriter(written, list(rows(heads[:1], layers)[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows(heads, layers))
+    return written.getvalue()
+
+
+def caution(chance: float) -> str:
+    """A word where a text repeats too much, `by_chance`, for its induction scores to mean anything; else empty."""
+    if chance < NOTABLE:
+        return ""
+    return f"this text repeats so much that a head which attends evenly scores {chance:.2f} for induction; read another"
+
+
+def show(
+    heads: Sequence[HeadStatistics],
+    layers: Mapping[int, str],
+    about: str,
+    console: "Console",
+    every: bool = False,
+    note: str = "",
+) -> None:
+    """Print how many heads are of each kind, the strongest of each, and the scores of all if they are few."""
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text.assemble(("regard insight", "bold"), "  ", (about, "dim")), soft_wrap=True)
+    console.print()
+    kinds = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("kind", "heads", "strongest"):
+        kinds.add_column(title)
+    names = [notable(head.scores) for head in heads]
+    for kind in KINDS:
+        known = [head for head in heads if not math.isnan(head.scores[kind])]
+        best = sorted(known, key=lambda head: -head.scores[kind])[:STRONGEST]
+        listed = "  ".join(f"L{head.layer} H{head.head} {head.scores[kind]:.2f}" for head in best)
+        kinds.add_row(kind, f"{names.count(kind)} of {len(heads)}", Text(listed or "nothing repeats, or no tokens"))
+    console.print(kinds)
+    if note:
+        console.print(Text(f"\n{note}", style="dim"), soft_wrap=True)
+    if not every and len(heads) > MOST:
+        console.print(Text(f"\n--all lists all {len(heads)} heads", style="dim"))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("head")
+    table.add_column("kind")
+    for title in ("prev", "dup", "ind", "sink", "self", "entropy", "norm."):
+        table.add_column(title, justify="right")
+    before = None
+    for head, name in zip(heads, names, strict=True):
+        if head.layer != before:
+            table.add_row(Text(layers[head.layer], style="dim"))
+            before = head.layer
+        keys = "" if head.kv_head in (None, head.head) else f" (keys of {head.kv_head})"
+        values = (getattr(head, score) for score in SCORES)
+        cells = ("–" if math.isnan(value) else f"{value:.2f}" for value in values)
+        table.add_row(f"L{head.layer} H{head.head}{keys}", name or "", *cells)
+    console.print()
+    console.print(table)

@@ -1,0 +1,1 @@
+"""`functional` has `jax.nn.dot_product_attention` with its conventions."""

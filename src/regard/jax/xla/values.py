@@ -1,0 +1,163 @@
+"""Rules as JAX values, at any place, with the derivatives that the library states for them; and dropout."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import jax
+from regard.jax.task import outline
+from regard.reference.specification import GOLDEN
+from regard.rules import Node, order, partials
+
+Tables = tuple[Any, ...]
+
+
+@contextmanager
+def promotion() -> Iterator[None]:
+    """NumPy's promotion of ranks and dtypes, which code of this package relies on, whatever the caller has set."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@contextmanager
+def settings() -> Iterator[None]:
+    """`promotion`, and 64-bit indices."""
+    with promotion(), jax.enable_x64(True):
+        yield
+
+
+class Place(NamedTuple):
+    """Where a rule is evaluated: absolute indices that broadcast together, int64, and what else it reads.
+
+    others: its integer and boolean tables by slot, None where there is a float one. dense: its dense arrays, there.
+    """
+
+    b: Any
+    h: Any
+    i: Any
+    j: Any
+    keys: Any
+    others: tuple[Any, ...]
+    dense: tuple[Any, ...]
+
+
+def _integer(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """An integer division, which gives 0 for a zero divisor."""
+    return lambda a, b: jnp.where(b == 0, 0, function(a, jnp.where(b == 0, 1, b)))
+
+
+def _truncate(x: Any) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x.astype(jnp.int64)
+    limits = jnp.iinfo(jnp.int64)
+    below, above = x < limits.min, x >= 2.0**63
+    inside = jnp.where(below | above | jnp.isnan(x), 0, x).astype(jnp.int64)
+    return jnp.where(below, limits.min, jnp.where(above, limits.max, inside))
+
+
+SPECIAL: dict[str, Callable[..., Any]] = {
+    "floor_divide": _integer(jnp.floor_divide),
+    "remainder": _integer(jnp.remainder),
+    "int": _truncate,
+}
+
+
+def flat_index(shape: Sequence[int], indices: Sequence[Any]) -> Any:
+    """Row-major positions of clamped indices in an array of a shape."""
+    flat: Any = jnp.zeros((), jnp.int64)
+    for length, index in zip(shape, indices, strict=True):
+        flat = flat * length + jnp.clip(index, 0, length - 1)
+    return flat
+
+
+def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: Place, dtype: Any) -> list[Any]:
+    """The values of expressions over the tables and dense arrays of the rule `text`."""
+    _, marks, places = outline(text)
+    kinds = {"bool": jnp.bool_, "int": jnp.int64, "float": dtype}
+    values: dict[Node, Any] = {}
+    for node in order(nodes):
+        args = [values[arg] for arg in node.args]
+        if node.op in ("number", "literal"):
+            value = jnp.asarray(node.payload, kinds[node.kind])
+        elif node.op == "s":
+            value = s
+        elif node.op in ("b", "h", "i", "j", "keys"):
+            value = getattr(at, node.op)
+        elif node.op == "dense":
+            value = at.dense[next(n for n, x in enumerate(places) if x is node.payload)]
+        elif node.op == "gather":
+            slot = marks.index(node.payload)
+            table = tables[slot] if tables[slot] is not None else at.others[slot]
+            value = table.reshape(-1)[flat_index(table.shape, args)].astype(kinds[node.kind])
+        elif node.op == "float":
+            value = args[0].astype(dtype)
+        else:
+            operation = SPECIAL.get(node.op) or getattr(jnp, node.op)
+            value = operation(*args)
+        values[node] = value
+    return [values[node] for node in nodes]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+@settings()
+def value(text: str, node: Node, s: Any, tables: Tables, at: Place) -> Any:
+    """An expression in the score s, broadcast to its shape; differentiable in s and in its float tables."""
+    return jnp.broadcast_to(evaluate(text, [node], s, tables, at, s.dtype)[0], s.shape)
+
+
+@settings()
+def _value_jvp(text: str, node: Node, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    (s, tables, at), (ds, d_tables, _) = primals, tangents
+    d_ds, parts = partials(node)
+    dot = value(text, d_ds, s, tables, at) * ds
+    for leaf, part in parts.items():
+        d_table = d_tables[outline(text)[1].index(leaf.payload)]
+        indices = evaluate(text, leaf.args, s, tables, at, s.dtype)
+        read = d_table.reshape(-1)[flat_index(d_table.shape, indices)].astype(s.dtype)
+        dot = dot + value(text, part, s, tables, at) * read
+    return value(text, node, s, tables, at), dot
+
+
+value.defjvp(_value_jvp)
+
+
+def scattered(text: str, leaf: Node, x: Any, tables: Tables, at: Place) -> Any:
+    """The transpose of reading a table: x summed where `leaf` reads, in the shape of the table."""
+    table = tables[outline(text)[1].index(leaf.payload)]
+    indices = evaluate(text, leaf.args, x, tables, at, x.dtype)
+    flat = jnp.broadcast_to(flat_index(table.shape, indices), x.shape)
+    return jnp.zeros(table.size, x.dtype).at[flat.reshape(-1)].add(x.reshape(-1)).reshape(table.shape)
+
+
+def mix64(x: Any) -> Any:
+    """As `regard.reference.specification.mix64`."""
+    x = (x ^ (x >> jnp.uint64(30))) * jnp.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> jnp.uint64(27))) * jnp.uint64(0x94D049BB133111EB)
+    return x ^ (x >> jnp.uint64(31))
+
+
+def kept(p: float, seed: Any, at: Place) -> Any:
+    """The pairs that dropout keeps: the bits of `regard.reference.specification.random_bits`."""
+    golden = jnp.uint64(GOLDEN)
+    key = mix64(seed + golden)
+    for index in (at.b, at.h, at.i):
+        key = mix64((key ^ index.astype(jnp.uint64)) + golden)
+    first, second = key.astype(jnp.uint32), (key >> jnp.uint64(32)).astype(jnp.uint32)
+    j = at.j.astype(jnp.uint32) ^ (at.j >> 32).astype(jnp.uint32) * jnp.uint32(GOLDEN & 0xFFFFFFFF)
+    x = j + first
+    x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x7FEB352D) + second
+    x = (x ^ (x >> jnp.uint32(15))) * jnp.uint32(0x846CA68B)
+    return (x ^ (x >> jnp.uint32(16))) >= jnp.uint32(int(p * 2**32))
+
+
+def seed_words(static: int | None, x: Any) -> Any:
+    """The seed as uint64: given, or as an operand, two words of 32 bits or one integer."""
+    if static is not None:
+        return jnp.asarray(np.uint64(static))
+    if x.ndim:
+        return x[0].astype(jnp.uint64) << jnp.uint64(32) | x[1].astype(jnp.uint64)
+    return x.astype(jnp.uint64)

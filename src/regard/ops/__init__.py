@@ -1,0 +1,11 @@
+"""The public calls on NumPy arrays.
+
+| Module | Contents |
+|---|---|
+| `attention` | attention, its derivatives and weights: check, make a `Problem`, choose an engine, run |
+| `fastpath` | small calls that were made before, without their checks and plans |
+| `merging` | attention over a set of keys from its parts |
+| `multihead`, `linear` | multi-head attention; linear attention |
+| `stepping` | every intermediate of a call, with its indices |
+| `planning` | FLOPs, bytes, tiles and the engine of a call |
+"""

@@ -1,0 +1,515 @@
+"""What a call of attention will cost, and which engine will run it, found from shapes and rules."""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
+
+import numpy as np
+
+from regard.core import checks
+from regard.core.frameworks import dispatched
+from regard.core.problem import Problem
+from regard.core.types import ArrayLike, Layout, MaskLike, ScoreLike
+from regard.engines import choose, refusals
+from regard.engines.tiled.tiles import CHUNK, KEYS, ROWS
+from regard.ops.attention import problem_from
+from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
+from regard.runtime.threads import num_threads
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+# Of more than these, as many stand for all: blocks of rows whose tiles are counted, blocks whose visible pairs are
+# counted, and partly masked tiles in such a block.
+BLOCKS, BLOCKS_LOOKED_INTO, TILES_LOOKED_INTO = 2048, 512, 8
+TILES, SPLIT = 2**14, 64  # ranges of keys looked at for one block of rows; parts of one that is looked into
+
+
+MOST = 2**60  # entries of an array
+
+
+class Complexity(NamedTuple):
+    """The order of time and of memory that one operation takes, in naive attention and here."""
+
+    operation: str
+    time: str
+    naive_memory: str
+    memory: str
+
+
+COMPLEXITY = (
+    Complexity("Q Kᵀ", "O(n·m·d)", "O(n·m)", "O(1), a tile"),
+    Complexity("softmax", "O(n·m)", "O(n·m)", "O(n)"),
+    Complexity("P V", "O(n·m·d_v)", "O(n·d_v)", "O(n·d_v)"),
+    Complexity("total", "O(n·m·(d + d_v))", "O(n·m)", "O(n·d_v)"),
+)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of `rows` queries × `keys` keys of all heads, by what the bounds of the rules say of them.
+
+    `skipped` tiles hold no visible pair, `full` ones nothing else, the `mixed` ones are masked pair by pair. `pairs` is
+    how many pairs of query and key the visited tiles hold, `visible` the share of all pairs that the mask allows. Where
+    `exact`, or `visible_exact`, is False, these are estimates from evenly spaced samples.
+    """
+
+    rows: int
+    keys: int
+    total: int
+    full: int
+    mixed: int
+    pairs: int
+    visible: float
+    exact: bool
+    visible_exact: bool
+
+    @property
+    def skipped(self) -> int:
+        """Tiles that are never computed."""
+        return self.total - self.full - self.mixed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One call: its engine and why, its floating point operations, its bytes, its memory and its tiles.
+
+    FLOPs are those of the products, a multiplication and an addition each: `flops` = 2·b·h·n_q·n_k·(d + d_v) forward,
+    `flops_backward` 2.5 times that; `flops_visited` and `flops_visited_backward` leave out the tiles skipped.
+    `bytes_read` counts every input once, `bytes_written` output and lse. `working_memory` is what the engine takes
+    beyond inputs and outputs, in bytes, about; `naive_memory` the scores of all heads that naive attention keeps.
+    `engines` gives for every engine the reason why it was chosen or not.
+    """
+
+    engine: str
+    engines: Mapping[str, str]
+    rules: str
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    n_q: int
+    n_k: int
+    d: int
+    d_v: int
+    flops: int
+    flops_visited: int
+    bytes_read: int
+    bytes_written: int
+    working_memory: int
+    naive_memory: int
+    tiles: Tiles
+
+    complexity = COMPLEXITY
+
+    @property
+    def flops_backward(self) -> int:
+        """FLOPs of the gradients: five products of the size of the two of forward."""
+        return self.flops * 5 // 2
+
+    @property
+    def flops_visited_backward(self) -> int:
+        """FLOPs of the gradients in the tiles that are not skipped."""
+        return self.flops_visited * 5 // 2
+
+    @property
+    def naive_memory_per_head(self) -> int:
+        """Bytes of one matrix of scores."""
+        return self.naive_memory // (self.batch * self.heads or 1)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What `str` prints, a label and a text for each line."""
+        t, about = self.tiles, "" if self.tiles.exact else "about "
+        heads = f"{self.heads} heads" + (f" over {self.kv_heads}" if self.kv_heads != self.heads else "")
+        lines = [
+            (
+                "call",
+                f"batch {self.batch}, {heads}, {self.n_q} queries, {self.n_k} keys, {_features(self)}, {self.dtype}",
+            ),
+            ("rules", self.rules),
+            ("engine", f"{self.engine}: {self.engines[self.engine]}"),
+            *(("", f"not {name}: {why}") for name, why in self.engines.items() if name != self.engine),
+            ("forward", f"{_si(self.flops)}FLOP, {about}{_si(self.flops_visited)}FLOP in the tiles visited"),
+            (
+                "backward",
+                f"{_si(self.flops_backward)}FLOP, {about}{_si(self.flops_visited_backward)}FLOP in the tiles visited",
+            ),
+            ("bytes", f"{_binary(self.bytes_read)} read, {_binary(self.bytes_written)} written"),
+            ("memory", f"about {_binary(self.working_memory)} beyond inputs and outputs"),
+            ("naive", f"{_binary(self.naive_memory)} of scores, {_binary(self.naive_memory_per_head)} per head"),
+            (
+                "tiles",
+                f"{t.total:,} of {t.rows} × {t.keys}: {about}{t.skipped:,} skipped, {t.full:,} full, {t.mixed:,} mixed",
+            ),
+            ("visible", f"{'' if t.visible_exact else 'about '}{t.visible:.4%} of the pairs"),
+        ]
+        return [line for line in lines if line[1]]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:9} {text}" for label, text in self.rows())
+
+
+class Setup(TypedDict, total=False):
+    """The options of `plan`: what it is told of a call, but for its arrays or sizes."""
+
+    dtype: Any
+    mask: MaskLike
+    causal: bool
+    score: ScoreLike
+    bias: ArrayLike | None
+    scale: float | None
+    sink: ArrayLike | None
+    dropout: float
+    seed: int | ArrayLike | None
+    offset: int | ArrayLike | None
+    origin: tuple[int, int, int]
+    layout: Layout
+    engine: str | None
+
+
+@overload
+def plan(
+    query: ArrayLike | Sequence[int],
+    key: ArrayLike | Sequence[int],
+    value: ArrayLike | Sequence[int],
+    **options: Unpack[Setup],
+) -> Plan: ...
+@overload
+def plan(
+    *,
+    n: int,
+    d: int,
+    n_keys: int | None = None,
+    d_value: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    batch: int | None = None,
+    **options: Unpack[Setup],
+) -> Plan: ...
+@dispatched
+def plan(
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    *,
+    n: int | None = None,
+    d: int | None = None,
+    n_keys: int | None = None,
+    d_value: int | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    batch: int | None = None,
+    dtype: Any = np.float32,
+    mask: MaskLike = None,
+    causal: bool = False,
+    score: ScoreLike = None,
+    bias: Any = None,
+    scale: float | None = None,
+    sink: Any = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    offset: Any = None,
+    origin: tuple[int, int, int] = (0, 0, 0),
+    layout: Layout = "bhnd",
+    engine: str | None = None,
+) -> Plan:
+    """Tell what `regard.attention` with these arguments would do, without doing it.
+
+    Nothing of the size of the scores is computed. The other options are those of
+    `regard.attention`.
+
+    Args:
+        query, key, value: arrays, or shapes, which then have `dtype`.
+        n, d: instead of those three, the sizes that `regard plan` takes: queries, and features of a
+            query and a key.
+        n_keys: keys; n unless given.
+        d_value: features of a value; d unless given.
+        heads: query heads; one, without an axis of its own, unless given.
+        kv_heads: key and value heads; as many as query heads unless given.
+        batch: batch entries; one, without an axis of its own, unless given.
+        dtype: of shapes and sizes.
+
+    Raises:
+        TypeError: for arrays and sizes together, for neither, and for a size that is no int.
+        ValueError: for a size below 1, and for 2**60 entries or more.
+
+        And what `regard.attention` raises.
+
+    >>> import regard
+    >>> plan = regard.plan(n=8192, d=64, heads=8, causal=True)
+    >>> plan.engine, plan.naive_memory_per_head // 2**20
+    ('cpu', 256)
+    >>> plan.flops == 4 * 8 * 8192 * 8192 * 64
+    True
+    >>> 0.4 < plan.tiles.skipped / plan.tiles.total < 0.5
+    True
+    >>> plan == regard.plan(*[(8, 8192, 64)] * 3, causal=True)
+    True
+    """
+    sizes = {"n": n, "d": d, "n_keys": n_keys, "d_value": d_value, "heads": heads, "kv_heads": kv_heads, "batch": batch}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    operands = {"query": query, "key": key, "value": value}
+    if given:
+        if names := [name for name, x in operands.items() if x is not None]:
+            raise TypeError(
+                f"plan takes query, key and value, or sizes, not both: got {names[0]} and {next(iter(given))}"
+            )
+        positions_first = checks.layout(layout) == "bnhd"
+        operands = dict(zip(operands, shapes(given, positions_first=positions_first), strict=True))
+    elif all(x is None for x in operands.values()):
+        raise TypeError("plan takes query, key and value, or sizes such as n=1024, d=64: got neither")
+    q, k, v = (_array(name, x, dtype) for name, x in operands.items())
+    p = problem_from(
+        q, k, v, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout, seed=seed,
+        offset=offset, origin=origin, layout=layout,
+    )  # fmt: skip
+    chosen = choose(p, engine).NAME
+    tiles = _tiles(p)
+    pairs = p.batch * p.heads * p.n_q * p.n_k
+    return Plan(
+        engine=chosen,
+        engines=_reasons(p, chosen, engine is not None),
+        rules=", ".join(str(rule) for rule in (p.mask, p.score) if rule is not None),
+        dtype=p.dtype.name,
+        batch=p.batch,
+        heads=p.heads,
+        kv_heads=p.kv_heads,
+        n_q=p.n_q,
+        n_k=p.n_k,
+        d=p.d,
+        d_v=p.d_v,
+        flops=2 * pairs * (p.d + p.d_v),
+        flops_visited=2 * (pairs if chosen == "spec" else tiles.pairs) * (p.d + p.d_v),
+        bytes_read=sum(x.nbytes for x in (p.query, p.key, p.value, p.bias, p.sink) if x is not None),
+        bytes_written=p.batch * p.heads * p.n_q * (p.d_v * p.dtype.itemsize + p.compute.itemsize),
+        working_memory=_working_memory(p, chosen),
+        naive_memory=pairs * p.dtype.itemsize,
+        tiles=tiles,
+    )
+
+
+def shapes(
+    sizes: Mapping[str, Any], *, positions_first: bool = False, label: Callable[[str], str] = str
+) -> list[tuple[int, ...]]:
+    """The shapes of query, key and value with these sizes, named as in `plan`.
+
+    label: how an error names a size.
+    """
+    found = {name: checks.integer(label(name), size, least=1, below=MOST) for name, size in sizes.items()}
+    if not found.keys() >= {"n", "d"}:
+        missing = label("n") if "n" not in found else label("d")
+        raise TypeError(f"{missing} is missing: sizes are {label('n')}, {label('d')} and others as needed")
+    n, d, heads = found["n"], found["d"], found.get("heads", 1)
+    lead = (found["batch"],) if "batch" in found else ()
+    has_heads = bool(found.keys() & {"heads", "kv_heads", "batch"})
+
+    def shape(rows: int, features: int, h: int) -> tuple[int, ...]:
+        return (*lead, *((rows, h) if positions_first else (h, rows)), features) if has_heads else (rows, features)
+
+    keys, kv_heads = found.get("n_keys", n), found.get("kv_heads", heads)
+    return [shape(n, d, heads), shape(keys, d, kv_heads), shape(keys, found.get("d_value", d), kv_heads)]
+
+
+def _array(name: str, x: Any, dtype: Any) -> Array:
+    """The array itself, or one of that shape which takes no memory."""
+    if not isinstance(x, tuple | list):
+        array: Array = x
+        return array
+    if not all(isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0 for size in x):
+        raise TypeError(f"{name} must be an array or a shape of non-negative integers, got {checks.shown(x)}")
+    if math.prod(max(size, 1) for size in x) >= MOST:
+        raise ValueError(f"{name} must have fewer than 2**60 entries, got shape {checks.shown(tuple(x))}")
+    one = np.zeros(1, checks.floating("dtype", dtype))
+    # The strides of an array of its own, without its memory: nothing is read.
+    strides = [math.prod(x[n + 1 :]) * one.itemsize for n in range(len(x))]
+    return np.lib.stride_tricks.as_strided(one, tuple(x), strides, writeable=False)
+
+
+def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
+    found = {name: why or "supports this call too, but comes later" for name, why in refusals(p).items()}
+    return found | {chosen: "named" if named else "the first that supports this call"}
+
+
+def _working_memory(p: Problem, engine: str) -> int:
+    """Bytes beyond inputs and outputs: of the chunks that threads work on (scores and weights; keys and values copied
+    for BLAS, once more where the dtype of sums is wider), of the cpu engine's tiles and lists, or of the n × n arrays
+    of the specification.
+    """
+    if engine == "spec":
+        return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
+    if engine == "cpu":
+        from regard.engines.cpu.schedule.work import working_memory
+
+        return working_memory(p)
+    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // ROWS))
+    pairs = min(CHUNK, ROWS * KEYS * -(-p.n_k // KEYS) * p.heads)
+    copies = 2 if p.dtype == p.compute else 3
+    return threads * p.compute.itemsize * (2 * pairs + copies * (ROWS + pairs // ROWS) * (p.d + p.d_v))
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """One of the batch elements and heads that see the same, by index, and how many there are."""
+
+    b: int
+    h: int
+    count: int
+
+
+def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
+    """The batch elements and heads that the rules can tell apart."""
+    by_batch = leaves & {"b", "dense"}
+    seen: dict[tuple[int, int], list[int]] = {}
+    for b in range(p.batch):
+        seen.setdefault((b if by_batch else 0, int(p.offset[b])), []).append(b)
+    if leaves & {"h", "dense"}:
+        return [_Alike(same[0], h, len(same)) for same in seen.values() for h in range(p.heads)]
+    return [_Alike(same[0], 0, len(same) * p.heads) for same in seen.values()] if p.heads else []
+
+
+def _tiles(p: Problem) -> Tiles:
+    """Count the tiles by the bounds of the rules, as the tiled engine cuts them: from i = 0 and j = 0."""
+    alike = _alike(p, reads(*p.hiding))
+    starts = [range(-(int(p.offset[same.b]) % ROWS), p.n_q, ROWS) for same in alike]
+    ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # of each one's blocks among those of all
+    count = int(ends[-1]) if len(ends) else 0
+    counted = _sample(count, BLOCKS)
+    looked_into = set(_sample(len(counted), BLOCKS_LOOKED_INTO))
+    counts, inside, exact = np.zeros(3), np.zeros(2), True
+    tiles_exact = len(counted) == count
+    for number, k in enumerate(counted):
+        n = int(np.searchsorted(ends, k, "right"))
+        same, start = alike[n], starts[n][k - int(ends[n])]  # counted from the end
+        first, last = max(start, 0), min(start + ROWS, p.n_q)
+        seen_tiles = _visited(p, same, first, last)
+        left, right, times = seen_tiles.left, seen_tiles.right, seen_tiles.times
+        tiles_exact &= seen_tiles.exact
+        areas = (right - left) * times * (last - first)
+        mixed = np.flatnonzero(seen_tiles.kinds != EVERYTHING)
+        tiles = (_tile_count(left, right) * times).sum()
+        partly_seen = times[mixed].sum()
+        counts += same.count * np.array([tiles - partly_seen, partly_seen, areas.sum()])
+        if number in looked_into:
+            some = _sample(len(mixed), TILES_LOOKED_INTO)
+            exact &= len(some) == len(mixed)
+            partly = sum(
+                times[mixed[k]] * _visible(p, same, first, last, left[mixed[k]], right[mixed[k]]) for k in some
+            )
+            seen = areas.sum() - areas[mixed].sum() + partly * len(mixed) / max(len(some), 1)
+            inside += same.count * np.array([areas.sum(), seen])
+    full, mixed_tiles, pairs = (round(x * count / max(len(counted), 1)) for x in counts)
+    every = p.batch * p.heads * p.n_q * p.n_k
+    return Tiles(
+        rows=ROWS,
+        keys=KEYS,
+        total=sum(same.count * len(blocks) for same, blocks in zip(alike, starts, strict=True))
+        * (int(_tile_count(p.origin[2], p.keys)) if p.n_k else 0),
+        full=full,
+        mixed=mixed_tiles,
+        pairs=pairs,
+        visible=float(pairs * inside[1] / inside[0] / every) if every and inside[0] else 0.0,
+        exact=tiles_exact,
+        visible_exact=exact and tiles_exact and len(looked_into) == count,
+    )
+
+
+def _sample(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`: all of them, or one from each of equal stretches, at random (an
+    even spacing would fall in step with the tiles), the same ones every time.
+    """
+    if count <= most:
+        return list(range(count))
+    starts = np.arange(most + 1) * count // most
+    return [int(k) for k in np.random.default_rng(0).integers(starts[:-1], starts[1:])]
+
+
+class _Seen(NamedTuple):
+    """Ranges of absolute keys that some rows may see. times: the tiles or ranges that each stands for, as an estimate
+    where not `exact`.
+    """
+
+    left: Array
+    right: Array
+    kinds: Array
+    times: Array
+    exact: bool
+
+
+def _tile_count(left: Any, right: Any) -> Any:
+    """How many tiles the keys from left to before right lie in."""
+    return -(-right // KEYS) - left // KEYS
+
+
+def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
+    """The keys that some rows may see: whole ranges of tiles where all is visible, tiles where it is mixed.
+
+    At most TILES ranges are looked at: of more tiles, several together first, then some of those that are mixed.
+    """
+    size = KEYS
+    while p.n_k > size * TILES:
+        size *= 2
+    edges = p.key_edges(size)
+    if not p.hiding:
+        return _Seen(edges[:-1], edges[1:], np.full(len(edges) - 1, EVERYTHING), np.ones(len(edges) - 1), True)
+    ranges = p.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
+
+    parts: list[tuple[Array, Array, Array, Array]] = []
+    pieces, times, exact = [edges], 1.0, True
+    while True:
+        mixed: list[tuple[int, int]] = []
+        for edges in pieces:
+            tiles, kinds = key_tiles(p.mask_node, p.hiding_node, ranges, edges)
+            left, right = edges[tiles], edges[tiles + 1]
+            taken = kinds == EVERYTHING if size > KEYS else np.ones(len(kinds), bool)
+            parts.append((left[taken], right[taken], kinds[taken], np.full(taken.sum(), times)))
+            mixed += zip(left[~taken].tolist(), right[~taken].tolist(), strict=True)
+        if not mixed:
+            left, right, kinds, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
+            return _Seen(left, right, kinds, counts, exact)
+        some = _sample(len(mixed), TILES_LOOKED_INTO)
+        times, exact = times * len(mixed) / len(some), exact and len(some) == len(mixed)
+        size = max(size // SPLIT, KEYS)
+        pieces = [
+            np.array([left, *range(left - left % size + size, right, size), right])
+            for left, right in map(mixed.__getitem__, some)
+        ]
+
+
+def _visible(p: Problem, same: _Alike, first: int, last: int, left: int, right: int) -> int:
+    """How many pairs of these rows and these absolute keys the mask allows."""
+    if p.mask_node is None:
+        return int((last - first) * (right - left))
+    j0 = p.origin[2]
+    where: Any = (*np.unravel_index(same.b, p.lead), same.h, slice(first, last), slice(left - j0, right - j0))
+    at = At(
+        b=np.int64(p.origin[0] + same.b),
+        h=np.int64(p.origin[1] + same.h),
+        i=np.arange(first, last)[:, None] + p.offset[same.b],
+        j=np.arange(left, right),
+        dtype=p.compute.type,
+        keys=p.keys,
+        dense=lambda x: p.dense(x)[where],
+    )
+    return int(np.broadcast_to(evaluate([p.mask_node], at)[0], (last - first, right - left)).sum())
+
+
+def _features(p: Plan) -> str:
+    return f"d = {p.d}" if p.d == p.d_v else f"d = {p.d}, d_v = {p.d_v}"
+
+
+def _si(x: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if x < 1000:
+            return f"{x:.4g} {unit}"
+        x /= 1000
+    return f"{x:.4g} P"
+
+
+def _binary(x: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if x < 1024:
+            return f"{x:.4g} {unit}"
+        x /= 1024
+    return f"{x:.4g} TiB"

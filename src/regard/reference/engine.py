@@ -1,0 +1,103 @@
+"""The specification as an engine: `engine="spec"` gives what all others are judged by, in float64 and O(n²)."""
+
+from typing import Any
+
+import numpy as np
+
+from regard.core.problem import Differential, Outputs, Problem
+from regard.core.statistics import Profile, Statistic, Top
+from regard.reference import specification
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NAME = "spec"
+ABOUT = "the specification, O(n²) memory, slow; runs only when named"
+
+
+def state() -> str | None:
+    return None
+
+
+def supports(p: Problem) -> str | None:
+    return None
+
+
+def rounded(p: Problem, x: Outputs) -> Outputs:
+    kinds = (p.dtype, p.compute, p.compute)
+    return Outputs(*(None if a is None else a.astype(kind) for a, kind in zip(x, kinds, strict=True)))
+
+
+def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+    outputs = rounded(p, specification.forward(p))
+    found: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
+    if any(s.name not in found for s in p.observe):
+        P, found = specification.weights(p), specification.statistics(p) | found
+
+    def value(s: Statistic) -> Any:
+        if s.name == "top":
+            index = np.full((*P.shape[:-1], s.of), -1, np.int64)
+            index[..., : p.n_k] = found["order"][..., : s.of]
+            padded = np.concatenate([P, np.zeros((*P.shape[:-1], 1))], axis=-1)
+            return Top(np.take_along_axis(padded, index, -1).astype(p.compute), index)
+        if s.name == "mass":
+            return specification.mass(p, P, s.of).astype(p.compute)
+        if s.name == "pooled":
+            return specification.pooled(P, *s.of).astype(p.compute)
+        if s.name == "weights_of":
+            return P[..., s.of, :].astype(p.compute)
+        x = found[s.name] if s.name in ("argmax", "visible") else found[s.name].astype(p.compute)
+        return Profile(x, p.distances) if s.name == "profile" else x
+
+    return outputs, {s: value(s) for s in p.observe}
+
+
+def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
+    return specification.weights(p)[..., np.asarray(rows, dtype=int)[:, None], np.asarray(cols, dtype=int)].astype(
+        p.compute
+    )
+
+
+def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
+    with np.errstate(all="ignore"):
+        f = specification.terms(p)
+        P = np.where(f.visible, np.exp(f.S.reshape(f.P.shape) - lse.reshape(f.lse.shape)[..., None]), 0)
+    P = P.reshape(p.shape(p.n_q, p.n_k))
+    mass, largest = (specification.pooled(P, rows, cols, kind).astype(p.compute) for kind in ("mass", "max"))
+    return mass, largest
+
+
+def fitted(p: Problem, g: Differential) -> Differential:
+    """Each gradient in the dtype of its input."""
+
+    def fit(x: Array | None, like: Array | None) -> Array | None:
+        return None if x is None or like is None else x.astype(like.dtype)
+
+    return Differential(
+        query=fit(g.query, p.query),
+        key=fit(g.key, p.key),
+        value=fit(g.value, p.value),
+        bias=fit(g.bias, p.bias),
+        sink=fit(g.sink, p.sink),
+        tables={table: x.astype(table.dtype) for table, x in g.tables.items()},
+    )
+
+
+def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
+    return fitted(p, specification.gradients(p, ct))
+
+
+def jvp(
+    p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
+) -> tuple[Outputs, Outputs]:
+    primal, tangent = specification.jvp(p, t)
+    return outputs or rounded(p, primal), rounded(p, tangent)
+
+
+def backward_jvp(
+    p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
+) -> Differential:
+    return fitted(p, specification.gradients_jvp(p, t, ct, d_ct))
+
+
+def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
+    return rounded(p, specification.jvp_jvp(p, t, u))

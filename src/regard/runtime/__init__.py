@@ -1,0 +1,11 @@
+"""Threads, memory and files of this process.
+
+| Module | Contents |
+|---|---|
+| `threads` | the number of threads; helpers; work spread over them |
+| `memory` | results on huge pages, reused by later calls |
+| `system` | memory and processors, within the limits of a control group |
+| `forks` | locks and cached properties that a forked child can use |
+| `diskcache` | files in the user's cache directory that nobody else could have written |
+| `arrayfile` | named arrays in a safetensors file, mapped into memory |
+"""

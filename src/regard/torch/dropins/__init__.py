@@ -1,0 +1,1 @@
+"""PyTorch's own function: `functional` has its conventions, `nested` its nested tensors."""

@@ -1,0 +1,223 @@
+"""The operations of PyTorch's dispatcher: attention and its derivatives, for any number of tensors and a call as text.
+
+Modes and traced graphs see these five and nothing below them. A fake kernel says which shapes come out. Their
+derivatives are the autograd functions of `torch/autograd.py`, which call them in turn.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from regard.ops.attention import problem_from
+from regard.torch import kernels
+from regard.torch.arrays import hollow, together
+from regard.torch.calls import Call
+from regard.torch.graph.modes import (
+    below_autograd,
+    dispatch_modes,
+    fake,
+    transforms_active,
+    watched,
+    with_forward_mode,
+    wrapped,
+)
+from regard.torch.graph.texts import call_of, text_of_call
+
+Results = list[torch.Tensor]
+Given = Sequence[torch.Tensor | None]
+HOST = ("offset", "seed")  # numbers that checks and plans look at
+
+library = torch.library.Library("regard", "DEF")
+
+
+class Sizes(NamedTuple):
+    """lead: leading dimensions, broadcast. value: features of the output, 0 where it is the weights."""
+
+    lead: tuple[int, ...]
+    heads: int
+    groups: int
+    n_q: int
+    n_k: int
+    d: int
+    value: int
+    positions_first: bool
+
+    @staticmethod
+    def of(call: Call, shapes: Sequence[Any]) -> "Sizes":
+        """Of the shapes of a call's inputs."""
+        named: dict[Any, Any] = dict(zip(call.inputs, shapes, strict=False))
+        q, k = named["query"], named["key"]
+        v: Any = named.get("value", k)
+        first = call.options["layout"] == "bnhd"
+        n, h = (-3, -2) if first else (-2, -3)
+        lead = torch.broadcast_shapes(*(x[:-3] for x in (q, k, v)))
+        return Sizes(tuple(lead), q[h], k[h], q[n], k[n], q[-1], 0 if call.weights else v[-1], first)
+
+
+def execute(name: str, call: Call, given: Given) -> Any:
+    """An operation by its kernel, or, where a mode or a tensor without values asks for that, by the dispatcher."""
+    if transforms_active() and any(x is not None and wrapped(x) for x in given):  # of one with others around it
+        with torch.enable_grad(), with_forward_mode(True), below_autograd():
+            return tuple(operate(name, call, given))
+    if watched() or (call.again is None and fake(given[0])):  # query, and then all of them
+        with below_autograd():
+            return tuple(operate(name, call, given))
+    return KERNELS[name](call, *given)
+
+
+def operate(name: str, call: Call, given: Given) -> Results:
+    """An operation by the dispatcher."""
+    if "torch.utils.flop_counter" in sys.modules:
+        be_counted()
+    found: Results = OPERATIONS[name](list(given), text_of_call(call))
+    return found
+
+
+def attention_fake(given: list[Any], text: str) -> Results:
+    call = call_of(text)
+    size, q = Sizes.of(call, [x.shape for x in given]), given[0]
+    checked_shapes(call, given)
+    lead, heads, n_q, n_k = size.lead, size.heads, size.n_q, size.n_k
+    rows = (*lead, heads, n_q)
+    matrix = (n_q, heads) if size.positions_first else (heads, n_q)
+    real = torch.float64 if q.dtype is torch.float64 else torch.float32
+    results = [q.new_empty((*rows, n_k) if call.weights else (*lead, *matrix, size.value))]
+    shapes = {"received": (*lead, heads, n_k), "group_received": (*lead, size.groups, n_k)}
+    shapes |= {"profile": (*lead, heads, n_q + n_k - 1), "distances": (*lead, 1, n_q + n_k - 1)}
+    own: dict[str, list[Any]] = {}
+    for s in call.observe:
+        if s.name == "top":
+            own.setdefault("values", []).append((*rows, s.of))
+            own.setdefault("indices", []).append((*rows, s.of))
+        elif s.name == "pooled":
+            own.setdefault("pooled", []).append((*lead, heads, min(s.of[0], n_q), min(s.of[1], n_k)))
+        elif s.name == "weights_of":
+            own.setdefault("weights_of", []).append((*lead, heads, len(s.of), n_k))
+    for name in call.results[1:]:
+        shape = own[name].pop(0) if name in own else shapes.get(name, rows)
+        results.append(q.new_empty(shape, dtype=torch.int64 if name in kernels.INTEGERS else real))
+    return results
+
+
+def checked_shapes(call: Call, given: list[Any]) -> None:
+    """The checks of a call that need no values, where sizes are known."""
+    named = {name: x for name, x in zip(call.inputs, given, strict=True) if type(name) is str and name not in HOST}
+    if call.folded or not all(type(n) is int for x in named.values() for n in x.shape):
+        return
+    named.setdefault("value", named["key"])
+    problem_from(**{name: hollow(x) for name, x in named.items()}, layout=call.options["layout"])
+
+
+def outputs_fake(given: list[Any], text: str) -> Results:
+    """Of a tangent of the outputs, which are given behind the inputs."""
+    n = len(call_of(text).inputs)
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[n : n + 3] if x is not None]
+
+
+def floats_fake(given: list[Any], text: str) -> Results:
+    """Of gradients, which have the shapes of the floats."""
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[: len(call_of(text).floats)]]
+
+
+def attention_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
+    """Q Kᵀ and P V, as PyTorch counts its own: all pairs, for masks too."""
+    return products(shapes, text, 1, 1)
+
+
+def backward_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
+    """Q Kᵀ again, dO Vᵀ, Pᵀ dO, dS K and dSᵀ Q."""
+    return products(shapes, text, 3, 2)
+
+
+def tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
+    """Q Kᵀ again, its tangents in Q and in K, and those of P V in P and in V."""
+    return products(shapes, text, 3, 2)
+
+
+def backward_tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
+    """Q Kᵀ and dO Vᵀ again, and two tangents of each of the five products of backward."""
+    return products(shapes, text, 7, 5)
+
+
+def tangent_tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
+    """Q Kᵀ, two tangents of it along each direction and two along both; P V in V, in V along each, and in P."""
+    return products(shapes, text, 7, 3)
+
+
+def products(shapes: Any, text: str, over_d: int, over_value: int) -> int:
+    """Floating-point operations of so many products over the features of keys, and over those of values."""
+    call = call_of(text)
+    size = Sizes.of(call, shapes)
+    return 2 * prod(size.lead) * size.heads * size.n_q * size.n_k * (over_d * size.d + over_value * size.value)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "attention": kernels.attention,
+    "attention_backward": kernels.backward,
+    "attention_tangent": kernels.tangent,
+    "attention_backward_tangent": kernels.backward_tangent,
+    "attention_tangent_tangent": kernels.tangent_tangent,
+}
+FAKES = {
+    "attention": attention_fake,
+    "attention_backward": floats_fake,
+    "attention_tangent": outputs_fake,
+    "attention_backward_tangent": floats_fake,
+    "attention_tangent_tangent": outputs_fake,
+}
+FLOPS = {
+    "attention": attention_flops,
+    "attention_backward": backward_flops,
+    "attention_tangent": tangent_flops,
+    "attention_backward_tangent": backward_tangent_flops,
+    "attention_tangent_tangent": tangent_tangent_flops,
+}
+
+
+def compute(name: str, given: list[Any], text: str) -> Results:
+    """The results of an operation, on tensors of one device."""
+    call = call_of(text)
+    together({n: x for n, x in zip(call.inputs, given, strict=False) if n not in HOST})
+    return [x.contiguous() for x in completed(name, KERNELS[name](call, *given), given, text)]
+
+
+def define(name: str) -> Any:
+    """The operation of a kernel, in PyTorch's dispatcher."""
+    first = "Tensor[] inputs" if name == "attention" else "Tensor?[] given"
+    library.define(f"{name}({first}, str call) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
+
+    def kernel(given: list[Any], text: str) -> Results:
+        return compute(name, given, text)
+
+    library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"regard::{name}", FAKES[name], lib=library)
+    return getattr(torch.ops.regard, name).default
+
+
+def completed(name: str, found: Any, given: Any, text: str) -> Results:
+    """Results with zeros for those that are None."""
+    if all(x is not None for x in found):
+        return list(found)
+    like = FAKES[name](given, text)
+    return [torch.zeros_like(y) if x is None else x for x, y in zip(found, like, strict=True)]
+
+
+OPERATIONS = {name: define(name) for name in KERNELS}
+forward = OPERATIONS["attention"]
+
+
+def be_counted() -> None:
+    """Tell PyTorch's counters of floating-point operations the formulas, and those that are counting already."""
+    from torch.utils.flop_counter import flop_registry, register_flop_formula
+
+    formulas = {getattr(torch.ops.regard, name): flops for name, flops in FLOPS.items()}
+    if forward.overloadpacket not in flop_registry:
+        for operation, flops in formulas.items():
+            register_flop_formula(operation)(flops)
+    for mode in dispatch_modes():
+        counts = getattr(getattr(mode, "counter", None), "flop_registry", None)  # a copy of the registry as it was
+        if counts is not None and forward.overloadpacket not in counts:
+            counts.update({operation: flop_registry[operation] for operation in formulas})

@@ -1,0 +1,202 @@
+"""Rules and calls as text, by which a traced graph knows them: JSON, which is saved with the graph and read elsewhere.
+
+Arrays that a rule was made of are part of its text. Those of more than KEPT bytes stay in the process; the text has
+a digest of what they hold. They stay for good where a graph is traced, and else as long as the rule.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import numpy as np
+import torch
+from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+from regard.core.statistics import Statistic
+from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, type_name
+from regard.rules.expression import rebuild
+from regard.rules.masks import Requirement, foreign
+from regard.torch.calls import DEFAULTS, Call
+from regard.torch.graph.modes import tracing
+from regard.torch.rules import Flags, TensorTable
+
+KEPT = 2**16
+KINDS: dict[str, Any] = {"Mask": Mask, "Score": Score}
+_large: WeakValueDictionary[str, np.ndarray[Any, np.dtype[Any]]] = WeakValueDictionary()
+_lasting: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}  # those of graphs, which may outlive what they were traced of
+_texts: WeakKeyDictionary[Call, str] = WeakKeyDictionary()
+_calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
+
+
+class Named(NamedTuple):
+    """A rule by its text: its tensors are `slots` here."""
+
+    rule: Any
+    slots: tuple[Any, ...]
+
+    @property
+    def fresh(self) -> "Named":
+        """The same rule with slots of its own, so that it can stand beside itself."""
+        slots = {id(x): x.empty for x in self.slots}
+        return Named(replace(self.rule, node=rebuild(self.rule.node, slots)), tuple(slots.values()))
+
+
+def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
+    """A rule as text, `slots` being what stands for tensors in it. lasting: large arrays stay in the process."""
+    expression, tables, dense = rule_text(rule.node)
+    place = {id(x): n for n, x in enumerate(slots)}
+
+    def read(x: Any) -> Any:
+        return {"slot": place[id(x)]} if id(x) in place else written(x.array if isinstance(x, Table) else x, lasting)
+
+    return json.dumps({
+        "kind": type(rule).__name__,
+        "expression": expression,
+        "prints": rule.text,
+        "requires": [asdict(x) for x in rule.requires],
+        "binds": getattr(rule, "binds", None),
+        "tables": [read(x) for x in tables],
+        "dense": [read(x) for x in dense],
+        "slots": [
+            ["flags", x.ndim] if isinstance(x, Flags) else ["table", x.shape, str(x.torch_dtype)] for x in slots
+        ],
+    })  # fmt: skip
+
+
+def written(x: Any, lasting: bool) -> dict[str, Any]:
+    found = {"dtype": x.dtype.name, "shape": x.shape}
+    data = np.ascontiguousarray(x).tobytes()
+    if len(data) <= KEPT:
+        return found | {"data": base64.b64encode(data).decode()}
+    digest = hashlib.sha256(data).hexdigest()
+    _large[digest] = x
+    if lasting:
+        _lasting[digest] = x
+    return found | {"digest": digest}
+
+
+def array_of(given: dict[str, Any]) -> Any:
+    """What `written` wrote."""
+    if "data" in given:
+        data = np.frombuffer(base64.b64decode(given["data"]), given["dtype"])
+        return data.reshape(given["shape"])
+    if given["digest"] not in _large:
+        raise RuntimeError(
+            f"a rule of this graph reads an array of shape {tuple(given['shape'])} that is too large to be saved with "
+            "it: trace the graph in this process, or give the rule a tensor, which is an input of the graph"
+        )
+    return _large[given["digest"]]
+
+
+@lru_cache(maxsize=1024)
+def named(text: str) -> Named:
+    """The rule that `text_of` wrote."""
+    given = json.loads(text)
+    slots: list[Any] = [
+        Flags(None, (1,) * form[0])
+        if kind == "flags"
+        else TensorTable("table", None, tuple(form[0]), getattr(torch, form[1].removeprefix("torch.")))
+        for kind, *form in given["slots"]
+    ]
+    tables, dense = (
+        [slots[x["slot"]] if "slot" in x else kind(array_of(x)) for x in given[name]]
+        for name, kind in (("tables", Table), ("dense", np.asarray))
+    )
+    node = rule_from_text(given["expression"], tables, dense)
+    more = {} if given["binds"] is None else {"binds": given["binds"]}
+    requires = tuple(Requirement(**x) for x in given["requires"])
+    return Named(KINDS[given["kind"]](node, given["prints"], requires, **more), tuple(slots))
+
+
+def call_text(**parts: Any) -> str:
+    return json.dumps(parts, default=plain_number)
+
+
+def plain_number(x: Any) -> Any:
+    """A number of NumPy or of a traced shape as one of Python; a rule that is observed as text."""
+    if isinstance(x, Rule):
+        return {"rule": text_of(x, ())}
+    if isinstance(x, np.generic):
+        return x.item()
+    if isinstance(x, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return guard_scalar(x)
+    raise TypeError(f"an option of a call in a traced graph must be a number or a string, got {type_name(x)}")
+
+
+def text_of_call(call: Call) -> str:
+    """The text of a call, by which `call_of` finds it, or one like it in another process."""
+    known = _texts.get(call)
+    if known is None:
+        slots: dict[int, int] = {}
+        lasting = tracing()
+
+        def rule(x: Rule | None) -> tuple[str | None, list[int]]:
+            if x is None:
+                return None, []
+            reads = foreign(x.node)
+            empty = {id(y): y.empty for y in reads}
+            text = text_of(replace(x, node=rebuild(x.node, empty)), tuple(empty.values()), lasting)
+            return text, [slots.setdefault(id(y), len(slots)) for y in reads]
+
+        score, score_slots = rule(call.options["score"])
+        mask, mask_slots = rule(call.options["mask"])
+        known = _texts[call] = call_text(
+            mask=mask, score=score, slots=[score_slots, mask_slots], engine=call.engine, weights=call.weights,
+            floats=[x if isinstance(x, str) else slots[id(x)] for x in call.floats],
+            others=[x if isinstance(x, str) else slots[id(x)] for x in call.others],
+            observe=[[s.name, s.of] for s in call.observe], folded=call.folded,
+            options={name: x for name, x in call.options.items() if name not in ("mask", "score", "observe")},
+        )  # fmt: skip
+        _calls[known] = call
+    return known
+
+
+def call_of(text: str) -> Call:
+    """The call that a text was made of, as long as that is there, or one like it."""
+    return _calls.get(text) or _read(text)
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str) -> Call:
+    """The call that `call_text` wrote.
+
+    mask, score: rules as text. slots: the numbers of the tensors that score and mask read. floats, others: the inputs
+    in order, by name or by the number of a slot. The rest is as in `Call`.
+    """
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = {}
+    if "slots" not in given:
+        raise RuntimeError(f"this graph is of another version of regard, trace it again: {text[:20]!r}...")
+    slots: dict[int, Any] = {}
+    rules = {}
+    for name, numbers in zip(("score", "mask"), given["slots"], strict=True):
+        rule, own = Named(None, ()) if given[name] is None else named(given[name]).fresh
+        shared = {id(x): slots.setdefault(n, x) for n, x in zip(numbers, own, strict=True)}
+        if any(id(x) != at for at, x in shared.items()):  # a table that both rules read
+            rule = replace(rule, node=rebuild(rule.node, shared))
+        rules[name] = rule
+    floats, others = (
+        tuple(x if isinstance(x, str) else slots[x] for x in given[name]) for name in ("floats", "others")
+    )
+    options = {name: frozen(x) for name, x in given["options"].items()}
+    observe = tuple(Statistic(name, observed(of)) for name, of in given["observe"])
+    whole = DEFAULTS | options | rules | {"observe": observe}
+    call = Call(whole, floats, others, given["engine"], given["folded"], given["weights"])
+    _texts[call] = text
+    return call
+
+
+def observed(of: Any) -> Any:
+    """What a statistic is of."""
+    return named(of["rule"]).rule if isinstance(of, dict) else frozen(of)
+
+
+def frozen(x: Any) -> Any:
+    return tuple(map(frozen, x)) if isinstance(x, list) else x

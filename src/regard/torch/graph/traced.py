@@ -1,0 +1,286 @@
+"""Calls in a graph that PyTorch traces (`torch.compile`, `torch.export`): one operation each, tensors as its inputs.
+
+All that is no tensor is known under a name, what it says as text, which is a constant of the graph. What runs while
+Dynamo traces comes in two kinds: functions that it follows, which see tensors and names, and functions marked as
+constant, which it calls with constants, and which make rules and calls and give back their names.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+import regard.rules
+from regard.core.statistics import Statistic
+from regard.rules import Mask, Rule, as_mask, as_score, compose
+from regard.rules.expression import make, rebuild
+from regard.rules.masks import foreign
+from regard.rules.outside import lookups
+from regard.torch.arrays import autocast, autocasting
+from regard.torch.calls import new_seed, seen_of
+from regard.torch.graph.modes import fake, transformed
+from regard.torch.graph.texts import call_text, named, text_of
+from regard.torch.rules import Flags, TensorTable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def constant(function: F) -> F:
+    """A function that Dynamo calls while it traces, with constants, and whose result is one."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+class InGraph:
+    """A mask or a score in a graph: the name of what it says, and the tensors that it reads."""
+
+    def __init__(self, name: str, tensors: tuple[torch.Tensor, ...]) -> None:
+        self.name = name
+        self.tensors = tensors
+
+    def __and__(self, other: Any) -> "InGraph":
+        return combined("__and__", self, in_graph("mask", other, frozen=True))
+
+    def __rand__(self, other: Any) -> "InGraph":
+        return combined("__and__", in_graph("mask", other, frozen=True), self)
+
+    def __or__(self, other: Any) -> "InGraph":
+        return combined("__or__", self, in_graph("mask", other, frozen=True))
+
+    def __ror__(self, other: Any) -> "InGraph":
+        return combined("__or__", in_graph("mask", other, frozen=True), self)
+
+    def __invert__(self) -> "InGraph":
+        return InGraph(name_of_inverse(self.name), self.tensors)
+
+
+def combined(operator: str, a: InGraph, b: InGraph) -> InGraph:
+    return InGraph(name_of_both(operator, a.name, b.name), a.tensors + b.tensors)
+
+
+def in_graph(argument: str, x: Any, frozen: bool = False) -> InGraph:
+    """Anything that may be given as a mask or a score; frozen: a tensor as it is now."""
+    if isinstance(x, InGraph):
+        return x
+    if isinstance(x, torch.Tensor):
+        if argument != "mask":
+            raise TypeError(f"{argument} must be a score rule, got a tensor")
+        if x.is_floating_point():
+            raise TypeError(f"mask must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
+        return InGraph(name_of_flags(x.ndim), (x if x.dtype is torch.bool and not frozen else x != 0,))
+    if isinstance(x, Rule):
+        if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+            for tensor in x.tensors:
+                if tensor.requires_grad and not fake(tensor):
+                    raise NotImplementedError(
+                        f"{argument}: {x} was made outside of the program, and torch.export takes a parameter that it "
+                        "reads as a constant, without a gradient: make the rule where the program calls attention, or "
+                        "export with strict=True"
+                    )
+        return InGraph(name_of_rule(x), x.tensors)
+    if isinstance(x, list | tuple):
+        parts = [in_graph(argument, part) for part in x]
+        tensors: tuple[torch.Tensor, ...] = ()
+        for part in parts:
+            tensors = tensors + part.tensors
+        return InGraph(name_of_sequence(tuple([part.name for part in parts])), tensors)
+    return InGraph(name_of_function(argument, x), ())
+
+
+def trained(x: torch.Tensor) -> bool:
+    """Whether a derivative may be asked for: a compiled graph is traced again for tensors that require grad, an
+    exported one is not.
+    """
+    followed = torch.compiler.is_exporting() or not torch.compiler.is_dynamo_compiling()
+    return x.is_floating_point() and (x.requires_grad or followed)
+
+
+def construct(name: str, args: Any, kwargs: Any) -> Any:
+    """What a function that makes rules gives in a graph."""
+    if name == "table":
+        if kwargs.get("bounds", "clamp") != "clamp":
+            raise TypeError("regard.table: bounds='raise' is not checked inside of a graph: give bounds='clamp'")
+        return args[0] if args else kwargs["array"]
+    if name in ("mask", "score"):
+        return in_graph(name, args[0] if args else kwargs["function"], frozen=True)
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    values = tuple([described(x) for x in args])
+    named = tuple([(key, described(x)) for key, x in kwargs.items()])
+    return InGraph(name_of_constructed(name, values, named), tuple(tensors))
+
+
+def described(x: Any) -> Any:
+    """An argument as a constant."""
+    return ("tensor", tuple(x.shape), str(x.dtype)) if isinstance(x, torch.Tensor) else ("value", fixed(x))
+
+
+def fixed(x: Any) -> Any:
+    """Numbers as constants of the graph, which is traced again for others."""
+    if isinstance(x, tuple):
+        return tuple([fixed(part) for part in x])
+    return guard_scalar(x) if isinstance(x, int | float) else x
+
+
+@constant
+def name_of_constructed(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
+    slots: list[Any] = []
+
+    def argument(x: tuple[Any, ...]) -> Any:
+        if x[0] == "value":
+            return x[1]
+        slots.append(TensorTable(name, None, x[1], getattr(torch, x[2].removeprefix("torch."))))
+        return slots[-1]
+
+    function = getattr(regard.rules, name).__wrapped__
+    rule = function(*map(argument, args), **{key: argument(x) for key, x in kwargs})
+    return text_of(rule, tuple(slots))
+
+
+@constant
+def name_of_function(argument: str, function: Any) -> str:
+    rule = (as_mask if argument == "mask" else as_score)(function)
+    if rule.tensors:
+        raise TypeError(
+            f"{rule} reads a tensor, which a function that becomes a rule inside of a graph cannot: "
+            f"make the rule outside, with regard.{argument}(function)"
+        )
+    return name_of_rule(rule)
+
+
+@constant
+def name_of_rule(rule: Rule) -> str:
+    if any(x.table.bounds == "raise" for x in lookups(rule.node)):
+        raise TypeError(f"{rule}: bounds='raise' of a table is not checked inside of a graph: give bounds='clamp'")
+    slots = foreign(rule.node)
+    empty = {id(x): x.empty for x in slots}
+    return text_of(replace(rule, node=rebuild(rule.node, empty)), tuple(empty.values()))
+
+
+@constant
+def name_of_flags(ndim: int) -> str:
+    slot = Flags(None, (1,) * ndim)
+    return text_of(Mask(make("dense", "bool", (), slot), "array"), (slot,))
+
+
+@constant
+def name_of_inverse(name: str) -> str:
+    found = named(name)
+    return text_of(~found.rule, found.slots)
+
+
+@constant
+def name_of_both(operator: str, a: str, b: str) -> str:
+    first, second = named(a), named(b).fresh
+    return text_of(getattr(first.rule, operator)(second.rule), first.slots + second.slots)
+
+
+@constant
+def name_of_sequence(names: tuple[str, ...]) -> str:
+    parts = [named(name).fresh for name in names]
+    return text_of(compose([part.rule for part in parts]), tuple(slot for part in parts for slot in part.slots))
+
+
+@constant
+def name_of_call(
+    mask: str | None, score: str | None, floats: tuple[bool, ...], tensors: tuple[str, ...], engine: str | None,
+    weights: bool, observe: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...],
+    constants: tuple[str, ...],
+) -> str:  # fmt: skip
+    """
+    mask, score: rules as text. floats: which tensors of the score have a derivative. tensors: which other inputs are
+    given; constants: which of them have none, though they could.
+    """
+    slots = [0 if rule is None else len(named(rule).slots) for rule in (score, mask)]
+    scored, masked = range(slots[0]), range(slots[0], sum(slots))
+    fixed = [x for x in tensors if x in ("offset", "seed", *constants)]
+    return call_text(
+        mask=mask, score=score, slots=[[*scored], [*masked]], engine=engine, weights=weights, observe=observe, folded=0,
+        floats=[
+            *(("query", "key") if weights else ("query", "key", "value")), *(x for x in tensors if x not in fixed),
+            *(n for n, trains in zip(scored, floats, strict=True) if trains),
+        ],
+        others=[*(n for n, trains in zip(scored, floats, strict=True) if not trains), *masked, *fixed],
+        options=dict(options),
+    )  # fmt: skip
+
+
+def not_in_onnx() -> None:
+    """NotImplementedError while a model is exported to ONNX."""
+    if torch.onnx.is_in_onnx_export():
+        raise NotImplementedError(
+            "regard.attention has no ONNX operator: export the model with PyTorch's F.scaled_dot_product_attention, "
+            "outside of regard.torch.sdpa()"
+        )
+
+
+def attention(
+    query: Any, key: Any, value: Any, return_weights: bool, observe: Any, engine: str | None, options: dict[str, Any]
+) -> Any:  # fmt: skip
+    """`regard.attention` in a graph."""
+    from regard.torch.graph.operators import forward
+
+    not_in_onnx()
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor where others of the call are, got {type(x).__name__}")
+    if transformed():
+        raise NotImplementedError("regard.attention: a transform inside of a compiled region is not provided")
+    if autocasting(query):
+        query, key, value = autocast(query), autocast(key), autocast(value)
+    mask = None if options.get("mask") is None else in_graph("mask", options["mask"])
+    score = None if options.get("score") is None else in_graph("score", options["score"])
+    matrices = query.ndim == 2
+    if matrices:
+        query, key, value = query[None], key[None], value[None]
+    names: list[str] = []
+    floats: list[Any] = []
+    others: list[Any] = []
+    tail: list[Any] = []
+    bias = options.get("bias")
+    constants = ("bias",) if isinstance(bias, torch.Tensor) and not trained(bias) else ()
+    for name, into in (("bias", tail if constants else floats), ("sink", floats), ("offset", tail)):
+        given = options.get(name)
+        if name == "offset" and isinstance(given, int):
+            # An input, because it changes from step to step.
+            given = torch.full((), given, dtype=torch.int64, device="cpu")
+        elif name == "offset" and isinstance(given, torch.Tensor):
+            given = given.cpu()  # checks look at it
+        if given is not None:
+            names.append(name)
+            into.append(given)
+    trains = []
+    if score is not None:
+        for x in score.tensors:
+            trains.append(trained(x))
+            (floats if trains[-1] else others).append(x)
+    if mask is not None:
+        others += mask.tensors
+    numbers = {name: fixed(x) for name, x in options.items() if name not in ("mask", "score", *names)}
+    seeded = bool(options.get("dropout")) and options.get("seed") is None
+    seen = [(s, None) if isinstance(s, str) else (s.name, fixed(s.of)) for s in observe]
+    for name, _ in seen:
+        if name == "mass":
+            raise NotImplementedError("regard.mass is not observed in a graph that is traced")
+    masked, scored = None if mask is None else mask.name, None if score is None else score.name
+
+    call = name_of_call(
+        masked, scored, tuple(trains), tuple([*names, "seed"] if seeded else names), engine, False, tuple(seen),
+        tuple(numbers.items()), constants,
+    )  # fmt: skip
+    seeds = [new_seed()] if seeded else []
+    results = forward([query, key, value, *floats, *others, *tail, *seeds], call)
+    if matrices:
+        results = [x[0] for x in results]
+    out = [results[0]]
+    if return_weights:
+        numbers = {name: x for name, x in numbers.items() if name not in ("dropout", "seed")}
+        call = name_of_call(
+            masked, scored, tuple(trains), tuple(names), engine, True, (), tuple(numbers.items()), constants
+        )
+        tile = forward([query, key, *floats, *others, *tail], call)[0]
+        out.append(tile[0] if matrices else tile)
+    if seen:
+        out.append(seen_of([Statistic(*s) for s in seen], results))
+    return out[0] if len(out) == 1 else tuple(out)

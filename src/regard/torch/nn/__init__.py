@@ -1,0 +1,1 @@
+"""PyTorch modules: `modules` has attention, blocks and stacks, `positions` encodings for them."""

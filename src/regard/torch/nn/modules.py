@@ -1,0 +1,688 @@
+"""Multi-head attention, transformer blocks and stacks of them, as PyTorch modules around `regard.attention`."""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, Self, TypedDict, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import regard
+from regard.core.signatures import named, named_beside, passing_on
+from regard.core.types import MaskLike, ScoreLike
+from regard.rules import Mask, Score, as_mask, as_score
+from regard.torch.fastpath import positions_first
+from regard.torch.graph.traced import in_graph
+from regard.torch.nn.positions import Alibi, Relative, Rope
+
+Positions = Rope | Alibi | Relative | Literal["rope", "alibi", "relative"] | None
+Activation = Callable[[torch.Tensor], torch.Tensor] | Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu"]
+
+_ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "swiglu": F.silu,
+}
+_NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+
+class CopyOptions(TypedDict, total=False):
+    """The options of `MultiHeadAttention` that PyTorch's modules do not have, for `from_torch`."""
+
+    positions: Positions
+    causal: bool
+    mask: MaskLike
+    score: ScoreLike
+    scale: float | None
+
+
+class HeadOptions(CopyOptions, total=False):
+    """The options of `MultiHeadAttention` that blocks and stacks of them take too."""
+
+    num_kv_heads: int | None
+    key_dim: int | None
+    value_dim: int | None
+    head_dim: int | None
+    value_head_dim: int | None
+    sink: bool
+
+
+class BlockOptions(HeadOptions, total=False):
+    """The options of `TransformerBlock` that `Transformer` takes too."""
+
+    activation: Activation
+    dropout: float
+    norm: Literal["layer", "rms"]
+    norm_eps: float
+    norm_first: bool
+    bias: bool
+    attention_bias: bool | str | None
+    cross_attention: bool
+    context_dim: int | None
+    device: Any
+    dtype: Any
+
+
+# What `from_torch` takes from PyTorch's module.
+OF_TORCH = ("bias", "dropout", "device", "dtype", *(HeadOptions.__annotations__.keys() - CopyOptions.__annotations__))
+
+
+class KVCache:
+    """The keys and values that a `MultiHeadAttention` has seen, for decoding step by step.
+
+    It grows as needed, twice as large each time, and is for inference: under `torch.no_grad()` or
+    `torch.inference_mode()`. Position 0 is the first key that was ever appended.
+
+    >>> cache = KVCache()
+    >>> attention = MultiHeadAttention(16, 2, causal=True)
+    >>> with torch.no_grad():
+    ...     for token in torch.ones(3, 1, 16):
+    ...         out = attention(token, cache=cache)
+    >>> len(cache)
+    3
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[torch.Tensor] = []
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values so far, (..., n, h_kv, d), with those given as the last ones."""
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            raise RuntimeError("a KVCache is for inference: call the module under torch.no_grad()")
+        begin, self._length = self._length, self._length + key.shape[-3]
+        if not self._parts or self._length > self._parts[0].shape[-2]:
+            self._grow(key, value, begin)
+        for part, x in zip(self._parts, (key, value), strict=True):
+            part[..., begin : self._length, :] = x.transpose(-2, -3)
+        return self.parts()
+
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and values so far, (..., n, h_kv, d), as views."""
+        key, value = (part[..., : self._length, :].transpose(-2, -3) for part in self._parts)
+        return key, value
+
+    def reorder(self, index: torch.Tensor) -> None:
+        """Batch entries in another order, or some of them more than once, as beam search needs."""
+        self._parts = [part.index_select(0, index) for part in self._parts]
+
+    def _grow(self, key: torch.Tensor, value: torch.Tensor, filled: int) -> None:
+        # Heads before positions: what a head reads in a step of decoding is one stretch of memory.
+        old, self._parts = self._parts, []
+        for n, x in enumerate((key, value)):
+            *lead, _, h, d = x.shape
+            part = x.new_empty(*lead, h, max(2 * filled, self._length), d)
+            if old:
+                part[..., :filled, :] = old[n][..., :filled, :]
+            self._parts.append(part)
+
+    def __repr__(self) -> str:
+        return f"KVCache of {self._length} keys"
+
+
+@dataclass
+class BlockCache:
+    """The keys and values of a `TransformerBlock`: of its own sequence and of the context."""
+
+    own: KVCache = field(default_factory=KVCache)
+    context: KVCache = field(default_factory=KVCache)
+
+    def reorder(self, index: torch.Tensor) -> None:
+        """Batch entries in another order, or some of them more than once, as beam search needs."""
+        for cache in (self.own, self.context):
+            cache.reorder(index)
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), self or cross, batch first.
+
+    The formula is that of `regard.multihead_attention`, with a `nn.Linear` for each projection:
+    w_q, w_k, w_v, w_o.
+
+    True means attend, in `mask` and in `key_padding_mask`: the reverse of `nn.MultiheadAttention`,
+    where True hides. A query that sees nothing gives zeros (and then the bias of w_o), where that
+    can give NaN.
+
+    Args:
+        d_model: features of the queries and of the output.
+        num_heads: h.
+        num_kv_heads: h_kv, a divisor of h: groups of h / h_kv heads share a key and a value head.
+            Default h.
+        key_dim, value_dim: features of key and value, where they differ from d_model
+            (cross-attention).
+        head_dim: d, features of a head's queries and keys; default d_model / h.
+        value_head_dim: d_v, features of a head's values; default d.
+        bias: whether the projections have biases; or which do, as letters of "qkvo": "qk" is
+            queries and keys alone.
+        dropout: share of the attention weights that is dropped in training.
+        positions: "rope", "alibi", "relative", or one of `Rope`, `Alibi`, `Relative`. The last two
+            are added after `score`. Queries count from the end: the last query is at the position
+            of the last key.
+        causal: query i sees the keys j ≤ i.
+        mask: a rule for every call, such as `regard.window(256)`; as `mask` of `regard.attention`.
+        score: what is done to scores, such as `regard.softcap(50.0)`; as `score` of
+            `regard.attention`.
+        scale: of Q Kᵀ; default 1/√d.
+        sink: each head learns a logit that takes weight and gives no value; it begins at 0.
+        device, dtype: of the parameters.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected.
+
+    >>> attention = MultiHeadAttention(64, 8, num_kv_heads=2, causal=True, positions="rope")
+    >>> attention(torch.randn(3, 10, 64)).shape
+    torch.Size([3, 10, 64])
+    >>> out, weights = attention(torch.randn(3, 10, 64), return_weights=True)
+    >>> weights.shape
+    torch.Size([3, 8, 10, 10])
+    """
+
+    @named
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        bias: bool | str = True,
+        dropout: float = 0.0,
+        positions: Positions = None,
+        causal: bool = False,
+        mask: MaskLike = None,
+        score: ScoreLike = None,
+        scale: float | None = None,
+        sink: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        h, h_kv = num_heads, num_heads if num_kv_heads is None else num_kv_heads
+        if h < 1 or h_kv < 1 or h % h_kv:
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {h} and {h_kv}")
+        if head_dim is None and d_model % h:
+            raise ValueError(f"num_heads={h} must divide d_model={d_model}, unless head_dim is given")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        biases = bias if isinstance(bias, str) else "qkvo" if bias else ""
+        if set(biases) - set("qkvo"):
+            raise ValueError(f"bias must be a bool or letters of 'qkvo', got {bias!r}")
+        d = d_model // h if head_dim is None else head_dim
+        d_v = d if value_head_dim is None else value_head_dim
+        self.d_model, self.num_heads, self.num_kv_heads = d_model, h, h_kv
+        self.head_dim, self.value_head_dim = d, d_v
+        self.dropout, self.causal, self.scale = float(dropout), causal, scale
+        self.mask: Mask | None = None if mask is None else as_mask(mask, frozen=True)
+        self.score: Score | None = None if score is None else as_score(score)
+        made = {"device": device, "dtype": dtype}
+        self.w_q = nn.Linear(d_model, h * d, bias="q" in biases, **made)
+        self.w_k = nn.Linear(d_model if key_dim is None else key_dim, h_kv * d, bias="k" in biases, **made)
+        self.w_v = nn.Linear(d_model if value_dim is None else value_dim, h_kv * d_v, bias="v" in biases, **made)
+        self.w_o = nn.Linear(h * d_v, d_model, bias="o" in biases, **made)
+        self.sink = nn.Parameter(torch.empty(h, **made)) if sink else None
+        self.positions = _positions(positions, h, d, made)
+        self.reset_parameters()
+
+    @classmethod
+    @named
+    @passing_on(__init__, without=OF_TORCH)
+    def from_torch(cls, module: nn.MultiheadAttention, **options: Unpack[CopyOptions]) -> Self:
+        """The same attention with a copy of the weights of a `nn.MultiheadAttention`.
+
+        Called batch first and with masks reversed (True = attend), it gives the same output.
+        `options` are those of the constructor that PyTorch's module does not have, such as causal.
+        Raises ValueError for `add_bias_kv`."""
+        if module.bias_k is not None:
+            raise ValueError("from_torch: add_bias_kv=True, a key and value of its own, has no counterpart here")
+        weight = module.out_proj.weight
+        new = cls(
+            module.embed_dim, module.num_heads, key_dim=module.kdim, value_dim=module.vdim,
+            bias=module.in_proj_bias is not None, dropout=module.dropout, sink=module.add_zero_attn,
+            device=weight.device, dtype=weight.dtype, **options,
+        )  # fmt: skip
+        packed = module.in_proj_weight
+        weights = (
+            packed.chunk(3)
+            if packed is not None
+            else (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        )
+        with torch.no_grad():
+            for linear, w in zip((new.w_q, new.w_k, new.w_v, new.w_o), (*weights, weight), strict=True):
+                linear.weight.copy_(w)
+            if module.in_proj_bias is not None:
+                biases = (*module.in_proj_bias.chunk(3), module.out_proj.bias)
+                for linear, b in zip((new.w_q, new.w_k, new.w_v, new.w_o), biases, strict=True):
+                    linear.bias.copy_(b)
+        if new.sink is not None:  # a key and a value of zeros: a logit of 0, not learned
+            new.sink.requires_grad_(False)
+        return new.train(module.training)
+
+    def reset_parameters(self) -> None:
+        """Xavier's uniform weights (Glorot and Bengio 2010), biases and sinks of zero."""
+        for linear in (self.w_q, self.w_k, self.w_v, self.w_o):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        if self.sink is not None:
+            nn.init.zeros_(self.sink)
+
+    @named_beside(__init__)
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None = None,
+        value: torch.Tensor | None = None,
+        *,
+        mask: Any = None,
+        key_padding_mask: torch.Tensor | None = None,
+        cache: KVCache | None = None,
+        return_weights: bool | Literal["heads", "mean"] = False,
+    ) -> Any:
+        """Attend.
+
+        Args:
+            query: (..., n_q, d_model), or (n_q, d_model).
+            key: (..., n_k, key_dim); the query itself unless given (self-attention).
+            value: (..., n_k, value_dim); the key unless given.
+            mask: True = attend: a rule, or booleans or 0/1 that align right to (..., h, n_q, n_k).
+                Whatever else masks, all must allow a pair.
+            key_padding_mask: (..., n_k) booleans or 0/1, True = a real key, False = padding: the
+                reverse of `nn.MultiheadAttention`. With a cache, for all keys in it.
+            cache: in self-attention the keys of this call are appended to those in the cache, and
+                all are attended to. In cross-attention (key given) those of the first call are
+                kept, and `key` is not looked at again.
+            return_weights: also return the weights (..., h, n_q, n_k), "mean": averaged over heads
+                (..., n_q, n_k).
+
+        Returns:
+            (..., n_q, d_model); with `return_weights` a tuple (out, weights).
+        """
+        if key is None and value is not None:
+            raise ValueError("value is given without key: self-attention takes query alone, cross-attention both")
+        if return_weights not in (False, True, "heads", "mean"):
+            raise ValueError(f"return_weights must be a bool, 'heads' or 'mean', got {return_weights!r}")
+        q = self.w_q(query).unflatten(-1, (self.num_heads, self.head_dim))
+        if key is None:
+            k, v = self._keys(query, query, 0 if cache is None else len(cache))
+            if cache is not None:
+                k, v = cache.append(k, v)
+        elif cache is not None and len(cache):
+            k, v = cache.parts()
+        else:
+            k, v = self._keys(key, key if value is None else value, 0)
+            if cache is not None:
+                cache.append(k, v)
+        if isinstance(self.positions, Rope):
+            q = self.positions(q, k.shape[-3] - q.shape[-3])
+        visible = with_padding(mask, key_padding_mask, (*q.shape[:-3], k.shape[-3]))
+        visible = both(self.mask, visible)
+        scores = [self.score] if self.score is not None else []
+        if isinstance(self.positions, Alibi | Relative):
+            scores.append(self.positions())
+        out = positions_first(
+            q, k, v, mask=visible, causal=self.causal or None, scale=self.scale, sink=self.sink,
+            score=(scores[0] if len(scores) == 1 else scores) if scores else None,
+            dropout=(self.dropout or None) if self.training else None, return_weights=bool(return_weights) or None,
+        )  # fmt: skip
+        if not return_weights:
+            return self.w_o(out.flatten(-2))
+        out, weights = out
+        return self.w_o(out.flatten(-2)), weights.mean(-3) if return_weights == "mean" else weights
+
+    def _keys(self, key: torch.Tensor, value: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        k = self.w_k(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = self.w_v(value).unflatten(-1, (self.num_kv_heads, self.value_head_dim))
+        return self.positions(k, first) if isinstance(self.positions, Rope) else k, v
+
+    def extra_repr(self) -> str:
+        shown = [f"d_model={self.d_model}", f"num_heads={self.num_heads}"]
+        if self.num_kv_heads != self.num_heads:
+            shown.append(f"num_kv_heads={self.num_kv_heads}")
+        shown.append(f"head_dim={self.head_dim}")
+        if self.value_head_dim != self.head_dim:
+            shown.append(f"value_head_dim={self.value_head_dim}")
+        for name, usual in (("dropout", 0.0), ("causal", False), ("mask", None), ("score", None), ("scale", None)):
+            value = getattr(self, name)
+            if value is not usual and (usual is None or value != usual):
+                shown.append(f"{name}={value}")
+        return ", ".join([*shown, "sink=True"] if self.sink is not None else shown)
+
+
+class FeedForward(nn.Module):
+    """The feed-forward half of a block: w_down(activation(w_up(x))), or SwiGLU.
+
+    SwiGLU is w_down(silu(w_gate(x)) · w_up(x)). activation: "gelu", "gelu_tanh", "relu", "silu",
+    "swiglu" (Shazeer 2020), or a function of a tensor. dropout: of what comes out of the
+    activation, in training.
+
+    >>> FeedForward(8, 32)(torch.ones(2, 8)).shape
+    torch.Size([2, 8])
+    """
+
+    @named
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(activation, str) and activation not in _ACTIVATIONS:
+            raise ValueError(f"activation must be a function or one of {', '.join(_ACTIVATIONS)}, got {activation!r}")
+        made = {"bias": bias, "device": device, "dtype": dtype}
+        self.activation = activation
+        self.w_up = nn.Linear(d_model, d_ff, **made)
+        self.w_gate = nn.Linear(d_model, d_ff, **made) if activation == "swiglu" else None
+        self.w_down = nn.Linear(d_ff, d_model, **made)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        activation = _ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
+        y = self.w_up(x)
+        y = activation(y) if self.w_gate is None else activation(self.w_gate(x)) * y
+        return self.w_down(self.dropout(y))
+
+    def extra_repr(self) -> str:
+        name = self.activation if isinstance(self.activation, str) else getattr(self.activation, "__name__", None)
+        return f"activation={name!r}" if name else ""
+
+
+class TransformerBlock(nn.Module):
+    """Attention and a feed-forward network, with residuals, norms and perhaps cross-attention.
+
+    Post-norm, x ← norm(x + f(x)), is that of Vaswani et al. 2017; pre-norm, x ← x + f(norm(x)),
+    trains deeper stacks.
+
+    Args:
+        d_model: features of x.
+        num_heads: of both attentions.
+        d_ff: features inside the feed-forward network; default 4 · d_model.
+        activation: of the feed-forward network, as in `FeedForward`: "gelu", "relu", "swiglu", ...
+        dropout: of attention weights, inside the feed-forward network, and of what each half adds
+            to x, in training.
+        norm: "layer" or "rms"; norm_eps is its ε.
+        norm_first: pre-norm.
+        bias: of feed-forward network and layer norms; and of attention, unless `attention_bias`
+            says otherwise.
+        attention_bias: as `bias` of `MultiHeadAttention`.
+        cross_attention: with a second attention that looks at a context, as in a decoder.
+        context_dim: features of the context; default d_model.
+        device, dtype: of the parameters.
+        attention: options of `MultiHeadAttention` for the attention to x itself: causal, positions,
+            num_kv_heads, ...
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected.
+
+    >>> block = TransformerBlock(d_model=512, num_heads=8, d_ff=2048)
+    >>> block(torch.randn(2, 100, 512)).shape
+    torch.Size([2, 100, 512])
+    """
+
+    @named
+    @passing_on(MultiHeadAttention.__init__)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int | None = None,
+        *,
+        activation: Activation = "gelu",
+        dropout: float = 0.0,
+        norm: Literal["layer", "rms"] = "layer",
+        norm_eps: float = 1e-5,
+        norm_first: bool = False,
+        bias: bool = True,
+        attention_bias: bool | str | None = None,
+        cross_attention: bool = False,
+        context_dim: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+        **attention: Unpack[HeadOptions],
+    ) -> None:
+        super().__init__()
+        made = {"device": device, "dtype": dtype}
+        heads = {"dropout": dropout, "bias": bias if attention_bias is None else attention_bias, **made}
+        normal = partial(_norm, norm, d_model, norm_eps, bias, made)
+        self.norm_first = norm_first
+        self.attention = MultiHeadAttention(d_model, num_heads, **heads, **attention)
+        self.attention_norm = normal()
+        self.cross_attention = self.cross_attention_norm = None
+        if cross_attention:
+            self.cross_attention = MultiHeadAttention(
+                d_model, num_heads, key_dim=context_dim, value_dim=context_dim, **heads
+            )
+            self.cross_attention_norm = normal()
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=dropout, bias=bias, **made)
+        self.feed_forward_norm = normal()
+        self.dropout = nn.Dropout(dropout)
+
+    @classmethod
+    @named
+    @passing_on(MultiHeadAttention.__init__, without=OF_TORCH)
+    def from_torch(
+        cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, **attention: Unpack[CopyOptions]
+    ) -> Self:
+        """The same block with a copy of the weights of PyTorch's encoder or decoder layer.
+
+        Called batch first and with masks reversed (True = attend), it gives the same output.
+        `attention` are options of `MultiHeadAttention`: a decoder is made causal here,
+        `causal=True`, instead of by a mask in every call."""
+        decoder = isinstance(layer, nn.TransformerDecoderLayer)
+        if not decoder and not isinstance(layer, nn.TransformerEncoderLayer):
+            raise TypeError(
+                "from_torch takes a nn.TransformerEncoderLayer or nn.TransformerDecoderLayer, "
+                f"got {type(layer).__name__}"
+            )
+        heads, up, down = layer.self_attn, layer.linear1, layer.linear2
+        names: dict[Any, Activation] = {F.relu: "relu", F.gelu: "gelu"}
+        activation = names.get(layer.activation, layer.activation)
+        new = cls(
+            heads.embed_dim, heads.num_heads, up.out_features, activation=activation, dropout=layer.dropout.p,
+            norm_eps=layer.norm1.eps, norm_first=layer.norm_first, bias=up.bias is not None, cross_attention=decoder,
+            device=up.weight.device, dtype=up.weight.dtype, **attention,
+        )  # fmt: skip
+        new.attention = MultiHeadAttention.from_torch(heads, **attention)
+        pairs = [(new.feed_forward.w_up, up), (new.feed_forward.w_down, down), (new.attention_norm, layer.norm1)]
+        if decoder:
+            new.cross_attention = MultiHeadAttention.from_torch(layer.multihead_attn)
+            pairs += [(new.cross_attention_norm, layer.norm2), (new.feed_forward_norm, layer.norm3)]
+        else:
+            pairs.append((new.feed_forward_norm, layer.norm2))
+        for ours, theirs in pairs:
+            ours.load_state_dict(theirs.state_dict())
+        return new.train(layer.training)
+
+    @named_beside(__init__)
+    def forward(
+        self,
+        x: torch.Tensor,
+        context: torch.Tensor | None = None,
+        *,
+        mask: Any = None,
+        key_padding_mask: torch.Tensor | None = None,
+        context_mask: Any = None,
+        context_padding_mask: torch.Tensor | None = None,
+        cache: BlockCache | None = None,
+    ) -> torch.Tensor:
+        """Return (..., n, d_model) from x of that shape and a context (..., n_k, context_dim).
+
+        Masks are as in `MultiHeadAttention`: True = attend, in padding masks too. With a cache, x
+        is what follows the tokens already seen; the context of the first call is kept."""
+        if (context is None) != (self.cross_attention is None):
+            need = "takes no context" if self.cross_attention is None else "has cross-attention: give it a context"
+            raise ValueError(f"this block {need}")
+
+        def own(y: torch.Tensor) -> torch.Tensor:
+            kept = None if cache is None else cache.own
+            return self.attention(y, mask=mask, key_padding_mask=key_padding_mask, cache=kept)
+
+        def other(y: torch.Tensor) -> torch.Tensor:
+            assert self.cross_attention is not None
+            kept = None if cache is None else cache.context
+            return self.cross_attention(
+                y, context, mask=context_mask, key_padding_mask=context_padding_mask, cache=kept
+            )
+
+        x = self._add(x, own, self.attention_norm)
+        if self.cross_attention is not None:
+            x = self._add(x, other, self.cross_attention_norm)
+        return self._add(x, self.feed_forward, self.feed_forward_norm)
+
+    def _add(self, x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor], norm: nn.Module) -> torch.Tensor:
+        if self.norm_first:
+            return x + self.dropout(f(norm(x)))
+        return norm(x + self.dropout(f(x)))
+
+    def new_cache(self) -> BlockCache:
+        """An empty cache for decoding."""
+        return BlockCache()
+
+    def extra_repr(self) -> str:
+        return f"norm_first={self.norm_first}"
+
+
+class Transformer(nn.Module):
+    """A stack of `TransformerBlock`s, with a norm at its end if they are pre-norm.
+
+    Embeddings, and what is made of the output, are the model's own: `nn.Embedding` before,
+    `nn.Linear` after it.
+
+    Args:
+        num_layers: how many blocks.
+        d_model, num_heads, d_ff: of each block.
+        final_norm: whether a norm follows the last block; default as norm_first.
+        block: the other options of `TransformerBlock` and `MultiHeadAttention`.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was given and what was expected.
+
+    >>> llama = {"norm": "rms", "norm_first": True, "activation": "swiglu", "positions": "rope"}
+    >>> decoder = Transformer(2, 64, 4, causal=True, **llama)
+    >>> decoder(torch.randn(3, 10, 64)).shape
+    torch.Size([3, 10, 64])
+    """
+
+    @named
+    @passing_on(TransformerBlock.__init__)
+    def __init__(
+        self, num_layers: int, d_model: int, num_heads: int, d_ff: int | None = None, *,
+        final_norm: bool | None = None, **block: Unpack[BlockOptions],
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+        self.blocks = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, **block) for _ in range(num_layers))
+        final = block.get("norm_first", False) if final_norm is None else final_norm
+        made = {"device": block.get("device"), "dtype": block.get("dtype")}
+        kind, eps, bias = block.get("norm", "layer"), block.get("norm_eps", 1e-5), block.get("bias", True)
+        self.norm = _norm(kind, d_model, eps, bias, made) if final else None
+
+    @classmethod
+    @named
+    @passing_on(MultiHeadAttention.__init__, without=OF_TORCH)
+    def from_torch(cls, stack: nn.TransformerEncoder | nn.TransformerDecoder, **attention: Unpack[CopyOptions]) -> Self:
+        """Copy the weights of a `nn.TransformerEncoder` or `nn.TransformerDecoder`."""
+        new = cls.__new__(cls)
+        nn.Module.__init__(new)
+        new.blocks = nn.ModuleList(TransformerBlock.from_torch(layer, **attention) for layer in stack.layers)
+        new.norm = deepcopy(stack.norm)
+        return new.train(stack.training)
+
+    @named_beside(__init__)
+    def forward(
+        self,
+        x: torch.Tensor,
+        context: torch.Tensor | None = None,
+        *,
+        mask: Any = None,
+        key_padding_mask: torch.Tensor | None = None,
+        context_mask: Any = None,
+        context_padding_mask: torch.Tensor | None = None,
+        cache: Sequence[BlockCache] | None = None,
+    ) -> torch.Tensor:
+        """Return (..., n, d_model); the arguments are those of `TransformerBlock`."""
+        caches: Sequence[BlockCache | None] = [None] * len(self.blocks) if cache is None else cache
+        seen = 0 if caches[0] is None else len(caches[0].own)
+        mask = with_padding(mask, key_padding_mask, (*x.shape[:-2], seen + x.shape[-2]))
+        if context is not None:
+            context_mask = with_padding(context_mask, context_padding_mask, tuple(context.shape[:-1]))
+        for block, kept in zip(self.blocks, caches, strict=True):
+            x = block(x, context, mask=mask, context_mask=context_mask, cache=kept)
+        return x if self.norm is None else self.norm(x)
+
+    def new_cache(self) -> tuple[BlockCache, ...]:
+        """An empty cache for every block, for decoding."""
+        return tuple(block.new_cache() for block in self.blocks)
+
+
+def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[int, ...]) -> Any:
+    """What a mask and a padding mask (..., n_k) allow, which must have that shape.
+
+    The padding mask is a table that a rule looks up, O(n): it hides keys from all queries alike. In a graph that is
+    being compiled it stays a tensor, as an input of the graph.
+    """
+    if key_padding_mask is None:
+        return mask
+    found = tuple(key_padding_mask.shape)
+    if found[-1:] != shape[-1:] or found[:-1] not in (shape[:-1], (1,) * len(found[:-1])):
+        raise ValueError(f"key_padding_mask must be (..., n_k) = {shape}, got {found}")
+    if key_padding_mask.is_floating_point():
+        raise TypeError(
+            f"key_padding_mask must be booleans or 0/1 integers, True = attend, got {key_padding_mask.dtype}"
+        )
+    real: Any = key_padding_mask != 0
+    if torch.compiler.is_compiling():
+        real = real[..., None, None, :]
+    else:
+        table = regard.table(real.reshape(-1, shape[-1]))
+        real = regard.mask(lambda b, h, i, j: table[b, j])
+    return both(mask, real)
+
+
+def both(a: Any, b: Any) -> Any:
+    """The mask that both masks are, each of a kind that `regard.attention` takes; None allows all."""
+    if a is None or b is None:
+        return b if a is None else a
+    if torch.compiler.is_compiling():
+        return in_graph("mask", a) & in_graph("mask", b)
+    return as_mask(a) & as_mask(b)  # of one call, so that nothing is copied
+
+
+def _positions(given: Any, h: int, d: int, made: dict[str, Any]) -> Rope | Alibi | Relative | None:
+    if given is None or isinstance(given, Rope | Alibi | Relative):
+        return given
+    if given == "rope":
+        return Rope(d)
+    if given == "alibi":
+        return Alibi(h)
+    if given == "relative":
+        return Relative(h, **made)
+    raise ValueError(f"positions must be 'rope', 'alibi', 'relative', or a Rope, Alibi or Relative, got {given!r}")
+
+
+def _norm(kind: str, d_model: int, eps: float, bias: bool, made: dict[str, Any]) -> nn.Module:
+    if kind not in _NORMS:
+        raise ValueError(f"norm must be 'layer' or 'rms', got {kind!r}")
+    return (
+        nn.LayerNorm(d_model, eps=eps, bias=bias, **made) if kind == "layer" else nn.RMSNorm(d_model, eps=eps, **made)
+    )

@@ -1,0 +1,11 @@
+"""What a view shows, as data.
+
+| Module | Contents |
+|---|---|
+| `questions` | a question of the page: scene, head, queries, keys |
+| `pyramid` | a head's weights as a map that zooms |
+| `profiles` | weight by distance, entropy and attention received along a sequence |
+| `stages` | one query and one key, step by step |
+| `scores` | scores of heads as a table |
+| `summary` | a model and a text: what terminal, page and picture draw |
+"""

@@ -1,0 +1,287 @@
+"""What there is to see when a model has read a text: data alone, for the terminal, the page and the picture to draw."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.core.statistics import cells
+from regard.interpret.heads import notable
+from regard.runtime.forks import cached_property
+from regard.viewer.data.scores import KINDS, Kind, layer_scores
+from regard.viewer.scene.labels import printable
+from regard.viewer.scene.scenes import Head, Scene
+
+Weights = NDArray[np.float32]
+
+ROWS_AT_ONCE = 1024
+
+CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does."
+
+
+class HeadScore(NamedTuple):
+    """A head and its score of one kind."""
+
+    layer: int
+    head: int
+    score: float
+
+
+class Attended(NamedTuple):
+    """The number of a token that is attended to, and by how much."""
+
+    token: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which head, and which token as the query, to look at closely."""
+
+    layer: int
+    head: int
+    token: int
+
+
+@dataclass(frozen=True, eq=False)
+class LookData:
+    """One text as one model's heads attend to it.
+
+    `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
+    name of a kind to scores (layers, heads), NaN where it has no meaning for this text (nothing repeats, say).
+    `rows_of(layer, head, rows)` gives rows of the weights of a head on demand, (m, n), rows the queries; nothing else
+    here is larger than O(n). Where `causal`, a query does not see the keys after it; other weights that are hidden are
+    NaN already. `pooled_of(layer, head, rows, cols)` gives a map of the largest weights, NaN where nothing is seen; it
+    is made of rows where there is none. `key_tokens` are those of the keys, if they are others. `following` are the
+    tokens the model expects next, with their probabilities. `counts`: heads by layer, where they differ. `numbers`: of
+    each layer the model's number, and those of its heads; their places unless given.
+    """
+
+    model: str
+    text: str
+    tokens: tuple[str, ...]
+    statistics: Mapping[str, NDArray[np.floating]]
+    rows_of: Callable[[int, int, slice], Weights]
+    causal: bool = True
+    following: tuple[tuple[str, float], ...] = ()
+    separator: str = ""
+    key_tokens: tuple[str, ...] | None = None
+    pooled_of: Callable[[int, int, int, int], Weights] | None = None
+    counts: tuple[int, ...] | None = None
+    numbers: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+
+    @property
+    def n(self) -> int:
+        """The number of tokens, those of the queries."""
+        return len(self.tokens)
+
+    @property
+    def n_k(self) -> int:
+        """The number of keys."""
+        return self.n if self.key_tokens is None else len(self.key_tokens)
+
+    @property
+    def about(self) -> str:
+        """How much there is, in words."""
+        size = f"{self.n} tokens" if self.n == self.n_k else f"{self.n} queries of {self.n_k} keys"
+        return f"{size}, {self.layers} layer{'s' * (self.layers > 1)} of {self.heads} head{'s' * (self.heads > 1)}"
+
+    def heads_of(self, layer: int) -> int:
+        """The number of heads in one layer."""
+        return self.heads if self.counts is None else self.counts[layer]
+
+    def number(self, layer: int, head: int | None = None) -> int:
+        """The model's number of a layer, or of a head of it."""
+        if self.numbers is None:
+            return layer if head is None else head
+        return self.numbers[layer][0] if head is None else self.numbers[layer][1][head]
+
+    def name(self, layer: int, head: int) -> str:
+        """What a head is called: L3 H5, by the model's numbers."""
+        return f"L{self.number(layer)} H{self.number(layer, head)}"
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return int(self._shape[0])
+
+    @property
+    def heads(self) -> int:
+        """The number of heads in a layer, at most."""
+        return int(self._shape[1])
+
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
+        return next(iter(self.statistics.values())).shape
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The tokens, made printable."""
+        return tuple(printable(token) for token in self.tokens)
+
+    @cached_property
+    def key_labels(self) -> tuple[str, ...]:
+        """The tokens of the keys, made printable."""
+        return self.labels if self.key_tokens is None else tuple(printable(token) for token in self.key_tokens)
+
+    def weights(self, layer: int, head: int, rows: slice = slice(None)) -> Weights:
+        """Weights (n, n_k) of one head, or some rows of them; NaN where the model does not let a query see a key."""
+        weights = np.array(self.rows_of(layer, head, rows), dtype=np.float32)
+        if self.causal:
+            queries = np.arange(self.n)[rows, None]
+            weights[np.arange(self.n_k) > queries] = np.nan
+        return weights
+
+    def pooled(self, layer: int, head: int, rows: int, cols: int) -> Weights:
+        """The weights of one head, reduced to at most (rows, cols) by the largest of each block, so that a lone weight
+        survives; NaN only where nothing in a block is visible. Takes O(n) memory for few rows and columns.
+        """
+        if self.pooled_of is not None:
+            return self.pooled_of(layer, head, min(rows, self.n), min(cols, self.n_k))
+        starts = [*block_starts(self.n, min(rows, self.n)).tolist(), self.n]
+        together = max(1, ROWS_AT_ONCE * len(starts) // self.n)
+        parts = []
+        for first in range(0, len(starts) - 1, together):
+            mine = np.array(starts[first : first + together + 1])
+            tile = pooled(self.weights(layer, head, slice(int(mine[0]), int(mine[-1]))), self.n, cols)
+            parts.append(np.fmax.reduceat(tile, mine[:-1] - mine[0], axis=0))
+        return np.concatenate(parts)
+
+    def strongest(self, kind: str, count: int = 3) -> tuple[HeadScore, ...]:
+        """The heads with the highest scores of a kind, best first; heads without a score are left out."""
+        scores = self.statistics[kind]
+        order = np.argsort(-scores.ravel(), kind="stable")[:count]
+        found = (HeadScore(*divmod(int(k), self.heads), float(scores.ravel()[k])) for k in order)
+        return tuple(head for head in found if not np.isnan(head.score))
+
+    def kind_of(self, layer: int, head: int) -> tuple[Kind, float] | None:
+        """The kind that a head is of, and its score; None if it is of none."""
+        scores = {kind.name: float(self.statistics[kind.name][layer, head]) for kind in KINDS}
+        name = notable(scores)
+        return next(((kind, scores[kind.name]) for kind in KINDS if kind.name == name), None)
+
+    def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
+        """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;
+        none below half a thousandth.
+        """
+        row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
+        order = np.argsort(-row, kind="stable")[:count]
+        return tuple(Attended(int(j), float(row[j])) for j in order if row[j] >= 5e-4)
+
+    def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
+        """Fill in what was not chosen: the strongest induction head (previous-token head, if nothing repeats) among
+        those left, and the last token. Layer and head are the model's numbers. A token is an index, from the end if
+        negative, or the token's text (its last occurrence).
+
+        Raises ValueError for a layer, head or token that is not there.
+        """
+        every = [(x, y) for x in range(self.layers) for y in range(self.heads_of(x))]
+        if layer is not None and layer not in (known := [self.number(x) for x in range(self.layers)]):
+            raise ValueError(f"layer {layer} does not exist: this model has layers {_spans(known)}")
+        left = [at for at in every if layer in (None, self.number(at[0]))]
+        if head is not None and head not in (known := sorted({self.number(*at) for at in left})):
+            of = "this model" if layer is None else f"layer {layer}"
+            raise ValueError(f"head {head} does not exist: {of} has heads {_spans(known)}")
+        left = [at for at in left if head in (None, self.number(*at))]
+        best = left[0]
+        for kind in ("induction", "previous token"):
+            scores = {at: float(self.statistics[kind][at]) for at in left}
+            scores = {at: score for at, score in scores.items() if not np.isnan(score)}
+            if scores:
+                best = max(scores, key=lambda at: scores[at])
+                break
+        return Choice(*best, self._token_index(token))
+
+    def _token_index(self, token: int | str | None) -> int:
+        if token is None:
+            return self.n - 1
+        if isinstance(token, str):
+            found = [k for k, known in enumerate(self.tokens) if token in (known, known.strip())]
+            if not found:
+                raise ValueError(f"token {token!r} does not occur in the text")
+            return found[-1]
+        if not -self.n <= token < self.n:
+            raise ValueError(f"token {token} does not exist: the text has tokens 0 to {self.n - 1}")
+        return token % self.n
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Rising numbers as text.
+
+    >>> _spans([0, 1, 2, 3]), _spans([2, 5, 9])
+    ('0 to 3', '2, 5, 9')
+    """
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.floating]:
+    """The matrix reduced to at most (rows, cols) by taking the largest of each block, so that a lone weight survives;
+    NaN only where a whole block is NaN.
+
+    >>> pooled(np.arange(16.0).reshape(4, 4), 2, 2).tolist()
+    [[5.0, 7.0], [13.0, 15.0]]
+    """
+    for axis, size in ((0, rows), (1, cols)):
+        if weights.shape[axis] > size:
+            weights = np.fmax.reduceat(weights, block_starts(weights.shape[axis], size), axis=axis)
+    return weights
+
+
+def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
+    """Where each of so many nearly equal blocks of a length starts."""
+    return np.arange(blocks, dtype=np.int64) * length // blocks
+
+
+def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: None) -> LookData:
+    """What every head of a scene does: its statistics, and its weights when they are asked for. Of several batch
+    elements the first. `progress` is told each stage as it begins.
+
+    >>> from regard.viewer.scene.sources import Settings, example
+    >>> data = look_data(example(Settings("to be or not to be")))
+    >>> data.n, data.weights(0, 0).shape, data.tokens[:3]
+    (19, (19, 19), ('⊢', 't', 'o'))
+    """
+    layers, most = scene.layers, max(layer.heads for layer in scene.layers)
+    statistics = {kind.name: np.full((len(layers), most), np.nan) for kind in KINDS}
+    for number in range(len(layers)):
+        progress(f"measuring the heads of layer {number} of {len(layers)}")
+        for head in layer_scores(scene, number):
+            for name, score in head.scores.items():
+                statistics[name][number, head.head] = score
+    first = layers[0].problem
+
+    @cache
+    def head_of(layer: int, head: int) -> Head:
+        return layers[layer].head(head)
+
+    def rows_of(layer: int, head: int, rows: slice) -> Weights:
+        one = head_of(layer, head)
+        wanted = range(one.n_q)[rows]
+        return one.seen(wanted, range(one.n_k))
+
+    def pooled_of(layer: int, head: int, rows: int, cols: int) -> Weights:
+        one = head_of(layer, head)
+        largest = one.engine.maps(one.problem, one.lse[None], rows, cols)[1][0].astype(np.float32)
+        hidden = one.hidden(cells(rows, one.n_q), cells(cols, one.n_k))
+        return largest if hidden is None else np.where(hidden, np.float32(np.nan), largest)
+
+    named = bool(scene.query_tokens and scene.key_tokens)
+    return LookData(
+        model=scene.about or scene.name,
+        text="".join(scene.query_tokens) or scene.name,
+        tokens=scene.query_tokens if named else tuple(map(str, range(first.n_q))),
+        key_tokens=scene.key_tokens if named else tuple(map(str, range(first.n_k))),
+        statistics=statistics,
+        rows_of=rows_of,
+        pooled_of=pooled_of,
+        causal=False,
+        following=scene.following,
+        separator="" if named else " ",
+        counts=tuple(layer.heads for layer in layers),
+        numbers=tuple((layer.number, layer.numbers) for layer in layers),
+    )

@@ -1,0 +1,280 @@
+"""What can be looked at: layers of heads with the tokens they read, as queries, keys and rules; never as weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.core import rowsums
+from regard.core.problem import Problem
+from regard.engines import Engine, choose
+from regard.interpret.heads import by_chance
+from regard.interpret.table import caution
+from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
+from regard.runtime.forks import cached_property
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Kind = Literal["example", "model", "capture", "arrays"]
+
+SMALL = 2**22
+"""Pairs of a query and a key up to which nothing is compiled: tiles on NumPy take less time than a compiler."""
+
+BAND = 2**28
+"""Pairs between two reports of progress."""
+
+BLOCK = 64
+"""Queries whose lse is found together, at least."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
+    `no_values` says why there are no values, where there are none. `number` is the layer's in the model, `numbers`
+    those of its heads and `kv_numbers` of the key-value heads that they read; in order unless given.
+    """
+
+    name: str
+    problem: Problem
+    lse: Array | None = None
+    no_values: str = ""
+    cross: bool = False
+    number: int = 0
+    numbers: tuple[int, ...] = ()
+    kv_numbers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        heads, group = range(self.problem.heads), self.problem.group
+        object.__setattr__(self, "numbers", self.numbers or tuple(heads))
+        object.__setattr__(self, "kv_numbers", self.kv_numbers or tuple(head // group for head in heads))
+
+    @cached_property
+    def _triangle(self) -> tuple[bool, bool]:
+        return triangle(self.problem)
+
+    @property
+    def causal(self) -> bool:
+        """Whether surely no query sees a later key."""
+        return self._triangle[0]
+
+    @property
+    def plain(self) -> bool:
+        """Whether its scores are scale · q · k alone, with no mask or with a causal one: what a page can compute."""
+        p = self.problem
+        bare = p.score is None and p.bias is None and p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
+        return bare and (p.mask is None or all(self._triangle))
+
+    @property
+    def has_values(self) -> bool:
+        """Whether what the weights are for is known too."""
+        return not self.no_values
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads."""
+        return self.problem.heads
+
+    def head(self, head: int, b: int = 0) -> "Head":
+        """One head of one batch element."""
+        lse = None if self.lse is None else np.ascontiguousarray(self.lse[b, head])
+        return Head(self.problem.part(b, head), lse)
+
+    def described(self) -> dict[str, Any]:
+        """The layer as the page's list of scenes has it."""
+        p = self.problem
+        return {
+            "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
+            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "number": self.number,
+            "numbers": list(self.numbers),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """Layers that read the same tokens.
+
+    `tokens` are pieces of text, of queries and of keys, which join to the whole without a separator; empty where
+    there is none. `ids` (batch, n) number the tokens, for scores that ask what repeats; `prefix` is how many have to
+    agree for a place to count as a copy of another. `settings` are those of a scene whose text can be typed.
+    """
+
+    name: str
+    kind: Kind
+    layers: tuple[Layer, ...]
+    query_tokens: tuple[str, ...] = ()
+    key_tokens: tuple[str, ...] = ()
+    ids: NDArray[np.int64] | None = None
+    prefix: int = 1
+    note: str = ""
+    settings: Mapping[str, Any] | None = None
+    following: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def batch(self) -> int:
+        """How many batch elements there are."""
+        return self.layers[0].problem.batch
+
+    @cached_property
+    def about(self) -> str:
+        """The note, and a word where the text repeats too much for the score of induction."""
+        chance = 0.0 if self.ids is None or self.layers[0].cross else by_chance(self.ids[0], prefix=self.prefix)
+        return "; ".join(filter(None, (self.note, caution(chance))))
+
+    def described(self, name: str) -> dict[str, Any]:
+        """The scene as the page's list has it, under the id `name`."""
+        return {
+            "id": name,
+            "name": self.name,
+            "kind": self.kind,
+            "note": self.about,
+            "batch": self.batch,
+            "n_tokens": self.layers[0].problem.n_k,
+            "has_tokens": bool(self.key_tokens),
+            "layers": [layer.described() for layer in self.layers],
+            "editable": self.settings is not None,
+            "settings": self.settings,
+            "following": [{"token": token, "probability": share} for token, share in self.following],
+        }
+
+
+class Head:
+    """The weights of one head, any part of them on demand: P[i, j] = exp(S[i, j] − lse[i])."""
+
+    def __init__(self, problem: Problem, lse: Array | None = None):
+        self.problem = problem
+        self._lse = np.zeros(problem.n_q, problem.compute) if lse is None else lse
+        self._known = np.full(-(-problem.n_q // BLOCK), lse is not None)  # of which blocks lse is there
+
+    @property
+    def n_q(self) -> int:
+        """The number of queries."""
+        return self.problem.n_q
+
+    @property
+    def n_k(self) -> int:
+        """The number of keys."""
+        return self.problem.n_k
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What computes: for few pairs an engine that compiles nothing."""
+        return choose(self.problem, "tiled" if self.n_q * self.n_k <= SMALL else None)
+
+    def knows(self, rows: range) -> bool:
+        """Whether the lse of these queries is there, so that no pass over all keys comes before their weights."""
+        return bool(self._known[_blocks(rows)].all())
+
+    @property
+    def lse(self) -> Array:
+        """lse (n_q,), found when it is first asked for."""
+        return self.lse_of(range(self.n_q))
+
+    def lse_of(self, rows: range, progress: Callable[[float], object] = lambda done: None) -> Array:
+        """lse of these queries, (rows,). What is not known yet is found by a pass of them over all keys, which reports
+        the share that is done; the other queries are not looked at.
+        """
+        blocks = _blocks(rows)
+        missing = blocks.start + np.flatnonzero(~self._known[blocks])
+        if len(missing):
+            first, last = int(missing[0]) * BLOCK, min(int(missing[-1] + 1) * BLOCK, self.n_q)
+            band = max(1, BAND // (self.n_k * BLOCK)) * BLOCK
+            for start in range(first, last, band):
+                progress((start - first) / (last - first))
+                part = self.problem.part(rows=slice(start, min(start + band, last)))
+                outputs, _ = self.engine.forward(replace(part, value=part.value[..., :0]))
+                assert outputs.lse is not None
+                self.learn(start, outputs.lse[0])
+        return self._lse[rows.start : rows.stop]
+
+    def learn(self, start: int, lse: Array) -> None:
+        """Take the lse of the queries from `start` on, whole blocks of them, that a pass found by the way."""
+        rows = range(start, start + len(lse))
+        if not self.knows(rows):  # the caller's own are not written to
+            self._lse[start : rows.stop] = lse
+            self._known[_blocks(rows)] = True
+
+    def weights(self, rows: range, cols: range) -> Array:
+        """The weights of these queries on these keys, (rows, cols), exactly: from their scores alone, and lse."""
+        self.lse_of(rows)
+        return np.asarray(self.engine.weights(self.problem, self._lse[None], rows, cols)[0])
+
+    def seen(self, rows: range, cols: range) -> NDArray[np.float32]:
+        """The weights as float32, NaN where a pair is hidden for sure."""
+        weights = np.ascontiguousarray(self.weights(rows, cols), np.float32)
+        hidden = self.hidden(*(np.arange(part.start, part.stop + 1) for part in (rows, cols)))
+        if hidden is not None:
+            weights[np.broadcast_to(hidden, weights.shape)] = np.nan
+        return weights
+
+    def weights_of(self, rows: Array) -> Array:
+        """The weights of some queries on all keys, (rows, n_k), in one product; without a pass for lse."""
+        p = self.problem
+        _, S = rowsums.scores(p, rows)
+        with np.errstate(all="ignore"):
+            if self._known.all():
+                lse = self._lse[rows]
+            else:
+                top = S.max(axis=1, initial=-np.inf)
+                lse = top + np.log(np.exp(S - np.where(top == -np.inf, 0, top)[:, None]).sum(axis=1))
+                lse = lse if p.sink is None else np.logaddexp(lse, p.sink[0].astype(lse.dtype))
+            return np.asarray(np.exp(S - np.where(lse == -np.inf, 0, lse)[:, None]))
+
+    @cached_property
+    def counts_keys(self) -> bool:
+        """Whether its rules read how many keys there are."""
+        nodes = [node for node in (self.problem.mask_node, self.problem.score_node) if node is not None]
+        return "keys" in reads(*nodes)
+
+    def hidden(self, rows: Array, cols: Array) -> NDArray[np.bool_] | None:
+        """Which cells are known to hold nothing visible: (cells of rows, cells of keys), None if there are no rules.
+
+        Cell r holds the rows from rows[r] to before rows[r + 1], and of keys likewise.
+        """
+        p = self.problem
+        if not p.hiding:
+            return None
+        seen = p.ranges(0, range(1), rows[:-1, None], rows[1:, None] - 1)
+        j = p.origin[2] + cols
+        return np.asarray(classify(p.mask_node, p.hiding_node, replace(seen, j=(j[:-1], j[1:] - 1))) == NOTHING)
+
+
+def _blocks(rows: range) -> slice:
+    """The blocks that hold these queries."""
+    return slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
+
+
+def triangle(p: Problem) -> tuple[bool, bool]:
+    """Whether no query of a call sees a later key, and whether each sees all the others: as far as bounds can tell,
+    which they are asked for squares that make up the triangles, n of them or so.
+    """
+    if p.mask is None:
+        return False, True
+    first, last, end = int(p.offset.min()), int(p.offset.max()) + p.n_q, p.keys
+    ranges = p.ranges(0, range(p.heads), np.int64(0), np.int64(0))
+    none, every = True, True
+    for size in (2**k for k in range(max(last, end, 1).bit_length())):
+        low = np.arange(0, max(last, end), 2 * size, dtype=np.int64)
+        for i, j, wanted in ((low, low + size, NOTHING), (low + size, low, EVERYTHING)):
+            none, every = _agree(p, ranges, i, j, size, wanted, none, every)
+    diagonal = np.arange(max(first, 0), min(last, end), dtype=np.int64)
+    return _agree(p, ranges, diagonal, diagonal, 1, EVERYTHING, none, every)
+
+
+def _agree(
+    p: Problem, ranges: Ranges, i: Array, j: Array, size: int, wanted: int, none: bool, every: bool
+) -> tuple[bool, bool]:
+    """Whether squares of `size` at (i, j) hold nothing, or everything, if nothing else was found before."""
+    i_ends = np.maximum(i, int(p.offset.min())), np.minimum(i + size, int(p.offset.max()) + p.n_q) - 1
+    j_ends = np.maximum(j, p.origin[2]), np.minimum(j + size, p.keys) - 1
+    there = (i_ends[0] <= i_ends[1]) & (j_ends[0] <= j_ends[1])
+    i_ends, j_ends = (tuple(x[there] for x in ends) for ends in (i_ends, j_ends))
+    whole = replace(ranges, b=(p.origin[0], p.origin[0] + p.batch - 1), i=i_ends, j=j_ends)
+    same = bool((classify(p.mask_node, None, whole) == wanted).all())
+    return (none and same, every) if wanted == NOTHING else (none, every and same)
+
+
+def rules_of(p: Problem) -> str:
+    """The rules of a call, as they print; empty if there are none."""
+    rules = [*(str(rule) for rule in (p.mask, p.score) if rule is not None)]
+    return ", ".join(rules + ["bias"] * (p.bias is not None) + ["sink"] * (p.sink is not None))

@@ -1,0 +1,194 @@
+"""Where scenes come from: the example model with a text and settings, plain arrays, captures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.core import rowsums
+from regard.examplemodel import ExampleModel
+from regard.interpret.capture import captured as captured_model
+from regard.ops.attention import problem_from
+from regard.viewer.scene.labels import byte_tokens
+from regard.viewer.scene.scenes import Array, Kind, Layer, Scene
+
+SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
+"""What is looked at unless something is given: a rare name comes back, and breaks off."""
+
+PREFIX = 3
+"""Bytes that must agree for one place to count as a copy of another: in text, single letters recur by chance."""
+
+ABOUT_MODEL = "regard's example decoder over bytes; ⊢ is the mark it puts first"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the example model is run: its text, and what is done to the attention of every layer."""
+
+    text: str = SENTENCE
+    temperature: float = 1.0
+    scaled: bool = True
+    causal: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Settings":
+        """Settings from JSON. Raises TypeError or ValueError for one that is unknown or of another type."""
+        kinds: dict[str, tuple[type, ...]] = {
+            "text": (str,), "temperature": (int, float), "scaled": (bool,), "causal": (bool,),
+        }  # fmt: skip
+        for name, value in given.items():
+            if name not in kinds:
+                raise ValueError(f"{name} is not a setting; those are {', '.join(kinds)}")
+            if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
+                raise TypeError(f"{name} must be a {kinds[name][-1].__name__}, got {value!r}")
+        return cls(**{**given, **({"temperature": float(given["temperature"])} if "temperature" in given else {})})
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as JSON."""
+        return {
+            "text": self.text, "temperature": self.temperature, "scaled": self.scaled, "causal": self.causal,
+        }  # fmt: skip
+
+
+def example(
+    settings: Settings, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None
+) -> Scene:
+    """A text as the model that ships with regard reads it.
+
+    Raises ValueError if the text is empty or longer than the model reads, before the model runs.
+
+    >>> scene = example(Settings("to be"))
+    >>> len(scene.layers), scene.layers[0].heads, scene.key_tokens[:3]
+    (3, 4, ('⊢', 't', 'o'))
+    """
+    if model is None:
+        progress("loading the model")
+        model = ExampleModel.load()
+    ids = model.encode(settings.text)
+    progress(f"running the model on {len(ids)} tokens")
+    trace = model.run(ids, temperature=settings.temperature, scale=settings.scaled, causal=settings.causal)
+    layers = tuple(
+        Layer(
+            name=f"layers.{number}",
+            problem=problem_from(q, k, v, causal=trace.causal, scale=trace.scale),
+            lse=lse[None],
+            number=number,
+        )
+        for number, (q, k, v, lse) in enumerate(zip(trace.q, trace.k, trace.v, trace.lse, strict=True))
+    )
+    tokens = byte_tokens(settings.text)
+    start = " ".join(settings.text.split())
+    return Scene(
+        name=start if len(start) <= 40 else start[:39] + "…",
+        kind="example",
+        layers=layers,
+        query_tokens=tokens,
+        key_tokens=tokens,
+        ids=ids[None],
+        prefix=PREFIX,
+        note=ABOUT_MODEL,
+        settings=settings.plain(),
+        following=following(trace.logits[-1]),
+    )
+
+
+def following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
+    """The likeliest next bytes and their probabilities, none below half a percent."""
+    shares = np.exp(logits.astype(np.float64) - logits.max())
+    shares /= shares.sum()
+    order = [byte for byte in np.argsort(-shares, kind="stable")[:count].tolist() if shares[byte] >= 0.005]
+    return tuple((chr(byte) if byte < 128 else f"\\x{byte:02x}", float(shares[byte])) for byte in order)
+
+
+def arrays(
+    query: Array,
+    key: Array,
+    value: Array | None = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    lse: Array | None = None,
+    name: str = "arrays",
+    **options: Any,
+) -> Scene:
+    """One layer of plain arrays, shaped as `regard.attention` takes them, and its options.
+
+    `tokens` are pieces of text, one for each query, and for each key unless `key_tokens` are given. lse (..., h, n_q)
+    is found when it is needed, unless it is given. Raises what `regard.attention` raises, and ValueError for tokens
+    that do not fit and for an lse of another call.
+    """
+    for option in ("observe", "return_weights", "engine", "dropout", "seed"):
+        if option in options:
+            raise TypeError(f"look shows weights before dropout, on any engine: it has no option {option}")
+    p = problem_from(query, key, key if value is None else value, **options)
+    if not p.batch * p.heads * p.n_q * p.n_k:
+        raise ValueError(f"look needs at least one query, key and head, got query {query.shape} and key {key.shape}")
+    if lse is not None:
+        lse = np.ascontiguousarray(rowsums.taken(p, lse), p.compute).reshape(p.batch, p.heads, p.n_q)
+    same = tokens if key_tokens is None and p.n_q == p.n_k else key_tokens
+    for argument, given, size in (("tokens", tokens, p.n_q), ("key_tokens", key_tokens, p.n_k)):
+        if given is not None and len(given) != size:
+            raise ValueError(f"{argument} must be one for each row, {size}, got {len(given)}")
+    names = tuple(map(str, same or ()))
+    numbers = np.unique(names, return_inverse=True)[1].astype(np.int64) if names else None
+    layer = Layer(
+        name="attention",
+        problem=p,
+        lse=lse,
+        no_values="no values were given" if value is None else "",
+        cross=p.n_q != p.n_k and p.mask is None,
+    )
+    return Scene(
+        name=name,
+        kind="arrays",
+        layers=(layer,),
+        query_tokens=tuple(map(str, tokens or ())),
+        key_tokens=names,
+        ids=None if numbers is None else np.broadcast_to(numbers, (p.batch, p.n_k)),
+    )
+
+
+def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scene, ...]:
+    """A capture as scenes: layers that read the same sequences together, so an encoder and a decoder apart.
+
+    Raises ValueError for a capture that holds no layer.
+    """
+    if not seen.layers:
+        raise ValueError("the capture holds no layer; run the model inside of `with regard.capture(model) as seen:`")
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for number, layer in enumerate(seen.layers):
+        same = (layer.query_tokens, layer.key_tokens, layer.cross, layer.batch, layer.n_q, layer.n_k)
+        kinds.setdefault(same, []).append(number)
+    scenes = []
+    for numbers in kinds.values():
+        first = seen.layers[numbers[0]]
+        part = f", {first.name}" if len(kinds) > 1 else ""
+        ids = seen.ids(numbers[0], "key")
+        scenes.append(
+            Scene(
+                name=f"{seen.model}{part}",
+                kind=kind,
+                layers=tuple(_captured_layer(seen.layers[n], seen.numbers[n]) for n in numbers),
+                query_tokens=seen.labels(numbers[0], "query") or (),
+                key_tokens=seen.labels(numbers[0], "key") or (),
+                ids=None if ids is None else np.asarray(ids, np.int64),
+                note=f"{seen.model}; not kept: {', '.join(seen.dropped)}" if seen.dropped else seen.model,
+            )
+        )
+    return tuple(scenes)
+
+
+def _captured_layer(layer: captured_model.Layer, number: int) -> Layer:
+    given = layer.together
+    return Layer(
+        name=layer.name,
+        problem=problem_from(value=given["key"], **given),
+        lse=layer.lse,
+        no_values="a capture keeps queries and keys, not values",
+        cross=layer.cross,
+        number=number,
+        numbers=layer.numbers,
+        kv_numbers=tuple(layer.kv_head(head) for head in range(layer.heads)),
+    )

@@ -1,0 +1,11 @@
+"""The page: its answers over HTTP, in a notebook and in a file.
+
+| Module | Contents |
+|---|---|
+| `answers` | what the page may ask, and the answers |
+| `store` | cached results, and long work in the background |
+| `server` | HTTP, on this machine alone |
+| `notebook` | a widget of Jupyter |
+| `export`, `saving` | one HTML file; pictures and arrays |
+| `built` | the page as it was built with the package |
+"""

@@ -1,0 +1,402 @@
+"""What the page may ask, and the answers: the same over HTTP, in a notebook and in a file."""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import regard
+from regard.engines import choose
+from regard.examplemodel import ExampleModel
+from regard.interpret.heads import HeadStatistics, notable
+from regard.runtime.forks import renewed
+from regard.viewer.data import profiles, pyramid, stages
+from regard.viewer.data.questions import At, Query, Refused, integer, span, within
+from regard.viewer.data.scores import KINDS, layer_scores
+from regard.viewer.scene.labels import encodable
+from regard.viewer.scene.scenes import Head, Scene
+from regard.viewer.scene.sources import Settings, example
+from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+LIMIT = 512 * 2**20
+"""Bytes of maps, tiles and profiles that are kept."""
+
+RUNS = 8
+"""Scenes made by typing that are kept."""
+
+AT_ONCE = 2**29
+"""Pairs that a pass for lse looks at before a tile, at most: half a second of work. More are done behind."""
+
+MOST_TOKENS = 4096
+MOST_VALUES = 2**20
+LARGEST_THUMB = 256
+
+COLUMNS: tuple[dict[str, Any], ...] = (
+    *({"name": kind.name, "label": kind.name, "help": kind.meaning, "low": 0.0, "high": 1.0} for kind in KINDS),
+    {"name": "entropy", "label": "entropy", "help": "of a query's weights, in nats", "low": 0.0, "high": None},
+    {
+        "name": "normalized entropy", "label": "normalized entropy",
+        "help": "entropy over the logarithm of how many keys the query sees: 0 one key, 1 all alike",
+        "low": 0.0, "high": 1.0,
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A status as in HTTP, with JSON content or an array of float16 or float32; `exact`: all of it is there, none of
+    it an estimate from a sample.
+    """
+
+    status: int
+    content: dict[str, Any] | Array
+    exact: bool = True
+
+
+class Answers:
+    """Answers about some scenes. `patience` is how many seconds a question may wait for long work before it is told how
+    far that is; None waits for the end. `limit` bounds what is kept, in bytes. Any thread may ask.
+
+    >>> from regard.viewer.scene.sources import example, Settings
+    >>> answers = Answers([example(Settings("to be"))])
+    >>> answers.get("example/row/0/1/3").content.round(3)
+    array([0.539, 0.141, 0.119, 0.2  ,   nan,   nan], dtype=float32)
+    >>> answers.get("example/row/0/1/30").content
+    {'error': 'query 30 does not exist: there are 6'}
+    """
+
+    def __init__(
+        self,
+        scenes: Iterable[Scene],
+        *,
+        model: ExampleModel | None = None,
+        patience: float | None = 0.5,
+        limit: int = LIMIT,
+    ):
+        self.store = Store(limit)
+        self._model = model
+        self._scenes: OrderedDict[str, Scene] = OrderedDict()
+        self._heads: dict[tuple[str, int, int, int], Head] = {}
+        self._lock = renewed(self, "_lock", threading.Lock)
+        self._workers = {name: Worker(patience) for name in ("maps", "scores")}
+        self._grower = Grower(patience)
+        self._runs = 0
+        for scene in scenes:
+            self._scenes[self._new_name(scene)] = scene
+        self._given = frozenset(self._scenes)
+
+    def close(self) -> None:
+        """End the work that goes on behind."""
+        closing: list[Worker | Grower] = [*self._workers.values(), self._grower]
+        for worker in closing:
+            worker.close()
+
+    def rest(self) -> None:
+        """Nobody looks for now: what can be made again is dropped, and nothing grows."""
+        self._grower.close()
+        self.store.clear()
+
+    @property
+    def scenes(self) -> Mapping[str, Scene]:
+        """The scenes there are now, by id."""
+        return dict(self._scenes)
+
+    def get(self, path: str, query: Query | None = None) -> Answer:
+        """The answer to GET `path` (what comes after `api/`) with these parameters."""
+        return self._answer("GET", path, query or {}, None)
+
+    def post(self, path: str, body: Any) -> Answer:
+        """The answer to POST `path` with a JSON body."""
+        return self._answer("POST", path, {}, body)
+
+    def _answer(self, method: str, path: str, query: Query, body: Any) -> Answer:
+        for verb, pattern, answer in ROUTES:
+            found = pattern.fullmatch(path)
+            if found and verb == method:
+                try:
+                    return self._fitting(answer, dict(found.groupdict()), query, body)
+                except Unfinished as work:
+                    return Answer(202, {"progress": round(work.done, 3)})
+                except Refused as refused:
+                    return Answer(refused.status, {"error": str(refused)})
+        return Answer(404, {"error": f"there is no {path}"})
+
+    def _fitting(self, answer: Callable[..., Answer], named: dict[str, Any], query: Query, body: Any) -> Answer:
+        """The answer of a route: about the scene, and where it names a head about that, in one batch element."""
+        if "scene" not in named:
+            return answer(self)
+        scene = self._scene(named.pop("scene"))
+        named = {name: int(number) for name, number in named.items()}
+        if body is not None:
+            return answer(self, scene, body)
+        at = At(scene, integer(query, "b", 0, 0, scene[1].batch - 1, "batch element"), query)
+        if "layer" in named:
+            at = replace(at, layer=within(named.pop("layer"), len(scene[1].layers), "layer"))
+            if "head" in named:
+                at = replace(at, head=within(named.pop("head"), at.of.heads, "head"))
+        return answer(self, at, **named)
+
+    def _scene(self, name: str) -> tuple[str, Scene]:
+        scene = self._scenes.get(name)
+        if scene is None:
+            gone = (
+                "it was given up for later ones; run it again"
+                if re.fullmatch(r"example(-\d+)?", name)
+                else "see scenes"
+            )
+            raise Refused(404, f"there is no scene {name}: {gone}")
+        return name, scene
+
+    def _new_name(self, scene: Scene) -> str:
+        base, number = scene.kind, 1
+        if scene.settings is not None:
+            self._runs += 1
+            number = self._runs
+        name = base if number == 1 else f"{base}-{number}"
+        while name in self._scenes:
+            number += 1
+            name = f"{base}-{number}"
+        return name
+
+    # What is kept
+
+    def head(self, name: str, layer: int, head: int, b: int = 0) -> Head:
+        """A head of a scene, with its lse if that was found before."""
+        with self._lock:
+            key = (name, layer, head, b)
+            if key not in self._heads:
+                self._heads[key] = self._scenes[name].layers[layer].head(head, b)
+            return self._heads[key]
+
+    def _ready(self, at: At, rows: range) -> Head:
+        """The head, once the lse of these queries is known; that of many is found behind."""
+        head = self.head(*at.key)
+        if len(rows) * head.n_k > AT_ONCE and not head.knows(rows):
+            key = (*at.key, "lse", rows.start, rows.stop)
+            self._workers["maps"].result(key, lambda progress: head.lse_of(rows, progress))
+        return head
+
+    def _kept(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
+        """What `make(progress)` gives, made behind unless it is kept."""
+        found = self.store.get(key)
+        if found is None:
+            found = self._workers[worker].result(key, make)
+            self.store.put(key, found, size(found))
+        return found
+
+    def coarse(self, at: At, wait: bool = True) -> pyramid.Coarse:
+        """The coarse levels of a head, as far as they are there: they grow while they are asked for."""
+        head, key = self.head(*at.key), (*at.key, "coarse")
+        with self._lock:
+            known: pyramid.Coarse | None = self.store.get(key)
+            if known is None:
+                known = pyramid.Coarse(head)
+                self.store.put(key, known, known.nbytes + 4096)
+        self._grower.ask(known, wait)
+        return known
+
+    def scores(self, at: At, layer: int) -> tuple[HeadStatistics, ...]:
+        """The scores of the heads of a layer."""
+        make = partial(layer_scores, at.scene, layer, at.b)
+        made: tuple[HeadStatistics, ...] = self._kept(
+            "scores", (at.name, layer, at.b, "scores"), make, lambda x: 1024 * len(x)
+        )
+        return made
+
+    # Answers
+
+    def _scenes_answer(self) -> Answer:
+        with self._lock:
+            scenes = dict(self._scenes)
+        listed = [scene.described(name) for name, scene in scenes.items()]
+        # Of the engines only what would serve a scene is asked: the states of all would load what they need.
+        engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
+        return Answer(200, {"title": "regard", "version": regard.__version__, "engine": engine, "scenes": listed})
+
+    def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
+        if scene[1].settings is None:
+            raise Refused(422, "the text of this scene cannot be changed: it is no run of the example model")
+        if not isinstance(body, dict):
+            raise Refused(422, "settings must be a JSON object with text, temperature, scaled and causal")
+        try:
+            settings = Settings.of({**scene[1].settings, **body})
+            for name, known in self.scenes.items():
+                if known.settings == settings.plain():
+                    return Answer(200, {"scene": known.described(name)})
+            if self._model is None:
+                self._model = ExampleModel.load()
+            made = example(settings, self._model)
+        except (TypeError, ValueError) as error:
+            raise Refused(422, str(error)) from None
+        with self._lock:
+            name = self._new_name(made)
+            self._scenes[name] = made
+            runs = [key for key, known in self._scenes.items() if known.settings is not None and key not in self._given]
+            for old in runs[: max(0, len(runs) - RUNS)]:
+                del self._scenes[old]
+                self.store.forget(old)
+                self._heads = {key: head for key, head in self._heads.items() if key[0] != old}
+        return Answer(200, {"scene": made.described(name)})
+
+    def _tokens(self, at: At) -> Answer:
+        axis = at.query.get("axis", "key")
+        if axis not in ("query", "key"):
+            raise Refused(422, f"axis must be query or key, got {axis}")
+        tokens = at.scene.query_tokens if axis == "query" else at.scene.key_tokens
+        start = integer(at.query, "start", 0, 0, len(tokens))
+        stop = min(integer(at.query, "stop", start + MOST_TOKENS, start), start + MOST_TOKENS, len(tokens))
+        return Answer(200, {"start": start, "total": len(tokens), "tokens": [encodable(x) for x in tokens[start:stop]]})
+
+    def _head_scores(self, at: At) -> Answer:
+        rows: list[dict[str, Any]] = []
+        count = len(at.scene.layers)
+        for layer in range(count):
+            try:
+                found = self.scores(at, layer)
+            except Unfinished as work:
+                raise Unfinished((layer + work.done) / count) from None
+            for x in found:
+                scores = x.scores | {"entropy": x.entropy, "normalized entropy": x.normalized_entropy}
+                rows.append({
+                    "layer": layer, "head": x.head, "kv_head": x.kv_head, "kind": notable(x.scores),
+                    "scores": {name: finite(score) for name, score in scores.items()},
+                })  # fmt: skip
+        highest = max((row["scores"]["entropy"] or 0.0 for row in rows), default=0.0)
+        columns = [{**column, "high": column["high"] or highest or 1.0} for column in COLUMNS]
+        return Answer(200, {"columns": columns, "rows": rows})
+
+    def _thumbs(self, at: At) -> Answer:
+        size = integer(at.query, "size", 64, 1, LARGEST_THUMB)
+        kind = at.kind
+        made = self._kept(
+            "maps",
+            (at.name, at.layer, at.b, "thumbs", size, kind, self._known(at)),
+            lambda progress: self._thumbnails(at, size, progress),
+            lambda x: x[0].nbytes,
+        )
+        return Answer(200, made[0], exact=made[1])
+
+    def _known(self, at: At) -> int:
+        """Of how many heads of a layer the coarse levels are known."""
+        keys = (replace(at, head=head).key for head in range(at.of.heads))
+        return sum(known is not None and known.whole for known in (self.store.get((*key, "coarse")) for key in keys))
+
+    def _thumbnails(self, at: At, size: int, progress: Callable[[float], object]) -> tuple[Array, bool]:
+        maps, exact = [], True
+        for number in range(at.of.heads):
+            progress(number / at.of.heads)
+            key = replace(at, head=number).key
+            one, whole = pyramid.thumbnail(self.head(*key), size, at.kind, self.store.get((*key, "coarse")))
+            maps.append(one)
+            exact = exact and whole
+        return np.stack(maps), exact
+
+    def _map(self, at: At) -> Answer:
+        levels = pyramid.Levels(at.of.problem.n_q, at.of.problem.n_k)
+        known = self.coarse(at)
+        fine: list[float | None] = [None] * (levels.finest - levels.kept - 1)
+        mass = [*known.highest, *fine, known.top]
+        return Answer(200, {
+            "n_q": levels.n_q, "n_k": levels.n_k, "tile": pyramid.TILE, "levels": levels.finest + 1,
+            "max_level": levels.finest, "maximum": {"mass": mass, "max": [known.top] * (levels.finest + 1)},
+            "done": round(known.done, 3),
+        }, exact=known.whole)  # fmt: skip
+
+    def _tile(self, at: At, level: int, x: int, y: int) -> Answer:
+        kind = at.kind
+        key = (*at.key, "tile", level, x, y, kind)
+        tile = self.store.get(key)
+        if tile is not None:
+            return Answer(200, tile)
+        p = at.of.problem
+        levels = pyramid.Levels(p.n_q, p.n_k)
+        try:
+            rows, cols = levels.pixels(level, x, y)
+        except IndexError as error:
+            raise Refused(404, str(error)) from None
+        queries = levels.covered(level, rows, p.n_q)
+        known = None
+        if level <= levels.kept:
+            known = self.coarse(at, wait=False)
+            known.wish(queries)
+        head = self.head(*at.key) if known else self._ready(at, queries)
+        tile = pyramid.tile(head, known, level, rows, cols, kind)
+        exact = known is None or not np.isposinf(tile).any()
+        if exact:
+            self.store.put(key, tile, tile.nbytes)
+        return Answer(200, tile, exact)
+
+    def _values(self, at: At) -> Answer:
+        p = at.of.problem
+        rows, cols = span(at.query, "rows", p.n_q), span(at.query, "cols", p.n_k)
+        if len(rows) * len(cols) > MOST_VALUES:
+            raise Refused(422, f"at most {MOST_VALUES} values at once, got {len(rows)} × {len(cols)}")
+        return Answer(200, self._ready(at, rows).seen(rows, cols))
+
+    def _row(self, at: At, i: int) -> Answer:
+        row = range(i, within(i, at.of.problem.n_q, "query") + 1)
+        return Answer(200, self._ready(at, row).seen(row, range(at.of.problem.n_k))[0])
+
+    def _column(self, at: At, j: int) -> Answer:
+        rows, col = range(at.of.problem.n_q), range(j, within(j, at.of.problem.n_k, "key") + 1)
+        return Answer(200, self._ready(at, rows).seen(rows, col)[:, 0])
+
+    def _profiles(self, at: At) -> Answer:
+        head = self.head(*at.key)
+        made = self._kept(
+            "maps", (*at.key, "profiles"), lambda progress: profiles.profiles(head, progress),
+            lambda x: sum(profile.values.nbytes for profile in x.values()),
+        )  # fmt: skip
+        return Answer(200, {
+            name: {
+                "start": profile.start, "step": profile.step, "label": profiles.LABELS[name],
+                "values": [finite(x) for x in profile.values.tolist()],
+            }
+            for name, profile in made.items()
+        })  # fmt: skip
+
+    def _step(self, at: At, i: int, j: int) -> Answer:
+        p = at.of.problem
+        within(i, p.n_q, "query")
+        within(j, p.n_k, "key")
+        found = []
+        for stage in stages.stages(at.of, at.head, i, j, at.b):
+            plain = {name: getattr(stage, name) for name in ("name", "formula", "text")}
+            if stage.values is None:
+                found.append(plain | {"value": None if stage.value is None else finite(stage.value)})
+            else:
+                labels = [str(n) for n in range(len(stage.values))]
+                found.append(plain | {"values": [finite(x) for x in stage.values.tolist()], "labels": labels})
+        return Answer(200, {"stages": found})
+
+
+_HEAD = r"(?P<scene>[a-z0-9-]+)/{}/(?P<layer>\d+)/(?P<head>\d+)"
+ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
+    (verb, re.compile(pattern), answer)
+    for verb, pattern, answer in (
+        ("GET", "scenes", Answers._scenes_answer),
+        ("POST", r"(?P<scene>[a-z0-9-]+)/run", Answers._run),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/tokens", Answers._tokens),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/heads", Answers._head_scores),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/thumbs/(?P<layer>\d+)", Answers._thumbs),
+        ("GET", _HEAD.format("map"), Answers._map),
+        ("GET", _HEAD.format("tile") + r"/(?P<level>\d+)/(?P<x>\d+)/(?P<y>\d+)", Answers._tile),
+        ("GET", _HEAD.format("values"), Answers._values),
+        ("GET", _HEAD.format("row") + r"/(?P<i>\d+)", Answers._row),
+        ("GET", _HEAD.format("column") + r"/(?P<j>\d+)", Answers._column),
+        ("GET", _HEAD.format("profiles"), Answers._profiles),
+        ("GET", _HEAD.format("step") + r"/(?P<i>\d+)/(?P<j>\d+)", Answers._step),
+    )
+)
+
+
+def finite(x: float) -> float | None:
+    """The number, None if JSON has none for it."""
+    return x if np.isfinite(x) else None

@@ -1,0 +1,177 @@
+"""One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
+
+Answers are embedded as the page would be given them, but for what it computes: of layers without rules of their own
+rows, columns and tiles from queries, keys and lse; of others all but the tiles of the exact level, from those.
+"""
+
+import json
+import re
+from base64 import b64encode
+from hashlib import sha256
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from regard.viewer.data import pyramid
+from regard.viewer.scene.labels import encodable, readable
+from regard.viewer.scene.scenes import Array, Layer, Scene
+from regard.viewer.serve import built
+from regard.viewer.serve.answers import MOST_TOKENS, Answers
+
+LARGEST = 64 * 2**20
+"""Bytes of numbers, before they become text, that a file may hold."""
+
+TITLE = "<title>regard</title>"
+STYLE, SCRIPT = '<link rel="stylesheet" href="./page.css">', '<script type="module" src="./page.js"></script>'
+KINDS = ("mass", "max")
+
+ON_PAGE = 2048
+"""Queries and keys of a tile that a page computes from queries and keys: some 0.2 s of work."""
+
+DIGITS = 6
+"""Digits of the numbers along a sequence."""
+
+
+def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
+    """The file for the scene with this id: its first batch element.
+
+    Raises ValueError, before any work, if what it needs is more than `limit` bytes.
+    """
+    scene = answers.scenes[name]
+    half = _size(scene, 4) > limit
+    size = _size(scene, 2 if half else 4)
+    if size > limit:
+        p = scene.layers[0].problem
+        heads = sum(layer.heads for layer in scene.layers)
+        raise ValueError(
+            f"one file should hold at most {limit / 2**20:.0f} MiB of numbers; {heads} heads over {p.n_q} queries and "
+            f"{p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
+        )
+    data = {"answers": _answers(answers, name), "exact": _exact(answers, name, np.float16 if half else np.float32)}
+    files = built.page()
+    text = files["index.html"]
+    style, script = (inside(files[f"page.{kind}"], tag) for kind, tag in (("css", "style"), ("js", "script")))
+    licences = f'<template id="licences"><pre>{escape(files["LICENSES.txt"])}</pre></template>'
+    embedded = f'<script type="application/json" id="regard-data">{_json(data)}</script>'
+    policy = (
+        f"default-src 'none'; script-src {_digest(script)}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "font-src data:; base-uri 'none'; form-action 'none'"
+    )
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    for old, new in (
+        (TITLE, f"<title>regard look: {escape(encodable(readable(scene.name)))}</title>"),
+        (STYLE, f"{meta}<style>{style}</style>"),
+        (SCRIPT, f'{licences}{embedded}<script type="module">{script}</script>'),
+    ):
+        if text.count(old) != 1:
+            raise RuntimeError(f"the built page must hold {old} once")
+        text = text.replace(old, new)
+    return text
+
+
+def _size(scene: Scene, itemsize: int) -> int:
+    """Bytes of numbers in the file, about."""
+    total = 0
+    for layer in scene.layers:
+        p = layer.problem
+        levels, (embedded, kinds) = pyramid.Levels(p.n_q, p.n_k), _levels(layer)
+        cells = len(kinds) * sum(int(np.prod(levels.size(level))) for level in embedded)
+        arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * layer.has_values)
+        total += layer.heads * (2 * cells + (arrays if layer.plain else 0))
+    return total
+
+
+def _answers(answers: Answers, name: str) -> dict[str, Any]:
+    scene = answers.scenes[name]
+    paths = [f"{name}/heads"]
+    for axis, tokens in (("query", scene.query_tokens), ("key", scene.key_tokens)):
+        for start in range(0, max(len(tokens), 1), MOST_TOKENS):
+            paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
+    for number, layer in enumerate(scene.layers):
+        for head in range(layer.heads):
+            paths += [f"{name}/map/{number}/{head}", f"{name}/profiles/{number}/{head}"]
+            paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in _tiles(layer)]
+        # Last, when the coarse levels are known, so that no thumbnail is an estimate.
+        paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
+    listed = answers.get("scenes").content
+    assert isinstance(listed, dict)
+    mine = [scene | {"editable": False} for scene in listed["scenes"] if scene["id"] == name]
+    return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
+
+
+def _levels(layer: Layer) -> tuple[range, tuple[str, ...]]:
+    """The levels whose tiles are embedded, and their kinds; the page computes the others."""
+    levels = pyramid.Levels(layer.problem.n_q, layer.problem.n_k)
+    if not layer.plain:
+        return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
+    return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
+
+
+def _tiles(layer: Layer) -> list[str]:
+    levels, (embedded, kinds) = pyramid.Levels(layer.problem.n_q, layer.problem.n_k), _levels(layer)
+    found = []
+    for level in embedded:
+        height, width = (-(-size // pyramid.TILE) for size in levels.size(level))
+        found += [f"{level}/{x}/{y}?kind={kind}" for y in range(height) for x in range(width) for kind in kinds]
+    return found
+
+
+def _plain(answers: Answers, path: str) -> dict[str, Any]:
+    bare, _, query = path.partition("?")
+    found = answers.get(bare, dict(part.partition("=")[::2] for part in query.split("&") if part))
+    if found.status != 200:
+        raise RuntimeError(f"{path}: {found.content}")
+    if not isinstance(found.content, dict):
+        return {f"f{8 * found.content.itemsize}": _base64(found.content)}
+    return rounded(found.content) if "/profiles/" in path else found.content
+
+
+def rounded(x: Any) -> Any:
+    """JSON with as many digits as a drawing needs.
+
+    >>> rounded({"values": [0.123456789, 12, None]})
+    {'values': [0.123457, 12, None]}
+    """
+    if isinstance(x, dict):
+        return {name: rounded(y) for name, y in x.items()}
+    if isinstance(x, list):
+        return [rounded(y) for y in x]
+    return float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x
+
+
+def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:
+    """Queries, keys and lse of every head that the page can compute."""
+    made = {}
+    for number, layer in enumerate(answers.scenes[name].layers):
+        if not layer.plain:
+            continue
+        for at in range(layer.heads):
+            head = answers.head(name, number, at)
+            p = head.problem
+            made[f"{name}/{number}/{at}"] = {
+                "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
+                "q": _base64(p.query[0].astype(dtype)), "k": _base64(p.key[0].astype(dtype)),
+                "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale, "causal": p.mask is not None,
+                "offset": int(p.offset[0]),
+                "sink": p.sink is not None, "no_values": layer.no_values,
+            } | ({"v": _base64(p.value[0].astype(dtype)), "d_v": p.d_v} if layer.has_values else {})  # fmt: skip
+    return made
+
+
+def inside(code: str, tag: str) -> str:
+    """Code that cannot end the element around it: strings that hold the end tag, or begin a comment, are escaped."""
+    return re.sub(f"<(/{tag}|!--)", r"\\x3c\1" if tag == "script" else r"\\3c \1", code, flags=re.IGNORECASE)
+
+
+def _base64(x: Array) -> str:
+    return b64encode(np.ascontiguousarray(x).astype(x.dtype.newbyteorder("<"), copy=False).tobytes()).decode("ascii")
+
+
+def _json(content: dict[str, Any]) -> str:
+    """JSON that cannot end the element around it, whatever the tokens are."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _digest(code: str) -> str:
+    return f"'sha256-{b64encode(sha256(code.encode()).digest()).decode('ascii')}'"

@@ -1,0 +1,123 @@
+"""Scenes as files: the page with what it shows, a picture, the arrays."""
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regard.runtime.forks import cached_property
+from regard.viewer.data.summary import Choice, LookData, look_data
+from regard.viewer.scene.scenes import Scene
+from regard.viewer.show import drawing
+
+Progress = Callable[[str], object]
+ENDINGS = (".html", ".png", ".svg", ".npz")
+
+
+def targets(path: Path) -> list[Path]:
+    """The files that a path to save at stands for: itself; without an ending a page, an SVG picture and, where
+    matplotlib is installed, a PNG one.
+
+    Raises ValueError for one that cannot be written.
+    """
+    if path.suffix not in ("", *ENDINGS):
+        raise ValueError(
+            f"cannot save {path}: the ending must be {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}, got {path.suffix}"
+        )
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot save {path}: {path.parent} is not a directory")
+    if path.is_dir():
+        raise ValueError(f"cannot save {path}: it is a directory")
+    if path.suffix == ".png" and not drawing.has_png():
+        raise ValueError(f"cannot save {path}: {drawing.NEEDS}, or save .svg")
+    endings = (".html", ".svg", ".png") if drawing.has_png() else (".html", ".svg")
+    return [path] if path.suffix else [path.with_suffix(ending) for ending in endings]
+
+
+class Still:
+    """A scene with the head and the token to look at closely, see `LookData.choose`: for terminals and files."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        layer: int | None = None,
+        head: int | None = None,
+        token: int | str | None = None,
+        progress: Progress = lambda stage: None,
+    ):
+        self.scene, self.wish, self.progress = scene, (layer, head, token), progress
+
+    @cached_property
+    def data(self) -> LookData:
+        """What there is to see of the scene."""
+        return look_data(self.scene, self.progress)
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The head and the token. Raises ValueError for one that is not there."""
+        return self.data.choose(*self.wish)
+
+    def save(self, path: Path) -> None:
+        """Write one file, of the kind that its ending names.
+
+        Raises ValueError for a scene that is too large for a page, and OSError.
+        """
+        self.progress(f"writing {path}")
+        if path.suffix == ".html":
+            from regard.viewer.serve.answers import Answers
+            from regard.viewer.serve.export import page
+
+            answers = Answers([self.scene], patience=None)
+            path.write_bytes(page(answers, next(iter(answers.scenes))).encode())
+        elif path.suffix == ".npz":
+            path.write_bytes(archive(self.scene))
+        else:
+            from regard.viewer.show.picture import picture
+
+            path.write_bytes(picture(self.data, self.choice, "svg" if path.suffix == ".svg" else "png"))
+
+
+def archive(scene: Scene) -> bytes:
+    """An .npz file: query, key, value and lse of every layer (those of layer 3 as 3.query, if there are several), and
+    the tokens; heads, their numbers in the model, where not all were kept. The rules are not in it.
+    """
+    found: dict[str, Any] = {}
+    for layer in scene.layers:
+        p, prefix = layer.problem, f"{layer.number}." if len(scene.layers) > 1 else ""
+        lse = layer.lse
+        if lse is None:
+            lse = np.stack([[layer.head(h, b).lse for h in range(layer.heads)] for b in range(p.batch)])
+        found |= {f"{prefix}query": p.query, f"{prefix}key": p.key, f"{prefix}lse": lse.reshape(p.shape(p.n_q))}
+        if layer.has_values:
+            found[f"{prefix}value"] = p.value
+        if layer.numbers != tuple(range(layer.heads)):
+            found[f"{prefix}heads"] = np.array(layer.numbers)
+    for name, tokens in (("tokens", scene.query_tokens), ("key_tokens", scene.key_tokens)):
+        if tokens and not (name == "key_tokens" and tokens == scene.query_tokens):
+            found[name] = np.array(tokens)
+    content = BytesIO()
+    np.savez(content, **found)
+    return content.getvalue()
+
+
+def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
+    """The one scene that terminals and files show: by its number, or by a part of its name.
+
+    Raises ValueError for one that is not there, and where there are several and none was chosen.
+    """
+    listed = "; ".join(f"{number} {scene.name}" for number, scene in enumerate(scenes))
+    if sequence is None:
+        if len(scenes) > 1:
+            raise ValueError(f"only the page shows several sequences: choose one by sequence=, of {listed}")
+        return scenes[0]
+    found = [
+        scene
+        for n, scene in enumerate(scenes)
+        if (n == sequence if isinstance(sequence, int) else sequence in scene.name)
+    ]
+    if len(found) != 1:
+        how = "is in the names of several" if found else "does not exist"
+        raise ValueError(f"sequence {sequence!r} {how}: here are {listed}")
+    return found[0]

@@ -1,0 +1,206 @@
+"""The page and its answers over HTTP: to this machine alone, to whoever knows the token in the address."""
+
+import errno
+import json
+import secrets
+import socket
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from regard.viewer.serve import built
+from regard.viewer.serve.answers import Answer, Answers
+
+HOME = "127.0.0.1"
+LARGEST_BODY = 2**20
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",  # the address holds the token
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Guard:
+    """Lets pass what is asked under this machine's own name, by the page itself, and with the token in the path.
+
+    A page of another site can make a browser ask here, under a name of its own that leads to this machine even. It
+    is refused by `Host` and `Origin`; other users of the machine do not know the token.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, port: int):
+        self.app, self.token = app, token
+        self.hosts = {f"{name}:{port}" for name in (HOME, "localhost")}
+        self.origins = {f"http://{host}" for host in self.hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope)
+        reason = self._reason(request)
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+            await send(message)
+
+        answer = self.app if reason is None else PlainTextResponse(reason[1], status_code=reason[0])
+        await answer(scope, receive, with_headers)
+
+    def _reason(self, request: Request) -> tuple[int, str] | None:
+        headers = request.headers
+        if headers.get("host") not in self.hosts:
+            return 403, "this server answers to its own address alone"
+        if headers.get("origin", next(iter(self.origins))) not in self.origins:
+            return 403, "this server answers its own page alone"
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return 403, "this server answers its own page alone"
+        start = request.url.path.split("/")[1]
+        if not secrets.compare_digest(start.encode(), self.token.encode()):
+            return 404, "there is nothing here"
+        return None
+
+
+def application(answers: Answers, token: str, port: int) -> ASGIApp:
+    """What serves the page at `/token/` and the answers below `/token/api/`."""
+
+    async def file(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in built.FILES:
+            return PlainTextResponse("there is nothing here", status_code=404)
+        return Response(built.page()[name], media_type=built.FILES[name])
+
+    async def api(request: Request) -> Response:
+        path = request.path_params["path"]
+        if request.method == "POST":
+            try:
+                body = json.loads(await _body(request))
+            except ValueError as error:
+                return JSONResponse({"error": str(error)}, status_code=400)
+            return _response(await run_in_threadpool(answers.post, path, body))
+        return _response(await run_in_threadpool(answers.get, path, dict(request.query_params)))
+
+    routes = [
+        Route(f"/{token}/", file),
+        Route(f"/{token}/api/{{path:path}}", api, methods=["GET", "POST"]),
+        Route(f"/{token}/{{name}}", file),
+    ]
+    return Guard(Starlette(routes=routes), token, port)
+
+
+async def _body(request: Request) -> bytes:
+    if request.headers.get("content-type", "").split(";")[0] != "application/json":
+        raise ValueError("a question with a body must be application/json")
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > LARGEST_BODY:
+            raise ValueError(f"a question may have {LARGEST_BODY} bytes at most")
+    try:
+        return b"".join(parts).decode("utf-8").encode()
+    except UnicodeDecodeError:
+        raise ValueError("a question must be UTF-8") from None
+
+
+def _response(answer: Answer) -> Response:
+    if isinstance(answer.content, dict):
+        return JSONResponse(answer.content, status_code=answer.status)
+    raw = np.ascontiguousarray(answer.content)
+    raw = raw.astype(raw.dtype.newbyteorder("<"), copy=False)
+    headers = {"X-Regard-Exact": "1" if answer.exact else "0", "X-Regard-Type": f"f{8 * raw.itemsize}"}
+    return Response(raw.tobytes(), media_type="application/octet-stream", headers=headers)
+
+
+class Viewer:
+    """A page that is being served: at `url`, until `close`. `home` is the socket to serve at, see `bound`; of any
+    free port unless given.
+    """
+
+    def __init__(self, answers: Answers, home: socket.socket | None = None):
+        self.answers = answers
+        home = _bind(0) if home is None else home
+        self._socket = home
+        home.listen()  # who asks before `run` waits
+        self.port: int = home.getsockname()[1]
+        self.token = secrets.token_urlsafe(16)
+        self.url = f"http://{HOME}:{self.port}/{self.token}/"
+        built.page()
+        config = uvicorn.Config(
+            application(answers, self.token, self.port),
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            http="h11",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+
+    def run(self, ready: Callable[[], object] = lambda: None) -> None:
+        """Serve until interrupted, or closed from another thread; `ready` is called first."""
+        ready()
+        try:
+            self._server.run(sockets=[self._socket])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.answers.close()
+            self._socket.close()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.should_exit = True
+
+    def show(self) -> None:
+        """Open the page in the user's browser."""
+        webbrowser.open(self.url)
+
+    def __repr__(self) -> str:
+        return f"Viewer at {self.url}"
+
+
+@contextmanager
+def bound(port: int = 0) -> Iterator[socket.socket]:
+    """A socket that this machine alone reaches, for a `Viewer` to be made of: closed if none is, for an error.
+
+    Raises ValueError if the port is no port, or in use.
+    """
+    made = _bind(port)
+    try:
+        yield made
+    except BaseException:
+        made.close()
+        raise
+
+
+def _bind(port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port must be from 0 (any that is free) to 65535, got {port}")
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # SO_REUSEADDR is for ports just closed; on Windows it would let another process serve at the same one.
+        alone = getattr(socket, "SO_EXCLUSIVEADDRUSE", socket.SO_REUSEADDR)
+        made.setsockopt(socket.SOL_SOCKET, alone, 1)
+        made.bind((HOME, port))
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(f"port {port} is in use; give another one, or 0 for any that is free") from None
+        raise ValueError(f"cannot serve at port {port}: {error.strerror}") from None
+    return made

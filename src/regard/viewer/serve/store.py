@@ -1,0 +1,200 @@
+"""What was computed, kept as long as there is room; and long work done behind, while other questions are answered."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from queue import LifoQueue
+from typing import Any, Protocol, TypeVar
+
+from regard.runtime.forks import renewed
+
+T = TypeVar("T")
+
+
+class Store:
+    """Values by key, of at most `limit` bytes together: of more, those that were not asked for longest go."""
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.nbytes = 0
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = renewed(self, "_lock", threading.Lock)
+
+    def get(self, key: Hashable) -> Any:
+        """The value, None if there is none."""
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+    def put(self, key: Hashable, value: Any, nbytes: int) -> None:
+        """Keep a value that takes so many bytes, unless it alone is too large."""
+        with self._lock:
+            self._drop(key)
+            self._kept[key] = value, nbytes
+            self.nbytes += nbytes
+            while self.nbytes > self.limit:
+                self._drop(next(iter(self._kept)))
+
+    def clear(self) -> None:
+        """Drop every value."""
+        with self._lock:
+            self._kept.clear()
+            self.nbytes = 0
+
+    def forget(self, group: Hashable) -> None:
+        """Drop every value whose key begins with `group`."""
+        with self._lock:
+            for key in [key for key in self._kept if isinstance(key, tuple) and key[0] == group]:
+                self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        if key in self._kept:
+            self.nbytes -= self._kept.pop(key)[1]
+
+
+ASKED_FOR = 3.0
+"""Seconds that something goes on growing after it was last asked for."""
+
+
+class Unfinished(Exception):
+    """Work goes on behind; `done` is the share of it, as far as it is known."""
+
+    def __init__(self, done: float):
+        super().__init__(f"{done:.0%} done")
+        self.done = done
+
+
+class Stopped(Exception):
+    """Nobody waits for this work any more."""
+
+
+class Job:
+    """One piece of work: what it has found, or how far it is."""
+
+    def __init__(self, work: Callable[[Callable[[float], object]], Any]):
+        self.work = work
+        self.done = 0.0
+        self.ended = threading.Event()
+        self.value: Any = None
+        self.error: Exception | None = None
+
+
+class Worker:
+    """Jobs done one after the other on a thread of its own, those asked for last first; each by its key once."""
+
+    def __init__(self, patience: float | None):
+        self.patience = patience
+        # A child process has no such thread, and begins with no jobs.
+        self._jobs: dict[Hashable, Job] = renewed(self, "_jobs", dict)
+        self._queue: LifoQueue[tuple[Hashable, Job]] = renewed(self, "_queue", LifoQueue)
+        self._lock = renewed(self, "_lock", threading.Lock)
+        self._started = renewed(self, "_started", bool)
+        self._closed = False
+
+    def result(self, key: Hashable, work: Callable[[Callable[[float], object]], T]) -> T:
+        """What `work(progress)` returns, or raises. Raises `Unfinished` if that takes longer than the patience lasts;
+        the next question with this key finds the same job.
+        """
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is None:
+                job = self._jobs[key] = Job(work)
+                self._queue.put((key, job))
+            if not self._started:
+                # A daemon: what is left of a pass over all pairs must not hold up the end of the program.
+                threading.Thread(target=self._run, name="regard-viewer", daemon=True).start()
+                self._started = True
+        if not job.ended.wait(self.patience):
+            raise Unfinished(job.done)
+        with self._lock:
+            self._jobs.pop(key, None)
+        if job.error is not None:
+            raise job.error
+        value: T = job.value
+        return value
+
+    def close(self) -> None:
+        """Begin nothing any more, and end the work that goes on where it next reports."""
+        self._closed = True
+
+    def _run(self) -> None:
+        while not self._closed:
+            _, job = self._queue.get()
+
+            def progress(done: float, job: Job = job) -> None:
+                if self._closed:
+                    raise Stopped
+                job.done = done
+
+            try:
+                job.value = job.work(progress)
+            except Exception as error:
+                job.error = error
+            job.ended.set()
+
+
+class Growing(Protocol):
+    """What is found piece by piece; `error` is what stopped that."""
+
+    error: Exception | None
+
+    @property
+    def whole(self) -> bool: ...
+
+    def grow(self) -> None:
+        """Find one more piece."""
+
+
+class Grower:
+    """Has things grow on a thread of its own: that which was asked for last first, and only while somebody asks."""
+
+    def __init__(self, patience: float | None):
+        self.patience = patience
+        self._asked: OrderedDict[Growing, float] = OrderedDict()
+        self._changed = renewed(self, "_changed", threading.Condition)
+        self._running = renewed(self, "_running", bool)
+
+    def ask(self, growing: Growing, wait: bool = True) -> None:
+        """Have it grow for a while, and wait for its end as long as the patience lasts. Raises what stopped it."""
+        if self.patience is None:
+            while not growing.whole:
+                growing.grow()
+            return
+        with self._changed:
+            if not growing.whole and growing.error is None:
+                self._asked[growing] = time.monotonic()
+                self._asked.move_to_end(growing)
+                if not self._running:
+                    self._running = True
+                    threading.Thread(target=self._run, name="regard-viewer-levels", daemon=True).start()
+                if wait:
+                    self._changed.wait_for(lambda: growing.whole or growing.error is not None, self.patience)
+            if growing.error is not None:
+                raise growing.error
+
+    def close(self) -> None:
+        """Have nothing grow any more, from the next piece on."""
+        with self._changed:
+            self._asked.clear()
+
+    def _run(self) -> None:
+        while (growing := self._next()) is not None:
+            try:
+                growing.grow()
+            except Exception as error:
+                growing.error = error
+            with self._changed:
+                self._changed.notify_all()
+
+    def _next(self) -> Growing | None:
+        with self._changed:
+            while self._asked:
+                growing, asked = self._asked.popitem()
+                if not growing.whole and growing.error is None and time.monotonic() - asked < ASKED_FOR:
+                    self._asked[growing] = asked
+                    return growing
+            self._running = False
+            return None
