@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from regard.cli import main
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
-from regard.ops.attention import Frame
 from regard.reference import specification
 from regard.rules import tangent
 
@@ -57,13 +57,13 @@ def assert_within(name: str, got: Array, exact: Array, naive: Array, size: Array
     assert error <= allowed, f"{name}: error {error:.3e} exceeds {allowed:.3e} (naive {norm(naive - exact):.3e})"
 
 
-def turned(frame: Frame, x: Differential) -> Differential:
+def turned(frame: Layout, x: Differential) -> Differential:
     """What a caller is given, or gives, as the problem has its inputs."""
     arrays = {name: getattr(x, name) for name in ("query", "key", "value")}
     return replace(x, **{name: None if a is None else frame.inward(a) for name, a in arrays.items()})
 
 
-def inward(frame: Frame, x: Outputs) -> Outputs:
+def inward(frame: Layout, x: Outputs) -> Outputs:
     return x._replace(out=None if x.out is None else frame.inward(x.out))
 
 

@@ -11,11 +11,12 @@ import pytest
 import regard
 from interpreter import language_patched_once
 from regard.bench.cases import CASES, Case
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import NAMES, Statistic, Top
 from regard.engines import cpu, engines, tiled, triton
 from regard.engines.tiled import derivatives as tiled_derivatives
-from regard.ops.attention import Frame, problem_from
+from regard.ops.attention import problem_from
 from regard.reference import specification
 from special import ROWS, SPECIALS, Special, check
 from support import (
@@ -42,9 +43,9 @@ SIMPLE = [*NAMES, regard.top(3)]
 EVERYTHING = [*SIMPLE, NEAR, *POOLED, ROWS_OF]
 
 
-def problem(case: Case, dtype: Any) -> tuple[Problem, Frame, tuple[Any, ...], dict[str, Any]]:
+def problem(case: Case, dtype: Any) -> tuple[Problem, Layout, tuple[Any, ...], dict[str, Any]]:
     q, k, v, options = case.inputs(dtype)
-    frame = Frame.of(q, options.get("layout", "bhnd"))
+    frame = Layout.of(q, options.get("layout", "bhnd"))
     return problem_from(q, k, v, **options), frame, (q, k, v), options
 
 

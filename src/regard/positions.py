@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from regard.core import checks
+from regard.core.layout import Layout
 from regard.core.signatures import listed
-from regard.core.types import Layout
-from regard.ops.attention import Frame
+from regard.core.types import LayoutName
 from regard.rules.tracing import as_array
 
 Scaling = Callable[[int, float], tuple[NDArray[np.float64], float]]
@@ -186,7 +186,7 @@ def rope(
     pairing: Literal["half", "interleaved"] = "half",
     dim: int | None = None,
     scaling: Scaling | None = None,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> NDArray[Any]:
     """Turn each pair of features by the angle ω[a] · position (rotary, Su et al. 2021).
 
@@ -229,7 +229,7 @@ def rope(
     checks.choice("pairing", pairing, ("half", "interleaved"))
     if x.ndim < 2:
         raise ValueError(f"x must be (..., h, n, d) or (n, d), got shape {x.shape}")
-    frame = Frame.of(x, layout)
+    frame = Layout.of(x, layout)
     x = frame.inward(x)
     d = x.shape[-1]
     dim = d if dim is None else checks.integer("dim", dim)

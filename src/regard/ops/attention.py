@@ -4,17 +4,18 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Unpack, cast, overload
+from typing import Any, Literal, Unpack, cast, overload
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
 from regard.core import checks, rowsums
 from regard.core.frameworks import dispatched
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem, compute_dtype, remember
 from regard.core.signatures import passing_on
-from regard.core.statistics import Seen, Statistic, each_array
-from regard.core.types import Array, ArrayLike, Layout, MaskLike, Options, ScoreLike
+from regard.core.statistics import Seen, Statistic
+from regard.core.types import Array, ArrayLike, LayoutName, MaskLike, Options, ScoreLike
 from regard.engines import Engine, choose, engines
 from regard.ops import fastpath
 from regard.rules import Mask, Score, Table, type_name
@@ -23,50 +24,6 @@ from regard.rules import causal as causal_rule
 NDArray = np.ndarray[Any, np.dtype[Any]]
 ORIGIN = (0, 0, 0)
 KEPT = 256  # forms of calls: what their checks found
-
-
-class Frame(NamedTuple):
-    """How the caller's arrays lie: `inward` makes them (..., h, n, d), `outward` turns results back; views, no copies.
-
-    matrices: plain (n, d), one head. positions_first: (..., n, h, d).
-    """
-
-    matrices: bool
-    positions_first: bool
-
-    @classmethod
-    def of(cls, query: Any, layout: object) -> Frame:
-        return cls(query.ndim == 2, checks.layout(layout) == "bnhd" and query.ndim > 2)
-
-    def inward(self, x: NDArray) -> NDArray:
-        return x[None] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
-
-    def outward(self, x: NDArray) -> NDArray:
-        return x[0] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
-
-    def per_head(self, x: NDArray) -> NDArray:
-        """A statistic or the weights: (..., h, ...) in both layouts, without h for matrices."""
-        return x[0] if self.matrices else x
-
-    def inward_rows(self, x: NDArray) -> NDArray:
-        """A per-query array of the caller as (..., h, n_q)."""
-        return x[None] if self.matrices else x
-
-    def per_head_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape[1:] if self.matrices else shape
-
-    def out_shape(self, p: Problem) -> tuple[int, ...]:
-        """The shape of the output as the caller sees it."""
-        return tuple(self.outward(np.broadcast_to(np.float32(0), p.shape(p.n_q, p.d_v))).shape)
-
-    def seen(self, found: Mapping[Statistic, Any]) -> Seen:
-        return Seen({s: each_array(x, self.per_head) for s, x in found.items()})
-
-    def outputs(self, x: Outputs) -> Outputs:
-        out, *rest = x
-        return Outputs(
-            None if out is None else self.outward(out), *(None if a is None else self.per_head(a) for a in rest)
-        )
 
 
 def problem_from(
@@ -84,7 +41,7 @@ def problem_from(
     seed: Any = None,
     offset: Any = None,
     origin: tuple[int, int, int] = ORIGIN,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     observe: Sequence[str | Statistic] = (),
 ) -> Problem:
     """The call with these arguments (see `attention`), checked and normalized to (..., h, n, d); nothing is copied."""
@@ -97,7 +54,7 @@ def problem_from(
         rule = causally(mask) if causal else mask  # type: ignore[arg-type]
         return Problem.again(form, query=q, key=k, value=v, mask=rule, score=score)
     query, key, value = checks.operands(query, key, value)
-    frame = Frame.of(query, layout)
+    frame = Layout.of(query, layout)
     q, k, v = (frame.inward(x) for x in (query, key, value))
     lead = checks.sizes(q, k, v, (query, key, value))
     h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
@@ -131,7 +88,7 @@ def problem_from(
     return problem
 
 
-_forms: dict[Any, tuple[Frame, dict[str, Any]]] = {}
+_forms: dict[Any, tuple[Layout, dict[str, Any]]] = {}
 
 
 def _signature(
@@ -243,7 +200,7 @@ def attention(
     seed: int | ArrayLike | None = None,
     offset: int | ArrayLike | None = None,
     origin: tuple[int, int, int] = ORIGIN,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     return_weights: bool = False,
     observe: Sequence[str | Statistic] = (),
     engine: str | None = None,
@@ -317,7 +274,7 @@ def attention(
     return_weights = checks.boolean("return_weights", return_weights)
     checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
     chosen = choose(p, engine)
-    frame = Frame.of(query, layout)
+    frame = Layout.of(query, layout)
     if bare and p.signature is not None and chosen is engines()["cpu"]:
         fastpath.keep(p, frame.out_shape(p))
     outputs, found = chosen.forward(p)
@@ -348,7 +305,7 @@ def weights(
     sink: ArrayLike | None = None,
     offset: int | ArrayLike | None = None,
     origin: tuple[int, int, int] = ORIGIN,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     engine: str | None = None,
 ) -> Array:
     """Compute any part of the weights exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]).
@@ -374,7 +331,7 @@ def weights(
     i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
     checks.fits(p, outputs=lse is None, weights=p.batch * p.heads * len(i) * len(j), d_v=0)
     chosen = choose(p, engine)
-    frame = Frame.of(query, layout)
+    frame = Layout.of(query, layout)
     if lse is None:
         known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
@@ -533,12 +490,12 @@ def attention_vjp_jvp(
 
 def prepare(
     query: Any, key: Any, value: Any, engine: str | None, options: Mapping[str, Any]
-) -> tuple[Problem, Frame, Engine]:
+) -> tuple[Problem, Layout, Engine]:
     p = problem_from(query, key, value, **options)
-    return p, Frame.of(query, options.get("layout", "bhnd")), choose(p, engine)
+    return p, Layout.of(query, options.get("layout", "bhnd")), choose(p, engine)
 
 
-def outputs_in(p: Problem, frame: Frame, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
+def outputs_in(p: Problem, frame: Layout, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
     """Outputs, cotangents or their tangents of the caller, checked and as engines want them.
 
     label: how messages name one of them, such as "d{}". lse_dtype: the dtype of lse and entropy if one is required.
@@ -553,7 +510,7 @@ def outputs_in(p: Problem, frame: Frame, label: str, x: Outputs, lse_dtype: np.d
 
 
 def known_outputs(
-    p: Problem, frame: Frame, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
+    p: Problem, frame: Layout, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
 ) -> Outputs | None:
     """Check the outputs that the caller gives. entropy_for: the argument that needs the entropy, if one does.
 
@@ -577,7 +534,7 @@ def known_outputs(
 
 
 def tangents_in(
-    p: Problem, frame: Frame, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
+    p: Problem, frame: Layout, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
     dvalue: NDArray | None, dbias: NDArray | None, dsink: NDArray | None, dtables: Mapping[Table, NDArray] | None,
 ) -> Differential:  # fmt: skip
     """Check the tangents of inputs, given together or one by one."""
@@ -591,7 +548,7 @@ def tangents_in(
     return differential_in(p, frame, "tangents.{}", checks.instance("tangents", tangents, Differential))
 
 
-def differential_in(p: Problem, frame: Frame, label: str, t: Differential) -> Differential:
+def differential_in(p: Problem, frame: Layout, label: str, t: Differential) -> Differential:
     """Tangents of the caller, checked and as engines want them; `label` as in `outputs_in`."""
     turned: dict[str, NDArray | None] = {}
     for name in ("query", "key", "value"):
@@ -612,7 +569,7 @@ def differential_in(p: Problem, frame: Frame, label: str, t: Differential) -> Di
     return Differential(**turned, tables=dict(t.tables))
 
 
-def differential_out(frame: Frame, g: Differential) -> Differential:
+def differential_out(frame: Layout, g: Differential) -> Differential:
     """Gradients, or their tangents, as the caller has the inputs."""
     q, k, v = (None if x is None else frame.outward(x) for x in (g.query, g.key, g.value))
     return replace(g, query=q, key=k, value=v)

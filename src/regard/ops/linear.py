@@ -15,8 +15,8 @@ import numpy as np
 
 from regard.core import checks
 from regard.core.frameworks import NUMPY, Namespace, dispatched
-from regard.core.types import Array, Layout
-from regard.ops.attention import Frame
+from regard.core.layout import Layout
+from regard.core.types import Array, LayoutName
 from regard.runtime.threads import one_blas_thread
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
@@ -94,7 +94,7 @@ def linear_attention(
     feature_map: FeatureMap = "elu",
     causal: bool = False,
     chunk: int = 128,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Array:
     """Attend with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time.
 
@@ -149,13 +149,13 @@ def linear_attention(
 
 
 def _checked(
-    query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: Layout
-) -> tuple[Frame, tuple[int, ...]]:
+    query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: LayoutName
+) -> tuple[Layout, tuple[int, ...]]:
     """Check the arguments; return how the arrays lie, and the shape of the output (..., h, n_q, d_v)."""
     q, k, v = checks.operands(query, key, value)
     checks.boolean("causal", causal)
     checks.integer("chunk", chunk, least=1)
-    frame = Frame.of(q, layout)
+    frame = Layout.of(q, layout)
     q, k, v = (frame.inward(x) for x in (q, k, v))
     lead = checks.sizes(q, k, v)
     if q.shape[-1] == 0:
@@ -278,7 +278,7 @@ def in_parallel(
     feature_map: FeatureMap = "elu",
     causal: bool = False,
     chunk: int = 128,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Any:
     """`linear_attention` on the arrays of a framework: no loop over chunks, no branch on values, so that it is traced.
 

@@ -12,7 +12,7 @@ import numpy as np
 from regard.core import checks
 from regard.core.frameworks import dispatched
 from regard.core.problem import Problem
-from regard.core.types import ArrayLike, Layout, MaskLike, ScoreLike
+from regard.core.types import ArrayLike, LayoutName, MaskLike, ScoreLike
 from regard.engines import choose, refusals
 from regard.engines.tiled.tiles import CHUNK, KEYS, ROWS
 from regard.ops.attention import problem_from
@@ -165,7 +165,7 @@ class Setup(TypedDict, total=False):
     seed: int | ArrayLike | None
     offset: int | ArrayLike | None
     origin: tuple[int, int, int]
-    layout: Layout
+    layout: LayoutName
     engine: str | None
 
 
@@ -212,7 +212,7 @@ def plan(
     seed: Any = None,
     offset: Any = None,
     origin: tuple[int, int, int] = (0, 0, 0),
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     engine: str | None = None,
 ) -> Plan:
     """Tell what `regard.attention` with these arguments would do, without doing it.

@@ -9,9 +9,10 @@ from typing import Any, overload
 import numpy as np
 
 from regard.core.frameworks import dispatched
+from regard.core.layout import Layout
 from regard.core.problem import Problem
-from regard.core.types import Layout, MaskLike, ScoreLike
-from regard.ops.attention import Frame, problem_from
+from regard.core.types import LayoutName, MaskLike, ScoreLike
+from regard.ops.attention import problem_from
 from regard.reference import specification
 from regard.rules import Score, as_score
 
@@ -111,7 +112,7 @@ def steps(
     seed: int | None = None,
     offset: int | Array | None = None,
     origin: tuple[int, int, int] = (0, 0, 0),
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Steps:
     """Return every intermediate of `regard.attention` with these arguments, as data.
 
@@ -141,10 +142,10 @@ def steps(
     )  # fmt: skip
     rules = score if isinstance(score, Sequence) else () if score is None else (score,)
     with np.errstate(all="ignore"):
-        return Steps([*_steps(p, Frame.of(query, layout), [as_score(rule) for rule in rules], scale is None)])
+        return Steps([*_steps(p, Layout.of(query, layout), [as_score(rule) for rule in rules], scale is None)])
 
 
-def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool) -> Iterator[Step]:
+def _steps(p: Problem, frame: Layout, rules: Sequence[Score], default_scale: bool) -> Iterator[Step]:
     real: Any = p.compute.type
     f = specification.terms(p, real)
     lead, h = "..." if p.lead else "", "" if frame.matrices else "h"

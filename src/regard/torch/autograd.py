@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from regard.torch.batching import batched, legacy_batch
-from regard.torch.calls import Call
+from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import (
     alive,
     at_one_level,
@@ -44,7 +44,7 @@ class Operation(torch.autograd.Function):
     gives_gradients = False
 
     @staticmethod
-    def roles(call: Call) -> tuple[Any, ...]:
+    def roles(call: TensorCall) -> tuple[Any, ...]:
         """Which input or output each tensor is, or is a cotangent or tangent of."""
         raise NotImplementedError
 
@@ -83,11 +83,11 @@ class Attention(Operation):
     operation = "attention"
 
     @staticmethod
-    def roles(call: Call) -> tuple[Any, ...]:
+    def roles(call: TensorCall) -> tuple[Any, ...]:
         return call.inputs
 
     @staticmethod
-    def forward(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = execute("attention", call, inputs)
         return found
 
@@ -125,11 +125,11 @@ class Backward(Operation):
     gives_gradients = True
 
     @staticmethod
-    def roles(call: Call) -> tuple[Any, ...]:
+    def roles(call: TensorCall) -> tuple[Any, ...]:
         return *call.inputs, *OUTPUTS, *OUTPUTS
 
     @staticmethod
-    def forward(call: Call, *given: torch.Tensor | None) -> Tensors:
+    def forward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
         found: Tensors = execute("attention_backward", call, given)
         return found
 
@@ -167,11 +167,11 @@ class Tangent(Operation):
     operation = "attention_tangent"
 
     @staticmethod
-    def roles(call: Call) -> tuple[Any, ...]:
+    def roles(call: TensorCall) -> tuple[Any, ...]:
         return *call.inputs, *OUTPUTS, *call.floats
 
     @staticmethod
-    def forward(call: Call, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def forward(call: TensorCall, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = execute("attention_tangent", call, given)
         return found
 
@@ -230,11 +230,11 @@ class BackwardTangent(Last):
     gives_gradients = True
 
     @staticmethod
-    def roles(call: Call) -> tuple[Any, ...]:
+    def roles(call: TensorCall) -> tuple[Any, ...]:
         return *call.inputs, *OUTPUTS, *OUTPUTS, *call.floats, *OUTPUTS, *OUTPUTS
 
     @staticmethod
-    def forward(call: Call, *given: torch.Tensor | None) -> Tensors:
+    def forward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
         found: Tensors = execute("attention_backward_tangent", call, given)
         return found
 
@@ -245,11 +245,11 @@ class TangentTangent(Last):
     operation = "attention_tangent_tangent"
 
     @staticmethod
-    def roles(call: Call) -> tuple[Any, ...]:
+    def roles(call: TensorCall) -> tuple[Any, ...]:
         return *call.inputs, *OUTPUTS, *call.floats, *OUTPUTS, *call.floats, *OUTPUTS
 
     @staticmethod
-    def forward(call: Call, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def forward(call: TensorCall, *given: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         found: tuple[torch.Tensor, ...] = execute("attention_tangent_tangent", call, given)
         return found
 
@@ -261,12 +261,12 @@ def keep(ctx: Any, *tensors: torch.Tensor | None) -> None:
     ctx.set_materialize_grads(False)
 
 
-def three(call: Call, given: Tensors) -> Tensors:
+def three(call: TensorCall, given: Tensors) -> Tensors:
     """out, lse, and entropy or None, of what belongs to the results of the call."""
     return given[0], given[1], given[2] if "entropy" in call.results else None
 
 
-def cotangents(call: Call, given: Tensors) -> Tensors:
+def cotangents(call: TensorCall, given: Tensors) -> Tensors:
     """`three` of the cotangents of all results; NotImplementedError if one belongs to a result without a derivative."""
     for name, x in zip(call.results, given, strict=True):
         if x is not None and name not in OUTPUTS:
@@ -302,7 +302,7 @@ def differentiable(function: type[Operation]) -> None:
         return completed(name, function.at_level(call, *given), given, text)
 
     def over_batch(info: Any, in_dims: Any, given: Any, text: str) -> Any:
-        def apply(call: Call, *given: torch.Tensor | None) -> list[torch.Tensor]:
+        def apply(call: TensorCall, *given: torch.Tensor | None) -> list[torch.Tensor]:
             return operate(name, call, given)
 
         call = call_of(text)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from regard.torch.calls import Call
+from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
 from regard.torch.rules import Flags
 
@@ -14,7 +14,7 @@ Given = Sequence[torch.Tensor | None]
 
 
 def batched(
-    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, dims: Sequence[int | None], call: Call,
+    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, dims: Sequence[int | None], call: TensorCall,
     given: Given,
 ) -> Any:  # fmt: skip
     """What the batching rule of an operation returns: results with the axis in front, and that it is there.
@@ -40,7 +40,7 @@ def batched(
 
 
 def folded(
-    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, mapped: Sequence[bool], call: Call,
+    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, mapped: Sequence[bool], call: TensorCall,
     given: Sequence[Any],
 ) -> tuple[Any, ...]:  # fmt: skip
     shapes: list[Any] = [
@@ -72,7 +72,7 @@ class LegacyBatch:
     level: int
     depth: int
 
-    def map(self, apply: Callable[..., Any], roles: Sequence[Any], sums: bool, call: Call) -> tuple[Any, ...]:
+    def map(self, apply: Callable[..., Any], roles: Sequence[Any], sums: bool, call: TensorCall) -> tuple[Any, ...]:
         """An operation on them, as outside of that level."""
         size = next(len(x) for x, m in zip(self.tensors, self.mapped, strict=True) if x is not None and m)
         inside = range(self.level, self.depth + 1)

@@ -14,7 +14,7 @@ import torch
 from regard.ops.attention import problem_from
 from regard.torch import kernels
 from regard.torch.arrays import hollow, together
-from regard.torch.calls import Call
+from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import (
     below_autograd,
     dispatch_modes,
@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     positions_first: bool
 
     @staticmethod
-    def of(call: Call, shapes: Sequence[Any]) -> "Sizes":
+    def of(call: TensorCall, shapes: Sequence[Any]) -> "Sizes":
         """Of the shapes of a call's inputs."""
         named: dict[Any, Any] = dict(zip(call.inputs, shapes, strict=False))
         q, k = named["query"], named["key"]
@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
         return Sizes(tuple(lead), q[h], k[h], q[n], k[n], q[-1], 0 if call.weights else v[-1], first)
 
 
-def execute(name: str, call: Call, given: Given) -> Any:
+def execute(name: str, call: TensorCall, given: Given) -> Any:
     """An operation by its kernel, or, where a mode or a tensor without values asks for that, by the dispatcher."""
     if transforms_active() and any(x is not None and wrapped(x) for x in given):  # of one with others around it
         with torch.enable_grad(), with_forward_mode(True), below_autograd():
@@ -68,7 +68,7 @@ def execute(name: str, call: Call, given: Given) -> Any:
     return KERNELS[name](call, *given)
 
 
-def operate(name: str, call: Call, given: Given) -> Results:
+def operate(name: str, call: TensorCall, given: Given) -> Results:
     """An operation by the dispatcher."""
     if "torch.utils.flop_counter" in sys.modules:
         be_counted()
@@ -102,7 +102,7 @@ def attention_fake(given: list[Any], text: str) -> Results:
     return results
 
 
-def checked_shapes(call: Call, given: list[Any]) -> None:
+def checked_shapes(call: TensorCall, given: list[Any]) -> None:
     """The checks of a call that need no values, where sizes are known."""
     named = {name: x for name, x in zip(call.inputs, given, strict=True) if type(name) is str and name not in HOST}
     if call.folded or not all(type(n) is int for x in named.values() for n in x.shape):

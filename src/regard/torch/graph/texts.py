@@ -21,7 +21,7 @@ from regard.core.statistics import Statistic
 from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, type_name
 from regard.rules.expression import rebuild
 from regard.rules.masks import Requirement, foreign
-from regard.torch.calls import DEFAULTS, Call
+from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.graph.modes import tracing
 from regard.torch.rules import Flags, TensorTable
 
@@ -29,8 +29,8 @@ KEPT = 2**16
 KINDS: dict[str, Any] = {"Mask": Mask, "Score": Score}
 _large: WeakValueDictionary[str, np.ndarray[Any, np.dtype[Any]]] = WeakValueDictionary()
 _lasting: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}  # those of graphs, which may outlive what they were traced of
-_texts: WeakKeyDictionary[Call, str] = WeakKeyDictionary()
-_calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
+_texts: WeakKeyDictionary[TensorCall, str] = WeakKeyDictionary()
+_calls: WeakValueDictionary[str, TensorCall] = WeakValueDictionary()
 
 
 class Named(NamedTuple):
@@ -128,7 +128,7 @@ def plain_number(x: Any) -> Any:
     raise TypeError(f"an option of a call in a traced graph must be a number or a string, got {type_name(x)}")
 
 
-def text_of_call(call: Call) -> str:
+def text_of_call(call: TensorCall) -> str:
     """The text of a call, by which `call_of` finds it, or one like it in another process."""
     known = _texts.get(call)
     if known is None:
@@ -156,17 +156,17 @@ def text_of_call(call: Call) -> str:
     return known
 
 
-def call_of(text: str) -> Call:
+def call_of(text: str) -> TensorCall:
     """The call that a text was made of, as long as that is there, or one like it."""
     return _calls.get(text) or _read(text)
 
 
 @lru_cache(maxsize=1024)
-def _read(text: str) -> Call:
+def _read(text: str) -> TensorCall:
     """The call that `call_text` wrote.
 
     mask, score: rules as text. slots: the numbers of the tensors that score and mask read. floats, others: the inputs
-    in order, by name or by the number of a slot. The rest is as in `Call`.
+    in order, by name or by the number of a slot. The rest is as in `TensorCall`.
     """
     try:
         given = json.loads(text)
@@ -188,7 +188,7 @@ def _read(text: str) -> Call:
     options = {name: frozen(x) for name, x in given["options"].items()}
     observe = tuple(Statistic(name, observed(of)) for name, of in given["observe"])
     whole = DEFAULTS | options | rules | {"observe": observe}
-    call = Call(whole, floats, others, given["engine"], given["folded"], given["weights"])
+    call = TensorCall(whole, floats, others, given["engine"], given["folded"], given["weights"])
     _texts[call] = text
     return call
 
