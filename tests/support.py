@@ -101,7 +101,7 @@ def absolute(
             row = (f.P * G).sum(-1) + dlse + dH * (1 + np.abs(f.H))
             c = G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)
             dS = P * c * (1 + reach)
-            d_ds, d_tables = p.score_partials
+            d_ds, d_tables = p.rules.score_partials
 
             def through(node: Any, x: Array) -> Array:
                 return np.abs(specification.through(f, node, x))
@@ -234,7 +234,7 @@ def assert_differential(
             assert value.dtype == like.dtype
             rounded = getattr(plain, name).astype(like.dtype)
             assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[name], p.dtype)
-    assert set(got.tables) == set(p.tables)
+    assert set(got.tables) == set(p.rules.tables)
     for table, value in got.tables.items():
         assert isinstance(value, np.ndarray)
         size = sizes["tables"][table]

@@ -214,7 +214,7 @@ def check_second(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[
         dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
         return Outputs(rng.standard_normal(frame.out_shape(p)).astype(q.dtype), dlse, dentropy)
 
-    t = Differential(like(q), like(k), like(v), like(p.bias), like(p.sink), {x: like(x) for x in p.tables})
+    t = Differential(like(q), like(k), like(v), like(p.bias), like(p.sink), {x: like(x) for x in p.rules.tables})
     ct, moving = cotangents(), cotangents()
     got, tangent = regard.attention_vjp_jvp(
         q, k, v, ct.out, t, dlse=ct.lse, dentropy=ct.entropy, cotangent_tangents=moving, **options, engine=engine

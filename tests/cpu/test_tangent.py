@@ -42,7 +42,8 @@ def tangents_of(p: Problem, q: Any = DQ, k: Any = DK, v: Any = DV, **parts: Any)
         return None if x is None else np.cos(np.arange(x.size, dtype=x.dtype)).reshape(x.shape)
 
     return replace(
-        Differential(q, k, v, like(p.bias), like(p.sink), {table: like(table.array) for table in p.tables}), **parts
+        Differential(q, k, v, like(p.bias), like(p.sink), {table: like(table.array) for table in p.rules.tables}),
+        **parts,
     )
 
 

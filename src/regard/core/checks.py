@@ -235,7 +235,7 @@ def covers(p: Problem) -> None:
     """Rules that hold one entry for each position, batch element or head must have those of the call."""
     for rule in (p.mask, p.score, *(s.of for s in p.observe if s.name == "mass")):
         for need in rule.requires if rule is not None else ():
-            need.check(*p.extent[need.axis])
+            need.check(*p.extents.indices[need.axis])
         if rule is not None and lookups(rule.node):
             _inside(p, rule)
 
@@ -298,7 +298,7 @@ def fits(
         inputs = {"query": p.query, "key": p.key, "value": p.value, "bias": p.trained_bias, "sink": p.sink}
         for name, x in inputs.items():
             results[f"gradient of {name}"] = 0 if x is None else gradients * x.size * x.itemsize
-        results["gradients of tables"] = gradients * sum(math.prod(t.shape) for t in p.tables) * real
+        results["gradients of tables"] = gradients * sum(math.prod(t.shape) for t in p.rules.tables) * real
     room(results)
 
 
@@ -330,7 +330,7 @@ def _bytes_of(p: Problem, s: Statistic) -> int:
     if s.name == "weights_of":
         return heads * len(s.of) * p.n_k * real
     if s.name == "profile":
-        return p.diagonals * (heads * real + p.batch * index)
+        return p.extents.diagonals * (heads * real + p.batch * index)
     if s.name in ("received", "group_received"):
         return p.batch * (p.heads if s.name == "received" else p.kv_heads) * p.n_k * real
     return rows * (index if s.name in ("visible", "argmax") else real)

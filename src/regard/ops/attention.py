@@ -563,7 +563,7 @@ def differential_in(p: Problem, frame: Layout, label: str, t: Differential) -> D
     if not isinstance(t.tables, Mapping):
         raise TypeError(f"{tables} must map tables to their tangents, got {type_name(t.tables)}")
     for table, x in t.tables.items():
-        if table not in p.tables:
+        if table not in p.rules.tables:
             raise ValueError(f"{tables}: {table!r} is not a float table of this call's score")
         checks.shaped(f"{tables}[{table!r}]", x, table.shape)
     return Differential(**turned, tables=dict(t.tables))

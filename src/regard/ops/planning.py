@@ -371,7 +371,7 @@ def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
 
 def _tiles(p: Problem) -> Tiles:
     """Count the tiles by the bounds of the rules, as the tiled engine cuts them: from i = 0 and j = 0."""
-    alike = _alike(p, reads(*p.hiding))
+    alike = _alike(p, reads(*p.rules.hiding))
     starts = [range(-(int(p.offset[same.b]) % ROWS), p.n_q, ROWS) for same in alike]
     ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # of each one's blocks among those of all
     count = int(ends[-1]) if len(ends) else 0
@@ -450,17 +450,17 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
     size = KEYS
     while p.n_k > size * TILES:
         size *= 2
-    edges = p.key_edges(size)
-    if not p.hiding:
+    edges = p.extents.key_edges(size)
+    if not p.rules.hiding:
         return _Seen(edges[:-1], edges[1:], np.full(len(edges) - 1, EVERYTHING), np.ones(len(edges) - 1), True)
-    ranges = p.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
+    ranges = p.extents.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
 
     parts: list[tuple[Array, Array, Array, Array]] = []
     pieces, times, exact = [edges], 1.0, True
     while True:
         mixed: list[tuple[int, int]] = []
         for edges in pieces:
-            tiles, kinds = key_tiles(p.mask_node, p.hiding_node, ranges, edges)
+            tiles, kinds = key_tiles(p.mask_node, p.rules.hiding_node, ranges, edges)
             left, right = edges[tiles], edges[tiles + 1]
             taken = kinds == EVERYTHING if size > KEYS else np.ones(len(kinds), bool)
             parts.append((left[taken], right[taken], kinds[taken], np.full(taken.sum(), times)))

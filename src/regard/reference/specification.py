@@ -199,7 +199,7 @@ def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
     order = np.lexsort((np.broadcast_to(np.arange(p.n_k), f.P.shape), -f.P, ~f.visible), axis=-1)
     first = order[..., 0] if p.n_k else np.zeros(f.lse.shape, np.int64)
     received = f.P.sum(axis=-2)
-    on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.diagonals)]
+    on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.extents.diagonals)]
     found = {
         "lse": f.lse,
         "entropy": f.H,
@@ -267,12 +267,12 @@ def adjoint(p: Problem, ct: Outputs, f: Terms) -> Adjoint:
     c_row = -mean + dlse + dH * (m - f.H)
     c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * (f.logP + 1), 0)
     dS = f.P * c
-    return Adjoint(dO, dlse, dH, G, c, c_row, dS, through(f, p.score_partials[0], dS))
+    return Adjoint(dO, dlse, dH, G, c, c_row, dS, through(f, p.rules.score_partials[0], dS))
 
 
 def gather(p: Problem, f: Terms, parts: Mapping[Node, Array]) -> dict[Table, Array]:
     """For each table, the parts of its gradient summed where they were read."""
-    total = {table: np.zeros(table.shape, f.T.dtype) for table in p.tables}
+    total = {table: np.zeros(table.shape, f.T.dtype) for table in p.rules.tables}
     for leaf, part in parts.items():
         scatter(leaf, part, f.at, total[leaf.payload])
     return total
@@ -289,7 +289,7 @@ def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = Non
             value=fold(p, seen("bhij,bhic->bhjc", f.P * f.D, g.dO, f.visible), p.value),
             bias=fold(p, g.dS, p.trained_bias),
             sink=sink_shape(p, (f.p_sink * g.c_row).sum(axis=(0, 2))),
-            tables=gather(p, f, {leaf: through(f, node, g.dS) for leaf, node in p.table_partials.items()}),
+            tables=gather(p, f, {leaf: through(f, node, g.dS) for leaf, node in p.rules.table_partials.items()}),
         )
 
 
@@ -346,7 +346,7 @@ def jvp(p: Problem, t: Differential, real: Real = np.float64, short: Any = None)
 def bent(p: Problem, f: Terms, x: Dot, y: Dot) -> Array:
     """The second derivative of the scores along two directions."""
     T = f.T.dtype.type(p.scale) * (einsum("bhia,bhja->bhij", x.q, y.k) + einsum("bhia,bhja->bhij", y.q, x.k))
-    d_ds, d_tables = p.score_partials
+    d_ds, d_tables = p.rules.score_partials
     S = through(f, d_ds, T)
     if d_ds is not None:
         S = S + evaluate_one(tangent(d_ds, y.tables), y.at, T.shape) * x.at.ds
@@ -396,7 +396,7 @@ def gradients_jvp(
             bend = np.where(f.visible, g.dS * evaluate_one(tangent(node, d.tables), d.at, dS.shape), 0)
             return np.asarray(through(f, node, dS) + bend)
 
-        dT = second(p.score_partials[0])
+        dT = second(p.rules.score_partials[0])
         q, k = "bhij,bhja->bhia", "bhij,bhia->bhja"
         return Differential(
             query=fold(p, p.scale * (seen(q, dT, f.k, f.visible) + seen(q, g.dT, d.k, f.visible)), p.query),
@@ -404,5 +404,5 @@ def gradients_jvp(
             value=fold(p, seen(k, d.P * f.D, g.dO, f.visible) + seen(k, f.P * f.D, dO, f.visible), p.value),
             bias=fold(p, dS, p.trained_bias),
             sink=sink_shape(p, (d.p_sink * g.c_row + f.p_sink * c_row).sum(axis=(0, 2))),
-            tables=gather(p, f, {leaf: second(node) for leaf, node in p.table_partials.items()}),
+            tables=gather(p, f, {leaf: second(node) for leaf, node in p.rules.table_partials.items()}),
         )

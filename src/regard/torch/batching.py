@@ -14,8 +14,8 @@ Given = Sequence[torch.Tensor | None]
 
 
 def batched(
-    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, dims: Sequence[int | None], call: TensorCall,
-    given: Given,
+    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, dims: Sequence[int | None],
+    call: TensorCall, given: Given,
 ) -> Any:  # fmt: skip
     """What the batching rule of an operation returns: results with the axis in front, and that it is there.
 

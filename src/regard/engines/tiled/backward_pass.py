@@ -57,9 +57,9 @@ class Gradients:
         self.value = np.zeros((*p.lead, p.kv_heads, p.n_k, p.d_v), c)
         self.bias = None if p.trained_bias is None else np.zeros(p.trained_bias.shape, c)
         self.sink = None if p.sink is None else np.zeros((p.kv_heads, p.group), c)
-        self.tables = {table: np.zeros(table.shape, c) for table in p.tables}
+        self.tables = {table: np.zeros(table.shape, c) for table in p.rules.tables}
         # Units that add to the same array have to do so in order.
-        self.shared = self.bias is not None or p.sink is not None or bool(p.tables)
+        self.shared = self.bias is not None or p.sink is not None or bool(p.rules.tables)
 
     def add(
         self,
@@ -129,7 +129,7 @@ class Gradients:
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
     """Gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, from the outputs of forward."""
     total = Gradients(p)
-    d_ds, d_tables = p.score_partials[0], p.table_partials
+    d_ds, d_tables = p.rules.score_partials[0], p.rules.table_partials
 
     def work(rows: Rows) -> None:
         unit, known = rows.unit, Known(rows, outputs)
@@ -162,7 +162,7 @@ def backward_jvp(
     """
     total = Gradients(p)
     way = Direction(p, t)
-    d_ds, d_tables = p.score_partials[0], p.table_partials
+    d_ds, d_tables = p.rules.score_partials[0], p.rules.table_partials
     d_ds_dot, d_tables_dot = way.of(d_ds), {leaf: way.of(slope) for leaf, slope in d_tables.items()}
 
     def work(rows: Rows) -> None:

@@ -224,7 +224,7 @@ def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t:
     With a = S˙ − lse˙ along t and b along u, P moves by P a and P b, and by P (w − lse¨) along both, w = S¨ + a b.
     """
     ways = Direction(p, t), Direction(p, u)
-    slope, slopes = p.score_partials
+    slope, slopes = p.rules.score_partials
     bend = ways[1].of(slope)
     bends = [
         multiply(tangent(node, ways[1].tables), reading(leaf, ways[0].tables))

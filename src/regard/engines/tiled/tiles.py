@@ -186,15 +186,15 @@ class Band:
     def __iter__(self) -> Iterator["Rows"]:
         unit, p = self.unit, self.unit.p
         tiles = np.arange(self.tiles.start, self.tiles.stop)
-        if not p.hiding:
+        if not p.rules.hiding:
             everything = np.full(len(tiles), EVERYTHING, np.int8)
             for start in self.starts:
                 yield Rows(unit, start, tiles, everything)
             return
         first, last = np.maximum(self.starts, 0), np.minimum(np.add(self.starts, ROWS), p.n_q) - 1
-        ranges = p.ranges(unit.b, unit.heads, first, last)
-        edges = p.key_edges(KEYS)[self.tiles.start : self.tiles.stop + 1]
-        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
+        ranges = p.extents.ranges(unit.b, unit.heads, first, last)
+        edges = p.extents.key_edges(KEYS)[self.tiles.start : self.tiles.stop + 1]
+        row, tile, kind = tile_pairs(p.mask_node, p.rules.hiding_node, ranges, edges)
         tile = tile + self.tiles.start
         cuts = np.searchsorted(row, np.arange(len(self.starts) + 1))
         for start, (a, b) in zip(self.starts, pairwise(cuts), strict=True):
@@ -292,7 +292,7 @@ class Chunk:
             dtype=self.p.compute.type,
             keys=self.p.keys,
             dense=lambda x: self.dense(x, tiles),
-            integers=self.p.integers,
+            integers=self.p.rules.integers,
             s=s,
             ds=ds,
         )
@@ -306,8 +306,8 @@ class Chunk:
         """S: the score rules, the bias, and −∞ for what is masked. Overwrites `raw` where there is no rule."""
         p = self.p
         S = raw
-        if p.score_reading is not None:
-            S = np.array(np.broadcast_to(p.score_reading(self.at(s=raw))[0], self.shape), p.compute)
+        if p.rules.score_reading is not None:
+            S = np.array(np.broadcast_to(p.rules.score_reading(self.at(s=raw))[0], self.shape), p.compute)
         if p.bias is not None:
             S += self.dense(p.bias)
         self.hide(S, -np.inf)
@@ -315,8 +315,8 @@ class Chunk:
 
     def hide(self, S: Array, value: float) -> None:
         """Set what the mask hides, or what lies outside the call, to a value."""
-        if self.mixed.stop and self.p.mask_reading is not None:
-            hidden = ~self.p.mask_reading(self.at(self.mixed))[0]
+        if self.mixed.stop and self.p.rules.mask_reading is not None:
+            hidden = ~self.p.rules.mask_reading(self.at(self.mixed))[0]
             np.copyto(S[:, :, self.mixed], value, where=hidden)
         if not self.whole:
             S[..., : self.rows.inside.start, :] = value
