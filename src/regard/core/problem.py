@@ -87,7 +87,7 @@ class Problem:
     positions_first: bool = False
     observe: tuple[Statistic, ...] = ()
     constants: frozenset[Any] = frozenset()
-    signature: Any = field(default=None, init=False)  # `replace` leaves it out
+    signature: Any = field(default=None, init=False)  # which `again` alone sets
 
     @cached_property
     def device(self) -> Any:
@@ -175,17 +175,17 @@ class Problem:
             return memory.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
         return memory.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
 
-    @property
-    def form(self) -> dict[str, Any]:
-        """All but arrays and rules: what `again` needs for the same call with others."""
-        varying = ("query", "key", "value", "mask", "score")
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in varying} | {"batch": self.batch}
+    def fields_for(self, signature: Any) -> dict[str, Any]:
+        """Return all fields but query, key, value and rules, for `again`; with a signature for calls like this one."""
+        varying = ("query", "key", "value", "mask", "score", "signature")
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in varying}
+        return own | {"batch": self.batch, "signature": signature}
 
     @classmethod
-    def again(cls, form: dict[str, Any], **varying: Any) -> Problem:
-        """The call of a `form` with query, key, value, mask and score; its fields are set at once, for speed."""
+    def again(cls, given: dict[str, Any], **varying: Any) -> Problem:
+        """Return the problem of fields with other operands and rules; unchecked, and without `__init__`, for speed."""
         problem = object.__new__(cls)
-        problem.__dict__.update(form, **varying)
+        problem.__dict__.update(given, **varying)
         return problem
 
     def leading(self, x: Array, keep: int) -> Array:
@@ -208,13 +208,6 @@ def device_of(x: Array) -> Any:
 
 def compute_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return FLOAT64 if dtype == FLOAT64 else FLOAT32
-
-
-def remember(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Keep a value for later calls; of more than `most` the oldest go. Any thread may be reading."""
-    for oldest in list(kept)[: max(0, len(kept) - most + 1)]:
-        kept.pop(oldest, None)
-    kept[key] = value
 
 
 def collapse(x: Array, shape: tuple[int, ...]) -> Array:

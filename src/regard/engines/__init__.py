@@ -16,6 +16,9 @@ Double backward is made of the last two: of ⟨u, gradients⟩ the gradient in t
 cotangents that do not move, and that in ct is the tangent of `jvp` along u. The outputs that derivatives are given are
 those of `forward`, the entropy among them where a cotangent of it is not None; a None in cotangents or tangents is 0.
 
+An engine may also have `again(problem)`: a function of the addresses of query, key, value, out and lse that runs the
+call on other arrays of the same shapes and strides, or None (`ops/callcache.py`).
+
 `into` holds arrays of the right shapes and dtypes that nothing else reads: where an engine can, it writes results there
 (of `jvp`, the tangents) and returns those arrays; others that it returns were made anew.
 """

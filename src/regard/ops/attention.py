@@ -5,25 +5,24 @@ from __future__ import annotations  # so that `help` shows the names of types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack, cast, overload
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from regard.core import checks, rowsums
 from regard.core.frameworks import dispatched
 from regard.core.layout import Layout
-from regard.core.problem import Differential, Outputs, Problem, compute_dtype, remember
+from regard.core.problem import Differential, Outputs, Problem, compute_dtype
 from regard.core.signatures import passing_on
 from regard.core.statistics import Seen, Statistic
 from regard.core.types import Array, ArrayLike, LayoutName, MaskLike, Options, ScoreLike
-from regard.engines import Engine, choose, engines
-from regard.ops import fastpath
-from regard.rules import Mask, Score, Table, type_name
+from regard.engines import Engine, choose
+from regard.ops import callcache
+from regard.ops.callcache import ORIGIN, array_operands, signature
+from regard.rules import Mask, Table, type_name
 from regard.rules import causal as causal_rule
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
-ORIGIN = (0, 0, 0)
-KEPT = 256  # forms of calls: what their checks found
 
 
 def problem_from(
@@ -44,18 +43,26 @@ def problem_from(
     layout: LayoutName = "bhnd",
     observe: Sequence[str | Statistic] = (),
 ) -> Problem:
-    """The call with these arguments (see `attention`), checked and normalized to (..., h, n, d); nothing is copied."""
-    signature = _signature(
-        query, key, value, mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
-    )
-    if signature is not None and (found := _forms.get(signature)):
-        frame, form = found
-        q, k, v = frame.inward(query), frame.inward(key), frame.inward(value)
-        rule = causally(mask) if causal else mask  # type: ignore[arg-type]
-        return Problem.again(form, query=q, key=k, value=v, mask=rule, score=score)
+    """Check a call (arguments as in `attention`) and normalize it to (..., h, n, d); nothing is copied."""
+    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
+    return _checked(signature(array_operands(query, key, value), *options), query, key, value, *options)
+
+
+def _checked(
+    signature: callcache.Signature | None, query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any,
+    bias: Any, scale: Any, sink: Any, dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
+) -> Problem:  # fmt: skip
+    """Return the problem of a call with a signature, or without one; calls of a known signature are not checked."""
+    entry = callcache.find(signature)
+    if entry is not None and entry.fields is not None and entry.layout is not None:
+        inward = entry.layout.inward
+        return Problem.again(
+            entry.fields, query=inward(query), key=inward(key), value=inward(value),
+            mask=causally(mask) if causal else mask, score=score,
+        )  # fmt: skip
     query, key, value = checks.operands(query, key, value)
-    frame = Layout.of(query, layout)
-    q, k, v = (frame.inward(x) for x in (query, key, value))
+    arranged = Layout.of(query, layout)
+    q, k, v = (arranged.inward(x) for x in (query, key, value))
     lead = checks.sizes(q, k, v, (query, key, value))
     h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
     rule = checks.mask(mask, lead, h, n_q, n_k)
@@ -76,49 +83,18 @@ def problem_from(
         seed=seed_int,
         offset=checks.offset(offset, lead, n_q, n_k),
         origin=checks.origin(origin),
-        positions_first=frame.positions_first,
+        positions_first=arranged.positions_first,
         observe=checks.observe(observe),
     )
     checks.covers(problem)
     checks.observable(problem)
-    if signature is not None and problem.batch <= KEPT:
-        object.__setattr__(problem, "signature", signature)
-        problem.offset.setflags(write=False)
-        remember(_forms, signature, (frame, problem.form), KEPT)
-    return problem
-
-
-_forms: dict[Any, tuple[Layout, dict[str, Any]]] = {}
-
-
-def _signature(
-    query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any, bias: Any, scale: Any, sink: Any,
-    dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
-) -> tuple[Any, ...] | None:  # fmt: skip
-    """What a call with few options is but for the contents of arrays; None for others, whose checks look at those.
-
-    A rule never changes, and a reference that is dead equals no other: the form of a rule that is gone goes unused.
-    """
-    if not (
-        bias is sink is seed is offset is None
-        and origin is ORIGIN
-        and type(observe) is tuple
-        and not observe
-        and type(query) is type(key) is type(value) is np.ndarray
-        and (mask is None or (type(mask) is Mask and not mask.dense))
-        and (score is None or type(score) is Score)
-        and type(causal) is bool
-        and (scale is None or (type(scale) is float and scale))  # 0.0 equals −0.0
-        and type(dropout) is float
-        and not dropout
-        and type(layout) is str
-    ):
-        return None
-    return (
-        query.dtype, query.shape, query.strides, key.dtype, key.shape, key.strides,
-        value.dtype, value.shape, value.strides,
-        mask if mask is None else ref(mask), causal, score if score is None else ref(score), scale, layout,
-    )  # fmt: skip
+    if signature is None:
+        return problem
+    problem.offset.setflags(write=False)
+    fields = problem.fields_for(signature)
+    if callcache.meet(mask, score):
+        callcache.store(signature, callcache.Entry(arranged, fields))
+    return Problem.again(fields, query=q, key=k, value=v, mask=problem.mask, score=problem.score)
 
 
 _causal: Mask = causal_rule.__wrapped__()  # type: ignore[attr-defined]
@@ -260,23 +236,18 @@ def attention(
     >>> seen.entropy.shape
     (8, 100)
     """
-    bare = engine is None and return_weights is False
-    if bare:
-        signature = _signature(
-            query, key, value, mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
-        )
-        if signature is not None and (call := fastpath.known(signature)) is not None:
-            return call(cast(NDArray, query), cast(NDArray, key), cast(NDArray, value))
-    p = problem_from(
-        query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout,
-        seed=seed, offset=offset, origin=origin, layout=layout, observe=observe,
-    )  # fmt: skip
+    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
+    signed = signature(array_operands(query, key, value), *options)
+    simple = signed is not None and engine is None and return_weights is False
+    if simple and (known := callcache.find(signed)) is not None and known.call is not None:
+        return known.call(query, key, value)
+    p = _checked(signed, query, key, value, *options)
     return_weights = checks.boolean("return_weights", return_weights)
     checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
     chosen = choose(p, engine)
     frame = Layout.of(query, layout)
-    if bare and p.signature is not None and chosen is engines()["cpu"]:
-        fastpath.keep(p, frame.out_shape(p))
+    if simple:
+        _cache_call(p, chosen, frame.out_shape(p))
     outputs, found = chosen.forward(p)
     assert outputs.out is not None
     assert outputs.lse is not None
@@ -287,6 +258,14 @@ def attention(
     if p.observe:
         results.append(frame.seen(found))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _cache_call(p: Problem, chosen: Engine, shape: tuple[int, ...]) -> None:
+    """Cache the call of a problem, if its signature is in the store and the engine can run it again."""
+    entry, again = callcache.find(p.signature), getattr(chosen, "again", None)
+    if entry is not None and not entry.tried and again is not None:
+        run = again(p)
+        entry.tried, entry.call = True, None if run is None else callcache.CachedCall(run, p, shape)
 
 
 @dispatched

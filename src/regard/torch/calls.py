@@ -34,8 +34,8 @@ class TensorCall:
     and the tables of the score. others: what has none: "offset", "seed", integers and masks in rules. options: of
     `regard.attention`, for what is no tensor. folded: leading axes that `vmap` took away, and that rules do not see.
     weights: the output is the weights, and the value the identity. before_weights: such a call follows, for whose
-    results there must be memory too. again: computes the call at once, on tensors like those that it was made for, or
-    gives None.
+    results there must be memory too. cached: runs the call on
+    tensors of the same signature (`torch/fastpath.py`).
     """
 
     options: dict[str, Any]
@@ -45,7 +45,7 @@ class TensorCall:
     folded: int = 0
     weights: bool = False
     before_weights: bool = False
-    again: Any = None
+    cached: Any = None
 
     @property
     def observe(self) -> tuple[Statistic, ...]:

@@ -16,7 +16,7 @@ import torch
 import regard
 from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
-from regard.torch.fastpath import positions_first
+from regard.torch.fastpath import heads_first
 from regard.torch.graph import modes
 from regard.torch.graph.texts import text_of
 from regard.torch.graph.traced import InGraph, constant, in_graph
@@ -458,7 +458,7 @@ def attention(
     if indices is not None:
         chosen = chosen_keys(indices, n_k)
         wishes["mask"] = wishes["mask"] & chosen if "mask" in wishes else chosen
-    found = positions_first(*(x.transpose(1, 2) for x in (query, key, value)), **wishes)
+    found = heads_first(query, key, value, **wishes)
     if not isinstance(found, tuple):
         return found, None
     out, *others = found

@@ -23,7 +23,6 @@ from regard.engines.cpu.schedule.work import (
     WAVE,
     Results,
     Stages,
-    address_of,
     base_of,
     in_portions,
     kept,
@@ -45,6 +44,7 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Program, Table
 from regard.runtime.forks import cached_property
+from regard.runtime.memory import address_of
 from regard.runtime.threads import Scratch, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -14,6 +14,7 @@ from regard.engines.cpu.spec.forward import PART
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Ranges
+from regard.runtime.memory import address_of
 from regard.runtime.threads import spread
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -74,7 +75,7 @@ def _counted(x: Array) -> Array:
 
 def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
     """For each cell whether something is visible and whether all is, as bytes."""
-    from regard.engines.cpu.schedule.work import address_of, packed
+    from regard.engines.cpu.schedule.work import packed
 
     *lead, n_q, n_k = planes.shape
     size, hidden = planes.dtype.itemsize, None

@@ -17,7 +17,6 @@ from regard.engines.cpu.schedule.work import (
     Results,
     Stage,
     Stages,
-    address_of,
     bare,
     base_of,
     kind_of,
@@ -29,6 +28,7 @@ from regard.engines.cpu.schedule.work import (
 from regard.engines.cpu.spec.forward import BASES, FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
+from regard.runtime.memory import address_of
 from regard.runtime.threads import team_for
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -18,7 +18,6 @@ from regard.engines.cpu.schedule.work import (
     SMALL,
     Results,
     Stages,
-    address_of,
     base_of,
     in_portions,
     kind_of,
@@ -33,6 +32,7 @@ from regard.engines.cpu.spec.reductions import SecondKind
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime.forks import cached_property
+from regard.runtime.memory import address_of
 from regard.runtime.threads import Scratch, num_threads, spread
 
 if TYPE_CHECKING:

@@ -5,10 +5,8 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
-import ctypes
 import gc
 import struct
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +15,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from regard.core.problem import Problem, remember
+from regard.core.problem import Problem
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
 from regard.engines.cpu.spec.forward import (
@@ -48,7 +46,9 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
 from regard.rules.expression import Node, make
+from regard.runtime.bounded import insert
 from regard.runtime.forks import cached_property
+from regard.runtime.memory import address_of
 from regard.runtime.threads import Scratch, Team, num_threads, spread, team_for
 
 if TYPE_CHECKING:
@@ -203,9 +203,9 @@ def kept(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
             found = make()
             if not found.keep():
                 return found
-            remember(_plans, alike, found, KEPT)
+            insert(_plans, alike, found, KEPT)
         if near is not None:
-            remember(_plans, near, found, KEPT)
+            insert(_plans, near, found, KEPT)
     return found
 
 
@@ -686,19 +686,9 @@ class Stages:
         return made.reshape(-1, len(self.kind.item))
 
 
-def address_of(x: Array) -> int:
-    """Where an array begins."""
-    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
-    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
-
-
 def base_of(x: Array | None) -> int:
     """Likewise; 0 for an array that a call does not have."""
     return 0 if x is None else address_of(x)
-
-
-IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
-_word = ctypes.c_size_t.from_address
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
