@@ -11,7 +11,7 @@ from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, o
 from regard.runtime.forks import cached_property
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class CallRules:
     """The mask and the score of a call over its indices; constants as in `Problem`."""
 

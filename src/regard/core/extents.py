@@ -11,7 +11,7 @@ from regard.runtime.forks import cached_property
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Extents:
     """Index ranges of a call with `lead` leading dimensions; offset and origin as in `Problem`.
 

@@ -106,7 +106,11 @@ def entries() -> dict[Signature, Entry]:
 
 def find(signature: Signature | None) -> Entry | None:
     """Return the entry of a signature in this thread, if there is one."""
-    return None if signature is None else entries().get(signature)
+    try:
+        found: Entry | None = _thread.entries.get(signature)
+    except AttributeError:
+        found = None
+    return found
 
 
 def store(signature: Signature, entry: Entry) -> None:

@@ -60,10 +60,8 @@ class TensorArguments:
         for name in ("mask", "offset"):
             if isinstance(given.get(name), np.ndarray):
                 checked(name, given[name])
-        mask, score = (
-            None if given.get(name) is None else rule(given[name])
-            for name, rule in (("mask", as_mask), ("score", as_score))
-        )
+        mask = None if given.get("mask") is None else as_mask(given["mask"])
+        score = None if given.get("score") is None else as_score(given["score"])
         scored, masked = (() if rule is None else foreign(rule.node) for rule in (score, mask))
         tables = {x: x.tensor for x in scored if x.kind == "float"}
         numbers = offset_of(given.get("offset"))

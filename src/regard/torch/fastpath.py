@@ -13,6 +13,7 @@ from regard.engines import choose
 from regard.ops import callcache
 from regard.ops.attention import attention, problem_from
 from regard.ops.callcache import Entry, Signature, signature
+from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
 from regard.torch.arrays import NUMPY, PLAIN, array, tensor
@@ -20,7 +21,9 @@ from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.graph.modes import transformed, transforms_active, watched
 from regard.torch.team import TEAM
 
+OPTIONS = {"causal", "scale", "offset", "mask", "score", "layout"}
 STEP_OPTIONS = {"causal", "scale"}
+STRIDED = torch.strided
 
 
 class CachedTensorCall:
@@ -76,34 +79,41 @@ class CachedStep(CachedTensorCall):
 
 
 def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | None:
-    """Return what tells plain tensors of the CPU apart; None for others, and where PyTorch watches calls.
+    """Return what tells strided tensors of the CPU apart; None for others, and where a mode or transform is active.
 
-    steps: a query that sees all keys is the same for any number of them, wherever batch elements and heads of keys are.
+    steps: calls of one query that sees all keys differ neither in n_k nor in the strides of batch elements and heads.
     """
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or q.is_nested or k.is_nested or v.is_nested:
         return None
-    if not (q.is_cpu and k.is_cpu and v.is_cpu) or q.is_neg() or k.is_neg() or v.is_neg():
+    if not (q.is_cpu and k.is_cpu and v.is_cpu and q.layout is k.layout is v.layout is STRIDED):
         return None
-    if watched() or transforms_active() or torch.is_autocast_enabled("cpu"):
+    if q.is_neg() or k.is_neg() or v.is_neg() or watched() or transforms_active() or torch.is_autocast_enabled("cpu"):
         return None
-    rows, keys, values, place, other = q.shape, k.shape, v.shape, k.stride(), v.stride()
+    rows, keys, values, k_strides, v_strides = q.shape, tuple(k.shape), tuple(v.shape), k.stride(), v.stride()
     step = steps and len(rows) == len(keys) == len(values) > 2 and rows[-2] == 1 <= keys[-2] == values[-2]
     if step:
-        keys, values, place, other = (*keys[:-2], keys[-1]), (*values[:-2], values[-1]), place[-2:], other[-2:]
-    return (
-        step, rows, q.stride(), keys, values, place, other, q.dtype, k.dtype, v.dtype, q.layout, k.layout, v.layout,
-    )  # fmt: skip
+        keys, values = keys[:-2] + keys[-1:], values[:-2] + values[-1:]
+        k_strides, v_strides = k_strides[-2:], v_strides[-2:]
+    return step, rows, q.stride(), keys, k_strides, values, v_strides, q.dtype, k.dtype, v.dtype
 
 
 def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature | None:
     """Return the signature of a call on tensors with options of `regard.attention`, if it may be cached."""
+    if not options:
+        return signature(tensor_operands(q, k, v, True))
+    if not options.keys() <= OPTIONS:
+        return None
+    for name in ("mask", "score"):
+        rule = options.get(name)
+        if rule is not None and not (isinstance(rule, Rule) and callcache.met(rule)):
+            return None
     return signature(tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS), **options)
 
 
 def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
     """Return the cached call of a signature, which may be made now; None if there is none."""
     entry = callcache.find(signed)
-    if entry is None and signed is not None and callcache.met(options.get("mask"), options.get("score")):
+    if entry is None and signed is not None:
         entry = Entry(call=_made(q, k, v, options), tried=True)
         callcache.store(signed, entry)
     call: TensorCall | None = None if entry is None else entry.call
@@ -119,7 +129,7 @@ def undifferentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> TensorCall | None:
     """Return a call that runs again, if an engine has such a one for these tensors."""
-    if not all(x.dtype in NUMPY and x.layout is torch.strided and x.ndim > 2 for x in (q, k, v)):
+    if not all(x.dtype in NUMPY and x.ndim > 2 for x in (q, k, v)):
         return None
     p = problem_from(array(q), array(k), array(v), **options)
     checks.fits(p)
