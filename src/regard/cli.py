@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 import numpy as np
 
 import regard
-from regard.core.arguments import integer
+from regard.arguments.values import integer
 from regard.interpret import inputs
 from regard.ops.planning import plan, shapes
 from regard.ops.stepping import Step, steps

@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from regard.interpret.capture.captured import Capture, capture
+from regard.viewer.scene import sources
 from regard.viewer.scene.scenes import Array, Scene
+from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.saving import Still, single, targets
 
 
 def look(
@@ -70,8 +74,6 @@ def look(
     True
     >>> page.close()
     """
-    from regard.viewer.serve.saving import Still, single, targets
-
     given = [save] if isinstance(save, str | Path) else save or []
     paths = [target for path in given for target in targets(Path(path))]
     every = partial(
@@ -87,8 +89,6 @@ def look(
         for path in paths:
             still.save(path)
         return None
-    from regard.viewer.serve.answers import Answers
-
     if in_notebook():
         from regard.viewer.serve.notebook import PATIENCE, widget
 
@@ -120,9 +120,6 @@ def scenes_of(
     **options: Any,
 ) -> tuple[Scene, ...]:
     """The scenes that the arguments of `look` mean."""
-    from regard.interpret.capture.captured import Capture
-    from regard.viewer.scene import sources
-
     given = {name for name, x in options.items() if x is not None}
     arrays = key is not None
     if arrays and text is not None:
@@ -157,8 +154,6 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
     """What a PyTorch model attends to while it reads a text."""
     import torch
 
-    import regard
-
     if text is None or tokenizer is None:
         missing = " and ".join(name for name, x in (("text", text), ("tokenizer", tokenizer)) if x is None)
         raise TypeError(f"a model needs {missing}: look(model, text=..., tokenizer=...)")
@@ -168,7 +163,7 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if most is not None and read["input_ids"].shape[-1] > most:
         raise ValueError(f"text is too long: {read['input_ids'].shape[-1]} tokens, at most {most}")
-    with torch.no_grad(), regard.capture(model, tokenizer=tokenizer) as seen:
+    with torch.no_grad(), capture(model, tokenizer=tokenizer) as seen:
         model(**read)
     return seen
 
@@ -177,7 +172,7 @@ def numpy_of(x: Any) -> Array:
     """An array of any library as a NumPy one."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and isinstance(x, tensor):
-        from regard.torch.arrays import array
+        from regard.core.tensors import array
 
         return array(x.detach().cpu())
     return np.asarray(x)
