@@ -29,8 +29,8 @@ from regard.torch.rules import bind, constant, flags, table
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
 __all__ = [
-    "attention", "constant", "construct", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps", "table",
-    "weights",
+    "attention", "constant", "construct", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps",
+    "table", "weights",
 ]  # fmt: skip
 ALL = slice(None)
 
