@@ -1,4 +1,4 @@
-"""Imports within the package: they lead down, never in a long circle, and inside of functions only where one is listed."""
+"""Imports within the package: they lead down, in no long circle, and inside of functions only where that is listed."""
 
 import ast
 import shutil
@@ -13,7 +13,7 @@ import regard
 SOURCE = Path(regard.__file__).parent.parent
 
 LAYERS = (
-    "version warning",
+    "loaders version warning",
     "arguments",
     "runtime",
     "rules",
@@ -71,8 +71,9 @@ LAZY = {
     "regard.ops.planning": ("engines.cpu.schedule.work", COMPILER),
     "regard.viewer.command": ("viewer.serve.server", "starlette and uvicorn, for pages alone"),
     "regard.viewer.looking": (
-        "core.tensors viewer.serve.notebook viewer.serve.server",
-        "PyTorch; anywidget; starlette and uvicorn: each is needed in one case",
+        "core.tensors interpret.capture.captured viewer.scene.sources viewer.serve.answers viewer.serve.notebook "
+        "viewer.serve.saving viewer.serve.server",
+        "PyTorch, anywidget, starlette, uvicorn; `from regard import *` loads `look`, which loads what a call needs",
     ),
 }
 """Modules that import inside of functions: what they import so, and why the start of a process needs it."""
@@ -215,7 +216,7 @@ def add(root: Path, module: str, text: str) -> None:
         ("regard.rules.scores", "regard.positions", "from regard import positions"),
         ("regard.arguments.frameworks", "regard.torch.adapter", "def load():\n    import regard.torch.adapter"),
         ("regard.ops.attention", "regard", "import regard"),
-        ("regard.torch.rules", "regard.jax.rules", "from regard.jax.rules import bind"),
+        ("regard.torch.rules", "regard.jax.task", "from regard.jax.task import Task"),
         ("regard.core.types", "regard.ops.attention", "if TYPE_CHECKING:\n    from regard.ops.attention import Frame"),
         ("regard.interpret.inputs", "regard.torch.pretrained", "import_module('regard.torch.pretrained')"),
     ],
@@ -241,7 +242,7 @@ def test_a_line_of_the_list_that_is_no_import_is_found(copy: Path) -> None:
 def test_a_long_circle_is_found(copy: Path) -> None:
     assert circles(copy) == []
     names = [f"regard.ops.link{n}" for n in range(CIRCLE + 1)]
-    for n, name in enumerate(names):
+    for n in range(CIRCLE + 1):
         (copy / "regard" / "ops" / f"link{n}.py").write_text(f"import {names[n - 1]}\n", encoding="utf-8")
     assert circles(copy) == [names]
     (copy / "regard" / "ops" / "link0.py").write_text(f"def late():\n    import {names[-1]}\n", encoding="utf-8")

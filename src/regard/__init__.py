@@ -10,8 +10,7 @@ from typing import Any
 import numpy as _numpy  # noqa: F401  loaded here, so that the first call does not pay for it
 
 import regard.runtime.forks as _forks  # noqa: F401  before any thread imports the rest
-from regard.arguments.loaders import loaders as _loaders
-from regard.version import __version__
+from regard.loaders import loaders as _loaders
 
 _HOMES = {
     "regard.ops.attention": "attention attention_jvp attention_vjp attention_vjp_jvp weights",
@@ -29,6 +28,7 @@ _HOMES = {
     ),
     "regard.ops.stepping": "steps",
     "regard.runtime.threads": "set_num_threads",
+    "regard.version": "__version__",
     "regard.viewer": "look",
     "regard.warning": "RegardWarning",
 }
@@ -36,7 +36,7 @@ _MODULES = ("examplemodel", "insight", "positions")
 _FRAMEWORKS = ("jax", "torch")  # not in __all__, so that `from regard import *` imports none
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = ["__version__", *sorted([*_HOME, *_MODULES])]
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 def _torch() -> Any:

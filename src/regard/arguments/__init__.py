@@ -4,6 +4,5 @@
 |---|---|
 | `values` | checks of single arguments; the names that options of other libraries have here |
 | `frameworks` | arrays of PyTorch and JAX: recognized without an import, dispatched to their adapter |
-| `loaders` | modules that import other frameworks, which the package registers |
 | `signatures` | signatures as `help` shows them; unknown options, answered |
 """

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from regard.arguments.loaders import loaders
 from regard.arguments.values import unknown
+from regard.loaders import loaders
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,8 +8,8 @@ from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
-from regard.arguments.loaders import loaders
 from regard.interpret.capture.captured import Capture
+from regard.loaders import loaders
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]

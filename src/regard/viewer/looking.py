@@ -11,11 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.interpret.capture.captured import Capture, capture
-from regard.viewer.scene import sources
 from regard.viewer.scene.scenes import Array, Scene
-from regard.viewer.serve.answers import Answers
-from regard.viewer.serve.saving import Still, single, targets
 
 
 def look(
@@ -74,6 +70,8 @@ def look(
     True
     >>> page.close()
     """
+    from regard.viewer.serve.saving import Still, single, targets
+
     given = [save] if isinstance(save, str | Path) else save or []
     paths = [target for path in given for target in targets(Path(path))]
     every = partial(
@@ -89,6 +87,8 @@ def look(
         for path in paths:
             still.save(path)
         return None
+    from regard.viewer.serve.answers import Answers
+
     if in_notebook():
         from regard.viewer.serve.notebook import PATIENCE, widget
 
@@ -120,6 +120,9 @@ def scenes_of(
     **options: Any,
 ) -> tuple[Scene, ...]:
     """The scenes that the arguments of `look` mean."""
+    from regard.interpret.capture.captured import Capture
+    from regard.viewer.scene import sources
+
     given = {name for name, x in options.items() if x is not None}
     arrays = key is not None
     if arrays and text is not None:
@@ -153,6 +156,8 @@ def scenes_of(
 def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
     """What a PyTorch model attends to while it reads a text."""
     import torch
+
+    from regard.interpret.capture.captured import capture
 
     if text is None or tokenizer is None:
         missing = " and ".join(name for name, x in (("text", text), ("tokenizer", tokenizer)) if x is None)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from regard.arguments.loaders import loaders
 from regard.arguments.values import type_name
 from regard.core import rowsums
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.interpret.heads import HeadStatistics
 from regard.interpret.streamed import measure_heads
+from regard.loaders import loaders
 
 if TYPE_CHECKING:
     from regard.interpret.examplemodel.model import Trace
