@@ -3,6 +3,7 @@
 import ast
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,11 +98,13 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def arrows(root: Path) -> list[Arrow]:
-    known = modules(root)
-    return [arrow for name, path in known.items() for arrow in arrows_of(name, path, known)]
+    found = modules(root)
+    known = frozenset(found)
+    return [x for name, path in found.items() for x in arrows_of(name, path.read_text(encoding="utf-8"), known)]
 
 
-def arrows_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Arrow]:
+@cache
+def arrows_of(name: str, text: str, known: frozenset[str]) -> tuple[Arrow, ...]:
     """The imports of a module, its names of modules as text among them where it has `import_module`."""
 
     def walk(node: ast.AST, lazy: bool, types: bool) -> Iterator[Arrow]:
@@ -113,7 +116,7 @@ def arrows_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Arrow]:
         if isinstance(node, ast.Import):
             found = [x.name for x in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}:{node.lineno}: a relative import"
+            assert not node.level, f"{name}:{node.lineno}: a relative import"
             below = (f"{node.module}.{x.name}" for x in node.names)
             found = [x if x in known else str(node.module) for x in below]
         elif isinstance(node, ast.Constant) and dynamic and isinstance(node.value, str):
@@ -124,9 +127,8 @@ def arrows_of(name: str, path: Path, known: dict[str, Path]) -> Iterator[Arrow]:
         for child in ast.iter_child_nodes(node):
             yield from walk(child, lazy, types)
 
-    text = path.read_text(encoding="utf-8")
     dynamic = "import_module" in text
-    yield from walk(ast.parse(text), lazy=False, types=False)
+    return tuple(walk(ast.parse(text), lazy=False, types=False))
 
 
 def layer(name: str) -> int:
