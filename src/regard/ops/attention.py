@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from regard.arguments.frameworks import dispatched
+from regard.arguments.signatures import passing_on
 from regard.core import checks, rowsums
-from regard.core.frameworks import dispatched
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem, compute_dtype
-from regard.core.signatures import passing_on
 from regard.core.statistics import Seen, Statistic
 from regard.core.types import Array, ArrayLike, LayoutName, MaskLike, Options, ScoreLike
 from regard.engines import Engine, choose

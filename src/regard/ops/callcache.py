@@ -21,11 +21,11 @@ import numpy as np
 
 from regard.core.layout import Layout
 from regard.core.problem import Problem
+from regard.engines.cpu.schedule.fields import address_of
 from regard.rules import Mask, Score
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.bounded import insert
-from regard.runtime.memory import address_of
 from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]

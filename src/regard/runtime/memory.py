@@ -11,7 +11,6 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 import mmap
 import os
-import sys
 from collections import deque
 from contextlib import suppress
 from ctypes import c_size_t, c_uint, pythonapi
@@ -68,16 +67,6 @@ _loans: dict[int, _Loan] = {}
 def empty(shape: tuple[int, ...], dtype: Any, aligned: bool = False) -> Array:
     """An array as from `np.empty`; large ones, and all that are to be `aligned`, begin on a cache line."""
     return _array(np.empty, shape, np.dtype(dtype), aligned)
-
-
-def address_of(x: Array) -> int:
-    """Return the address of the first element of an array."""
-    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
-    return _word(id(x) + object.__basicsize__).value if _IN_MEMORY else int(x.ctypes.data)
-
-
-_IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
-_word = c_size_t.from_address
 
 
 def zeros(shape: tuple[int, ...], dtype: Any, aligned: bool = False) -> Array:

@@ -9,6 +9,7 @@ import torch
 from regard.core import checks
 from regard.core.layout import Layout
 from regard.core.problem import Problem
+from regard.core.tensors import NUMPY, array, tensor
 from regard.engines import choose
 from regard.ops import callcache
 from regard.ops.attention import attention, problem_from
@@ -16,7 +17,7 @@ from regard.ops.callcache import Entry, Signature, signature
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
-from regard.torch.arrays import NUMPY, PLAIN, array, tensor
+from regard.torch.arrays import PLAIN
 from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.graph.modes import transformed, transforms_active, watched
 from regard.torch.team import TEAM

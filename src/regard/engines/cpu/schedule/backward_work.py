@@ -18,15 +18,14 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.schedule.backward_arrays import Arrays
+from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.schedule.work import (
     PORTION,
     WAVE,
     Results,
     Stages,
-    base_of,
     in_portions,
     kept,
-    packed,
     programs,
     run_groups,
     shared_fields,
@@ -44,7 +43,6 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Program, Table
 from regard.runtime.forks import cached_property
-from regard.runtime.memory import address_of
 from regard.runtime.threads import Scratch, spread
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -12,23 +12,21 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
+from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.schedule.work import (
     Repeated,
     Results,
     Stage,
     Stages,
     bare,
-    base_of,
     kind_of,
     launch,
-    packed,
     source,
     threads_for,
 )
 from regard.engines.cpu.spec.forward import BASES, FIELDS, ITEMS, KEYS, TILE_LIST, tile_word
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
-from regard.runtime.memory import address_of
 from regard.runtime.threads import team_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
