@@ -152,6 +152,25 @@ def attention(
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """Return `regard.attention` of (..., n, h, d); options that are None are left out."""
+    if query.shape[-3] > 1:
+        given = {name: x for name, x in options.items() if x is not None}
+        return attention(query, key, value, layout="bnhd", **given)
+    return heads_first(*(x.transpose(-2, -3) for x in (query, key, value)), **options)
+
+
+def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """Return the same of (..., h, n, d), with an output (..., n, h, d)."""
+    if query.shape[-2] > 1:
+        return positions_first(*(x.transpose(-2, -3) for x in (query, key, value)), **options)
+    # One row has the same strides in both layouts, and calls without options are the quicker ones.
+    found = attention(query, key, value, **{name: x for name, x in options.items() if x is not None})
+    if isinstance(found, tuple):
+        return found[0].transpose(-2, -3), *found[1:]
+    return found.transpose(-2, -3)
+
+
 def watching() -> bool:
     """Whether calls of this thread go elsewhere: see `watched`."""
     return _watching.get() is not None

@@ -12,7 +12,7 @@ from regard.core.problem import Problem
 from regard.core.tensors import NUMPY, array, tensor
 from regard.engines import choose
 from regard.ops import callcache
-from regard.ops.attention import attention, problem_from
+from regard.ops.attention import problem_from
 from regard.ops.callcache import Entry, Signature, signature
 from regard.rules.masks import Rule
 from regard.runtime import memory
@@ -150,22 +150,3 @@ def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str
     """Return whether this is a step of decoding: one query, which sees every key."""
     simple = q.ndim == k.ndim == v.ndim > 2 and q.shape[-2] == 1 <= k.shape[-2] == v.shape[-2]
     return simple and options.keys() <= STEP_OPTIONS
-
-
-def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """Return `regard.attention` of (..., n, h, d); options that are None are left out."""
-    if query.shape[-3] > 1:
-        given = {name: x for name, x in options.items() if x is not None}
-        return attention(query, key, value, layout="bnhd", **given)
-    return heads_first(*(x.transpose(-2, -3) for x in (query, key, value)), **options)
-
-
-def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """Return the same of (..., h, n, d), with an output (..., n, h, d)."""
-    if query.shape[-2] > 1:
-        return positions_first(*(x.transpose(-2, -3) for x in (query, key, value)), **options)
-    # One row has the same strides in both layouts, and calls without options are the quicker ones.
-    found = attention(query, key, value, **{name: x for name, x in options.items() if x is not None})
-    if isinstance(found, tuple):
-        return found[0].transpose(-2, -3), *found[1:]
-    return found.transpose(-2, -3)

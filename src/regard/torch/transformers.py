@@ -16,7 +16,7 @@ import torch
 from regard import rules
 from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
-from regard.torch.fastpath import heads_first
+from regard.torch.adapter import heads_first
 from regard.torch.graph import modes
 from regard.torch.graph.texts import text_of
 from regard.torch.graph.traced import InGraph, constant, in_graph
