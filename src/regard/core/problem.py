@@ -21,7 +21,7 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 class Outputs(NamedTuple):
-    """What attention computes and what may carry a cotangent or a tangent.
+    """The outputs of attention, or their cotangents or tangents.
 
     `out` (..., h, n_q, d_v) has the dtype of the inputs; `lse` and `entropy` (..., h, n_q) are
     float32 (float64 for float64). As cotangents, None means zero.
@@ -62,7 +62,7 @@ class Differential:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A valid call: query (..., h, n_q, d), key (..., h_kv, n_k, d), value (..., h_kv, n_k, d_v) and the wishes.
+    """A valid call as data: query (..., h, n_q, d), key (..., h_kv, n_k, d), value (..., h_kv, n_k, d_v) and options.
 
     Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
     `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
@@ -91,7 +91,7 @@ class Problem:
 
     @cached_property
     def device(self) -> Any:
-        """Where the memory of the arrays is, if NumPy cannot read it; else None."""
+        """The device of the arrays if NumPy cannot read its memory, else None."""
         return device_of(self.query)
 
     @cached_property
@@ -170,7 +170,7 @@ class Problem:
         return (*self.lead, self.heads, *tail)
 
     def new_output(self) -> Array:
-        """An output (..., h, n_q, d_v) to be filled, in the caller's order in memory."""
+        """Allocate an output (..., h, n_q, d_v) in the caller's order in memory."""
         if self.positions_first:
             return memory.empty((*self.lead, self.n_q, self.heads, self.d_v), self.dtype).swapaxes(-2, -3)
         return memory.empty((*self.lead, *self.query.shape[-3:-1], self.value.shape[-1]), self.query.dtype)
@@ -194,12 +194,12 @@ class Problem:
         return np.broadcast_to(x, (*self.lead, *tail))
 
     def dense(self, x: Array) -> Array:
-        """A dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
+        """Return a dense mask or bias, aligned right, as a view of shape (..., h, n_q, n_k)."""
         return np.broadcast_to(x, self.shape(self.n_q, self.n_k))
 
 
 def device_of(x: Array) -> Any:
-    """The device whose memory an array is a view of (`regard.core.tensors.Memory`); None for arrays of the host."""
+    """Return the device of an array's memory (see `regard.core.tensors.Memory`); None for the host."""
     owner: Any = x
     while isinstance(owner, np.ndarray):
         owner = owner.base

@@ -102,7 +102,7 @@ _causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
 
 
 def causally(mask: Mask | None) -> Mask:
-    """What a mask allows of the keys up to the query; as long as the mask is there, the same rule each time."""
+    """Return `causal() & mask`; the same rule each time, as long as the mask is there."""
     if mask is None:
         return _causal
     found = _causally.get(mask)
@@ -245,18 +245,18 @@ def attention(
     return_weights = checks.boolean("return_weights", return_weights)
     checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
     chosen = choose(p, engine)
-    frame = Layout.of(query, layout)
+    arranged = Layout.of(query, layout)
     if simple:
-        _cache_call(p, chosen, frame.out_shape(p))
+        _cache_call(p, chosen, arranged.out_shape(p))
     outputs, found = chosen.forward(p)
     assert outputs.out is not None
     assert outputs.lse is not None
-    results: list[Any] = [frame.outward(outputs.out)]
+    results: list[Any] = [arranged.outward(outputs.out)]
     if return_weights:
         tile = chosen.weights(p, outputs.lse, range(p.n_q), range(p.n_k)).astype(p.dtype, copy=False)
-        results.append(frame.per_head(tile))
+        results.append(arranged.per_head(tile))
     if p.observe:
-        results.append(frame.seen(found))
+        results.append(arranged.seen(found))
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -310,14 +310,14 @@ def weights(
     i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
     checks.fits(p, outputs=lse is None, weights=p.batch * p.heads * len(i) * len(j), d_v=0)
     chosen = choose(p, engine)
-    frame = Layout.of(query, layout)
+    arranged = Layout.of(query, layout)
     if lse is None:
         known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
-        known = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
+        known = arranged.inward_rows(checks.shaped("lse", lse, arranged.per_head_shape(p.shape(p.n_q))))
         rowsums.require("lse", p, known, rows=i, pairs=len(i) * len(j) * p.batch * p.heads)
     assert known is not None
-    tile = frame.per_head(chosen.weights(p, known, i, j))
+    tile = arranged.per_head(chosen.weights(p, known, i, j))
     return cast(Array, tile if tile.dtype == p.dtype else tile.astype(p.dtype))
 
 
@@ -356,13 +356,13 @@ def attention_vjp(
     >>> g.query.shape, g.tables[slopes].shape
     ((2, 5, 4), (2,))
     """
-    p, frame, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options)
     checks.fits(p, outputs=outputs is None, entropies=outputs is None and dentropy is not None, gradients=1)
-    ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
-    known = known_outputs(p, frame, outputs, "dentropy" if dentropy is not None else None)
+    ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
+    known = known_outputs(p, arranged, outputs, "dentropy" if dentropy is not None else None)
     if known is None:
         known, _ = chosen.forward(p if dentropy is None else replace(p, observe=(Statistic("entropy"),)))
-    return differential_out(frame, chosen.backward(p, known, ct))
+    return differential_out(arranged, chosen.backward(p, known, ct))
 
 
 @dispatched
@@ -398,12 +398,12 @@ def attention_jvp(
     >>> bool(np.allclose(tangent.out, regard.attention(q, k, dv)))  # the output is linear in value
     True
     """
-    p, frame, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options)
     count = 2 if outputs is None else 1
     checks.fits(p, outputs=count, entropies=count)
-    t = tangents_in(p, frame, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
-    primal, tangent = chosen.jvp(p, t, known_outputs(p, frame, outputs))
-    return frame.outputs(primal), frame.outputs(tangent)
+    t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
+    primal, tangent = chosen.jvp(p, t, known_outputs(p, arranged, outputs))
+    return arranged.outputs(primal), arranged.outputs(tangent)
 
 
 @dispatched
@@ -455,16 +455,16 @@ def attention_vjp_jvp(
     >>> bool(np.isclose((cotangents.out * step).sum(), slope))
     True
     """
-    p, frame, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options)
     count = 2 if outputs is None else 1
     checks.fits(p, outputs=count, entropies=count, gradients=1)
-    ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
-    t = tangents_in(p, frame, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
+    ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
+    t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
     moving = Outputs(None, None, None) if cotangent_tangents is None else cotangent_tangents
-    d_ct = outputs_in(p, frame, "cotangent_tangents.{}", checks.instance("cotangent_tangents", moving, Outputs))
-    wish = "dentropy" if dentropy is not None else "cotangent_tangents.entropy" if d_ct.entropy is not None else None
-    primal, tangent = chosen.jvp(p, t, known_outputs(p, frame, outputs, wish))
-    return differential_out(frame, chosen.backward_jvp(p, primal, ct, t, tangent, d_ct)), frame.outputs(tangent)
+    d_ct = outputs_in(p, arranged, "cotangent_tangents.{}", checks.instance("cotangent_tangents", moving, Outputs))
+    needs = "dentropy" if dentropy is not None else "cotangent_tangents.entropy" if d_ct.entropy is not None else None
+    primal, tangent = chosen.jvp(p, t, known_outputs(p, arranged, outputs, needs))
+    return differential_out(arranged, chosen.backward_jvp(p, primal, ct, t, tangent, d_ct)), arranged.outputs(tangent)
 
 
 def prepare(
@@ -474,22 +474,22 @@ def prepare(
     return p, Layout.of(query, options.get("layout", "bhnd")), choose(p, engine)
 
 
-def outputs_in(p: Problem, frame: Layout, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
-    """Outputs, cotangents or their tangents of the caller, checked and as engines want them.
+def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
+    """Check outputs, cotangents or their tangents, and convert them to the layout of engines.
 
     label: how messages name one of them, such as "d{}". lse_dtype: the dtype of lse and entropy if one is required.
     """
-    rows = frame.per_head_shape(p.shape(p.n_q))
-    out = None if x.out is None else checks.shaped(label.format("out"), x.out, frame.out_shape(p), p.dtype)
+    rows = arranged.per_head_shape(p.shape(p.n_q))
+    out = None if x.out is None else checks.shaped(label.format("out"), x.out, arranged.out_shape(p), p.dtype)
     lse, entropy = (
-        None if a is None else frame.inward_rows(checks.shaped(label.format(name), a, rows, lse_dtype))
+        None if a is None else arranged.inward_rows(checks.shaped(label.format(name), a, rows, lse_dtype))
         for name, a in (("lse", x.lse), ("entropy", x.entropy))
     )
-    return Outputs(None if out is None else frame.inward(out), lse, entropy)
+    return Outputs(None if out is None else arranged.inward(out), lse, entropy)
 
 
 def known_outputs(
-    p: Problem, frame: Layout, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
+    p: Problem, arranged: Layout, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
 ) -> Outputs | None:
     """Check the outputs that the caller gives. entropy_for: the argument that needs the entropy, if one does.
 
@@ -503,36 +503,36 @@ def known_outputs(
     elif not isinstance(outputs, Outputs):
         expected = 'a regard.Outputs, or the (out, seen) of attention(..., observe=["lse"])'
         raise TypeError(f"outputs must be {expected}, got {type_name(outputs)}")
-    for name, wish in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
-        if wish is not None and getattr(outputs, name) is None:
-            raise ValueError(f"outputs.{name} is None, but {wish} needs it")
-    known = outputs_in(p, frame, "outputs.{}", outputs, p.compute)
+    for name, needs in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
+        if needs is not None and getattr(outputs, name) is None:
+            raise ValueError(f"outputs.{name} is None, but {needs} needs it")
+    known = outputs_in(p, arranged, "outputs.{}", outputs, p.compute)
     assert known.lse is not None
     rowsums.require("outputs.lse", p, known.lse, pairs=p.batch * p.heads * p.n_q * p.n_k)
     return known
 
 
 def tangents_in(
-    p: Problem, frame: Layout, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
+    p: Problem, arranged: Layout, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
     dvalue: NDArray | None, dbias: NDArray | None, dsink: NDArray | None, dtables: Mapping[Table, NDArray] | None,
 ) -> Differential:  # fmt: skip
     """Check the tangents of inputs, given together or one by one."""
     single = {"query": dquery, "key": dkey, "value": dvalue, "bias": dbias, "sink": dsink, "tables": dtables}
     given: dict[str, Any] = {name: x for name, x in single.items() if x is not None}
     if tangents is None:
-        return differential_in(p, frame, "d{}", Differential(**given))
+        return differential_in(p, arranged, "d{}", Differential(**given))
     if given:
         names = ", ".join(f"d{name}" for name in given)
         raise TypeError(f"tangents holds the tangents of all inputs: give it or {names}, not both")
-    return differential_in(p, frame, "tangents.{}", checks.instance("tangents", tangents, Differential))
+    return differential_in(p, arranged, "tangents.{}", checks.instance("tangents", tangents, Differential))
 
 
-def differential_in(p: Problem, frame: Layout, label: str, t: Differential) -> Differential:
+def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -> Differential:
     """Tangents of the caller, checked and as engines want them; `label` as in `outputs_in`."""
     turned: dict[str, NDArray | None] = {}
     for name in ("query", "key", "value"):
-        x, shape = getattr(t, name), frame.outward(getattr(p, name)).shape
-        turned[name] = None if x is None else frame.inward(checks.shaped(label.format(name), x, shape, p.dtype))
+        x, shape = getattr(t, name), arranged.outward(getattr(p, name)).shape
+        turned[name] = None if x is None else arranged.inward(checks.shaped(label.format(name), x, shape, p.dtype))
     for name in ("bias", "sink"):
         x, like = getattr(t, name), getattr(p, name)
         if x is not None and like is None:
@@ -548,7 +548,7 @@ def differential_in(p: Problem, frame: Layout, label: str, t: Differential) -> D
     return Differential(**turned, tables=dict(t.tables))
 
 
-def differential_out(frame: Layout, g: Differential) -> Differential:
+def differential_out(arranged: Layout, g: Differential) -> Differential:
     """Gradients, or their tangents, as the caller has the inputs."""
-    q, k, v = (None if x is None else frame.outward(x) for x in (g.query, g.key, g.value))
+    q, k, v = (None if x is None else arranged.outward(x) for x in (g.query, g.key, g.value))
     return replace(g, query=q, key=k, value=v)

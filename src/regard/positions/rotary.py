@@ -191,8 +191,8 @@ def rope(
     values.choice("pairing", pairing, ("half", "interleaved"))
     if x.ndim < 2:
         raise ValueError(f"x must be (..., h, n, d) or (n, d), got shape {x.shape}")
-    frame = Layout.of(x, layout)
-    x = frame.inward(x)
+    arranged = Layout.of(x, layout)
+    x = arranged.inward(x)
     d = x.shape[-1]
     dim = d if dim is None else values.integer("dim", dim)
     if dim < 2 or dim % 2 or dim > d:
@@ -217,7 +217,7 @@ def rope(
     out = x.copy(order="K")
     out[..., a] = first * cos - second * sin
     out[..., b] = second * cos + first * sin
-    return frame.outward(out)
+    return arranged.outward(out)
 
 
 def _scaled(scaling: Scaling, d: int, base: float) -> tuple[NDArray[np.float64], float]:

@@ -161,7 +161,7 @@ def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 
 def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """Return the same of (..., h, n, d), with an output (..., n, h, d)."""
+    """Return `regard.attention` of (..., h, n, d) as (..., n, h, d); options that are None are left out."""
     if query.shape[-2] > 1:
         return positions_first(*(x.transpose(-2, -3) for x in (query, key, value)), **options)
     # One row has the same strides in both layouts, and calls without options are the quicker ones.
@@ -172,7 +172,7 @@ def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
 
 
 def watching() -> bool:
-    """Whether calls of this thread go elsewhere: see `watched`."""
+    """Return whether calls of this thread go elsewhere: see `watched`."""
     return _watching.get() is not None
 
 
@@ -187,7 +187,7 @@ def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
 
 
 def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The results of a call, with a derivative where one may be asked for."""
+    """Compute the results of a call, with a derivative where one may be asked for."""
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     found: tuple[torch.Tensor, ...]
     if needed or transformed() or (call.cached is None and jit_state() is not None):
@@ -200,7 +200,7 @@ def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]
 
 
 def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-    """A bias and tables of the score that nobody can ask a derivative of: theirs may be as large as all scores."""
+    """Return the bias and tables without a derivative: a gradient may be as large as all scores."""
     tables = {name: x for name, x in given.items() if name == "bias" or type(name) is not str}
     if not tables or transformed() or tracing():
         return {}
@@ -208,7 +208,7 @@ def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
 
 
 def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
-    """The checks of a call before its matrices become heads, so that messages show what was given."""
+    """Check a call before its matrices become heads, so that messages show what was given."""
     arrays = {name: hollow(x) for name, x in given.items() if type(name) is str}
     seed = 0 if options["seed"] is None else options["seed"]
     problem_from(**arrays, **{name: x for name, x in options.items() if name not in arrays} | {"seed": seed})

@@ -64,7 +64,7 @@ class CachedTensorCall:
 
 
 class CachedStep(CachedTensorCall):
-    """The same for one query of each head, and any number of keys."""
+    """A call of one query of each head and any number of keys."""
 
     def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         out = self.new(q)
@@ -86,7 +86,10 @@ def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | No
     """
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN) or q.is_nested or k.is_nested or v.is_nested:
         return None
+    dtype = q.dtype
     if not (q.is_cpu and k.is_cpu and v.is_cpu and q.layout is k.layout is v.layout is STRIDED):
+        return None
+    if k.dtype is not dtype or v.dtype is not dtype:
         return None
     if q.is_neg() or k.is_neg() or v.is_neg() or watched() or transforms_active() or torch.is_autocast_enabled("cpu"):
         return None
@@ -95,7 +98,7 @@ def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | No
     if step:
         keys, values = keys[:-2] + keys[-1:], values[:-2] + values[-1:]
         k_strides, v_strides = k_strides[-2:], v_strides[-2:]
-    return step, rows, q.stride(), keys, k_strides, values, v_strides, q.dtype, k.dtype, v.dtype
+    return step, rows, q.stride(), keys, k_strides, values, v_strides, dtype
 
 
 def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature | None:
@@ -129,7 +132,7 @@ def undifferentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> TensorCall | None:
-    """Return a call that runs again, if an engine has such a one for these tensors."""
+    """Make a call that runs again, if the engine has one for these tensors."""
     if not all(x.dtype in NUMPY and x.ndim > 2 for x in (q, k, v)):
         return None
     p = problem_from(array(q), array(k), array(v), **options)
@@ -142,8 +145,8 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     if run is None:
         return None
     out = Layout.of(q, options.get("layout", "bhnd")).out_shape(p)
-    again = (CachedStep if step else CachedTensorCall)(run, p, out, q.dtype)
-    return TensorCall(DEFAULTS | options | {"observe": ()}, ("query", "key", "value"), cached=again)
+    repeated = (CachedStep if step else CachedTensorCall)(run, p, out, q.dtype)
+    return TensorCall(DEFAULTS | options | {"observe": ()}, ("query", "key", "value"), cached=repeated)
 
 
 def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> bool:

@@ -85,8 +85,8 @@ class Call:
     @staticmethod
     def of(query: Array, key: Array, lse: Array, options: Mapping[str, Any], cross: bool) -> "Call":
         """A call with the arguments and options that `regard.attention` was given."""
-        frame = Layout.of(query, options.get("layout", "bhnd"))
-        q, k = frame.inward(query), frame.inward(key)
+        arranged = Layout.of(query, options.get("layout", "bhnd"))
+        q, k = arranged.inward(query), arranged.inward(key)
         lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3])
         batch = int(np.prod(lead, dtype=np.int64))
         q, k = (np.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(batch, *x.shape[-3:]) for x in (q, k))
@@ -111,7 +111,7 @@ class Call:
         else:
             offset = int(offset)
         begin = given.get("origin", (0, 0, 0))[2]
-        made = Call(q, k, frame.inward_rows(lse).reshape(q.shape[:3]), given, offset, begin, cross)
+        made = Call(q, k, arranged.inward_rows(lse).reshape(q.shape[:3]), given, offset, begin, cross)
         return made if cross else made.without_the_unwritten()
 
     @property
