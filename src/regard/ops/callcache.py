@@ -38,6 +38,7 @@ from regard.runtime.threads import num_threads
 Array = np.ndarray[Any, np.dtype[Any]]
 Signature = tuple[Any, ...]
 ORIGIN = (0, 0, 0)
+NOTHING = ()
 SIZE = 128  # signatures of a thread; a call on tensors with a derivative takes two
 _thread = threading.local()
 _met: WeakSet[Rule] = WeakSet()
@@ -63,7 +64,7 @@ class Entry:
 def signature(
     operands: tuple[Any, ...] | None, mask: Any = None, causal: Any = False, score: Any = None, bias: Any = None,
     scale: Any = None, sink: Any = None, dropout: Any = 0.0, seed: Any = None, offset: Any = None,
-    origin: Any = ORIGIN, layout: Any = "bhnd", observe: Any = (),
+    origin: Any = ORIGIN, layout: Any = "bhnd", observe: Any = NOTHING,
 ) -> Signature | None:  # fmt: skip
     """Return the signature of a call; None if its checks or its results depend on more.
 
@@ -75,8 +76,7 @@ def signature(
         and bias is sink is seed is None
         and (offset is None or type(offset) is int)
         and origin is ORIGIN
-        and type(observe) is tuple
-        and not observe
+        and (observe is NOTHING or (type(observe) is tuple and not observe))
         and (mask is None or (type(mask) is Mask and not mask.tensors and not mask.dense))
         and (score is None or (type(score) is Score and not score.tensors and not score.dense))
         and type(causal) is bool
@@ -102,10 +102,10 @@ def array_operands(query: Any, key: Any, value: Any) -> tuple[Any, ...] | None:
     )  # fmt: skip
 
 
-def entries() -> dict[Signature, Entry]:
+def entries() -> dict[Signature | None, Entry]:
     """Return the store of this thread."""
     try:
-        found: dict[Signature, Entry] = _thread.entries
+        found: dict[Signature | None, Entry] = _thread.entries
     except AttributeError:
         found = _thread.entries = {}
     return found

@@ -93,10 +93,11 @@ def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | No
         return None
     if q.is_neg() or k.is_neg() or v.is_neg() or watched() or transforms_active() or torch.is_autocast_enabled("cpu"):
         return None
-    rows, keys, values, k_strides, v_strides = q.shape, tuple(k.shape), tuple(v.shape), k.stride(), v.stride()
+    rows, keys, values, k_strides, v_strides = q.shape, k.shape, v.shape, k.stride(), v.stride()
     step = steps and len(rows) == len(keys) == len(values) > 2 and rows[-2] == 1 <= keys[-2] == values[-2]
     if step:
-        keys, values = keys[:-2] + keys[-1:], values[:-2] + values[-1:]
+        k_sizes, v_sizes = tuple(keys), tuple(values)  # whose slices take a quarter of the time
+        keys, values = k_sizes[:-2] + k_sizes[-1:], v_sizes[:-2] + v_sizes[-1:]
         k_strides, v_strides = k_strides[-2:], v_strides[-2:]
     return step, rows, q.stride(), keys, k_strides, values, v_strides, dtype
 
@@ -126,9 +127,9 @@ def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, 
 
 def undifferentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Return whether nobody can ask for a derivative of a call on these."""
-    if transformed():
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return False
-    return not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+    return not transformed()
 
 
 def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> TensorCall | None:

@@ -14,7 +14,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from regard.ops.attention import attention
-from regard.ops.callcache import find, signature
+from regard.ops.callcache import entries, signature
 from regard.rules import type_name
 from regard.runtime.forks import renewed
 from regard.torch.adapter import watching
@@ -144,7 +144,9 @@ def _cached(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable
     if type(is_causal) is not bool or type(enable_gqa) is not bool or watching():
         return None
     operands = tensor_operands(query, key, value, steps=not is_causal)
-    entry = find(signature(operands, causal=is_causal, scale=scale, offset=0 if is_causal else None))
+    # By position, because names take longer: mask, causal, score, bias, scale, sink, dropout, seed, offset.
+    offset = 0 if is_causal else None
+    entry = entries().get(signature(operands, None, is_causal, None, None, scale, None, 0.0, None, offset))
     if entry is None or entry.call is None or not undifferentiated(query, key, value):
         return None
     call = entry.call.cached
