@@ -35,7 +35,7 @@ from regard.rules import (
     prefix,
     score,
     strided,
-    tile_pairs,
+    visible_tiles,
     where,
     window,
 )
@@ -362,7 +362,7 @@ def test_many_tiles_of_queries_are_as_each_alone(rule):
     low = np.array([0, 16, 90, 120, 190])
     high = low + np.array([15, 40, 9, 0, 9])
     edges = np.append(np.arange(0, 200, 9), 200)
-    row, tile, kinds = tile_pairs(rule.node, None, Ranges(i=(low, high)), edges)
+    row, tile, kinds = visible_tiles(rule.node, None, Ranges(i=(low, high)), edges)
     for n in range(len(low)):
         found, kinds_alone = key_tiles(rule.node, None, Ranges(i=(low[n], high[n])), edges)
         assert tile[row == n].tolist() == found.tolist()

@@ -152,8 +152,8 @@ def weights_of(rows: Sequence[int]) -> Statistic:
     return Statistic("weights_of", tuple(integer("rows of weights_of", row) for row in rows))
 
 
-def cells(number: int, n: int) -> Array:
-    """Where the cells of `pooled` begin, for n queries or keys, and the end: int64 (cells + 1,)."""
+def bin_edges(number: int, n: int) -> Array:
+    """Return where the bins of `pooled` begin for n queries or keys, and the end: int64 (bins + 1,)."""
     number = min(number, n)
     return np.arange(number + 1, dtype=np.int64) * n // max(number, 1)
 

@@ -14,7 +14,7 @@ from regard.core.frameworks import dispatched
 from regard.core.problem import Problem
 from regard.core.types import ArrayLike, Layout, MaskLike, ScoreLike
 from regard.engines import choose, refusals
-from regard.engines.tiled.tiles import CHUNK, KEYS, ROWS
+from regard.engines.tiled.tiles import CHUNK_SCORES, BLOCK_K, BLOCK_Q
 from regard.ops.attention import problem_from
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.runtime.threads import num_threads
@@ -343,10 +343,10 @@ def _working_memory(p: Problem, engine: str) -> int:
         from regard.engines.cpu.schedule.work import working_memory
 
         return working_memory(p)
-    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // ROWS))
-    pairs = min(CHUNK, ROWS * KEYS * -(-p.n_k // KEYS) * p.heads)
+    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // BLOCK_Q))
+    pairs = min(CHUNK_SCORES, BLOCK_Q * BLOCK_K * -(-p.n_k // BLOCK_K) * p.heads)
     copies = 2 if p.dtype == p.compute else 3
-    return threads * p.compute.itemsize * (2 * pairs + copies * (ROWS + pairs // ROWS) * (p.d + p.d_v))
+    return threads * p.compute.itemsize * (2 * pairs + copies * (BLOCK_Q + pairs // BLOCK_Q) * (p.d + p.d_v))
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
 def _tiles(p: Problem) -> Tiles:
     """Count the tiles by the bounds of the rules, as the tiled engine cuts them: from i = 0 and j = 0."""
     alike = _alike(p, reads(*p.hiding))
-    starts = [range(-(int(p.offset[same.b]) % ROWS), p.n_q, ROWS) for same in alike]
+    starts = [range(-(int(p.offset[same.b]) % BLOCK_Q), p.n_q, BLOCK_Q) for same in alike]
     ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # of each one's blocks among those of all
     count = int(ends[-1]) if len(ends) else 0
     counted = _sample(count, BLOCKS)
@@ -382,7 +382,7 @@ def _tiles(p: Problem) -> Tiles:
     for number, k in enumerate(counted):
         n = int(np.searchsorted(ends, k, "right"))
         same, start = alike[n], starts[n][k - int(ends[n])]  # counted from the end
-        first, last = max(start, 0), min(start + ROWS, p.n_q)
+        first, last = max(start, 0), min(start + BLOCK_Q, p.n_q)
         seen_tiles = _visited(p, same, first, last)
         left, right, times = seen_tiles.left, seen_tiles.right, seen_tiles.times
         tiles_exact &= seen_tiles.exact
@@ -402,8 +402,8 @@ def _tiles(p: Problem) -> Tiles:
     full, mixed_tiles, pairs = (round(x * count / max(len(counted), 1)) for x in counts)
     every = p.batch * p.heads * p.n_q * p.n_k
     return Tiles(
-        rows=ROWS,
-        keys=KEYS,
+        rows=BLOCK_Q,
+        keys=BLOCK_K,
         total=sum(same.count * len(blocks) for same, blocks in zip(alike, starts, strict=True))
         * (int(_tile_count(p.origin[2], p.keys)) if p.n_k else 0),
         full=full,
@@ -439,7 +439,7 @@ class _Seen(NamedTuple):
 
 def _tile_count(left: Any, right: Any) -> Any:
     """How many tiles the keys from left to before right lie in."""
-    return -(-right // KEYS) - left // KEYS
+    return -(-right // BLOCK_K) - left // BLOCK_K
 
 
 def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
@@ -447,7 +447,7 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
 
     At most TILES ranges are looked at: of more tiles, several together first, then some of those that are mixed.
     """
-    size = KEYS
+    size = BLOCK_K
     while p.n_k > size * TILES:
         size *= 2
     edges = p.key_edges(size)
@@ -462,7 +462,7 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
         for edges in pieces:
             tiles, kinds = key_tiles(p.mask_node, p.hiding_node, ranges, edges)
             left, right = edges[tiles], edges[tiles + 1]
-            taken = kinds == EVERYTHING if size > KEYS else np.ones(len(kinds), bool)
+            taken = kinds == EVERYTHING if size > BLOCK_K else np.ones(len(kinds), bool)
             parts.append((left[taken], right[taken], kinds[taken], np.full(taken.sum(), times)))
             mixed += zip(left[~taken].tolist(), right[~taken].tolist(), strict=True)
         if not mixed:
@@ -470,7 +470,7 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
             return _Seen(left, right, kinds, counts, exact)
         some = _sample(len(mixed), TILES_LOOKED_INTO)
         times, exact = times * len(mixed) / len(some), exact and len(some) == len(mixed)
-        size = max(size // SPLIT, KEYS)
+        size = max(size // SPLIT, BLOCK_K)
         pieces = [
             np.array([left, *range(left - left % size + size, right, size), right])
             for left, right in map(mixed.__getitem__, some)

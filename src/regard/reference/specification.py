@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from regard.core.problem import Differential, Outputs, Problem, collapse
-from regard.core.statistics import cells
+from regard.core.statistics import bin_edges
 from regard.rules import At, Mask, Node, Table, evaluate, reading, scatter, tangent
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,8 +52,8 @@ def random_bits(seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLik
     return np.asarray(x ^ (x >> np.uint32(16)))
 
 
-def kept(p: float, seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
-    """The pairs that dropout keeps: those whose bits reach the integer threshold ⌊p · 2³²⌋."""
+def dropout_mask(p: float, seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
+    """Return True for each pair that dropout keeps: its bits reach the integer threshold ⌊p · 2³²⌋."""
     return random_bits(seed, b, h, i, j) >= np.uint32(int(p * 2**32))
 
 
@@ -168,7 +168,7 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
     p_sink = np.where(sink == -np.inf, 0, np.exp(sink - m - rest))
     D = np.ones(T.shape, real)
     if p.dropout:
-        D = np.broadcast_to(kept(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
+        D = np.broadcast_to(dropout_mask(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
     O = rounded(seen("bhij,bhjc->bhic", P * D, v, visible))
     H = -(P * logP).sum(axis=-1)
     return Terms(q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H, logP)
@@ -223,7 +223,7 @@ def mass(p: Problem, P: Array, rule: Mask) -> Array:
 
 def pooled(P: Array, rows: int, cols: int, kind: str) -> Array:
     """P by cells of `rows` × `cols` (no more than there are): the mass of a query in it, on average, or the maximum."""
-    edges, columns = cells(rows, P.shape[-2]), cells(cols, P.shape[-1])
+    edges, columns = bin_edges(rows, P.shape[-2]), bin_edges(cols, P.shape[-1])
     if kind == "max":
         return np.maximum.reduceat(np.maximum.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
     total = np.add.reduceat(np.add.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)

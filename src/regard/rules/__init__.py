@@ -4,7 +4,7 @@ Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and deri
 """
 
 from regard.core.arguments import type_name
-from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
+from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, visible_tiles
 from regard.rules.derivative import partials, reading, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
 from regard.rules.intervals import Interval, Ranges, interval, intervals
@@ -80,7 +80,7 @@ __all__ = [
     "table",
     "tangent",
     "temperature",
-    "tile_pairs",
+    "visible_tiles",
     "type_name",
     "where",
     "window",

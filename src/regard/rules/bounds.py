@@ -49,16 +49,16 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
     (array([62, 63, 64]), array([1, 1, 1], dtype=int8))
     """
     one = replace(ranges, i=(np.reshape(ranges.i[0], 1), np.reshape(ranges.i[1], 1)))
-    return tile_pairs(mask, score, one, edges)[1:]
+    return visible_tiles(mask, score, one, edges)[1:]
 
 
-def tile_pairs(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
+def visible_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
     """As `key_tiles`, for several tiles of queries at once: ranges.i holds arrays (query tiles,).
 
     Returns the numbers of the query tile and of the key tile, and the kind, of each pair, in rising order.
 
     >>> from regard.rules import causal
-    >>> tile_pairs(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))
+    >>> visible_tiles(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))
     (array([0, 1, 1]), array([0, 0, 1]), array([1, 2, 1], dtype=int8))
     """
     edges = np.asarray(edges, np.int64)

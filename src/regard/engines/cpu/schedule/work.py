@@ -46,7 +46,7 @@ from regard.engines.cpu.spec.forward import (
 )
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
-from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
+from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, visible_tiles
 from regard.rules.expression import Node, make
 from regard.runtime.forks import cached_property
 from regard.runtime.threads import Scratch, Team, num_threads, spread, team_for
@@ -609,7 +609,7 @@ class Stages:
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
         """The tiles of some blocks of queries, where each block's begin, and how many there are."""
         p = self.p
-        row, tile, kind = tile_pairs(self.mask, p.hiding_node, ranges, edges)
+        row, tile, kind = visible_tiles(self.mask, p.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
