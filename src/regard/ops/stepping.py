@@ -186,10 +186,10 @@ def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool
         yield step("scaled", "S", ij, pairs(f.T), f"{S} = {factor}")
     scores = f.T
     for number, rule in enumerate(rules, 1):
-        scores = specification.evaluate_one(rule.node, specification.place(p, real, scores), scores.shape)
+        scores = specification.evaluate_one(rule.node, specification.indices_of(p, real, scores), scores.shape)
         yield step("score" if len(rules) == 1 else f"score {number}", "S", ij, pairs(scores), f"S ← {rule}")
     if p.bias is not None:
-        scores = scores + specification.square(p, p.bias).astype(real)
+        scores = scores + specification.dense(p, p.bias).astype(real)
         yield step("bias", "S", ij, pairs(scores), f"S ← S + {_tensor('bias', ij)}")
     if p.mask is not None:
         yield step("masked", "S", ij, pairs(f.S), f"S ← −∞ unless {p.mask}")
