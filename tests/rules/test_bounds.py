@@ -407,7 +407,7 @@ def test_extremes_of_spans(m, r, seed):
     rows[random.random(rows.shape) < 0.02] = np.nan
     first = random.integers(0, m, 40)
     last = np.minimum(first + random.integers(0, random.choice([4, BLOCK, m]) + 1, 40), m - 1)
-    lo, hi = Extremes(rows).span(first, last)
+    lo, hi = Extremes(rows).between(first, last)
     for a, z, least, most in zip(first, last, lo, hi, strict=True):
         seen = rows[:, a : z + 1]
         seen = seen[~np.isnan(seen)]

@@ -1,8 +1,8 @@
 """Bounds of rules over tiles: *nothing here*, *everything here*, or *mixed*.
 
-Always sound, exact for one affine comparison of indices (`regard.rules.intervals`). Nothing grows with the number of
-tiles: a summary of O(n / block) per table (`regard.rules.extremes`), and `key_tiles` looks at groups of tiles before
-it looks at tiles.
+Always sound, and exact for one affine comparison of indices (`regard.rules.intervals`). Nothing is stored for each
+tile: tables have a summary of O(n / block) numbers (`regard.rules.extremes`), and groups of tiles are classified before
+tiles.
 """
 
 from dataclasses import replace
@@ -17,7 +17,10 @@ BRANCH = 16  # tiles in a group, groups in a group of groups
 
 
 def classify(mask: Node | None, score: Node | None, ranges: Ranges) -> Array:
-    """`NOTHING`, `MIXED` or `EVERYTHING` for each tile of `ranges`: which of its pairs the rules leave visible.
+    """Classify each tile of `ranges` as `NOTHING`, `MIXED` or `EVERYTHING` visible.
+
+    mask: boolean, or None for all. score: pairs that it gives -inf are hidden. A tile is `NOTHING` by its score only
+    where that is certain for every pair; `EVERYTHING` concerns the mask alone.
 
     mask: boolean, or None for all. score: a pair that it gives -inf is hidden; only tiles where it surely does so
     everywhere are seen to be `NOTHING`, and `EVERYTHING` speaks of the mask alone.
@@ -38,7 +41,7 @@ def classify(mask: Node | None, score: Node | None, ranges: Ranges) -> Array:
 
 
 def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array]:
-    """The key tiles that are not `NOTHING` for one tile of queries: their numbers, ascending, and their kinds.
+    """Return the visible key tiles of one query tile, ascending, and the class of each.
 
     ranges: of b, h and i; its j is not used. edges: int64 (tiles + 1,), tile t has the keys edges[t] to
     edges[t + 1] - 1, at least one each. Groups of tiles are classified before the tiles in them, so that the work
@@ -53,7 +56,9 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
 
 
 def visible_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
-    """As `key_tiles`, for several tiles of queries at once: ranges.i holds arrays (query tiles,).
+    """Return the visible tiles of several query tiles, whose ranges.i are arrays (query tiles,).
+
+    See `key_tiles`.
 
     Returns the numbers of the query tile and of the key tile, and the kind, of each pair, in rising order.
 

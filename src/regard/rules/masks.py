@@ -1,4 +1,4 @@
-"""Masks: who may be attended to, as frozen rules over (b, h, i, j) that compose with ``& | ~``.
+"""Masks: frozen rules over (b, h, i, j) that compose with ``& | ~``.
 
 i is the absolute index of the query and j of the key, h the query head, b the row-major index of the leading
 dimensions. True means attend.
@@ -25,7 +25,7 @@ ATOM, NOT, AND, OR = 3, 2, 1, 0  # how tightly the text of a rule binds
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What an argument of a rule asks of a call: absolute indices along `axis` lie in [0, length).
+    """Requirement of a rule's argument: absolute indices along `axis` lie in [0, length).
 
     Along "b" and "h" a length of 1 serves every index.
     """
@@ -36,7 +36,9 @@ class Requirement:
     length: int
 
     def check(self, low: int, high: int) -> None:
-        """ValueError if a call whose indices along the axis are low, ..., high - 1 is not served."""
+        """Raise ValueError for a call with indices low, ..., high - 1 that the argument does not
+        cover.
+        """
         if high <= low or (self.axis in "bh" and self.length == 1) or (low >= 0 and high <= self.length):
             return
         outside = low if low < 0 else high - 1
@@ -48,7 +50,7 @@ class Requirement:
 
 @once
 def foreign(node: Node) -> tuple[Any, ...]:
-    """The tables and masks of tensors that an expression reads, in order of first use."""
+    """Return the tables and masks of tensors that an expression reads, in order of first use."""
     read: list[Any] = []
     # The parts of a combination know already, so that a long chain of combinations is not walked at each of them.
     for x in order([node], ends=lambda x: has(x, foreign)):
@@ -66,7 +68,7 @@ def _dense(node: Node) -> tuple[Array, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Rule:
-    """A traced rule: its expression, its text, what it requires of a call, and its tensors."""
+    """A traced rule: its expression, its text, its requirements on a call, and its tensors."""
 
     node: Node
     text: str
@@ -78,7 +80,7 @@ class Rule:
 
     @property
     def dense(self) -> tuple[Array, ...]:
-        """The dense arrays it reads, each aligned right to (..., h, n_q, n_k)."""
+        """Dense arrays that it reads, each aligned right to (..., h, n_q, n_k)."""
         return _dense(self.node)
 
     def __repr__(self) -> str:
@@ -88,7 +90,7 @@ class Rule:
 @plain
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Mask(Rule):
-    """Who may be attended to; composes with ``&``, ``|`` and ``~``.
+    """A rule that says which keys each query may attend to; composes with ``&``, ``|`` and ``~``.
 
     Also with boolean or 0/1 integer arrays. Equal means identical: two masks built alike are two
     masks.
@@ -123,7 +125,7 @@ class Mask(Rule):
     def _within(self, binds: int) -> str:
         return self.text if self.binds >= binds else f"({self.text})"
 
-    def show(self, n: int, n_k: int | None = None) -> Drawing:
+    def show(self, n: int, n_k: int | None = None) -> MaskText:
         """Draw the first head and batch entry for n queries and n_k keys, the last aligned.
 
         Raises ValueError if an array in the mask does not cover that many.
@@ -151,11 +153,11 @@ class Mask(Rule):
         i, j = np.arange(n_k - n, n_k)[:, None], np.arange(n_k)
         (visible,) = evaluate([self.node], At(zero, zero, i, j, keys=n_k, dense=first))
         rows = np.where(np.broadcast_to(visible, (n, n_k)), "█", "·")
-        return Drawing("\n".join(" ".join(row) for row in rows))
+        return MaskText("\n".join(" ".join(row) for row in rows))
 
 
-class Drawing(str):
-    """Text that shows itself as it is at the prompt, not quoted."""
+class MaskText(str):
+    """Text that is printed as it is at the prompt, not quoted."""
 
     __slots__ = ()
 
@@ -171,10 +173,10 @@ def _combine(binds: int, left: Any, right: Any) -> Mask:
 
 
 def as_mask(mask: Any, argument: str = "mask", frozen: bool = False) -> Mask:
-    """`mask` as a `Mask`: one already, a function, or booleans or 0/1 integers that align to (..., h, n_q, n_k).
+    """Return `mask` as a `Mask`.
 
-    frozen: of an array, the values that it has now. A call reads its `mask=` once, so it needs no copy; a rule that
-    outlives the call does.
+    mask: a mask, a function, or booleans or 0/1 integers aligned right to (..., h, n_q, n_k).
+    frozen: copy an array, as a rule that outlives the call needs; a call reads its `mask=` once.
 
     Raises TypeError for anything else, ValueError for integers other than 0 and 1.
 
@@ -247,7 +249,9 @@ def causal() -> Mask:
 
 @constructor
 def window(left: int | None, right: int | None = 0) -> Mask:
-    """Let a query see `left` keys before it and `right` after it: i - left ≤ j ≤ i + right.
+    """Let a query see `left` keys before it and `right` after it.
+
+    i - left ≤ j ≤ i + right.
 
     None: no bound on that side. Counts as flash-attention does: a sliding window of W keys is
     ``window(W - 1)``.
@@ -339,7 +343,9 @@ def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
 
 
 def _relabel(ids: Array) -> Array:
-    """`ids` (rows, n) renamed 0, 1, ... in order of first appearance in each row, so that packed ones are sorted."""
+    """Rename `ids` (rows, n) 0, 1, ... by first appearance in each row, so that packed ids are
+    sorted.
+    """
     values, inverse = np.unique(ids, return_inverse=True)
     pairs = inverse.reshape(ids.shape) + np.arange(len(ids))[:, None] * len(values)
     _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
@@ -362,7 +368,9 @@ def strided(step: int) -> Mask:
 
 @constructor
 def dilated(left: int, step: int) -> Mask:
-    """Let a query see `left` keys before it, `step` apart: i - j = 0, step, ..., left · step.
+    """Let a query see `left` keys before it, `step` apart.
+
+    i - j = 0, step, ..., left · step.
 
     Beltagy et al. 2020.
 
@@ -379,7 +387,7 @@ def dilated(left: int, step: int) -> Mask:
 
 @constructor
 def blocks(table: ArrayLike, size: int) -> Mask:
-    """Allow whole blocks: the pairs (i, j) where ``table[..., i // size, j // size]`` is True.
+    """Allow whole blocks: (i, j) where ``table[..., i // size, j // size]`` is True.
 
     table: booleans or 0/1 integers, (rows, columns), (h, rows, columns) or (b, h, rows, columns).
 
@@ -408,7 +416,7 @@ def blocks(table: ArrayLike, size: int) -> Mask:
 
 @constructor
 def global_tokens(n: int) -> Mask:
-    """Let the first `n` positions see everything and be seen by everything: i < n or j < n.
+    """Let the first `n` positions see and be seen by everything: i < n or j < n.
 
     Beltagy et al. 2020.
 
@@ -425,7 +433,10 @@ def global_tokens(n: int) -> Mask:
 
 
 def whole(what: str, value: Any, least: int) -> int:
-    """`value` as an int of at least `least`; `what` names it in the TypeError or ValueError otherwise."""
+    """Return `value` as an int of at least `least`.
+
+    what: the argument's name in TypeError and ValueError.
+    """
     return integer(what, value, "an integer", least=least, below=2**62)
 
 
@@ -453,7 +464,10 @@ def _booleans(what: str, values: Array) -> Array:
 
 
 def _per_batch(rule: str, argument: str, value: Any) -> tuple[Callable[[Any], Any], tuple[Requirement, ...]]:
-    """One length for all batch entries, or one for each, as what a rule reads at b."""
+    """Return a function of b that gives an argument's length, and its requirements.
+
+    value: one length for all batch entries, or one for each.
+    """
     if not (isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0 or adapter(value)):
         length = whole(f"{argument} of {rule}", value.item() if isinstance(value, np.ndarray) else value, least=0)
         return lambda b: length, ()

@@ -1,6 +1,6 @@
-"""PyTorch's functions and methods in rules: what `torch.where(...)`, `torch.tanh(x)`, `x.abs()` are of traced values.
+"""PyTorch's functions and methods of traced values, by name, so that PyTorch is not imported.
 
-By name, so that nothing is imported: a traced value is asked by PyTorch (`__torch_function__`) what a function gives.
+PyTorch asks a traced value for the result of a function (`__torch_function__`).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _to(x: Any, *args: Any, dtype: Any = None, **others: Any) -> Any:
-    """`x` with the dtype among the arguments; a device and options of copying say nothing of one number."""
+    """Cast `x` to the dtype among the arguments; a device and options of copying have no effect."""
     for given in (*args, dtype):
         kind = given if isinstance(given, type) else getattr(given, "dtype", given)
         if kind is not None and kind_of(kind) is not None:
@@ -30,7 +30,7 @@ def _to(x: Any, *args: Any, dtype: Any = None, **others: Any) -> Any:
 
 
 def kind_of(dtype: Any) -> str | None:
-    """The kind of value of a dtype of Python, NumPy or PyTorch; None for what is none."""
+    """Return the kind of value of a dtype of Python, NumPy or PyTorch; None for any other object."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     name = name.removeprefix("torch.").rstrip("_").rstrip("0123456789")
     if name == "bool":
@@ -106,7 +106,10 @@ METHODS: dict[str, Callable[..., Any]] = FUNCTIONS | {
 
 
 def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function of PyTorch gives for these arguments, a traced value among them, or a TypeError."""
+    """Apply one of PyTorch's functions to arguments with a traced value.
+
+    Raises TypeError for a function that rules do not have.
+    """
     name = getattr(function, "__name__", str(function))
     if name == "__getitem__":
         raise TypeError("a traced value cannot index a tensor; use regard.table(tensor)[index], whose indices clamp")

@@ -86,7 +86,7 @@ class TensorTable(Table):
     def at(self, values: Array) -> Table:
         """A table of these values: the one of the last call if they are the same, for which plans are kept."""
         if device_of(values) is not None:
-            return Table.lying(values, self.bounds)
+            return Table.of_device(values, self.bounds)
         last = self.last
         if last is None or not same_bits(last.array, values):
             last = Table.of("table", values, self.bounds)
