@@ -315,3 +315,24 @@ def test_forms_that_do_not_go_together(arguments, error, said):
         plan(**arguments)
     assert said is None or str(raised.value) == said
     assert raised.value.args[0].count("\n") == 0
+
+
+def test_a_plan_and_an_error_print_bytes_alike():
+    found = plan(n=2**26, d=4, causal=True)
+    assert found.naive_memory == 16 * 2**50
+    assert "16 PiB of scores, 16 PiB per head" in str(found)
+    keys = np.zeros((1, 4), np.float32)
+    keys = np.broadcast_to(keys, (2**26, 4))
+    with pytest.raises(MemoryError, match=r"the results of this call take 16 PiB \(weights 16 PiB"):
+        regard.attention(keys, keys, keys, return_weights=True)
+
+
+def test_a_plan_takes_no_memory_for_batch_elements_that_are_alike():
+    """Nor time: a step for each of 2^26 elements would take a minute."""
+    small, large = sizes(n=300, lead=(3,)), sizes(n=300, lead=(2**20,))
+    one = plan(*small, causal=True).tiles
+    with traced_memory() as held:
+        many = plan(*large, causal=True).tiles
+        peak = held()[1]
+    assert (many.full, many.mixed) == (one.full * 2**20 // 3, one.mixed * 2**20 // 3)
+    assert peak < 2**20

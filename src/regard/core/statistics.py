@@ -1,4 +1,4 @@
-"""Statistics of attention that `observe=` asks for, and the object they come back in."""
+"""Statistics of attention that `observe=` asks for, and the object that holds them."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -16,7 +16,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Statistic:
-    """What to observe, by name; statistics with parameters are made by functions such as `top`, which `of` holds."""
+    """A statistic to observe, by name.
+
+    of: the parameters of statistics made by functions such as `top`.
+    """
 
     name: str
     of: Any = None
@@ -76,7 +79,7 @@ class Profile:
 
 
 def each_array(found: Any, turn: Callable[[Array], Any]) -> Any:
-    """What was found for a statistic, with `turn` applied to the array or arrays that it is."""
+    """Apply `turn` to the array or arrays of a statistic."""
     if isinstance(found, Top | Profile):
         return type(found)(*(turn(getattr(found, field.name)) for field in fields(found)))
     return turn(found)
@@ -153,7 +156,7 @@ def weights_of(rows: Sequence[int]) -> Statistic:
 
 
 def bin_edges(number: int, n: int) -> Array:
-    """Return where the bins of `pooled` begin for n queries or keys, and the end: int64 (bins + 1,)."""
+    """Return the edges of the bins of `pooled` for n queries or keys, int64 (bins + 1,)."""
     number = min(number, n)
     return np.arange(number + 1, dtype=np.int64) * n // max(number, 1)
 
@@ -163,7 +166,7 @@ def _count(name: str, x: object) -> int:
 
 
 class Seen(Mapping[Statistic | str, Any]):
-    """The statistics asked for: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`.
+    """Observed statistics: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`.
 
     Of every query, (..., h, n_q): `lse`; `entropy` in nats; `visible`, how many keys it sees;
     `normalized_entropy`, its entropy over the logarithm of that; `max`, the largest weight, and

@@ -28,7 +28,7 @@ ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | 
 
 
 class Rules(TypedDict, total=False):
-    """The options of `regard.attention` that say what the weights are, in any layout."""
+    """The options of `regard.attention` that determine the weights, in any layout."""
 
     mask: MaskLike
     causal: bool
@@ -41,7 +41,7 @@ class Rules(TypedDict, total=False):
 
 
 class Scores(Rules, total=False):
-    """The options of `regard.attention` that say what the weights are."""
+    """The options of `regard.attention` that determine the weights."""
 
     layout: Layout
 
@@ -54,7 +54,7 @@ class Options(Scores, total=False):
 
 
 class HeadsOptions(Rules, total=False):
-    """The options of `regard.multihead_attention`: its projections, and those of `regard.attention`."""
+    """The options of `regard.multihead_attention`: projections, and those of attention."""
 
     num_kv_heads: int | None
     w_q: ArrayLike | None

@@ -1,4 +1,4 @@
-"""What a call of attention will cost, and which engine will run it, found from shapes and rules."""
+"""Cost of a call of attention, and its engine, from shapes and rules."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, TypedDict, Unpack, overload
 import numpy as np
 
 from regard.core import checks
+from regard.core.arguments import size_text
 from regard.core.frameworks import dispatched
 from regard.core.problem import Problem
 from regard.core.types import ArrayLike, Layout, MaskLike, ScoreLike
 from regard.engines import choose, refusals
-from regard.engines.tiled.tiles import CHUNK_SCORES, BLOCK_K, BLOCK_Q
+from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, CHUNK_SCORES
 from regard.ops.attention import problem_from
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.runtime.threads import num_threads
@@ -31,7 +32,7 @@ MOST = 2**60  # entries of an array
 
 
 class Complexity(NamedTuple):
-    """The order of time and of memory that one operation takes, in naive attention and here."""
+    """Order of time and of memory of one operation, in naive attention and here."""
 
     operation: str
     time: str
@@ -49,7 +50,7 @@ COMPLEXITY = (
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of `rows` queries × `keys` keys of all heads, by what the bounds of the rules say of them.
+    """Tiles of `rows` queries × `keys` keys of all heads, by the bounds of the rules.
 
     `skipped` tiles hold no visible pair, `full` ones nothing else, the `mixed` ones are masked pair by pair. `pairs` is
     how many pairs of query and key the visited tiles hold, `visible` the share of all pairs that the mask allows. Where
@@ -74,7 +75,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """One call: its engine and why, its floating point operations, its bytes, its memory and its tiles.
+    """One call: its engine and why, its FLOPs, bytes, memory and tiles.
 
     FLOPs are those of the products, a multiplication and an addition each: `flops` = 2·b·h·n_q·n_k·(d + d_v) forward,
     `flops_backward` 2.5 times that; `flops_visited` and `flops_visited_backward` leave out the tiles skipped.
@@ -120,7 +121,7 @@ class Plan:
         return self.naive_memory // (self.batch * self.heads or 1)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What `str` prints, a label and a text for each line."""
+        """Return the lines that `str` prints, a label and a text each."""
         t, about = self.tiles, "" if self.tiles.exact else "about "
         heads = f"{self.heads} heads" + (f" over {self.kv_heads}" if self.kv_heads != self.heads else "")
         lines = [
@@ -136,9 +137,9 @@ class Plan:
                 "backward",
                 f"{_si(self.flops_backward)}FLOP, {about}{_si(self.flops_visited_backward)}FLOP in the tiles visited",
             ),
-            ("bytes", f"{_binary(self.bytes_read)} read, {_binary(self.bytes_written)} written"),
-            ("memory", f"about {_binary(self.working_memory)} beyond inputs and outputs"),
-            ("naive", f"{_binary(self.naive_memory)} of scores, {_binary(self.naive_memory_per_head)} per head"),
+            ("bytes", f"{size_text(self.bytes_read)} read, {size_text(self.bytes_written)} written"),
+            ("memory", f"about {size_text(self.working_memory)} beyond inputs and outputs"),
+            ("naive", f"{size_text(self.naive_memory)} of scores, {size_text(self.naive_memory_per_head)} per head"),
             (
                 "tiles",
                 f"{t.total:,} of {t.rows} × {t.keys}: {about}{t.skipped:,} skipped, {t.full:,} full, {t.mixed:,} mixed",
@@ -152,7 +153,7 @@ class Plan:
 
 
 class Setup(TypedDict, total=False):
-    """The options of `plan`: what it is told of a call, but for its arrays or sizes."""
+    """The options of `plan`: those of a call, except its arrays or sizes."""
 
     dtype: Any
     mask: MaskLike
@@ -293,7 +294,9 @@ def plan(
 def shapes(
     sizes: Mapping[str, Any], *, positions_first: bool = False, label: Callable[[str], str] = str
 ) -> list[tuple[int, ...]]:
-    """The shapes of query, key and value with these sizes, named as in `plan`.
+    """Return the shapes of query, key and value with these sizes, named as in `plan`.
+
+    label: maps the name of a size to that in an error.
 
     label: how an error names a size.
     """
@@ -313,7 +316,7 @@ def shapes(
 
 
 def _array(name: str, x: Any, dtype: Any) -> Array:
-    """The array itself, or one of that shape which takes no memory."""
+    """Return an array, or for a shape an array of it that takes no memory."""
     if not isinstance(x, tuple | list):
         array: Array = x
         return array
@@ -333,9 +336,11 @@ def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
 
 
 def _working_memory(p: Problem, engine: str) -> int:
-    """Bytes beyond inputs and outputs: of the chunks that threads work on (scores and weights; keys and values copied
-    for BLAS, once more where the dtype of sums is wider), of the cpu engine's tiles and lists, or of the n × n arrays
-    of the specification.
+    """Return bytes beyond inputs and outputs, about.
+
+    Of the tiled engine: the chunks that threads work on, with scores and weights, and keys and
+    values copied for BLAS (once more where the dtype of sums is wider). Of the cpu engine: its
+    tiles and lists. Of the specification: its n × n arrays.
     """
     if engine == "spec":
         return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
@@ -351,7 +356,7 @@ def _working_memory(p: Problem, engine: str) -> int:
 
 @dataclass(frozen=True)
 class _Alike:
-    """One of the batch elements and heads that see the same, by index, and how many there are."""
+    """The first of `count` batch elements and heads that see the same, by index."""
 
     b: int
     h: int
@@ -359,18 +364,23 @@ class _Alike:
 
 
 def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
-    """The batch elements and heads that the rules can tell apart."""
-    by_batch = leaves & {"b", "dense"}
-    seen: dict[tuple[int, int], list[int]] = {}
-    for b in range(p.batch):
-        seen.setdefault((b if by_batch else 0, int(p.offset[b])), []).append(b)
+    """Group the batch elements and heads that rules with these leaves cannot tell apart."""
+    if leaves & {"b", "dense"}:
+        elements = [(b, 1) for b in range(p.batch)]
+    elif any(p.offset.strides):
+        _, first, counts = np.unique(p.offset, return_index=True, return_counts=True)
+        elements = sorted(zip(first.tolist(), counts.tolist(), strict=True))
+    else:  # one offset for all
+        elements = [(0, p.batch)] if p.batch else []
     if leaves & {"h", "dense"}:
-        return [_Alike(same[0], h, len(same)) for same in seen.values() for h in range(p.heads)]
-    return [_Alike(same[0], 0, len(same) * p.heads) for same in seen.values()] if p.heads else []
+        return [_Alike(b, h, count) for b, count in elements for h in range(p.heads)]
+    return [_Alike(b, 0, count * p.heads) for b, count in elements] if p.heads else []
 
 
 def _tiles(p: Problem) -> Tiles:
-    """Count the tiles by the bounds of the rules, as the tiled engine cuts them: from i = 0 and j = 0."""
+    """Count the tiles by the bounds of the rules, at multiples from i = 0 and j = 0 as in the tiled
+    engine.
+    """
     alike = _alike(p, reads(*p.hiding))
     starts = [range(-(int(p.offset[same.b]) % BLOCK_Q), p.n_q, BLOCK_Q) for same in alike]
     ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # of each one's blocks among those of all
@@ -416,8 +426,10 @@ def _tiles(p: Problem) -> Tiles:
 
 
 def _sample(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below `count`: all of them, or one from each of equal stretches, at random (an
-    even spacing would fall in step with the tiles), the same ones every time.
+    """Return at most `most` of the numbers below `count`: all, or one from each of equal stretches.
+
+    The choice is random, as an even spacing would fall in step with the tiles, but the same every
+    time.
     """
     if count <= most:
         return list(range(count))
@@ -426,8 +438,9 @@ def _sample(count: int, most: int) -> list[int]:
 
 
 class _Seen(NamedTuple):
-    """Ranges of absolute keys that some rows may see. times: the tiles or ranges that each stands for, as an estimate
-    where not `exact`.
+    """Ranges of absolute keys that some rows may see.
+
+    times: the number of tiles or ranges that each one represents, an estimate where not `exact`.
     """
 
     left: Array
@@ -438,12 +451,14 @@ class _Seen(NamedTuple):
 
 
 def _tile_count(left: Any, right: Any) -> Any:
-    """How many tiles the keys from left to before right lie in."""
+    """Return the number of tiles with the keys from left to before right."""
     return -(-right // BLOCK_K) - left // BLOCK_K
 
 
 def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
-    """The keys that some rows may see: whole ranges of tiles where all is visible, tiles where it is mixed.
+    """Return the keys that some rows may see.
+
+    Whole ranges of tiles where all is visible, single tiles where some is.
 
     At most TILES ranges are looked at: of more tiles, several together first, then some of those that are mixed.
     """
@@ -478,7 +493,7 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
 
 
 def _visible(p: Problem, same: _Alike, first: int, last: int, left: int, right: int) -> int:
-    """How many pairs of these rows and these absolute keys the mask allows."""
+    """Count the pairs of these rows and these absolute keys that the mask allows."""
     if p.mask_node is None:
         return int((last - first) * (right - left))
     j0 = p.origin[2]
@@ -505,11 +520,3 @@ def _si(x: float) -> str:
             return f"{x:.4g} {unit}"
         x /= 1000
     return f"{x:.4g} P"
-
-
-def _binary(x: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if x < 1024:
-            return f"{x:.4g} {unit}"
-        x /= 1024
-    return f"{x:.4g} TiB"

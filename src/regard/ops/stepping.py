@@ -1,4 +1,4 @@
-"""Attention step by step: every intermediate of one call, with its indices, its formula and its values."""
+"""Attention step by step: every intermediate of a call, with indices, formula and values."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -20,7 +20,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One intermediate: `symbol` and `indices` name it in `formula`, `einsum` is its contraction (empty if it is none).
+    """One intermediate of a call.
+
+    `symbol` and `indices` name it in `formula`; `einsum` is its contraction, empty if it is none.
 
     `value` is read-only and of the dtype of sums (float32, float64 for float64); the output is of the inputs' dtype.
     """
@@ -44,7 +46,9 @@ class Step:
 
 
 class Steps(Sequence[Step]):
-    """The steps of a call in order; also by name or symbol, `steps["softmax"]` or `steps["P"]` (the last of a symbol).
+    """The steps of a call in order, also by name or symbol.
+
+    `steps["softmax"]` is a step, `steps["P"]` the last of a symbol.
 
     `str(steps)` is a table of names, formulas, contractions and shapes.
     """
@@ -82,7 +86,7 @@ class Steps(Sequence[Step]):
         return tuple(step.name for step in self)
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """What `str` prints, a row for each step: name, tensor, formula, einsum, shape."""
+        """Return the rows that `str` prints: name, tensor, formula, einsum, shape of each step."""
         return [(step.name, step.tensor, step.formula, step.einsum, _shape(step.shape)) for step in self]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Memory and processors of this process: those of the machine, or fewer where a control group of Linux limits them.
+"""Memory and processors of the machine, or fewer by the limits of a Linux control group.
 
 Each is read once, when it is first needed: a limit that changes later is not seen.
 """
@@ -14,7 +14,10 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @cache
 def memory() -> tuple[int, str] | None:
-    """Bytes of memory, and "this machine" or "its control group", which sets them; None where neither is known."""
+    """Return the bytes of memory, and "this machine" or "its control group", which limits them.
+
+    None where neither is known.
+    """
     found: list[tuple[int, str]] = []
     try:
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
@@ -31,7 +34,7 @@ def memory() -> tuple[int, str] | None:
 
 @cache
 def quota() -> int | None:
-    """Processors that the quota of a control group is worth, rounded up; None without one."""
+    """Return the processors that a control group's quota is worth, rounded up; None without one."""
     found = []
     for group, unified in _groups("cpu"):
         names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -42,7 +45,10 @@ def quota() -> int | None:
 
 
 def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
-    """The directories of this process's control groups and of those around them, and whether each is of version 2."""
+    """Iterate over the directories of control groups, innermost first.
+
+    The second value is True for version 2.
+    """
     for line in _read(MEMBERSHIP).splitlines():
         names, _, path = line.partition(":")[2].partition(":")
         if names and controller not in names.split(","):
