@@ -1,4 +1,7 @@
-"""Models as they are measured: random weights, steps of inference and training, the attention that is put into them."""
+"""Models as they are measured: random weights, steps of inference and training.
+
+Each implementation of attention is put into them.
+"""
 
 import copy
 import sys
@@ -85,7 +88,7 @@ def floats(**shapes: tuple[int, ...]) -> Given:
 
 
 def forward(model: Any, given: Given) -> Prepared:
-    """The output of an encoder."""
+    """Prepare the output of an encoder."""
 
     def call() -> Any:
         with torch.inference_mode():
@@ -95,7 +98,10 @@ def forward(model: Any, given: Given) -> Prepared:
 
 
 def prefill(model: Any, given: Given) -> Prepared:
-    """The logits of the last token, and a cache, of which the last layer's keys tell of every token."""
+    """Prepare the logits of the last token, and a cache.
+
+    The keys of the last layer depend on every token.
+    """
 
     def call() -> Any:
         with torch.inference_mode():
@@ -105,7 +111,10 @@ def prefill(model: Any, given: Given) -> Prepared:
 
 
 def generation(model: Any, given: Given, steps: int = 32) -> Prepared:
-    """The logits of the last tokens, one after the other from a cache of those before; the tokens are given."""
+    """Prepare the logits of the last tokens, one after the other from a cache.
+
+    The tokens are given.
+    """
     ids = given["input_ids"]
     first = ids.shape[1] - steps
     with torch.inference_mode():
@@ -122,7 +131,10 @@ def generation(model: Any, given: Given, steps: int = 32) -> Prepared:
 
 
 def training(model: Any, given: Given, **watched: str) -> Prepared:
-    """Loss and the gradients of all parameters; compared are those that have one of the names given in theirs."""
+    """Prepare the loss and the gradients of all parameters.
+
+    watched: names that select the parameters to compare.
+    """
     names, parameters = zip(*model.named_parameters(), strict=True)
     inputs = {"labels": given["input_ids"]} | given
 
@@ -184,7 +196,10 @@ T5 (1.1, small) four of eight; dropout is off.
 
 @lru_cache(maxsize=1)  # the rows of a model follow each other
 def module(model: Model) -> Any:
-    """In float32, with weights that bfloat16 holds too, so that every dtype computes the same function."""
+    """Make the module in float32, with weights that bfloat16 can represent.
+
+    Every dtype then computes the same function.
+    """
     torch.manual_seed(0)
     made = model.make().eval()
     for x in made.parameters():
@@ -193,7 +208,10 @@ def module(model: Model) -> Any:
 
 
 def prepared(model: Model, who: str, dtype: str) -> tuple[Callable[[], Any], Callable[[Any], Named]]:
-    """A step of a model in a dtype with an implementation of attention, and how its results are read."""
+    """Prepare a step of a model in a dtype with an implementation of attention.
+
+    Returns the call, and a function from its result to named arrays.
+    """
     if who == SUBJECT:
         regard.torch.register_transformers()
     whole, wanted = module(model), getattr(torch, dtype)
@@ -208,7 +226,7 @@ def prepared(model: Model, who: str, dtype: str) -> tuple[Callable[[], Any], Cal
 
 @lru_cache(maxsize=1)
 def exact(model: Model) -> Named:
-    """In float64 and eager, except where the model itself turns to float32."""
+    """Compute the step in float64 and eager, except where the model itself uses float32."""
     call, read = prepared(model, EAGER, "float64")
     return read(call())
 
@@ -217,7 +235,10 @@ def exact(model: Model) -> Named:
 
 
 def share(who: str, call: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds in attention, backward included, over those of one call, in which an implementation is `who`'s."""
+    """Return the share of one call's time that is spent in attention, backward included.
+
+    who: whose implementation it is.
+    """
     from_transformers = sys.modules.get("transformers.modeling_utils")
     tables = [FUNCTIONS, *([from_transformers.ALL_ATTENTION_FUNCTIONS] if from_transformers else [])]
     name, inside = IMPLEMENTATIONS[who], Inside(clock)
