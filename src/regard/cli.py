@@ -88,7 +88,10 @@ def _failed(message: str, status: int) -> int:
 
 
 def _discard(stream: TextIO) -> None:
-    """Discard output that a stream cannot write, which the interpreter would try again at its end."""
+    """Discard output that a stream cannot write.
+
+    The interpreter would try again at its end.
+    """
     with suppress(OSError, ValueError):  # no file of the system
         number = stream.fileno()
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -339,7 +342,7 @@ def _insight(arguments: argparse.Namespace) -> None:
 
 
 def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) -> regard.Capture:
-    """Return the scene to show: a file, a model that reads a text, or the example model."""
+    """Return the scene to show: of a file, a model, or the example model."""
     if arguments.capture is not None:
         for name in ("model", "text", "file"):
             if getattr(arguments, name) is not None:
@@ -531,7 +534,7 @@ def _least(name: str, value: int, least: int, below: int = 2**60) -> int:
 def _shapes(
     arguments: argparse.Namespace, n: int | None = None, d: int | None = None
 ) -> tuple[list[tuple[int, ...]], np.dtype[Any]]:
-    """Return the shapes of query, key and value for the sizes on the command line, and their dtype."""
+    """Return the shapes of query, key and value on the command line, and their dtype."""
     sizes = {"n": n, "d": d} | {name: value for name in SIZES if (value := getattr(arguments, name, None)) is not None}
     if sizes["n"] is None or sizes["d"] is None:
         raise Refusal("give --n and --d, or files with query, key and value")

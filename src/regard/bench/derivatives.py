@@ -43,7 +43,10 @@ class DerivativeCall:
 
     @classmethod
     def of(cls, c: Case, dtype: np.dtype[Any]) -> "DerivativeCall":
-        """Make the call of a case, whose layout is not "bnhd"; its bias is in the dtype of sums."""
+        """Make the call of a case, with the bias in the dtype of sums.
+
+        Its layout is not "bnhd".
+        """
         q, k, v, options = c.inputs(dtype)
         if "bias" in options:
             options["bias"] = options["bias"].astype(np.float64 if dtype == np.float64 else np.float32)

@@ -1,4 +1,4 @@
-"""A device of PyTorch: its clock, its limits, the memory of a call, its description."""
+"""A device of PyTorch: its clock, limits, memory and description."""
 
 import platform
 import re

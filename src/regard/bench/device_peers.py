@@ -244,7 +244,7 @@ KINDS = {"forward": forward, "backward": backward, "JVP": jvp, "double backward"
 
 
 def prepared(who: str, kind: str, g: DeviceCall) -> Prepared:
-    """Return the call, and a function from its result to the arrays of the sampled heads."""
+    """Return the call, and a function that reads the sampled heads of its result."""
     call = KINDS[kind](WHO[who](g), g, g.inputs, g.dout, g.tangents)
     return call, lambda found: read(kind, [sampled(x, g) for x in found])
 

@@ -56,9 +56,8 @@ class Limit:
 def peak(dtype: str, threads: int = 1, by_matrices: bool = True) -> Limit:
     """Return the highest rate of multiply-adds for a dtype.
 
-    float16 is computed in float32, bfloat16 where there is no faster way.
-
-    by_matrices: with products of matrices, where the target has them.
+    float16 is computed in float32, and so is bfloat16 where there is no faster way. by_matrices: with AMX tiles, where
+    the target has them.
     """
     target = chosen()
     if dtype == "bfloat16" and target.matrices and by_matrices:
@@ -82,7 +81,7 @@ NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
 
 
 def product(dtype: str, threads: int = 1) -> Limit:
-    """Return the rate of multiply-adds with operands loaded as in attention's products.
+    """Return the rate of multiply-adds with operands loaded as in attention.
 
     float32 or float64.
     """
@@ -107,12 +106,17 @@ def bandwidth(threads: int = 1) -> Limit:
 
 
 def chains(target: Target) -> int:
-    """Return the number of independent sums, which leaves registers for operands: 24 of 32."""
+    """Return the number of independent sums: 24 of 32 registers.
+
+    The others are for operands.
+    """
     return target.registers * 3 // 4
 
 
 def peak_kernel(element: Type, target: Target) -> str:
-    """Write the IR of total ← total · x + y, or total ← total + x · y over bf16 pairs, in every chain.
+    """Write the IR of total ← total · x + y in every chain.
+
+    Over bf16 pairs, total ← total + x · y.
 
     The source holds x, y, and where the chains begin, a number apart: of chains that begin alike one would be left.
     """
@@ -132,7 +136,9 @@ def peak_kernel(element: Type, target: Target) -> str:
 
 
 def product_kernel(element: Type, target: Target) -> str:
-    """Write the IR of total[r][c] ← total[r][c] + Σ_x f[r, x] · v[x, c] for a micro-tile.
+    """Write the IR of a micro-tile.
+
+    total[r][c] ← total[r][c] + Σ_x f[r, x] · v[x, c].
 
     The source holds v, whole vectors, then f.
     """

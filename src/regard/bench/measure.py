@@ -81,7 +81,7 @@ class Result:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def values(self, name: str) -> list[float]:
-        """Return for each round the rate in 10⁹ a second where work is counted, else the sample."""
+        """Return each round's rate in 10⁹ a second where work counts, else its sample."""
         return [self.work[name] / t / 1e9 if self.work else t for t in self.samples[name]]
 
     def figures(self, name: str = SUBJECT) -> list[float]:
@@ -181,7 +181,10 @@ def in_turns(contenders: Mapping[str, Contender], s: Setting, threads: int | Non
 
 @contextmanager
 def pinned(cores: tuple[int, ...]) -> Iterator[None]:
-    """Pin every thread of this process to these cores, and back; nothing where the system cannot."""
+    """Pin every thread of this process to these cores, and back.
+
+    Nothing happens where the system cannot.
+    """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -237,9 +240,8 @@ def check(
 ) -> None:
     """Raise `Wrong` unless every result in `dtype` agrees with that of float64.
 
-    By its relative error.
-
-    naive: errors of a computation that rounds as often, twice of which are allowed on top.
+    Judged by relative errors. naive: errors of a computation that rounds as often, twice of which are allowed in
+    addition.
     """
     import ml_dtypes
 
@@ -256,9 +258,7 @@ def check(
 def fresh(code: str, *arguments: Any, **environment: str) -> Any:
     """Run Python code in a process of its own, and return what it prints as JSON.
 
-    `arguments` are in sys.argv[1:].
-
-    RuntimeError with the last line of its errors if it fails.
+    arguments: the code's sys.argv[1:]. Raises RuntimeError with the last line of its errors if it fails.
     """
     command = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
@@ -269,5 +269,5 @@ def fresh(code: str, *arguments: Any, **environment: str) -> Any:
 
 
 def as_installed(folder: str) -> dict[str, str]:
-    """Return the environment in which modules are compiled to bytecode once, as by an installer."""
+    """Return the environment in which bytecode is compiled once, as installed."""
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}

@@ -1,4 +1,4 @@
-"""Peak memory of one call beyond its inputs and its output, in a process of its own."""
+"""Peak memory of one call beyond inputs and outputs, in a process of its own."""
 
 import contextlib
 import ctypes
@@ -67,7 +67,10 @@ def torch_window(n: int, engine: str | None) -> Call:
 
 
 def training(n: int) -> tuple[Array, ...]:
-    """Return query, key, value and dO, (1, 2, n, 64) each, and a trained bias (1, 2, 1, n)."""
+    """Return query, key, value, dO and a trained bias.
+
+    (1, 2, n, 64) each, the bias (1, 2, 1, n).
+    """
     rng = np.random.default_rng(0)
     arrays = (rng.standard_normal((1, 2, n, D), np.float32) for _ in range(4))
     return (*arrays, rng.standard_normal((1, 2, 1, n), np.float32))
@@ -159,7 +162,10 @@ def size(result: Any) -> int:
 
 
 def memory(name: str, file: str = "/proc/self/status") -> int:
-    """Return bytes by name: VmRSS and VmHWM of this process, MemAvailable of the machine."""
+    """Return VmRSS, VmHWM and MemAvailable in bytes.
+
+    Of this process the first two, of the machine the third.
+    """
     for line in Path(file).read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
@@ -167,7 +173,10 @@ def memory(name: str, file: str = "/proc/self/status") -> int:
 
 
 def stay_within_memory() -> None:
-    """Limit this process to the machine's memory, so that only a call that needs more fails."""
+    """Limit this process to the memory of the machine.
+
+    A call that needs more then fails alone.
+    """
     import resource
 
     limit = memory("VmSize") + int(memory("MemAvailable", "/proc/meminfo") * 0.9)

@@ -125,10 +125,8 @@ class DropInRow:
 class AfterProductRow:
     """Speed of a call on two threads over one, right after a product of matrices.
 
-    The product runs on two threads as well.
-
-    The product is PyTorch's, before the drop-in, or NumPy's, before `regard.attention` on arrays. Its threads then spin
-    for a while, on cores that attention needs. Without a product the drop-in runs alone.
+    The product is PyTorch's, before the drop-in, or NumPy's, before `regard.attention` on arrays, on two threads. Its
+    threads then spin for a while, on cores that attention needs. Without a product the drop-in runs alone.
     """
 
     shape: shapes.Shape
@@ -194,7 +192,10 @@ def counted(threads: int) -> str:
 
 
 def on_threads(found: Result, threads: int, s: Setting, fill: Callable[[Result, Setting], object]) -> Result:
-    """Fill a row while PyTorch and `regard` have so many threads, or record why it cannot be."""
+    """Fill a row on so many threads of PyTorch and `regard`.
+
+    Or record why it cannot be.
+    """
     if len(s.cores) < threads:
         found.failures[SUBJECT] = f"needs {threads} cores, may use {len(s.cores)}"
         return found

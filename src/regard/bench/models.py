@@ -226,7 +226,10 @@ def prepared(model: Model, who: str, dtype: str) -> tuple[Callable[[], Any], Cal
 
 @lru_cache(maxsize=1)
 def exact(model: Model) -> Named:
-    """Compute the step in float64 and eager, except where the model itself uses float32."""
+    """Compute the step in float64 and eager.
+
+    Except where the model itself uses float32.
+    """
     call, read = prepared(model, EAGER, "float64")
     return read(call())
 
@@ -235,7 +238,7 @@ def exact(model: Model) -> Named:
 
 
 def share(who: str, call: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Return the share of one call's time that is spent in attention, backward included.
+    """Return the share of one call's time in attention, backward included.
 
     who: whose implementation it is.
     """

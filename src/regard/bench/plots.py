@@ -1,4 +1,4 @@
-"""Plots of a report: speed, time and memory against n, shares of limits, costs of options."""
+"""Plots of a report: speed, time, memory, shares of limits, costs of options."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -48,7 +48,10 @@ def plots(report: Report) -> dict[str, Plot]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as "svg" or "png", by the path's ending: the same bytes each time."""
+    """Write a figure as "svg" or "png": the same bytes each time.
+
+    The path's ending says which.
+    """
     # Without its date, and with names of parts that are not drawn by chance.
     with rc_context({"svg.hashsalt": "regard"}):
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -255,7 +258,10 @@ def points(
 
 
 def lines(axes: Axes, found: Mapping[str, Points], styles: Mapping[str, tuple[str, str]] = STYLES) -> None:
-    """Draw a line for each, named at its end; names are moved apart where they would overlap."""
+    """Draw a line for each, named at its end.
+
+    Names move apart where they would overlap.
+    """
     found = {name: line for name, line in found.items() if line}
     for name, line in found.items():
         colour, marker = styles[name]

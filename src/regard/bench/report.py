@@ -174,7 +174,7 @@ def _memory(title: str, results: list[Result]) -> ReportTable:
 
 
 def crossings(report: Report) -> list[str]:
-    """Return the n from which on `regard` is faster than naive NumPy, as far as was measured."""
+    """Return the n from which on `regard` is faster than naive NumPy."""
     found = []
     for kind in ("plain", "causal"):
         ahead = {

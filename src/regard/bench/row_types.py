@@ -73,7 +73,10 @@ def named(result: Any) -> Named:
 
 
 def exact(q: Array, k: Array, v: Array, options: Options) -> Named:
-    """Compute the same call in float64 by the tiled engine, which shares no kernel with cpu."""
+    """Compute the same call in float64 by the tiled engine.
+
+    It shares no kernel with the cpu engine.
+    """
     wide = {name: x.astype(np.float64) if name == "bias" else x for name, x in options.items()}
     return named(regard.attention(*(x.astype(np.float64) for x in (q, k, v)), engine="tiled", **wide))
 
@@ -144,7 +147,7 @@ class ShareRow:
     quick: bool = False
 
     def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:
-        """Return arguments of adapters, the exact result, the adapters, and the work of one call."""
+        """Return arguments of adapters, exact results, adapters, and work of a call."""
         q, k, v, options = self.case.inputs(dtype_of(self.dtype))
         work = float(k.nbytes + v.nbytes) if self.reads else flops(self.case, options)
         adapters = {SUBJECT: ours(s, options)} | {name: PEERS[name] for name in self.peers}
@@ -191,7 +194,7 @@ def compared(
     work: float,
     s: Setting,
 ) -> Result:
-    """Add every adapter whose result is right to the contenders, and time them in turns.
+    """Time every adapter whose result is right, in turns with the contenders.
 
     Rates are computed if a call does `work`.
     """
@@ -337,10 +340,8 @@ class DerivativeRow:
 class SpeedupRow:
     """Time of a call on several threads over the same call on one.
 
-    In the same round, the peak's gain by the same threads.
-
-    Virtual cores may be the two of one core, or have others beside them, from one second to the next: a call gains no
-    more than they give, and a median takes many rounds.
+    In the same round, the peak's gain by the same threads is measured. Virtual cores may share one core, or have busy
+    neighbours, from one second to the next: a call gains no more than they allow, and a median takes many rounds.
     """
 
     group: str

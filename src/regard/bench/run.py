@@ -43,9 +43,8 @@ def on_device(s: Setting, name: str) -> Setting:
 def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done: None) -> Report:
     """Measure rows on the last of the cores that may be used.
 
-    Libraries are held to as many threads.
-
-    What interrupts it ends it early, with the rows that are done; of none there is no report.
+    Libraries are held to as many threads. An interruption ends it early, with the rows that are done; without any,
+    there is no report.
     """
     before = num_threads()
     results: list[Result] = []
@@ -87,7 +86,7 @@ def _tick(progress: Progress, label: str, done: int, stage: str) -> None:
 
 
 def machine(s: Setting) -> dict[str, str]:
-    """Describe the processor, the kernels' target and the versions of everything measured.
+    """Describe the processor, the target and the versions of everything measured.
 
     Nothing names the machine.
     """

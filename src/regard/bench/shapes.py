@@ -129,7 +129,7 @@ SHAPES = (
 
 @lru_cache(maxsize=1)  # the rows of a shape follow each other
 def expected(shape: Shape) -> tuple[DerivativeCall, dict[str, Array]]:
-    """Return inputs in bfloat16, and the exact output, or gradients if it trains, in float64."""
+    """Return inputs in bfloat16, and the exact output or gradients in float64."""
     g = DerivativeCall.of(shape.case, np.dtype(ml_dtypes.bfloat16))
     if shape.trains:
         return g, derivatives.exact("backward", g)

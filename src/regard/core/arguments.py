@@ -78,7 +78,9 @@ def unknown(
 
 
 def hint(name: str, known: Collection[str], made: Collection[str] = ()) -> str:
-    """Return the end of the error for an unknown argument: its name here, or one spelled alike.
+    """Return the end of the error for an unknown argument.
+
+    It has the argument's name here, or one spelled alike.
 
     made: for a method, the options of the constructor.
 

@@ -1,4 +1,4 @@
-"""Arrays of other frameworks, recognized without an import and handed to their adapter."""
+"""Arrays of other frameworks, recognized without an import."""
 
 import functools
 import inspect
@@ -41,7 +41,7 @@ def plain(kind: C) -> C:
 
 
 def adapter(*values: object) -> Any:
-    """Return the adapter of the framework that one of the values is an array of, or None.
+    """Return the adapter of a framework that has an array among the values, or None.
 
     A framework that the caller has not imported has no arrays, so none is imported to find out. None is asked about
     values of plain types: in cold caches that takes longer than anything else before a kernel.

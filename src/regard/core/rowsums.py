@@ -139,7 +139,9 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
 
 
 def scores(p: Problem, rows: Array) -> tuple[At, Array]:
-    """Return indices for rules, and the scores (rows, n_k) of some rows, −∞ where masked.
+    """Return indices for rules, and the scores of some rows, (rows, n_k).
+
+    −∞ where masked.
 
     p: one head (`Problem.part`), whose scores are one product.
     """
@@ -160,7 +162,7 @@ def scores(p: Problem, rows: Array) -> tuple[At, Array]:
 
 
 def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, eps: float) -> Array:
-    """Return the error that rounding of products makes in the lse of each row, over eps.
+    """Return the error of lse by rounding of products, for each row, over eps.
 
     √d / 4 Σ_j P |∂S/∂s| |scale| ‖q‖ ‖k_j‖: a sum of d products is off by some √d roundings of its largest part. P is
     that of scores raised by this error, and at most 1.
@@ -176,7 +178,9 @@ def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, 
 
 
 def spread(n: int, count: int, salt: int = 0) -> list[int]:
-    """Return `count` of n positions, rising: the first, the last and others by a fixed hash.
+    """Return `count` of n positions, rising.
+
+    The first, the last and others by a fixed hash.
 
     All positions where n is not larger.
 

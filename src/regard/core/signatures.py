@@ -1,4 +1,4 @@
-"""Signatures of public calls as `help` shows them, with options that are passed on."""
+"""Signatures of public calls as `help` shows them."""
 
 import functools
 import inspect
@@ -19,7 +19,7 @@ class _Source(str):
 
 
 class Listed(inspect.Signature):
-    """A signature that `help` shows with a line for each parameter, as Python 3.13 does."""
+    """A signature that `help` shows with a line for each parameter."""
 
     def __str__(self) -> str:
         return self.format(max_width=WIDTH)

@@ -1,4 +1,4 @@
-"""Statistics of attention that `observe=` asks for, and the object that holds them."""
+"""Statistics that `observe=` asks for, and the object that holds them."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -86,7 +86,9 @@ def each_array(found: Any, turn: Callable[[Array], Any]) -> Any:
 
 
 def top(k: int) -> Statistic:
-    """Observe the k largest weights of every query, which `seen[regard.top(k)]` has as a `Top`.
+    """Observe the k largest weights of every query.
+
+    `seen[regard.top(k)]` has them as a `Top`.
 
     For `observe=`.
 
@@ -100,7 +102,9 @@ def top(k: int) -> Statistic:
 
 
 def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
-    """Observe the weight of every query on the pairs that a rule allows: (..., h, n_q).
+    """Observe the weight of every query on the pairs that a rule allows.
+
+    (..., h, n_q).
 
     For `observe=`. The rule is given as a mask is: `regard.mass(regard.window(1) &
     ~regard.window(0))` is the weight on the previous token, `regard.mass(regard.documents(ids))`
@@ -156,7 +160,7 @@ def weights_of(rows: Sequence[int]) -> Statistic:
 
 
 def bin_edges(number: int, n: int) -> Array:
-    """Return the edges of the bins of `pooled` for n queries or keys, int64 (bins + 1,)."""
+    """Return the edges of `pooled`'s bins of n positions, int64 (bins + 1,)."""
     number = min(number, n)
     return np.arange(number + 1, dtype=np.int64) * n // max(number, 1)
 

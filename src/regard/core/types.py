@@ -54,7 +54,7 @@ class Options(Scores, total=False):
 
 
 class HeadsOptions(Rules, total=False):
-    """The options of `regard.multihead_attention`: projections, and those of attention."""
+    """The options of `regard.multihead_attention`: projections and attention's."""
 
     num_kv_heads: int | None
     w_q: ArrayLike | None

@@ -1,4 +1,4 @@
-"""Engines, the order in which they are tried, and the protocol that each implements.
+"""Engines, their order, and the protocol that each implements.
 
 | Module | Contents |
 |---|---|
@@ -75,7 +75,10 @@ class Engine(Protocol):
 
 
 class Engines(Mapping[str, Engine]):
-    """Engines by name, each imported when it is first needed: most calls use the first engine alone."""
+    """Engines by name, each imported when it is first needed.
+
+    Most calls use the first engine alone.
+    """
 
     modules: ClassVar = {name: f"regard.engines.{name}" for name in ("cpu", "tiled", "triton")} | {
         "spec": "regard.reference.engine"
@@ -103,7 +106,10 @@ _warned: set[str] = set()  # reasons that were given in a warning
 
 
 def engines() -> Engines:
-    """Return the engines in the order in which they are tried; "spec" runs only when it is named."""
+    """Return the engines in the order in which they are tried.
+
+    "spec" runs only when it is named.
+    """
     return _engines
 
 
@@ -129,7 +135,9 @@ def choose(p: Problem, name: str | None) -> Engine:
 
 
 def _warn_of_fallback(p: Problem) -> None:
-    """Warn, once for each reason, that the compiled engine runs here but refuses the call.
+    """Warn that the compiled engine runs here but refuses the call.
+
+    Once for each reason.
 
     An engine that cannot run here gives no warning: `available_engines` and `regard doctor` name what is missing.
     """
@@ -157,7 +165,7 @@ def _level_of_caller() -> int:
 
 
 def refusal(engine: Engine, p: Problem) -> str | None:
-    """Return the reason why an engine would not be chosen for a problem; None if it could be."""
+    """Return the reason why an engine would not be chosen, or None."""
     named = "runs only when named"
     if engine.NAME == "triton" and p.device is None:
         return named
@@ -165,7 +173,7 @@ def refusal(engine: Engine, p: Problem) -> str | None:
 
 
 def elsewhere(engine: Engine, p: Problem) -> str | None:
-    """Return the reason why an engine cannot read the arrays of a problem, as those on a device."""
+    """Return the reason why an engine cannot read arrays of a device, or None."""
     return None if p.device is None or engine.NAME == "triton" else f"the arrays are on the device {p.device}"
 
 

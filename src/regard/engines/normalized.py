@@ -16,7 +16,7 @@ Maps = Callable[[Problem, Array, int, int], tuple[Array, Array]]
 
 
 def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs:
-    """Divide the cotangents of rows by the sum of their weights, where that may be far from 1.
+    """Divide the cotangents of rows by the sum of their weights, if far from 1.
 
     Gradients are sums of products of a weight and a cotangent of its row, so dividing either is the same. Rows are
     corrected where weights may have lost half of their digits. maps: of the engine, whose weights have the same errors.

@@ -40,7 +40,10 @@ def complete(
 
 
 def normalized(entropy: Array, visible: Array) -> Array:
-    """Divide entropy by the logarithm of the number of visible keys; 0 for one key or none."""
+    """Divide entropy by the logarithm of the number of visible keys.
+
+    0 for one key or none.
+    """
     most = np.log(np.maximum(visible, 2).astype(entropy.dtype))
     return np.asarray(np.where(visible > 1, entropy / most, entropy.dtype.type(0)))
 

@@ -154,7 +154,7 @@ def linear_attention(
 def _checked(
     query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: Layout
 ) -> tuple[Frame, tuple[int, ...]]:
-    """Check the arguments; return their layout, and the shape of the output (..., h, n_q, d_v)."""
+    """Check the arguments; return their layout, and the output's shape."""
     q, k, v = checks.operands(query, key, value)
     checks.boolean("causal", causal)
     checks.integer("chunk", chunk, least=1)
@@ -336,13 +336,12 @@ def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:
 
 
 def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
-    """Return weighted sums of the values up to each row's key, each row up to a factor.
+    """Return weighted sums of values up to each row's key, up to a factor.
 
-    The last row's key is the last.
-
-    A row sees all keys of the chunks before its own, then in its chunk, halved again and again, the first half where
-    it lies in the second, and last its own key. So no product has a key that some row of it does not see: what is
-    hidden has no influence, and exponentials relative to the largest of the keys never overflow, nor all underflow.
+    The last row's key is the last. A row sees all keys of the chunks before its own. In its chunk, halved repeatedly,
+    it sees the first half where it is in the second, and at last its own key. No product has a key that one of its rows
+    does not see: hidden keys have no influence, and exponentials relative to the largest of the keys never overflow,
+    nor all underflow.
     """
     xp = phi.xp
     c = 1 << (min(chunk, 2 * k.shape[-2]).bit_length() - 1)
@@ -398,7 +397,10 @@ def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
 
 
 def _accumulated(combine: Any, x: Any, xp: Any) -> Any:
-    """Return the running result of an associative operation along the rows of x (..., n, r)."""
+    """Return the running result of an associative operation along rows.
+
+    x: (..., n, r).
+    """
     step = 1
     while step < x.shape[-2]:
         x = xp.concatenate([x[..., :step, :], combine(x[..., step:, :], x[..., :-step, :])], -2)
@@ -407,7 +409,10 @@ def _accumulated(combine: Any, x: Any, xp: Any) -> Any:
 
 
 def _before(peak: Any, sums: Any, log: bool, xp: Any) -> tuple[Any, Any]:
-    """Return peaks (..., c, 1, r) and sums (..., c, r, e) over all chunks before each one."""
+    """Return the peaks and sums over all chunks before each one.
+
+    peak: (..., c, 1, r). sums: (..., c, r, e).
+    """
 
     def later(x: Any, step: int, fill: float) -> Any:
         return xp.concatenate([xp.full_like(x[..., :step, :, :], fill), x[..., : x.shape[-3] - step, :, :]], -3)

@@ -1,4 +1,4 @@
-"""Multi-head attention: features split into heads, attended by `regard.attention`, and joined."""
+"""Multi-head attention: features split into heads, attended, and joined."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -218,7 +218,7 @@ def projected(
 
 
 def _columns(source: str, shape: tuple[int, ...], name: str, w: NDArray | None, b: NDArray | None) -> tuple[int, str]:
-    """Return the number of features that a projection gives, and their source, checked."""
+    """Return a projection's number of features, and their source, checked."""
     if w is None:
         if b is not None:
             raise ValueError(f"b_{name} needs w_{name}")

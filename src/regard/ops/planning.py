@@ -297,8 +297,6 @@ def shapes(
     """Return the shapes of query, key and value with these sizes, named as in `plan`.
 
     label: maps the name of a size to that in an error.
-
-    label: how an error names a size.
     """
     found = {name: checks.integer(label(name), size, least=1, below=MOST) for name, size in sizes.items()}
     if not found.keys() >= {"n", "d"}:
@@ -364,7 +362,10 @@ class _Alike:
 
 
 def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
-    """Group the batch elements and heads that rules with these leaves cannot tell apart."""
+    """Group batch elements and heads that rules cannot tell apart.
+
+    leaves: those that the rules read.
+    """
     if leaves & {"b", "dense"}:
         elements = [(b, 1) for b in range(p.batch)]
     elif any(p.offset.strides):
@@ -378,8 +379,9 @@ def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
 
 
 def _tiles(p: Problem) -> Tiles:
-    """Count the tiles by the bounds of the rules, at multiples from i = 0 and j = 0 as in the tiled
-    engine.
+    """Count the tiles by the bounds of the rules.
+
+    Tiles begin at multiples from i = 0 and j = 0, as in the tiled engine.
     """
     alike = _alike(p, reads(*p.hiding))
     starts = [range(-(int(p.offset[same.b]) % BLOCK_Q), p.n_q, BLOCK_Q) for same in alike]
@@ -426,7 +428,9 @@ def _tiles(p: Problem) -> Tiles:
 
 
 def _sample(count: int, most: int) -> list[int]:
-    """Return at most `most` of the numbers below `count`: all, or one from each of equal stretches.
+    """Return at most `most` of the numbers below `count`.
+
+    All, or one from each of equal stretches.
 
     The choice is random, as an even spacing would fall in step with the tiles, but the same every
     time.
@@ -458,9 +462,8 @@ def _tile_count(left: Any, right: Any) -> Any:
 def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
     """Return the keys that some rows may see.
 
-    Whole ranges of tiles where all is visible, single tiles where some is.
-
-    At most TILES ranges are looked at: of more tiles, several together first, then some of those that are mixed.
+    Whole ranges of tiles where all is visible, single tiles where some is. At most TILES ranges are
+    visited: of more tiles, several together first, then some of those that are mixed.
     """
     size = BLOCK_K
     while p.n_k > size * TILES:

@@ -1,4 +1,4 @@
-"""Attention step by step: every intermediate of a call, with indices, formula and values."""
+"""Attention step by step: every intermediate of a call, with its formula."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -23,8 +23,8 @@ class Step:
     """One intermediate of a call.
 
     `symbol` and `indices` name it in `formula`; `einsum` is its contraction, empty if it is none.
-
-    `value` is read-only and of the dtype of sums (float32, float64 for float64); the output is of the inputs' dtype.
+    `value` is read-only and of the dtype of sums (float32, float64 for float64); the output is of
+    the inputs' dtype.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Steps(Sequence[Step]):
         return tuple(step.name for step in self)
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Return the rows that `str` prints: name, tensor, formula, einsum, shape of each step."""
+        """Return the rows that `str` prints: name, tensor, formula, einsum, shape."""
         return [(step.name, step.tensor, step.formula, step.einsum, _shape(step.shape)) for step in self]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The executable specification: attention, its derivatives and its statistics as formulas.
+"""The executable specification: attention and its derivatives as formulas.
 
 It judges every engine, takes O(n²) time and memory, and imports nothing but NumPy, the rules and the call as data.
 
@@ -148,7 +148,9 @@ def mass(p: Problem, P: Array, rule: Mask) -> Array:
 
 
 def pooled(P: Array, rows: int, cols: int, reduce: str) -> Array:
-    """Pool P into a map of `rows` × `cols` bins, or as many as there are queries and keys.
+    """Pool P into a map of `rows` × `cols` bins.
+
+    No more bins than queries and keys.
 
     "mass" is the mean over queries of the sum over keys, "max" the largest weight.
     """
@@ -219,7 +221,7 @@ def through(f: Terms, node: Node | None, dS: Array) -> Array:
 
 
 def table_gradients(p: Problem, f: Terms, parts: Mapping[Node, Array]) -> dict[Table, Array]:
-    """Sum each table's gradient from the parts of its readings, at the indices that were read."""
+    """Sum each table's gradient over its readings, at the indices read."""
     total = {table: np.zeros(table.shape, f.T.dtype) for table in p.tables}
     for leaf, part in parts.items():
         scatter(leaf, part, f.at, total[leaf.payload])
@@ -287,7 +289,10 @@ def term_tangents(p: Problem, t: Differential, f: Terms) -> TermTangents:
 
 
 def jvp_jvp(p: Problem, t: Differential, u: Differential, real: Real = np.float64, short: Any = None) -> Outputs:
-    """Return the tangents along u of `jvp`'s tangents along a constant t; symmetric in t and u."""
+    """Return the tangents along u of `jvp`'s tangents along a constant t.
+
+    Symmetric in t and u.
+    """
     with np.errstate(all="ignore"):
         f = terms(p, real, short)
         x, y = term_tangents(p, t, f), term_tangents(p, u, f)
@@ -318,7 +323,10 @@ def second_scores(p: Problem, f: Terms, x: TermTangents, y: TermTangents) -> Arr
 def gradients_jvp(
     p: Problem, t: Differential, ct: Outputs, ct_dot: Outputs, real: Real = np.float64, short: Any = None
 ) -> Differential:
-    """Return the tangents of `gradients` along tangents t of the inputs and ct_dot of the cotangents."""
+    """Return the tangents of `gradients` along t and ct_dot.
+
+    t: tangents of the inputs; ct_dot: of the cotangents.
+    """
     with np.errstate(all="ignore"):
         f = terms(p, real, short)
         d = term_tangents(p, t, f)
@@ -361,7 +369,10 @@ def gradients_jvp(
 
 
 def indices_of(p: Problem, real: Real, T: Array | None = None, **more: Any) -> At:
-    """Return the absolute indices of every pair, at which rules are evaluated. T: raw scores."""
+    """Return the absolute indices of every pair, for rules.
+
+    T: raw scores.
+    """
     b0, h0, j0 = p.origin
     b, h, i, j = (np.arange(n, dtype=np.int64) for n in (p.batch, p.heads, p.n_q, p.n_k))
     return At(
@@ -383,14 +394,19 @@ def evaluate_one(node: Node, at: At, shape: tuple[int, ...]) -> Array:
 
 
 def einsum(pattern: str, x: Array, y: Array) -> Array:
-    """Compute np.einsum, with 0 for a sum over nothing, which NumPy 2.4 can leave unwritten."""
+    """Compute np.einsum, with 0 for a sum over nothing.
+
+    NumPy 2.4 can leave such a result unwritten.
+    """
     terms, result = pattern.split("->")
     size = dict(zip(terms.replace(",", ""), x.shape + y.shape, strict=True))
     return np.einsum(pattern, x, y) if all(size.values()) else np.zeros([size[n] for n in result], x.dtype)
 
 
 def visible_einsum(pattern: str, weight: Array, x: Array, visible: Array) -> Array:
-    """Compute `einsum(pattern, weight, x)` over visible pairs alone, so that no masked pair makes 0 · NaN.
+    """Compute `einsum(pattern, weight, x)` over visible pairs alone.
+
+    No masked pair makes 0 · NaN.
 
     The pattern sums over the third index of x, which is j or i.
     """
@@ -408,7 +424,7 @@ def visible_einsum(pattern: str, weight: Array, x: Array, visible: Array) -> Arr
 
 
 def flatten(p: Problem, x: Array, keep: int, real: Real) -> Array:
-    """Broadcast the leading dimensions and make them one; repeat key-value heads for their query heads.
+    """Make the leading dimensions one, and repeat key-value heads for their queries.
 
     keep: the number of trailing dimensions, 3 for (h, n, d).
     """
@@ -417,7 +433,10 @@ def flatten(p: Problem, x: Array, keep: int, real: Real) -> Array:
 
 
 def unflatten(p: Problem, x: Array, like: Array | None) -> Array | None:
-    """Sum a gradient (b, h, ...) into the shape of its input `like`: the transpose of `flatten`."""
+    """Sum a gradient (b, h, ...) into the shape of its input `like`.
+
+    The transpose of `flatten`.
+    """
     if like is None:
         return None
     if like is p.key or like is p.value:
@@ -462,7 +481,10 @@ def random_bits(seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLik
 
 
 def mix64(x: Any) -> Any:
-    """Apply the output function of SplitMix64, a bijection of uint64 (Steele, Lea and Flood 2014)."""
+    """Apply the output function of SplitMix64, a bijection of uint64.
+
+    Steele, Lea and Flood 2014.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -22,9 +22,6 @@ def classify(mask: Node | None, score: Node | None, ranges: Ranges) -> Array:
     mask: boolean, or None for all. score: pairs that it gives -inf are hidden. A tile is `NOTHING` by its score only
     where that is certain for every pair; `EVERYTHING` concerns the mask alone.
 
-    mask: boolean, or None for all. score: a pair that it gives -inf is hidden; only tiles where it surely does so
-    everywhere are seen to be `NOTHING`, and `EVERYTHING` speaks of the mask alone.
-
     >>> from regard.rules import window
     >>> tiles = Ranges(i=(8, 11), j=(np.arange(0, 16, 4), np.arange(3, 16, 4)))
     >>> classify(window(4).node, None, tiles)
@@ -41,7 +38,7 @@ def classify(mask: Node | None, score: Node | None, ranges: Ranges) -> Array:
 
 
 def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array]:
-    """Return the visible key tiles of one query tile, ascending, and the class of each.
+    """Return the visible key tiles of one query tile, ascending, and their classes.
 
     ranges: of b, h and i; its j is not used. edges: int64 (tiles + 1,), tile t has the keys edges[t] to
     edges[t + 1] - 1, at least one each. Groups of tiles are classified before the tiles in them, so that the work
@@ -56,11 +53,10 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
 
 
 def visible_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
-    """Return the visible tiles of several query tiles, whose ranges.i are arrays (query tiles,).
+    """Return the visible tiles of several query tiles, whose ranges.i are arrays.
 
-    See `key_tiles`.
-
-    Returns the numbers of the query tile and of the key tile, and the kind, of each pair, in rising order.
+    ranges.i: arrays (query tiles,); else as in `key_tiles`. Returns for each visible tile the number of its query tile,
+    of its key tile, and its class, in rising order.
 
     >>> from regard.rules import causal
     >>> visible_tiles(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))

@@ -141,10 +141,9 @@ def _differentiate(node: Node, leaf: Callable[[Node], Node]) -> Node:
 def tangent(node: Node, tables: Mapping[Table, Table] | None = None) -> Node:
     """Return the derivative of `node` along a direction.
 
-    The direction is "ds" in the score, and in each table the other one that `tables` maps it to.
-
-    It reads the leaf "ds" (`At.ds`), and the tangent tables at the same clamped indices. A table that is not in
-    `tables` does not vary. Of a derivative that `partials` gave, the tangent is a second derivative.
+    The direction is "ds" in the score, and in each table the other one that `tables` maps it to; other tables are
+    constant. The result reads the leaf "ds" (`At.ds`), and the tangent tables at the same clamped indices. The tangent
+    of a result of `partials` is a second derivative.
 
     >>> from regard.rules import softcap, temperature
     >>> tangent(temperature(2.0).node)
@@ -163,7 +162,7 @@ def tangent(node: Node, tables: Mapping[Table, Table] | None = None) -> Node:
 
 
 def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
-    """Return the derivatives of `node` in the score and in each reading of a float table.
+    """Return the derivatives of `node` in the score and in each table reading.
 
     A reading is a "gather" leaf.
 
@@ -215,11 +214,10 @@ def reading(leaf: Node, tables: Mapping[Table, Table]) -> Node:
 
 
 def scatter(leaf: Node, values: Array, at: At, out: Array) -> None:
-    """Add `values` to `out` where `leaf` reads its table.
+    """Add `values` to `out` where `leaf` reads its table: the transpose of reading it.
 
-    values: broadcast to the indices of `at`.
-
-    The transpose of reading it. out: of the table's shape, C-contiguous; sums are in its dtype and in a fixed order.
+    values: broadcast to the indices of `at`. out: of the table's shape, C-contiguous; sums are in its dtype and in a
+    fixed order.
     """
     if not out.flags.c_contiguous:
         raise ValueError("out must be C-contiguous")

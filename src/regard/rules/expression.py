@@ -54,7 +54,9 @@ INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Node:
-    """One value of an expression: an operation and its operands. Equal expressions are one object.
+    """One value of an expression: an operation and its operands.
+
+    Equal expressions are one object.
 
     op: an operation in `OPS`. args: its operands. kind: of its result. payload: the value of a ``number`` or
     ``literal``, the `Table` of a ``gather``, the array of a ``dense``. cached: see `once`.
@@ -91,7 +93,7 @@ def make(op: str, kind: Kind, args: tuple[Node, ...] = (), payload: Any = None) 
 
 
 def literal(value: Number, kind: Kind = "float") -> Node:
-    """Return a constant of the structure of an expression, such as the 1 of a derivative."""
+    """Return a constant of an expression's structure, such as the 1 of a derivative."""
     return make("literal", kind, (), {"bool": bool, "int": int, "float": float}[kind](value))
 
 
@@ -109,9 +111,7 @@ def number(value: Any) -> Node:
 def order(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
     """List `nodes` and every node that they depend on, operands before users.
 
-    Order is that of first use.
-
-    ends: the nodes whose operands are left out.
+    In order of first use. ends: the nodes whose operands are left out.
     """
     done: dict[Node, None] = {}
     stack = [(node, False) for node in reversed(list(nodes))]

@@ -1,4 +1,4 @@
-"""Least and greatest entries of ranges of a table, from a summary of O(n / block) numbers."""
+"""Least and greatest entries of ranges of a table, from an O(n / block) summary."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -84,7 +84,7 @@ def extremes(table: Table, axis: int, ranges: tuple[tuple[int, int], ...]) -> Ex
 
 
 def look_up(table: Table, boxes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
-    """Return the least and greatest entry in each box of indices, and where any is NaN.
+    """Return the extremes of each box of indices, and where any entry is NaN.
 
     boxes: one (first, last) for each axis, (tiles,) inside the table. Boxes are answered together if they differ along
     one axis alone, and otherwise in groups of such boxes.

@@ -38,10 +38,8 @@ class Interval(NamedTuple):
 class Ranges:
     """Index ranges of tiles, (least, greatest) each, both included.
 
-    Integers or int64 arrays that broadcast.
-
-    keys: number of keys of the whole. dtype: of float arithmetic, float32 or float64. dense: None, or a
-    function of a dense array and ranges that gives the least and the greatest value there.
+    Integers or int64 arrays that broadcast. keys: number of keys of the whole. dtype: of float arithmetic, float32 or
+    float64. dense: None, or a function of a dense array and ranges that returns the least and the greatest value there.
     """
 
     b: Bound = (0, 0)
@@ -59,13 +57,13 @@ class Ranges:
 
 @dataclass(frozen=True)
 class Environment:
-    """Environment of one pass over an expression: index ranges, and the intervals of its nodes so far."""
+    """Environment of one pass: index ranges, and the intervals of nodes so far."""
 
     ranges: Ranges
     intervals: dict[Node, Interval]
 
     def rounded(self, lo: Array, hi: Array, nan: Any, ulps: int = ARITHMETIC) -> Interval:
-        """Widen exact or nearly exact ends by the effect of rounding, overflow and flushing to zero."""
+        """Widen ends by the effect of rounding, overflow and flushing to zero."""
         info = np.finfo(self.ranges.dtype)
         eps, tiny, top = float(info.eps) * ulps, float(info.tiny), float(info.max)
         lo, hi = np.minimum(lo, top), np.maximum(hi, -top)
@@ -109,7 +107,10 @@ def _full(x: Interval) -> Any:
 
 
 def _corners(function: np.ufunc, *pairs: tuple[Any, Any]) -> Interval:
-    """Return the hull of `function` on the corners given; all integers where one of them may wrap."""
+    """Return the hull of `function` on some corners.
+
+    All integers where a corner may wrap.
+    """
     values = [function(x, y) for x, y in pairs]
     sizes = [np.abs(function(np.asarray(x, np.float64), np.asarray(y, np.float64))) for x, y in pairs]
     wraps = reduce(np.maximum, sizes) >= LIMIT
@@ -138,7 +139,7 @@ _affine: WeakKeyDictionary[Node, Affine | None] = WeakKeyDictionary()
 
 
 def affine(node: Node) -> Affine:
-    """Return an integer node as an affine sum, in the integers rather than modulo 2^64."""
+    """Return an integer node as an affine sum, in unbounded integers."""
     if node not in _affine:
         for x in order([node], ends=lambda x: x in _affine or x.op not in SUMS):
             if x not in _affine:
@@ -147,7 +148,7 @@ def affine(node: Node) -> Affine:
 
 
 def _to_affine(node: Node) -> Affine | None:
-    """Return the affine sum of a node whose operands have one; None for any other node, or many terms.
+    """Return the affine sum of a node, if it is a sum of few terms, else None.
 
     None instead of the node itself, as a cached value must not refer to its key. Terms and factors are limited, or the
     work on a long chain would grow with its square.
@@ -172,7 +173,7 @@ def _combined(node: Node) -> Affine | None:
 
 
 def _sum(env: Environment, form: Affine) -> tuple[Array, Array, Any]:
-    """Return the exact ends of an affine sum, and a mask of those that may not fit into 64 bits."""
+    """Return the exact ends of an affine sum, and where they may overflow 64 bits."""
     one = np.ones((), np.int64)
     parts = [(form.constant, Interval(one, one)), *((c, env.intervals[x]) for x, c in form.terms.items())]
     lo: Any = 0
@@ -187,12 +188,18 @@ def _sum(env: Environment, form: Affine) -> tuple[Array, Array, Any]:
 
 
 def _repeats(node: Node) -> bool:
-    """Return True if both operands contain the same node, so that intervals alone are not tight."""
+    """Return True if both operands contain the same node.
+
+    Intervals alone are not tight then.
+    """
     return len(node.args) == 2 and bool(affine(node.args[0]).terms.keys() & affine(node.args[1]).terms.keys())
 
 
 def _linear(natural: Callable[..., Interval]) -> Callable[..., Interval]:
-    """Combine sums in which a node appears twice before bounding an affine integer operation."""
+    """Make the rule of an affine integer operation.
+
+    Sums in which a node appears twice are combined before they are bounded.
+    """
 
     def rule(env: Environment, node: Node, *args: Interval) -> Interval:
         if node.kind == "float":
@@ -311,7 +318,10 @@ def _divided(env: Environment, node: Node, a: Interval, b: Interval) -> Interval
 
 
 def _rising(function: np.ufunc, ulps: int, least: float = -np.inf, floor: float = -np.inf) -> Callable[..., Interval]:
-    """Return the rule of an increasing function, defined from `least` on, with values from `floor` on."""
+    """Return the rule of an increasing function.
+
+    It is defined from `least` on, with values from `floor` on.
+    """
 
     def rule(env: Environment, node: Node, x: Interval) -> Interval:
         lo, hi = function(np.maximum(x.lo, least)), function(np.maximum(x.hi, least))

@@ -25,7 +25,7 @@ ATOM, NOT, AND, OR = 3, 2, 1, 0  # how tightly the text of a rule binds
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Requirement of a rule's argument: absolute indices along `axis` lie in [0, length).
+    """Range of absolute indices, [0, length) along `axis`, that an argument covers.
 
     Along "b" and "h" a length of 1 serves every index.
     """
@@ -36,9 +36,7 @@ class Requirement:
     length: int
 
     def check(self, low: int, high: int) -> None:
-        """Raise ValueError for a call with indices low, ..., high - 1 that the argument does not
-        cover.
-        """
+        """Raise ValueError for a call with indices low, ..., high - 1 beyond the range."""
         if high <= low or (self.axis in "bh" and self.length == 1) or (low >= 0 and high <= self.length):
             return
         outside = low if low < 0 else high - 1
@@ -50,7 +48,10 @@ class Requirement:
 
 @once
 def foreign(node: Node) -> tuple[Any, ...]:
-    """Return the tables and masks of tensors that an expression reads, in order of first use."""
+    """Return the tables and masks of tensors that an expression reads.
+
+    In order of first use.
+    """
     read: list[Any] = []
     # The parts of a combination know already, so that a long chain of combinations is not walked at each of them.
     for x in order([node], ends=lambda x: has(x, foreign)):
@@ -68,7 +69,7 @@ def _dense(node: Node) -> tuple[Array, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Rule:
-    """A traced rule: its expression, its text, its requirements on a call, and its tensors."""
+    """A traced rule: its expression, text, requirements on a call, and tensors."""
 
     node: Node
     text: str
@@ -90,7 +91,9 @@ class Rule:
 @plain
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Mask(Rule):
-    """A rule that says which keys each query may attend to; composes with ``&``, ``|`` and ``~``.
+    """A rule for the keys that each query may attend to.
+
+    Composes with ``&``, ``|`` and ``~``.
 
     Also with boolean or 0/1 integer arrays. Equal means identical: two masks built alike are two
     masks.
@@ -126,7 +129,7 @@ class Mask(Rule):
         return self.text if self.binds >= binds else f"({self.text})"
 
     def show(self, n: int, n_k: int | None = None) -> MaskText:
-        """Draw the first head and batch entry for n queries and n_k keys, the last aligned.
+        """Draw the first head and batch entry for n queries and the last-aligned n_k keys.
 
         Raises ValueError if an array in the mask does not cover that many.
 
@@ -343,8 +346,9 @@ def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
 
 
 def _relabel(ids: Array) -> Array:
-    """Rename `ids` (rows, n) 0, 1, ... by first appearance in each row, so that packed ids are
-    sorted.
+    """Rename `ids` (rows, n) 0, 1, ... by first appearance in each row.
+
+    Packed ids are then sorted.
     """
     values, inverse = np.unique(ids, return_inverse=True)
     pairs = inverse.reshape(ids.shape) + np.arange(len(ids))[:, None] * len(values)

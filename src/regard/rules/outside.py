@@ -76,7 +76,7 @@ def check(
     keys: int,
     dtype: Any,
 ) -> None:
-    """Raise ValueError if a lookup of a rule leaves its table for a visible pair of a call.
+    """Raise ValueError if a lookup leaves its table for a visible pair of a call.
 
     Raises TypeError if that cannot be known. guard: the pairs that count, None for all. boxes: maps the leaves that an
     expression reads to boxes of indices of the call, within which they range freely. dense: returns the values of a
@@ -156,7 +156,10 @@ def _search(
 
 
 def _look(fault: Node, boxes: Array, dense: Any, keys: int, dtype: Any) -> Any:
-    """Evaluate every pair of small boxes; return indices at which `fault` is true, or None."""
+    """Return indices in small boxes at which `fault` is true, or None.
+
+    Every pair is evaluated.
+    """
     for start in range(0, boxes.shape[-1], 256):
         some = boxes[..., start : start + 256]
         at = []

@@ -1,4 +1,4 @@
-"""Expressions as linear programs, for compilers, and as text, for graphs and files.
+"""Expressions as linear programs, for compilers, and as text, for files.
 
 One instruction per node, each operand computed before its use.
 
@@ -31,10 +31,9 @@ class Instruction(NamedTuple):
 class Program:
     """Expressions in static single assignment: instruction n computes value n.
 
-    results: the values returned.
-
-    numbers, tables, dense: the run-time arguments, by slot. structure: what the program computes, leaving out the
-    values of numbers, and the contents and lengths of arrays; programs of equal structure may share compiled code.
+    results: the values returned. numbers, tables, dense: the run-time arguments, by slot. structure: text of the
+    program without the values of numbers, and the contents and lengths of arrays; programs of equal structure may share
+    compiled code.
     """
 
     instructions: tuple[Instruction, ...]
@@ -46,7 +45,7 @@ class Program:
 
     @staticmethod
     def of(nodes: Sequence[Node]) -> "Program":
-        """Return the program that computes `nodes`; that of a single node is cached with it.
+        """Return the program that computes `nodes`; that of a single node is cached.
 
         >>> from regard.rules import causal
         >>> print(Program.of([causal().node]))
@@ -108,7 +107,7 @@ def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
 
 
 def rule_from_text(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
-    """Return the expression that `rule_text` wrote, over these tables and dense arrays."""
+    """Return the expression that `rule_text` wrote, over these arrays."""
     steps, result = json.loads(text)
     nodes: list[Node] = []
     arrays = {"gather": tables, "dense": dense}

@@ -1,4 +1,4 @@
-"""Scores: frozen rules over (s, b, h, i, j) that change a score before the softmax.
+"""Scores: frozen rules over (s, b, h, i, j) that change scores before the softmax.
 
 s is the scaled product of query and key; i, j, h and b as for masks. Every array is a table that trains: give a
 `regard.table` to hold on to the handle that its gradient is returned under.
@@ -197,7 +197,7 @@ def _floats(what: str, value: Any, positive: bool = False) -> Table:
 def _per_head(
     rule: str, argument: str, value: Any, positive: bool = False
 ) -> tuple[Callable[[Any], Any], str, tuple[Requirement, ...]]:
-    """Return a function of h that gives an argument's number, its text and its requirements.
+    """Return a function of h for an argument, its text and its requirements.
 
     value: one number for all heads, or one for each.
     """

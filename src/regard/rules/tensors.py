@@ -1,4 +1,6 @@
-"""PyTorch's functions and methods of traced values, by name, so that PyTorch is not imported.
+"""PyTorch's functions and methods of traced values, by name.
+
+PyTorch is not imported.
 
 PyTorch asks a traced value for the result of a function (`__torch_function__`).
 """
@@ -21,7 +23,7 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _to(x: Any, *args: Any, dtype: Any = None, **others: Any) -> Any:
-    """Cast `x` to the dtype among the arguments; a device and options of copying have no effect."""
+    """Cast `x` to the dtype among the arguments; other arguments have no effect."""
     for given in (*args, dtype):
         kind = given if isinstance(given, type) else getattr(given, "dtype", given)
         if kind is not None and kind_of(kind) is not None:
@@ -30,7 +32,7 @@ def _to(x: Any, *args: Any, dtype: Any = None, **others: Any) -> Any:
 
 
 def kind_of(dtype: Any) -> str | None:
-    """Return the kind of value of a dtype of Python, NumPy or PyTorch; None for any other object."""
+    """Return the kind of value of a dtype of Python, NumPy or PyTorch, or None."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     name = name.removeprefix("torch.").rstrip("_").rstrip("0123456789")
     if name == "bool":

@@ -1,4 +1,4 @@
-"""Arguments of a rule while it is traced: stand-ins for indices and score, and tables."""
+"""Arguments of a rule while it is traced: indices, score and tables."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -243,7 +243,10 @@ class Traced:
     __setitem__ = _refuse("a rule cannot assign to elements; build the value with regard.where")
 
     def astype(self, kind: Any) -> Traced:
-        """Cast the value to int, float or bool; widths are the call's, so np.float32 means float."""
+        """Cast the value to int, float or bool.
+
+        Widths are the call's, so np.float32 means float.
+        """
         target = tensors.kind_of(np.dtype(kind) if isinstance(kind, str) else kind)
         if target is None:
             raise TypeError(f"astype takes int, float or bool, got {kind!r}")
@@ -311,10 +314,9 @@ def where(condition: Any, a: Any, b: Any) -> Traced:
 def trace(function: Callable[..., Any], leaves: Sequence[str]) -> Node:
     """Trace the expression that `function` computes from `leaves`.
 
-    leaves: `MASK_LEAVES` or `SCORE_LEAVES`.
-
-    A mask must return a boolean, a score a number; raises TypeError otherwise, or if `function` does not take as many
-    arguments as there are leaves. What `function` raises itself gets a note that names the rule.
+    leaves: `MASK_LEAVES` or `SCORE_LEAVES`. Raises TypeError if a mask returns no boolean, a score
+    no number, or if `function` takes other arguments. Errors of `function` itself get a note that
+    names the rule.
 
     >>> trace(lambda b, h, i, j: i - j >= 0, ("b", "h", "i", "j"))
     less_equal(0, subtract(i, j))

@@ -1,4 +1,4 @@
-"""Named arrays in a safetensors file, written in pieces and mapped into memory when read.
+"""Named arrays in a safetensors file, mapped into memory when read.
 
 The library itself writes only what is in memory as a whole, and reads copies; it still validates every file that is
 opened here.
@@ -60,7 +60,7 @@ def _pieces(x: Array | Parts) -> Iterator[Array]:
 
 
 def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str, str]) -> None:
-    """Write the file, whole or not at all: an older one stays until the new one is complete.
+    """Write a file whole or not at all; an older one stays until it is complete.
 
     In the metadata is a checksum, the CRC-32 of all bytes, for which its own digits count as zeros. Raises TypeError
     for a dtype that the format has no name for.
@@ -98,7 +98,10 @@ def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str
 
 
 def _verify(path: Path, checksum: str, text: bytes, file: BinaryIO) -> None:
-    """Raise ValueError unless the file has its checksum; `text` was read from it already."""
+    """Raise ValueError unless the file has its checksum.
+
+    text: the bytes that were read from it already.
+    """
     found = crc32(text.replace(MARK + checksum.encode(), MARK + ZEROS, 1))
     while piece := file.read(READ):
         found = crc32(piece, found)

@@ -87,8 +87,6 @@ def write(path: Path, content: bytes, first: bool = False) -> None:
     """Write a file for later processes; errors of the disk are ignored.
 
     first: a whole file that another process wrote meanwhile stays.
-
-    first: what another process has left there in the meantime stays, if it is whole.
     """
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     try:
@@ -116,7 +114,10 @@ def _digest(name: str, content: bytes) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """Open a directory that nobody else may write to; None where there are no such descriptors."""
+    """Open a directory that nobody else may write to.
+
+    Yields None where there are no such descriptors.
+    """
     if not DESCRIPTORS:
         _check(path, os.lstat(path), stat.S_ISDIR)
         yield None
@@ -137,7 +138,7 @@ def _open(path: Path, flags: int, folder: int | None = None) -> int:
 
 
 def _at(path: Path, folder: int | None) -> str:
-    """Return a path as the system is asked for it: relative to its directory, if that is open."""
+    """Return a path relative to its directory, if that is open."""
     return str(path) if folder is None else path.name
 
 
@@ -173,7 +174,10 @@ def _prune(parent: Path, folder: int | None) -> None:
 
 
 def _linked(temporary: Path, path: Path, folder: int | None) -> bool:
-    """Link a file to `path` unless a whole one is there; return True if `path` now holds a whole file."""
+    """Link a file to `path` unless a whole one is there.
+
+    Returns True if `path` now holds a whole file.
+    """
     try:
         os.link(_at(temporary, folder), _at(path, folder), src_dir_fd=folder, dst_dir_fd=folder)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Processes made by `fork`, which can use this package whatever other threads of their parent did.
+"""Processes made by `fork`, which can use this package like their parent.
 
 A child has one thread. A lock that another thread of the parent held at that moment is never released in the child, and
 a change in progress is never finished. So locks of this package are made anew in a child, and `fork` waits while
@@ -90,7 +90,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class cached_property(Generic[T]):
-    """A property that is computed once, as by `functools.cached_property` of Python 3.12.
+    """A property computed once, as `functools.cached_property` of Python 3.12.
 
     That of 3.11 has a lock for each property of a class, which threads wait for and a child may find locked.
     """

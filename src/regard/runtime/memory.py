@@ -1,4 +1,4 @@
-"""Arrays on huge pages, pooled: results, sums that become results, and scratch of threads.
+"""Arrays on huge pages, pooled for later calls.
 
 The first thread to write to a new page waits for the system: for 4 KiB 1 to 16 µs, and longer while others wait for
 theirs (backward on two threads was no faster than on one). So a large array begins on a page of 2 MiB where the system
@@ -38,8 +38,6 @@ class PoolBlock:
 
     length: bytes. first: offset of the first huge page from the address. whole: bytes from there on that should be huge
     pages.
-
-    whole: bytes from there on that should be huge pages.
     """
 
     __slots__ = ("address", "first", "length", "pages")
@@ -148,7 +146,7 @@ def _returned(lease: _Lease) -> None:
 
 
 def _release() -> None:
-    """Release blocks lazily that are no longer warm, and drop those beyond POOLED bytes."""
+    """Release blocks lazily that are no longer warm; drop those beyond POOLED bytes."""
     while sum(block.length for block in tuple(_warm)) > WARM:
         with suppress(IndexError):
             block = _warm.popleft()  # first, so that nobody else takes it

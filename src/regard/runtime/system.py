@@ -1,4 +1,4 @@
-"""Memory and processors of the machine, or fewer by the limits of a Linux control group.
+"""Memory and processors, within the limits of a Linux control group.
 
 Each is read once, when it is first needed: a limit that changes later is not seen.
 """
@@ -14,9 +14,9 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @cache
 def memory() -> tuple[int, str] | None:
-    """Return the bytes of memory, and "this machine" or "its control group", which limits them.
+    """Return the bytes of memory, and the source of that limit.
 
-    None where neither is known.
+    The source is "this machine" or "its control group". None where neither is known.
     """
     found: list[tuple[int, str]] = []
     try:
@@ -34,7 +34,7 @@ def memory() -> tuple[int, str] | None:
 
 @cache
 def quota() -> int | None:
-    """Return the processors that a control group's quota is worth, rounded up; None without one."""
+    """Return the processors that a control group's quota is worth, rounded up, or None."""
     found = []
     for group, unified in _groups("cpu"):
         names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")

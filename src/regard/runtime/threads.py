@@ -1,4 +1,4 @@
-"""Threads of a call, and work spread over them without changing a bit of any result.
+"""Threads of a call, and work spread over them with the same bits.
 
 Helper threads wait, each at a queue of its own, so that waking one costs a few microseconds. There are at most as many
 as one call has asked for beside its own thread; where others keep them busy, a call does its work alone. Calls from a
@@ -56,9 +56,8 @@ def set_num_threads(n: int) -> None:
 def num_threads() -> int:
     """Return the number of threads that a call may use.
 
-    Set by `set_num_threads`, else by OMP_NUM_THREADS, else the processors that this process may run on.
-
-    A CPU quota of its control group, as containers have, is worth quota / period processors, rounded up: not more.
+    Set by `set_num_threads`, else by OMP_NUM_THREADS, else the processors that this process may run on. A CPU quota of
+    its control group, as containers have, limits these to quota / period, rounded up.
     """
     if _chosen is not None:
         return _chosen
@@ -74,14 +73,12 @@ class ThreadTeam(Protocol):
     """Threads of a framework, which wait for its next operation."""
 
     def size(self) -> int:
-        """Return the number of threads for a call from this thread, itself included; 1 if there are no others."""
+        """Return the number of threads for a call from this thread, itself included."""
 
     def call(self, function: int, data: int, members: int) -> None:
         """Run function(data), compiled code at an address, on `members` threads.
 
-        The calling thread is one of them.
-
-        Returns when all have ended.
+        The calling thread is one of them. Returns when all have ended.
         """
 
     def run(self, work: Callable[[], None], members: int) -> None:
@@ -107,7 +104,7 @@ def on_team(team: ThreadTeam) -> Callable[[F], F]:
 
 
 def team_for(threads: int) -> tuple[ThreadTeam | None, int]:
-    """Return the team of this thread and the members to use; (None, 1) for a single thread."""
+    """Return this thread's team and the members to use; (None, 1) for one thread."""
     team: ThreadTeam | None = getattr(_local, "team", None)
     if team is None or threads < 2:
         return None, 1
@@ -118,10 +115,8 @@ def team_for(threads: int) -> tuple[ThreadTeam | None, int]:
 def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
     """Call work(task) for each task, begun in order, on at most `threads` threads.
 
-    The calling thread is one of them.
-
-    Once a task has raised an error none is begun any more, and the first error is raised when those begun have ended.
-    May be called from many threads at once, and by `work` itself.
+    The calling thread is one of them. After an error no more tasks begin, and the first error is raised when those
+    begun have ended. May be called from many threads at once, and by `work` itself.
     """
     threads = min(threads, len(tasks))
     if threads <= 1:
@@ -318,11 +313,9 @@ class _ScratchMemory:
 
 
 class Scratch:
-    """Memory of one call: `size` bytes, on a cache line, for each thread that asks for `address`.
+    """Memory of one call, `size` bytes for each thread that asks for its `address`.
 
-    A thread caches its memory for later calls, which find it mapped and in cache.
-
-    A thread keeps its memory for later calls, which find it mapped and in cache.
+    It begins on a cache line. A thread caches its memory for later calls, which find it mapped and in cache.
     """
 
     def __init__(self, size: int):
@@ -350,10 +343,9 @@ class Scratch:
 def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread while any call is inside.
 
-    The way in which BLAS splits a product over threads changes its bits.
-
-    The limit is the process's, so it is set by the first call to enter and lifted by the last one to leave. Without
-    threadpoolctl there is none, and a call may use one thread: ModuleNotFoundError for more.
+    The way in which BLAS splits a product over threads changes its bits. The limit is the process's, so it is set by
+    the first call to enter and lifted by the last one to leave. Without threadpoolctl there is none, and a call may use
+    one thread: ModuleNotFoundError for more.
     """
     global _inside, _limit
     blas = _blas()
@@ -382,7 +374,10 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _blas() -> Any:
-    """Return the controller of BLAS threads; None without threadpoolctl, as in a browser."""
+    """Return the controller of BLAS threads.
+
+    None without threadpoolctl, as in a browser.
+    """
     try:
         from threadpoolctl import ThreadpoolController
     except ModuleNotFoundError:

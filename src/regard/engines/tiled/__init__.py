@@ -1,4 +1,4 @@
-"""Attention in tiles on NumPy alone: O(n) memory, every option, wherever NumPy runs.
+"""Attention in tiles on NumPy: O(n) memory, every option, on any platform.
 
 | Module | Contents |
 |---|---|

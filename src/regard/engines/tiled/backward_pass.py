@@ -21,7 +21,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Cotangents:
-    """Cotangents of a query block, and c_row, the part of c that is one number for each row."""
+    """Cotangents of a query block.
+
+    c_row: the part of c that is one number for each row.
+    """
 
     def __init__(self, saved: BlockOutputs, ct: Outputs):
         block, p = saved.block, saved.block.p
@@ -85,7 +88,10 @@ class Gradients:
 
     @staticmethod
     def _add_keys(total: Array, part: Array, chunk: Chunk) -> None:
-        """Add part (kv heads, group, T, BLOCK_K, d), summed over the group, to total (..., h_kv, n_k, d)."""
+        """Add a chunk's part to the gradient of keys or values.
+
+        part: (kv heads, group, T, BLOCK_K, d), summed over the group. total: (..., h_kv, n_k, d).
+        """
         part = part.sum(axis=1).reshape(part.shape[0], chunk.T * BLOCK_K, part.shape[-1])
         heads = chunk.block.heads
         total[heads.index][heads.kv, chunk.in_call] += part[:, chunk.valid]
@@ -108,7 +114,7 @@ class Gradients:
         gradient += collapse(part, gradient.shape)
 
     def finish(self, block: QueryBlock, dq: Array, d_sink: Array) -> None:
-        """Store the gradients of a block's queries, and add its rows' part to that of the sink."""
+        """Store a block's dq, and add its rows' part of dsink."""
         rows_of(block, self.query, 2)[...] = (dq * self.p.compute.type(self.p.scale))[:, :, block.valid]
         if self.sink is not None:
             self.sink[block.heads.kv, block.heads.group] += d_sink[:, :, 0, block.valid, 0].sum(axis=-1)
@@ -131,7 +137,10 @@ class Gradients:
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
-    """Return the gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, given forward's outputs."""
+    """Return the gradients of ⟨ct, outputs⟩ in the inputs.
+
+    outputs: those of forward.
+    """
     total = Gradients(p)
     d_ds, d_tables = p.score_partials[0], p.table_partials
 
@@ -160,7 +169,9 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    """Return the tangents of `backward` along tangents t of the inputs and d_ct of the cotangents.
+    """Return the tangents of `backward` along t and d_ct.
+
+    t: tangents of the inputs; d_ct: of the cotangents.
 
     d_outputs: the tangents of the outputs along t, as `jvp` returns them.
     """
@@ -218,7 +229,10 @@ def dot(x: Array, y: Array) -> Array:
 
 
 def in_turn(p: Problem, total: Gradients, work: Any) -> None:
-    """Do work for every query block; blocks that add to the same keys or shared array follow each other."""
+    """Do work for every query block, in order where blocks add to the same array.
+
+    These have the same keys, or a shared bias, sink or table.
+    """
     per_kv_head = [list(one_head) for _, one_head in groupby(head_blocks(p), lambda heads: (heads.b, heads.kv.start))]
 
     def each(one_head: list[HeadBlock]) -> None:

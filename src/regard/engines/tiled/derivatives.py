@@ -1,4 +1,4 @@
-"""Weights and tangents of a chunk, which all derivatives in tiles share; `jvp` and its tangent.
+"""Weights and tangents of a chunk; `jvp` and its tangent.
 
 The scores of a tile are computed again; its weights come from lse. A dot after a name is a tangent. Backward and its
 tangent are in `regard.engines.tiled.backward_pass`.
@@ -52,7 +52,9 @@ class BlockOutputs(BlockLse):
 
 
 class ChunkWeights:
-    """A chunk's scores S, weights P and dropout D (None without); `raw` are the scores before score rules.
+    """Scores S, weights P and dropout D of a chunk.
+
+    raw: the scores before score rules. D: None without dropout.
 
     plain: nothing is hidden, so no mask of hidden pairs is needed.
     """
@@ -106,7 +108,10 @@ class InputTangents:
 
 
 class BlockTangents:
-    """Tangents of a query block: q˙ (scaled, as q is), k˙ and v˙ (of all keys); None does not vary."""
+    """Tangents of a query block: q˙, scaled as q is, and k˙ and v˙ of all keys.
+
+    None is constant.
+    """
 
     def __init__(self, saved: BlockOutputs, along: InputTangents):
         block, t = saved.block, along.t
@@ -118,7 +123,10 @@ class BlockTangents:
         self.sink: Any = 0 if along.sink is None else along.sink[heads.kv, heads.group]
 
     def scores(self, x: ChunkWeights) -> tuple[Array, Array]:
-        """Return T˙ and S˙, which is 0 where a pair is hidden; one array where there is no score rule."""
+        """Return T˙ and S˙, which is 0 where a pair is hidden.
+
+        One array where there is no score rule.
+        """
         chunk, along = x.chunk, self.along
         T = np.zeros(chunk.shape, x.S.dtype)
         if self.q is not None:
@@ -144,7 +152,9 @@ class BlockTangents:
 
 
 class WeightTangents(NamedTuple):
-    """Tangents of a chunk's weights, P˙ = P (w − lse˙) with lse˙ = Σ P w + the sink's term.
+    """Tangents of a chunk's weights.
+
+    P˙ = P (w − lse˙) with lse˙ = Σ P w + the sink's term.
 
     weighted: P w. second_order: a term of −H˙ beside Σ P w (log P + 1). values: pairs of weights and tangents of V,
     whose products are added to the output's tangent.
@@ -207,7 +217,9 @@ def output_tangents(
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
-    """Return the outputs (those given, if they are) and their tangents along t; w is S˙.
+    """Return the outputs and their tangents along t; w is S˙.
+
+    Outputs that are given are not computed again.
 
     The tangent of the entropy is None where outputs without entropy were given.
     """

@@ -32,7 +32,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def threads_for(p: Problem, rows: int | None = None) -> int:
-    """Return the number of threads for `rows` rows of a call (None: all); one where starting more takes longer."""
+    """Return the number of threads for `rows` rows of a call, all by default.
+
+    One where starting more would take longer.
+    """
     return num_threads() if p.batch * p.heads * (p.n_q if rows is None else rows) * p.n_k >= 2**20 else 1
 
 
@@ -54,7 +57,9 @@ def spread_blocks(
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Return the outputs (entropy only where it is observed) and every statistic observed.
+    """Return the outputs and every statistic observed.
+
+    Entropy only where it is observed.
 
     rows: the rows that are needed, at least; None for all.
     """
@@ -107,7 +112,9 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 class OnlineSoftmax:
-    """Running state of a query block: (kv heads, group, BLOCK_Q) each, O with d_v features.
+    """Running maximum, sum and output of a query block.
+
+    (kv heads, group, BLOCK_Q) each, O with d_v features.
 
     m is the largest score so far, l = Σ exp(S − m), O = Σ exp(S − m) D V, e = Σ exp(S − m) (S − m). A key split
     without a visible key changes no bit of them.
@@ -154,7 +161,10 @@ class OnlineSoftmax:
         return self.O * (old * inverse)[..., None], m + np.log(total)
 
     def entropy(self) -> Array:
-        """Return H = −Σ P (S − lse), with P = exp(S − m) / total and S − lse = (S − m) − log total."""
+        """Return H = −Σ P (S − lse).
+
+        P = exp(S − m) / total and S − lse = (S − m) − log total.
+        """
         m, old, total = self._with_sink()
         assert self.e is not None
         shifted = rescaled(self.e, self.l, old, self.m - finite(m))
@@ -172,14 +182,17 @@ class OnlineSoftmax:
         return P
 
     def _with_sink(self) -> tuple[Array, Array, Array]:
-        """Return the maximum m with the sink, exp(old maximum − m), and the sum of exponentials."""
+        """Return m with the sink, exp(old maximum − m), and the sum of exponentials."""
         m = self.m if self.sink is None else np.maximum(self.m, self.sink)
         old = np.exp(self.m - finite(m))
         return m, old, self.l * old + (0 if self.sink is None else np.exp(self.sink - finite(m)))
 
 
 class TopKeys:
-    """The k largest scores so far and their columns, (kv heads, group, BLOCK_Q, k), in falling order."""
+    """The k largest scores so far and their columns, in falling order.
+
+    (kv heads, group, BLOCK_Q, k).
+    """
 
     def __init__(self, block: QueryBlock, k: int):
         self.k = k
@@ -207,7 +220,10 @@ class TopKeys:
 
 
 def in_order(parts: Array) -> Array:
-    """Sum over the tiles of a chunk (kv heads, group, T, BLOCK_Q, ...) in order; tiles of 0 leave no trace."""
+    """Sum over the tiles of a chunk in order.
+
+    parts: (kv heads, group, T, BLOCK_Q, ...). Tiles of 0 leave no trace.
+    """
     total: Array = parts[:, :, 0] + parts.dtype.type(0)  # not −0
     for t in range(1, parts.shape[2]):
         total += parts[:, :, t]
@@ -215,13 +231,16 @@ def in_order(parts: Array) -> Array:
 
 
 def finite(m: Array) -> Array:
-    """Replace −∞, the maximum of nothing, by the least number, so that exp(−∞ − m) is 0 and not NaN."""
+    """Replace −∞ by the least number, so that exp(−∞ − m) is 0 and not NaN."""
     least: Array = np.maximum(m, np.finfo(m.dtype).min)
     return least
 
 
 def rescaled(e: Array, l: Array, factor: Array, shift: Array) -> Array:
-    """Return e = Σ exp(S − m) (S − m) for another m: `factor` is exp(shift), 0 where there was nothing."""
+    """Return e = Σ exp(S − m) (S − m) for another m.
+
+    factor: exp(shift), 0 where there was nothing.
+    """
     return np.where(factor == 0, factor, factor * (e + np.where(factor == 0, 0, shift) * l))
 
 
@@ -232,7 +251,10 @@ def weight(S: Array, lse: Array) -> Array:
 
 
 def rows_of(block: QueryBlock, x: Array, tail: int) -> Array:
-    """Return a view of the rows of a block in an output (..., h, n_q, *tail), (kv heads, group, rows, *tail)."""
+    """Return a view of a block's rows in an output (..., h, n_q, *tail).
+
+    (kv heads, group, rows, *tail).
+    """
     p = block.p
     heads = x[block.heads.index].reshape(p.kv_heads, p.group, *x.shape[x.ndim - tail :])
     part: Array = heads[block.heads.kv, block.heads.group, block.in_call]
@@ -240,7 +262,10 @@ def rows_of(block: QueryBlock, x: Array, tail: int) -> Array:
 
 
 class BlockLse:
-    """A query block with its lse (kv heads, group, 1, BLOCK_Q, 1), which gives the weights of any chunk."""
+    """A query block with its lse, which gives the weights of any chunk.
+
+    lse: (kv heads, group, 1, BLOCK_Q, 1).
+    """
 
     def __init__(self, block: QueryBlock, lse: Array):
         self.block = block
@@ -249,7 +274,10 @@ class BlockLse:
         self.has_nan = bool(np.isnan(self.lse).any())
 
     def column(self, x: Array) -> Array:
-        """Return the rows of x (..., h, n_q) as (kv heads, group, 1, BLOCK_Q, 1), 0 for padding."""
+        """Return the rows of x (..., h, n_q), 0 for padding.
+
+        (kv heads, group, 1, BLOCK_Q, 1).
+        """
         return self.block.take(self.block.heads.per_query_head(x[..., None], 2))
 
     def weights(self, chunk: Chunk, raw: Array) -> tuple[Array, Array]:
@@ -262,7 +290,10 @@ class BlockLse:
 
 
 def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
-    """Return the statistics that need the weights and lse: sums over queries, maps, and single rows."""
+    """Return the statistics that need the weights and lse.
+
+    Sums over queries, maps, and single rows.
+    """
     c = p.compute
     seen: dict[Statistic, Any] = {}
     for s in observe:
@@ -300,14 +331,19 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
 
 
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
-    """Return the maps of `regard.pooled(rows, cols)`: mass and largest weight, (..., h, rows, cols) each."""
+    """Return the maps of mass and largest weight, (..., h, rows, cols) each.
+
+    As `regard.pooled` defines them.
+    """
     mass, largest = pooled(rows, cols), pooled(rows, cols, "max")
     found = second_pass(p, lse, (mass, largest))
     return found[mass], found[largest]
 
 
 def add_diagonals(total: Array, P: Array, middle: int) -> None:
-    """Add the sums of P (..., n, m) along its diagonals to `total`, that of P[0, 0] to total[..., middle].
+    """Add the sums of P (..., n, m) along its diagonals to `total`.
+
+    That of P[0, 0] goes to total[..., middle].
 
     Diagonals outside of `total` have to be 0.
     """
@@ -335,13 +371,16 @@ def add_bins(total: Array, s: Statistic, P: Array, rows: slice, cols: slice, p: 
 
 
 def touched(edges: Array, part: slice) -> tuple[slice, Array]:
-    """Return the bins that a part of the positions touches, and the offsets in it at which they begin."""
+    """Return the bins that positions touch, and the offsets at which they begin."""
     first, last = np.searchsorted(edges, [part.start, part.stop - 1], side="right") - 1
     return slice(first, last + 1), np.maximum(edges[first : last + 1] - part.start, 0)
 
 
 def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
-    """Return any part of the weights, P (..., h, rows, cols), from the same tiles that forward computes."""
+    """Return any part of the weights, P (..., h, rows, cols).
+
+    From the same tiles that forward computes.
+    """
     if isinstance(rows, range) and rows.step < 0:
         return weights(p, lse, rows[::-1], cols)[..., ::-1, :]
     if cols.step < 0:
@@ -364,7 +403,9 @@ def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:
 
 
 def overlap(wanted: Positions, start: int, size: int) -> tuple[Any, Any]:
-    """Return the wanted positions in [start, start + size), counted from start, and their indices in `wanted`.
+    """Return wanted positions in [start, start + size), and their indices.
+
+    Positions count from start, indices are those in `wanted`.
 
     Both are slices where `wanted` is a rising range, else arrays.
     """

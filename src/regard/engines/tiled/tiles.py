@@ -1,4 +1,4 @@
-"""Tiles of a call: query blocks, the key tiles that each may see, and the scores in them.
+"""Tiles of a call: query blocks, the key tiles that each may see, their scores.
 
 Query blocks begin at multiples of BLOCK_Q, counted from the absolute position i = 0; key tiles at multiples of BLOCK_K
 from j = 0. Every tile is computed at its full size, padded where the call ends. A query therefore meets the same
@@ -139,16 +139,19 @@ class HeadBlock:
 
     @cached_property
     def tile_starts(self) -> range:
-        """First column of each tile in the call; that of the first tile may be negative."""
+        """First column of each tile in the call; the first may be negative."""
         return range(-(self.p.origin[2] % BLOCK_K) if self.p.n_k else 0, self.p.n_k, BLOCK_K)
 
     @cached_property
     def row_starts(self) -> range:
-        """First row of each query block in the call; that of the first block may be negative."""
+        """First row of each query block in the call; the first may be negative."""
         return range(-(self.offset % BLOCK_Q) if self.p.n_q else 0, self.p.n_q, BLOCK_Q)
 
     def own(self, x: Array) -> Array:
-        """Return a view of a result (..., h, *tail) for these heads, (kv heads, group, *tail)."""
+        """Return a view of a result for these heads.
+
+        x: (..., h, *tail); the view: (kv heads, group, *tail).
+        """
         element = x[self.index]
         own: Array = element.reshape(self.p.kv_heads, self.p.group, *element.shape[1:])[self.kv, self.group]
         return own
@@ -174,7 +177,7 @@ class HeadBlock:
 
 
 def head_blocks(p: Problem) -> Iterator[HeadBlock]:
-    """Iterate over the head blocks of a call, each with as many heads as a chunk has room for.
+    """Iterate over the head blocks of a call, each as large as a chunk allows.
 
     Where the mask reads the head, each has a single one, as heads see different tiles.
     """
@@ -240,11 +243,17 @@ class QueryBlock:
         return scaled
 
     def take(self, x: Array) -> Array:
-        """Return the rows of x (kv heads, group, n_q, d) as (kv heads, group, 1, BLOCK_Q, d)."""
+        """Return the block's rows of x, (kv heads, group, 1, BLOCK_Q, d).
+
+        x: (kv heads, group, n_q, d).
+        """
         return padded(x, self.start, BLOCK_Q, self.p.compute)[:, :, None]
 
     def chunks(self, chunk_tiles: int = SPLIT_TILES) -> Iterator["Chunk"]:
-        """Iterate over the visible tiles in rising order, a key split of `chunk_tiles` tiles at a time."""
+        """Iterate over the visible tiles, a key split of `chunk_tiles` at a time.
+
+        In rising order.
+        """
         if not len(self.tiles):
             return
         first = self.p.origin[2] // BLOCK_K  # the absolute number of tile 0
@@ -279,7 +288,10 @@ class Chunk:
         self.full = self.whole and not len(mixed)
 
     def take(self, x: Array) -> Array:
-        """Return the keys of x (kv heads, 1, n_k, d) as (kv heads, 1, T, BLOCK_K, d)."""
+        """Return the chunk's keys of x, (kv heads, 1, T, BLOCK_K, d).
+
+        x: (kv heads, 1, n_k, d).
+        """
         part = padded(x, self.start, self.T * BLOCK_K, self.p.compute)
         return part.reshape(*part.shape[:-2], self.T, BLOCK_K, part.shape[-1])
 
@@ -298,7 +310,10 @@ class Chunk:
         return np.arange(size, dtype=np.int64).reshape(-1, 1, BLOCK_K) + (self.start + first * BLOCK_K)
 
     def dense(self, x: Array, tiles: slice = slice(None)) -> Array:
-        """Return some tiles of a dense mask or bias, (kv heads, group, T, BLOCK_Q, BLOCK_K)."""
+        """Return some tiles of a dense mask or bias.
+
+        (kv heads, group, T, BLOCK_Q, BLOCK_K).
+        """
         full = self.block.heads.per_query_head(self.p.dense(x), 2)[..., self.block.in_call, self.in_call]
         if not self.whole:
             valid, full = full, np.zeros((*full.shape[:2], BLOCK_Q, self.T * BLOCK_K), full.dtype)
