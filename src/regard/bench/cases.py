@@ -63,6 +63,13 @@ class Case:
             q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
         return q, k, v, options
 
+    def inputs_with_real_bias(self, dtype: Any, seed: int = 0) -> tuple[Array, Array, Array, Options]:
+        """Return `inputs` with the bias in the dtype of a call's sums: float64 for float64, else float32."""
+        q, k, v, options = self.inputs(dtype, seed)
+        if "bias" in options:
+            options["bias"] = options["bias"].astype(np.float64 if q.dtype == np.float64 else np.float32)
+        return q, k, v, options
+
 
 def normal(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape)

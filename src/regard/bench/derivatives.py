@@ -47,9 +47,7 @@ class DerivativeCall:
 
         Its layout is not "bnhd".
         """
-        q, k, v, options = c.inputs(dtype)
-        if "bias" in options:
-            options["bias"] = options["bias"].astype(np.float64 if dtype == np.float64 else np.float32)
+        q, k, v, options = c.inputs_with_real_bias(dtype)
         rng = np.random.default_rng(1)
         bias = options.get("bias")
 

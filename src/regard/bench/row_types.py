@@ -53,14 +53,6 @@ class Row(Protocol):
 # Calls of regard
 
 
-def real_inputs(c: Case, dtype: Any) -> tuple[Array, Array, Array, Options]:
-    """Return the inputs of a case, with the bias in the dtype of a call's sums."""
-    q, k, v, options = c.inputs(dtype)
-    if "bias" in options:
-        options["bias"] = options["bias"].astype(np.float64 if q.dtype == np.float64 else np.float32)
-    return q, k, v, options
-
-
 def named(result: Any) -> Named:
     """Return the arrays of a result of `regard.attention` by name.
 
@@ -96,7 +88,7 @@ def facts(c: Case) -> dict[str, Any]:
 
 def checked(c: Case, dtype: Any, s: Setting, **more: Any) -> tuple[Callable[[], Any], Options]:
     """Return a call whose result was checked, and its options."""
-    q, k, v, options = real_inputs(c, dtype)
+    q, k, v, options = c.inputs_with_real_bias(dtype)
     options |= more
     call = partial(regard.attention, q, k, v, engine=s.engine, **options)
     check(named(call()), exact(q, k, v, options), q.dtype)

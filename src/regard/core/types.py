@@ -27,7 +27,7 @@ MaskLike = Mask | ArrayLike | Callable[..., Any] | None
 ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | None
 
 
-class Rules(TypedDict, total=False):
+class WeightOptions(TypedDict, total=False):
     """The options of `regard.attention` that determine the weights, in any layout."""
 
     mask: MaskLike
@@ -40,20 +40,15 @@ class Rules(TypedDict, total=False):
     origin: tuple[int, int, int]
 
 
-class Scores(Rules, total=False):
-    """The options of `regard.attention` that determine the weights."""
-
-    layout: Layout
-
-
-class Options(Scores, total=False):
+class Options(WeightOptions, total=False):
     """The options of `regard.attention` that its derivatives take too."""
 
+    layout: Layout
     dropout: float
     seed: int | ArrayLike | None
 
 
-class HeadsOptions(Rules, total=False):
+class HeadsOptions(WeightOptions, total=False):
     """The options of `regard.multihead_attention`: projections and attention's."""
 
     num_kv_heads: int | None
