@@ -15,7 +15,7 @@ import safetensors.numpy
 import regard
 from regard import cli, insight
 from regard.examplemodel import ExampleModel, repeated_bytes
-from regard.interpret.capture.captured import Layer, Tokens
+from regard.interpret.capture.layers import Layer, Tokens
 from regard.runtime import arrayfile
 from regard.viewer.data import summary
 from regard.viewer.scene import sources

@@ -198,7 +198,7 @@ def read(x: Array, rows: Any = None) -> Array:
     """Return an array, or some rows of it, in memory that NumPy can read."""
     if device_of(x) is None:
         return x if rows is None else x[rows]
-    from regard.torch.arrays import array, tensor
+    from regard.core.tensors import array, tensor
 
     there = tensor(x)
     return array((there if rows is None else there[list(rows)]).cpu())

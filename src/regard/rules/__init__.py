@@ -3,7 +3,7 @@
 Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and derivatives (`partials`, `tangent`).
 """
 
-from regard.core.arguments import type_name
+from regard.arguments.values import type_name
 from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, visible_tiles
 from regard.rules.derivative import partials, reading, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
@@ -80,8 +80,8 @@ __all__ = [
     "table",
     "tangent",
     "temperature",
-    "visible_tiles",
     "type_name",
+    "visible_tiles",
     "where",
     "window",
 ]
