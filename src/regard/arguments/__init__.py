@@ -1,4 +1,4 @@
-"""Arguments of callers: values checked, options named, arrays of frameworks recognized.
+"""Arguments of callers: values checked, options named, frameworks recognized.
 
 | Module | Contents |
 |---|---|

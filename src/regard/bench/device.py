@@ -132,7 +132,7 @@ def size(result: Any) -> int:
     return result.numel() * result.element_size() if isinstance(result, torch.Tensor) else 0
 
 
-# What it is
+# Description
 
 
 def machine(device: torch.device) -> dict[str, str]:

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = tuple[torch.Tensor, ...]
 Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]  # of FlexAttention: mask_mod and score_mod
 Prepared = tuple[Callable[[], Any], Callable[[Any], dict[str, Array]]]
-BLOCK = 2048  # rows that the judge looks at together
+BLOCK = 2048  # rows that `judge` computes together
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class DeviceCall:
         return self.option.mods(self.sizes, self.q.device, bias)
 
 
-# Who computes: functions of query, key, value and the bias, if there is one
+# Libraries: functions of query, key, value and the bias, if there is one
 
 Attend = Callable[..., Any]
 
@@ -199,7 +199,7 @@ WHO: dict[str, Callable[[DeviceCall], Attend]] = {
 }
 
 
-# What they compute: for each kind of call what comes first, then what is timed
+# Calls: each prepares its inputs and returns the function to time
 
 NAMES = {
     "forward": ("out",),

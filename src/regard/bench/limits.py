@@ -26,13 +26,13 @@ from regard.runtime.threads import spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 STEPS = 2**22  # of the peak's loop: some 10 ms
-MATRIX_STEPS = 2**18  # of that of matrices, likewise
-GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
+MATRIX_STEPS = 2**18  # of the AMX loop: the same time
+GROWING = REGISTERS - 2  # AMX tiles of sums; two more hold the factors
 FEATURES = 64  # of products from cache: as many numbers as are summed, whose operands fit the first level
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
-STREAMS = 4, 2, 1  # places that one thread reads from at once
-NEAR = 512  # numbers that are asked for there before they are read
-FAR = 2**14  # bytes, at one place
+STREAMS = 4, 2, 1  # streams that one thread reads
+NEAR = 512  # distance of prefetches in a stream, in numbers
+FAR = 2**14  # distance of prefetches in a single stream, in bytes
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _read() -> Compiled:
 
 
 def _compiled(name: str, text: str) -> Compiled:
-    # Known by its text: of the sources, objects on disk depend on those of the engine alone.
+    # Keyed by its text: the keys of cached objects hash the sources of the engine alone.
     return kernel(text, name, chosen(), lambda: text)
 
 

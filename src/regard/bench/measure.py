@@ -45,7 +45,7 @@ class Setting:
     engine: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)  # peers, and why
     device: Any = None  # of PyTorch, where rows of a device are measured
-    time: Callable[[Call, int], float] | None = None  # of so many calls, in seconds; None: of the processor
+    time: Callable[[Call, int], float] | None = None  # (call, repeats) -> seconds; None: processor time
     tick: Callable[[str], object] = lambda stage: None
     done: "Sequence[Result]" = ()  # of this run, so far
 
@@ -89,7 +89,7 @@ class Result:
         if self.reference is None:
             return values
         others = self.values(self.reference)
-        # A reference that is a fact, not a measurement, is one number.
+        # A reference that is not measured is a single number.
         return [a / b for a, b in zip(values, others * (len(values) // len(others)), strict=True)]
 
     def figure(self, name: str = SUBJECT) -> float | None:

@@ -134,7 +134,7 @@ def main() -> None:
     regard.set_num_threads(threads)
     CALLS[name](SMALL, engine)()
     call = CALLS[name](n, engine)
-    with contextlib.suppress(AttributeError):  # memory that was freed is not there for the call to use unseen
+    with contextlib.suppress(AttributeError):  # a call must not reuse freed memory unseen
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):  # where it cannot be reset, the peak is that of a small call at least
         Path("/proc/self/clear_refs").write_text("5")

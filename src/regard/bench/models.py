@@ -24,7 +24,9 @@ IMPLEMENTATIONS = {EAGER: "eager", SDPA: "sdpa", SUBJECT: "regard"}
 
 Given = dict[str, Tensor]
 Named = dict[str, Array]
-Prepared = tuple[Callable[[], Any], Callable[[Any], dict[str, Tensor]]]  # what is timed, and how its result is read
+Prepared = tuple[
+    Callable[[], Any], Callable[[Any], dict[str, Tensor]]
+]  # the call to time, and a function from its result to tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +193,7 @@ T5 (1.1, small) four of eight; dropout is off.
 """
 
 
-# What is compared
+# Calls to compare
 
 
 @lru_cache(maxsize=1)  # the rows of a model follow each other
@@ -278,7 +280,7 @@ class Inside:
         self.seconds += self.clock()
 
     def __call__(self, function: Any, *given: Any, **options: Any) -> Any:
-        if function is None:  # transformers' eager is a function beside each model
+        if function is None:  # transformers has an eager function for each model
             function = sys.modules[type(given[0]).__module__].eager_attention_forward
         first = next(n for n, x in enumerate(given) if isinstance(x, Tensor))
         operands = Mark.apply(self.leave, *given[first : first + 3])

@@ -52,7 +52,7 @@ def save(figure: Figure, path: Path) -> None:
 
     The path's ending says which.
     """
-    # Without its date, and with names of parts that are not drawn by chance.
+    # Without a date, and with names of parts that are not random.
     with rc_context({"svg.hashsalt": "regard"}):
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 

@@ -28,10 +28,10 @@ from regard.runtime.threads import num_threads
 Array = np.ndarray[Any, np.dtype[Any]]
 Options = dict[str, Any]
 Named = dict[str, Array]
-Prepared = tuple[Callable[[], Any], Callable[[Any], Any]]  # what is timed, and how its result is read
+Prepared = tuple[Callable[[], Any], Callable[[Any], Any]]  # the call to time, and a function from its result to arrays
 
 PEAK = "the peak"
-MANY = 5  # times as many rounds of calls on several threads
+MANY = 5  # factor of rounds for calls on several threads
 BACKWARD = 2.5
 """Products of backward over those of forward: five for two."""
 
@@ -95,7 +95,7 @@ def checked(c: Case, dtype: Any, s: Setting, **more: Any) -> tuple[Callable[[], 
     return call, options
 
 
-# Kinds of rows
+# Row types
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class ShareRow:
             "rate": limit.unit,
         }
         if self.dtype == "bfloat16" and "bfloat16 dot" not in limit.name:
-            found.goal = None  # a processor without products of pairs, for which it was set
+            found.goal = None  # the goal is for processors with bf16 dot products
         given, expected, adapters, work = self.prepare(s)
         contenders = {"limit": Contender(limit.call, limit.work)}
         return compared(found, contenders, adapters, given, expected, dtype_of(self.dtype), work, s)
@@ -247,7 +247,7 @@ class CostRow:
     case: Case
     base: Case
     goal: float | None = None
-    visible: bool = False  # the goal follows the share of pairs that may be seen
+    visible: bool = False  # the goal follows the share of visible pairs
     observe: tuple[Any, ...] = ()
     quick: bool = True
 
@@ -287,7 +287,7 @@ class DerivativeRow:
     base: str = "backward"
     base_case: Case | None = None  # the same unless given
     goal: float | None = None
-    visible: bool = False  # the goal follows the share of pairs that may be seen
+    visible: bool = False  # the goal follows the share of visible pairs
     dtype: str = "float32"
     versus: bool = False
     group: str = "derivatives"
@@ -369,7 +369,7 @@ class SpeedupRow:
                 turns["together"] = Contender(together)
                 times = in_turns(turns, replace(s, rounds=MANY * s.rounds), self.threads)
                 found.samples = {name: times[name] for name in ("one thread", SUBJECT)}
-                # What the call would take if it gained as much as multiply-adds in registers do.
+                # The call's time if it gained as much as multiply-adds in registers.
                 gains = np.multiply(times["alone"], self.threads) / times["together"]
                 found.samples[PEAK] = (times["one thread"] / gains).tolist()
                 found.work = dict.fromkeys(found.samples, flops(self.case, options))

@@ -131,7 +131,7 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
         eps = max(_eps(lse.dtype), _eps(p.compute))
         size = 4.0 + np.abs(np.where(np.isfinite(given), given, 0))
         apart = np.where((given == found) | np.isnan(found) | (found == np.inf), 0, np.abs(given - found))
-        if (apart > eps * size).any():  # else the keys need not be read again
+        if (apart > eps * size).any():  # else a second pass over the keys is not needed
             size = size + _of_products(one, rows, at, S, found, eps)
         roundings = apart / (eps * size)
     numbers = (x.tolist() for x in (given, found, roundings))

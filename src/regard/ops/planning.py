@@ -22,10 +22,10 @@ from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Of more than these, as many stand for all: blocks of rows whose tiles are counted, blocks whose visible pairs are
-# counted, and partly masked tiles in such a block.
+# Sizes of samples: query blocks whose tiles are counted, blocks whose visible pairs are counted, and mixed tiles of
+# such a block.
 BLOCKS, BLOCKS_LOOKED_INTO, TILES_LOOKED_INTO = 2048, 512, 8
-TILES, SPLIT = 2**14, 64  # ranges of keys looked at for one block of rows; parts of one that is looked into
+TILES, SPLIT = 2**14, 64  # ranges of keys visited for one query block; parts of a mixed one
 
 
 MOST = 2**60  # entries of an array
@@ -323,7 +323,7 @@ def _array(name: str, x: Any, dtype: Any) -> Array:
     if math.prod(max(size, 1) for size in x) >= MOST:
         raise ValueError(f"{name} must have fewer than 2**60 entries, got shape {checks.shown(tuple(x))}")
     one = np.zeros(1, checks.floating("dtype", dtype))
-    # The strides of an array of its own, without its memory: nothing is read.
+    # The strides of a real array, without its memory: nothing is read.
     strides = [math.prod(x[n + 1 :]) * one.itemsize for n in range(len(x))]
     return np.lib.stride_tricks.as_strided(one, tuple(x), strides, writeable=False)
 

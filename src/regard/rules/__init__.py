@@ -1,6 +1,18 @@
-"""Rules: masks and scores as small programs over indices, and their four readings.
+"""Rules: masks and scores as small programs over indices, read in four ways.
 
-Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and derivatives (`partials`, `tangent`).
+| Module | Contents |
+|---|---|
+| `masks`, `scores`, `buckets` | the rules that users call: `causal`, `window`, `alibi`, ...; T5's buckets |
+| `tracing` | the arguments of a rule while it is traced: indices, score, tables |
+| `tensors` | PyTorch's functions in rules, by name |
+| `expression` | expressions as graphs of nodes; values: `evaluate` |
+| `program` | code: expressions as instructions, and as text |
+| `intervals`, `extremes` | interval arithmetic over index ranges; least and greatest entries of tables |
+| `bounds` | bounds: `classify`, `key_tiles`, `visible_tiles` |
+| `derivative` | derivatives: `partials`, `tangent`, and `scatter`, which sums gradients of tables |
+| `outside` | indices that leave a table with ``bounds="raise"`` |
+
+Read `masks`, `tracing` and `expression` first.
 """
 
 from regard.arguments.values import type_name

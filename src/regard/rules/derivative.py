@@ -225,7 +225,7 @@ def scatter(leaf: Node, values: Array, at: At, out: Array) -> None:
     values = np.broadcast_to(values, shape)
     flat = np.asarray(flat_index(out.shape, evaluate(leaf.args, at)))
     flat = flat.reshape((1,) * (len(shape) - flat.ndim) + flat.shape)
-    # What is read once for a whole axis is summed over it first.
+    # An axis along which one entry is read is summed first.
     shared = tuple(axis for axis, length in enumerate(flat.shape) if length == 1 != shape[axis])
     values = values.sum(axis=shared, keepdims=True, dtype=out.dtype)
     np.add.at(out.reshape(-1), flat.reshape(-1), values.reshape(-1))

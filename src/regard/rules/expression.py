@@ -133,7 +133,7 @@ def once(function: Callable[[Node], T]) -> Callable[[Node], T]:
     The result must not refer to the node.
     """
 
-    @functools.wraps(function)  # which gives `cached` the function itself, as `has` looks it up
+    @functools.wraps(function)  # `has` looks results up by `__wrapped__`
     def cached(node: Node) -> T:
         if function not in node.cached:
             node.cached[function] = function(node)

@@ -207,7 +207,7 @@ def _linear(natural: Callable[..., Interval]) -> Callable[..., Interval]:
         x = natural(*args)
         if not _repeats(node):
             return x
-        # Whatever wraps on the way, a sum that fits into 64 bits is right in the end.
+        # Intermediate sums may wrap: a result that fits into 64 bits is right.
         lo, hi, unsure = _sum(env, affine(node))
         return Interval(np.where(unsure, x.lo, lo), np.where(unsure, x.hi, hi))
 
@@ -223,7 +223,7 @@ def _multiplied(env: Environment, node: Node, a: Interval, b: Interval) -> Inter
 
 def _floor_divide(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
     x = _product(np.floor_divide, a, b)
-    # A divisor of 0 gives 0, and any other no more than there was.
+    # A divisor of 0 gives 0, and any other does not increase the absolute value.
     zero = (b.lo <= 0) & (b.hi >= 0)
     reach = np.maximum(np.abs(a.lo), np.abs(a.hi))
     wraps = (a.lo <= -LIMIT) | (a.hi >= LIMIT)
@@ -386,7 +386,7 @@ def _where(env: Environment, node: Node, c: Interval, a: Interval, b: Interval) 
 
 
 def _to_float(env: Environment, node: Node, x: Interval) -> Interval:
-    # Rounding never falls, so rounded ends bound what is rounded.
+    # Rounding is monotonic, so rounded ends bound rounded values.
     return Interval(*(np.asarray(end).astype(env.ranges.dtype).astype(np.float64) for end in (x.lo, x.hi)))
 
 

@@ -53,7 +53,7 @@ def foreign(node: Node) -> tuple[Any, ...]:
     In order of first use.
     """
     read: list[Any] = []
-    # The parts of a combination know already, so that a long chain of combinations is not walked at each of them.
+    # Parts of a combination have cached results, so that a long chain is not walked at each of its links.
     for x in order([node], ends=lambda x: has(x, foreign)):
         if has(x, foreign):
             read += foreign(x)
@@ -458,7 +458,7 @@ def _booleans(what: str, values: Array) -> Array:
         return values
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be booleans or 0/1 integers, got {values.dtype}")
-    if type(values) is not np.ndarray:  # its values are not there yet
+    if type(values) is not np.ndarray:  # a traced array has no values yet
         traced: Array = values != 0
         return traced
     wrong = values[(values != 0) & (values != 1)]

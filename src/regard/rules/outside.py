@@ -14,8 +14,8 @@ import numpy as np
 from regard.rules.expression import Array, At, Node, build, evaluate, literal, once, order, reads
 from regard.rules.intervals import Ranges, interval
 
-SIDE = 16  # a range of at most so many indices on each axis is looked at pair by pair
-MOST = 2**17  # ranges that are open at once, with which a search ends without an answer
+SIDE = 16  # boxes with at most this many indices on each axis are evaluated pair by pair
+MOST = 2**17  # open boxes at which a search ends without an answer
 
 Box = Sequence[tuple[int, int]]  # least and greatest index, both included: of b, h, i and j
 
@@ -130,7 +130,7 @@ def _search(
     """Return indices (b, h, i, j) in a box at which `fault` is true, or None."""
     read = reads(fault)
     whole = "dense" in read
-    # What is not read is the same everywhere: one index stands for all.
+    # Along an axis that is not read one index represents all.
     ends = [(low, high if whole or axis in read else low) for axis, (low, high) in zip("bhij", box, strict=True)]
     boxes = np.array(ends, np.int64)[..., None]  # (4, 2, boxes)
     while boxes.shape[-1]:
@@ -165,7 +165,9 @@ def _look(fault: Node, boxes: Array, dense: Any, keys: int, dtype: Any) -> Any:
         at = []
         for axis in range(4):
             width = int((some[axis, 1] - some[axis, 0]).max()) + 1
-            indices = np.minimum(some[axis, 0] + np.arange(width)[:, None], some[axis, 1])  # those beyond again
+            indices = np.minimum(
+                some[axis, 0] + np.arange(width)[:, None], some[axis, 1]
+            )  # clamped: the last index repeats
             at.append(indices.T.reshape(-1, *(width if n == axis else 1 for n in range(4))))
         given = At(*at, dtype=dtype, keys=keys, dense=lambda x, at=at: dense(x, at))  # type: ignore[misc]
         wrong = np.broadcast_to(evaluate([fault], given)[0], given.shape)

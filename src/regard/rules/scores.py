@@ -167,7 +167,7 @@ def relative(
             raise ValueError(f"table of relative must have at least {least} buckets, got {m}")
         text += ", buckets='t5'" + ("" if bidirectional else ", bidirectional=False")
         text += "" if max_distance == 128 else f", max_distance={max_distance}"
-        offsets = np.arange(-max_distance, max_distance + 1)  # beyond these every offset has the bucket of the last
+        offsets = np.arange(-max_distance, max_distance + 1)  # offsets beyond these share the last buckets
         bucket_of = Table(t5_buckets(offsets, m, max_distance, bidirectional))
 
         def entry(offset: Any) -> Any:

@@ -24,17 +24,19 @@ from pathlib import Path
 
 from regard.warning import RegardWarning
 
-try:  # without OpenSSL, whose loading by hashlib is a tenth of a first call
+try:  # not by hashlib, which loads OpenSSL: a tenth of a first call
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
 
-DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "geteuid")  # a directory's, and owners: not on Windows
+DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(
+    os, "geteuid"
+)  # Windows has no descriptors of directories, and no owners
 FLAGS = 0
-for _name in ("O_CLOEXEC", "O_NOINHERIT", "O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):  # the last: a pipe, never waited for
+for _name in ("O_CLOEXEC", "O_NOINHERIT", "O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):  # O_NONBLOCK: never wait for a pipe
     FLAGS |= getattr(os, _name, 0)
 TEMPORARY = re.compile(r".*-[0-9a-f]{40}\.[a-z]+\.[0-9a-f]{16}\.tmp")
-OLD = 3600.0  # seconds after which a temporary file has no writer any more
+OLD = 3600.0  # seconds after which a temporary file is abandoned
 _warned: set[Path] = set()
 
 
@@ -132,7 +134,7 @@ def _opened(path: Path) -> Iterator[int | None]:
 
 def _open(path: Path, flags: int, folder: int | None = None) -> int:
     """Open a file in an open directory, or a directory, never by a link."""
-    if path.is_symlink():  # the system refuses a link that comes later, where it has O_NOFOLLOW
+    if path.is_symlink():  # O_NOFOLLOW refuses a link that is made after this check
         raise _Refused(f"{path} is not used: it is a link")
     return os.open(_at(path, folder), flags | FLAGS, 0o600, dir_fd=folder)
 

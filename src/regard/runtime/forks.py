@@ -16,7 +16,7 @@ from weakref import ref
 
 T = TypeVar("T")
 
-IMPORTED = ("regard.", "llvmlite.", "threadpoolctl.")  # modules that are imported by the first call that needs them
+IMPORTED = ("regard.", "llvmlite.", "threadpoolctl.")  # modules that calls import lazily
 _renewed: dict[int, tuple[ref[Any], dict[str, Callable[[], Any]]]] = {}
 _held: list[AbstractContextManager[Any]] = []
 _local = threading.local()
@@ -49,10 +49,10 @@ def _before() -> None:
     entered: list[AbstractContextManager[Any]] = []
     waited_for: set[str] = set()
     while True:
-        for lock in _held[len(entered) :]:  # not with the lock for imports: who has one of these may import
+        for lock in _held[len(entered) :]:  # before the import lock: a holder of these may import
             lock.__enter__()
             entered.append(lock)
-        _imp.acquire_lock()  # until the fork has been made, so that no import begins meanwhile
+        _imp.acquire_lock()  # held until the fork is made, so that no import begins
         names = {name for name in list(_importing) if f"{name}.".startswith(IMPORTED) and _taken(name)} - waited_for
         if not names and len(entered) == len(_held):
             _local.entered = entered
@@ -60,7 +60,7 @@ def _before() -> None:
         _imp.release_lock()
         waited_for |= names
         for name in names:
-            with suppress(Exception):  # of an import that fails, of which another thread is told
+            with suppress(Exception):  # the importing thread raises this error
                 importlib.import_module(name)  # waits for the thread that imports it
 
 
@@ -110,5 +110,7 @@ class cached_property(Generic[T]):
     def __get__(self, instance: object, owner: type | None = None) -> "cached_property[T] | T":
         if instance is None:
             return self
-        value: T = instance.__dict__.setdefault(self.name, self.function(instance))  # of two threads the first's
+        value: T = instance.__dict__.setdefault(
+            self.name, self.function(instance)
+        )  # the value of the first of two threads
         return value

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 CACHE_LINE = 64
 PAGE = 2**21
-LARGE = PAGE // 2  # bytes from which an array has pages of its own
+LARGE = PAGE // 2  # arrays of this many bytes have pages of their own
 WARM, POOLED = 2**25, 2**28
 HUGE = hasattr(mmap, "MADV_HUGEPAGE")
 
@@ -46,7 +46,7 @@ class PoolBlock:
         self.length, self.pages = length, _mapped(length)
         self.address = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
         self.first = -self.address % PAGE
-        with suppress(OSError):  # of a system without huge pages
+        with suppress(OSError):  # systems without huge pages
             self.pages.madvise(mmap.MADV_HUGEPAGE, self.first, whole)
 
 
@@ -93,7 +93,7 @@ def _array(make: Any, shape: tuple[int, ...], dtype: np.dtype[Any], aligned: boo
 def _on_pages(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, zero: bool) -> Array:
     """Return an array that begins on a huge page."""
     keep = pooled()
-    whole = (size + PAGE // 2) // PAGE * PAGE  # of a huge page of which less than half is needed, small ones are taken
+    whole = (size + PAGE // 2) // PAGE * PAGE  # a last page less than half full is made of small ones
     length = PAGE + max(whole, size + -size % mmap.PAGESIZE)
     block, used = _taken(length), True
     if block is None:
@@ -130,7 +130,7 @@ def _taken(length: int) -> PoolBlock | None:
     for blocks in (_warm, _released):
         for block in reversed(tuple(blocks)):
             if block.length == length:
-                with suppress(ValueError):  # another thread was first
+                with suppress(ValueError):  # another thread took it
                     blocks.remove(block)
                     return block
     return None
@@ -149,7 +149,7 @@ def _release() -> None:
     """Release blocks lazily that are no longer warm; drop those beyond POOLED bytes."""
     while sum(block.length for block in tuple(_warm)) > WARM:
         with suppress(IndexError):
-            block = _warm.popleft()  # first, so that nobody else takes it
+            block = _warm.popleft()  # first, so that no other thread takes it
             with suppress(AttributeError, OSError):
                 block.pages.madvise(mmap.MADV_FREE)
             _released.append(block)

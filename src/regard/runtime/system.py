@@ -53,7 +53,7 @@ def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
         names, _, path = line.partition(":")[2].partition(":")
         if names and controller not in names.split(","):
             continue
-        # In a container the path may be that outside of it: the root is then the container's own group.
+        # In a container this may be the path on the host: the root is then the container's own group.
         root = GROUPS / names if names else GROUPS
         inside = root / path.strip().lstrip("/")
         for group in (inside, *inside.parents):

@@ -27,11 +27,11 @@ from regard.runtime.forks import renewed
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-WAIT = 0.5  # seconds after which Python answers signals where they do not end the wait for a lock
+WAIT = 0.5  # seconds between answers to signals, where these do not end the wait for a lock
 
 _chosen: int | None = None
 _this = sys.modules[__name__]
-_lock = renewed(_this, "_lock", threading.RLock)  # a signal's handler may call in between
+_lock = renewed(_this, "_lock", threading.RLock)  # a signal's handler may call too
 _helpers = renewed(_this, "_helpers", int)  # a child process has none
 _idle: list[_Helper] = renewed(_this, "_idle", list)
 _local = threading.local()
@@ -131,7 +131,7 @@ def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
             for helper in _wake(threads - 1):
                 helper.box.put(queue)
             queue.take()
-    except BaseException as raised:  # by a signal's handler, between tasks or where helpers are woken
+    except BaseException as raised:  # by a signal's handler
         queue.fail(raised)
     finally:
         queue.close()
@@ -140,7 +140,7 @@ def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
         try:
             raise error
         finally:
-            del error  # which holds this frame
+            del error  # a traceback holds this frame
 
 
 def spread_numpy(work: Callable[[T], None], tasks: Iterable[T], threads: int) -> None:
@@ -235,7 +235,7 @@ class _Helper:
 
     def __init__(self) -> None:
         self.box: SimpleQueue[_WorkQueue] = SimpleQueue()
-        self.number: int | None = None  # of the thread, by the system
+        self.number: int | None = None  # the system's thread id
         self.avoided_core = -1
         threading.Thread(target=self._stand_by, name="regard", daemon=True).start()
 
@@ -248,7 +248,7 @@ class _Helper:
         entered = queue.enter()
         if entered:
             queue.take()
-        _idle.append(self)  # before the caller goes on, whose next call may be at once
+        _idle.append(self)  # before the caller continues: its next call may follow at once
         if entered:
             queue.leave()
 
@@ -260,7 +260,7 @@ class _Helper:
         if core != self.avoided_core and self.number is not None:
             others = os.sched_getaffinity(0) - {core}
             if others:
-                with suppress(OSError):  # of a system that does not let a process place its threads
+                with suppress(OSError):  # some systems do not let a process place its threads
                     os.sched_setaffinity(self.number, others)
                 self.avoided_core = core
 
@@ -320,7 +320,7 @@ class Scratch:
 
     def __init__(self, size: int):
         self.size = size
-        self.held: list[_ScratchMemory] = []  # a call that comes in between may need more, and replace it
+        self.held: list[_ScratchMemory] = []  # keeps memory alive that a nested call replaces
 
     @property
     def address(self) -> int:
@@ -358,7 +358,7 @@ def one_blas_thread() -> Iterator[None]:
     with _lock:
         _inside += 1
         if _inside == 1:
-            if _limit is not None:  # a parent's, which another of its threads had set
+            if _limit is not None:  # set by another thread of a forked parent
                 _limit.__exit__(None, None, None)
             _limit = nullcontext() if blas is None else blas.limit(limits=1)
             _limit.__enter__()
