@@ -40,7 +40,7 @@ class FreshThreads:
 @pytest.fixture(autouse=True, params=["helpers", "team"])
 def no_helpers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test starts without helpers and without memory that is kept; helpers of other tests sleep on."""
-    monkeypatch.setattr(threads, "_mine", threading.local())
+    monkeypatch.setattr(threads, "_local", threading.local())
     monkeypatch.setattr(threads, "_idle", [])
     monkeypatch.setattr(threads, "_helpers", 0)
     if request.param == "team":
