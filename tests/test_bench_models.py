@@ -86,7 +86,7 @@ def test_models_compute_the_same_on_every_attention(name: str, models: Any) -> N
 
 
 def test_a_models_wrong_attention_has_no_time(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.torch import transformers as integration
+    from regard.torch.dropins import transformers as integration
 
     right = integration.attention
 

@@ -69,7 +69,10 @@ class Node:
     cached: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make, (self.op, self.kind, self.args, self.payload)
+        # A list, not a tree: pickle and copy follow a tree by recursion.
+        nodes = order([self])
+        number_of = {node: n for n, node in enumerate(nodes)}
+        return _from_list, ([(x.op, x.kind, tuple(number_of[arg] for arg in x.args), x.payload) for x in nodes],)
 
     def __repr__(self) -> str:
         return _text(self, depth=6)
@@ -90,6 +93,14 @@ def make(op: str, kind: Kind, args: tuple[Node, ...] = (), payload: Any = None) 
     identity = repr(payload) if op == "literal" else id(payload) if op == "dense" else payload
     with _nodes_lock:
         return _nodes.setdefault((op, kind, args, identity), Node(op, kind, args, payload))
+
+
+def _from_list(steps: list[tuple[str, Kind, tuple[int, ...], Any]]) -> Node:
+    """Return the last node of a list in which operands precede their users."""
+    nodes: list[Node] = []
+    for op, kind, args, payload in steps:
+        nodes.append(make(op, kind, tuple(nodes[n] for n in args), payload))
+    return nodes[-1]
 
 
 def literal(value: Number, kind: Kind = "float") -> Node:

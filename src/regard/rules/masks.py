@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from regard.arguments.frameworks import adapter, constructor, plain
 from regard.arguments.values import array_type, choice, integer
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, has, make, once, order
-from regard.rules.tracing import Traced, as_array, as_table, trace
+from regard.rules.tracing import Table, Traced, as_array, as_table, trace
 
 Axis = Literal["b", "h", "i", "j"]
 AXES: dict[str, str] = {"b": "batch index", "h": "head", "i": "query index", "j": "key index"}
@@ -280,7 +280,7 @@ def window(left: int | None, right: int | None = 0) -> Mask:
 
 
 @constructor
-def prefix(length: int | ArrayLike) -> Mask:
+def prefix(length: int | ArrayLike | Table) -> Mask:
     """Let every query see the first `length` keys: j < length.
 
     length: an integer, or one for each batch entry.
@@ -295,7 +295,7 @@ def prefix(length: int | ArrayLike) -> Mask:
 
 
 @constructor
-def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") -> Mask:
+def padding(lengths: int | ArrayLike | Table, side: Literal["right", "left"] = "right") -> Mask:
     """Hide padding: each batch entry has `lengths` real keys.
 
     lengths: integers over the leading dimensions. side: where the padding is. On the right, keys j
@@ -314,7 +314,7 @@ def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") 
 
 
 @constructor
-def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
+def documents(ids: ArrayLike | Table, key_ids: ArrayLike | Table | None = None) -> Mask:
     """Let a query see its own document alone, in sequences packed from several.
 
     ids: (n,) or (..., n), the document of each position over the leading dimensions; any integers.
@@ -332,8 +332,8 @@ def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     if type(query) is type(key) is np.ndarray:
         labels = _relabel(np.concatenate([key, query], axis=1))
         query, key = labels[:, key.shape[1] :], labels[:, : key.shape[1]]
-    of_key = as_table("ids of documents", key)
-    of_query = of_key if key_ids is None else as_table("ids of documents", query)
+    of_key = _looked_up("ids of documents", key)
+    of_query = of_key if key_ids is None else _looked_up("ids of documents", query)
     argument = "ids" if key_ids is None else "key_ids"
     text = f"documents({_short(ids)}" + (")" if key_ids is None else f", {_short(key_ids)})")
     return _rule(
@@ -390,7 +390,7 @@ def dilated(left: int, step: int) -> Mask:
 
 
 @constructor
-def blocks(table: ArrayLike, size: int) -> Mask:
+def blocks(table: ArrayLike | Table, size: int) -> Mask:
     """Allow whole blocks: (i, j) where ``table[..., i // size, j // size]`` is True.
 
     table: booleans or 0/1 integers, (rows, columns), (h, rows, columns) or (b, h, rows, columns).
@@ -401,19 +401,20 @@ def blocks(table: ArrayLike, size: int) -> Mask:
     █ █ █ █
     █ █ █ █
     """
-    values = as_array("table of blocks", table)
-    if not 2 <= values.ndim <= 4:
+    values = table if isinstance(table, Table) else as_array("table of blocks", table)
+    rank = len(values.shape)
+    if not 2 <= rank <= 4:
         raise ValueError(f"table of blocks must have 2, 3 or 4 dimensions, got shape {values.shape}")
     size = whole("size of blocks", size, least=1)
-    look = as_table("table of blocks", _booleans("table of blocks", values))
+    look = _looked_up("table of blocks", _booleans("table of blocks", values))
     axes: tuple[Axis, ...] = ("b", "h", "i", "j")
     requires = [
         Requirement("blocks", "table", axis, length * (size if axis in "ij" else 1))
-        for axis, length in zip(axes[-values.ndim :], values.shape, strict=True)
+        for axis, length in zip(axes[-rank:], values.shape, strict=True)
     ]
     return _rule(
         f"blocks({_short(table)}, {size})",
-        lambda b, h, i, j: look[(b, h, i // size, j // size)[-values.ndim :]],
+        lambda b, h, i, j: look[(b, h, i // size, j // size)[-rank:]],
         *requires,
     )
 
@@ -444,8 +445,13 @@ def whole(what: str, value: Any, least: int) -> int:
     return integer(what, value, "an integer", least=least, below=2**62)
 
 
-def _integers(what: str, value: Any) -> Array:
-    values = as_array(what, value)
+def _looked_up(what: str, values: Array | Table) -> Table:
+    return values if isinstance(values, Table) else as_table(what, values)
+
+
+def _integers(what: str, value: Any) -> Any:
+    """An array or a `Table` of integers; TypeError or ValueError for other values."""
+    values = value if isinstance(value, Table) else as_array(what, value)
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be integers, got {values.dtype}")
     if type(values) is np.ndarray and values.dtype == np.uint64 and values.size and values.max() >= 2**63:
@@ -453,7 +459,7 @@ def _integers(what: str, value: Any) -> Array:
     return values.astype(np.int64) if type(values) is np.ndarray else values
 
 
-def _booleans(what: str, values: Array) -> Array:
+def _booleans(what: str, values: Any) -> Any:
     if values.dtype.kind == "b":
         return values
     if values.dtype.kind not in "iu":
@@ -472,23 +478,26 @@ def _per_batch(rule: str, argument: str, value: Any) -> tuple[Callable[[Any], An
 
     value: one length for all batch entries, or one for each.
     """
-    if not (isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0 or adapter(value)):
+    if not (isinstance(value, list | tuple | Table) or getattr(value, "ndim", 0) > 0 or adapter(value)):
         length = whole(f"{argument} of {rule}", value.item() if isinstance(value, np.ndarray) else value, least=0)
         return lambda b: length, ()
-    lengths = _integers(f"{argument} of {rule}", value).reshape(-1)
+    lengths = _integers(f"{argument} of {rule}", value)
+    lengths = lengths if isinstance(lengths, Table) else lengths.reshape(-1)
     if type(lengths) is np.ndarray and lengths.size and lengths.min() < 0:
         raise ValueError(f"{argument} of {rule} must be at least 0, got {lengths.min()}")
-    table = as_table(f"{argument} of {rule}", lengths)
-    return lambda b: table[b], (Requirement(rule, argument, "b", len(lengths)),)
+    table = _looked_up(f"{argument} of {rule}", lengths)
+    return lambda b: table[b], (Requirement(rule, argument, "b", table.shape[0]),)
 
 
-def _document_ids(argument: str, ids: Any) -> Array:
+def _document_ids(argument: str, ids: Any) -> Any:
     values = _integers(f"{argument} of documents", ids)
-    if values.ndim == 0 or 0 in values.shape:
+    if values.shape == () or 0 in values.shape:
         raise ValueError(f"{argument} of documents must be (n,) or (..., n) and not empty, got shape {values.shape}")
-    return values.reshape(-1, values.shape[-1])
+    return values if isinstance(values, Table) else values.reshape(-1, values.shape[-1])
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Table):
+        return f"array of shape {value.shape}"
     known = np.ndim(value) == 0 and type(as_array("a number", value)) is np.ndarray  # else it may be traced
     return repr(int(value)) if known else f"array of shape {tuple(np.shape(value))}"

@@ -12,9 +12,14 @@ import numpy as np
 
 
 def _divide(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
-    if rounding_mode not in (None, "floor"):
-        raise TypeError(f"rounding_mode of torch.div must be None or 'floor' in a rule, got {rounding_mode!r}")
-    return np.divide(a, b) if rounding_mode is None else np.floor_divide(a, b)
+    if rounding_mode not in (None, "floor", "trunc"):
+        raise TypeError(f"rounding_mode of torch.div must be None, 'floor' or 'trunc' in a rule, got {rounding_mode!r}")
+    if rounding_mode is None:
+        return np.divide(a, b)
+    if rounding_mode == "floor":
+        return np.floor_divide(a, b)
+    size = np.floor_divide(abs(a), abs(b))
+    return np.where((a < 0) == (b < 0), size, -size)
 
 
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
@@ -59,6 +64,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bitwise_not": np.invert,
     "bitwise_right_shift": np.right_shift,
     "clamp": _clamp,
+    "clamp_max": lambda x, max: _clamp(x, max=max),
+    "clamp_min": _clamp,
     "clip": _clamp,
     "div": _divide,
     "divide": _divide,
