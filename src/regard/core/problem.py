@@ -199,7 +199,7 @@ class Problem:
 
 
 def device_of(x: Array) -> Any:
-    """Return the device of an array's memory (see `regard.core.tensors.Memory`); None for the host."""
+    """Return the device of an array's memory (see `regard.core.tensors.DeviceMemory`); None for the host."""
     owner: Any = x
     while isinstance(owner, np.ndarray):
         owner = owner.base

@@ -17,7 +17,7 @@ from regard.ops.attention import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
-from regard.torch.autograd import Attention
+from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, TensorCall, new_seed, seen_of
 from regard.torch.fastpath import cached, signature_of, undifferentiated
 from regard.torch.functions import linear_attention, merge, multihead_attention
@@ -191,7 +191,7 @@ def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     found: tuple[torch.Tensor, ...]
     if needed or transformed() or (call.cached is None and jit_state() is not None):
-        found = Attention.apply(call, *inputs)
+        found = AttentionFunction.apply(call, *inputs)
     elif call.cached is not None:  # as no mode was active when it was looked up
         found = call.cached(*inputs)
     else:
