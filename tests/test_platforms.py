@@ -12,7 +12,7 @@ import pytest
 
 import regard
 from regard.bench.cases import case
-from regard.engines.cpu.schedule.work import kind_of, source
+from regard.engines.cpu.schedule.work import source, spec_of
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.ops.attention import problem_from
@@ -40,8 +40,8 @@ def undefined(code: bytes) -> list[str]:
     if code[:4] == b"\x7fELF":
         start, size, count = *struct.unpack_from("<Q", code, 0x28), *struct.unpack_from("<HH", code, 0x3A)
         sections = [struct.unpack_from("<IIQQQQIIQQ", code, start + n * size) for n in range(count)]
-        for _, kind, _, _, at, length, link, *_ in sections:
-            for symbol in range(at + 24, at + length, 24) if kind == 2 else ():
+        for _, spec, _, _, at, length, link, *_ in sections:
+            for symbol in range(at + 24, at + length, 24) if spec == 2 else ():
                 name, _, _, section = struct.unpack_from("<IBBH", code, symbol)
                 names = sections[link][4] + name
                 found += [code[names : code.index(b"\0", names)].decode()] * (section == 0)
@@ -53,9 +53,9 @@ def undefined(code: bytes) -> list[str]:
         if command == 2:
             table, count, strings = struct.unpack_from("<III", code, at + 8)
             for n in range(count):
-                name, kind = struct.unpack_from("<IB", code, table + 16 * n)
+                name, spec = struct.unpack_from("<IB", code, table + 16 * n)
                 names = strings + name
-                found += [code[names : code.index(b"\0", names)].decode()] * (kind & 0x0E == 0)
+                found += [code[names : code.index(b"\0", names)].decode()] * (spec & 0x0E == 0)
         at += size
     return found
 
@@ -80,16 +80,16 @@ def test_kernels_of_other_systems_want_nothing_from_them(
     for which in ("plain", "everything"):
         q, k, v, options = case(which).inputs(np.float32)
         for rows in (q.shape[-2], 1):
-            kind = kind_of(problem_from(q, k, v, **options), there, rows, entropy=True)
-            assert undefined(cache.compile_object(source(kind, there), there, "there")) == []
+            spec = spec_of(problem_from(q, k, v, **options), there, rows, entropy=True)
+            assert undefined(cache.compile_object(source(spec, there), there, "there")) == []
 
 
 def test_objects_of_windows_would_want_its_runtime() -> None:
     """Why they are not used; and that the test above can fail."""
     q, k, v, options = case("plain").inputs(np.float32)
     there = replace(target.targets()["avx2"], triple="x86_64-pc-windows-msvc")
-    kind = kind_of(problem_from(q, k, v, **options), there, 8, entropy=True)
-    assert b"_fltused" in cache.compile_object(source(kind, there), there, "there")
+    spec = spec_of(problem_from(q, k, v, **options), there, 8, entropy=True)
+    assert b"_fltused" in cache.compile_object(source(spec, there), there, "there")
     outside = "declare void @other() define void @kernel() { call void @other() ret void }"
     for triple in ("x86_64-pc-windows-msvc-elf", "x86_64-apple-darwin23.0.0"):
         text = f'target triple = "{triple}" {outside}'
@@ -107,7 +107,7 @@ def test_a_port_on_windows_is_served_by_one_process(monkeypatch: pytest.MonkeyPa
 
         def bind(self, address: tuple[str, int]) -> None: ...
 
-    monkeypatch.setattr(server.socket, "socket", lambda *kind: Socket())
+    monkeypatch.setattr(server.socket, "socket", lambda *spec: Socket())
     server._bind(0)
     monkeypatch.setattr(server.socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
     server._bind(0)

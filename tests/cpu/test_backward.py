@@ -12,7 +12,7 @@ from regard.bench.cases import CASES, Case
 from regard.core.problem import Differential, Outputs
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_arrays, backward_work, work
-from regard.engines.cpu.schedule.backward_arrays import Arrays
+from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.spec.forward import TILE_BITS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen, targets
@@ -96,39 +96,39 @@ def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) ->
     q, k, v, dout = (x[0, : min(heads, len(x[0]))] for x in (Q, K, V, DO))
     p = problem_from(q, k, v, **wish)
     outputs, ct = tiled.forward(p)[0], Outputs(dout, None, None)
-    arrays = Arrays(p, outputs, ct)
-    kind = arrays.kind(chosen())
-    waves = backward_work.Waves(kind, p, arrays, 2)
-    for wave in waves:
-        place = {cell: n for n, cell in enumerate(wave.cells)}
-        assert all(place[other] < n for cell, n in place.items() for other in cell.before)
-        for item, (begin, count) in enumerate(wave.items[:, [waves.word("tiles"), waves.word("count")]]):
-            cells = [cell for cell in wave.cells if any(first <= item < stop for first, stop in cell.groups)]
-            tiles = (wave.tiles[begin : begin + count] >> TILE_BITS).tolist()
-            assert [t for cell in cells for t in tiles if cell.tiles[0] <= t < cell.tiles[1]] == tiles
-            assert [cell.tiles[0] == 0 for cell in cells] == [True] + [False] * (len(cells) - 1)
-        assert max(cell.depth + 1 for cell in wave.cells) < 0.6 * len(wave.cells)
+    arrays = BackwardArrays(p, outputs, ct)
+    spec = arrays.spec(chosen())
+    chunks = backward_work.Chunks(spec, p, arrays, 2)
+    for chunk in chunks:
+        place = {task: n for n, task in enumerate(chunk.tasks)}
+        assert all(place[other] < n for task, n in place.items() for other in task.before)
+        for block, (begin, count) in enumerate(chunk.blocks[:, [chunks.field("tiles"), chunks.field("count")]]):
+            tasks = [task for task in chunk.tasks if any(first <= block < stop for first, stop in task.work_groups)]
+            tiles = (chunk.tiles[begin : begin + count] >> TILE_BITS).tolist()
+            assert [t for task in tasks for t in tiles if task.tiles[0] <= t < task.tiles[1]] == tiles
+            assert [task.tiles[0] == 0 for task in tasks] == [True] + [False] * (len(tasks) - 1)
+        assert max(task.depth + 1 for task in chunk.tasks) < 0.6 * len(chunk.tasks)
 
 
 @pytest.mark.parametrize("name", ["bias that the batch shares", "score"])
 def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None:
     p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **WISHES[name])
-    arrays = Arrays(p, tiled.forward(p)[0], Outputs(DO, None, None))
-    kind = arrays.kind(chosen())
-    waves = backward_work.Waves(kind, p, arrays, 2)
-    for wave in waves:
-        above: dict[backward_work.Cell, set[backward_work.Cell]] = {}
-        for cell in wave.cells:
-            above[cell] = set(cell.before).union(*(above[other] for other in cell.before))
-        strand = {cell: cell.strand for cell in wave.cells}
+    arrays = BackwardArrays(p, tiled.forward(p)[0], Outputs(DO, None, None))
+    spec = arrays.spec(chosen())
+    chunks = backward_work.Chunks(spec, p, arrays, 2)
+    for chunk in chunks:
+        above: dict[backward_work.Task, set[backward_work.Task]] = {}
+        for task in chunk.tasks:
+            above[task] = set(task.before).union(*(above[other] for other in task.before))
+        partial_sum = {task: task.partial_sum for task in chunk.tasks}
         if name != "score":
-            head = wave.items[:, waves.word("head")]
-            strand = {cell: head[cell.groups[0, 0]] // p.group for cell in wave.cells}
-        for m, cell in enumerate(wave.cells):
-            for other in wave.cells[:m]:
-                together = max(cell.tiles[0], other.tiles[0]) < min(cell.tiles[1], other.tiles[1])
-                if together and strand[cell] == strand[other]:
-                    assert other in above[cell]
+            head = chunk.blocks[:, chunks.field("head")]
+            partial_sum = {task: head[task.work_groups[0, 0]] // p.group for task in chunk.tasks}
+        for m, task in enumerate(chunk.tasks):
+            for other in chunk.tasks[:m]:
+                together = max(task.tiles[0], other.tiles[0]) < min(task.tiles[1], other.tiles[1])
+                if together and partial_sum[task] == partial_sum[other]:
+                    assert other in above[task]
 
 
 @pytest.mark.parametrize("rows", [slice(N - 1, N), slice(500, 503), slice(31, 150), slice(0, 699)])
@@ -217,9 +217,9 @@ def test_neon_compiles(dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     p = problem_from(q, k, v, **options)
     outputs = tiled.jvp(p, Differential())[0]
-    arrays = Arrays(p, outputs, outputs)
-    kind = arrays.kind(neon)
-    assert cache.compile_object(arrays.source(kind, neon), neon, "neon")
+    arrays = BackwardArrays(p, outputs, outputs)
+    spec = arrays.spec(neon)
+    assert cache.compile_object(arrays.source(spec, neon), neon, "neon")
 
 
 def test_nothing_outside_is_touched(guarded: Any) -> None:
@@ -231,11 +231,11 @@ def test_nothing_outside_is_touched(guarded: Any) -> None:
         array(2, n_q, d_v),
     )
     mask = guarded(RNG.random((n_q, n_k)) < 0.7)
-    rows = array(2, 2, n_q, kind=q.dtype if q.dtype == np.float64 else np.float32)
+    rows = array(2, 2, n_q, spec=q.dtype if q.dtype == np.float64 else np.float32)
     wishes = {
         "mask": mask,
-        "bias": array(2, n_q, n_k, kind=np.float32),
-        "sink": array(2, kind=np.float64),
+        "bias": array(2, n_q, n_k, spec=np.float32),
+        "sink": array(2, spec=np.float64),
     }
     known = tiled.jvp(problem_from(q, k, v, **wishes), Differential())[0]
     wishes["outputs"] = regard.Outputs(*(guarded(x) for x in known if x is not None))
@@ -252,8 +252,8 @@ def test_sums_for_a_large_bias_go_past_the_caches(n_k: int, origin: int, monkeyp
     outputs, ct, found = cpu.forward(p)[0], Outputs(dout, None, None), []
     for least in (backward_arrays.STREAMED, 0):
         monkeypatch.setattr(backward_arrays, "STREAMED", least)
-        monkeypatch.setattr(work, "_plans", {})
-        assert Arrays(p, outputs, ct).streams == (least == 0 and n_k % 16 == 0 and origin % 16 == 0)
+        monkeypatch.setattr(work, "_schedules", {})
+        assert BackwardArrays(p, outputs, ct).streams == (least == 0 and n_k % 16 == 0 and origin % 16 == 0)
         g = cpu.backward(p, outputs, ct).bias
         assert g is not None
         found.append(g.tobytes())

@@ -197,9 +197,9 @@ def test_neon_compiles(dtype: Any) -> None:
     p = problem_from(q, k, v, **options)
     t = tangents_of(p, p.query, p.key, p.value)
     outputs, moved = tiled.jvp(p, t)
-    arrays = backward_tangent_work.Tangents(p, outputs, outputs, t, moved, moved)
-    kind = arrays.kind(neon)
-    assert cache.compile_object(arrays.source(kind, neon), neon, "neon")
+    arrays = backward_tangent_work.BackwardTangentArrays(p, outputs, outputs, t, moved, moved)
+    spec = arrays.spec(neon)
+    assert cache.compile_object(arrays.source(spec, neon), neon, "neon")
 
 
 def test_nothing_outside_is_touched(guarded: Any) -> None:

@@ -61,8 +61,8 @@ def test_rows_far_apart(wish: dict[str, Any], whole: Any) -> None:
     apart = [np.full((2, H, N, 8 * D), np.nan, np.float32)[..., :D] for _ in "kv"]
     for x, y in zip(apart, (K, V), strict=True):
         x[...] = y
-    assert work.kind_of(problem_from(Q, *apart), chosen(), N, False).copied
-    assert not work.kind_of(problem_from(Q, K, V), chosen(), N, False).copied
+    assert work.spec_of(problem_from(Q, *apart), chosen(), N, False).copied
+    assert not work.spec_of(problem_from(Q, K, V), chosen(), N, False).copied
     assert run(Q, *apart, **wish) == both(whole, slice(None))
 
 
@@ -115,13 +115,13 @@ def test_threads(wish: dict[str, Any], whole: Any, threads: int, monkeypatch: py
     assert run(Q, K, V, **wish) == both(whole, slice(None))
 
 
-@pytest.mark.parametrize("lie", ["keys in lanes", "queries in lanes", "heads joined"])
-def test_spans_worked_apart(wish: dict[str, Any], lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", ["keys in lanes", "queries in lanes", "heads joined"])
+def test_spans_worked_apart(wish: dict[str, Any], layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of fewer blocks of queries than keep the threads busy, every span is an item, and what merges them another."""
-    observe = [regard.top(3)] if lie == "queries in lanes" else []
-    k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) if lie == "heads joined" else x for x in (K, V))
-    apart = Mock(wraps=work.Stages.apart)
-    monkeypatch.setattr(work.Stages, "apart", lambda *args: apart(*args))
+    observe = [regard.top(3)] if layout == "queries in lanes" else []
+    k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) if layout == "heads joined" else x for x in (K, V))
+    apart = Mock(wraps=work.LaunchStages.apart)
+    monkeypatch.setattr(work.LaunchStages, "apart", lambda *args: apart(*args))
     monkeypatch.setattr(work, "SMALL", 0)
     q, observe = Q[..., N - 1 :, :], ["lse", "entropy", "max", *observe]
     found = []
@@ -172,7 +172,9 @@ FEW_WISHES: dict[str, Any] = {
 }
 
 
-def few_and_many(sizes: tuple[int, ...], dtype: Any, wishes: str, lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def decode_and_prefill(
+    sizes: tuple[int, ...], dtype: Any, wishes: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lanes that are keys and lanes that are queries; what no query sees is not a number."""
     rows, group, heads, keys, d, d_v = sizes
     rng = np.random.default_rng(1)
@@ -180,27 +182,27 @@ def few_and_many(sizes: tuple[int, ...], dtype: Any, wishes: str, lie: str, monk
     q, k, v = (
         rng.standard_normal(s).astype(dtype) for s in ((heads * group, rows, d), (heads, keys, d), (heads, keys, d_v))
     )
-    k = np.ascontiguousarray(k.swapaxes(-1, -2)).swapaxes(-1, -2) if lie == "turned" else k
-    if lie == "inside of tokens":
+    k = np.ascontiguousarray(k.swapaxes(-1, -2)).swapaxes(-1, -2) if layout == "turned" else k
+    if layout == "inside of tokens":
         k, v = (np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1) for x in (k, v))
     if wishes == "mask":
         v[:, ~seen.any(axis=0)] = np.nan
     given = FEW_WISHES[wishes](seen)
     if "sink" in given:
         given["sink"] = np.resize(given["sink"], heads * group)
-    kinds, layouts, found = [], [], []
-    kind_of = work.kind_of
-    monkeypatch.setattr(work, "kind_of", lambda *args: kinds.append(kind_of(*args)) or kinds[-1])
+    specs, layouts, found = [], [], []
+    spec_of = work.spec_of
+    monkeypatch.setattr(work, "spec_of", lambda *args: specs.append(spec_of(*args)) or specs[-1])
     for few in (work.FEW, 0):
         monkeypatch.setattr(work, "FEW", few)
-        monkeypatch.setattr(work, "_plans", {})
+        monkeypatch.setattr(work, "_schedules", {})
         out, s = regard.attention(q, k, v, **given, observe=["lse", "entropy", "max"], engine="cpu")
         found.append([x.tobytes() for x in (out, s.lse, s.entropy, s.max)])
-        layouts.append(kinds[-1].few > 0)
+        layouts.append(specs[-1].few > 0)
         assert not np.isnan(out.astype(np.float64)).any()
     assert found[0] == found[1]
-    assert layouts == [rows * group <= chosen().lanes(kinds[0].real.size), False]
-    assert (kinds[0].joined > 0) == (layouts[0] and lie == "inside of tokens")
+    assert layouts == [rows * group <= chosen().lanes(specs[0].real.size), False]
+    assert (specs[0].joined > 0) == (layouts[0] and layout == "inside of tokens")
 
 
 # Rows, queries that share a key head, key heads, keys, d, d_v; of the last two an item does not hold all heads.
@@ -212,7 +214,7 @@ FEW_SIZES = [
 
 
 @pytest.mark.parametrize(
-    ("sizes", "lie", "dtype", "wishes"),
+    ("sizes", "layout", "dtype", "wishes"),
     [
         (*sizes, dtype, wishes)
         for n, sizes in enumerate(FEW_SIZES)
@@ -221,21 +223,21 @@ FEW_SIZES = [
     ],
 )
 def test_few_queries_meet_the_operations_of_many(
-    sizes: tuple[int, ...], lie: str, dtype: Any, wishes: str, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...], layout: str, dtype: Any, wishes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if dtype is np.float16 and chosen().name == "baseline":
         pytest.skip("this processor does not convert float16")
-    few_and_many(sizes, dtype, wishes, lie, monkeypatch)
+    decode_and_prefill(sizes, dtype, wishes, layout, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lie", ["apart", "inside of tokens"])
+@pytest.mark.parametrize("layout", ["apart", "inside of tokens"])
 @pytest.mark.parametrize("target", [t.name for t in targets().values() if t.runs][1:])
-def test_few_queries_on_every_target(target: str, lie: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_queries_on_every_target(target: str, layout: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if dtype is np.float16 and target == "baseline":
         pytest.skip("it does not convert float16")
     monkeypatch.setenv("REGARD_CPU", target)
-    few_and_many((1, 2, 3, 300, 17, 21), dtype, "mask", lie, monkeypatch)
+    decode_and_prefill((1, 2, 3, 300, 17, 21), dtype, "mask", layout, monkeypatch)
 
 
 WOVEN: dict[str, dict[str, Any]] = {
@@ -253,13 +255,13 @@ def test_weaving_changes_no_bits(name: str, dtype: Any, monkeypatch: pytest.Monk
     q, k, v = Q[..., :150, :].astype(dtype), K.astype(dtype), V.astype(dtype)
     if name == "hidden NaN":
         v[..., 2::5, :] = np.nan
-    monkeypatch.setattr(Target, "weaves", property(lambda target: target.name == "woven"))
+    monkeypatch.setattr(Target, "pipelines", property(lambda target: target.name == "pipelined"))
     found = []
-    for target in ("apart", "woven"):
+    for target in ("apart", "pipelined"):
         monkeypatch.setitem(targets(), target, replace(chosen(), name=target))
         monkeypatch.setenv("REGARD_CPU", target)
-        kind = work.kind_of(problem_from(q, k, v), chosen(), 150, False)
-        assert kind.woven == (target == "woven" and not kind.matrices)
+        spec = work.spec_of(problem_from(q, k, v), chosen(), 150, False)
+        assert spec.pipelined == (target == "pipelined" and not spec.amx)
         got = regard.attention(q, k, v, **WOVEN[name], engine="cpu")
         arrays = [got] if isinstance(got, np.ndarray) else [got[0], got[1].lse, got[1].entropy, got[1].max]
         if name == "statistics":

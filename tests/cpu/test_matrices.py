@@ -12,7 +12,7 @@ import pytest
 import regard
 from regard import doctor
 from regard.core.problem import Outputs
-from regard.engines.cpu.language.amx import matrices
+from regard.engines.cpu.language.amx import amx_tiles
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32, I32
 from regard.engines.cpu.target import cache, permission
@@ -62,7 +62,7 @@ def test_a_product_is_summed_as_documented(spread: int) -> None:
 
     k = Kernel("product", AMX, ("x", "y", "total", "result"))
     x, y, total, result = (k.pointer(name, kind) for name, kind in zip(k.fields, (I32, I32, F32, F32), strict=True))
-    with matrices(k) as (a, b, c, *_):
+    with amx_tiles(k) as (a, b, c, *_):
         a.load(x, 64)
         b.load(y, 64)
         c.load(total, 64)

@@ -9,7 +9,7 @@ from llvmlite import binding as llvm
 
 import regard
 from regard.engines.cpu.schedule import work
-from regard.engines.cpu.schedule.second_work import second_kind
+from regard.engines.cpu.schedule.second_work import second_spec
 from regard.engines.cpu.schedule.second_work import source as second_source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets
@@ -65,7 +65,7 @@ def test_as_in_tiles_and_the_same_bits_on_any_number_of_threads(name: str, sizes
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("instructions", [t.name for t in targets().values() if t.runs and not t.matrices])
+@pytest.mark.parametrize("instructions", [t.name for t in targets().values() if t.runs and not t.amx])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_instruction_set(instructions: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CPU", instructions)
@@ -79,8 +79,8 @@ def test_every_instruction_set(instructions: str, dtype: Any, monkeypatch: pytes
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_neon_compiles(dtype: Any) -> None:
     neon, p = targets()["neon"], problem_from(*inputs(150, 300, dtype), **WISHES["window"], observe=OBSERVE)
-    second = second_kind(p.scores_alone(), neon, tuple(s for s in p.observe if s.name not in ("argmax", "top")))
-    for code in (second_source(second, neon), work.source(work.kind_of(p, neon, p.n_q, False, best=8), neon)):
+    second = second_spec(p.scores_alone(), neon, tuple(s for s in p.observe if s.name not in ("argmax", "top")))
+    for code in (second_source(second, neon), work.source(work.spec_of(p, neon, p.n_q, False, best=8), neon)):
         assert llvm.ObjectFileRef.from_data(cache.compile_object(code, neon, "neon")).sections()
 
 
@@ -94,7 +94,7 @@ def test_what_is_asked_beside_a_sum_changes_no_bit_of_it() -> None:
 
 def test_waves_of_items_are_summed_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(900, 400)
-    monkeypatch.setattr(work, "WAVE", 4)
+    monkeypatch.setattr(work, "CHUNK_BLOCKS", 4)
     found = []
     for threads in (1, 3):
         regard.set_num_threads(threads)

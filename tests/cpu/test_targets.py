@@ -12,7 +12,7 @@ from llvmlite import binding as llvm
 import regard
 from regard.bench.cases import CASES, Case
 from regard.core.problem import Outputs
-from regard.engines.cpu.schedule.work import kind_of, source
+from regard.engines.cpu.schedule.work import source, spec_of
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import targets
@@ -58,8 +58,8 @@ def test_neon_compiles(case: Case, dtype: Any) -> None:
     neon = targets()["neon"]
     q, k, v, options = case.inputs(dtype)
     for rows in (q.shape[-2], 1):
-        kind = kind_of(problem_from(q, k, v, **options), neon, rows, entropy=True)
-        code = cache.compile_object(source(kind, neon), neon, "neon")
+        spec = spec_of(problem_from(q, k, v, **options), neon, rows, entropy=True)
+        code = cache.compile_object(source(spec, neon), neon, "neon")
         assert llvm.ObjectFileRef.from_data(code).sections()
 
 

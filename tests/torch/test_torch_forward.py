@@ -294,7 +294,7 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     x = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
     cache = regard.torch.nn.modules.KVCache()
     plans: list[Any] = []
-    stages = work.Stages.waves
+    stages = work.LaunchStages.waves
 
     def counted(self: Any, *sizes: int) -> Any:
         plans.append(self)
@@ -303,13 +303,13 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.no_grad():
         expected = module(x)
         found = [module(x[:, :20], cache=cache)]
-        monkeypatch.setattr(work.Stages, "waves", counted)
+        monkeypatch.setattr(work.LaunchStages, "waves", counted)
         found += [module(x[:, n : n + 1], cache=cache) for n in range(20, 40)]
     assert len(plans) == 1
     torch.testing.assert_close(torch.cat(found, 1), expected)
 
 
-KEPT: dict[str, dict[str, Any]] = {
+MAX_CACHED: dict[str, dict[str, Any]] = {
     "layout": {"layout": "bnhd"},
     "a rule": {"mask": regard.window(5), "scale": 0.3},
     "rules in the other layout": {"mask": ~regard.window(2), "score": regard.softcap(2.0), "layout": "bnhd"},
@@ -318,7 +318,7 @@ KEPT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", KEPT.values(), ids=list(KEPT))
+@pytest.mark.parametrize("options", MAX_CACHED.values(), ids=list(MAX_CACHED))
 def test_calls_that_are_kept_have_the_bits_of_numpy(
     options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,7 +374,7 @@ def test_a_signals_handler_makes_the_call_that_it_interrupts(n: int, monkeypatch
     expected = [regard.attention(*map(array, x)) for x in (outer, inner)]
     regard.attention(*outer)
     regard.attention(*outer)  # which is kept by now as it is
-    run = work.Repeated.__call__
+    run = work.RepeatedStage.__call__
     found: list[Any] = []
 
     def interrupted(self: Any, team: Any) -> None:
@@ -383,7 +383,7 @@ def test_a_signals_handler_makes_the_call_that_it_interrupts(n: int, monkeypatch
             found[0] = regard.attention(*inner)
         run(self, team)
 
-    monkeypatch.setattr(work.Repeated, "__call__", interrupted)
+    monkeypatch.setattr(work.RepeatedStage, "__call__", interrupted)
     assert array(regard.attention(*outer)).tobytes() == expected[0].tobytes()
     assert array(found[0]).tobytes() == expected[1].tobytes()
 

@@ -85,7 +85,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     work, out = _work(), p.new_output() if into is None or into.out is None else into.out
     lse = np.empty(out.shape[:-1], p.compute) if into is None or into.lse is None else into.lse
     if not p.observe:
-        results = work.Results(out, lse, None, None)
+        results = work.KernelResults(out, lse, None, None)
         work.run(p, work.chosen(), results, rows)
         return Outputs(out, lse, None), {}
     observe = basic(p.observe)
@@ -95,7 +95,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     width = min(n for n in (0, *work.BEST) if n >= k)
     shape = p.shape(p.n_q, width)
     entropy = None if into is None else into.entropy
-    results = work.Results(
+    results = work.KernelResults(
         out,
         lse,
         None if "entropy" not in names else np.empty_like(lse) if entropy is None else entropy,
@@ -129,7 +129,7 @@ def again(p: Problem) -> Any:
     from regard.engines.cpu.schedule import work
     from regard.engines.cpu.target.instructions import chosen
 
-    return work.again(p, chosen())
+    return work.prepared_call(p, chosen())
 
 
 def step(p: Problem) -> Any:

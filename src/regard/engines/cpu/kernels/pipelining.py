@@ -10,8 +10,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from regard.engines.cpu.kernels.amx_products import MatrixProducts
-from regard.engines.cpu.kernels.lanes import Halves, Tile
+from regard.engines.cpu.kernels.amx_products import AmxProducts
+from regard.engines.cpu.kernels.lanes import Halves, KeyTile
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.forward import KEYS
@@ -19,16 +19,16 @@ from regard.engines.cpu.spec.forward import KEYS
 TOGETHER = 8  # steps of a product that are written down with the weights of two keys
 
 
-class Weaving(MatrixProducts):
+class Pipelining(AmxProducts):
     due: Variable  # the next key, of the tile whose weights are made
 
-    def _tiles_woven(self, first: Value) -> Value:
+    def _tiles_pipelined(self, first: Value) -> Value:
         """As `_tiles`, with the weights of a tile made beside the scores of the next: products leave parts of the
         processor idle that weights need.
         """
         k, tiles = self.k, self.k.pointer("tiles", I64)
-        current = self._span_of(tiles[first])
-        sizes = dict.fromkeys((*self.kind.weights, "seen"), KEYS * self.B) | {"rescale": self.B}
+        current = self._split_of(tiles[first])
+        sizes = dict.fromkeys((*self.spec.weights, "seen"), KEYS * self.B) | {"rescale": self.B}
         places = {name: (getattr(self.tile, name), size) for name, size in sizes.items()}
 
         @contextmanager
@@ -41,19 +41,19 @@ class Weaving(MatrixProducts):
 
         none = k.whole(0)
         # What the weights and products of a tile need of the one whose weights are made; first there is none.
-        held = [k.variable(none) for _ in range(4 + len(Halves._fields))]
+        carried = [k.variable(none) for _ in range(4 + len(Halves._fields))]
 
-        def holding() -> Tile:
-            number, start, first, stop, *halves = (x.value for x in held)
-            return Tile(number, start, first, stop, (none, none), Halves(*halves))
+        def carried_tile() -> KeyTile:
+            number, start, first, stop, *halves = (x.value for x in carried)
+            return KeyTile(number, start, first, stop, (none, none), Halves(*halves))
 
-        def weigher(tile: Tile, there: Value) -> Callable[[], None]:
+        def weigher(tile: KeyTile, there: Value) -> Callable[[], None]:
             """Makes the weights of two keys more of a tile."""
 
             def weigh() -> None:
                 with placed(there):
                     for c in self.vectors():
-                        self._weigh_into_parts(tile, self.due.value, c)
+                        self._weigh_into_partials(tile, self.due.value, c)
                 self.due.value = self.due.value + 2
 
             return weigh
@@ -61,26 +61,28 @@ class Weaving(MatrixProducts):
         t, place, self.due = (k.variable(x) for x in (first, none, none))
         going, more = (k.variable(k.whole(1)) for _ in range(2))
         with k.loop_while(lambda: going.value != 0):
-            before, there, another = holding(), place.value, more.value
+            before, there, another = carried_tile(), place.value, more.value
             with k.when(another != 0), placed(1 - there):
                 self.place = t.value
                 tile = self._tile(tiles[t.value])
                 self._copies(tile)
                 self._scores(tile, weigher(before, there), before.stop)
                 self._rules(tile)
-                for x, value in zip(held, (tile.number, tile.start, tile.first, tile.stop, *tile.halves), strict=True):
+                for x, value in zip(
+                    carried, (tile.number, tile.start, tile.first, tile.stop, *tile.halves), strict=True
+                ):
                     x.value = value
             with placed(there):
                 with k.loop(before.stop, start=self.due.value, step=2) as p, k.loop(self.B, step=self.W) as c:
-                    self._weigh_into_parts(before, p, c)
+                    self._weigh_into_partials(before, p, c)
                 with k.when(before.first < before.stop):
-                    self._add_parts()
+                    self._add_partials()
                     self._add_sums()
-            tile = holding()
+            tile = carried_tile()
             until = k.variable(none)
             with k.when(another != 0), placed(1 - there):
                 self._before_weights(tile)
-                self._empty_parts()
+                self._empty_partials()
                 self.due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
                 more.value = self._inside(t.value, current)
@@ -91,7 +93,7 @@ class Weaving(MatrixProducts):
             going.value, place.value = another, 1 - there  # after the last tile once more, for its products
         return t.value
 
-    def _beside(
+    def _interleave_weights(
         self, weigh: Callable[[], None], most: Value, start: Value, stop: Value, steps: Callable[[Value, int], None]
     ) -> Value:
         """`weigh`, at most so often, beside steps of a product from `start` on and before `stop`; where they end."""
@@ -99,53 +101,53 @@ class Weaving(MatrixProducts):
         count = k.minimum(most, (stop - start) // TOGETHER)
         end = start + k.maximum(count, k.whole(0)) * TOGETHER
         with k.loop(end, start=start, step=TOGETHER) as x:
-            k.weave(lambda: steps(x, TOGETHER), weigh)
+            k.interleave(lambda: steps(x, TOGETHER), weigh)
         return end
 
-    def _pairs_due(self, until: Value | int) -> Value:
+    def _steps_due(self, until: Value | int) -> Value:
         """How many times two keys are due before `until`."""
         return (until - self.due.value + 1) // 2
 
     @abstractmethod
-    def _scores(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
+    def _scores(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
         """The scores of a tile; beside them, `weigh` as long as a key before `until` is due."""
 
     @abstractmethod
-    def _rules(self, tile: Tile) -> None:
+    def _rules(self, tile: KeyTile) -> None:
         """What rules make of scores."""
 
     @abstractmethod
-    def _before_weights(self, tile: Tile) -> None:
+    def _before_weights(self, tile: KeyTile) -> None:
         """What scores must tell before they become weights."""
 
     @abstractmethod
-    def _weigh(self, tile: Tile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
+    def _weigh(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
         """P = exp(S − m) of the keys p and p + 1 in the lanes from c on, and of each what is summed."""
 
     @abstractmethod
-    def _add_values(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
+    def _add_values(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
         """The products of weights and values of a tile into the span; beside them, `weigh` as in `_scores`."""
 
     def _summed(self) -> list[str]:
         """The names of what is summed over weights."""
-        return [name for both in self.kind.sums for name in both[: 1 + self.kind.entropy]]
+        return [name for both in self.spec.sums for name in both[: 1 + self.spec.entropy]]
 
-    def _weigh_into_parts(self, tile: Tile, p: Value, c: Value | int) -> None:
+    def _weigh_into_partials(self, tile: KeyTile, p: Value, c: Value | int) -> None:
         """The weights of two keys, and what is summed of them into the sums of keys that are W apart."""
         for n, terms in enumerate(self._weigh(tile, p, c, self.load(self.tile.shift, c))):
             at = ((p + n) & (self.W - 1)) * self.B + c
-            for part, term in zip(self._parts_of_sums(), terms, strict=True):
+            for part, term in zip(self._partial_sums(), terms, strict=True):
                 part[at] = self.load(part, at) + term
 
-    def _parts_of_sums(self) -> list[Pointer]:
-        return [getattr(self.tile, f"{name}_parts") for name in self._summed()]
+    def _partial_sums(self) -> list[Pointer]:
+        return [getattr(self.tile, f"{name}_partial") for name in self._summed()]
 
-    def _empty_parts(self) -> None:
-        for part in self._parts_of_sums():
+    def _empty_partials(self) -> None:
+        for part in self._partial_sums():
             self.fill(part, 0.0, self.W)
 
-    def _add_parts(self) -> None:
-        for name, part in zip(self._summed(), self._parts_of_sums(), strict=True):
+    def _add_partials(self) -> None:
+        for name, part in zip(self._summed(), self._partial_sums(), strict=True):
             with self.k.loop(self.B, step=self.W) as c:
                 total = self.zero()
                 for r in range(self.W):

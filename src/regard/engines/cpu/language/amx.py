@@ -26,12 +26,12 @@ from llvmlite import ir
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I8, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.forward import DEPTH, SIDE
+from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE
 
 REGISTERS = 8
 
 
-class Matrix:
+class AmxTile:
     """A register."""
 
     def __init__(self, k: Kernel, number: int):
@@ -47,31 +47,31 @@ class Matrix:
     def store(self, p: Pointer, stride: Any) -> None:
         self._do("tilestored64", self.number, p.raw, self.k.whole(stride).raw)
 
-    def add_product(self, x: "Matrix", y: "Matrix") -> None:
+    def add_product(self, x: "AmxTile", y: "AmxTile") -> None:
         self._do("tdpbf16ps", self.number, x.number, y.number)
 
     def _do(self, name: str, *arguments: Any) -> None:
         _do(self.k, name, *arguments)
 
 
-Totals = Sequence[Sequence[Matrix]]  # of blocks of rows, one for each block of columns
+Totals = Sequence[Sequence[AmxTile]]  # of blocks of rows, one for each block of columns
 
 
 @contextmanager
-def matrices(k: Kernel) -> Iterator[list[Matrix]]:
+def amx_tiles(k: Kernel) -> Iterator[list[AmxTile]]:
     """The registers; what they hold is lost in the end."""
-    shape = k.words_on_stack(8)
+    shape = k.stack(8)
     low = 1 | 0  # the palette, and no row to begin at
-    words = [low, 0] + [SIDE * 4 * 0x0001000100010001] * 2 + [0, 0] + [SIDE * 0x0101010101010101] + [0]
-    for n, x in enumerate(words):
+    config = [low, 0] + [AMX_SIDE * 4 * 0x0001000100010001] * 2 + [0, 0] + [AMX_SIDE * 0x0101010101010101] + [0]
+    for n, x in enumerate(config):
         shape[n] = k.constant(I64, x)
     _do(k, "ldtilecfg", shape.raw)
-    yield [Matrix(k, n) for n in range(REGISTERS)]
+    yield [AmxTile(k, n) for n in range(REGISTERS)]
     _do(k, "tilerelease")
 
 
 def add_products(
-    registers: Sequence[Matrix],
+    registers: Sequence[AmxTile],
     totals: Totals,
     steps: tuple[Value, Value],
     row: Callable[[int, Value], Pointer],
@@ -93,7 +93,7 @@ def add_products(
                 total.add_product(x, y)
 
 
-def add_by_vectors(
+def add_products_by_vectors(
     k: Kernel, total: Variable, ends: tuple[Value, Value], halves: Callable[[Value], Iterable[tuple[Value, Value]]]
 ) -> None:
     """total += the products of the words between `ends`, as matrices sum, their steps counted from word 0.
@@ -102,10 +102,10 @@ def add_by_vectors(
     """
     zero = k.constant(total.type, 0.0).spread(total.lanes)
     chains = [k.variable(zero) for _ in range(2)]
-    with k.loop(ends[1], start=ends[0] & -(DEPTH // 2), step=DEPTH // 2) as block:
+    with k.loop(ends[1], start=ends[0] & -(AMX_DEPTH // 2), step=AMX_DEPTH // 2) as block:
         for chain in chains:
             chain.value = zero
-        with k.loop(k.minimum(ends[1], block + DEPTH // 2), start=k.maximum(ends[0], block)) as n:
+        with k.loop(k.minimum(ends[1], block + AMX_DEPTH // 2), start=k.maximum(ends[0], block)) as n:
             for chain, (x, y) in zip(chains, halves(n), strict=True):
                 chain.value = k.fma(x, y, chain.value)
         total.value += chains[0].value + chains[1].value

@@ -36,12 +36,12 @@ class Kernel:
         self.entry = self.function.append_basic_block("entry")
         self.b = ir.IRBuilder(self.function.append_basic_block("start"))
         self.arguments = Pointer(self, I64, self.function.args[0])
-        self.kept: Variable | None = None  # the caller's rounding
+        self.saved_control: Variable | None = None  # the caller's rounding
 
     def text(self) -> str:
         """The finished kernel as LLVM IR."""
-        if self.kept is not None:
-            self._control("ldmxcsr", self.kept)
+        if self.saved_control is not None:
+            self._control("ldmxcsr", self.saved_control)
         self.b.ret_void()
         with self.inside(self.entry):
             self.b.branch(self.function.basic_blocks[1])
@@ -52,8 +52,8 @@ class Kernel:
         caller's thread does. Some processors take a hundred times as long for such numbers.
         """
         if self.target.control:
-            self.kept, ours = (self.variable(self.constant(I32, x)) for x in (0, ARITHMETIC))
-            self._control("stmxcsr", self.kept)
+            self.saved_control, ours = (self.variable(self.constant(I32, x)) for x in (0, ARITHMETIC))
+            self._control("stmxcsr", self.saved_control)
             self._control("ldmxcsr", ours)
 
     def flush_inputs(self) -> None:
@@ -70,7 +70,7 @@ class Kernel:
         return ir.VectorType(type.raw, lanes) if lanes else type.raw
 
     def constant(self, type: Type, x: Any) -> Value:
-        value = float(x) if type.kind == "float" else int(x)
+        value = float(x) if type.category == "float" else int(x)
         return Value(self, type, 0, ir.Constant(type.raw, value))
 
     def whole(self, x: Any) -> Value:
@@ -87,18 +87,18 @@ class Kernel:
     def pointer(self, name: str, type: Type) -> Pointer:
         return self.pointer_at(self.arguments, self.fields.index(name), type)
 
-    def pointer_at(self, words: Pointer, n: Any, type: Type) -> Pointer:
+    def pointer_at(self, base: Pointer, n: Any, type: Type) -> Pointer:
         """The address that lies in the n-th word."""
-        return Pointer(self, type, self.b.load((words + n).raw, typ=ir.PointerType()))
+        return Pointer(self, type, self.b.load((base + n).raw, typ=ir.PointerType()))
 
     def at(self, address: Value, type: Type) -> Pointer:
         """What lies at an address that was computed."""
         return Pointer(self, type, self.b.inttoptr(address.raw, ir.PointerType()))
 
-    def address_after(self, base: Any, count: Any, unit: Type = I8) -> Any:
-        return self.b.gep(base, [count], source_etype=unit.raw)
+    def address_after(self, base: Any, count: Any, element: Type = I8) -> Any:
+        return self.b.gep(base, [count], source_etype=element.raw)
 
-    def words_on_stack(self, count: int) -> Pointer:
+    def stack(self, count: int) -> Pointer:
         """Memory for so many 64-bit words, as long as the kernel runs."""
         with self.inside(self.entry):
             return Pointer(self, I64, self.b.alloca(I64.raw, count))
@@ -134,17 +134,17 @@ class Kernel:
     def loop(self, stop: Any, start: Any = 0, step: Any = 1) -> Iterator[Value]:
         """Over start, start + step, ... below stop, which are taken when the loop begins."""
         stop, start, step = self.whole(stop), self.whole(start), self.whole(step)
-        turns = Loop(self, start, step)
-        b, i = self.b, Count(turns)
-        b.cbranch(b.icmp_signed("<", start.raw, stop.raw), turns.enter, turns.done)
-        b.position_at_end(turns.enter)
-        b.branch(turns.body)
-        b.position_at_end(turns.body)
-        turns.grown()
+        loop = Loop(self, start, step)
+        b, i = self.b, Count(loop)
+        b.cbranch(b.icmp_signed("<", start.raw, stop.raw), loop.enter, loop.done)
+        b.position_at_end(loop.enter)
+        b.branch(loop.body)
+        b.position_at_end(loop.body)
+        loop.grown()
         yield i
-        following, *_ = turns.end()
-        b.cbranch(b.icmp_signed("<", following, stop.raw), turns.body, turns.done)
-        b.position_at_end(turns.done)
+        following, *_ = loop.end()
+        b.cbranch(b.icmp_signed("<", following, stop.raw), loop.body, loop.done)
+        b.position_at_end(loop.done)
 
     @contextmanager
     def loop_while(self, condition: Callable[[], Value]) -> Iterator[None]:
@@ -167,7 +167,7 @@ class Kernel:
         with self.b.if_else(condition.raw) as branches:
             yield branches
 
-    def weave(self, *pieces: Callable[[], None]) -> None:
+    def interleave(self, *pieces: Callable[[], None]) -> None:
         """What the pieces write down, in turns, so that the processor has something of each at hand: it looks ahead by
         less than a whole one. They neither branch nor need each other.
         """
@@ -180,7 +180,7 @@ class Kernel:
             before = len(written())
             piece()
             if self.b.block is not block:
-                raise ValueError("a piece that is woven branches")
+                raise ValueError("a piece that is pipelined branches")
             new = written()[before:]
             done += [((m + 1) / len(new), n, m, x) for m, x in enumerate(new)]
         first = len(block.instructions) - len(done)
@@ -198,13 +198,13 @@ class Kernel:
 
     def need(self, x: Value) -> None:
         """Compute x although nothing uses it."""
-        kinds = [x.raw.type]
-        self.b.asm(ir.FunctionType(ir.VoidType(), kinds), "", "r", [x.raw], side_effect=True)
+        types = [x.raw.type]
+        self.b.asm(ir.FunctionType(ir.VoidType(), types), "", "r", [x.raw], side_effect=True)
 
-    def call_named(self, name: str, result: Any, kinds: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    def call_named(self, name: str, result: Any, types: Sequence[Any], arguments: Sequence[Any]) -> Any:
         function = self.module.globals.get(name)
         if function is None:
-            function = ir.Function(self.module, ir.FunctionType(result, list(kinds)), name)
+            function = ir.Function(self.module, ir.FunctionType(result, list(types)), name)
         return self.b.call(function, list(arguments))
 
     def intrinsic(self, name: str, result: Type, *xs: Value) -> Value:
@@ -241,12 +241,12 @@ class Kernel:
         inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which moving them is cheapest
         made = list(rows)
         for first in range(0, n, inside):
-            made[first : first + inside] = self._interleaved(made[first : first + inside])
+            made[first : first + inside] = self._transpose_within(made[first : first + inside])
         for column in range(inside):
-            made[column::inside] = self._gathered(made[column::inside], inside)
+            made[column::inside] = self._transpose_across(made[column::inside], inside)
         return made
 
-    def _interleaved(self, rows: list[Value]) -> list[Value]:
+    def _transpose_within(self, rows: list[Value]) -> list[Value]:
         """Rows and lanes exchanged within every block of as many lanes as there are rows."""
         n, half = rows[0].lanes, len(rows) // 2
         for _ in range(half.bit_length()):
@@ -260,7 +260,7 @@ class Kernel:
             rows = made
         return rows
 
-    def _gathered(self, rows: list[Value], block: int) -> list[Value]:
+    def _transpose_across(self, rows: list[Value], block: int) -> list[Value]:
         """Vectors, and the blocks of lanes in them, exchanged."""
         if len(rows) == 1:
             return rows
@@ -273,7 +273,7 @@ class Kernel:
             for start in (0, block)
         )
         made: list[Value] = [None] * len(rows)  # type: ignore[list-item]
-        made[::2], made[1::2] = self._gathered(even, block), self._gathered(odd, block)
+        made[::2], made[1::2] = self._transpose_across(even, block), self._transpose_across(odd, block)
         return made
 
     def shuffle(self, x: Value, y: Value, lanes: Sequence[int]) -> Value:
@@ -301,28 +301,28 @@ class Kernel:
 
     # Two numbers of 16 bits at once
 
-    def dot_pairs(self, total: Value, x: Value, y: Value) -> Value:
+    def dot_bf16(self, total: Value, x: Value, y: Value) -> Value:
         """total + x₀ y₀ + x₁ y₁ for words that hold two bfloat16 each; the target has `bf16_dot`."""
-        halves = ir.VectorType(BF16.raw, 32)
-        arguments = [total.raw, *(self.b.bitcast(v.raw, halves) for v in (x, y))]
+        vector = ir.VectorType(BF16.raw, 32)
+        arguments = [total.raw, *(self.b.bitcast(v.raw, vector) for v in (x, y))]
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         return total._like(self.call_named(name, total.raw.type, [a.type for a in arguments], arguments))
 
-    def pair(self, x: Value, y: Value) -> Value:
+    def pack_bf16(self, x: Value, y: Value) -> Value:
         """Words of two bfloat16 each, from the lanes of x and of y, rounded to even; the target has `bf16_dot`."""
-        name, kind = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BF16.raw, 32)
-        both = Value(self, BF16, 32, self.call_named(name, kind, [y.raw.type, x.raw.type], [y.raw, x.raw]))
-        turned = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
-        return Value(self, I32, 16, self.b.bitcast(turned.raw, self.raw(I32, 16)))
+        name, type = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BF16.raw, 32)
+        both = Value(self, BF16, 32, self.call_named(name, type, [y.raw.type, x.raw.type], [y.raw, x.raw]))
+        interleaved = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
+        return Value(self, I32, 16, self.b.bitcast(interleaved.raw, self.raw(I32, 16)))
 
-    def halves(self, words: Value) -> tuple[Value, Value]:
+    def unpack_bf16(self, packed: Value) -> tuple[Value, Value]:
         """The two bfloat16 of each word as float32."""
-        return (words << 16).bits(F32), (words & -0x10000).bits(F32)
+        return (packed << 16).bits(F32), (packed & -0x10000).bits(F32)
 
-    def rounded(self, x: Value) -> Value:
+    def round_bf16(self, x: Value) -> Value:
         """A float32 vector as bfloat16, rounded as `pair` rounds."""
-        name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", self.raw(BF16, 16)
-        return Value(self, BF16, 16, self.call_named(name, kind, [x.raw.type], [x.raw]))
+        name, type = "llvm.x86.avx512bf16.cvtneps2bf16.512", self.raw(BF16, 16)
+        return Value(self, BF16, 16, self.call_named(name, type, [x.raw.type], [x.raw]))
 
     # Whole vectors on AVX-512
 

@@ -20,22 +20,22 @@ from regard.engines.cpu.target.instructions import Target
 LINE = 64  # bytes that come at once
 
 
-class Ahead:
+class Prefetcher:
     """How memory is brought near on a target."""
 
     def __init__(self, target: Target):
         self.prefetch = target.prefetch
         self.several = self.prefetch.several
-        self.apart = self.prefetch.block // self.several
+        self.stride = self.prefetch.block // self.several
 
-    def in_turn(self, at: Value) -> Value:
+    def interleaved(self, at: Value) -> Value:
         """Of lines one behind the other, where that is which is asked for in place of the one at these bytes."""
         row, block = self.several * LINE, self.prefetch.block
         line, behind = at & (row - LINE), at & (block - 1) & -row
-        return (at & -block) + line * (self.apart // LINE) + behind // self.several
+        return (at & -block) + line * (self.stride // LINE) + behind // self.several
 
     def lines(self, start: Pointer, count: int, distance: int | None = None) -> Iterator[Pointer]:
         """So many of those at the distance, from one on that a multiple of as many, or of `several`, come before."""
         several = self.several
         distance = self.prefetch.distance if distance is None else distance
-        return (start.bytes(distance + n % several * self.apart + n // several * LINE) for n in range(count))
+        return (start.bytes(distance + n % several * self.stride + n // several * LINE) for n in range(count))

@@ -12,14 +12,14 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BOOL, F64, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import Arguments
+from regard.engines.cpu.spec.forward import RuleArguments
 from regard.rules import Instruction
 
 LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")
 
 
 @dataclass(frozen=True)
-class Place:
+class TileContext:
     """Where a rule is read: the values of its leaves by name, and what a dense array holds here, by slot.
 
     For `Lowering.prepare`, leaves may be absent, and `dense` too.
@@ -32,7 +32,7 @@ class Place:
 class Lowering:
     """One program in one kernel. integer: the type of its integers, see `integer_type`."""
 
-    def __init__(self, k: Kernel, arguments: Arguments, real: Type, integer: Type):
+    def __init__(self, k: Kernel, arguments: RuleArguments, real: Type, integer: Type):
         self.k, self.real, self.prefix, self.program = k, real, arguments.prefix, arguments.program
         self.types = {"bool": BOOL, "int": integer, "float": real}
         self.numbers = [self._number(f"{self.prefix}_number{n}", x) for n, x in enumerate(self.program.numbers)]
@@ -50,25 +50,25 @@ class Lowering:
         sizes = [self.k.integer(f"{field}_size{axis}").to(self.types["int"]) for axis in range(len(table.shape))]
         return self.k.pointer(field, type), sizes
 
-    def prepare(self, place: Place) -> list[Value | None]:
+    def prepare(self, context: TileContext) -> list[Value | None]:
         """By instruction, the values that the leaves given determine; None for the others."""
         values: list[Value | None] = []
         for x in self.program.instructions:
             operands = [values[n] for n in x.operands]
-            absent = (x.op in LEAVES and x.op not in place.leaves) or (x.op == "dense" and place.dense is None)
-            known = [y for y in operands if y is not None]
-            values.append(None if absent or len(known) < len(operands) else self._one(x, place, known))
+            absent = (x.op in LEAVES and x.op not in context.leaves) or (x.op == "dense" and context.dense is None)
+            determined = [y for y in operands if y is not None]
+            values.append(None if absent or len(determined) < len(operands) else self._one(x, context, determined))
         return values
 
-    def at(self, place: Place, prepared: Sequence[Value | None] | None = None) -> list[Value]:
+    def at(self, context: TileContext, prepared: Sequence[Value | None] | None = None) -> list[Value]:
         """The results of the program at a place, using what was prepared for the same values of some of its leaves."""
         values: list[Value] = []
         for n, x in enumerate(self.program.instructions):
-            known = None if prepared is None else prepared[n]
-            values.append(self._one(x, place, [values[m] for m in x.operands]) if known is None else known)
+            determined = None if prepared is None else prepared[n]
+            values.append(self._one(x, context, [values[m] for m in x.operands]) if determined is None else determined)
         return [values[n] for n in self.program.results]
 
-    def _one(self, x: Instruction, place: Place, operands: list[Value]) -> Value:
+    def _one(self, x: Instruction, context: TileContext, operands: list[Value]) -> Value:
         k, type = self.k, self.types[x.kind]
         if x.op == "literal":
             return k.constant(type, x.slot)
@@ -77,10 +77,10 @@ class Lowering:
         if x.op == "gather":
             return self._gather(x, operands).to(type)
         if x.op == "dense":
-            assert place.dense is not None
-            return place.dense(x.slot)
+            assert context.dense is not None
+            return context.dense(x.slot)
         if x.op in LEAVES:
-            return place.leaves[x.op].to(type)
+            return context.leaves[x.op].to(type)
         if x.op in ("float", "int"):
             return operands[0].to(type)
         return OPERATIONS[x.op](k, *operands)
@@ -98,7 +98,7 @@ class Lowering:
 
 
 def _is_float(x: Value) -> bool:
-    return x.type.kind == "float"
+    return x.type.category == "float"
 
 
 def _absolute(k: Kernel, x: Value) -> Value:

@@ -24,7 +24,7 @@ class Type:
     """What one lane holds. kind: "float", "int" (signed) or "bool"."""
 
     name: str
-    kind: str
+    category: str
     size: int
     raw: Any
 

@@ -43,7 +43,7 @@ class Value:
     def _operate(self, other: Any, name: dict[str, str], swap: bool = False) -> "Value":
         x, y = self._meet(other)
         x, y = (y, x) if swap else (x, y)
-        return x._like(getattr(x.k.b, name[x.type.kind])(x.raw, y.raw))
+        return x._like(getattr(x.k.b, name[x.type.category])(x.raw, y.raw))
 
     def _like(self, raw: Any) -> "Value":
         return Value(self.k, self.type, self.lanes, raw)
@@ -111,7 +111,7 @@ class Value:
     __radd__, __rmul__ = __add__, __mul__
 
     def __neg__(self) -> "Value":
-        return self._like(self.k.b.fneg(self.raw) if self.type.kind == "float" else self.k.b.neg(self.raw))
+        return self._like(self.k.b.fneg(self.raw) if self.type.category == "float" else self.k.b.neg(self.raw))
 
     def __invert__(self) -> "Value":
         return self._like(self.k.b.not_(self.raw))
@@ -119,10 +119,10 @@ class Value:
     def _compare(self, other: Any, relation: str) -> "Value":
         x, y = self._meet(other)
         b = x.k.b
-        if x.type.kind == "float":
+        if x.type.category == "float":
             compare = b.fcmp_unordered if relation == "!=" else b.fcmp_ordered
         else:
-            compare = b.icmp_signed if x.type.kind == "int" else b.icmp_unsigned
+            compare = b.icmp_signed if x.type.category == "int" else b.icmp_unsigned
         return Value(x.k, BOOL, x.lanes, compare(relation, x.raw, y.raw))
 
     def __lt__(self, other: Any) -> "Value":
@@ -156,8 +156,8 @@ class Value:
         if type is self.type:
             return self
         b, raw = self.k.b, self.k.raw(type, self.lanes)
-        kinds = self.type.kind, type.kind
-        if kinds == ("float", "float"):
+        categories = self.type.category, type.category
+        if categories == ("float", "float"):
             if type is BF16 and self.type is F32:
                 return self._to_bfloat()
             if type is BF16:
@@ -165,15 +165,15 @@ class Value:
             if self.type.size == type.size:
                 return self.to(F32).to(type)
             made = b.fpext(self.raw, raw) if type.size > self.type.size else b.fptrunc(self.raw, raw)
-        elif kinds == ("int", "int"):
+        elif categories == ("int", "int"):
             made = b.sext(self.raw, raw) if type.size > self.type.size else b.trunc(self.raw, raw)
-        elif kinds == ("int", "float"):
+        elif categories == ("int", "float"):
             made = b.sitofp(self.raw, raw)
-        elif kinds == ("bool", "int"):
+        elif categories == ("bool", "int"):
             made = b.zext(self.raw, raw)
-        elif kinds == ("bool", "float"):
+        elif categories == ("bool", "float"):
             made = b.uitofp(self.raw, raw)
-        elif type.kind == "bool":
+        elif type.category == "bool":
             return self != 0
         else:
             return self.k.intrinsic("fptosi.sat", type, self)
@@ -254,20 +254,20 @@ class Count(Value):
 class Sum(Value):
     """A count and what is added to it, which are added to an address one after the other."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("terms",)
 
     def __init__(self, x: Value, y: Value):
-        self.k, self.type, self.lanes, self.parts = x.k, I64, 0, (x, y)
+        self.k, self.type, self.lanes, self.terms = x.k, I64, 0, (x, y)
 
     @property
     def raw(self) -> Any:
-        return self.k.b.add(*(x.raw for x in self.parts))
+        return self.k.b.add(*(x.raw for x in self.terms))
 
     def __add__(self, other: Any) -> Value:
-        return Sum(self.parts[0], self.parts[1] + other) if isinstance(other, int) else super().__add__(other)
+        return Sum(self.terms[0], self.terms[1] + other) if isinstance(other, int) else super().__add__(other)
 
     def __mul__(self, other: Any) -> Value:
-        return Sum(*(x * other for x in self.parts)) if isinstance(other, int) else super().__mul__(other)
+        return Sum(*(x * other for x in self.terms)) if isinstance(other, int) else super().__mul__(other)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -355,14 +355,14 @@ class Pointer:
 
     def __add__(self, n: Any) -> "Pointer":
         if isinstance(n, Sum):
-            x, y = n.parts
+            x, y = n.terms
             return self + x + y
         return self.bytes(n * self.type.size) if isinstance(n, int | Count) else self._on(n, self.type)
 
     def bytes(self, n: Any) -> "Pointer":
         """The address n bytes on."""
         if isinstance(n, Sum):
-            x, y = n.parts
+            x, y = n.terms
             return self.bytes(x).bytes(y)
         if isinstance(n, int):
             return Pointer(self.k, self.type, self.base, self.offset + n)
@@ -376,8 +376,8 @@ class Pointer:
             moved = self._on(Count(n.loop, n.factor, 0, n.by), I8)
         return moved.bytes(n.apart)
 
-    def _on(self, n: Value, unit: Type) -> "Pointer":
-        return Pointer(self.k, self.type, self.k.address_after(self.base, n.raw, unit), self.offset)
+    def _on(self, n: Value, element: Type) -> "Pointer":
+        return Pointer(self.k, self.type, self.k.address_after(self.base, n.raw, element), self.offset)
 
     def of(self, type: Type) -> "Pointer":
         """The same address, read as another type."""
@@ -416,15 +416,15 @@ class Pointer:
         k = self.k
         mask = k.lane_numbers(I32, lanes) < k.whole(count).to(I32)
         raw, zero = k.raw(self.type, lanes), k.constant(self.type, 0).spread(lanes)
-        kinds = [ir.PointerType(), mask.raw.type, raw]
+        types = [ir.PointerType(), mask.raw.type, raw]
         name = f"llvm.masked.load.v{lanes}{self.type}.p0"
-        return Value(k, self.type, lanes, k.call_named(name, raw, kinds, [self.raw, mask.raw, zero.raw]))
+        return Value(k, self.type, lanes, k.call_named(name, raw, types, [self.raw, mask.raw, zero.raw]))
 
     def prefetch(self, level: int = 1) -> None:
         """Bring the cache line at this address into a level of caches; the address need not be valid."""
-        words = [ir.Constant(I32.raw, x) for x in (0, 4 - level, 1)]
-        kinds = [ir.PointerType(), *(x.type for x in words)]
-        self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
+        arguments = [ir.Constant(I32.raw, x) for x in (0, 4 - level, 1)]
+        types = [ir.PointerType(), *(x.type for x in arguments)]
+        self.k.call_named("llvm.prefetch.p0", ir.VoidType(), types, [self.raw, *arguments])
 
     def gather(self, index: Value) -> Value:
         """The numbers at the places that a vector of integers names."""

@@ -11,9 +11,9 @@ from regard.core.problem import Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.schedule.block_mask import hides
 from regard.engines.cpu.schedule.narrowing import narrowed
-from regard.engines.cpu.schedule.work import by_head, dense_masks, with_queries_in_lanes, written
-from regard.engines.cpu.spec.backward import STRANDS, BackwardKind, Reading, padded
-from regard.engines.cpu.spec.forward import DEPTH, KEYS, Arguments, multiple
+from regard.engines.cpu.schedule.work import by_head, dense_masks, prefill_spec, written
+from regard.engines.cpu.spec.backward import PARTIAL_SUMS, BackwardSpec, TableRead, padded
+from regard.engines.cpu.spec.forward import AMX_DEPTH, KEYS, RuleArguments, multiple
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Node, Program, Table, tangent
 from regard.runtime import memory
@@ -27,7 +27,7 @@ STREAMED = 2**25  # bytes
 LANES = 64  # of products of matrices
 
 
-class Arrays:
+class BackwardArrays:
     """The arrays of one call: what the kernel reads beside the inputs, and what it writes; and which kernel it is."""
 
     name = "backward"
@@ -65,7 +65,7 @@ class Arrays:
         )  # fmt: skip
         make = memory.empty if every else memory.zeros
         self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
-        self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
+        self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
@@ -111,29 +111,29 @@ class Arrays:
         return (shift | self.dbias.strides[-2]) % memory.CACHE_LINE == 0
 
     @property
-    def lie(self) -> tuple[Any, ...]:
+    def layout(self) -> tuple[Any, ...]:
         """What plans depend on beside the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
         trained = self.dbias is not None, *map(ref, self.p.tables)
         return *(None if x is None else x.strides for x in arrays), trained
 
     @cached_property
-    def rule(self) -> "Rule":
+    def rule(self) -> "ScoreDerivatives":
         """The score and its derivatives."""
-        return rule_of(self.p)
+        return score_derivatives(self.p)
 
-    def kind(self, target: Target) -> BackwardKind:
-        return kind_of(self.p, target, self.d_entropy is not None, self.rule)
+    def spec(self, target: Target) -> BackwardSpec:
+        return spec_of(self.p, target, self.d_entropy is not None, self.rule)
 
-    def source(self, kind: BackwardKind, target: Target) -> str:
+    def source(self, spec: BackwardSpec, target: Target) -> str:
         """The IR of the kernel."""
 
         def write(k: "Kernel") -> None:
-            from regard.engines.cpu.kernels.backward import Backward
+            from regard.engines.cpu.kernels.backward import BackwardKernel
 
-            Backward(k, kind).run()
+            BackwardKernel(k, spec).run()
 
-        return written(self.name, kind.fields, target, write)
+        return written(self.name, spec.fields, target, write)
 
     def result(self, target: Target) -> Differential:
         p = self.p
@@ -165,33 +165,33 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ScoreDerivatives:
     """The program of a score with its derivatives, as `BackwardKind` has it.
 
     moving: of the program's tables those that are tangents, by number, and of which tables.
     """
 
-    score: Arguments | None = None
-    bent: bool = False
-    readings: tuple[Reading, ...] = ()
-    moving: Mapping[int, Table] = field(default_factory=dict)
+    score: RuleArguments | None = None
+    nonlinear: bool = False
+    table_reads: tuple[TableRead, ...] = ()
+    tangent_tables: Mapping[int, Table] = field(default_factory=dict)
 
 
-def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKind:
+def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -> BackwardSpec:
     """The kernel for a call. entropy: whether it has a cotangent."""
-    mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
-    plain = with_queries_in_lanes(p, target, p.n_q, mask, rule.score, entropy)
+    mask = None if p.mask_node is None else RuleArguments("mask", Program.of([p.mask_node]))
+    plain = prefill_spec(p, target, p.n_q, mask, rule.score, entropy)
     trained = p.trained_bias
     rows, keys = (True, False) if trained is None else bias_axes(trained)
-    matrices = plain.element is BF16 and target.matrices
-    if matrices:
-        plain = replace(plain, lanes=min(LANES, multiple(p.n_q, DEPTH)), pairs=True, matrices=True)
+    amx = plain.element is BF16 and target.amx
+    if amx:
+        plain = replace(plain, lanes=min(LANES, multiple(p.n_q, AMX_DEPTH)), paired=True, amx=True)
     elif plain.element is BF16:
-        plain = replace(plain, pairs=target.bf16_dot)
-    return BackwardKind(
+        plain = replace(plain, paired=target.bf16_dot)
+    return BackwardSpec(
         **vars(plain),
-        bent=rule.bent,
-        readings=rule.readings,
+        nonlinear=rule.nonlinear,
+        table_reads=rule.table_reads,
         trains_bias=trained is not None,
         bias_rows=rows,
         bias_keys=keys,
@@ -210,23 +210,23 @@ def bias_axes(bias: Array) -> tuple[bool, bool]:
     return rows != 1 or keys == 1, keys != 1
 
 
-def rule_of(p: Problem, tangents: Mapping[Table, Table] | None = None) -> Rule:
+def score_derivatives(p: Problem, tangents: Mapping[Table, Table] | None = None) -> ScoreDerivatives:
     """The rule of a call and its derivatives; with tangents of tables, each with its tangent behind."""
     if p.score_node is None:
-        return Rule()
-    d_ds, slopes = p.score_partials[0], p.table_partials
+        return ScoreDerivatives()
+    d_ds, partials = p.score_partials[0], p.table_partials
     assert d_ds is not None
 
     def both(node: Node) -> list[Node]:
         return [node] if tangents is None else [node, tangent(node, tangents)]
 
-    bent = not (d_ds.op == "literal" and d_ds.payload == 1)
-    nodes = both(p.score_node) + (both(d_ds) if bent else [])
-    leaves = [leaf for leaf, slope in slopes.items() if not (slope.op == "literal" and slope.payload == 0)]
+    nonlinear = not (d_ds.op == "literal" and d_ds.payload == 1)
+    nodes = both(p.score_node) + (both(d_ds) if nonlinear else [])
+    leaves = [leaf for leaf, partial in partials.items() if not (partial.op == "literal" and partial.payload == 0)]
     for leaf in leaves:
-        nodes += [*both(slopes[leaf]), *leaf.args]
+        nodes += [*both(partials[leaf]), *leaf.args]
     program = Program.of(nodes)
     numbers = {table: n for n, table in enumerate(program.tables)}
-    readings = tuple(Reading(numbers[leaf.payload], len(leaf.args)) for leaf in leaves)
-    moving = {numbers[x]: table for table, x in (tangents or {}).items() if x in numbers}
-    return Rule(Arguments("score", program), bent, readings, moving)
+    table_reads = tuple(TableRead(numbers[leaf.payload], len(leaf.args)) for leaf in leaves)
+    tangent_tables = {numbers[x]: table for table, x in (tangents or {}).items() if x in numbers}
+    return ScoreDerivatives(RuleArguments("score", program), nonlinear, table_reads, tangent_tables)

@@ -19,7 +19,7 @@ from regard.runtime.threads import spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FIELDS = ("source", "row", "rows", "width", "parts", "each", "some", "every", "seen", "full")
-CHUNK = 2**20  # bytes that a thread looks at before it takes more
+THREAD_BYTES = 2**20  # bytes that a thread looks at before it takes more
 SAMPLES = 32  # rows, and keys of each, that say whether a bias hides anything
 TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
 
@@ -54,8 +54,8 @@ class BlockMask:
         def count(total: Array) -> Any:
             return total[bottom + 1, right + 1] - total[top, right + 1] - total[bottom + 1, left] + total[top, left]
 
-        cells = (bottom - top + 1) * (right - left + 1)
-        return (count(self.full[at]) == cells).astype(np.int64), (count(self.seen[at]) > 0).astype(np.int64)
+        area = (bottom - top + 1) * (right - left + 1)
+        return (count(self.full[at]) == area).astype(np.int64), (count(self.seen[at]) > 0).astype(np.int64)
 
 
 def hides(bias: Array) -> bool:
@@ -74,32 +74,32 @@ def _counted(x: Array) -> Array:
 
 def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
     """For each cell whether something is visible and whether all is, as bytes."""
-    from regard.engines.cpu.schedule.work import address_of, packed
+    from regard.engines.cpu.schedule.work import address_of, pack_fields
 
     *lead, n_q, n_k = planes.shape
     size, hidden = planes.dtype.itemsize, None
     if planes.dtype.kind not in "ib":
         hidden = int(np.array(-np.inf, planes.dtype).view(f"i{size}"))
     key = f"block mask {size} {hidden}"
-    parts, cells = -(-n_k // PART), -(-n_q // each)
-    seen, full = np.empty((2, *lead, cells, parts), np.int8)
+    parts, blocks = -(-n_k // PART), -(-n_q // each)
+    seen, full = np.empty((2, *lead, blocks, parts), np.int8)
     kernel = cache.kernel(key, "block_mask", target, lambda: source(target, TYPES[size], hidden))
-    step = max(1, CHUNK // (each * n_k * size))
+    step = max(1, THREAD_BYTES // (each * n_k * size))
 
-    def look(task: tuple[tuple[int, ...], int]) -> None:
-        at, cell = task
+    def look(start: tuple[tuple[int, ...], int]) -> None:
+        at, block = start
         some, every = np.zeros(parts * PART, f"i{size}"), np.ones(parts * PART, f"i{size}")
-        row = cell * each
-        words = {
+        row = block * each
+        values = {
             "source": address_of(planes[at]) + row * planes.strides[-2], "row": planes.strides[-2],
             "rows": min(step * each, n_q - row), "width": n_k, "parts": parts, "each": each,
             "some": address_of(some), "every": address_of(every),
-            "seen": address_of(seen[at][cell:]), "full": address_of(full[at][cell:]),
+            "seen": address_of(seen[at][block:]), "full": address_of(full[at][block:]),
         }  # fmt: skip
-        fields = packed(FIELDS, words)
+        fields = pack_fields(FIELDS, values)
         kernel(fields.buffer_info()[0])
 
-    spread(look, [(at, cell) for at in np.ndindex(*lead) for cell in range(0, cells, step)], threads)
+    spread(look, [(at, block) for at in np.ndindex(*lead) for block in range(0, blocks, step)], threads)
     return seen, full
 
 
@@ -110,7 +110,7 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
     """
     from regard.engines.cpu.schedule.work import written
 
-    words = PART * element.size // 8
+    count = PART * element.size // 8
     true = int.from_bytes((1).to_bytes(element.size, "little") * (8 // element.size), "little")
 
     def write(k: Any) -> None:
@@ -119,7 +119,7 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
         some, every = k.pointer("some", element), k.pointer("every", element)
         seen, full = k.pointer("seen", I8), k.pointer("full", I8)
         width, parts, rows, each = (k.integer(name) for name in ("width", "parts", "rows", "each"))
-        line, cell = k.variable(k.integer("source")), k.variable(k.whole(0))
+        line, block = k.variable(k.integer("source")), k.variable(k.whole(0))
         whole = width - width % W
 
         def gather(begin: bool) -> None:
@@ -139,10 +139,10 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
             with k.loop(k.minimum(first + each, rows), start=first + 1):
                 gather(begin=False)
             with k.loop(parts) as p:
-                any_one, all_ones = ([x.of(I64).load(words * p + n) for n in range(words)] for x in (some, every))
-                seen[cell.value + p] = k.where(reduce(or_, any_one) != 0, yes, no)
-                full[cell.value + p] = k.where(reduce(and_, all_ones) == true, yes, no)
-            cell.value = cell.value + parts
+                any_one, all_ones = ([x.of(I64).load(count * p + n) for n in range(count)] for x in (some, every))
+                seen[block.value + p] = k.where(reduce(or_, any_one) != 0, yes, no)
+                full[block.value + p] = k.where(reduce(and_, all_ones) == true, yes, no)
+            block.value = block.value + parts
 
     return written("block_mask", FIELDS, target, write)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from regard.engines.cpu.language.types import F32, Type, type_of
-from regard.engines.cpu.schedule.work import address_of, packed, written
+from regard.engines.cpu.schedule.work import address_of, pack_fields, written
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime import memory
@@ -30,14 +30,14 @@ def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
     step = max(1, PART // width)
 
     def part(first: int) -> None:
-        words = {
+        values = {
             "source": address_of(x) + first * row,
             "into": address_of(made) + first * width * 2,
             "rows": min(step, rows - first),
             "width": width,
             "row": row,
         }
-        fields = packed(FIELDS, words)
+        fields = pack_fields(FIELDS, values)
         kernel(fields.buffer_info()[0])
 
     spread(part, range(0, rows, step), num_threads())

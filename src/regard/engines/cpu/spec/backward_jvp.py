@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from regard.engines.cpu.language.types import Type
-from regard.engines.cpu.spec.backward import BackwardKind
+from regard.engines.cpu.spec.backward import BackwardSpec
 
 FIELDS = (
     "q_dot_head", "q_dot_row", "q_dot_feature", "k_dot_row", "k_dot_feature", "v_dot_row", "v_dot_feature",
@@ -15,7 +15,7 @@ ADDRESSES = (*VARYING, "out_dot", "lse_dot", "given_dot", "d_entropy_dot", "c_do
 
 
 @dataclass(frozen=True)
-class BackwardTangentKind(BackwardKind):
+class BackwardTangentSpec(BackwardSpec):
     """What a tangent-of-backward kernel is compiled for; which inputs vary is known when it runs.
 
     The program of `score` has the rule's tangent as its second result; that of the derivative in the score, and those
@@ -54,8 +54,8 @@ class BackwardTangentKind(BackwardKind):
         return _with_tangents(super().weights)
 
     @property
-    def slopes(self) -> tuple[str, ...]:
-        return _with_tangents(super().slopes)
+    def score_gradients(self) -> tuple[str, ...]:
+        return _with_tangents(super().score_gradients)
 
     @property
     def cotangents(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class BackwardTangentKind(BackwardKind):
 
     @property
     def before(self) -> int:
-        return 2 + 2 * self.bent
+        return 2 + 2 * self.nonlinear
 
     @property
     def derivatives(self) -> int:

@@ -12,19 +12,26 @@ from regard.rules import Program
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KEYS = 128
-SIDE, DEPTH, SUMS = 16, 32, 4  # of matrices: rows, products that are summed at once, and how many grow at once
-TILES, SPAN = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
+AMX_SIDE, AMX_DEPTH, AMX_SUMS = (
+    16,
+    32,
+    4,
+)  # of matrices: rows, products that are summed at once, and how many grow at once
+SPLIT_TILES, SPLIT_BYTES = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
 PART = 16  # keys, of which what lanes may see of a tile is told apart
-GROUP, WIDE_GROUP = 16, 64  # items that share the tiles of a span while they are near, of few tiles and of many
+WORK_GROUP, WIDE_WORK_GROUP = (
+    16,
+    64,
+)  # items that share the tiles of a span while they are near, of few tiles and of many
 LANES = 16  # of a vector, at most
 
 TILE_BITS = 32
 
 
-def span_bits(d: int, size: int) -> int:
+def split_bits(d: int, size: int) -> int:
     """The logarithm of the number of tiles in a span, for d numbers of some bytes: bits depend on it, so on no more."""
-    fit = SPAN // max(1, KEYS * 2 * d * size)
-    return min(max(1, fit), TILES).bit_length() - 1
+    fit = SPLIT_BYTES // max(1, KEYS * 2 * d * size)
+    return min(max(1, fit), SPLIT_TILES).bit_length() - 1
 
 
 # What the list of an item says of a tile beside its number; here of one that all lanes see. Keys are counted in PARTs.
@@ -48,22 +55,22 @@ def tile_word(tile: Array, **fields: Array | int) -> Array:
 
 # What every kernel begins with: groups of items, how many there are and, at an address, how many have been taken; the
 # items, and where the arrays begin that their addresses are counted from.
-FIRST = ("groups", "count", "taken", "items", "bases", "tiles", "scratch")
-GROUPS, COUNT, TAKEN, ITEMS, BASES, TILE_LIST, SCRATCH = range(len(FIRST))
+COMMON_FIELDS = ("work_groups", "count", "taken", "blocks", "bases", "tiles", "scratch")
+WORK_GROUPS, COUNT, TAKEN, BLOCKS, BASES, TILE_LIST, SCRATCH = range(len(COMMON_FIELDS))
 FIELDS = (
-    *FIRST, "d", "d_v", "n_k", "shift", "first_tile", "span_bits", "j", "keys", "scale",
+    *COMMON_FIELDS, "d", "d_v", "n_k", "shift", "first_tile", "split_bits", "j", "keys", "scale",
     "q_head", "q_row", "q_feature", "k_head", "k_row", "k_feature", "v_head", "v_row", "v_feature",
     "out_head", "out_row", "row_head",
-    "bias_head", "bias_row", "bias_key", "sink", "threshold", "kept", "seed",
+    "bias_head", "bias_row", "bias_key", "sink", "threshold", "keep_scale", "seed",
 )  # fmt: skip
 # Words of an item: addresses, counted from the bases of the same places, among them those of dense masks and, last, of
 # memory for spans worked on apart; the rest.
 ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "values", "indices", "bias")
-ITEM = ("spans", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
+BLOCK_FIELDS = ("splits", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 
 
 @dataclass(frozen=True)
-class Arguments:
+class RuleArguments:
     """The fields by which a program's numbers and tables reach a kernel; `prefix` sets programs apart."""
 
     prefix: str
@@ -80,14 +87,14 @@ class Arguments:
         return numbers + tables
 
 
-def integer_type(integers: type[np.signedinteger[Any]], *rules: Arguments | None) -> Type:
+def integer_type(integers: type[np.signedinteger[Any]], *rules: RuleArguments | None) -> Type:
     """The type of the integers in rules: I32 if they fit (see `Problem.integers`), positions in tables included."""
     sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
     return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64
 
 
 @dataclass(frozen=True)
-class Kind:
+class KernelSpec:
     """What a kernel is compiled for.
 
     element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of an item, whole vectors.
@@ -102,14 +109,14 @@ class Kind:
     real: Type
     integer: Type
     lanes: int
-    few: int
-    joined: int
-    pairs: bool
-    matrices: bool
+    decode_rows: int
+    packed_vectors: int
+    paired: bool
+    amx: bool
     copied: bool
-    woven: bool
-    mask: Arguments | None
-    score: Arguments | None
+    pipelined: bool
+    mask: RuleArguments | None
+    score: RuleArguments | None
     bias: Type | None
     dropout: bool
     sink: bool
@@ -173,28 +180,28 @@ class Kind:
         return (*ADDRESSES, *self.dense_names)
 
     @property
-    def item(self) -> tuple[str, ...]:
-        return (*self.addresses, "partial", *ITEM)
+    def block_fields(self) -> tuple[str, ...]:
+        return (*self.addresses, "split_state", *BLOCK_FIELDS)
 
     @property
     def rows(self) -> int:
         """How many an item may have room for."""
-        return self.few if self.few and not self.joined else self.lanes
+        return self.decode_rows if self.decode_rows and not self.packed_vectors else self.lanes
 
     @property
     def vector(self) -> int:
         """Lanes of a vector, where lanes are keys."""
-        return self.lanes // max(1, self.joined)
+        return self.lanes // max(1, self.packed_vectors)
 
     @property
-    def words(self) -> bool:
+    def bf16_dot(self) -> bool:
         """Whether products take words of two numbers, not matrices of them."""
-        return self.pairs and not self.matrices
+        return self.paired and not self.amx
 
     @property
-    def abreast(self) -> int:
+    def key_vectors(self) -> int:
         """With few queries, vectors of keys whose scores grow side by side: where one chain of sums is waited for."""
-        return 2 if self.element is BF16 and 0 < self.few <= 2 and self.vector * self.real.size == 32 else 1
+        return 2 if self.element is BF16 and 0 < self.decode_rows <= 2 and self.vector * self.real.size == 32 else 1
 
     @property
     def ruled(self) -> bool:
@@ -204,45 +211,54 @@ class Kind:
     @property
     def copies(self) -> bool:
         """Whether copies of tiles are kept, of V at least."""
-        return self.copied or (self.pairs and not self.few)
+        return self.copied or (self.paired and not self.decode_rows)
 
     @property
     def key(self) -> str:
         rules = [None if x is None else x.program.structure for x in (self.mask, self.score)]
         ranks = [[len(t.shape) for t in x.program.tables] for x in (self.mask, self.score) if x]
-        rest = (self.element, self.real, self.integer, self.lanes, self.few, self.copied, self.woven, self.bias)
-        more = (self.joined, self.pairs, self.matrices, self.dropout, self.sink, self.entropy, self.best)
+        rest = (
+            self.element,
+            self.real,
+            self.integer,
+            self.lanes,
+            self.decode_rows,
+            self.copied,
+            self.pipelined,
+            self.bias,
+        )
+        more = (self.packed_vectors, self.paired, self.amx, self.dropout, self.sink, self.entropy, self.best)
         return repr(("forward", rest, more, rules, ranks))
 
 
 # Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
 
 
-def tile_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
+def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What one tile needs, and the copies of the tiles of a span."""
-    tile, slots = KEYS * kind.rows, TILES if kind.few else 1 + kind.woven
-    area = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(kind.sums)), kind.lanes)
-    if kind.pairs and not kind.ruled:
-        area["before"] = kind.lanes
-    area |= dict.fromkeys(kind.weights, tile * slots)
-    area |= dict.fromkeys(kind.fetched, tile) | {"seen": tile * slots}
-    if kind.matrices and not kind.few:
-        area["product"] = SIDE * kind.lanes
-    if kind.few:
-        area |= dict.fromkeys(("tops", "rescales"), kind.lanes * slots)
-        area["block"] = kind.abreast * kind.vector * (d + 2 * kind.vector)
-        area["total"] = output_size(kind, d_v)
-    if kind.woven:
-        area["rescale"] *= 2
-        area |= {f"{name}_parts": LANES * kind.lanes for name in _names(kind.sums)}
-    if kind.best:
-        area["candidates"] = KEYS * 8 // kind.real.size
-    if kind.copied:
-        area |= {f"{name}_copy": TILES * KEYS * feature_rows(kind, d, 1) for name in kind.keys}
-    if kind.copies:
-        rows = multiple(d_v, SIDE) if kind.matrices else d_v
-        area |= {f"{name}_copy": TILES * KEYS * rows for name in kind.values} | {"ready": TILES * 2}
-    return area
+    tile, slots = KEYS * spec.rows, SPLIT_TILES if spec.decode_rows else 1 + spec.pipelined
+    sizes = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(spec.sums)), spec.lanes)
+    if spec.paired and not spec.ruled:
+        sizes["before"] = spec.lanes
+    sizes |= dict.fromkeys(spec.weights, tile * slots)
+    sizes |= dict.fromkeys(spec.fetched, tile) | {"seen": tile * slots}
+    if spec.amx and not spec.decode_rows:
+        sizes["product"] = AMX_SIDE * spec.lanes
+    if spec.decode_rows:
+        sizes |= dict.fromkeys(("tops", "rescales"), spec.lanes * slots)
+        sizes["key_block"] = spec.key_vectors * spec.vector * (d + 2 * spec.vector)
+        sizes["total"] = output_size(spec, d_v)
+    if spec.pipelined:
+        sizes["rescale"] *= 2
+        sizes |= {f"{name}_partial": LANES * spec.lanes for name in _names(spec.sums)}
+    if spec.best:
+        sizes["candidates"] = KEYS * 8 // spec.real.size
+    if spec.copied:
+        sizes |= {f"{name}_copy": SPLIT_TILES * KEYS * feature_rows(spec, d, 1) for name in spec.keys}
+    if spec.copies:
+        rows = multiple(d_v, AMX_SIDE) if spec.amx else d_v
+        sizes |= {f"{name}_copy": SPLIT_TILES * KEYS * rows for name in spec.values} | {"ready": SPLIT_TILES * 2}
+    return sizes
 
 
 def multiple(n: Any, step: int) -> Any:
@@ -250,40 +266,40 @@ def multiple(n: Any, step: int) -> Any:
     return (n + (step - 1)) // step * step
 
 
-def feature_rows(kind: Kind, d: Any, more: int) -> Any:
+def feature_rows(spec: KernelSpec, d: Any, more: int) -> Any:
     """Numbers for d features and some more; matrices take whole rows of them."""
-    return multiple(d, DEPTH) if kind.matrices else d + more
+    return multiple(d, AMX_DEPTH) if spec.amx else d + more
 
 
 def _names(sums: tuple[tuple[str, str], ...]) -> list[str]:
     return [name for both in sums for name in both]
 
 
-def output_size(kind: Kind, d_v: Any) -> Any:
+def output_size(spec: KernelSpec, d_v: Any) -> Any:
     """Numbers of O: a row of lanes for each feature, or for each of few queries a row of features in whole vectors."""
-    if not kind.few:
-        return kind.lanes * d_v
-    step = kind.vector * (2 if kind.pairs else 1)
-    return multiple(d_v, step) * kind.rows
+    if not spec.decode_rows:
+        return spec.lanes * d_v
+    step = spec.vector * (2 if spec.paired else 1)
+    return multiple(d_v, step) * spec.rows
 
 
-def span_area(kind: Kind, d_v: Any) -> Mapping[str, Any]:
+def split_scratch(spec: KernelSpec, d_v: Any) -> Mapping[str, Any]:
     """Maximum, sums, outputs and best keys of a span; also what is merged from spans."""
-    rows = ("m", *_names(kind.sums))
-    best = dict.fromkeys(("values", "indices"), kind.best * kind.lanes)
-    return dict.fromkeys(rows, kind.lanes) | dict.fromkeys(kind.outputs, output_size(kind, d_v)) | best
+    rows = ("m", *_names(spec.sums))
+    best = dict.fromkeys(("values", "indices"), spec.best * spec.lanes)
+    return dict.fromkeys(rows, spec.lanes) | dict.fromkeys(spec.outputs, output_size(spec, d_v)) | best
 
 
-def item_area(kind: Kind, d: Any, d_v: Any) -> Mapping[str, Any]:
+def block_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
     """What an item keeps from span to span."""
-    integers = kind.lanes * (1 if kind.integer is I32 else 8 // kind.real.size)
-    words = dict.fromkeys(("g", "r"), kind.lanes * 8 // kind.real.size)
-    lanes = {"i": integers, "h": integers, "first": kind.lanes, "second": kind.lanes}
-    q = kind.rows * feature_rows(kind, d, 2 * kind.vector if kind.few else 1)
-    return {"cursor": 16, **words, **lanes, **dict.fromkeys(kind.queries, q), **span_area(kind, d_v)}
+    integers = spec.lanes * (1 if spec.integer is I32 else 8 // spec.real.size)
+    integers64 = dict.fromkeys(("g", "r"), spec.lanes * 8 // spec.real.size)
+    lanes = {"i": integers, "h": integers, "first": spec.lanes, "second": spec.lanes}
+    q = spec.rows * feature_rows(spec, d, 2 * spec.vector if spec.decode_rows else 1)
+    return {"cursor": 16, **integers64, **lanes, **dict.fromkeys(spec.queries, q), **split_scratch(spec, d_v)}
 
 
-def scratch_size(kind: Kind, items: int, d: int, d_v: int) -> int:
+def scratch_size(spec: KernelSpec, blocks: int, d: int, d_v: int) -> int:
     """Numbers of scratch memory for a group of items."""
-    once = sum(tile_area(kind, d, d_v).values()) + sum(span_area(kind, d_v).values())
-    return int(once + items * sum(item_area(kind, d, d_v).values()))
+    once = sum(tile_scratch(spec, d, d_v).values()) + sum(split_scratch(spec, d_v).values())
+    return int(once + blocks * sum(block_scratch(spec, d, d_v).values()))

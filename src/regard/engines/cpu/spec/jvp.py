@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from regard.engines.cpu.language.types import Type
-from regard.engines.cpu.spec.forward import Kind
+from regard.engines.cpu.spec.forward import KernelSpec
 
 FIELDS = ("q_dot_head", "q_dot_row", "q_dot_feature", "k_dot_row", "k_dot_feature", "v_dot_row", "v_dot_feature",
           "bias_dot_head", "bias_dot_row", "bias_dot_key", "out_feature", "out_dot_head", "out_dot_row",
@@ -12,7 +12,7 @@ ADDRESSES = ("q_dot", "k_dot", "v_dot", "bias_dot", "out_dot", "lse_dot", "entro
 
 
 @dataclass(frozen=True)
-class TangentKind(Kind):
+class TangentSpec(KernelSpec):
     """What a tangent kernel is compiled for.
 
     varies: which of "q", "k", "v" and "sink" do. bias_dot: the type of the tangent of the bias. bent: whether the
@@ -21,13 +21,13 @@ class TangentKind(Kind):
 
     varies: frozenset[str]
     bias_dot: Type | None
-    bent: bool
+    nonlinear: bool
     given: bool
 
     @property
     def moves(self) -> bool:
         """Whether scores have a tangent."""
-        return bool(self.varies & {"q", "k"}) or self.bias_dot is not None or self.bent
+        return bool(self.varies & {"q", "k"}) or self.bias_dot is not None or self.nonlinear
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -71,5 +71,5 @@ class TangentKind(Kind):
 
     @property
     def key(self) -> str:
-        varies = sorted(self.varies), self.bias_dot, self.bent, self.given
+        varies = sorted(self.varies), self.bias_dot, self.nonlinear, self.given
         return repr(("tangent", super().key, varies))

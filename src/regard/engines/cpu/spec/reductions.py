@@ -2,26 +2,26 @@
 
 from dataclasses import dataclass
 
-from regard.engines.cpu.spec.forward import Kind
+from regard.engines.cpu.spec.forward import KernelSpec
 
-FIELDS = ("row_cells", "tile_cells", "edges")
-WORDS = ("visible", "received", "profile", "mass", "max_map", "row")
+FIELDS = ("row_bins", "tile_bins", "edges")
+STATISTIC_FIELDS = ("visible", "received", "profile", "mass", "max_map", "row")
 
 
 @dataclass(frozen=True)
-class SecondKind(Kind):
+class SecondPassSpec(KernelSpec):
     """What a second pass is compiled for; wants: some of WORDS."""
 
-    wants: tuple[str, ...]
+    statistics: tuple[str, ...]
 
     @property
     def fields(self) -> tuple[str, ...]:
         return (*super().fields, *FIELDS)
 
     @property
-    def item(self) -> tuple[str, ...]:
-        return (*super().item, *WORDS)
+    def block_fields(self) -> tuple[str, ...]:
+        return (*super().block_fields, *STATISTIC_FIELDS)
 
     @property
     def key(self) -> str:
-        return repr(("second", super().key, self.wants))
+        return repr(("second", super().key, self.statistics))

@@ -54,7 +54,7 @@ class Target:
     scalef: bool = False
     permute: bool = False
     bf16_dot: bool = False
-    matrices: bool = False
+    amx: bool = False
     control: bool = False
     swift: str = ""
     wide: tuple[int, int] = (8, 3)
@@ -75,7 +75,7 @@ class Target:
         return min(self.registers // 4, 1 << most.bit_length() - 1)
 
     @property
-    def weaves(self) -> bool:
+    def pipelines(self) -> bool:
         """Whether the sums of a micro-tile leave registers to other work beside it."""
         return math.prod(self.tile) <= self.registers // 2
 
@@ -83,7 +83,7 @@ class Target:
     def runs(self) -> bool:
         """Whether this processor can execute it."""
         there = self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
-        return there and not (self.matrices and permission.refused())
+        return there and not (self.amx and permission.refused())
 
 
 def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
@@ -110,7 +110,7 @@ def targets() -> dict[str, Target]:
     found = (
         # On others (seen: Granite Rapids) a product of pairs takes two cycles: FMAs of single numbers do twice as much.
         x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), **EVERY, bf16_dot=True, swift="znver"),
-        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, matrices=True),
+        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, amx=True),
         x86("avx512", "skylake-avx512", 64, 32, AVX512, **EVERY),
         x86("avx2", "haswell", 32, 16, AVX2),
         x86("baseline", "x86-64", 16, 16, ()),
