@@ -23,14 +23,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
 WIDEST = 1024
-LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, and once more for each kernel
+LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, once for each kernel
 ENTROPY = Statistic("entropy")
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 
 
 @functools.cache
 def state() -> str | None:
-    """Why it cannot run here; found out without loading the compiler."""
+    """Return the reason why it cannot run here, without loading the compiler; None if it can."""
     if platform.machine().lower() not in MACHINES:
         return f"no kernels for {platform.machine() or 'this processor'}"
     if find_spec("llvmlite") is None:
@@ -74,14 +74,14 @@ def _length(node: Node) -> int:
 
 @functools.cache
 def _work() -> Any:
-    """What needs the compiler, loaded by the first call; to import it in each one takes a microsecond."""
+    """Return the module that needs the compiler; importing it in each call would take a microsecond."""
     from regard.engines.cpu.schedule import work
 
     return work
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
+    """Return outputs (the entropy only where it is observed) and what is observed, at least for `rows`."""
     work, out = _work(), p.new_output() if into is None or into.out is None else into.out
     lse = np.empty(out.shape[:-1], p.compute) if into is None or into.lse is None else into.lse
     if not p.observe:
@@ -125,7 +125,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 def again(p: Problem) -> Any:
-    """What runs a short call once more: a function of the addresses of query, key, value, out and lse, or None."""
+    """Return a prepared call, a function of the addresses of query, key, value, out and lse; None for other calls."""
     from regard.engines.cpu.schedule import work
     from regard.engines.cpu.target.instructions import chosen
 
@@ -133,7 +133,7 @@ def again(p: Problem) -> Any:
 
 
 def step(p: Problem) -> Any:
-    """What runs a step of decoding like this one with any number of keys (see `decoding.Step`), or None."""
+    """Return a decode step for any number of keys (see `decoding.DecodeStep`), or None."""
     from regard.engines.cpu.schedule import decoding
     from regard.engines.cpu.target.instructions import chosen
 
@@ -165,7 +165,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | Non
 def jvp(
     p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    """The outputs are those of `forward`, to the bit; if they are given, they are not made again."""
+    """Return forward's outputs, to the bit, and their tangents; given outputs are not computed again."""
     from regard.engines.cpu.schedule import tangent_work
     from regard.engines.cpu.target.instructions import chosen
 

@@ -1,7 +1,7 @@
-"""The products of `ManyQueries` by matrices: blocks of 16 keys or features against blocks of 16 lanes.
+"""QK and PV products of prefill by AMX: blocks of 16 keys or features times blocks of 16 lanes.
 
-K is copied with whole rows of features and V turned, once for all items that share them; queries and weights lie as
-pairs of features and of keys, as for products of pairs.
+K is copied with padded rows of features, and V transposed, once for all query blocks of a work group. Queries and
+weights are packed bf16 pairs of features and of keys, as for dot products by vectors.
 """
 
 import math
@@ -19,16 +19,21 @@ from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE, KEYS
 
 
 class AmxProducts(ForwardKernel):
+    """QK and PV products by AMX tiles."""
+
     @abstractmethod
     def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
-        """What is multiplied: rows of keys, turned queries, and where the products go."""
+        """Return the QK products: the name of K, the transposed queries, and the tile that is written."""
 
     @abstractmethod
     def _prefetch_next_tiles(self, tile: KeyTile, p: Value, count: int) -> None:
-        """What is needed soon."""
+        """Prefetch data of the next tiles."""
 
     def _transpose_packed(self, base: Pointer, strides: list[Value], transposed: Pointer) -> None:
-        """Words of two features of queries, a row of lanes for each, with the sign of the scale; 0 beyond the last."""
+        """Transpose queries to packed pairs of features, a row of lanes for each pair.
+
+        They take the sign of the scale; pairs after the last feature are 0.
+        """
         k, W, B = self.k, self.W, self.B
         head, row, feature = strides
         whole, negative = k.where(feature == base.type.size, self.d // 2 & -W, 0), self.query_scale < 0.0
@@ -46,7 +51,7 @@ class AmxProducts(ForwardKernel):
                     into[(x // 2 * B + c + r) * 2 + x % 2] = p.bytes(x * feature)[0] ^ signs[I16]
 
     def _scores_by_amx(self, tile: KeyTile) -> None:
-        """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
+        """Compute Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
         k, B, totals = self.k, self.B, self._totals()
         names, transposed, results = zip(*self._products_of_keys(), strict=True)
         accumulated = [m for m, x in enumerate(results) if any(x is before for before in results[:m])]
@@ -80,7 +85,7 @@ class AmxProducts(ForwardKernel):
         self._tops(tile)
 
     def _begin_total(self, total: AmxTile, at: Pointer, n: Value, accumulated: Sequence[int]) -> None:
-        """0, or what a product before the n-th wrote to the same place."""
+        """Start a tile of sums from 0, or from an earlier product in the same place."""
         if not accumulated:
             total.clear()
             return
@@ -91,7 +96,7 @@ class AmxProducts(ForwardKernel):
                 total.clear()
 
     def _tops(self, tile: KeyTile) -> None:
-        """The maximum of the scores that are done."""
+        """Compute the maximum over the scores that no mask and no rule touches."""
         k, spec = self.k, self.spec
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
         ends = (tile.first, *tile.mixed, tile.stop) if spec.mask else (tile.first, tile.stop)
@@ -107,7 +112,7 @@ class AmxProducts(ForwardKernel):
             self.tile.top[c] = top.value
 
     def _add_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
-        """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ; keys of whole steps that the item does not meet weigh nothing."""
+        """Compute Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ; absent keys of whole AMX steps get the weight 0."""
         k, B, packed = self.k, self.B, P.of(I32)
         steps = tile.first // AMX_DEPTH, (tile.stop + (AMX_DEPTH - 1)) // AMX_DEPTH
         for low, high in ((steps[0] * AMX_DEPTH, tile.first & -2), ((tile.stop + 1) & -2, steps[1] * AMX_DEPTH)):
@@ -136,7 +141,7 @@ class AmxProducts(ForwardKernel):
                     add(a + r, c, self.load(product, r * B + c))
 
     def _add_visible_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
-        """As `_add_by_matrices`, in the same order, but by vectors, and what is hidden counts as 0."""
+        """Compute the product of `_add_by_amx` by vectors in the same order, with hidden values as 0."""
         k, B, seen, packed = self.k, self.B, self.tile.seen, P.of(I32)
         with k.loop(self.d_v) as a, k.loop(B, step=self.W) as c:
             total = k.variable(self.zero())

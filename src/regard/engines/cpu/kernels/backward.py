@@ -1,15 +1,14 @@
-"""Backward: the gradients of Q, K, V, of the bias and of tables, from lse and the cotangents.
+"""Backward: gradients of Q, K, V, of the bias and of tables, from lse and the cotangents.
 
     P = exp(S − lse)        dP = D · (dO Vᵀ)        dS = P · (dP + c − dH (log P + 1))        dT = scale · dS · ∂score
     dQ = dT K               dK = dTᵀ Q              dV = (P · D)ᵀ dO
 
-with one c = dlse + dH (Σ P − H) − Σ dO · O for each row. Each pair of an item (a block of queries of one head) and a
-tile of keys costs five products. Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane, as forward has;
-dK and dV have features there, and read numbers of dT and P through broadcasts.
+with one c = dlse + dH (Σ P − H) − Σ dO · O for each row. Each query block and tile of keys costs five products.
+Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane, like forward. dK and dV have features in lanes, and
+read P and dT by broadcasts.
 
-A *group* is some items that share K and V: each tile is used by all of them before the next. dQ of a row is summed
-tile by tile in the order of keys, dK and dV item by item in the order of items; whoever hands out groups and ranges of
-tiles sees to it that this order is kept.
+A work group is some query blocks that share K and V: all of them use a tile before the next. dQ is summed over tiles in
+the order of keys, dK and dV over query blocks in their order. The schedule keeps this order between work groups.
 """
 
 import math
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class QueryRows:
-    """An array of which an item keeps its rows turned and, unless `rows` is None, as they are."""
+    """An array of which a query block stores its rows transposed and, unless `rows` is None, as they are."""
 
     name: str
     count: Value
@@ -44,16 +43,16 @@ class QueryRows:
 
 
 class BackwardKernel(BackwardProducts):
-    """The kernel. A query is in every lane."""
+    """The backward kernel; a query is in every lane."""
 
-    # Items
+    # Query blocks
 
     def _block_scratch(self) -> Mapping[str, Any]:
         return block_scratch(self.spec, self.d, self.d_v)
 
     @property
     def cursor(self) -> Pointer:
-        """The next of the item's tiles, in the list of tiles."""
+        """The next of the block's tiles, as an index into the list of tiles."""
         state: Pointer = self.block.state
         return state
 
@@ -122,7 +121,7 @@ class BackwardKernel(BackwardProducts):
             self._pack_rows()
 
     def _arrays_of_rows(self) -> list[QueryRows]:
-        """Those that are kept turned alone come last."""
+        """Return the arrays of rows; those stored transposed alone come last."""
         block, one = self.block, self.k.constant(self.real, 1.0)
         return [
             QueryRows("q", self.d, block.q, block.q_rows, self.query_scale),
@@ -131,7 +130,7 @@ class BackwardKernel(BackwardProducts):
         ]
 
     def _begin_rows(self) -> None:
-        """Q, dO and O turned, Q with the scale; Q and dO as they are."""
+        """Store Q, dO and O transposed, Q with the scale; Q and dO also as rows."""
         k, element = self.k, self.spec.element
         arrays = self._arrays_of_rows()
         with_rows = [x.rows for x in arrays if x.rows is not None]
@@ -148,11 +147,11 @@ class BackwardKernel(BackwardProducts):
                     self._rows(base, strides, count, self._pick_pointer(n, with_rows))
 
     def _begin_rest(self) -> None:
-        """c − Σ dO · O."""
+        """Compute c − Σ dO · O."""
         self._subtract(self.block.c, self.block.dout, self.tile.O)
 
     def _subtract(self, total: Pointer, x: Pointer, y: Pointer) -> None:
-        """total −= Σ x · y over the features of values, for each lane."""
+        """Compute total −= Σ x · y over the features of values, for each lane."""
         k = self.k
         with k.loop(self.B, step=self.W) as c:
             rest = k.variable(self.load(total, c))
@@ -162,11 +161,11 @@ class BackwardKernel(BackwardProducts):
             total[c] = rest.value
 
     def _if_there(self, name: str) -> Any:
-        """A branch for an array that a call may have, nothing for others."""
+        """Return a branch for an optional array, and a null context for others."""
         return self.k.when(self.has(name)) if name in self.spec.varying else nullcontext()
 
     def _check_finite(self) -> None:
-        """Whether any row is not finite."""
+        """Store a flag for rows that are not finite."""
         k = self.k
         not_finite = k.variable(k.constant(I64, 0))
         for x in self._arrays_of_rows():
@@ -177,7 +176,7 @@ class BackwardKernel(BackwardProducts):
         self.block.state[1] = not_finite.value
 
     def _pack_rows(self) -> None:
-        """Two features, and two rows, into each word: of Q and dO turned, and of their rows."""
+        """Pack the transposed Q and dO in pairs of features, and their rows in pairs of rows."""
         k = self.k
         for x in self._arrays_of_rows():
             if x.rows is None:
@@ -206,7 +205,7 @@ class BackwardKernel(BackwardProducts):
             block.d_entropy[lane] = self.address("d_entropy", real)[row]
 
     def _rows(self, base: Pointer, strides: list[Value], count: Value, into: Pointer) -> None:
-        """The rows of the item's lanes one behind the other, padded with zeros; lanes without one are zero."""
+        """Copy the rows of the block's lanes, padded with zeros; lanes without a row are zero."""
         k, W = self.k, self.W
         head, row, step = strides
         width = padded(self.real.size, count)
@@ -221,7 +220,7 @@ class BackwardKernel(BackwardProducts):
                 here[x] = source.bytes(x * step)[0].to(self.real)
 
     def _not_finite(self, p: Pointer, count: Value) -> Value:
-        """Whether any of `count` numbers, in whole vectors, is infinite or NaN."""
+        """Test for infinity or NaN in `count` numbers of whole vectors."""
         k = self.k
         totals = [k.variable(self.zero()) for _ in range(4)]
         whole = count - count % (4 * self.W)
@@ -248,7 +247,7 @@ class BackwardKernel(BackwardProducts):
     # Tiles
 
     def _copies(self, number: Value) -> None:
-        """A tile of K and V, one row behind the other; whether they are finite."""
+        """Copy a tile of K and V to contiguous rows, and test if they are finite."""
         k = self.k
         start = number * KEYS - k.integer("shift")
         first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)
@@ -268,7 +267,7 @@ class BackwardKernel(BackwardProducts):
         self.state[0] = not_finite.value
 
     def _pack_keys(self, name: str) -> None:
-        """Rows of K two by two; their columns where products take matrices."""
+        """Pack rows of K in pairs; for AMX, transpose the pairs."""
         k, size, keys = self.k, copied(self.spec, self.d), getattr(self.tile, f"{name}_copy").of(I16)
         width, into = padded(self.real.size, self.d), getattr(self.tile, f"{name}_packed").of(I32)
 
@@ -312,7 +311,7 @@ class BackwardKernel(BackwardProducts):
             self._fetch(f"dense{n}", I8, self._dense(n), tile, *tile.mixed)
 
     def _score_gradients(self, tile: KeyTile) -> None:
-        """P · D and dT for the keys that a mask may hide, and for those before and behind."""
+        """Compute P · D and dT for the keys that a mask may hide, and for those on both sides."""
         k = self.k
         if not self.spec.mask:
             self._score_gradients_in(tile, tile.first, tile.stop, False)
@@ -344,7 +343,7 @@ class BackwardKernel(BackwardProducts):
                     for name, x in zip(spec.weights, made, strict=True):
                         getattr(self.tile, name)[p * self.B + c] = x
             else:
-                # A key that is missing beside one that is there is hidden.
+                # A missing key next to one that is present is hidden.
                 with k.when(start < stop), k.loop(stop, start=start - start % 2, step=2) as p:
                     both = []
                     for n in range(2):
@@ -362,7 +361,7 @@ class BackwardKernel(BackwardProducts):
     def _score_gradient(
         self, tile: KeyTile, p: Value, lanes: "Lane", present: Value, masked: bool
     ) -> tuple[Value, ...]:
-        """P · D and dT of key p in the lanes that are `present`; also dS, and its part in the gradients of tables."""
+        """Compute P · D and dT of key p in the lanes that are `present`; add dS to the bias's and tables' gradients."""
         k, spec, zero = self.k, self.spec, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
         (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {})
@@ -385,13 +384,16 @@ class BackwardKernel(BackwardProducts):
         return k.where(seen, PD, k.constant(self.real, -0.0)), dT
 
     def _key(self, tile: KeyTile, p: Value) -> Value:
-        """The absolute index of a key of a tile."""
+        """Return the absolute index of a key of a tile."""
         return tile.start + self.k.integer("j") + p
 
     def _ruled(
         self, tile: KeyTile, p: Value, lanes: "Lane", present: Value, masked: bool, more: Mapping[str, Value]
     ) -> tuple[list[Value], Value]:
-        """The score of key p with the bias, what else the rule gives, and what is seen. more: leaves of the rule."""
+        """Return the score of key p with rule and bias, the rule's other results, and visibility.
+
+        more: additional leaves of the rule.
+        """
         at, s = p * self.B + lanes.c, self.load(self.tile.P, p * self.B + lanes.c)
         if self.spec.paired:
             s = s * self.score_scale
@@ -413,19 +415,19 @@ class BackwardKernel(BackwardProducts):
 
 @dataclass(frozen=True)
 class Lane:
-    """What is known of some lanes before their keys are looked at."""
+    """The data of some lanes, before their keys."""
 
     c: Value  # the first of them
     leaves: Mapping[str, Value]
     prepared: Sequence[list[Value | None] | None]  # of the score and of the mask
-    present: Value  # a bit for each that has a row
-    rows: SimpleNamespace  # by the names of `BackwardKind.numbers`
+    present: Value  # a bit for each lane that has a row
+    rows: SimpleNamespace  # by the names of `BackwardSpec.numbers`
     keys: tuple[Value, Value]  # of dropout
     sums: "_TableGradients"
 
 
 class _TableGradients:
-    """The gradients of tables over some keys: what is read by the row alone is summed first."""
+    """Gradients of tables over some keys; entries that the row alone determines are summed first."""
 
     def __init__(self, kernel: BackwardKernel, tile: KeyTile, prepared: list[Value | None] | None):
         self.kernel, self.spec, self.k, self.tile = kernel, kernel.spec, kernel.k, tile
@@ -443,13 +445,13 @@ class _TableGradients:
             self.totals.append(self.k.variable(kernel.zero()) if once else None)
 
     def _partition(self, read: TableRead, results: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-        """Slopes and indices of a reading, and those behind."""
+        """Split off a read's derivatives and indices from the results."""
         count = self.spec.derivatives
         end = count + read.indices
         return results[:count], results[count:end], results[end:]
 
     def add(self, results: Sequence[Value], dS: Sequence[Value], seen: Value) -> None:
-        """Add dS · slope, or a sum of such products."""
+        """Add dS · derivative, or a sum of such products."""
         for read, total in zip(self.spec.table_reads, self.totals, strict=True):
             derivatives, indices, results = self._partition(read, results)
             first, *others = (x * derivative for x, derivative in zip(dS, derivatives, strict=True))
@@ -465,7 +467,7 @@ class _TableGradients:
                 self._scatter(read, indices, total.value)
 
     def _scatter(self, read: TableRead, indices: Sequence[Value], part: Value) -> None:
-        """Add to the gradient of a table where it was read, one lane after the other."""
+        """Add to the gradient of a table where it was read, lane by lane."""
         kernel = self.kernel
         assert kernel.score is not None
         k, name = self.k, f"dtable{read.table}"

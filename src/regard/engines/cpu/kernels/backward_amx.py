@@ -1,6 +1,6 @@
-"""The products of a tile in backward by matrices: blocks of 16 rows against blocks of 16 columns.
+"""Products of backward by AMX: blocks of 16 rows times blocks of 16 columns.
 
-They sum to where the gradients lie, step by step, rows of keys a tile does not have included, whose weights are 0.
+Sums go straight to the gradients, step by step. Absent keys of a tile take part with the weight 0.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,10 @@ from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE, KEYS, multiple
 
 
 class BackwardAmxProducts(BackwardTerms):
+    """Backward's products by AMX tiles."""
+
     def _scores_by_amx(self, tile: KeyTile) -> None:
-        """Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
+        """Compute Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
         k, B, totals = self.k, self.B, self._totals()
         height = len(totals) * AMX_SIDE
         results, counts, products = zip(*self._terms_of_scores(), strict=True)
@@ -44,7 +46,7 @@ class BackwardAmxProducts(BackwardTerms):
                         total.store(into + ((p + r * AMX_SIDE) * B + c * AMX_SIDE), B * 4)
 
     def _hide_beyond(self, tile: KeyTile) -> None:
-        """Weights of keys that a tile does not have, in whole steps of products."""
+        """Set the weights of a tile's absent keys to 0, in whole AMX steps."""
         k, spec, half = self.k, self.spec, self.B // 2
         ends = [(tile.first & -AMX_DEPTH, tile.first & -2), (multiple(tile.stop, 2), multiple(tile.stop, AMX_DEPTH))]
         rows = [self._bf16(name).of(I32) for name in spec.weights]
@@ -55,7 +57,7 @@ class BackwardAmxProducts(BackwardTerms):
                     packed[n] = k.constant(I32, 0).spread(self.W)
 
     def _add_queries_by_amx(self, tile: KeyTile) -> None:
-        """dQᵀ += Kᵀ dTᵀ."""
+        """Compute dQᵀ += Kᵀ dTᵀ."""
         k, B, dq = self.k, self.B, self.block.dq
         totals, width = self._totals()[0], KEYS * 2
         terms, steps = self._terms_of_queries(), (tile.first // AMX_DEPTH, multiple(tile.stop, AMX_DEPTH) // AMX_DEPTH)
@@ -79,13 +81,16 @@ class BackwardAmxProducts(BackwardTerms):
     def _add_features_by_amx(
         self, tile: KeyTile, terms: ProductTerms, a: Value, width: Value, base: Pointer, row: Value, count: int
     ) -> None:
-        """base[j, a] += Σ_i weights[j, i] rows[i, a] for so many blocks of features; `row` bytes lie between keys."""
+        """Compute base[j, a] += Σ_i weights[j, i] rows[i, a] for `count` blocks of features.
+
+        row: bytes from key to key in `base`.
+        """
         k, B, totals = self.k, self.B, self.amx_tiles[:count]
         with k.loop(tile.stop, start=tile.first & -AMX_SIDE, step=AMX_SIDE) as p:
             for r in range(AMX_SIDE):
                 for c in range(count):
                     (base.bytes((p + r) * row) + c * AMX_SIDE).prefetch()
-            # Rows that are not all there are added to elsewhere.
+            # Row blocks that are cut off by the ends of K are summed in a buffer.
             first, stop = k.maximum(-tile.start - p, 0), k.minimum(k.integer("n_k") - tile.start - p, AMX_SIDE)
             whole, here, edge = stop - first == AMX_SIDE, base.bytes(p * row), self.tile.edge
             home, pitch = self._pick_pointer(whole.to(I64), [edge, here]), k.where(whole, row, count * AMX_SIDE * 4)

@@ -1,13 +1,13 @@
 """The tangent of backward: backward's kernel with a tangent of every product and sum.
 
-Along tangents of the inputs and of the cotangents, with the names of `backward_kernel` and a dot for a tangent:
+Along tangents of the inputs and of the cotangents, with the names of `kernels/backward.py` and a dot for a tangent:
 
     Ṡ = tangent of score along scale · (Q̇ Kᵀ + Q K̇ᵀ), + ḃias         Ṗ = P · (Ṡ − l̇se)
     dṠ = Ṗ · G + P · Ġ        G = dP + c − dH (log P + 1)            Ġ = dṖ + ċ − dḢ (log P + 1) − dH (Ṡ − l̇se)
     dṪ = scale · (dṠ · ∂score + dS · its tangent)                     dṖ = D · (dȮ Vᵀ + dO V̇ᵀ)
     dQ˙ = dṪ K + dT K̇         dK˙ = dṪᵀ Q + dTᵀ Q̇                    dV˙ = (Ṗ · D)ᵀ dO + (P · D)ᵀ dȮ
 
-Twelve products stand for backward's five. What does not vary is a term less, which is known when the kernel runs.
+Twelve products replace backward's five. Inputs without a tangent drop a term, which is known at run time.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,14 @@ from regard.engines.cpu.spec.backward_jvp import BackwardTangentSpec
 
 
 class BackwardTangentKernel(BackwardKernel):
+    """The tangent-of-backward kernel."""
+
     spec: BackwardTangentSpec
 
-    # Items
+    # Query blocks
 
     def _arrays_of_rows(self) -> list[QueryRows]:
-        """Also Q̇, dȮ and Ȯ."""
+        """Return also Q̇, dȮ and Ȯ."""
         block, one = self.block, self.k.constant(self.real, 1.0)
         q, dout, out = super()._arrays_of_rows()
         return [
@@ -49,7 +51,7 @@ class BackwardTangentKernel(BackwardKernel):
             block.d_entropy_dot[lane] = self.address("d_entropy_dot", real)[row]
 
     def _begin_rest(self) -> None:
-        """Also ċ − Σ dȮ · O − Σ dO · Ȯ."""
+        """Compute also ċ − Σ dȮ · O − Σ dO · Ȯ."""
         super()._begin_rest()
         block, tile = self.block, self.tile
         self._subtract(block.c_dot, block.dout, tile.O_dot)
@@ -59,7 +61,7 @@ class BackwardTangentKernel(BackwardKernel):
     # Products
 
     def _terms_of_scores(self) -> list[tuple[Pointer, Value, ProductTerms]]:
-        """Also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ and dṖᵀ = V dȮᵀ + V̇ dOᵀ."""
+        """Return also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ and dṖᵀ = V dȮᵀ + V̇ dOᵀ."""
         tile, block = self.tile, self.block
         S_dot = self._both([tile.k_copy, tile.k_dot_copy], [block.q_dot, block.q], "q_dot", "k_dot")
         dP_dot = self._both([tile.v_copy, tile.v_dot_copy], [block.dout_dot, block.dout], "dout_dot", "v_dot")
@@ -67,12 +69,12 @@ class BackwardTangentKernel(BackwardKernel):
         return [*super()._terms_of_scores(), *more]
 
     def _terms_of_queries(self) -> ProductTerms:
-        """dQ˙ᵀ += Kᵀ dṪᵀ + K̇ᵀ dTᵀ."""
+        """Return dQ˙ᵀ += Kᵀ dṪᵀ + K̇ᵀ dTᵀ."""
         rows = [self._key_rows(name) for name in self.spec.keys]
         return self._both(rows, [self._gradient_tile(name) for name in ("dS_dot", "dS")], None, "k_dot")
 
     def _terms_of_keys(self) -> tuple[ProductTerms, ProductTerms]:
-        """dV˙ += (Ṗ · D)ᵀ dO + (P · D)ᵀ dȮ and dK˙ += dṪᵀ Q + dTᵀ Q̇."""
+        """Return dV˙ += (Ṗ · D)ᵀ dO + (P · D)ᵀ dȮ and dK˙ += dṪᵀ Q + dTᵀ Q̇."""
         block = self.block
         weights, gradients = ([self._bf16(name) for name in names] for names in (("P_dot", "P"), ("dS_dot", "dS")))
         return (
@@ -83,11 +85,11 @@ class BackwardTangentKernel(BackwardKernel):
     def _both(
         self, factors: Sequence[Pointer], vectors: Sequence[Pointer], first: str | None, second: str
     ) -> ProductTerms:
-        """Two terms, each there if what it is named after varies."""
+        """Return two terms; each is present if its named array is."""
         start = self.k.whole(0) if first is None else (~self.has(first)).to(I64)
         return ProductTerms(factors, vectors, start, self.has(second).to(I64) + 1)
 
-    # Slopes
+    # Score gradients
 
     def _fetch_dense(self, tile: KeyTile) -> None:
         super()._fetch_dense(tile)
@@ -100,7 +102,7 @@ class BackwardTangentKernel(BackwardKernel):
                     self.fill(bias_dot + tile.first * self.B, 0.0, tile.stop - tile.first)
 
     def _score_gradient(self, tile: KeyTile, p: Value, lanes: Lane, present: Value, masked: bool) -> tuple[Value, ...]:
-        """P · D, dT and their tangents for key p in some lanes; also dṠ, and its part in the tangents of tables'."""
+        """Compute P · D, dT and their tangents for key p in some lanes; add dṠ to the other tangents."""
         k, spec, zero = self.k, self.spec, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
         S_dot = self.load(self.tile.P_dot, at) * (self.gradient_scale if spec.paired else 1 / self.exponent_scale)

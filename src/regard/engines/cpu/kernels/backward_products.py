@@ -1,7 +1,7 @@
-"""The products of a tile in backward by vectors, and what its gradients are added to.
+"""Products of a tile in backward by vectors, and the sums of its gradients.
 
-What is hidden has the weight −0, which no other weight is: it counts as 0 in sums, and where a row of Q, K, V or dO is
-not finite, so that 0 · NaN would be NaN, tells what to leave out.
+Hidden pairs of query and key have the weight −0, which no other weight is. It counts as 0 in sums. Where a row of Q, K,
+V or dO is not finite, so that 0 · NaN would be NaN, it marks the products to leave out.
 """
 
 import operator
@@ -19,7 +19,7 @@ from regard.engines.cpu.spec.forward import KEYS
 
 
 class BackwardProducts(BackwardAmxProducts):
-    """The part of the kernel that multiplies and adds."""
+    """Backward's products by vectors."""
 
     def _multiply(
         self,
@@ -32,7 +32,10 @@ class BackwardProducts(BackwardAmxProducts):
         columns: range | None = None,
         column: Value | int = 0,
     ) -> list[list[Variable]]:
-        """sum[r][c] = Σ_x line(f, r)[x · step] · v[x · height + column + c] for x between `ends`, of all terms f, v."""
+        """Compute sum[r][c] = Σ_x line(f, r)[x · step] · v[x · height + column + c] over all terms f, v.
+
+        ends: the first x and the one after the last.
+        """
         sums = self._sums(rows, columns)
         with self._each(terms) as (factors, vectors):
             lines, vectors = [line(factors, r) for r in range(rows)], vectors + column
@@ -41,10 +44,10 @@ class BackwardProducts(BackwardAmxProducts):
             )
         return sums
 
-    # Scores
+    # QK and dO Vᵀ products
 
     def _scores(self, tile: KeyTile) -> None:
-        """Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
+        """Compute Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
         if self.spec.amx:
             self._scores_by_amx(tile)
             return
@@ -73,10 +76,10 @@ class BackwardProducts(BackwardAmxProducts):
 
             self._micro_tiles(tile.first, tile.stop, micro_tile)
 
-    # Sums
+    # Gradients of Q, K, V and the bias
 
     def _add_queries(self, tile: KeyTile, exclude_hidden: bool) -> None:
-        """dQᵀ += Kᵀ dTᵀ."""
+        """Compute dQᵀ += Kᵀ dTᵀ."""
         if self.spec.amx and not exclude_hidden:
             self._add_queries_by_amx(tile)
             return
@@ -109,7 +112,7 @@ class BackwardProducts(BackwardAmxProducts):
         ends: tuple[Value, Value],
         factors: Callable[[Pointer, Pointer, Value], tuple[Value, Value]],
     ) -> None:
-        """A vector of sums as the product of a tile has them, from factors that hide what is hidden."""
+        """Add one vector of sums in the order of the tile's product; `factors` zero what is hidden."""
         k, amx = self.k, self.spec.amx
         total = k.variable(self.load(home) if amx else self.zero())
         with self._each(terms) as (f, v):
@@ -124,11 +127,11 @@ class BackwardProducts(BackwardAmxProducts):
 
     @property
     def weights(self) -> Pointer:
-        """P · D, one key after the other."""
+        """P · D, key by key."""
         return self._bf16("P")
 
     def _shown(self, x: Value, weights: Sequence[Pointer], lanes: int | None = None) -> Value:
-        """x, or 0 where the weight at an address is that of a hidden pair, −0; for each half of a word its own."""
+        """Return x, or 0 where the weight is −0, that of a hidden pair; both halves of packed pairs by themselves."""
         k, lanes = self.k, self.W if lanes is None else lanes
         hidden = []
         for weight in weights:
@@ -141,7 +144,7 @@ class BackwardProducts(BackwardAmxProducts):
         return x & (low | high)
 
     def _add_keys(self, tile: KeyTile, exclude_hidden: bool) -> None:
-        """dV += (P · D)ᵀ dO and dK += dTᵀ Q: features in lanes."""
+        """Compute dV += (P · D)ᵀ dO and dK += dTᵀ Q, with features in lanes."""
         k, vectors = self.k, 4 if self.k.target.registers >= 32 else 2
         with k.loop(2) as which:
             v = which == 0
@@ -171,7 +174,7 @@ class BackwardProducts(BackwardAmxProducts):
         vectors: int,
         exclude_hidden: bool,
     ) -> None:
-        """base[j, a] += Σ_i weights[j, i] rows[i, a] for so many vectors of features."""
+        """Compute base[j, a] += Σ_i weights[j, i] rows[i, a] for some vectors of features."""
         k, columns, stop = self.k, range(0, vectors * self.W, self.W), self.B // self.both
 
         def micro_tile(count: int, p: Value) -> None:
@@ -198,7 +201,7 @@ class BackwardProducts(BackwardAmxProducts):
             self._add_one_by_one(base.bytes(p * row), terms, (k.whole(0), k.whole(stop)), factors)
 
     def _add_bias(self, tile: KeyTile) -> None:
-        """dbias += dS, summed over the keys or the rows that a bias does not have."""
+        """Compute dbias += dS, summed over the axes that the bias lacks."""
         k, W, B, dS = self.k, self.W, self.B, self.tile.bias
         base, lanes = self.address("dbias", self.real), self.field("lanes")
         row, key = k.integer("dbias_row"), k.integer("dbias_key")
@@ -233,7 +236,7 @@ class BackwardProducts(BackwardAmxProducts):
                 into[0] = into[0] + x if self.spec.bias_shared else x
 
     def _store_sums(self, into: Pointer, x: Value) -> None:
-        """A vector of dbias; past the caches where all of them would not fit."""
+        """Store a vector of dbias; past the caches where all of dbias would not fit."""
         if self.spec.bias_shared:
             into[0] = self.load(into) + x
             return

@@ -1,7 +1,7 @@
-"""The sums of products of a tile in backward.
+"""Operands of backward's products.
 
-Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane; dV += (P · D)ᵀ dO and dK += dTᵀ Q have features
-there, and read numbers of dT and P through broadcasts. A product is a sum of *terms*, of which a tangent has two.
+Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane. dV += (P · D)ᵀ dO and dK += dTᵀ Q have features in
+lanes, and read P and dT by broadcasts. A product is a sum of terms: one in backward, two in its tangent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ from regard.engines.cpu.spec.backward import BackwardSpec, tile_scratch
 
 @dataclass(frozen=True)
 class ProductTerms:
-    """A sum of products of factors, rows of numbers that are read through broadcasts, and rows of vectors.
+    """A sum of products of factors, which are broadcast, and rows of vectors.
 
-    The n-th factors meet the n-th vectors. Those from `first` to before `stop` are there, which is known when it runs.
+    The n-th factors meet the n-th vectors. Terms `first` to `stop` − 1 are present, which is known at run time.
     """
 
     factors: Sequence[Pointer]
@@ -30,27 +30,27 @@ class ProductTerms:
 
 
 class BackwardTerms(Lanes):
-    """What is multiplied, and where it lies. A tangent names other terms."""
+    """Operands of products and their addresses; a tangent adds terms."""
 
     spec: BackwardSpec
 
     def __init__(self, k: Kernel, spec: BackwardSpec):
         super().__init__(k, spec)
         scale = k.real("scale", spec.real)
-        # Scores are logarithms of base 2 unless a rule wants natural ones.
+        # Scores are logarithms of base 2, but natural where a rule follows.
         self.exponent_scale = 1.0 if spec.ruled else mathematics.LOG2_E
         self.tile, self.rest = self._scratch(k.pointer("scratch", self.real), tile_scratch(spec, self.d, self.d_v))
         self.state = self.tile.state.of(I64)
-        # What products take at once: a number, or a word of two.
+        # Numbers that a product takes at once, and the type that holds them: a scalar, or a packed pair.
         self.both, self.number = (2, I32) if spec.paired else (1, spec.real)
-        # Vectors, so that no loop makes them of numbers.
+        # Broadcast once, outside of all loops.
         self.gradient_scale, self.score_scale = scale.spread(self.W), (scale * self.exponent_scale).spread(self.W)
         self.query_scale = k.constant(spec.real, 1.0) if spec.paired else scale * self.exponent_scale
 
-    # What is multiplied
+    # Operands
 
     def _terms_of_scores(self) -> list[tuple[Pointer, Value, ProductTerms]]:
-        """By pairs, over features: where the products go, the number of features, rows of keys and turned queries."""
+        """Return the products of S and dP: destination, number of features, rows of keys and transposed queries."""
         tile, block = self.tile, self.block
         return [
             (tile.P, self.d, ProductTerms([tile.k_copy], [block.q])),
@@ -58,11 +58,11 @@ class BackwardTerms(Lanes):
         ]
 
     def _terms_of_queries(self) -> ProductTerms:
-        """By queries, over keys: rows of keys and slopes."""
+        """Return the product of dQ, over keys: rows of keys and score gradients."""
         return ProductTerms([self._key_rows("k")], [self._gradient_tile("dS")])
 
     def _terms_of_keys(self) -> tuple[ProductTerms, ProductTerms]:
-        """By keys, over queries, of dV and of dK: weights or slopes, and rows of queries."""
+        """Return the products of dV and of dK, over queries: weights or score gradients, and rows of queries."""
         block = self.block
         return ProductTerms([self._bf16("P")], [block.dout_rows]), ProductTerms([self._bf16("dS")], [block.q_rows])
 
@@ -71,17 +71,17 @@ class BackwardTerms(Lanes):
         return found
 
     def _gradient_tile(self, name: str) -> Pointer:
-        """A tile of slopes, two keys to a word where products take pairs."""
+        """Return a tile of score gradients; packed pairs of keys where products take pairs."""
         found: Pointer = getattr(self.tile, f"{name}_packed" if self.spec.paired else name)
         return found
 
     def _bf16(self, name: str) -> Pointer:
-        """A tile of weights or slopes, one key after the other."""
+        """Return a tile of weights or score gradients, key by key."""
         found: Pointer = getattr(self.tile, f"{name}_bf16" if self.spec.paired else name)
         return found.of(BF16) if self.spec.paired else found
 
     def _pick_terms(self, n: Value, options: Sequence[ProductTerms]) -> ProductTerms:
-        """The n-th of some sums."""
+        """Return the n-th of some sums."""
         last = max(len(x.factors) for x in options) - 1
         factors, vectors = (
             [self._pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each]) for m in range(last + 1)]
@@ -94,7 +94,7 @@ class BackwardTerms(Lanes):
 
     @contextmanager
     def _each(self, terms: ProductTerms) -> Iterator[tuple[Pointer, Pointer]]:
-        """The terms that are there, one after the other: factors and vectors."""
+        """Loop over the terms that are present; yield factors and vectors."""
         if len(terms.factors) == 1:
             yield terms.factors[0].of(self.number), terms.vectors[0].of(self.number)
             return

@@ -1,4 +1,4 @@
-"""Tiles of K and V as products read them, copied once for all items of a group."""
+"""Copies of tiles of K and V in the layout of the products, made once for a work group."""
 
 from collections.abc import Callable
 
@@ -9,8 +9,10 @@ from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE, KEYS, multiple
 
 
 class Copies(Lanes):
+    """Copies of tiles of K and V."""
+
     def _copies(self, tile: KeyTile) -> None:
-        """Tiles of K and V as the products read them, made by the first item of the group that needs them."""
+        """Copy tiles of K and V, if no earlier query block of the work group did."""
         k, spec = self.k, self.spec
         if not spec.copies:
             return
@@ -30,18 +32,18 @@ class Copies(Lanes):
                     self._copy(name, tile, first, stop, self.v_copy(slot, name), self.d_v, self.d_v)
 
     def _slot(self, tile: KeyTile) -> Value:
-        """Which tile of its span it is."""
+        """Return the index of a tile in its key split."""
         k = self.k
         return tile.number & ((k.whole(1) << k.integer("split_bits")) - 1)
 
     @property
     def key_type(self) -> Type:
-        """In which a tile of K is copied."""
+        """The type of copied tiles of K."""
         return self.spec.element if self.spec.paired else self.real
 
     @property
     def key_width(self) -> Value:
-        """Of a row of K in its copy; whole where products take pairs or matrices."""
+        """The length of a copied row of K, in whole steps of the products."""
         step = AMX_DEPTH if self.spec.amx else 2 if self.spec.paired else 1
         width: Value = multiple(self.d, step)
         return width
@@ -58,7 +60,7 @@ class Copies(Lanes):
         return packed
 
     def _copy_packed(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
-        """Rows of V two by two, their numbers in the halves of words; a row that is not there is 0."""
+        """Pack rows of V in pairs; an absent row is 0."""
         k = self.k
         feature, size = k.integer(f"{name}_feature"), self.spec.element.size
         with k.loop(stop, start=first - first % 2, step=2) as p:
@@ -72,7 +74,10 @@ class Copies(Lanes):
     def _packed_rows(
         self, name: str, tile: KeyTile, p: Value, first: Value, stop: Value
     ) -> Callable[[Value, int], Value]:
-        """Rows p and p + 1 of V as words, from so many bytes on; one that is not from `first` to before `stop` is 0."""
+        """Return a function that loads rows p and p + 1 of V, packed in pairs, at a byte offset.
+
+        Rows before `first` and from `stop` on are 0.
+        """
         k, rows = self.k, []
         for x in (p, p + 1):
             there = (x >= first) & (x < stop)
@@ -87,7 +92,7 @@ class Copies(Lanes):
         return load
 
     def _copy_transposed(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
-        """Columns of V, KEYS numbers each; a row of V that is not there is 0."""
+        """Transpose V to columns of KEYS numbers; an absent row is 0."""
         k, W, half = self.k, self.W, KEYS // 2
         feature, size = k.integer(f"{name}_feature"), self.spec.element.size
         straight = k.where(feature == size, self.d_v & -W, k.whole(0))

@@ -1,10 +1,10 @@
-"""Tiles with a key in every lane, for a few queries: decoding, where reading K and V is what takes the time.
+"""Decode: a key in every lane, for few queries, where reading K and V takes the time.
 
-Rows of K are turned in registers, so that scores of W keys grow in one chain over features; O is summed with features
-in lanes. Every number meets the operations of `ManyQueries` in the same order, so the bits are the same.
+Rows of K are transposed in registers, so that the scores of W keys grow in one chain over features. O is summed with
+features in lanes. Every number meets the operations of `PrefillKernel` in the same order, so the bits are the same.
 
-Where the rows of several heads lie beside each other, heads inside of tokens, an item is *joined*: it has the queries
-of them all, and some keys are worked on for each head before the next keys, so that memory is read in order.
+For token-major K and V, one query block covers all heads of a token (`packed`). Some keys are used by each head before
+the next keys, so that memory is read in order.
 """
 
 import functools
@@ -24,13 +24,11 @@ from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.forward import AMX_DEPTH, KEYS, KernelSpec
 
 READ = 2**12  # bytes of V that are read in order before they are used
-PREFETCHED_ROWS = KEYS // 16  # rows of V that are asked for while a tile's weights are made
+PREFETCHED_ROWS = KEYS // 16  # rows of V that are prefetched during a tile's softmax
 
 
 class KeyRange(NamedTuple):
-    """At most `block` keys of a tile, from `first` on, or where the tile begins, to before `stop`; they are summed for
-    the rows of one key head.
-    """
+    """At most `size` keys of a tile, from `first`, or the tile's first key, to `stop`, for one key head."""
 
     tile: KeyTile
     head: Value
@@ -40,23 +38,25 @@ class KeyRange(NamedTuple):
 
 
 class DecodeKernel(ForwardKernel):
+    """The forward kernel for few queries."""
+
     def __init__(self, k: Kernel, spec: KernelSpec):
         super().__init__(k, spec)
-        # What is moved but not converted has the type that every target can move.
+        # The type of data that is moved but not converted, which every target can move.
         self.raw = I16 if spec.element.size == 2 else spec.element
-        # K in words, one feature each or, of bfloat16, two; rows of Q are padded to whole vectors.
+        # Words of K hold one feature or, of bfloat16, two; rows of Q are padded to whole vectors.
         self.word_type, self.features = (I32, 2) if spec.element is BF16 else (self.raw, 1)
         self.count = (self.d + (self.features - 1)) // self.features
         self.padded = (self.count + (self.W - 1)) & -self.W
-        self.factors = 1 if spec.bf16_dot else self.features  # of Q, for a word
+        self.factors = 1 if spec.bf16_dot else self.features  # factors of Q for a word of K
         self.query_width = self.padded * self.factors
-        # Features of V, two vectors in one step where rows or numbers are taken by pairs.
+        # Features of V in one step: two vectors where products take packed pairs.
         self.step = self.W * (2 if spec.paired else 1)
         self.width = (self.d_v + (self.step - 1)) & -self.step
         self.prefetcher, self.in_order = Prefetcher(k.target), k.target.prefetch.in_order
-        # Of V, summed before the next where one pass over their features is not enough.
+        # Rows of V that are summed before the next, where one pass over their features is not enough.
         self.some = k.whole(AMX_DEPTH)
-        if spec.packed_vectors and not spec.amx:  # as few as pay for what they are added to
+        if spec.packed_vectors and not spec.amx:  # few, but enough to pay for loading and storing the sums
             self.some = k.whole(2 if spec.decode_rows <= 2 < spec.element.size else 4)
         elif self.in_order and not spec.amx:
             for fewer in (16, 8, 4):
@@ -66,7 +66,7 @@ class DecodeKernel(ForwardKernel):
             for x in (self.d, self.d_v)
         )
 
-    # An item's rows, those of one key head after the other
+    # The rows of a query block, sorted by key head
 
     @property
     def rows(self) -> Value:
@@ -78,7 +78,7 @@ class DecodeKernel(ForwardKernel):
 
     @contextmanager
     def _heads(self) -> Iterator[Value]:
-        """Over the key heads."""
+        """Loop over the key heads of the query block."""
         if self.spec.packed_vectors:
             with self.k.loop(self.heads) as head:
                 yield head
@@ -89,20 +89,20 @@ class DecodeKernel(ForwardKernel):
         return [head * self.spec.decode_rows + r for r in range(self.spec.decode_rows)]
 
     def _of_head(self, name: str, head: Value, source: Pointer) -> Pointer:
-        """Where a key head begins in a row of K or V."""
+        """Return the address of a key head in a row of K or V."""
         return source.bytes(head * self.k.integer(f"{name}_head")) if self.spec.packed_vectors else source
 
     def _length(self, name: str, features: Value) -> Value:
-        """The bytes of a row of K or V, all heads."""
+        """Return the bytes of a row of K or V, over all heads."""
         own = features * self.spec.element.size
         return own + (self.heads - 1) * self.k.integer(f"{name}_head") if self.spec.packed_vectors else own
 
     def _gapless(self, name: str, features: Value) -> Value:
-        """Whether rows of K or V, of so many features for a head, follow each other without a gap."""
+        """Test if rows of K or V, with `features` for each head, are contiguous."""
         return self.k.integer(f"{name}_row") == self._length(name, features)
 
     def _prepare_queries(self) -> None:
-        """The rows of Q, scaled, one behind the other; where products take pairs, their scale is left for later."""
+        """Copy the rows of Q with the scale; for packed pairs, with its sign alone."""
         k, block = self.k, self.block
         head, row, feature = (k.integer(f"q_{axis}") for axis in ("head", "row", "feature"))
         with k.loop(self.query_width * self.rows, step=self.W) as n:
@@ -130,11 +130,11 @@ class DecodeKernel(ForwardKernel):
                 row[a] = O[a].to(element)
 
     def _work(self, first: Value) -> Value:
-        """All of the span's keys, then all of its values: each is read from memory in one go."""
+        """Compute all QK products of the split, then all PV products: each array is read in one stream."""
         self._tiles(first, self._score)
         if not self.in_order:
             return self._tiles(first, self._weigh_and_add)
-        # Weights between values would be pauses, after which the processor follows them anew.
+        # Softmax between PV products would pause the stream of V, and hardware prefetch would have to restart.
         begin = self._tile(self.k.pointer("tiles", I64)[first]).start
 
         def weigh(tile: KeyTile) -> None:
@@ -149,7 +149,7 @@ class DecodeKernel(ForwardKernel):
         self._add(tile)
 
     def _prefetch_values(self, key: Value) -> None:
-        """Ask for some rows of V, from a key on, while weights are made: memory would be idle."""
+        """Prefetch some rows of V from a key on, while the softmax leaves memory idle."""
         k, rows = self.k, self.k.integer("v_row") * PREFETCHED_ROWS
         with k.when(self._gapless("v", self.d_v)), k.loop(rows, step=LINE) as x:
             self._source("v", key).bytes(x).prefetch(self.prefetcher.prefetch.level)
@@ -191,26 +191,24 @@ class DecodeKernel(ForwardKernel):
                 self._add_values(tile, exclude_hidden=False)
 
     def _select(self, tile: KeyTile) -> None:
-        """What is kept of a tile lies where that of this one does."""
+        """Select the slots in which a tile's scores, visibility, maxima and rescaling are stored."""
         slot = self._slot(tile)
         self.scores, self.seen = (x + slot * (KEYS * self.spec.rows) for x in (self.tile.P, self.tile.seen))
         self.tops, self.rescale = (x + slot * self.B for x in (self.tile.tops, self.tile.rescales))
 
     def P(self, r: Value) -> Pointer:
-        """Scores, then weights, of a row."""
+        """Return the scores, later the weights, of a row."""
         row: Pointer = self.scores + r * KEYS
         return row
 
     @contextmanager
     def _keys(self, tile: KeyTile, count: int = 1) -> Iterator[Value]:
-        """Over vectors of keys, some at once, from the start of a tile; the first and the last may hold keys that are
-        not there.
-        """
+        """Loop over vectors of keys, `count` at a time; the first and the last may hold absent keys."""
         with self.k.loop(tile.stop, start=tile.first & -(self.W * count), step=self.W * count) as p:
             yield p
 
     def _scores(self, tile: KeyTile) -> None:
-        """S = Q Kᵀ; −∞ for keys that are not there."""
+        """Compute S = Q Kᵀ, with −∞ for absent keys."""
         k, spec, W = self.k, self.spec, self.W
         queries = self.block.q.of(I32) if spec.bf16_dot else self.block.q
         nothing = k.constant(self.real, -math.inf).spread(W)
@@ -218,7 +216,7 @@ class DecodeKernel(ForwardKernel):
             self._key_prefetches(tile),
             self._add_halves_of_keys if spec.amx else self._add_features_of_keys,
         )
-        width = W if spec.key_vectors == 1 else 16 // self.word_type.size  # words of a row turned at once
+        width = W if spec.key_vectors == 1 else 16 // self.word_type.size  # words of a row transposed at once
         with self._keys(tile, spec.key_vectors) as p, self._heads() as head:
             places, rows = [p + n * W for n in range(spec.key_vectors)], self._rows_of(head)
             rows_of_keys = [self._key_rows(tile, head, place, n) for n, place in enumerate(places)]
@@ -240,7 +238,7 @@ class DecodeKernel(ForwardKernel):
                     self.P(r)[place] = k.where(there, total.value, nothing)
 
     def _transposed_keys(self, keys: Pointer, row: Value, width: int) -> list[Value]:
-        """The first words of W rows, a vector for each of them."""
+        """Load the first `width` words of W rows of K, transposed."""
         k, rows = self.k, [keys.bytes(row * n).load(0, width) for n in range(self.W)]
         while len(rows) > width:  # rows that go to other parts of the vectors
             half = len(rows) // 2
@@ -248,7 +246,11 @@ class DecodeKernel(ForwardKernel):
         return k.transpose(rows)
 
     def _key_prefetches(self, tile: KeyTile) -> Callable[[Value, Value, Value], Iterator[Pointer]]:
-        """What gives, while W words of a head from x on of the keys from p on are read, as many lines to bring near."""
+        """Return a function that yields the lines to prefetch.
+
+        Its arguments: the keys from p on, of which W words of a head are read from x on. It yields as many lines as
+        they take.
+        """
         k, size, several = self.k, self.word_type.size, self.W * self.spec.key_vectors
         count = max(1, self.W * several * size // LINE)
 
@@ -272,10 +274,10 @@ class DecodeKernel(ForwardKernel):
     def _lines_of_rows(
         self, name: str, features: Value, tile: KeyTile, key: Value, at: Value, count: int
     ) -> Iterator[Pointer]:
-        """So many lines of the rows of all heads from a key on, `at` being counted without what lies between rows.
+        """Yield `count` lines of the rows of all heads from a key on; `at` counts their bytes without gaps.
 
-        Rows are gone through once for each head, so they should be near before the first: those of the keys that come
-        next are asked for, however near that is.
+        Rows are read once for each head, so they should be in cache before the first head. The keys that come next are
+        therefore prefetched, whatever the prefetch distance is.
         """
         length, row = self._length(name, features), self.k.integer(f"{name}_row")
         at = self.prefetcher.interleaved(at)
@@ -283,7 +285,7 @@ class DecodeKernel(ForwardKernel):
         return self.prefetcher.lines(start, count, distance=0)
 
     def _prefetch_next(self, lines: Iterator[Pointer]) -> None:
-        """Bring the next line near, here and not before or after."""
+        """Prefetch the next line exactly here."""
         for line in itertools.islice(lines, 1):
             line.prefetch(self.prefetcher.prefetch.level)
             self.k.stay()
@@ -291,7 +293,7 @@ class DecodeKernel(ForwardKernel):
     def _add_features_of_keys(
         self, sums: Sequence[Variable], packed: Sequence[Value], queries: Pointer, lines: Iterator[Pointer]
     ) -> None:
-        """Words of K times queries, one product after the other: as pairs, or feature by feature."""
+        """Add packed or single features of K times queries to the sums, one product after the other."""
         for n, word in enumerate(packed):
             self._prefetch_next(lines)
             for m, part in enumerate(self._key_factors(word)):
@@ -300,7 +302,7 @@ class DecodeKernel(ForwardKernel):
                     total.value = self.multiply_add(total.value, q, part)
 
     def _key_factors(self, word: Value) -> Sequence[Value]:
-        """What is multiplied of words of K: their features, or the words themselves where products take pairs."""
+        """Return the factors in words of K: packed pairs, or their features in float."""
         if self.spec.paired:
             return [word]
         return self.k.unpack_bf16(word) if self.features == 2 else [word.bits(self.spec.element).to(self.real)]
@@ -308,7 +310,7 @@ class DecodeKernel(ForwardKernel):
     def _add_halves_of_keys(
         self, sums: Sequence[Variable], packed: Sequence[Value], queries: Pointer, lines: Iterator[Pointer]
     ) -> None:
-        """Words of two features each, times queries, as matrices are summed: two chains, then both, then the total."""
+        """Add packed features of K times queries in AMX's order: two chains, their sum, then the total."""
         k = self.k
         chains = [[self.zero(), self.zero()] for _ in sums]
         for n, word in enumerate(packed):
@@ -321,8 +323,9 @@ class DecodeKernel(ForwardKernel):
             total.value += low + high
 
     def _key_rows(self, tile: KeyTile, head: Value, p: Value, number: int) -> tuple[Pointer, Value]:
-        """W rows of a head of K from p on as whole vectors of words, and the bytes from row to row: where they lie, or
-        a copy. In the copy of that number, rows and features that are not there are 0.
+        """Return W rows of a head of K as whole vectors of words, and their stride in bytes.
+
+        They are K's own memory, or copy `number`, in which absent rows and features are 0.
         """
         k, W, element = self.k, self.W, self.spec.element
         row, feature = k.integer("k_row"), k.integer("k_feature")
@@ -348,12 +351,12 @@ class DecodeKernel(ForwardKernel):
         return k.at(home, self.word_type), k.where(there, row, width * element.size)
 
     def _read(self, rows: Pointer, count: Value, apart: Value, size: Value) -> None:
-        """So many rows, in order and by a single instruction, for processors that follow that."""
+        """Read rows in order by a single instruction, for hardware prefetchers that follow it."""
         k = self.k
         with k.choice(apart == size) as (yes, no):
             with yes:
-                # The last of 64 bytes, for rows seldom begin where a line does. Summed, so that the processor does not
-                # read further ahead than it can wait for.
+                # The last of 64 bytes, as rows seldom start on a line. They are summed, so that the processor does not
+                # run further ahead than its loads.
                 total = k.variable(k.constant(I8, 0))
                 with k.loop(count * size, start=k.minimum(size, LINE) - 1, step=LINE) as x:
                     total.value += rows.bytes(x).of(I8)[0]
@@ -366,14 +369,14 @@ class DecodeKernel(ForwardKernel):
         return (lanes >= tile.first) & (lanes < tile.stop)
 
     def _total(self, x: Value) -> Value:
-        """The lanes of a vector summed, from the first to the last."""
+        """Sum the lanes of a vector, from the first to the last."""
         total = x.lane(0)
         for n in range(1, x.lanes):
             total = total + x.lane(n)
         return total
 
     def _tops(self, tile: KeyTile) -> None:
-        """The largest score of every row."""
+        """Compute the maximum score of every row."""
         k = self.k
         with k.loop(self.rows) as r:
             top = k.variable(k.constant(self.real, -math.inf).spread(self.W))
@@ -382,7 +385,7 @@ class DecodeKernel(ForwardKernel):
             self.tile.top[r] = self._folded(top.value, k.maximum)
 
     def _rules(self, tile: KeyTile) -> None:
-        """S ← score(S) + bias, −∞ where the mask hides the pair."""
+        """Compute S ← score(S) + bias, with −∞ where the mask hides the pair."""
         k, spec, W = self.k, self.spec, self.W
         if not spec.ruled and not spec.mask:
             return
@@ -411,7 +414,7 @@ class DecodeKernel(ForwardKernel):
                 self.scores[at] = k.where(visible, s, nothing)
 
     def _fetch_row(self, name: str, type: Type, r: Value, tile: KeyTile) -> None:
-        """The keys of a tile in a row of a dense array."""
+        """Copy the keys of a tile from a row of a dense array."""
         k, into = self.k, getattr(self.tile, name)
         base, (head, row, key) = self._dense_at(name, type, tile.start)
         source = self._row(base, r, head, row)
@@ -419,7 +422,7 @@ class DecodeKernel(ForwardKernel):
             into[p] = source.bytes(p * key)[0].to(self.real)
 
     def _weights(self, tile: KeyTile) -> None:
-        """P = exp(S − m) and its sums: those of keys that are W apart lie in lanes."""
+        """Compute P = exp(S − m) and its sums; keys that are W apart share a lane."""
         k, spec, W = self.k, self.spec, self.W
         with k.loop(self.rows) as r:
             shift = self.tile.shift[r].spread(W)
@@ -440,12 +443,12 @@ class DecodeKernel(ForwardKernel):
                 getattr(self.tile, name)[r] = self._total(total.value)
 
     def _add_values(self, tile: KeyTile, exclude_hidden: bool) -> None:
-        """O ← rescale · O + P V; with care, what is hidden counts as 0 whatever it is."""
+        """Compute O ← rescale · O + P V; with `exclude_hidden`, hidden values count as 0."""
         k, spec, W, step = self.k, self.spec, self.W, self.step
         sums = k.target.registers // (4 if spec.amx else 2)  # vectors of O that grow at once
         most = 1 if exclude_hidden else max(1, sums * W // (spec.decode_rows * step))
         widths = [x * step for x in (8, 4, 2, 1) if x <= most]
-        # Where rows that follow each other take several passes, some take all of them before the next ones.
+        # Where contiguous rows need several passes over features, some rows take all passes before the next rows.
         block = self.some
         if not spec.packed_vectors:
             block = k.where(self._gapless("v", self.d_v), block, KEYS)
@@ -477,7 +480,7 @@ class DecodeKernel(ForwardKernel):
                     self.split.O[place] = k.fma(self.load(self.split.O, place), rescale, total)
 
     def _add_features(self, keys: KeyRange, a: Value, steps: int, count: Value | None, exclude_hidden: bool) -> None:
-        """Some features of O from the a-th on, whole vectors or the first `count` of one step."""
+        """Compute features of O from a on: whole vectors, or the first `count` of one step."""
         k, W, tile = self.k, self.W, keys.tile
         at = [[self.width * r + a + n for n in range(0, steps * self.step, W)] for r in self._rows_of(keys.head)]
         sums = [[k.variable(self.load(self.tile.total, place)) for place in row] for row in at]
@@ -485,7 +488,7 @@ class DecodeKernel(ForwardKernel):
         values = functools.partial(self._add_keys, keys, *rows, a, steps, count, exclude_hidden)
         prefetch = self._value_prefetches(keys, a, 0 if exclude_hidden else steps * self.step)
         if self.spec.amx:
-            # As matrices are summed: even keys, odd ones, then both, and then the total.
+            # In AMX's order: even keys, odd keys, their sum, and then the total.
             chains = [[[k.variable(self.zero()) for _ in row] for row in sums] for _ in range(2)]
             with k.loop(keys.stop, start=keys.first, step=AMX_DEPTH) as block:
                 for variable in (x for chain in chains for row in chain for x in row):
@@ -519,12 +522,12 @@ class DecodeKernel(ForwardKernel):
         sums: Sequence[Sequence[Variable]],
         p: Value,
     ) -> None:
-        """What a key, or two where they are taken by pairs, gives to some features."""
+        """Add a key's contribution to some features, or that of a packed pair of keys."""
         k, spec, W, tile = self.k, self.spec, self.W, keys.tile
         several = range(2 if spec.bf16_dot else 1)
 
         def row(p: Value) -> Pointer:
-            # What is not there weighs nothing, and may be any number.
+            # Absent keys have the weight 0; any row serves for them.
             inside = k.minimum(k.maximum(p, tile.first), tile.stop - 1) if spec.paired else p
             return source.bytes(inside * width)
 
@@ -544,7 +547,7 @@ class DecodeKernel(ForwardKernel):
                     totals[n].value = k.fma(v, weight, totals[n].value)
 
     def _value_prefetches(self, keys: KeyRange, a: Value, features: int) -> Callable[[Value, int], None]:
-        """What brings near, when some keys from p on are read, as much as so many features of them are from a on."""
+        """Return a callback that prefetches `features` features, from a on, of the keys from p on."""
         if not features:
             return lambda p, several: None
         k, size, width = self.k, self.spec.element.size, features * self.spec.element.size
@@ -558,11 +561,11 @@ class DecodeKernel(ForwardKernel):
         if self.spec.packed_vectors:
             return packed
         source, row, dense = self._source("v", keys.tile.start), k.integer("v_row"), self._gapless("v", self.d_v)
-        # The passes over some rows are, one after the other, what the rows are.
+        # Passes over contiguous rows read them from the first byte to the last.
         begin = keys.first * (row - width) + a * size * keys.size
 
         def apart(p: Value, several: int) -> None:
-            # Where reading in order is enough, a single pass is that.
+            # Where in-order reads are best, a single pass is one.
             with k.when(keys.size < KEYS) if self.in_order else nullcontext(), k.choice(dense) as (yes, no):
                 with yes:
                     start = source.bytes(self.prefetcher.interleaved(p * width + begin))
@@ -574,7 +577,10 @@ class DecodeKernel(ForwardKernel):
         return apart
 
     def _values(self, rows: Sequence[Pointer], a: Value, steps: int, count: Value | None) -> list[Value]:
-        """Vectors of a row of V, every other number for matrices; or of two rows as pairs, interleaved in 16 bytes."""
+        """Load vectors of a row of V.
+
+        For AMX even and odd features are apart; for packed pairs two rows are interleaved within 16 bytes.
+        """
         k, W, size = self.k, self.W, self.spec.element.size
 
         def load(row: Pointer, n: int) -> Value:
@@ -594,7 +600,7 @@ class DecodeKernel(ForwardKernel):
         return made
 
     def _in_order(self, totals: list[Value]) -> list[Value]:
-        """Sums of features in the order of features."""
+        """Restore the order of features in sums."""
         if not self.spec.paired:
             return totals
         k, W, made, together = self.k, self.W, [], 1 if self.spec.amx else 4

@@ -1,13 +1,14 @@
-"""Forward: O = softmax(score(scale · Q Kᵀ) + bias) V, one span of keys after the other.
+"""Forward: the online softmax, O = softmax(score(scale · Q Kᵀ) + bias) V, one key split after the other.
 
-An *item* is a block of queries that share a key and a value head; a *tile* is KEYS keys, counted from the absolute
-position j = 0; a *span* is as many tiles as `span_bits` says. Every span has its own running maximum, sum and output,
-which are merged in order, so that a query meets the same numbers in the same order whatever else the call holds. A
-*group* is some items with the same keys: each span is used by all of them before the next, so that its tiles are read
-from memory, and converted where they must be, once.
+- A *query block* is some queries that share a key and a value head.
+- A *tile* is KEYS keys, counted from the absolute position j = 0.
+- A *key split* is a run of tiles, as long as `split_bits` says. Each has its own running maximum, sum and output, and
+  splits are merged in order. So a query meets the same numbers in the same order, whatever else the call holds.
+- A *work group* is some query blocks with the same keys. All of them use a key split before the next, so that its tiles
+  are read from memory, and converted if need be, once.
 
-How a tile is worked on differs: `ManyQueries` has a query in every lane, `FewQueries` a key. Both do the same
-operations on every number in the same order, so that which one runs is a question of speed alone.
+Subclasses compute tiles: `PrefillKernel` has a query in every lane, `DecodeKernel` a key. Both do the same operations
+on every number in the same order, so the choice is one of speed alone.
 """
 
 import math
@@ -34,24 +35,24 @@ from regard.engines.cpu.spec.forward import (
 
 
 class BestKeys(NamedTuple):
-    """The largest scores of every lane so far, in falling order, and the columns of their keys; −∞ and −1 for none."""
+    """The largest scores of every lane so far, in falling order, and their columns; −∞ and −1 for none."""
 
     values: Pointer
     indices: Pointer
 
 
 class ForwardKernel(Copies):
-    """What both layouts share: groups, spans, merging, and the end."""
+    """The part that prefill and decode share: work groups, key splits, merging, and the end."""
 
-    following: Pointer  # the words of the item that comes after this one
-    leading: Value  # whether this item is the first of its group
-    place: Value  # of the tile that is worked on, in the list
+    following: Pointer  # the record of the next query block
+    leading: Value  # true for the first query block of its work group
+    place: Value  # the list index of the current tile
 
     def __init__(self, k: Kernel, spec: KernelSpec):
         super().__init__(k, spec)
         self.scale2 = mathematics.LOG2_E if spec.ruled else 1.0  # from scores to logarithms of base 2
         scale = k.real("scale", spec.real) * (1.0 if spec.ruled else mathematics.LOG2_E)
-        # Queries take the scale; where products take pairs they would lose bits by it, and take its sign alone.
+        # Queries take the scale. Packed bf16 pairs would lose bits by it, and take its sign alone.
         self.query_scale, self.product_scale = scale, None
         if spec.paired:
             one = k.constant(spec.real, 1.0)
@@ -59,12 +60,12 @@ class ForwardKernel(Copies):
                 k.where(scale < 0.0, -one, one),
                 k.intrinsic("fabs", spec.real, scale),
             )
-        # What maxima are multiplied with to be in the units of exponents.
+        # The factor from maxima to the scale of exponents.
         self.maximum_scale = None if spec.ruled else self.product_scale
         self.tile, rest = self._scratch(k.pointer("scratch", self.real), tile_scratch(spec, self.d, self.d_v))
         self.own, self.rest = self._scratch(rest, split_scratch(spec, self.d_v))
 
-    # Items
+    # Query blocks
 
     def _block_scratch(self) -> Mapping[str, Any]:
         return block_scratch(self.spec, self.d, self.d_v)
@@ -109,7 +110,7 @@ class ForwardKernel(Copies):
         return ((word >> TILE_BITS) + self.k.integer("first_tile")) >> self.k.integer("split_bits")
 
     def _next_split(self, none: Value) -> Value:
-        """The span of the item's next tile."""
+        """Return the key split of the block's next tile."""
         k = self.k
         found, cursor = k.variable(none), self.block.cursor[0]
         with k.when(cursor < self.field("tiles") + self.field("count")):
@@ -120,7 +121,7 @@ class ForwardKernel(Copies):
 
     @contextmanager
     def _outputs(self) -> Iterator[tuple[Value, Callable[[Pointer], Value]]]:
-        """Over the vectors of an output: where each begins, and what its lanes find in a row of lanes."""
+        """Loop over the vectors of an output; yield their offset, and a function that loads its lanes of a row."""
         with self.k.loop(self.d_v) as a, self.k.loop(self.B, step=self.W) as c:
             yield a * self.B + c, lambda p: self.load(p, c)
 
@@ -130,7 +131,7 @@ class ForwardKernel(Copies):
         self.each_lane(self._begin_lane)
         self._empty(block)
         self._clear_best(self._best(block))
-        # The item of a call whose spans were worked on apart.
+        # Merge key splits that ran separately.
         splits, _ = self._scratch(self.address("split_state", self.real), split_scratch(self.spec, self.d_v))
         with k.loop(self.field("splits")) as n:
             size = sum(split_scratch(self.spec, self.d_v).values(), k.whole(0)) * n
@@ -139,7 +140,7 @@ class ForwardKernel(Copies):
             self._merge_best(self._best(split))
 
     def _empty(self, split: SimpleNamespace) -> None:
-        """The sums over no key."""
+        """Set maximum, sums and outputs of a split to those of no keys."""
         self.fill(split.m, -math.inf)
         for name in (name for both in self.spec.sums for name in both):
             self.fill(getattr(split, name), 0.0)
@@ -149,15 +150,15 @@ class ForwardKernel(Copies):
 
     @abstractmethod
     def _prepare_queries(self) -> None:
-        """The item's queries as the products read them."""
+        """Store the block's queries in the layout of the products."""
 
-    # Spans and tiles
+    # Key splits and tiles
 
     def _split(self) -> None:
-        """The tiles of the item's next span."""
+        """Compute the tiles of the block's next key split."""
         k, block = self.k, self.block
         separate, split_state, first = self.has("split_state"), self.address("split_state", self.real), block.cursor[0]
-        # Merged with nothing, the first is what it was: it is summed where it would go.
+        # A merge with nothing changes nothing: the first split is summed in its final place.
         alone = first == self.field("tiles")
         home = k.where(separate, split_state.address, k.where(alone, block.m.address, self.own.m.address))
         self.split, _ = self._scratch(k.at(home, self.real), split_scratch(self.spec, self.d_v))
@@ -167,7 +168,7 @@ class ForwardKernel(Copies):
                 self._clear_best(mine)
             homes = [k.where(separate, x.address, y.address) for x, y in zip(mine, all_splits, strict=True)]
             self.best = BestKeys(*(k.at(home, x.type) for home, x in zip(homes, mine, strict=True)))
-        # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
+        # A hidden NaN or infinity in V makes 0 · NaN. If a NaN shows, compute the split again without hidden values.
         self.exclude_hidden, repeat = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
         t = k.variable(first)
         with k.loop_while(lambda: repeat.value != 0):
@@ -180,7 +181,7 @@ class ForwardKernel(Copies):
             self._merge(self.split)
 
     def _tiles(self, first: Value, work: Callable[[KeyTile], None]) -> Value:
-        """Work on the tiles of a span from its first in the list on; the place of what follows them."""
+        """Call `work` on each tile of a split, from list index `first` on; return the index after them."""
         k, tiles = self.k, self.k.pointer("tiles", I64)
         current = self._split_of(tiles[first])
         t, inside = k.variable(first), k.variable(k.constant(I64, 1))
@@ -192,7 +193,7 @@ class ForwardKernel(Copies):
         return t.value
 
     def _inside(self, t: Value, split: Value) -> Value:
-        """1 if the item has a tile at this place in the list, and it is of that span, else 0."""
+        """Return 1 if the block's tile at list index t belongs to a split, else 0."""
         found = self.k.variable(self.k.constant(I64, 0))
         with self.k.when(t < self.field("tiles") + self.field("count")):
             found.value = (self._split_of(self.k.pointer("tiles", I64)[t]) == split).to(I64)
@@ -200,7 +201,7 @@ class ForwardKernel(Copies):
 
     @abstractmethod
     def _work(self, first: Value) -> Value:
-        """The tiles of a span, as `_tiles` finds them, into the span; what `_tiles` returns."""
+        """Compute the tiles of a split, from list index `first` on; return the index after them."""
 
     def _has_nan(self) -> Value:
         k = self.k
@@ -212,36 +213,36 @@ class ForwardKernel(Copies):
         return bad.value.is_nan().any()
 
     def _natural(self, s: Value) -> Value:
-        """What rules are given for what the product left of a score."""
+        """Return the natural score of a QK product, for rules."""
         scale = self.product_scale if self.spec.ruled else None
         return s if scale is None else s * scale
 
     def _power(self, x: Value, short: bool = False) -> Value:
-        """The exponential of a difference of maxima, at most 1."""
+        """Compute the exponential of a difference of scores, which is at most 0."""
         return mathematics.weight2(self.k, x * self.scale2 if self.spec.ruled else x, short)
 
     def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
-        """exp(s − m) and s − m, in the units of maxima, for what product and rules left of a score. shift: −m."""
+        """Compute exp(s − m) and s − m, in the scale of exponents, from a score. shift: −m."""
         scale = None if self.spec.ruled else self.product_scale
         difference = s + shift if scale is None else self.k.fma(s, scale, shift)
         return self._power(difference, short=self.spec.bf16_dot), difference
 
     def _entropy_term(self, p: Value, difference: Value) -> Value:
-        """p · (s − m), 0 where the score is −∞."""
+        """Compute p · (s − m); 0 where the score is −∞."""
         least = self.k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
         return p * self.k.maximum(least, difference)
 
-    # Maxima. S · scale − m is rounded once, but m = max S · scale is rounded before: where that tells, the maximum is
-    # subtracted from the scores, which is exact for those that matter, before they are scaled.
+    # Maxima. S · scale − m is rounded once, but m = max S · scale is rounded before. Where that matters, the maximum is
+    # subtracted from the unscaled scores, which is exact for those that count.
 
     def _scaled(self, m: Value) -> Value:
-        """A maximum in the units of exponents."""
+        """Return a maximum in the scale of exponents."""
         return m if self.maximum_scale is None else m * self.maximum_scale
 
     def _reference(self, m: Value) -> tuple[Value | None, Value]:
-        """Return what is subtracted from scores before they are scaled, and after that; one of them is 0.
+        """Return two numbers to subtract from scores, before and after scaling; one of them is 0.
 
-        The first is None where products leave scores in the units of exponents.
+        The first is None where products leave scores in the scale of exponents.
         """
         k, scaled = self.k, self._finite(self._scaled(m))
         if self.maximum_scale is None:
@@ -250,7 +251,7 @@ class ForwardKernel(Copies):
         return k.where(far, m, self.zero()), k.where(far, self.zero(), scaled)
 
     def _below(self, x: Value, reference: tuple[Value | None, Value]) -> Value:
-        """A maximum, or a score as products leave it, minus a greater one's `_reference`, in the units of exponents."""
+        """Subtract a `_reference` from a maximum or a score; the result is in the scale of exponents."""
         before, after = reference
         if before is None or self.maximum_scale is None:
             return x - after
@@ -258,7 +259,7 @@ class ForwardKernel(Copies):
         return self.k.where(before != 0.0, (x - before) * self.maximum_scale, near)
 
     def _move_maximum(self, tile: KeyTile) -> None:
-        """The span's maximum, with this tile: what scores are shifted by, and by how much what was summed shrinks."""
+        """Update the running maximum with a tile's: compute its shift, and the factor of earlier sums."""
         k, split, state = self.k, self.split, self.tile
         far = k.variable(k.constant(I64, 0))
         for c in self.vectors():
@@ -279,10 +280,10 @@ class ForwardKernel(Copies):
 
     @abstractmethod
     def _subtract(self, tile: KeyTile) -> None:
-        """Subtract what is `before` of each query from the scores of a tile."""
+        """Subtract each query's `before` from the scores of a tile."""
 
     def _add_sums(self) -> None:
-        """The sums of a tile into the span's."""
+        """Add the sums of a tile to the split's."""
         k, split, tile = self.k, self.split, self.tile
         for c in self.vectors():
             for name_l, name_e in self.spec.sums:
@@ -293,14 +294,14 @@ class ForwardKernel(Copies):
                 l[c] = k.fma(self.load(l, c), self.load(tile.rescale, c), self.load(getattr(tile, name_l), c))
 
     def _moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
-        """e = Σ exp(S − m) (S − m) for another m, `factor` = exp(difference); 0 where there was nothing."""
+        """Return e = Σ exp(S − m) (S − m) for another m; `factor` = exp(difference). 0 for no keys."""
         k = self.k
         zero = k.constant(self.real, 0.0)
         inside = k.where(factor == 0.0, zero, difference)
         return k.where(factor == 0.0, zero, factor * k.fma(inside, l, e))
 
     def _drop(self, p: Value, keys: tuple[Value, Value], j: Value) -> Value:
-        """Weights after dropout at the absolute positions j."""
+        """Apply dropout to weights at the absolute positions j."""
         k = self.k
         dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
         return k.where(dropped, self.zero(), p * k.real("keep_scale", self.real))
@@ -308,7 +309,7 @@ class ForwardKernel(Copies):
     # The largest weights
 
     def _best(self, scratch: SimpleNamespace) -> BestKeys:
-        """The best keys that an item or a span keeps."""
+        """Return the best keys of a query block or a split."""
         return BestKeys(scratch.values, scratch.indices.of(mathematics.integer_of(self.real)))
 
     def _clear_best(self, best: BestKeys) -> None:
@@ -319,7 +320,7 @@ class ForwardKernel(Copies):
 
     @contextmanager
     def _insertion(self, best: BestKeys, c: Value) -> Iterator[Callable[[Value, Value], None]]:
-        """What inserts a score and its column into the lists of the lanes from c on, where it is larger than others."""
+        """Yield a function that inserts a score and its column into the best keys of the lanes from c on."""
         k = self.k
         offsets = [n * self.B + c for n in range(self.spec.best)]
         lists = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in offsets]
@@ -330,7 +331,7 @@ class ForwardKernel(Copies):
                 value, index = lists[n]
                 if n == 0:
                     above = s, column
-                else:  # what was above moves down, if it is not here that the score belongs
+                else:  # entries above the new score move down
                     (v, i), moved = lists[n - 1], better[n - 1]
                     above = k.where(moved, v.value, s), k.where(moved, i.value, column)
                 value.value = k.where(better[n], above[0], value.value)
@@ -341,7 +342,7 @@ class ForwardKernel(Copies):
             best.values[n], best.indices[n] = value.value, index.value
 
     def _merge_best(self, best: BestKeys) -> None:
-        """The best of a span into those of the item; earlier spans come first, and win ties."""
+        """Merge the best keys of a split into the block's; earlier splits win ties."""
         k = self.k
         if self.spec.best:
             with (
@@ -352,10 +353,10 @@ class ForwardKernel(Copies):
                 at = n * self.B + c
                 insert(self.load(best.values, at), best.indices.load(at, self.W))
 
-    # Merging, and the end
+    # Merging and finishing
 
     def _merge(self, split: SimpleNamespace) -> None:
-        """A span into the item."""
+        """Merge a split's state into the block's."""
         k, block, tile = self.k, self.block, self.tile
         for c in self.vectors():
             m_old, m_new = self.load(block.m, c), self.load(split.m, c)
@@ -383,10 +384,10 @@ class ForwardKernel(Copies):
             self._write()
 
     def _finish(self) -> None:
-        """The sink counted in, O / l, lse, entropy and the largest weight."""
+        """Add the sink; compute O / l, lse, entropy and the largest weight."""
         k, spec, block = self.k, self.spec, self.block
         one = k.constant(self.real, 1.0).spread(self.W)
-        natural_scale = 1.0 if spec.ruled else mathematics.LN_2  # scores to natural ones
+        natural_scale = 1.0 if spec.ruled else mathematics.LN_2  # from scores to natural logarithms
         sinks = k.pointer("sink", self.real)
         with k.loop(self.B, step=self.W) as c:
             largest, l = self.load(block.m, c), self.load(block.l, c)
@@ -402,7 +403,7 @@ class ForwardKernel(Copies):
                 l = k.fma(l, old, self._power(sink - shift))
             inverse = k.where(l == 0.0, self.zero(), one / l)
             natural = m * natural_scale
-            if spec.sink and not spec.ruled:  # that of a large sink as it was given: its gradient is exp(sink − lse)
+            if spec.sink and not spec.ruled:  # a large sink without rounding: its gradient is exp(sink − lse)
                 natural = k.where(self._is_large(m, m) & (m == sink), sinks.gather(position), natural)
             self.tile.top[c] = natural + mathematics.log(k, l)  # lse
             if spec.entropy:
@@ -417,7 +418,7 @@ class ForwardKernel(Copies):
                 s = self.load(block.values, n * self.B, c)
                 weight = self._weight(s if before is None else s - before, -after)[0] * (old * inverse)
                 block.values[n * self.B + c] = k.where(s == -math.inf, self.zero(), weight)
-            # The largest weight is that of a key.
+            # The largest weight is that of a key, not of the sink.
             heaviest = factor
             if before is not None:
                 heaviest = k.where(l == 0.0, self.zero(), self._weight(largest - before, -after)[0] * old / l)
@@ -426,13 +427,13 @@ class ForwardKernel(Copies):
         self._divide()
 
     def _divide(self) -> None:
-        """The outputs by l."""
+        """Divide the outputs by l."""
         with self._outputs() as (at, of):
             self.block.O[at] = self.load(self.block.O, at) * of(self.tile.rescale) + 0.0  # not −0
 
     @abstractmethod
     def _store_output(self) -> None:
-        """The item's output into that of the call."""
+        """Store the block's output in the call's."""
 
     def _write(self) -> None:
         self._store_output()

@@ -3,8 +3,8 @@
     Ṡ = tangent of score along scale · (Q̇ Kᵀ + Q K̇ᵀ), + ḃias         l̇se = Σ P Ṡ + p_sink · sink˙
     Ȯ = Σ P D (Ṡ V + V̇) − l̇se · O                                   Ḣ = −Σ P Ṡ (log P + 1) + l̇se · (Σ P − H)
 
-Beside the sums of forward over the weights w = exp(S − m) it makes those over w Ṡ, which take another maximum and are
-merged in the same way: four more products, or three more if the output is given. The output has the bits of forward.
+In addition to forward's sums over w = exp(S − m) it computes those over w Ṡ, which are rescaled and merged alike. That
+is four more products, or three if the output is given. The output has the bits of forward.
 """
 
 import math
@@ -19,19 +19,21 @@ from regard.engines.cpu.spec.jvp import TangentSpec
 
 
 class TangentKernel(PrefillKernel):
+    """The tangent kernel."""
+
     spec: TangentSpec
 
     def __init__(self, k: Kernel, spec: TangentSpec):
         super().__init__(k, spec)
-        # From what products leave of Ṡ to natural numbers.
+        # From the products Ṡ to natural numbers.
         self.tangent_scale: Value | float = 1.0 if spec.ruled else mathematics.LN_2
         if self.product_scale is not None:
             self.tangent_scale = self.product_scale * self.tangent_scale
 
-    # Scores
+    # QK products
 
     def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
-        """Also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ."""
+        """Return also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ."""
         products, varies = super()._products_of_keys(), self.spec.varies
         if "q" in varies:
             products.append(("k", self.block.q_dot, self.tile.S_dot))
@@ -60,10 +62,10 @@ class TangentKernel(PrefillKernel):
         self.tile.S_dot[at] = s_dot
         return s
 
-    # Weights and output
+    # Softmax and PV products
 
     def _weights_at(self, at: Value, shift: Value) -> tuple[list[Value], Value]:
-        """Also w Ṡ, 0 where the pair is hidden."""
+        """Compute also w Ṡ, 0 where the pair is hidden."""
         weights, difference = super()._weights_at(at, shift)
         if self.spec.moves:
             s, s_dot = self.load(self.tile.P, at), self.load(self.tile.S_dot, at)
@@ -73,7 +75,7 @@ class TangentKernel(PrefillKernel):
         return weights, difference
 
     def _products_of_values(self) -> list[tuple[str, Pointer, Pointer]]:
-        """Also Ȯᵀ ← rescale · Ȯᵀ + Vᵀ (P Ṡ)ᵀ + V̇ᵀ Pᵀ."""
+        """Return also Ȯᵀ ← rescale · Ȯᵀ + Vᵀ (P Ṡ)ᵀ + V̇ᵀ Pᵀ."""
         products = [] if self.spec.given else super()._products_of_values()
         if self.spec.moves:
             products.append(("v", self.tile.S_dot, self.split.O_dot))
@@ -81,13 +83,13 @@ class TangentKernel(PrefillKernel):
             products.append(("v_dot", self.tile.P, self.split.O_dot))
         return products
 
-    # The end
+    # Finishing
 
     def _written(self) -> tuple[str, ...]:
         return ("out_dot",) if self.spec.given else ("out", "out_dot")
 
     def _finish(self) -> None:
-        """Also l̇se and Ḣ, which lie where factors of spans did, and Ȯ."""
+        """Compute also l̇se and Ḣ, in the place of the factors of merging, and Ȯ."""
         k, spec, block, tile = self.k, self.spec, self.block, self.tile
         natural_scale = 1.0 if spec.ruled else mathematics.LN_2
         with k.loop(self.B, step=self.W) as c:
@@ -114,7 +116,7 @@ class TangentKernel(PrefillKernel):
 
     @property
     def output(self) -> Pointer:
-        """The item's output when it is done."""
+        """The block's output when it is done."""
         found: Pointer = self.own.O_dot if self.spec.given else self.block.O
         return found
 

@@ -1,6 +1,6 @@
-"""What kernels with a query in every lane, or some, share: memory, lanes, tiles, copies, products.
+"""The base of all tile kernels: memory, lanes, tiles, copies, products.
 
-Each works on *items*, blocks of queries that share a key and a value head, against *tiles* of keys.
+A kernel computes *query blocks*, which share a key and a value head, against *tiles* of keys.
 """
 
 import math
@@ -30,23 +30,24 @@ from regard.engines.cpu.spec.forward import (
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 UNROLL = 4
-LARGE = 2.0**10  # of scores as logarithms of base 2: their rounding moves weights by 2^-15 and more
+LARGE = 2.0**10  # of scores as logarithms of base 2: their rounding changes weights by 2^-15 and more
 
 
 class Halves(NamedTuple):
-    """What the halves of the lanes may see of a tile: both the keys from `first` to before `stop`, one alone whole
-    PARTs before and after.
+    """The keys of a tile that each half of the lanes may see.
+
+    Both halves may see those from `first` to `stop`; one half alone may see whole PARTs before and after.
     """
 
     first: Value
     stop: Value
-    early: Value  # 0 or 1: the half that may see those before
+    early: Value  # 0 or 1: the half that may see the keys before
     late: Value  # and those after
 
 
 @dataclass(frozen=True)
 class KeyTile:
-    """A tile of an item. Keys are counted from its start: those from `first` to before `stop` are there."""
+    """A tile of a query block; keys from `first` to before `stop` are present, counted from its start."""
 
     number: Value  # counted from the absolute j = 0
     start: Value  # the column of its first key; negative if it begins before the call's keys
@@ -57,12 +58,12 @@ class KeyTile:
 
 
 class Lanes(ABC):
-    """The base of kernels."""
+    """The base of tile kernels."""
 
     block: SimpleNamespace
     tile: SimpleNamespace
     record: Pointer
-    next_work_group: Value  # the first item of the group after this one, or of the last
+    next_work_group: Value  # the first query block of the next work group, or of the last
 
     def __init__(self, k: Kernel, spec: KernelSpec):
         self.k, self.spec = k, spec
@@ -73,7 +74,7 @@ class Lanes(ABC):
         self.score = Lowering(k, spec.score, spec.real, spec.integer) if spec.score else None
 
     def run(self) -> None:
-        """Groups of the call, one after the other, until those that share their count have taken all."""
+        """Compute work groups until all threads that share the counter have taken all."""
         k = self.k
         groups, taken, count = k.pointer("work_groups", I64), k.pointer("taken", I64), k.integer("count")
         if self.spec.amx:
@@ -87,7 +88,7 @@ class Lanes(ABC):
 
     @contextmanager
     def _registers(self) -> Iterator[None]:
-        """While products are made of matrices, `matrices` are the registers for them."""
+        """Hold the AMX tile registers in `amx_tiles`, while products use them."""
         if self.spec.amx and not self.spec.decode_rows:
             with amx_tiles(self.k) as self.amx_tiles:
                 yield
@@ -95,22 +96,25 @@ class Lanes(ABC):
             yield
 
     def _totals(self) -> Totals:
-        """As many matrices as should grow at once: a few blocks of rows, all lanes."""
+        """Return the AMX tiles of sums: a few row blocks by all lanes."""
         across = self.B // AMX_SIDE
         return [self.amx_tiles[n * across : (n + 1) * across] for n in range(max(1, AMX_SUMS // across))]
 
     @abstractmethod
     def _work_group(self, first: Value, stop: Value) -> None:
-        """Some items, from the first to before `stop`."""
+        """Compute the query blocks from `first` to before `stop`."""
 
-    # Items
+    # Query blocks
 
     @abstractmethod
     def _block_scratch(self) -> Mapping[str, Any]:
-        """What an item keeps, in numbers of `real`; `cursor` or `state` are words."""
+        """Return the scratch layout of a query block, in elements of `real`.
+
+        `cursor` and `state` are 64-bit integers.
+        """
 
     def _open(self, n: Value, state: Pointer) -> None:
-        """The n-th item is the one that is worked on; `state` is where it keeps what it must."""
+        """Make the n-th query block the current one; `state` is its scratch memory."""
         self.record = self.k.pointer("blocks", I64) + n * len(self.spec.block_fields)
         self.block, _ = self._scratch(state, self._block_scratch())
         integer = self.spec.integer
@@ -122,14 +126,14 @@ class Lanes(ABC):
     # Memory
 
     def _scratch(self, start: Pointer, sizes: Mapping[str, Any]) -> tuple[SimpleNamespace, Pointer]:
-        """Pointers to parts of memory that lie one behind the other, and what follows them."""
+        """Return pointers to consecutive arrays of the given sizes, and the address after them."""
         made = {}
         for name, size in sizes.items():
             made[name], start = start, start + size
         return SimpleNamespace(**made), start
 
     def _pick(self, n: Value, options: Sequence[Value]) -> Value:
-        """The n-th of some values."""
+        """Return the n-th of some values."""
         *others, chosen = options
         for m, x in reversed(list(enumerate(others))):
             chosen = self.k.where(n == m, x, chosen)
@@ -138,24 +142,24 @@ class Lanes(ABC):
     def _pick_pointer(self, n: Value, options: Sequence[Pointer]) -> Pointer:
         return self.k.at(self._pick(n, [x.address for x in options]), options[0].type)
 
-    # Of the item that is worked on, or of the one with these words.
+    # Fields of the current query block, or of the one with this record.
 
     def field(self, name: str, record: Pointer | None = None) -> Value:
         return (record or self.record)[self.spec.block_fields.index(name)]
 
     def address(self, name: str, type: Type, record: Pointer | None = None) -> Pointer:
-        """Where an item begins in an array."""
+        """Return the address of a query block's first row in an array."""
         base = self.k.pointer_at(self.bases, self.spec.block_fields.index(name), type)
         return base.bytes(self.field(name, record))
 
     def has(self, name: str) -> Value:
-        """Whether the call has an array."""
+        """Test if the call has an array."""
         return self.bases[self.spec.block_fields.index(name)] != 0
 
     # Lanes
 
     def vectors(self) -> range:
-        """Where the vectors of a row of lanes begin."""
+        """Offsets of the vectors in a row of lanes."""
         return range(0, self.B, self.W)
 
     def load(self, p: Pointer, *offsets: object) -> Value:
@@ -171,18 +175,18 @@ class Lanes(ABC):
         return self.k.constant(self.real, 0.0).spread(self.W)
 
     def each_lane(self, work: Callable[[Value, Value, Value], None]) -> None:
-        """Work on every lane, given its number, its head in the item and its row; lanes without one repeat the last."""
+        """Call `work` with every lane's number, head in the block and row; lanes without a row repeat the last."""
         k, last, rows = self.k, self.field("lanes") - 1, self.field("rows")
         with k.loop(self.B) as lane:
             n = k.minimum(lane, last)
             work(lane, n // rows, n % rows)
 
     def _row(self, base: Pointer, lane: Value, head: Value, row: Value) -> Pointer:
-        """The row that belongs to a lane, in an array that begins at the item's first row."""
+        """Return the row of a lane, in an array whose base is the block's first row."""
         return base.bytes(self.block.g[lane] * head + self.block.r[lane] * row)
 
     def _begin_lane(self, lane: Value, g: Value, r: Value) -> None:
-        """What rules and dropout must know of the row."""
+        """Store the row's indices and dropout keys."""
         k, block = self.k, self.block
         i, h = self.field("i") + r, self.field("h") + g
         block.i[lane], block.h[lane] = i.to(self.spec.integer), h.to(self.spec.integer)
@@ -215,17 +219,17 @@ class Lanes(ABC):
         )
 
     def _finite(self, m: Value) -> Value:
-        """The least number for a maximum of nothing, so that −∞ − m is not NaN."""
+        """Replace −∞ by the least number, so that −∞ − m is not NaN."""
         return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
 
     def _is_large(self, m: Value, scaled: Value) -> Value:
-        """Test for a maximum or an lse, in units of exponents, that moves weights when it is rounded."""
+        """Test for a maximum or an lse, in the scale of exponents, whose rounding changes weights."""
         return (self.k.intrinsic("fabs", self.real, scaled) > LARGE) & (m > -math.inf)
 
     def _subtract_lse(self, tile: KeyTile, lse: Pointer, scale: Value | None) -> None:
-        """S ← S − lse where `lse`, of each query, is not 0. scale: from products to the units of exponents.
+        """Compute S ← S − lse where `lse`, of each query, is not 0. scale: from products to exponents.
 
-        The natural score is that of which forward made its lse, so that a lone key has the weight 1; none has more.
+        The natural score is the one from which forward computed lse. So a lone key has the weight 1, and none has more.
         """
         k, P = self.k, self.tile.P
         for c in self.vectors():
@@ -238,7 +242,7 @@ class Lanes(ABC):
                 P[p * self.B + c] = k.where(far, below if scale is None else below / scale, s)
 
     def _source(self, name: str, row: Value, record: Pointer | None = None) -> Pointer:
-        """A row of K or V by its column."""
+        """Return a row of K or V by its column."""
         return self.address(name, self.spec.element, record).bytes(row * self.k.integer(f"{name}_row"))
 
     def _copy(
@@ -260,7 +264,7 @@ class Lanes(ABC):
     def _transpose(
         self, base: Pointer, strides: list[Value], count: Value, transposed: Pointer, scale: Value | float
     ) -> None:
-        """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""
+        """Compute transposed[x, lane] = scale · base[head, row, x] for each lane and x below `count`."""
         k, W = self.k, self.W
         whole = k.where(strides[2] == base.type.size, count - count % W, k.whole(0))
         with k.loop(self.B, step=W) as c:
@@ -270,22 +274,22 @@ class Lanes(ABC):
             self._transpose_singly(base, strides, c, whole, count, transposed, scale)
 
     def _lane_rows(self, base: Pointer, strides: list[Value], c: Value) -> list[Pointer]:
-        """The rows of the lanes of a vector, in an array that begins at the item's first row."""
+        """Return the rows of the lanes of one vector."""
         return [self._row(base, c + r, *strides[:2]) for r in range(self.W)]
 
     def _store_transposed(self, rows: list[Pointer], x: Value, into: Pointer, scale: Value | float) -> None:
-        """As `_turned_block`, to the rows of lanes from `into` on."""
+        """Store the vectors of `_transposed_block` in consecutive rows of lanes."""
         for n, vector in enumerate(self._transposed_block(rows, x, scale)):
             into[n * self.B] = vector
 
     def _transposed_block(self, rows: list[Pointer], x: Value, scale: Value | float) -> list[Value]:
-        """A vector of numbers of each row, from x on, scaled, in the lanes of as many vectors."""
+        """Load a vector of each row from x on, scaled and transposed."""
         return self.k.transpose([p.load(x, self.W).to(self.real) * scale for p in rows])
 
     def _transpose_singly(
         self, base: Pointer, strides: list[Value], c: Value, start: Value, stop: Value, transposed: Pointer, scale: Any
     ) -> None:
-        """As `_turn`, for the lanes of the vector at c and x from `start` to before `stop`, one by one."""
+        """Transpose x from `start` to before `stop` one by one, for the vector of lanes at c."""
         k = self.k
         with k.loop(self.W) as r:
             p = self._row(base, c + r, *strides[:2])
@@ -293,7 +297,7 @@ class Lanes(ABC):
                 transposed[x * self.B + c + r] = p.bytes(x * strides[2])[0].to(self.real) * scale
 
     def _transpose_back(self, transposed: Pointer, count: Value, base: Pointer, head: Value, row: Value) -> None:
-        """base[head, row, x] = turned[x, lane] for the head and the row of each lane and x below `count`."""
+        """Compute base[head, row, x] = transposed[x, lane] for each lane and x below `count`."""
         k, W, B = self.k, self.W, self.B
         lanes, whole = self.field("lanes"), count - count % W
         with k.loop(lanes, step=W) as c:
@@ -308,7 +312,7 @@ class Lanes(ABC):
                     into[a] = transposed[a * B + n].to(base.type)
 
     def _folded(self, x: Value, operation: Callable[[Value, Value], Value]) -> Value:
-        """The lanes of a vector put together, one half and the other, again and again."""
+        """Reduce the lanes of a vector by halves."""
         while x.lanes > 2:
             half = x.lanes // 2
             x = operation(*(self.k.shuffle(x, x, range(n, n + half)) for n in (0, half)))
@@ -317,11 +321,11 @@ class Lanes(ABC):
     # Products
 
     def multiply_add(self, total: Value, x: Value, y: Value) -> Value:
-        """total + x · y; for words of two numbers each the product of both."""
+        """Return total + x · y; for packed pairs, both products."""
         return self.k.dot_bf16(total, x, y) if self.spec.paired else self.k.fma(x, y, total)
 
     def _sums(self, rows: int, columns: range | None = None) -> list[list[Variable]]:
-        """Zeros for some rows of the lanes' vectors, or of those that begin at `columns`."""
+        """Return zeroed sums for `rows` rows of vectors, at `columns` or in all lanes."""
         columns = self.vectors() if columns is None else columns
         return [[self.k.variable(self.zero()) for _ in columns] for _ in range(rows)]
 
@@ -334,9 +338,9 @@ class Lanes(ABC):
         vector: Callable[..., Value],
         columns: range | None = None,
     ) -> None:
-        """sum[r][c] += Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each.
+        """Compute sum[r][c] += Σ_x factor(r, x) · vector(x, c), each in one chain; factors are broadcast.
 
-        columns: where the vectors begin, the lanes unless they are given.
+        columns: offsets of the vectors, by default of all lanes.
         """
         k = self.k
         columns = self.vectors() if columns is None else columns
@@ -357,7 +361,7 @@ class Lanes(ABC):
         vector: Callable[..., Value],
         columns: range,
     ) -> None:
-        """Some steps of `_add_product`, without a loop."""
+        """Unroll `count` steps of `_add_product`."""
         for x in (start + u for u in range(count)):
             vectors = [vector(x, c) for c in columns]
             for r, row in enumerate(sums):
@@ -366,7 +370,7 @@ class Lanes(ABC):
                     total.value = self.multiply_add(total.value, f, v)
 
     def _micro_tiles(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
-        """Work on so many rows at a time, or as many as registers hold, and on what is left one at a time."""
+        """Call `work` on micro-tiles of `rows` rows, by default as many as registers hold, then on single rows."""
         k, rows = self.k, rows or self.k.target.rows(self.B // self.W)
         whole = stop - (stop - start) % rows
         with k.loop(whole, start=start, step=rows) as n:
@@ -381,26 +385,26 @@ class Lanes(ABC):
         return found
 
     def _dense_at(self, name: str, type: Type, column: Value) -> tuple[Pointer, list[Value]]:
-        """Where a key's numbers for the item begin in a dense array, and its strides by head, row and key."""
+        """Return the address of a key in a dense array, and its strides by head, row and key."""
         strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
         return self.address(name, type).bytes(column * strides[2]), strides
 
     def _fetch(self, name: str, type: Type, into: Pointer, tile: KeyTile, start: Value, stop: Value) -> None:
-        """Some keys of a dense array, turned so that lanes are queries."""
+        """Transpose some keys of a dense array, so that lanes are queries."""
         base, strides = self._dense_at(name, type, tile.start + start)
         self._transpose(base, strides, stop - start, into + start * self.B, 1.0)
 
     def _prefetch_bias(self, type: Type, tile: KeyTile, p: Value, count: int) -> None:
-        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
+        """Prefetch the bias, some rows of it in every micro-tile of keys."""
         k, lanes = self.k, -(-self.B * count // KEYS)
         base, (head, row, _) = self._dense_at("bias", type, tile.start + tile.first)
         for n in range(lanes):
             lane = k.minimum(p // count * lanes + n, self.field("lanes") - 1)
             line = self._row(base, lane, head, row)
-            for x in (*range(0, KEYS * type.size, 64), KEYS * type.size - 1):  # it need not begin where a line does
+            for x in (*range(0, KEYS * type.size, 64), KEYS * type.size - 1):  # the row may begin within a line
                 line.bytes(x).prefetch()
 
     def _prefetch_row(self, line: Pointer, size: Value) -> None:
-        """Bring so many bytes into the second level, where they wait until they are read."""
+        """Prefetch `size` bytes to the second level of caches."""
         with self.k.loop(size, step=64) as at:
             line.bytes(at).prefetch(2)

@@ -1,9 +1,9 @@
-"""Weights of a tile made beside the scores of the next one, with a query in every lane.
+"""Software pipelining of prefill: a tile's softmax is interleaved with the QK product of the next tile.
 
-Products leave parts of the processor idle that weights need, and registers where a micro-tile is small (`weaves` of a
-target). The scores and weights of two tiles lie in two places by turns; sums over weights lie in memory by the lane
-that a key has in the other layout, so that they are added in the same order. No scores come after those of a span's
-last tile: its weights are made beside the values of the tile before, where products take pairs.
+Products leave execution ports idle that the softmax needs, and registers where a micro-tile is small
+(`Target.pipelines`). Scores and weights are double-buffered. Sums over weights are partial sums in memory, by the lane
+that a key has in decode, so that they are added in the same order. No QK product follows a split's last tile: its
+softmax is interleaved with the PV product of the tile before, where products take packed pairs.
 """
 
 from abc import abstractmethod
@@ -16,16 +16,16 @@ from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.forward import KEYS
 
-TOGETHER = 8  # steps of a product that are written down with the weights of two keys
+TOGETHER = 8  # steps of a product that are interleaved with the softmax of two keys
 
 
 class Pipelining(AmxProducts):
-    due: Variable  # the next key, of the tile whose weights are made
+    """The software pipeline of prefill."""
+
+    due: Variable  # the next key whose weight is due, in the tile in flight
 
     def _tiles_pipelined(self, first: Value) -> Value:
-        """As `_tiles`, with the weights of a tile made beside the scores of the next: products leave parts of the
-        processor idle that weights need.
-        """
+        """Do the work of `_tiles`, with each tile's softmax interleaved with the QK product of the next."""
         k, tiles = self.k, self.k.pointer("tiles", I64)
         current = self._split_of(tiles[first])
         sizes = dict.fromkeys((*self.spec.weights, "seen"), KEYS * self.B) | {"rescale": self.B}
@@ -33,14 +33,14 @@ class Pipelining(AmxProducts):
 
         @contextmanager
         def placed(n: Value) -> Iterator[None]:
-            """What a tile needs until its products are done lies in one of two places."""
+            """Point the scratch of a tile in flight to one of two buffers."""
             outer = {name: getattr(self.tile, name) for name in places}
             vars(self.tile).update({name: p + n * size for name, (p, size) in places.items()})
             yield
             vars(self.tile).update(outer)
 
         none = k.whole(0)
-        # What the weights and products of a tile need of the one whose weights are made; first there is none.
+        # The tile in flight: its number, start, keys and halves. At first it has no keys.
         carried = [k.variable(none) for _ in range(4 + len(Halves._fields))]
 
         def carried_tile() -> KeyTile:
@@ -48,7 +48,7 @@ class Pipelining(AmxProducts):
             return KeyTile(number, start, first, stop, (none, none), Halves(*halves))
 
         def weigher(tile: KeyTile, there: Value) -> Callable[[], None]:
-            """Makes the weights of two keys more of a tile."""
+            """Return a function that computes the softmax of two more keys of a tile."""
 
             def weigh() -> None:
                 with placed(there):
@@ -86,17 +86,17 @@ class Pipelining(AmxProducts):
                 self.due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
                 more.value = self._inside(t.value, current)
-                # Beside the products of the tile before the last, as no scores come after those of the last.
+                # Interleave with the PV product of the tile before, as no QK product follows the last tile.
                 until.value = k.where(more.value == 0, tile.stop, none)
             with k.when(before.first < before.stop), placed(there):
                 self._add_values(before, weigher(tile, 1 - there), until.value)
-            going.value, place.value = another, 1 - there  # after the last tile once more, for its products
+            going.value, place.value = another, 1 - there  # one more iteration after the last tile, for its PV product
         return t.value
 
     def _interleave_weights(
         self, weigh: Callable[[], None], most: Value, start: Value, stop: Value, steps: Callable[[Value, int], None]
     ) -> Value:
-        """`weigh`, at most so often, beside steps of a product from `start` on and before `stop`; where they end."""
+        """Interleave `weigh`, at most `most` times, with steps of a product; return where the steps end."""
         k = self.k
         count = k.minimum(most, (stop - start) // TOGETHER)
         end = start + k.maximum(count, k.whole(0)) * TOGETHER
@@ -105,35 +105,35 @@ class Pipelining(AmxProducts):
         return end
 
     def _steps_due(self, until: Value | int) -> Value:
-        """How many times two keys are due before `until`."""
+        """Count the pairs of keys that are due before `until`."""
         return (until - self.due.value + 1) // 2
 
     @abstractmethod
     def _scores(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
-        """The scores of a tile; beside them, `weigh` as long as a key before `until` is due."""
+        """Compute the QK product of a tile; interleave `weigh` while a key before `until` is due."""
 
     @abstractmethod
     def _rules(self, tile: KeyTile) -> None:
-        """What rules make of scores."""
+        """Apply rules and masks to scores."""
 
     @abstractmethod
     def _before_weights(self, tile: KeyTile) -> None:
-        """What scores must tell before they become weights."""
+        """Update maxima and lists from scores, before they become weights."""
 
     @abstractmethod
     def _weigh(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
-        """P = exp(S − m) of the keys p and p + 1 in the lanes from c on, and of each what is summed."""
+        """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on; return the terms of sums."""
 
     @abstractmethod
     def _add_values(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
-        """The products of weights and values of a tile into the span; beside them, `weigh` as in `_scores`."""
+        """Add the PV product of a tile to the split; interleave `weigh` as in `_scores`."""
 
     def _summed(self) -> list[str]:
-        """The names of what is summed over weights."""
+        """Return the names of the sums over weights."""
         return [name for both in self.spec.sums for name in both[: 1 + self.spec.entropy]]
 
     def _weigh_into_partials(self, tile: KeyTile, p: Value, c: Value | int) -> None:
-        """The weights of two keys, and what is summed of them into the sums of keys that are W apart."""
+        """Compute the weights of two keys, and add to the partial sums of keys that are W apart."""
         for n, terms in enumerate(self._weigh(tile, p, c, self.load(self.tile.shift, c))):
             at = ((p + n) & (self.W - 1)) * self.B + c
             for part, term in zip(self._partial_sums(), terms, strict=True):

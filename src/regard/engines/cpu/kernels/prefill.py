@@ -1,7 +1,7 @@
-"""Tiles with a query in every lane: Sᵀ = K Qᵀ and Oᵀ += Vᵀ Pᵀ.
+"""Prefill: a query in every lane, Sᵀ = K Qᵀ and Oᵀ += Vᵀ Pᵀ.
 
-What is vertical (maximum, sum, mask, rule, dropout) costs one vector operation for each key; K and V are read through
-broadcasts where they lie, or from a copy of the tile.
+Softmax, mask, rule and dropout are vertical: one vector operation for each key. K and V are read by broadcasts, in
+place or from a copy of the tile.
 """
 
 import math
@@ -23,16 +23,18 @@ BOTH = -1  # halves of the lanes
 
 
 class PrefillKernel(Pipelining):
+    """The forward kernel for many queries."""
+
     def __init__(self, k: Kernel, spec: KernelSpec):
         super().__init__(k, spec)
-        # Whether what a mask hides from half of the lanes is left out of products.
+        # True if products skip what a mask hides from half of the lanes.
         self.halved = bool(spec.mask) and spec.keys == ("k",) and not spec.amx and len(self.vectors()) % 2 == 0
-        # Whether a bias is all that changes scores, and they are all that is made of pairs before weights.
+        # True if a bias is all that changes scores, and P is the only tile of weights.
         self.biased = bool(spec.bias) and spec.score is None and spec.weights == ("P",)
-        self.transposed = SimpleNamespace()  # biases of the keys that rules are applied to, see `_parts`
+        self.transposed = SimpleNamespace()  # biases of the current keys, see `_biased_keys`
 
     def _prepare_queries(self) -> None:
-        """Qᵀ, scaled; where products take pairs, each word holds two features."""
+        """Store Qᵀ with the scale; where products take packed pairs, in pairs of features."""
         k, spec = self.k, self.spec
         for name in spec.queries:
             strides, q = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "feature")], getattr(self.block, name)
@@ -58,14 +60,14 @@ class PrefillKernel(Pipelining):
         self._add_values(tile)
 
     def _before_weights(self, tile: KeyTile) -> None:
-        """What scores must tell before they become weights."""
+        """Update best keys and maxima from the scores of a tile."""
         k = self.k
         if self.spec.best:
             with k.when(self.exclude_hidden.value == 0):
                 self._choose_best(tile)
         with k.when(self.exclude_hidden.value != 0):
             self._store_visible(tile)
-        # Keys are taken two by two, so one that is missing must be there and weigh nothing.
+        # Keys are taken in pairs, so a missing one must be present and have the weight 0.
         nothing = k.constant(self.real, -math.inf).spread(self.W)
         for c in self.vectors():
             with k.when(tile.first % 2 != 0):
@@ -81,16 +83,16 @@ class PrefillKernel(Pipelining):
             with no:
                 self._add(tile, partial(self._add_all, weigh=weigh, until=until), self._add_by_amx)
 
-    # Products
+    # QK products
 
     def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
-        """What is multiplied: rows of keys, turned queries, and where the products go."""
+        """Return the QK products: the name of K, the transposed queries, and the tile that is written."""
         return [("k", self.block.q, self.tile.P)]
 
     def _scores(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
-        """Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches.
+        """Compute Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches.
 
-        weigh: makes the weights of two keys more, beside the products, as long as some before `until` are due.
+        weigh: computes two more keys' softmax; it is interleaved while some key before `until` is due.
         """
         if self.spec.amx:
             self._scores_by_amx(tile)
@@ -100,8 +102,8 @@ class PrefillKernel(Pipelining):
         stop = (self.d + 1) // 2 if spec.paired else self.d
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
         plain = k.variable(k.constant(I64, 1))
-        halved = self.halved and not spec.ruled  # rules are given every score
-        alone = k.variable(k.whole(BOTH))  # the half of the lanes that scores are made for
+        halved = self.halved and not spec.ruled  # rules need every score
+        alone = k.variable(k.whole(BOTH))  # the half of the lanes that scores are computed for
         with k.loop(len(names)) as n:
             keys, widths = zip(*(self._keys(tile, name) for name in names), strict=True)
             rows, width = self._pick_pointer(n, keys).of(number), self._pick(n, widths)
@@ -114,7 +116,7 @@ class PrefillKernel(Pipelining):
                 lines = [rows.bytes((p + r) * width) for r in range(count)]
 
                 def products(columns: range, half: Value | int = 0) -> list[list[Variable]]:
-                    """Of the vectors of lanes at some columns, counted from where a half begins."""
+                    """Compute the product for the vectors at `columns`, counted from the start of a half."""
                     sums, start = self._sums(count, columns), k.whole(0)
 
                     def factor(r: int, x: Value) -> Value:
@@ -166,9 +168,9 @@ class PrefillKernel(Pipelining):
             self.tile.top[c] = top.value
 
     def _sections(self, tile: KeyTile) -> tuple[list[Value], list[Value]]:
-        """Where keys begin, and the last of them end, that differ in who may see them, and the half that may, or BOTH.
+        """Return the sections of keys that differ in visibility: their edges, and their half of the lanes or BOTH.
 
-        Those in the middle are mixed; those beside them everyone sees, those before and after one half alone.
+        The middle one is mixed, its neighbours all lanes see, and the outer ones one half alone.
         """
         k = self.k
         ends, whose = [*tile.mixed], [k.whole(BOTH)] * 3
@@ -179,10 +181,10 @@ class PrefillKernel(Pipelining):
         return [tile.first, *ends, tile.stop], whose
 
     def _prefetch_next_tiles(self, tile: KeyTile, p: Value, count: int) -> None:
-        """What is needed soon, a share of it for every block of keys.
+        """Prefetch data of the next tiles, a share in every micro-tile of keys.
 
-        The bias; in an item's first tiles the queries of the next, in its last ones the place of its outputs and, under
-        a mask, the first keys that the next one sees; while nobody has seen the next tile, that.
+        That is the bias. In a block's first tiles also the next block's queries; in its last ones the rows of its
+        outputs and, under a mask, the first keys of the next block. In a work group's first block also the next tile.
         """
         k, spec = self.k, self.spec
         if spec.bias:
@@ -193,7 +195,7 @@ class PrefillKernel(Pipelining):
         blocks = k.maximum((tile.stop - tile.first) // count, k.whole(1))
 
         def share(n: Value, rows: Value | int) -> Any:
-            """Over this block's share in rows that are brought near by some tiles, of which this is the n-th."""
+            """Loop over this micro-tile's share of rows; all are prefetched by `some` tiles, this is the n-th."""
             part, whole = n * blocks + (p - tile.first) // count, some * blocks
             return k.loop((part + 1) * rows // whole, start=part * rows // whole)
 
@@ -224,17 +226,17 @@ class PrefillKernel(Pipelining):
                 key(self.record, row)
 
     def _written(self) -> tuple[str, ...]:
-        """The arrays that rows of outputs go to."""
+        """Return the names of the outputs."""
         return ("out",)
 
     def _keys(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
-        """The first row of K of a tile, and the bytes from row to row."""
+        """Return the first row of K of a tile, and its stride in bytes."""
         if self.spec.copied:
             return self.k_copy(self._slot(tile), name), self.key_width * self.key_type.size
         return self._source(name, tile.start), self.k.integer(f"{name}_row")
 
     def _put_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
-        """Write the n-th product, or add it if one before went to the same place."""
+        """Store the n-th product; add it if an earlier one has the same destination."""
         for m, result in enumerate(results):
             if any(result is before for before in results[:m]):
                 x = self.k.where(n == m, self.load(into, at) + x, x)
@@ -243,7 +245,7 @@ class PrefillKernel(Pipelining):
     # Rules
 
     def _rules(self, tile: KeyTile) -> None:
-        """S ← score(S) + bias, −∞ where the mask hides the pair; the maximum of what that changes."""
+        """Compute S ← score(S) + bias, −∞ where the mask hides the pair, and the maximum of those."""
         k, spec = self.k, self.spec
         for n in range(spec.dense):
             self._fetch(f"dense{n}", I8, getattr(self.tile, f"dense{n}"), tile, *tile.mixed)
@@ -259,13 +261,15 @@ class PrefillKernel(Pipelining):
             work(tile, tile.first, tile.stop)
 
     def _add_bias(self, tile: KeyTile, start: Value, stop: Value) -> None:
-        """As `_rules_in` where a bias is all that changes scores: of as many keys as a vector has lanes it is turned in
-        registers."""
+        """Do the work of `_rules_in` where a bias is all that changes scores.
+
+        The bias is transposed in registers, a square of keys and lanes at a time.
+        """
         k, W, [(name, type)] = self.k, self.W, self._biases
         base, strides = self._dense_at(name, type, tile.start)
         with k.loop(self.B, step=W) as c:
             rows = self._lane_rows(base, strides, c)
-            tops = [k.variable(self.load(self.tile.top, c)) for _ in range(2)]  # one would be waited for
+            tops = [k.variable(self.load(self.tile.top, c)) for _ in range(2)]  # two chains, to hide latency
 
             def add(p: Value, bias: Value, top: Variable) -> None:
                 at = p * self.B + c
@@ -316,8 +320,10 @@ class PrefillKernel(Pipelining):
 
     @contextmanager
     def _biased_keys(self, tile: KeyTile, start: Value, stop: Value, c: Value) -> Iterator[tuple[Value, Value]]:
-        """Over the ends of parts of some keys: of vectors of them where there are biases, which then are in `near`, a
-        row of lanes for each key, for the lanes of the vector at c; else of them all."""
+        """Loop over ranges of keys, by vectors of them where there are biases.
+
+        The biases of the vector of lanes at c are then in `transposed`, a row of lanes for each key.
+        """
         if not self._biases:
             yield start, stop
             return
@@ -338,7 +344,7 @@ class PrefillKernel(Pipelining):
             yield first, k.minimum(first + W, stop)
 
     def _ruled(self, s: Value, context: TileContext, prepared: list[Value | None] | None, at: Value) -> Value:
-        """What the rule and the bias make of a score."""
+        """Apply rule and bias to a score."""
         if self.score is not None:
             s = self.score.at(context, prepared)[0].spread(self.W)
         return s + self.load(self.transposed.bias, at) if self.spec.bias else s
@@ -346,7 +352,7 @@ class PrefillKernel(Pipelining):
     # The largest weights
 
     def _choose_best(self, tile: KeyTile) -> None:
-        """The best keys of a tile into the lists: of those, seldom many, that beat the last of the list in any lane."""
+        """Insert the best keys of a tile: those, seldom many, that beat the last of the list in any lane."""
         k, P, best = self.k, self.tile.P, self.best
         candidates = self.tile.candidates.of(I64)
         with k.loop(self.B, step=self.W) as c:
@@ -360,7 +366,7 @@ class PrefillKernel(Pipelining):
                 column = (tile.start + p).to(best.indices.type).spread(self.W)
                 insert(self.load(P, p * self.B, c), column)
 
-    # Weights and output
+    # Softmax and PV products
 
     def _subtract(self, tile: KeyTile) -> None:
         with self.k.loop(tile.stop, start=tile.first) as p:
@@ -375,7 +381,7 @@ class PrefillKernel(Pipelining):
             self.tile.seen[n] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
 
     def _weights(self, tile: KeyTile) -> None:
-        """P = exp(S − m) and its sums: of keys that are W apart first, then over those."""
+        """Compute P = exp(S − m) and its sums: first over keys that are W apart, then over those."""
         k, names, low = self.k, self._summed(), tile.first - tile.first % 2
         shifts = [self.load(self.tile.shift, c) for c in self.vectors()]
         totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in names]
@@ -399,7 +405,7 @@ class PrefillKernel(Pipelining):
                 getattr(self.tile, name)[c] = x.value
 
     def _weigh(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
-        """P = exp(S − m) of the keys p and p + 1 in the lanes from c on, and of each what is summed."""
+        """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on; return the terms of sums."""
         k, spec = self.k, self.spec
         summed, pair = [], []
         for n in range(2):
@@ -423,22 +429,22 @@ class PrefillKernel(Pipelining):
         return summed
 
     def _weights_at(self, at: Value, shift: Value) -> tuple[list[Value], Value]:
-        """Of some pairs: what values are multiplied with, by `kind.weights`, and S − m."""
+        """Return the factors of V at some pairs, by `spec.weights`, and S − m."""
         weight, difference = self._weight(self.load(self.tile.P, at), shift)
         return [weight], difference
 
     def _products_of_values(self) -> list[tuple[str, Pointer, Pointer]]:
-        """What is multiplied: rows of values, weights, and the output that the products are added to."""
+        """Return the PV products: the name of V, weights, and the output."""
         return [("v", self.tile.P, self.split.O)]
 
     def _values(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
-        """The first row of V of a tile, and the bytes from row to row; of pairs of rows where products take pairs."""
+        """Return the first row of V of a tile, and its stride in bytes; of packed rows that of a pair."""
         if self.spec.copies:
             return self.v_copy(self._slot(tile), name), self.d_v * (4 if self.spec.paired else self.real.size)
         return self._source(name, tile.start), self.k.integer(f"{name}_row")
 
     def _add(self, tile: KeyTile, work: Callable[..., None], by_amx: Callable[..., None]) -> None:
-        """Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ, by one of two products."""
+        """Compute Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ, by vectors or by AMX."""
         products = self._products_of_values()
         if not products:
             return
@@ -489,7 +495,7 @@ class PrefillKernel(Pipelining):
                 return (P + p * step + c).load(0, self.W)
 
             def of_one(start: Value, stop: Value, half: Value) -> None:
-                """Keys that weigh nothing for the other half of the lanes."""
+                """Add keys that have no weight in the other half of the lanes."""
                 columns = self.vectors()
                 middle = len(columns) // 2
                 for n, some in enumerate((slice(0, middle), slice(middle, None))):
@@ -497,7 +503,7 @@ class PrefillKernel(Pipelining):
                         self._add_steps([x[some] for x in sums], p, 2, factor, vector, columns[some])
 
             def of_both(start: Value, stop: Value) -> None:
-                if weigh and rows > 1 and self.spec.paired:  # without pairs, more would be needed than registers hold
+                if weigh and rows > 1 and self.spec.paired:  # scalars would need more registers than there are
                     columns, due = self.vectors(), self._steps_due(until)
                     start = self._interleave_weights(
                         weigh, due, start, stop, lambda p, n: self._add_steps(sums, p, n, factor, vector, columns)
@@ -517,7 +523,7 @@ class PrefillKernel(Pipelining):
         self._micro_tiles(k.whole(0), self.d_v, micro_tile)
 
     def _add_visible(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
-        """As `_add_all`, in the same order, but what is hidden counts as 0 whatever it is."""
+        """Compute the product of `_add_all` in the same order, with hidden values as 0."""
         k, seen = self.k, self.tile.seen
         paired = self.spec.paired
         step = 2 if paired else 1

@@ -1,7 +1,7 @@
-"""The second pass: given lse, the weights of every tile and what is summed of them.
+"""The second pass: from lse, the weights of every tile and their reductions.
 
-The scores are those of forward, to the bit. Of the weights P = exp(S − lse), with a query in every lane, are made: how
-many keys a query sees; sums over queries (`received`); sums along diagonals (`profile`); and maps by cells.
+Scores are forward's, to the bit. P = exp(S − lse) has a query in every lane. It is reduced to counts of visible keys,
+sums over queries (`received`), sums along diagonals (`profile`), and maps of bins.
 """
 
 import math
@@ -16,8 +16,11 @@ from regard.engines.cpu.spec.reductions import SecondPassSpec
 
 
 class SecondPassKernel(PrefillKernel):
-    """The kernel. Of an item, `m` holds −lse in the units of scores, `l` counts the keys that are seen, and `e` holds
-    an lse that is subtracted before, or 0."""
+    """The second-pass kernel.
+
+    In its query blocks `m` holds −lse in the scale of exponents, and `l` counts visible keys. `e` holds an lse to
+    subtract before scaling, or 0.
+    """
 
     spec: SecondPassSpec
 
@@ -58,7 +61,7 @@ class SecondPassKernel(PrefillKernel):
         return [name for name in ("mass", "max_map") if name in self.spec.statistics]
 
     def _weights(self, tile: KeyTile) -> None:
-        """P, 0 for what is hidden and for keys of the tile that are not there."""
+        """Compute P; 0 for hidden and absent keys of the tile."""
         k, P = self.k, self.tile.P
         if not self.spec.ruled:
             self._subtract_lse(tile, self.block.e, self.product_scale)
@@ -79,7 +82,7 @@ class SecondPassKernel(PrefillKernel):
                 seen[c] = count.value
 
     def _receive(self, tile: KeyTile) -> None:
-        """Sums over lanes, W keys at a time."""
+        """Add the sums over lanes, W keys at a time."""
         k, W, B = self.k, self.W, self.B
         total = self.address("received", self.real) + (tile.start + k.integer("shift"))
         with k.loop(tile.stop, start=tile.first & -W, step=W) as p:
@@ -91,7 +94,7 @@ class SecondPassKernel(PrefillKernel):
             total[p] = total.load(p, W) + sum(others, first)
 
     def _slide(self, tile: KeyTile) -> None:
-        """Sums along diagonals: lanes that are W apart lie on those of keys that are W apart."""
+        """Add the sums along diagonals: lanes and keys that are both W apart share one."""
         k, W = self.k, self.W
         total = self.address("profile", self.real) + (-tile.start)
         keys, lanes = range(0, KEYS, W), self.vectors()
@@ -103,7 +106,7 @@ class SecondPassKernel(PrefillKernel):
                 total[at] = total.load(at, W) + sum(others, first)
 
     def _pool(self, tile: KeyTile) -> None:
-        """The keys of each cell that the tile touches, then its queries."""
+        """Pool the keys of each bin that the tile touches, then its queries."""
         k = self.k
         edges = k.pointer("edges", I64)
         number = (tile.start + k.integer("shift")) // KEYS

@@ -1,7 +1,8 @@
-"""Rules as vector code: each instruction of a `Program` becomes the operations of the kernel language it means.
+"""Masks and scores as vector code.
 
-What depends on the key alone stays one number, what depends on the query is a vector; they meet where they must. What
-does not depend on the key is computed once (`prepare`). Integers have 32 bits where bounds prove that they fit.
+Each instruction of a `Program` becomes operations of the kernel language. Values that depend on the key alone stay
+scalars, those that depend on the query are vectors. What does not depend on the key is computed once, by `prepare`.
+Integers have 32 bits where bounds prove that they fit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")
 
 @dataclass(frozen=True)
 class TileContext:
-    """Where a rule is read: the values of its leaves by name, and what a dense array holds here, by slot.
+    """The values of a rule's leaves by name, and of its dense arrays by slot, at one place of a tile.
 
     For `Lowering.prepare`, leaves may be absent, and `dense` too.
     """
@@ -51,7 +52,7 @@ class Lowering:
         return self.k.pointer(field, type), sizes
 
     def prepare(self, context: TileContext) -> list[Value | None]:
-        """By instruction, the values that the leaves given determine; None for the others."""
+        """Compute the instructions that the given leaves determine; None for the others."""
         values: list[Value | None] = []
         for x in self.program.instructions:
             operands = [values[n] for n in x.operands]
@@ -61,7 +62,7 @@ class Lowering:
         return values
 
     def at(self, context: TileContext, prepared: Sequence[Value | None] | None = None) -> list[Value]:
-        """The results of the program at a place, using what was prepared for the same values of some of its leaves."""
+        """Return the program's results; `prepared` was made for the same values of some leaves."""
         values: list[Value] = []
         for n, x in enumerate(self.program.instructions):
             determined = None if prepared is None else prepared[n]
@@ -89,7 +90,7 @@ class Lowering:
         return self.tables[int(x.slot)][0].gather(self.position(int(x.slot), indices))
 
     def position(self, table: int, indices: Sequence[Value]) -> Value:
-        """Where in the memory of one of the program's tables these indices read."""
+        """Return the flat index of an entry of a table, indices clamped to its shape."""
         k = self.k
         flat = zero = k.constant(self.types["int"], 0)
         for size, index in zip(self.tables[table][1], indices, strict=True):
@@ -122,12 +123,12 @@ def _greatest(k: Kernel, x: Value, y: Value) -> Value:
 
 
 def _divided(k: Kernel, x: Value, y: Value) -> tuple[Value, Value]:
-    """The floored quotient and its remainder; 0 and 0 for a divisor of 0."""
-    # −1 is left to the negation, which wraps where a division would trap.
+    """Return the floored quotient and its remainder; both are 0 for a divisor of 0."""
+    # A divisor of −1 becomes a negation, which wraps where a division would trap.
     plain = (y != 0) & (y != -1)
     safe = k.where(plain, y, k.constant(y.type, 1))
     if x.type is I32 and max(x.lanes, y.lanes):
-        # As floats, which is exact: a quotient that is not whole is off by 2^-31 of itself at least.
+        # Division in float64 is exact here: a fractional quotient is at least 2^-31 of itself away from an integer.
         quotient = (x.to(F64) / safe.to(F64)).to(I32)
         rest = x - quotient * safe
     else:

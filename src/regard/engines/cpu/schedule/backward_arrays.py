@@ -1,4 +1,4 @@
-"""The arrays of backward, its rule with derivatives, and the kernel that a call needs."""
+"""The arrays of backward, the score's derivatives, and the spec of a call."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
-STREAMED = 2**25  # bytes
-LANES = 64  # of products of matrices
+STREAMED = 2**25  # bytes of dbias from which it is stored past the caches
+LANES = 64  # for AMX products
 
 
 class BackwardArrays:
-    """The arrays of one call: what the kernel reads beside the inputs, and what it writes; and which kernel it is."""
+    """The arrays of one call that backward's kernel reads, besides the inputs, and writes; and its spec."""
 
     name = "backward"
 
@@ -58,7 +58,7 @@ class BackwardArrays:
             self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
         bias = p.trained_bias
-        # Where nothing is hidden every number of a bias that belongs to one head is written.
+        # Without hidden pairs, every number of a bias that belongs to one head is written.
         every = (
             bias is not None and not p.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
             and not hides(p.dense(bias))
@@ -66,10 +66,10 @@ class BackwardArrays:
         make = memory.empty if every else memory.zeros
         self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
         self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.tables}
-        self.tables: Mapping[Table, Array] = {}  # tangents of some
+        self.tables: Mapping[Table, Array] = {}  # tangents of some tables
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
-        """Where sums of a shape are made: in the array given, if they can be."""
+        """Return the array for sums of a shape: `into` where it fits, else a new one."""
         real = self.p.compute
         if into is None or (into.shape, into.dtype) != (shape, real) or into.strides[-1] != real.itemsize:
             return (memory.zeros if zero else memory.empty)(shape, real, aligned=True)
@@ -78,15 +78,20 @@ class BackwardArrays:
         return into
 
     def bias_shape(self, bias: Array) -> tuple[int, ...]:
-        """Of the sums of dS: for each batch element and head, but as the bias where that is n_q · n_k."""
+        """Return the shape of the sums of dS for a bias.
+
+        It is the bias's own where that has n_q and n_k, else one array for each batch element and head.
+        """
         rows, keys = bias_axes(bias)
         if rows and keys:
             return tuple(bias.shape)
         return self.p.shape(self.p.n_q if rows else 1, self.p.n_k if keys else 1)
 
     def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
-        """Whatever an item has an address in, in its order: the name, the array, the dimensions behind the leading
-        ones, and whether heads of a group share it, and all rows.
+        """Return the arrays that a query block has offsets into, in their order.
+
+        Each has its name, the array, the number of trailing axes besides the leading ones, and if heads of a GQA group
+        and all rows share it.
         """
         p = self.p
         bias, dbias = (None if x is None else p.dense(x) for x in (p.bias, self.dbias))
@@ -99,12 +104,12 @@ class BackwardArrays:
         ]  # fmt: skip
 
     def more(self) -> list[tuple[str, Array | None, int, bool]]:
-        """Those that only a tangent has."""
+        """Return the arrays that only a tangent has."""
         return []
 
     @property
     def streams(self) -> bool:
-        """Whether the sums for a bias are too many for caches, and its vectors lie on cache lines."""
+        """True if dbias exceeds the caches and its vectors lie on cache lines."""
         if self.dbias is None or self.dbias.nbytes < STREAMED:
             return False
         shift = self.p.origin[2] % KEYS * self.dbias.itemsize
@@ -112,7 +117,7 @@ class BackwardArrays:
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """What plans depend on beside the problem."""
+        """Strides, dtypes and tables: what schedules depend on besides the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
         trained = self.dbias is not None, *map(ref, self.p.tables)
         return *(None if x is None else x.strides for x in arrays), trained
@@ -126,7 +131,7 @@ class BackwardArrays:
         return spec_of(self.p, target, self.d_entropy is not None, self.rule)
 
     def source(self, spec: BackwardSpec, target: Target) -> str:
-        """The IR of the kernel."""
+        """Return the kernel's IR."""
 
         def write(k: "Kernel") -> None:
             from regard.engines.cpu.kernels.backward import BackwardKernel
@@ -158,7 +163,7 @@ class BackwardArrays:
         return self.sink_of(self.p_sink * c)
 
     def sink_of(self, rows: Array) -> Any:
-        """The gradient of the sink from its parts by query."""
+        """Return the gradient of the sink from its parts by query."""
         assert self.p.sink is not None
         sums = rows.reshape(self.p.batch, self.p.heads, self.p.n_q).sum(axis=(0, 2))
         return collapse(sums, self.p.sink.shape).astype(self.p.sink.dtype, copy=False)
@@ -166,9 +171,9 @@ class BackwardArrays:
 
 @dataclass(frozen=True)
 class ScoreDerivatives:
-    """The program of a score with its derivatives, as `BackwardKind` has it.
+    """The program of a score with its derivatives, as in `BackwardSpec`.
 
-    moving: of the program's tables those that are tangents, by number, and of which tables.
+    tangent_tables: the program's tables that are tangents, by number, and the tables they belong to.
     """
 
     score: RuleArguments | None = None
@@ -178,7 +183,7 @@ class ScoreDerivatives:
 
 
 def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -> BackwardSpec:
-    """The kernel for a call. entropy: whether it has a cotangent."""
+    """Return the spec of a call. entropy: it has a cotangent."""
     mask = None if p.mask_node is None else RuleArguments("mask", Program.of([p.mask_node]))
     plain = prefill_spec(p, target, p.n_q, mask, rule.score, entropy)
     trained = p.trained_bias
@@ -200,18 +205,18 @@ def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -
 
 
 def bias_shared(p: Problem, bias: Array) -> bool:
-    """Whether several heads add to the same sums for rows and keys."""
+    """Test if several heads add to the same sums over rows and keys."""
     return all(bias_axes(bias)) and bias.size != p.batch * p.heads * p.n_q * p.n_k
 
 
 def bias_axes(bias: Array) -> tuple[bool, bool]:
-    """Whether the sums of dS for a bias have rows and keys; they have rows at least."""
+    """Return if the sums of dS for a bias have rows and keys; they have rows at least."""
     rows, keys = (1, *bias.shape)[-2:] if bias.ndim else (1, 1)
     return rows != 1 or keys == 1, keys != 1
 
 
 def score_derivatives(p: Problem, tangents: Mapping[Table, Table] | None = None) -> ScoreDerivatives:
-    """The rule of a call and its derivatives; with tangents of tables, each with its tangent behind."""
+    """Return the rule of a call with its derivatives; with tangents of tables, each is followed by its tangent."""
     if p.score_node is None:
         return ScoreDerivatives()
     d_ds, partials = p.score_partials[0], p.table_partials

@@ -1,4 +1,4 @@
-"""From a problem and cotangents, and tangents of both, to the tangent-of-backward kernel: backward's plans."""
+"""The tangent of backward: its arrays and spec; backward's schedules."""
 
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class BackwardTangentArrays(BackwardArrays):
-    """Those of backward, whose gradients become their tangents; and tangents of the inputs, outputs and cotangents."""
+    """Backward's arrays, whose gradients become their tangents, and tangents of inputs, outputs and cotangents."""
 
     name = "backward_tangent"
 
@@ -99,6 +99,6 @@ class BackwardTangentArrays(BackwardArrays):
 def backward_jvp(
     p: Problem, target: Target, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    """The tangents of `backward` along tangents t of the inputs and d_ct of the cotangents."""
+    """Return the tangents of `backward` along tangents t of the inputs and d_ct of the cotangents."""
     with np.errstate(all="ignore"):
         return run(p, target, BackwardTangentArrays(p, outputs, ct, t, d_outputs, d_ct))

@@ -1,9 +1,9 @@
-"""From a problem and its cotangents to the backward kernel's memory, and in which order its work is done.
+"""Schedules of backward: its graph of tasks, and the order of its sums.
 
-A *unit* is a batch element and a key-value head with all query heads of its group. Nothing is shared between units but
-the gradient of a bias that broadcasts, of tables and of sinks. Within one, work is cut into *cells*: some groups of
-items against a column of tiles. A cell is begun when the one with the same items and the tiles before, and the one with
-the same tiles and the items before, have ended; so each sum is made in one order, however the work is cut.
+Query heads of a batch element that share a key-value head have nothing in common with others, except the gradients of a
+bias that broadcasts, of tables and of sinks. Their work is divided into *tasks*: some work groups times a column of
+tiles. A task starts when two others have ended: the one with the same query blocks and earlier tiles, and the one with
+the same tiles and earlier query blocks. So each sum has one order, however the work is divided.
 """
 
 import threading
@@ -56,13 +56,13 @@ EVERYWHERE = (0, ALL_TILES)
 def backward(
     p: Problem, target: Target, outputs: Outputs, ct: Outputs, into: Differential | None = None
 ) -> Differential:
-    """Gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, from the outputs of forward."""
+    """Return gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, from forward's outputs."""
     with np.errstate(all="ignore"):
         return run(p, target, BackwardArrays(p, outputs, ct, into))
 
 
 def run(p: Problem, target: Target, arrays: BackwardArrays) -> Differential:
-    """The gradients, or their tangents, whichever arrays they are."""
+    """Run a schedule; return the gradients, or their tangents, as the arrays say."""
     count = p.batch * p.heads * p.n_q
     if count:
         schedule_for(p, target, arrays, threads_for(p, count)).run(p, arrays)
@@ -70,16 +70,16 @@ def run(p: Problem, target: Target, arrays: BackwardArrays) -> Differential:
 
 
 def schedule_for(p: Problem, target: Target, arrays: BackwardArrays, threads: int) -> "BackwardSchedule":
-    """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
+    """Return the schedule of a call, cached if nothing that it depends on has changed."""
     call = (arrays.name, target.name, threads, *arrays.layout)
     return cached(call, p, lambda: BackwardSchedule(p, target, arrays, threads))
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Groups of items (first, after the last) against their tiles from `start` to before `stop`.
+    """A node of the graph: work groups (first, stop) times their tiles from `tiles[0]` to before `tiles[1]`.
 
-    strand: where its part of the gradients of tables is summed. before: the cells whose sums come first.
+    partial_sum: the index of its partial sum of table gradients. before: tasks whose sums come first.
     """
 
     work_groups: Array
@@ -89,13 +89,13 @@ class Task:
 
     @cached_property
     def depth(self) -> int:
-        """How many cells have to end one after the other before it."""
+        """The length of the longest chain of tasks before it."""
         return max((task.depth + 1 for task in self.before), default=0)
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Items with addresses counted from where each array begins, their tiles, and cells in an order to begin them."""
+    """Query blocks with offsets from each array's base, their tiles, and tasks in topological order."""
 
     tiles: Array
     blocks: Array
@@ -104,7 +104,7 @@ class Chunk:
 
 
 class BackwardSchedule:
-    """What a call has to do, but for addresses."""
+    """The work of a call, without addresses."""
 
     def __init__(self, p: Problem, target: Target, arrays: BackwardArrays, threads: int):
         self.target, self.threads = target, threads
@@ -112,7 +112,7 @@ class BackwardSchedule:
         rules = [(rule.prefix, rule.program) for rule in (spec.mask, spec.score) if rule is not None]
         self.key, self.names, self.count = spec.key, spec.fields, spec.block_fields.index("count")
         self.products = spec.lanes * KEYS * (3 * p.d + 2 * p.d_v)
-        # The rules of each call hold the same tables; they are known here by their places.
+        # Rules of different calls hold the same tables; schedules know them by index.
         every = _tables(p)
         trained = [] if spec.score is None else [(n, spec.score.program.tables[n]) for n in spec.trained]
         self.trained = [(self.names.index(f"dtable{n}"), every.index(table)) for n, table in trained]
@@ -183,19 +183,19 @@ SEED, FROM, TO = (FIELDS.index(x) for x in ("seed", "from", "to"))
 
 
 class Chunks(LaunchStages):
-    """The waves of a plan, found one after the other each time they are asked for."""
+    """The chunks of a schedule, computed anew by each iteration."""
 
     def __init__(self, spec: BackwardSpec, p: Problem, arrays: BackwardArrays, threads: int):
         super().__init__(spec, p, KernelResults(arrays.out, arrays.lse, None, None), range(p.n_q), threads)
         self.sums, self.backward = arrays, spec
-        # Groups are cut where rows are, which may not change the order in which a table's tiles are met.
+        # Groups end where row ranges do, which must not change the order of a table's tiles.
         self.work_group, self.step = (
             (TRAINED_WORK_GROUP, TRAINED_WORK_GROUP) if arrays.dtables else (spec.work_group, 1)
         )
 
     @cached_property
     def grid(self) -> tuple[Array, Array]:
-        """Heads (first, number) and rows (first, number) of blocks of queries: one head each."""
+        """Heads (first, count) and rows (first, count) of query blocks: one head each."""
         heads, starts = np.arange(self.p.heads), np.arange(0, self.p.n_q, self.spec.lanes)
         sizes = np.minimum(self.spec.lanes, self.p.n_q - starts)
         return np.stack([heads, np.ones_like(heads)], axis=1), np.stack([starts, sizes], axis=1)
@@ -205,7 +205,7 @@ class Chunks(LaunchStages):
 
     def __iter__(self) -> Iterator[Chunk]:  # type: ignore[override]
         p, spec = self.p, self.backward
-        # Where threads wait for each other at the end of a wave, it is longer.
+        # Threads wait for each other at the end of a chunk, so it is longer for more threads.
         for tiles, given in self.chunks(CHUNK_BLOCKS * self.threads):
             kv_head = (given[:, self.field("b")] - p.origin[0]) * p.kv_heads + given[:, self.field("head")] // p.group
             order = np.argsort(kv_head, kind="stable")
@@ -216,25 +216,25 @@ class Chunks(LaunchStages):
             yield Chunk(tiles, blocks, self.tasks(tiles >> TILE_BITS, blocks, kv_heads), size)
 
     def tasks(self, tiles: Array, blocks: Array, kv_heads: list[range]) -> list[Task]:
-        """The cells of a wave; those that one call of the kernel can do are one where there is one thread."""
+        """Return the tasks of a chunk; on one thread, tasks that one launch can do are merged."""
         trained, chained = bool(self.sums.dtables), self.backward.bias_shared
         divided = self.threads > 1 and len(kv_heads) < 4 * self.threads
         columns = self.tile_edges(tiles, blocks, len(kv_heads)) if divided else [*EVERYWHERE]
-        # What each item has to do in each column.
+        # The tiles of each query block in each column.
         lists = [tiles[begin : begin + count] for begin, count in blocks[:, [self.field("tiles"), self.field("count")]]]
         work = np.array([np.diff(np.searchsorted(x, columns)) for x in lists])
         above: dict[Any, Task] = {}
         found: list[Task] = []
         for number, kv_head in enumerate(kv_heads):
             partial_sum = number % PARTIAL_SUMS[0] if trained else 0
-            # Units that add to the same numbers follow each other.
+            # Key-value heads that add to the same numbers follow each other.
             shared = [("table", partial_sum)] * trained
             shared += [("bias", int(blocks[kv_head, self.field("dbias")].min()))] * chained
             for rows in self.row_ranges(kv_head, work[kv_head].sum(axis=1)) if divided else [kv_head]:
                 before: list[Task] = []
                 for m in np.flatnonzero(work[rows].any(axis=0)).tolist() or [0]:
                     keys = [(key, m) for key in (number, *shared)]
-                    # The first cell of a row begins dq.
+                    # The first task of a row sets dq to 0.
                     ends = columns[m] if before else 0, columns[m + 1]
                     others = dict.fromkeys([*before, *(above[key] for key in keys if key in above)])
                     before = [Task(self.work_groups(rows), ends, partial_sum, tuple(others))]
@@ -255,7 +255,7 @@ class Chunks(LaunchStages):
         return np.stack([starts, np.minimum(starts + self.work_group, rows.stop)], axis=1)
 
     def tile_edges(self, tiles: Array, blocks: Array, kv_heads: int) -> list[int]:
-        """Where the tiles are cut, into parts with as much to do: into few, since each opens every item anew."""
+        """Return the edges of columns of tiles with equal work: few, since each opens every query block anew."""
         if self.sums.dtables:
             return [*range(0, _tiles(self.p), _partial_tiles(self.p)), ALL_TILES]
         work = np.zeros(_tiles(self.p) + 1)
@@ -264,36 +264,36 @@ class Chunks(LaunchStages):
         return [*_even_edges(work[:-1], min(2 * self.threads, -(-4 * self.threads // kv_heads)))[:-1], ALL_TILES]
 
     def row_ranges(self, kv_head: range, work: Array) -> list[range]:
-        """A unit's items in parts with as much to do, so many that threads wait little for each other."""
+        """Divide a key-value head's query blocks into ranges of equal work, enough that threads wait little."""
         steps = np.add.reduceat(work, np.arange(0, len(kv_head), self.step))
         ends = _even_edges(steps, max(4, min(8 * self.threads, len(kv_head) // self.work_group)))
         return [kv_head[first * self.step : stop * self.step] for first, stop in pairwise(ends)]
 
 
 def _even_edges(work: Array, most: int) -> list[int]:
-    """Where to cut a row of numbers into at most so many parts of about the same sum."""
+    """Return the edges of at most `most` ranges of about equal sums."""
     total = np.cumsum(work)
     inside = np.searchsorted(total, total[-1:] * np.arange(1, most) / most) + 1
     return sorted({0, *inside.tolist(), len(work)}) if len(work) else [0, 0]
 
 
 def _tables(p: Problem) -> list[Table]:
-    """The tables that the rules of a call read."""
+    """Return the tables that the rules of a call read."""
     return list(dict.fromkeys(table for _, program in programs(p) for table in program.tables))
 
 
 def _tiles(p: Problem) -> int:
-    """How many tiles the keys of a call lie in."""
+    """Return the number of tiles of a call's keys."""
     return -(-(p.n_k + p.origin[2] % KEYS) // KEYS)
 
 
 def _partial_tiles(p: Problem) -> int:
-    """Tiles whose parts of the gradients of tables are summed together."""
+    """Return the tiles that share a partial sum of table gradients."""
     return max(1, -(-_tiles(p) // PARTIAL_SUMS[1]))
 
 
 class _Done:
-    """Which cells of a wave have ended."""
+    """Events of the tasks of a chunk that have ended."""
 
     def __init__(self, tasks: Iterable[Task], threads: int):
         self.failed = False
@@ -301,7 +301,7 @@ class _Done:
 
     @contextmanager
     def after(self, task: Task) -> Iterator[None]:
-        """Work on a cell when those before it have ended. They have been begun, so they will."""
+        """Wait for the tasks before this one, then mark it as ended. They have been started, so they will end."""
         if not self.events:
             yield
             return
@@ -310,7 +310,7 @@ class _Done:
                 self.events[other].wait()
             yield
         except BaseException:
-            self.failed = True  # what the others make is of no use
+            self.failed = True  # the other tasks' results are of no use
             raise
         finally:
             self.events[task].set()

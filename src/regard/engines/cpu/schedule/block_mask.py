@@ -1,4 +1,4 @@
-"""Which blocks of a dense mask or bias are empty or full: one quick pass over it in each call, as arrays may change.
+"""Empty and full blocks of a dense mask or bias, found by one pass over it in each call, as arrays may change.
 
 Empty blocks are skipped and full ones need no mask, as under a rule. FlexAttention calls such a summary a block mask.
 """
@@ -19,18 +19,16 @@ from regard.runtime.threads import spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FIELDS = ("source", "row", "rows", "width", "parts", "each", "some", "every", "seen", "full")
-THREAD_BYTES = 2**20  # bytes that a thread looks at before it takes more
-SAMPLES = 32  # rows, and keys of each, that say whether a bias hides anything
+THREAD_BYTES = 2**20  # bytes that a thread takes at a time
+SAMPLES = 32  # rows, and keys of each, that are sampled for −∞ in a bias
 TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
 
 
 class BlockMask:
-    """A mask or a bias (..., h, n_q, n_k), summed up in cells of `each` queries, counted from `first`, and PART keys.
+    """A summary of a mask or bias (..., h, n_q, n_k), by blocks of `each` queries from `first` on, and PART keys.
 
-    What is False, or −∞ in a bias, is hidden.
-
-    Of cells that have something visible, and of those in which all is, there are the numbers above and to the left of
-    each, so that four of them answer for any rectangle.
+    Hidden is False, or −∞ in a bias. Blocks with something visible, and blocks with all visible, are counted in 2-D
+    prefix sums, so four numbers answer for any rectangle.
     """
 
     def __init__(self, mask: Array, first: int, each: int, target: Target, threads: int):
@@ -44,9 +42,9 @@ class BlockMask:
                                 for x in (seen, full))  # fmt: skip
 
     def bounds(self, at: tuple[int, ...], rows: tuple[Any, Any], keys: tuple[Any, Any]) -> tuple[Array, Array]:
-        """The least and the greatest value among rows and keys, both ends included, of a head `at` (..., h).
+        """Return the least and the greatest value among rows and keys, both ends included, of a head `at` (..., h).
 
-        Keys beyond the last one may be asked for.
+        Keys after the last one may be asked for.
         """
         top, bottom = (np.zeros_like(x) if self.one_row else (x - self.first) // self.each for x in rows)
         left, right = (np.minimum(x // PART, self.seen.shape[-1] - 2) for x in keys)
@@ -59,21 +57,21 @@ class BlockMask:
 
 
 def hides(bias: Array) -> bool:
-    """Whether there are −∞ among samples of a bias (..., h, n_q, n_k)."""
+    """Test samples of a bias (..., h, n_q, n_k) for −∞."""
     rows, keys = (max(1, n // SAMPLES) for n in bias.shape[-2:])
     some = bias[tuple(slice(1 if step == 0 else None) for step in bias.strides[:-2])][..., ::rows, ::keys]
     return bool((some == -np.inf).any())
 
 
 def _counted(x: Array) -> Array:
-    """The sums of all above and to the left, with a row and a column of 0 in front."""
+    """Return 2-D prefix sums, with a row and a column of 0 in front."""
     made = np.zeros((*x.shape[:-2], x.shape[-2] + 1, x.shape[-1] + 1), np.int32)
     np.cumsum(x, axis=-2, dtype=np.int32, out=made[..., 1:, 1:])
     return np.cumsum(made, axis=-1, dtype=np.int32, out=made)
 
 
 def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
-    """For each cell whether something is visible and whether all is, as bytes."""
+    """Return, for each block, if something and if all is visible, as bytes."""
     from regard.engines.cpu.schedule.work import address_of, pack_fields
 
     *lead, n_q, n_k = planes.shape
@@ -104,7 +102,7 @@ def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[
 
 
 def source(target: Target, element: Type, hidden: int | None) -> str:
-    """The IR of the kernel: rows are gathered by *or* and by *and*, then the keys of each part.
+    """Return the kernel's IR: rows are combined by *or* and by *and*, then the keys of each part.
 
     element: an integer of the array's size. hidden: the integer that hides; None for booleans.
     """
@@ -123,7 +121,7 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
         whole = width - width % W
 
         def gather(begin: bool) -> None:
-            """Add a row to what is known of the cell, or begin with it."""
+            """Combine a row with the block's earlier ones, or begin with it."""
             x = k.at(line.value, element)
             for lanes, first, stop in ((W, 0, whole), (0, whole, width)):
                 with k.loop(stop, start=first, step=lanes or 1) as a:
@@ -148,7 +146,7 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
 
 
 def dense_bounds(masks: dict[int, BlockMask], lead: tuple[int, ...], origin: tuple[int, ...], offset: Array) -> Any:
-    """What a dense array holds in some `Ranges`, as `Ranges.dense` asks for it: 0 and 1 for those not summed up."""
+    """Return `Ranges.dense` for a set of block masks: bounds 0 and 1 for arrays without one."""
 
     def bounds(array: Array, ranges: Ranges) -> tuple[Any, Any]:
         found = masks.get(id(array))

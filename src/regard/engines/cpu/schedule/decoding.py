@@ -1,7 +1,7 @@
-"""Steps of decoding: one query of each head, against keys that are one more from step to step.
+"""Decode steps: one query of each head, against one more key in every step.
 
-Of such a call nothing changes but the number of keys and how far batch elements and heads of a cache lie apart: one
-plan serves all steps with as many tiles of keys. To make one for each takes many times as long as a short step.
+Only the number of keys and the strides of a cache between batch elements and heads change. So one schedule serves all
+steps with the same number of tiles; a new one takes many times as long as a short step.
 """
 
 from array import array
@@ -37,7 +37,7 @@ HEADS = (FIELDS.index("k_head"), FIELDS.index("v_head"))
 
 
 class DecodeStep:
-    """Plans for (..., h, 1, d) queries against any number of keys; one thread at a time may call it."""
+    """A schedule for (..., h, 1, d) queries against any number of keys; not reentrant across threads."""
 
     def __init__(self, p: Problem, target: Target):
         p, self.target = _form_of(p, p.n_k), target
@@ -58,7 +58,10 @@ class DecodeStep:
         self.strides: tuple[tuple[int, ...], ...] = ()
 
     def __call__(self, addresses: Sequence[int], n_k: int, key: tuple[int, ...], value: tuple[int, ...]) -> None:
-        """addresses: of query, key, value, out and lse. key, value: their strides in numbers, not bytes."""
+        """Run a step.
+
+        addresses: of query, key, value, out and lse. key, value: their strides in numbers, not bytes.
+        """
         if self.busy:  # in a signal's handler
             DecodeStep(self.p, self.target)(addresses, n_k, key, value)
             return
@@ -82,7 +85,7 @@ class DecodeStep:
             self.busy = False
 
     def _launch(self, n_k: int, members: int) -> None:
-        """Run the stages, and keep them as they are for as many members of a team."""
+        """Run the stages, and store them for as many members of a team."""
         self.fields[N_K] = self.fields[KEY_END] = n_k
         for stage in self.stages:
             self.fields[BLOCKS] = address_of(stage.blocks)
@@ -92,10 +95,10 @@ class DecodeStep:
             self.members = members
 
     def _schedule(self, tiles: int) -> None:
-        """Share out so many tiles of keys."""
+        """Distribute `tiles` tiles of keys among threads."""
         p, before = _form_of(self.p, tiles * KEYS), self.threads
         threads = threads_for(p, p.batch * p.heads)
-        self.tiles = self.threads = 0  # until all is made: Ctrl-C may come in between
+        self.tiles = self.threads = 0  # invalid until all is done: Ctrl-C may come in between
         if tiles > len(self.tile_list):
             self.tile_list = tile_word(np.arange(2 * tiles, dtype=np.int64))
             self.fields[TILE_LIST] = address_of(self.tile_list)
@@ -111,7 +114,7 @@ class DecodeStep:
         self.tiles, self.threads = tiles, threads
 
     def _set_strides(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
-        """Keys and values lie elsewhere, with such strides."""
+        """Set the strides of keys and values."""
         self.strides, size = (), self.p.dtype.itemsize
         for name, field, strides in zip("kv", HEADS, (key, value), strict=True):
             for fields in (self.fields, *(mine for x in self.repeated for mine in x.fields)):
@@ -123,7 +126,7 @@ class DecodeStep:
 
 
 def _form_of(p: Problem, n_k: int) -> Problem:
-    """The same with so many keys, of arrays that hold no memory, and must not be read."""
+    """Return the problem with n_k keys, of arrays without memory, which must not be read."""
 
     def form(x: Array, rows: int) -> Array:
         return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), (*x.shape[:-2], rows, x.shape[-1]), x.strides)
@@ -132,7 +135,7 @@ def _form_of(p: Problem, n_k: int) -> Problem:
 
 
 def step(p: Problem, target: Target) -> DecodeStep | None:
-    """The plan for a call like this one with any number of keys; None for a call that has wishes."""
+    """Return the schedule for a call like this one with any number of keys; None for a call with options."""
     lead = p.query.shape[:-3]
     simple = p.n_q == 1 and p.n_k > 0 and p.mask is None and p.score is None and without_options(p) and len(lead) < 2
     if not simple or not p.batch * p.heads or p.key.shape[:-3] != lead or p.value.shape[:-3] != lead:

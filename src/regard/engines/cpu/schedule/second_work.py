@@ -1,8 +1,8 @@
-"""From a problem and its lse to the second pass: the statistics that are sums over queries, and maps.
+"""The second pass: from lse to statistics that are sums over queries, and to maps.
 
-Sums over queries are made in one order, whatever the number of threads: the rows of every head are cut into *strands*,
-how many depends on the problem alone, and a strand adds its items to sums of its own one after the other. The sums of
-strands are added in order. Strands are cut where cells of a map are, so that no cell has two.
+Sums over queries have one order, whatever the number of threads. The rows of every head are divided into parts, whose
+number depends on the problem alone. A part adds its query blocks one after the other to a partial sum of its own, and
+partial sums are added in order. Parts end where bins of a map do, so that no bin has two.
 """
 
 from array import array
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-PARTIAL_SUMS = 16  # of all heads together, where there are fewer heads
+PARTIAL_SUMS = 16  # parts of all heads together, where there are fewer heads
 
 
 def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
-    """`visible`, `received`, `profile` and `pooled`, for those that are observed: a pass for each shape of maps."""
+    """Return those of `visible`, `received`, `profile` and `pooled` that are observed; one pass for each shape of maps."""
     found: dict[Statistic, Any] = {}
     sums = tuple(s for s in observe if s.name != "pooled")
     for shape in dict.fromkeys(s.of[:2] for s in observe if s.name == "pooled") or [(1, 1)]:
@@ -62,7 +62,7 @@ def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic
 
 
 class PartialStages(LaunchStages):
-    """Items of one head each, the strands of a head by turns."""
+    """Stages whose query blocks have one head each, and follow the parts of a head."""
 
     def __init__(self, spec: KernelSpec, p: Problem, results: KernelResults, edges: list[int], threads: int):
         super().__init__(spec, p, results, range(p.n_q), threads)
@@ -70,7 +70,7 @@ class PartialStages(LaunchStages):
 
     @cached_property
     def grid(self) -> tuple[Array, Array]:
-        """Heads (first, number) and rows (first, number) of blocks of queries: one head each."""
+        """Heads (first, count) and rows (first, count) of query blocks: one head each."""
         lanes, made = self.spec.lanes, []
         for first, stop in zip(self.part_edges, self.part_edges[1:], strict=False):
             starts = np.arange(first, stop, lanes)
@@ -93,7 +93,7 @@ class Pass:
         self.part_edges = self._part_edges()
 
     def _part_edges(self) -> list[int]:
-        """Where the rows of a head are cut."""
+        """Return the edges of the parts of a head's rows."""
         p = self.p
         number = max(1, min(PARTIAL_SUMS // max(1, p.batch * p.heads), p.n_q // (8 * self.spec.lanes)))
         even = np.linspace(0, p.n_q, number + 1).astype(np.int64)
@@ -103,7 +103,7 @@ class Pass:
 
     @cached_property
     def totals(self) -> dict[str, Array]:
-        """What the kernel writes, (batch · heads, ...), by word."""
+        """The kernel's outputs (batch · heads, ...), by field."""
         p, c = self.p, self.p.compute
         heads, partials = p.batch * p.heads, len(self.part_edges) - 1
         tiles = -(-(p.n_k + p.origin[2] % KEYS) // KEYS)
@@ -122,7 +122,7 @@ class Pass:
         return made
 
     def result(self) -> dict[Statistic, Any]:
-        """What is observed."""
+        """Run the pass and return the statistics."""
         p, totals = self.p, self.totals
         if p.batch * p.heads * p.n_q * p.n_k:
             self._run()
@@ -175,7 +175,7 @@ class Pass:
             spread(work, partials, self.threads)
 
     def _set_addresses(self, stages: PartialStages, blocks: Array) -> list[Array]:
-        """Where items write to, counted from the sums; the items of each strand."""
+        """Set the offsets of query blocks into the sums; return the query blocks of each part."""
         p, field, size = self.p, self.spec.block_fields.index, self.spec.real.size
         b = blocks[:, field("b")] - p.origin[0]
         head, row = b * p.heads + blocks[:, field("head")], blocks[:, field("i")] - p.offset[b]
@@ -194,7 +194,7 @@ class Pass:
 
 
 def second_spec(p: Problem, target: Target, observe: tuple[Statistic, ...]) -> SecondPassSpec:
-    """The kernel for some statistics of a call."""
+    """Return the spec for some statistics of a call."""
     spec = spec_of(p, target, p.n_q, False, decode=False)
     statistics = tuple(sorted({field_of(s) for s in observe}))
     return SecondPassSpec(
@@ -207,7 +207,7 @@ def field_of(s: Statistic) -> str:
 
 
 def source(spec: SecondPassSpec, target: Target) -> str:
-    """The IR of a kernel."""
+    """Return the kernel's IR."""
 
     def write(k: "Kernel") -> None:
         from regard.engines.cpu.kernels.reductions import SecondPassKernel

@@ -1,4 +1,4 @@
-"""From a problem and tangents of its inputs to the tangent kernel: forward's plans, with more arrays."""
+"""The tangent of forward: its arrays and spec; forward's schedules."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class TangentCall:
     """The outputs, tangents of the inputs, and where those of the outputs go.
 
-    score: the rule and its tangent, None if that is 0. tables: the tables in it that are tangents. given: whether the
-    output is there already.
+    score: the rule and its tangent, None if that is 0. tables: the tables in it that are tangents. given: the output is
+    read instead of computed.
     """
 
     results: KernelResults
@@ -104,7 +104,7 @@ class TangentCall:
 def jvp(
     p: Problem, target: Target, t: Differential, outputs: Outputs | None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    """Outputs, and their tangents along tangents of the inputs; outputs that are given are not made again."""
+    """Return outputs, and their tangents along tangents of the inputs; outputs that are given are not computed again."""
     call = tangents(p, t, outputs, into)
     run(p, target, call)
     made, d = call.results, call.d_outputs

@@ -1,8 +1,8 @@
-"""From a problem to the kernel's memory: its fields, the items (blocks of queries) and the tiles that each may see.
+"""Schedules of forward: fields, query blocks, and the tiles that each may see.
 
-What does not depend on addresses is a *plan*. It is kept, because for short sequences making it takes longer than
-attention; but of a long call the rules are looked at for WAVE blocks of queries at once, and what is found is forgotten
-when those are done, so that it does not grow with n_q · n_k.
+A *schedule* is the work of a call without its addresses. Schedules are cached, because for short sequences making one
+takes longer than attention. Long calls evaluate their rules for CHUNK_BLOCKS query blocks at a time and keep no result
+of it, so that memory does not grow with n_q · n_k.
 """
 
 import ctypes
@@ -57,58 +57,60 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 K = TypeVar("K", bound="Cacheable")
 
-CHUNK_BLOCKS = 64  # blocks of queries whose tiles are found together
-DECODE_QUERIES = 8  # queries that share a key head up to which lanes are keys
-PACKED_ROWS = 64  # rows of an item that holds several key heads
-SMALL = 2**21  # products below which another thread would begin too late,
-SMALL_READ = 2**20  # unless so many bytes of keys and values are read
-PREPARED_QUERIES = 2**16  # queries of a call that is kept whole
-MAX_CACHED = 256  # plans
+CHUNK_BLOCKS = 64  # query blocks whose tiles are found together
+DECODE_QUERIES = 8  # queries of a key head up to which lanes are keys
+PACKED_ROWS = 64  # rows of a query block that covers several key heads
+SMALL = 2**21  # products below which another thread would start too late,
+SMALL_READ = 2**20  # unless as many bytes of keys and values are read
+PREPARED_QUERIES = 2**16  # queries up to which a call is prepared
+MAX_CACHED = 256  # schedules in the cache
 PORTION = 2**28  # products of a portion: about 0.1 s on a slow machine, between which Python answers signals
-LONG_WORK_GROUP = 2**32  # products above which groups are cut, since a kernel is not interrupted within one
-LEAST_WORK_GROUP = 4  # items that groups are cut to: they share what is read of K and V
-SPREAD_BYTES = (
-    2**19
-)  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
-HALVINGS = 4  # of the groups that are begun last
-BEST = (1, 8, 32)  # how many of the largest weights kernels keep
+LONG_WORK_GROUP = 2**32  # products above which work groups are smaller, since a kernel is not interrupted within one
+LEAST_WORK_GROUP = 4  # query blocks of a work group at least: they share what is read of K and V
+SPREAD_BYTES = 2**19  # bytes that a head of keys or values may spread over, with others between them, and not be copied
+HALVINGS = 4  # halvings of the work groups that start last
+BEST = (1, 8, 32)  # numbers of the largest weights that kernels return
 BLOCK_MASK = 2**26  # products of a batch element from which empty blocks of its dense mask are looked for
-BLOCK_TILES = 2048  # of blocks and tiles, whose parts are looked at together
+BLOCK_TILES = 2048  # pairs of block and tile, whose parts are classified together
 _schedules: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
 class KernelCall(Protocol):
-    """What is known of a call of a kernel beside the problem."""
+    """A call of a kernel: what is known besides the problem."""
 
     @property
     def name(self) -> str: ...
 
     def spec(self, p: Problem, target: Target, rows: int) -> KernelSpec:
-        """The kernel for so many rows."""
+        """Return the spec for `rows` rows."""
 
     def source(self, spec: KernelSpec, target: Target) -> str:
-        """The IR of the kernel."""
+        """Return the kernel's IR."""
 
     def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
-        """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
-        heads of a group share it, and all rows.
+        """Return the arrays that a query block has offsets into, in their order.
+
+        Each has its name, the array, the number of trailing axes besides the leading ones, and if heads of a GQA group
+        and all rows share it.
         """
 
     def field_values(self, p: Problem) -> dict[str, int | float]:
-        """The fields that a plan keeps."""
+        """Return the values of the fields that a schedule stores."""
 
     def field_arrays(self, p: Problem) -> dict[str, Array]:
-        """The arrays with an address among the fields that a plan does not keep."""
+        """Return the arrays behind the address fields that a schedule does not store."""
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """What plans depend on beside the problem."""
+        """Strides, dtypes and tables: what schedules depend on besides the problem."""
 
 
 class KernelResults(NamedTuple):
-    """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest
-    weights (..., h, n_q, one of BEST).
+    """The kernel's outputs.
+
+    out is (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest weights are
+    (..., h, n_q, one of BEST).
     """
 
     out: Array
@@ -120,7 +122,7 @@ class KernelResults(NamedTuple):
 
     @property
     def options(self) -> tuple[bool, int]:
-        """Whether the entropy is wanted, and how many of the largest weights."""
+        """True for the entropy, and the number of the largest weights."""
         return self.entropy is not None, 0 if self.values is None else self.values.shape[-1]
 
     @property
@@ -161,7 +163,7 @@ class KernelResults(NamedTuple):
 
 
 def run(p: Problem, target: Target, results: KernelCall, rows: range | None = None) -> None:
-    """Fill the results, or those of some rows at least."""
+    """Fill the results, or at least those of some rows."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
     count = p.batch * p.heads * (stop - first)
     if count:
@@ -169,15 +171,15 @@ def run(p: Problem, target: Target, results: KernelCall, rows: range | None = No
 
 
 def schedule_for(p: Problem, target: Target, results: KernelCall, rows: range, threads: int) -> "Schedule":
-    """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
+    """Return the schedule of a call, cached if nothing that it depends on has changed."""
     call = (results.name, target.name, rows, threads, *results.layout)
     return cached(call, p, lambda: Schedule(p, target, results, rows, threads))
 
 
 def signature(p: Problem) -> tuple[Any, ...]:
-    """What a plan depends on of a problem."""
+    """Return what a schedule depends on of a problem."""
     arrays = (p.query, p.key, p.value, p.bias, *dense_masks(p))
-    # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
+    # Tables never change, and a dead reference equals no other: the schedule of a rule is unused once the rule is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
         (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
@@ -191,11 +193,14 @@ def signature(p: Problem) -> tuple[Any, ...]:
 
 class Cacheable(Protocol):
     def materialize(self) -> bool:
-        """Make ready to be kept, with no array of a problem or its rules; False if that would be too much."""
+        """Prepare for the cache, without arrays of a problem or its rules; False if that is too large."""
 
 
 def cached(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
-    """The plan of such a call, which may be kept: for the rules of `p.signature`, and for others that mean the same."""
+    """Return the cached schedule of a call, or a new one.
+
+    It is found by `p.signature`, which names rules by identity, and by their structure.
+    """
     by_signature = None if p.signature is None else (*call, p.signature)
     found: K | None = None if by_signature is None else _schedules.get(by_signature)
     if found is None:
@@ -213,10 +218,11 @@ def cached(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
 
 @dataclass(frozen=True, eq=False)
 class LaunchStage:
-    """Items with addresses counted from where each array begins, and the groups they are worked on in.
+    """Query blocks with offsets from each array's base, and their work groups.
 
-    bounds: the first item of each group and the one after its last. scratch: bytes that each thread needs. partial:
-    bytes that its items write to be merged, or merge. portions: the groups, cut where signals are answered.
+    bounds: each work group's first block, and the one after its last. scratch: bytes for each thread. split_state:
+    bytes of the key splits that its blocks write or merge. portions: the work groups, divided where signals are
+    answered.
     """
 
     tiles: Array
@@ -228,7 +234,7 @@ class LaunchStage:
 
 
 class Schedule:
-    """What a call has to do, but for addresses."""
+    """The work of a call, without addresses."""
 
     def __init__(self, p: Problem, target: Target, results: KernelCall, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
@@ -266,7 +272,7 @@ class Schedule:
 
 
 def launch(kernel: Callable[[int], None], fields: "array[int]", stage: LaunchStage, threads: int) -> None:
-    """Run the groups of a stage, whose items and tiles lie where the fields say."""
+    """Run the work groups of a stage, whose query blocks and tiles are set in the fields."""
     scratch, threads = Scratch(stage.scratch), min(threads, len(stage.bounds))
     team, members = team_for(threads)
     if team is not None and len(stage.portions) == 1:
@@ -284,7 +290,7 @@ def launch(kernel: Callable[[int], None], fields: "array[int]", stage: LaunchSta
 def launch_on_team(
     kernel: Any, fields: "array[int]", stage: LaunchStage, scratch: Scratch, team: Team, members: int
 ) -> None:
-    """Run the groups of a stage without a word to Python, which its threads would wait for one after the other."""
+    """Run the work groups of a stage on a team, without the GIL."""
     taken, every, data = array("q", [0]), [], array("Q", [0, members, kernel.address])
     for address in scratch.addresses(members):
         own = fields[:]
@@ -296,8 +302,9 @@ def launch_on_team(
 
 
 def member(target: Target) -> cache.Compiled:
-    """What each member of a team does: run the kernel with the next fields. Words: of fields that are taken, how many
-    there are, the kernel, and the addresses of the fields.
+    """Return the code of a team's members: each runs the kernel with the next fields.
+
+    Its data: the number of fields that are taken, their total, the kernel, and the addresses of the fields.
     """
     return cache.kernel("member", "member", target, lambda: MEMBER.format(triple=target.triple))
 
@@ -328,8 +335,10 @@ done:
 def run_work_groups(
     kernel: Callable[[int], None], fields: "array[int]", bounds: Array, scratch: Scratch, taken: "array[int]"
 ) -> None:
-    """Run groups of items, with fields that are the thread's own. Threads that have one `taken`, 0 at first, share the
-    groups: each takes the next when it has done one, without a word to Python.
+    """Run work groups with a thread's own fields.
+
+    Threads share work groups by a common counter `taken`, 0 at first: each takes the next when it is done, without the
+    GIL.
     """
     fields[WORK_GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
     fields[SCRATCH] = scratch.address
@@ -337,10 +346,10 @@ def run_work_groups(
 
 
 def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
-    """Groups in their order, cut so that a portion ends once it has made PORTION products.
+    """Divide work groups, in their order, into portions of about PORTION products.
 
-    A kernel does not return to Python before it has ended, and Python answers signals only then. tiles: how many each
-    item has. products: of an item and a tile.
+    Python answers signals only between launches. tiles: those of each query block. products: of a query block and a
+    tile.
     """
     if len(bounds) < 2 or int(tiles.sum()) * products <= PORTION:
         return [bounds]
@@ -350,9 +359,9 @@ def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
 
 
 class RepeatedStage:
-    """A stage that one thread, or a team, runs again and again: nothing is allocated or looked up.
+    """A stage for repeated launches by one thread or a team, without allocation.
 
-    fields: those of each member, copies, of which the caller may change what differs from call to call.
+    fields: a copy for each member, in which the caller may change what differs from call to call.
     """
 
     def __init__(self, kernel: Any, fields: "array[int]", stage: LaunchStage, members: int):
@@ -384,11 +393,10 @@ def address_in(numbers: "array[int]") -> int:
 
 
 class PreparedCall:
-    """A plan that is run again and again, by one thread at a time, for arrays of the same shapes and strides at other
-    addresses.
+    """A schedule for repeated calls by one thread, with arrays of the same layout at other addresses.
 
-    Checks and plans take longer than attention itself where a call is short, and where its keys come from memory, which
-    Python's own have been thrown out of the caches for.
+    Checks and schedules take longer than attention itself where a call is short. They also do where keys come from
+    memory and have evicted Python's own data from the caches.
     """
 
     def __init__(self, schedule: Schedule, kernel: Callable[[int], None]):
@@ -401,7 +409,7 @@ class PreparedCall:
         self.members, self.busy = 0, False
 
     def __call__(self, *addresses: int) -> None:
-        """addresses: of query, key, value, out and lse."""
+        """Run the call. addresses: of query, key, value, out and lse."""
         team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
         waits = members < self.threads or len(self.stage.portions) > 1  # and a signal's handler may call meanwhile
         if self.busy or waits:
@@ -422,7 +430,7 @@ class PreparedCall:
 
 
 def prepared_call(p: Problem, target: Target) -> PreparedCall | None:
-    """What runs a call without wishes but rules that read no arrays once more; None for others, and large ones."""
+    """Return a prepared call without options other than rules that read no arrays; None for others, and large ones."""
     count = p.batch * p.heads * p.n_q
     plain = without_options(p) and not any(program.tables for _, program in programs(p))
     if not (0 < count <= PREPARED_QUERIES and p.n_k and plain) or dense_masks(p):
@@ -438,13 +446,13 @@ def prepared_call(p: Problem, target: Target) -> PreparedCall | None:
 
 
 def threads_for(p: Problem, count: int) -> int:
-    """How many threads work on so many queries."""
+    """Return the number of threads for `count` queries."""
     small = count * p.n_k * (p.d + p.d_v + 16) < SMALL and p.key.nbytes + p.value.nbytes < SMALL_READ
     return 1 if small else num_threads()
 
 
 def without_options(p: Problem) -> bool:
-    """Whether a call has no wishes beside rules."""
+    """Test for a call without options other than rules."""
     return p.bias is None and p.sink is None and not p.dropout and not p.observe
 
 
@@ -452,18 +460,18 @@ SEED = FIELDS.index("seed")
 
 
 class LaunchStages:
-    """The stages of a plan, found one after the other each time they are asked for."""
+    """The stages of a schedule, computed anew by each iteration."""
 
     def __init__(self, spec: KernelSpec, p: Problem, results: KernelCall, rows: range, threads: int):
         self.spec, self.p, self.results, self.rows, self.threads = spec, p, results, rows, threads
 
     @cached_property
     def grid(self) -> tuple[Array, Array]:
-        """Heads (first, number) and rows (first, number) of blocks of queries: whole heads where they fit."""
+        """Heads (first, count) and rows (first, count) of query blocks: whole heads where they fit."""
         p, count, lanes, first = self.p, len(self.rows), self.spec.lanes, self.rows.start
         whole, step = p.group, min(p.group, lanes // count) if count <= lanes else 1
         if self.spec.packed_vectors:
-            # Rows that are read whole are faster, but each thread should have two spans of some.
+            # Rows that are read whole are faster, but each thread should have two key splits.
             splits = -(-p.n_k // (KEYS << split_bits(p.d, p.dtype.itemsize)))
             most = p.heads * p.batch * splits // (2 * self.threads) if self.threads > 1 else p.heads
             whole, step = p.heads, max(1, min(lanes // count, most) // p.group) * p.group
@@ -476,9 +484,9 @@ class LaunchStages:
 
     @cached_property
     def masks(self) -> list[tuple[Array, Array]]:
-        """The dense masks, and the bias if it hides, of which blocks are told apart; also as (..., h, n_q, n_k).
+        """The dense masks, and a bias that hides, whose blocks are classified; also as (..., h, n_q, n_k).
 
-        None of calls that would not gain by it.
+        Empty for calls that would not gain by it.
         """
         p = self.p
         if p.n_k <= KEYS or p.heads * p.n_q * p.n_k * (p.d + p.d_v) < BLOCK_MASK or p.origin[2] % PART:
@@ -491,7 +499,7 @@ class LaunchStages:
 
     @cached_property
     def mask(self) -> Node | None:
-        """What hides whole blocks: the mask, and the bias where it does."""
+        """The mask that hides whole blocks, a hiding bias included."""
         mask, bias = self.p.mask_node, self.p.bias
         if not any(x is bias for x, _ in self.masks):
             return mask
@@ -500,14 +508,14 @@ class LaunchStages:
 
     @cached_property
     def varying(self) -> frozenset[str]:
-        """What lists of tiles depend on, of "b" and "h" and the like."""
+        """The indices, such as "b" and "h", that lists of tiles depend on."""
         views = [view for _, view in self.masks]
         found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
         return reads(*self.p.hiding) | found
 
     @property
     def short(self) -> bool:
-        """Whether the stages are few and small enough to keep, and do not depend on what arrays hold."""
+        """True if the stages are small enough to cache, and do not depend on the contents of arrays."""
         p, (heads, rows) = self.p, self.grid
         if self.masks:
             return False
@@ -525,9 +533,9 @@ class LaunchStages:
         return self.spec.block_fields.index(name)
 
     def stage(self, tiles: Array, blocks: Array, split_state: int = 0, most: int = WIDE_WORK_GROUP) -> LaunchStage:
-        """Items in groups that share keys and values, or pages of them, the longest first."""
+        """Form work groups of query blocks that share keys and values, or pages of them, the longest first."""
         heads_in_rows = self.spec.decode_rows and _heads_in_rows(self.p.key)
-        # Under a window, those with as many queries as one of them sees keys are all that share any.
+        # Under a window, only as many query blocks as one of them sees keys share any.
         tiles_of = blocks[:, self.field("count")]
         longest = int(tiles_of.max())
         by_signature = -(-longest * KEYS // self.spec.lanes)
@@ -535,10 +543,10 @@ class LaunchStages:
         size = min(
             most, max(WORK_GROUP, by_signature), max(LEAST_WORK_GROUP, LONG_WORK_GROUP // (products * max(1, longest)))
         )
-        if self.threads > 1:  # enough groups that threads end at about the same time
+        if self.threads > 1:  # enough work groups that threads end at about the same time
             each = len(blocks) // self.threads
             size = max(1, min(size, each if heads_in_rows else each // 8))
-        # Where a page of keys holds several heads, it is gone through by all of them before the next.
+        # Where rows hold several heads, all of them use some rows before the next.
         alike = [self.field(name) for name in (["b"] if heads_in_rows else ["k", "v"])]
         shared = (np.diff(blocks[:, alike], axis=0) == 0).all(axis=1)
         ends = np.append(np.flatnonzero(~shared) + 1, len(blocks)).tolist()
@@ -548,7 +556,7 @@ class LaunchStages:
             cost = np.add.reduceat(blocks[:, self.field("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
         if self.threads > 1 and not self.spec.decode_rows:
-            # The last halved again and again: threads, which may differ in speed, should end at about the same time.
+            # Halve the last work groups repeatedly: threads, which may differ in speed, should end at about the same time.
             for _ in range(HALVINGS):
                 last = bounds[-2 * self.threads :]
                 middle = last.mean(axis=1, dtype=np.int64)
@@ -559,7 +567,7 @@ class LaunchStages:
         return LaunchStage(tiles, blocks, bounds, scratch, split_state, in_portions(bounds, tiles_of, products))
 
     def split(self, tiles: Array, blocks: Array) -> Iterator[LaunchStage]:
-        """Few items with many keys: each span by itself, then what merges them, if there is anything to merge."""
+        """Yield stages for few query blocks with many keys: each key split by itself, then their merge."""
         spec, p = self.spec, self.p
         size = sum(split_scratch(spec, p.d_v).values()) * spec.real.size
         splits = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> split_bits(p.d, p.dtype.itemsize)
@@ -583,7 +591,7 @@ class LaunchStages:
         yield self.stage(tiles, merged, size * len(each))
 
     def chunks(self, size: int = CHUNK_BLOCKS) -> Iterator[tuple[Array, Array]]:
-        """Lists of tiles, and the items that point into them, of so many blocks of queries at once."""
+        """Yield lists of tiles, and query blocks that index them, `size` rows of blocks at a time."""
         p, (heads, rows) = self.p, self.grid
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
@@ -617,7 +625,7 @@ class LaunchStages:
                 yield np.concatenate(lists), np.concatenate(parts)
 
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
-        """The tiles of some blocks of queries, where each block's begin, and how many there are."""
+        """Return the tiles of some query blocks, where each block's begin, and their number."""
         p = self.p
         row, tile, visibility = tile_pairs(self.mask, p.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
@@ -632,12 +640,12 @@ class LaunchStages:
         return tile_word(tile, **fields), begin[:-1], np.diff(begin)
 
     def parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> dict[str, Array]:
-        """Of pairs of blocks and tiles: what `tile_word` says."""
+        """Classify the parts of tiles; return the fields of `tile_word`."""
         p = self.p
         start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
         low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
         outside = low > high
-        # Of blocks that fill all lanes, each half by itself; of others both halves are the block.
+        # Each half of a full block by itself; in other blocks both halves are the block.
         least, greatest = ranges.i[0][row, None], ranges.i[1][row, None]
         full = greatest - least + 1 == self.spec.lanes
         middle = least + self.spec.lanes // 2
@@ -653,7 +661,7 @@ class LaunchStages:
         mixed_first, mixed_stop = _ends(((visibilities[0] != EVERYTHING) | (visibilities[-1] != EVERYTHING)) & between)
         (first_0, stop_0), (first_1, stop_1) = _ends(seen[0]), _ends(seen[-1])
         both_first, both_stop = np.maximum(first_0, first_1), np.minimum(stop_0, stop_1)
-        # Where one half sees nothing, all is the other's; where they are apart, all is both's.
+        # Where one half sees nothing, all is the other's; where they are disjoint, all is both's.
         nobody = (stop_0 == 0) | (stop_1 == 0)
         apart = ~nobody & (both_first > both_stop)
         return {
@@ -671,7 +679,7 @@ class LaunchStages:
         return self.results.arrays(self.p)
 
     def block_table(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
-        """Items (batch × heads × rows, words) of some batch elements."""
+        """Return query blocks (batch × heads × rows, fields) of some batch elements."""
         p = self.p
         made = np.zeros((len(batch), len(heads), len(rows), len(self.spec.block_fields)), np.int64)
         column = {name: made[..., n] for n, name in enumerate(self.spec.block_fields)}
@@ -695,22 +703,22 @@ class LaunchStages:
 
 
 def address_of(x: Array) -> int:
-    """Where an array begins."""
-    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
+    """Return the address of an array."""
+    # The first word after the object's head, in NumPy's C interface; `x.ctypes` takes as long as one head of attention.
     return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
 
 
 def base_of(x: Array | None) -> int:
-    """Likewise; 0 for an array that a call does not have."""
+    """Return the address of an array; 0 for None."""
     return 0 if x is None else address_of(x)
 
 
-IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
+IN_MEMORY = sys.implementation.name == "cpython"  # id() is an address
 _word = ctypes.c_size_t.from_address
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
-    """How many bytes after the first each batch element begins, in an array that broadcasts to the leading shape."""
+    """Return the byte offset of each batch element, in an array that broadcasts to the leading shape."""
     offsets = np.zeros(1, np.int64)
     given = x.ndim - keep
     for axis, size in enumerate(lead):
@@ -721,18 +729,18 @@ def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
 
 
 def by_head(p: Problem, x: Array) -> Array:
-    """What a sink says, for each query head."""
+    """Return the sink of each query head."""
     return np.ascontiguousarray(np.broadcast_to(x.astype(p.compute), (p.heads,)))
 
 
 def programs(p: Problem) -> list[tuple[str, Program]]:
-    """The rules of a call, with what their fields' names begin with."""
+    """Return the rules of a call, with the prefixes of their fields."""
     nodes = (("mask", p.mask_node), ("score", p.score_node))
     return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
 
 
 def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
-    """The fields that every kernel has, but for addresses of arrays."""
+    """Return the fields that every kernel has, without addresses of arrays."""
     j0 = p.origin[2]
     values: dict[str, int | float] = {
         "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
@@ -756,36 +764,36 @@ def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str,
 
 
 def pack_fields(names: Sequence[str], values: Mapping[str, int | float]) -> "array[int]":
-    """The fields with these names, 0 where there is no word."""
+    """Pack the fields with these names; 0 for those without a value."""
     numbers = [values.get(name, 0) for name in names]
     layout = "".join("d" if isinstance(x, float) else "q" for x in numbers)
     return array("Q", struct.pack(layout, *numbers))
 
 
 def table_array(table: Table, real: Any) -> Array:
-    """The array of a table as kernels read it: the call's float type, or int64."""
+    """Return the array of a table as kernels read it: the call's float type, or int64."""
     cached = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
     if dtype not in cached:
         cached.setdefault(
             dtype, np.ascontiguousarray(table.array, dtype)
-        )  # one for all threads: plans hold its address
+        )  # one for all threads: schedules store its address
     return cached[dtype]
 
 
 def dense_masks(p: Problem) -> list[Array]:
-    """The dense masks (..., h, n_q, n_k) as bytes; views."""
+    """Return the dense masks (..., h, n_q, n_k) as bytes; views."""
     return [] if p.mask_node is None else [p.dense(x.view(np.int8)) for x in Program.of([p.mask_node]).dense]
 
 
 def _ends(marked: Array) -> tuple[Array, Array]:
-    """Of rows of parts: the first key of the first that is marked and the one after the last; 0 and 0 if none is."""
+    """Return the first key of the first marked part of each row, and the key after the last; 0 and 0 if none is."""
     any_one, last = marked.any(axis=1), marked.shape[1] - marked[:, ::-1].argmax(axis=1)
     return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
 
 
 def source(spec: KernelSpec, target: Target) -> str:
-    """The IR of a kernel."""
+    """Return the kernel's IR."""
 
     def write(k: "Kernel") -> None:
         from regard.engines.cpu.kernels.decode import DecodeKernel
@@ -797,11 +805,11 @@ def source(spec: KernelSpec, target: Target) -> str:
 
 
 def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
-    """The IR of a kernel. The language of kernels is loaded only where one is written."""
+    """Return the IR that `write` makes. The kernel language is loaded only here."""
     from regard.engines.cpu.language.kernel import Kernel
 
     collects = gc.isenabled()
-    gc.disable()  # it would look again and again at a hundred thousand objects that all stay
+    gc.disable()  # it would scan a hundred thousand objects again and again that all stay
     try:
         k = Kernel(name, target, fields)
         k.flush()
@@ -822,9 +830,9 @@ def spec_of(
     rules: Sequence[tuple[str, Program]] | None = None,
     more: Sequence[Array] = (),
 ) -> KernelSpec:
-    """The kernel for so many rows of a call, that keeps so many of the largest weights.
+    """Return the spec for `rows` rows of a call, with `best` of the largest weights.
 
-    few: lanes may be keys. rules: instead of those of the call. more: arrays that are read as keys and values are.
+    decode: lanes may be keys. rules: instead of those of the call. more: arrays that are read like keys and values.
     """
     found = {prefix: RuleArguments(prefix, program) for prefix, program in (programs(p) if rules is None else rules)}
     plain = prefill_spec(p, target, rows * p.group, found.get("mask"), found.get("score"), entropy)
@@ -833,7 +841,7 @@ def spec_of(
     amx = plain.element is BF16 and target.amx and p.scale != 0
     paired = amx or (plain.element is BF16 and target.bf16_dot and p.scale != 0)
     decode = decode and rows * p.group <= min(DECODE_QUERIES, W) and straight[1] and not best
-    # A mask that differs by head would have each tile that one head sees worked on for all.
+    # A mask that differs by head would compute each tile that one head sees for all.
     adjacent = p.kv_heads > 1 and all(x.strides[-3] > 0 and _heads_in_rows(x) for x in (p.key, p.value))
     packed_heads = decode and adjacent and "h" not in reads(*p.hiding)
     converted = plain.element is not plain.real and not paired
@@ -859,11 +867,11 @@ def spec_of(
 def prefill_spec(
     p: Problem, target: Target, queries: int, mask: RuleArguments | None, score: RuleArguments | None, entropy: bool
 ) -> KernelSpec:
-    """A kernel for a call with so many queries that share keys: of numbers one by one, and of copies of K and V."""
+    """Return the spec for `queries` queries that share keys: lanes are queries, products of scalars, copied tiles."""
     real = F64 if p.compute == np.float64 else F32
     W = target.lanes(real.size)
     most = target.tile[1]
-    # One vector less is slower by less than a third: 4 W queries fill two blocks of 2 W, two thirds of two of 3 W.
+    # One vector less costs less than a third: 4 W queries fill two blocks of 2 W, two thirds of two of 3 W.
     if 3 * multiple(queries, W * most) >= 4 * multiple(queries, W * (most - 1)):
         most -= 1
     lanes = max(1, min(queries, W * most))
@@ -889,18 +897,18 @@ def prefill_spec(
 
 
 def _heads_in_rows(x: Array) -> bool:
-    """Whether rows of several heads lie within what is from row to row: heads inside of tokens."""
+    """Test for a token-major layout: heads are closer than rows."""
     return bool(x.strides[-3] < x.strides[-2])
 
 
 def _scattered(x: Array) -> bool:
-    """Whether a head's rows lie apart over more than FAR bytes: they share few sets of a cache and evict each other."""
+    """Test if a head's rows share few sets of a cache and evict each other: they spread over SPREAD_BYTES."""
     step = x.strides[-2]
     return bool(step > x.shape[-1] * x.itemsize and step * x.shape[-2] > SPREAD_BYTES)
 
 
 def working_memory(p: Problem) -> int:
-    """About how many bytes a call takes beyond inputs and outputs: tiles, items, and lists of tiles."""
+    """Estimate the bytes of a call besides inputs and outputs: scratch, query blocks, and lists of tiles."""
     spec = spec_of(p, chosen(), p.n_q, False)
     blocks = -(-p.heads * p.n_q // spec.lanes) if spec.packed_vectors else p.heads * -(-p.n_q // spec.lanes)
     records, lists = p.batch * blocks, 1

@@ -1,1 +1,1 @@
-"""What each kernel and its caller agree on: fields, items, scratch memory, and what is compiled anew."""
+"""Contracts between kernels and their callers: kernel specs, fields, query blocks, scratch layouts."""

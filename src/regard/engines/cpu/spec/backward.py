@@ -1,4 +1,4 @@
-"""What the backward kernel and its caller agree on: fields, items, scratch memory, and what is compiled anew."""
+"""The contract of the backward kernel: its spec, fields, query blocks and scratch layout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from regard.engines.cpu.spec.forward import (
     multiple,
 )
 
-WORK_GROUP, AMX_WORK_GROUP = 8, 16  # items of a group, by vectors and by matrices
+WORK_GROUP, AMX_WORK_GROUP = 8, 16  # query blocks of a work group, by vectors and by AMX
 TRAINED_WORK_GROUP = 4  # the same where a table has a gradient
-PARTIAL_SUMS = 4, 4  # sums of a table's gradient that are made side by side: of batch elements and heads, of tiles
+PARTIAL_SUMS = 4, 4  # partial sums of a table's gradient: over batch elements and heads, and over tiles
 
 FIELDS = (
     *COMMON_FIELDS, "from", "to", "d", "d_v", "n_k", "shift", "first_tile", "j",
@@ -34,9 +34,7 @@ ADDRESSES = (
 
 @dataclass(frozen=True)
 class TableRead:
-    """A place where a score reads a float table that has a gradient: which of the program's tables, by how many
-    indices, and whether they depend on the key.
-    """
+    """A read of a float table with a gradient: the table's number in the program, and the number of indices."""
 
     table: int
     indices: int
@@ -44,11 +42,11 @@ class TableRead:
 
 @dataclass(frozen=True)
 class BackwardSpec(KernelSpec):
-    """What a backward kernel is compiled for.
+    """The spec of a backward kernel.
 
-    The program of `score` has more results: the derivative in the score if it is `bent`, and for each of `readings`
-    the derivative in what is read, and the indices by which it is. trains_bias: whether dS is summed for a bias;
-    bias_rows, bias_keys: whether the sums have them; bias_shared: whether several heads add to each.
+    The results of the `score` program are followed by its derivative in the score if it is `nonlinear`. Then come, for
+    each of `table_reads`, the derivative in the entry and its indices. trains_bias: dS is summed for a bias.
+    bias_rows, bias_keys: axes of these sums. bias_shared: several heads add to each sum.
     """
 
     nonlinear: bool
@@ -60,7 +58,7 @@ class BackwardSpec(KernelSpec):
 
     @property
     def work_group(self) -> int:
-        """Items that share tiles while they are near."""
+        """Query blocks that share each tile while it is in cache."""
         return AMX_WORK_GROUP if self.amx else WORK_GROUP
 
     @property
@@ -70,19 +68,19 @@ class BackwardSpec(KernelSpec):
 
     @property
     def trained(self) -> list[int]:
-        """The program's tables that have a gradient."""
+        """Numbers of the program's tables that have a gradient."""
         return sorted({reading.table for reading in self.table_reads})
 
-    # What is kept, multiplied and made, by name; tangents add to it.
+    # Operands, products and sums, by name; tangents add to them.
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Tiles of numbers, one for each pair: S and dP, which become P · D and dT."""
+        """Tiles S and dP, one number for each query and key, which become P · D and dT."""
         return ("P", "dS")
 
     @property
     def score_gradients(self) -> tuple[str, ...]:
-        """Those of them that become dT."""
+        """Those of `weights` that become dT."""
         return ("dS",)
 
     @property
@@ -91,12 +89,12 @@ class BackwardSpec(KernelSpec):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Of each query."""
+        """Scalars of each query."""
         return ("lse", "d_entropy", *self.rests)
 
     @property
     def rests(self) -> tuple[str, ...]:
-        """Those of them that the gradient of a sink needs."""
+        """Those of `numbers` that the gradient of a sink needs."""
         return ("c",)
 
     @property
@@ -105,17 +103,17 @@ class BackwardSpec(KernelSpec):
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Arrays that a call need not have."""
+        """Optional arrays of a call."""
         return ()
 
     @property
     def before(self) -> int:
-        """The results of the program of `score` before those of readings."""
+        """The number of results of `score` before those of table reads."""
         return 1 + self.nonlinear
 
     @property
     def derivatives(self) -> int:
-        """The results for each reading before its indices."""
+        """The number of results of each table read before its indices."""
         return 1
 
     @property
@@ -132,26 +130,26 @@ class BackwardSpec(KernelSpec):
         return repr(("backward", super().key, self.nonlinear, self.table_reads, bias))
 
 
-# Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
+# Scratch layouts, in elements of `real`, by name; d and d_v may be numbers or values of the kernel.
 
 
 def padded(size: int, d: Any) -> Any:
-    """The length of a row of d features of `size` bytes in whole vectors of 64 bytes, which any vector divides."""
+    """Return the length of a row of d features, in whole vectors of 64 bytes."""
     return multiple(d, 64 // size)
 
 
 def copied(spec: KernelSpec, d: Any) -> Any:
-    """The length of a row of d features in the copy of a tile."""
+    """Return the length of a row of d features in the copy of a tile."""
     return multiple(d, AMX_DEPTH) if spec.amx else padded(spec.real.size, d) if spec.paired else d
 
 
 def transposed_rows(spec: KernelSpec, d: Any) -> Any:
-    """Of an item's rows, turned: features and zeros behind them, where products take some at once."""
+    """Return the rows of a transposed query block: d features, padded with zeros to whole products."""
     return multiple(d, AMX_DEPTH if spec.amx else 2)
 
 
 def tile_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """What one tile needs: P and dS with a query in every lane, and copies of K and V."""
+    """Return the scratch layout of one tile: P and dS with a query in every lane, copies of K and V."""
     tile = KEYS * spec.lanes
     sizes = dict.fromkeys((*spec.weights, *spec.fetched), tile)
     if spec.paired:
@@ -166,7 +164,7 @@ def tile_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
 
 
 def block_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """What an item keeps from tile to tile: its rows and the same turned, and dQ."""
+    """Return the scratch layout of a query block: its rows as read and transposed, and dQ."""
     B = spec.lanes
     integers64 = dict.fromkeys(("g", "r"), B * 8 // spec.real.size)
     integers = B * (1 if spec.integer is I32 else 8 // spec.real.size)
@@ -181,5 +179,5 @@ def block_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
 
 
 def scratch_size(spec: BackwardSpec, blocks: int, d: int, d_v: int) -> int:
-    """Numbers of scratch memory for a group of items."""
+    """Return the size of a work group's scratch memory, in elements of `real`."""
     return int(sum(tile_scratch(spec, d, d_v).values()) + blocks * sum(block_scratch(spec, d, d_v).values()))

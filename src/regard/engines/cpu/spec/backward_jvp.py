@@ -1,4 +1,4 @@
-"""What the tangent-of-backward kernel and its caller agree on beyond what backward's do."""
+"""The contract of the tangent-of-backward kernel, in addition to backward's."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,10 @@ ADDRESSES = (*VARYING, "out_dot", "lse_dot", "given_dot", "d_entropy_dot", "c_do
 
 @dataclass(frozen=True)
 class BackwardTangentSpec(BackwardSpec):
-    """What a tangent-of-backward kernel is compiled for; which inputs vary is known when it runs.
+    """The spec of a tangent-of-backward kernel; which inputs vary is known at run time.
 
-    The program of `score` has the rule's tangent as its second result; that of the derivative in the score, and those
-    of the derivatives in readings, follow the derivatives. bias_dot: the type of the tangent of the bias.
+    The second result of the `score` program is the rule's tangent. The tangents of the derivatives in the score and in
+    table entries follow those derivatives. bias_dot: the type of the bias's tangent.
     """
 
     bias_dot: Type | None
@@ -50,7 +50,7 @@ class BackwardTangentSpec(BackwardSpec):
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """S˙ becomes (P · D)˙, dP˙ becomes dT˙."""
+        """In addition S˙, which becomes (P · D)˙, and dP˙, which becomes dT˙."""
         return _with_tangents(super().weights)
 
     @property

@@ -1,4 +1,4 @@
-"""What a kernel and its caller agree on: fields, items, lists of tiles, scratch memory, and what is compiled anew."""
+"""The contract of the forward kernel: its spec, fields, query blocks, lists of tiles, scratch layout."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,25 +16,26 @@ AMX_SIDE, AMX_DEPTH, AMX_SUMS = (
     16,
     32,
     4,
-)  # of matrices: rows, products that are summed at once, and how many grow at once
-SPLIT_TILES, SPLIT_BYTES = 8, 2**19  # of a span: tiles at most, bytes of K and V at most
-PART = 16  # keys, of which what lanes may see of a tile is told apart
+)  # of AMX: rows of a tile, products summed in one step, tiles of sums in registers
+SPLIT_TILES, SPLIT_BYTES = 8, 2**19  # of a key split: tiles at most, bytes of K and V at most
+PART = 16  # keys whose visibility in a tile is classified together
 WORK_GROUP, WIDE_WORK_GROUP = (
     16,
     64,
-)  # items that share the tiles of a span while they are near, of few tiles and of many
-LANES = 16  # of a vector, at most
+)  # query blocks that share the tiles of a key split while they are in cache, of few tiles and of many
+LANES = 16  # lanes of a vector at most
 
 TILE_BITS = 32
 
 
 def split_bits(d: int, size: int) -> int:
-    """The logarithm of the number of tiles in a span, for d numbers of some bytes: bits depend on it, so on no more."""
+    """Return log2 of the tiles in a key split; bits of results depend on it, so it depends on d and size alone."""
     fit = SPLIT_BYTES // max(1, KEYS * 2 * d * size)
     return min(max(1, fit), SPLIT_TILES).bit_length() - 1
 
 
-# What the list of an item says of a tile beside its number; here of one that all lanes see. Keys are counted in PARTs.
+# The fields of an entry of the list of tiles, besides the tile's number, and their values where all lanes see all
+# keys. Keys are counted in PARTs.
 TILE_WORD = {
     "first": 0, "stop": KEYS, "mixed_first": 0, "mixed_stop": 0, "both_first": 0, "both_stop": KEYS,
     "early": 0, "late": 0,
@@ -43,9 +44,9 @@ TILE_WORD_BITS = 4
 
 
 def tile_word(tile: Array, **fields: Array | int) -> Array:
-    """Tiles in the list of an item.
+    """Return entries of a query block's list of tiles.
 
-    first, stop: the keys that are there. mixed: those of which a mask may hide some. both, early, late: `Halves`.
+    first, stop: the keys that are present. mixed: those of which a mask may hide some. both, early, late: see `Halves`.
     """
     word: Array = tile << TILE_BITS
     for n, (name, whole) in enumerate(TILE_WORD.items()):
@@ -53,8 +54,8 @@ def tile_word(tile: Array, **fields: Array | int) -> Array:
     return word
 
 
-# What every kernel begins with: groups of items, how many there are and, at an address, how many have been taken; the
-# items, and where the arrays begin that their addresses are counted from.
+# The first fields of every kernel: the work groups, their number, the address of the counter of those taken, the query
+# blocks, and the base addresses that their offsets are counted from.
 COMMON_FIELDS = ("work_groups", "count", "taken", "blocks", "bases", "tiles", "scratch")
 WORK_GROUPS, COUNT, TAKEN, BLOCKS, BASES, TILE_LIST, SCRATCH = range(len(COMMON_FIELDS))
 FIELDS = (
@@ -63,15 +64,15 @@ FIELDS = (
     "out_head", "out_row", "row_head",
     "bias_head", "bias_row", "bias_key", "sink", "threshold", "keep_scale", "seed",
 )  # fmt: skip
-# Words of an item: addresses, counted from the bases of the same places, among them those of dense masks and, last, of
-# memory for spans worked on apart; the rest.
+# The fields of a query block: offsets from the bases of the same index, among them dense masks and, last, the state of
+# splits that run separately; then plain numbers.
 ADDRESSES = ("q", "k", "v", "out", "lse", "entropy", "max", "values", "indices", "bias")
 BLOCK_FIELDS = ("splits", "b", "h", "head", "i", "rows", "lanes", "tiles", "count")
 
 
 @dataclass(frozen=True)
 class RuleArguments:
-    """The fields by which a program's numbers and tables reach a kernel; `prefix` sets programs apart."""
+    """The fields for a program's numbers and tables; `prefix` tells programs apart."""
 
     prefix: str
     program: Program
@@ -88,21 +89,21 @@ class RuleArguments:
 
 
 def integer_type(integers: type[np.signedinteger[Any]], *rules: RuleArguments | None) -> Type:
-    """The type of the integers in rules: I32 if they fit (see `Problem.integers`), positions in tables included."""
+    """Return the type of a rule's integers: I32 if all fit (`Problem.integers`), positions in tables included."""
     sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
     return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a kernel is compiled for.
+    """The spec of a forward kernel: all that it is compiled for.
 
-    element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of an item, whole vectors.
-    few: rows that share a key head in an item whose lanes are keys, 0 where lanes are queries. joined: vectors of rows
-    in such an item if it holds several key heads, whose rows of K and V lie beside each other, else 0. pairs: whether
-    products take two numbers of 16 bits at once. copied: whether tiles of K and V are copied before use. woven: whether
-    the weights of a tile are made beside the scores of the next. bias: the type of a dense bias. best: how many of the
-    largest weights are kept.
+    element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of a query block, in whole
+    vectors. decode_rows: rows that share a key head where lanes are keys, 0 where lanes are queries.
+    packed_vectors: vectors of rows of a query block that covers all heads of token-major K and V, else 0.
+    paired: products take packed bf16 pairs. amx: products of AMX tiles. copied: tiles of K and V are copied before use.
+    pipelined: a tile's softmax is interleaved with the QK product of the next. bias: the type of a dense bias.
+    best: how many of the largest weights are returned.
     """
 
     element: Type
@@ -128,7 +129,7 @@ class KernelSpec:
         rules = [name for program in (self.mask, self.score) if program for name in program.fields]
         return (*FIELDS, *self.dense_fields, *rules)
 
-    # What is read, summed and made, by name; tangents add to it.
+    # Operands, products and sums, by name; tangents add to them.
 
     @property
     def queries(self) -> tuple[str, ...]:
@@ -144,17 +145,17 @@ class KernelSpec:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Tiles of numbers, one for each pair, that become what values are multiplied with."""
+        """Tiles with one number for each query and key, which multiply V."""
         return ("P",)
 
     @property
     def fetched(self) -> tuple[str, ...]:
-        """Dense arrays, whose tiles are turned so that lanes are queries."""
+        """Dense arrays whose tiles are transposed, so that lanes are queries."""
         return (*self.dense_names, *(["bias"] if self.bias else []))
 
     @property
     def sums(self) -> tuple[tuple[str, str], ...]:
-        """Σ w and Σ w (S − m) over the keys of a query, the second for the entropy."""
+        """Names of Σ w, and of Σ w (S − m) for the entropy, over the keys of a query."""
         return (("l", "e"),)
 
     @property
@@ -163,7 +164,7 @@ class KernelSpec:
 
     @property
     def dense(self) -> int:
-        """Dense masks."""
+        """The number of dense masks."""
         return len(self.mask.program.dense) if self.mask else 0
 
     @property
@@ -176,7 +177,7 @@ class KernelSpec:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of an item, those that are counted from an array."""
+        """Fields of a query block that are offsets into an array."""
         return (*ADDRESSES, *self.dense_names)
 
     @property
@@ -185,7 +186,7 @@ class KernelSpec:
 
     @property
     def rows(self) -> int:
-        """How many an item may have room for."""
+        """Rows that a query block has room for."""
         return self.decode_rows if self.decode_rows and not self.packed_vectors else self.lanes
 
     @property
@@ -195,22 +196,22 @@ class KernelSpec:
 
     @property
     def bf16_dot(self) -> bool:
-        """Whether products take words of two numbers, not matrices of them."""
+        """True if products take packed bf16 pairs without AMX."""
         return self.paired and not self.amx
 
     @property
     def key_vectors(self) -> int:
-        """With few queries, vectors of keys whose scores grow side by side: where one chain of sums is waited for."""
+        """Vectors of keys whose scores are summed at once in decode, where one chain of sums would be waited for."""
         return 2 if self.element is BF16 and 0 < self.decode_rows <= 2 and self.vector * self.real.size == 32 else 1
 
     @property
     def ruled(self) -> bool:
-        """Whether scores are changed after the product: then they are natural ones, else logarithms of base 2."""
+        """True if a score or bias follows the QK product: scores are then natural, else logarithms of base 2."""
         return self.score is not None or self.bias is not None
 
     @property
     def copies(self) -> bool:
-        """Whether copies of tiles are kept, of V at least."""
+        """True if tiles are copied, of V at least."""
         return self.copied or (self.paired and not self.decode_rows)
 
     @property
@@ -231,11 +232,11 @@ class KernelSpec:
         return repr(("forward", rest, more, rules, ranks))
 
 
-# Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
+# Scratch layouts, in elements of `real`, by name; d and d_v may be numbers or values of the kernel.
 
 
 def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """What one tile needs, and the copies of the tiles of a span."""
+    """Return the scratch layout of one tile, and of the copied tiles of a key split."""
     tile, slots = KEYS * spec.rows, SPLIT_TILES if spec.decode_rows else 1 + spec.pipelined
     sizes = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(spec.sums)), spec.lanes)
     if spec.paired and not spec.ruled:
@@ -262,12 +263,12 @@ def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
 
 
 def multiple(n: Any, step: int) -> Any:
-    """n, or the next multiple of a step."""
+    """Round n up to a multiple of a step."""
     return (n + (step - 1)) // step * step
 
 
 def feature_rows(spec: KernelSpec, d: Any, more: int) -> Any:
-    """Numbers for d features and some more; matrices take whole rows of them."""
+    """Return elements for d features and some more; AMX takes whole steps."""
     return multiple(d, AMX_DEPTH) if spec.amx else d + more
 
 
@@ -276,7 +277,10 @@ def _names(sums: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def output_size(spec: KernelSpec, d_v: Any) -> Any:
-    """Numbers of O: a row of lanes for each feature, or for each of few queries a row of features in whole vectors."""
+    """Return the elements of O.
+
+    In prefill a row of lanes for each feature; in decode a row of features, in whole vectors, for each query.
+    """
     if not spec.decode_rows:
         return spec.lanes * d_v
     step = spec.vector * (2 if spec.paired else 1)
@@ -284,14 +288,14 @@ def output_size(spec: KernelSpec, d_v: Any) -> Any:
 
 
 def split_scratch(spec: KernelSpec, d_v: Any) -> Mapping[str, Any]:
-    """Maximum, sums, outputs and best keys of a span; also what is merged from spans."""
+    """Return the layout of a key split's state: maximum, sums, outputs, best keys; merged splits have the same."""
     rows = ("m", *_names(spec.sums))
     best = dict.fromkeys(("values", "indices"), spec.best * spec.lanes)
     return dict.fromkeys(rows, spec.lanes) | dict.fromkeys(spec.outputs, output_size(spec, d_v)) | best
 
 
 def block_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """What an item keeps from span to span."""
+    """Return the scratch layout of a query block, from split to split."""
     integers = spec.lanes * (1 if spec.integer is I32 else 8 // spec.real.size)
     integers64 = dict.fromkeys(("g", "r"), spec.lanes * 8 // spec.real.size)
     lanes = {"i": integers, "h": integers, "first": spec.lanes, "second": spec.lanes}
@@ -300,6 +304,6 @@ def block_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
 
 
 def scratch_size(spec: KernelSpec, blocks: int, d: int, d_v: int) -> int:
-    """Numbers of scratch memory for a group of items."""
+    """Return the size of a work group's scratch memory, in elements of `real`."""
     once = sum(tile_scratch(spec, d, d_v).values()) + sum(split_scratch(spec, d_v).values())
     return int(once + blocks * sum(block_scratch(spec, d, d_v).values()))

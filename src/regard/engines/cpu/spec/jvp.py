@@ -1,4 +1,4 @@
-"""What the tangent kernel and its caller agree on beyond what forward's do."""
+"""The contract of the tangent kernel, in addition to forward's."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,11 @@ ADDRESSES = ("q_dot", "k_dot", "v_dot", "bias_dot", "out_dot", "lse_dot", "entro
 
 @dataclass(frozen=True)
 class TangentSpec(KernelSpec):
-    """What a tangent kernel is compiled for.
+    """The spec of a tangent kernel.
 
-    varies: which of "q", "k", "v" and "sink" do. bias_dot: the type of the tangent of the bias. bent: whether the
-    program of `score` has the rule's tangent as its second result. given: whether the output is read instead of made.
+    varies: those of "q", "k", "v" and "sink" that have a tangent. bias_dot: the type of the bias's tangent.
+    nonlinear: the rule's tangent is the second result of the `score` program. given: the output is read instead of
+    computed.
     """
 
     varies: frozenset[str]
@@ -26,7 +27,7 @@ class TangentSpec(KernelSpec):
 
     @property
     def moves(self) -> bool:
-        """Whether scores have a tangent."""
+        """True if scores have a tangent."""
         return bool(self.varies & {"q", "k"}) or self.bias_dot is not None or self.nonlinear
 
     @property
@@ -62,7 +63,7 @@ class TangentSpec(KernelSpec):
 
     @property
     def sums(self) -> tuple[tuple[str, str], ...]:
-        """Those of w, and the same of w Ṡ."""
+        """In addition the same sums of w Ṡ."""
         return (*super().sums, *([("l_dot", "e_dot")] if self.moves else []))
 
     @property

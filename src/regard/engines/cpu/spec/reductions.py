@@ -1,4 +1,4 @@
-"""What the kernel of the second pass and its caller agree on."""
+"""The contract of the second-pass kernel, in addition to forward's."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ STATISTIC_FIELDS = ("visible", "received", "profile", "mass", "max_map", "row")
 
 @dataclass(frozen=True)
 class SecondPassSpec(KernelSpec):
-    """What a second pass is compiled for; wants: some of WORDS."""
+    """The spec of a second pass; statistics: some of STATISTIC_FIELDS."""
 
     statistics: tuple[str, ...]
 
