@@ -98,7 +98,7 @@ def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) ->
     outputs, ct = tiled.forward(p)[0], Outputs(dout, None, None)
     arrays = BackwardArrays(p, outputs, ct)
     spec = arrays.spec(chosen())
-    chunks = backward_work.Chunks(spec, p, arrays, 2)
+    chunks = backward_work.BackwardChunks(spec, p, arrays, 2)
     for chunk in chunks:
         place = {task: n for n, task in enumerate(chunk.tasks)}
         assert all(place[other] < n for task, n in place.items() for other in task.before)
@@ -115,7 +115,7 @@ def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None
     p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **WISHES[name])
     arrays = BackwardArrays(p, tiled.forward(p)[0], Outputs(DO, None, None))
     spec = arrays.spec(chosen())
-    chunks = backward_work.Chunks(spec, p, arrays, 2)
+    chunks = backward_work.BackwardChunks(spec, p, arrays, 2)
     for chunk in chunks:
         above: dict[backward_work.Task, set[backward_work.Task]] = {}
         for task in chunk.tasks:

@@ -124,7 +124,7 @@ class BackwardArrays:
 
     @cached_property
     def rule(self) -> "ScoreDerivatives":
-        """The score and its derivatives."""
+        """Return the score and its derivatives."""
         return score_derivatives(self.p)
 
     def spec(self, target: Target) -> BackwardSpec:

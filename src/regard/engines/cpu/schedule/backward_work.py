@@ -89,12 +89,12 @@ class Task:
 
     @cached_property
     def depth(self) -> int:
-        """The length of the longest chain of tasks before it."""
+        """Return the length of the longest chain of tasks before it."""
         return max((task.depth + 1 for task in self.before), default=0)
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
+class BackwardChunk:
     """Query blocks with offsets from each array's base, their tiles, and tasks in topological order."""
 
     tiles: Array
@@ -120,10 +120,10 @@ class BackwardSchedule:
             (self.names.index(f"score_table{n}"), every.index(x)) for n, x in arrays.rule.tangent_tables.items()
         ]
         self.fields = pack_fields(self.names, self._field_values(p, arrays, rules))
-        self.chunks: Iterable[Chunk] = Chunks(spec, p, arrays, threads)
+        self.chunks: Iterable[BackwardChunk] = BackwardChunks(spec, p, arrays, threads)
 
     def materialize(self) -> bool:
-        if not isinstance(self.chunks, Chunks) or not self.chunks.short:
+        if not isinstance(self.chunks, BackwardChunks) or not self.chunks.short:
             return False
         self.chunks = tuple(self.chunks)
         return True
@@ -182,7 +182,7 @@ class BackwardSchedule:
 SEED, FROM, TO = (FIELDS.index(x) for x in ("seed", "from", "to"))
 
 
-class Chunks(LaunchStages):
+class BackwardChunks(LaunchStages):
     """The chunks of a schedule, computed anew by each iteration."""
 
     def __init__(self, spec: BackwardSpec, p: Problem, arrays: BackwardArrays, threads: int):
@@ -203,7 +203,7 @@ class Chunks(LaunchStages):
     def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
         return self.sums.arrays()
 
-    def __iter__(self) -> Iterator[Chunk]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[BackwardChunk]:  # type: ignore[override]
         p, spec = self.p, self.backward
         # Threads wait for each other at the end of a chunk, so it is longer for more threads.
         for tiles, given in self.chunks(CHUNK_BLOCKS * self.threads):
@@ -213,7 +213,7 @@ class Chunks(LaunchStages):
             kv_heads = [range(*ends) for ends in pairwise([0, *ends.tolist()])]
             most = min(self.work_group, max(map(len, kv_heads)))
             size = scratch_size(spec, most, p.d, p.d_v) * spec.real.size
-            yield Chunk(tiles, blocks, self.tasks(tiles >> TILE_BITS, blocks, kv_heads), size)
+            yield BackwardChunk(tiles, blocks, self.tasks(tiles >> TILE_BITS, blocks, kv_heads), size)
 
     def tasks(self, tiles: Array, blocks: Array, kv_heads: list[range]) -> list[Task]:
         """Return the tasks of a chunk; on one thread, tasks that one launch can do are merged."""

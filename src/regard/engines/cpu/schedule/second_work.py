@@ -52,7 +52,10 @@ PARTIAL_SUMS = 16  # parts of all heads together, where there are fewer heads
 
 
 def second_pass(p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...]) -> dict[Statistic, Any]:
-    """Return those of `visible`, `received`, `profile` and `pooled` that are observed; one pass for each shape of maps."""
+    """Return those of `visible`, `received`, `profile` and `pooled` that are observed.
+
+    Each shape of maps takes a pass.
+    """
     found: dict[Statistic, Any] = {}
     sums = tuple(s for s in observe if s.name != "pooled")
     for shape in dict.fromkeys(s.of[:2] for s in observe if s.name == "pooled") or [(1, 1)]:
@@ -103,7 +106,7 @@ class Pass:
 
     @cached_property
     def totals(self) -> dict[str, Array]:
-        """The kernel's outputs (batch · heads, ...), by field."""
+        """Return the kernel's outputs (batch · heads, ...), by field."""
         p, c = self.p, self.p.compute
         heads, partials = p.batch * p.heads, len(self.part_edges) - 1
         tiles = -(-(p.n_k + p.origin[2] % KEYS) // KEYS)

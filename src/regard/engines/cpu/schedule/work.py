@@ -484,7 +484,7 @@ class LaunchStages:
 
     @cached_property
     def masks(self) -> list[tuple[Array, Array]]:
-        """The dense masks, and a bias that hides, whose blocks are classified; also as (..., h, n_q, n_k).
+        """Return the dense masks, and a bias that hides, whose blocks are classified; also as (..., h, n_q, n_k).
 
         Empty for calls that would not gain by it.
         """
@@ -499,7 +499,7 @@ class LaunchStages:
 
     @cached_property
     def mask(self) -> Node | None:
-        """The mask that hides whole blocks, a hiding bias included."""
+        """Return the mask that hides whole blocks, a hiding bias included."""
         mask, bias = self.p.mask_node, self.p.bias
         if not any(x is bias for x, _ in self.masks):
             return mask
@@ -508,7 +508,7 @@ class LaunchStages:
 
     @cached_property
     def varying(self) -> frozenset[str]:
-        """The indices, such as "b" and "h", that lists of tiles depend on."""
+        """Return the indices, such as "b" and "h", that lists of tiles depend on."""
         views = [view for _, view in self.masks]
         found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
         return reads(*self.p.hiding) | found
@@ -556,7 +556,7 @@ class LaunchStages:
             cost = np.add.reduceat(blocks[:, self.field("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
         if self.threads > 1 and not self.spec.decode_rows:
-            # Halve the last work groups repeatedly: threads, which may differ in speed, should end at about the same time.
+            # Halve the last work groups repeatedly, so that threads, which may differ in speed, end together.
             for _ in range(HALVINGS):
                 last = bounds[-2 * self.threads :]
                 middle = last.mean(axis=1, dtype=np.int64)
