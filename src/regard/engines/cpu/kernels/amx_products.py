@@ -22,7 +22,7 @@ class AmxProducts(ForwardKernel):
     """QK and PV products by AMX tiles."""
 
     @abstractmethod
-    def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _qk_products(self) -> list[tuple[str, Pointer, Pointer]]:
         """Return the QK products: the name of K, the transposed queries, and the tile that is written."""
 
     @abstractmethod
@@ -50,10 +50,10 @@ class AmxProducts(ForwardKernel):
                 with k.loop(self.d, start=whole * 2) as x:
                     into[(x // 2 * B + c + r) * 2 + x % 2] = p.bytes(x * feature)[0] ^ signs[I16]
 
-    def _scores_by_amx(self, tile: KeyTile) -> None:
+    def _qk_product_by_amx(self, tile: KeyTile) -> None:
         """Compute Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
         k, B, totals = self.k, self.B, self._totals()
-        names, transposed, results = zip(*self._products_of_keys(), strict=True)
+        names, transposed, results = zip(*self._qk_products(), strict=True)
         accumulated = [m for m, x in enumerate(results) if any(x is before for before in results[:m])]
         width, steps = self.key_width * self.spec.element.size, (k.whole(0), self.key_width // AMX_DEPTH)
         height = len(totals) * AMX_SIDE
@@ -82,7 +82,7 @@ class AmxProducts(ForwardKernel):
                 for line, home in zip(totals, places, strict=True):
                     for total, at in zip(line, home, strict=True):
                         total.store(at, B * 4)
-        self._tops(tile)
+        self._row_maxima(tile)
 
     def _begin_total(self, total: AmxTile, at: Pointer, n: Value, accumulated: Sequence[int]) -> None:
         """Start a tile of sums from 0, or from an earlier product in the same place."""
@@ -95,7 +95,7 @@ class AmxProducts(ForwardKernel):
             with no:
                 total.clear()
 
-    def _tops(self, tile: KeyTile) -> None:
+    def _row_maxima(self, tile: KeyTile) -> None:
         """Compute the maximum over the scores that no mask and no rule touches."""
         k, spec = self.k, self.spec
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
@@ -111,7 +111,7 @@ class AmxProducts(ForwardKernel):
         for c, top in zip(self.vectors(), tops, strict=True):
             self.tile.top[c] = top.value
 
-    def _add_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
+    def _add_pv_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
         """Compute Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ; absent keys of whole AMX steps get the weight 0."""
         k, B, packed = self.k, self.B, P.of(I32)
         steps = tile.first // AMX_DEPTH, (tile.stop + (AMX_DEPTH - 1)) // AMX_DEPTH
@@ -140,8 +140,8 @@ class AmxProducts(ForwardKernel):
                 for c in self.vectors():
                     add(a + r, c, self.load(product, r * B + c))
 
-    def _add_visible_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
-        """Compute the product of `_add_by_amx` by vectors in the same order, with hidden values as 0."""
+    def _add_visible_pv_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
+        """Compute the product of `_add_pv_by_amx` by vectors in the same order, with hidden values as 0."""
         k, B, seen, packed = self.k, self.B, self.tile.seen, P.of(I32)
         with k.loop(self.d_v) as a, k.loop(B, step=self.W) as c:
             total = k.variable(self.zero())

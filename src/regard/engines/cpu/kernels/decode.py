@@ -131,22 +131,22 @@ class DecodeKernel(ForwardKernel):
 
     def _work(self, first: Value) -> Value:
         """Compute all QK products of the split, then all PV products: each array is read in one stream."""
-        self._tiles(first, self._score)
+        self._tiles(first, self._qk_tile)
         if not self.in_order:
-            return self._tiles(first, self._weigh_and_add)
+            return self._tiles(first, self._softmax_and_pv)
         # Softmax between PV products would pause the stream of V, and hardware prefetch would have to restart.
         begin = self._tile(self.k.pointer("tiles", I64)[first]).start
 
-        def weigh(tile: KeyTile) -> None:
+        def softmax_step(tile: KeyTile) -> None:
             self._prefetch_values(begin + (self.place - first) * PREFETCHED_ROWS)
-            self._weigh(tile)
+            self._softmax_tile(tile)
 
-        self._tiles(first, weigh)
-        return self._tiles(first, self._add)
+        self._tiles(first, softmax_step)
+        return self._tiles(first, self._pv_tile)
 
-    def _weigh_and_add(self, tile: KeyTile) -> None:
-        self._weigh(tile)
-        self._add(tile)
+    def _softmax_and_pv(self, tile: KeyTile) -> None:
+        self._softmax_tile(tile)
+        self._pv_tile(tile)
 
     def _prefetch_values(self, key: Value) -> None:
         """Prefetch some rows of V from a key on, while the softmax leaves memory idle."""
@@ -154,15 +154,15 @@ class DecodeKernel(ForwardKernel):
         with k.when(self._gapless("v", self.d_v)), k.loop(rows, step=LINE) as x:
             self._source("v", key).bytes(x).prefetch(self.prefetcher.prefetch.level)
 
-    def _score(self, tile: KeyTile) -> None:
+    def _qk_tile(self, tile: KeyTile) -> None:
         self._select(tile)
-        self._scores(tile)
+        self._qk_product(tile)
         self._rules(tile)
-        self._tops(tile)
+        self._row_maxima(tile)
         for c in self.vectors():
             self.tops[c] = self.load(self.tile.top, c)
 
-    def _weigh(self, tile: KeyTile) -> None:
+    def _softmax_tile(self, tile: KeyTile) -> None:
         k = self.k
         self._select(tile)
         for c in self.vectors():
@@ -173,7 +173,7 @@ class DecodeKernel(ForwardKernel):
         self._move_maximum(tile)
         for c in self.vectors():
             self.rescale[c] = self.load(self.tile.rescale, c)
-        self._weights(tile)
+        self._softmax(tile)
         self._add_sums()
 
     def _subtract(self, tile: KeyTile) -> None:
@@ -182,13 +182,13 @@ class DecodeKernel(ForwardKernel):
             with self._keys(tile) as p:
                 self.P(r)[p] = self.load(self.P(r), p) - before
 
-    def _add(self, tile: KeyTile) -> None:
+    def _pv_tile(self, tile: KeyTile) -> None:
         self._select(tile)
         with self.k.choice(self.exclude_hidden.value != 0) as (yes, no):
             with yes:
-                self._add_values(tile, exclude_hidden=True)
+                self._pv_product(tile, exclude_hidden=True)
             with no:
-                self._add_values(tile, exclude_hidden=False)
+                self._pv_product(tile, exclude_hidden=False)
 
     def _select(self, tile: KeyTile) -> None:
         """Select the slots in which a tile's scores, visibility, maxima and rescaling are stored."""
@@ -207,7 +207,7 @@ class DecodeKernel(ForwardKernel):
         with self.k.loop(tile.stop, start=tile.first & -(self.W * count), step=self.W * count) as p:
             yield p
 
-    def _scores(self, tile: KeyTile) -> None:
+    def _qk_product(self, tile: KeyTile) -> None:
         """Compute S = Q Kᵀ, with −∞ for absent keys."""
         k, spec, W = self.k, self.spec, self.W
         queries = self.block.q.of(I32) if spec.bf16_dot else self.block.q
@@ -375,7 +375,7 @@ class DecodeKernel(ForwardKernel):
             total = total + x.lane(n)
         return total
 
-    def _tops(self, tile: KeyTile) -> None:
+    def _row_maxima(self, tile: KeyTile) -> None:
         """Compute the maximum score of every row."""
         k = self.k
         with k.loop(self.rows) as r:
@@ -421,7 +421,7 @@ class DecodeKernel(ForwardKernel):
         with k.loop(tile.stop, start=tile.first) as p:
             into[p] = source.bytes(p * key)[0].to(self.real)
 
-    def _weights(self, tile: KeyTile) -> None:
+    def _softmax(self, tile: KeyTile) -> None:
         """Compute P = exp(S − m) and its sums; keys that are W apart share a lane."""
         k, spec, W = self.k, self.spec, self.W
         with k.loop(self.rows) as r:
@@ -442,7 +442,7 @@ class DecodeKernel(ForwardKernel):
             for name, total in zip(("l", "e"), sums, strict=False):
                 getattr(self.tile, name)[r] = self._total(total.value)
 
-    def _add_values(self, tile: KeyTile, exclude_hidden: bool) -> None:
+    def _pv_product(self, tile: KeyTile, exclude_hidden: bool) -> None:
         """Compute O ← rescale · O + P V; with `exclude_hidden`, hidden values count as 0."""
         k, spec, W, step = self.k, self.spec, self.W, self.step
         sums = k.target.registers // (4 if spec.amx else 2)  # vectors of O that grow at once

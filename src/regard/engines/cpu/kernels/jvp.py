@@ -32,9 +32,9 @@ class TangentKernel(PrefillKernel):
 
     # QK products
 
-    def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _qk_products(self) -> list[tuple[str, Pointer, Pointer]]:
         """Return also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ."""
-        products, varies = super()._products_of_keys(), self.spec.varies
+        products, varies = super()._qk_products(), self.spec.varies
         if "q" in varies:
             products.append(("k", self.block.q_dot, self.tile.S_dot))
         if "k" in varies:
@@ -74,9 +74,9 @@ class TangentKernel(PrefillKernel):
             weights.append(self.k.where(s == -math.inf, self.zero(), weights[0] * s_dot))
         return weights, difference
 
-    def _products_of_values(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _pv_products(self) -> list[tuple[str, Pointer, Pointer]]:
         """Return also Ȯᵀ ← rescale · Ȯᵀ + Vᵀ (P Ṡ)ᵀ + V̇ᵀ Pᵀ."""
-        products = [] if self.spec.given else super()._products_of_values()
+        products = [] if self.spec.given else super()._pv_products()
         if self.spec.moves:
             products.append(("v", self.tile.S_dot, self.split.O_dot))
         if "v" in self.spec.varies:

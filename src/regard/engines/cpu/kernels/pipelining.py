@@ -47,16 +47,16 @@ class Pipelining(AmxProducts):
             number, start, first, stop, *halves = (x.value for x in carried)
             return KeyTile(number, start, first, stop, (none, none), Halves(*halves))
 
-        def weigher(tile: KeyTile, there: Value) -> Callable[[], None]:
+        def softmax_steps(tile: KeyTile, there: Value) -> Callable[[], None]:
             """Return a function that computes the softmax of two more keys of a tile."""
 
-            def weigh() -> None:
+            def softmax_step() -> None:
                 with placed(there):
                     for c in self.vectors():
-                        self._weigh_into_partials(tile, self.due.value, c)
+                        self._softmax_into_partials(tile, self.due.value, c)
                 self.due.value = self.due.value + 2
 
-            return weigh
+            return softmax_step
 
         t, place, self.due = (k.variable(x) for x in (first, none, none))
         going, more = (k.variable(k.whole(1)) for _ in range(2))
@@ -66,7 +66,7 @@ class Pipelining(AmxProducts):
                 self.place = t.value
                 tile = self._tile(tiles[t.value])
                 self._copies(tile)
-                self._scores(tile, weigher(before, there), before.stop)
+                self._qk_product(tile, softmax_steps(before, there), before.stop)
                 self._rules(tile)
                 for x, value in zip(
                     carried, (tile.number, tile.start, tile.first, tile.stop, *tile.halves), strict=True
@@ -74,14 +74,14 @@ class Pipelining(AmxProducts):
                     x.value = value
             with placed(there):
                 with k.loop(before.stop, start=self.due.value, step=2) as p, k.loop(self.B, step=self.W) as c:
-                    self._weigh_into_partials(before, p, c)
+                    self._softmax_into_partials(before, p, c)
                 with k.when(before.first < before.stop):
                     self._add_partials()
                     self._add_sums()
             tile = carried_tile()
             until = k.variable(none)
             with k.when(another != 0), placed(1 - there):
-                self._before_weights(tile)
+                self._before_softmax(tile)
                 self._empty_partials()
                 self.due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
@@ -89,19 +89,24 @@ class Pipelining(AmxProducts):
                 # Interleave with the PV product of the tile before, as no QK product follows the last tile.
                 until.value = k.where(more.value == 0, tile.stop, none)
             with k.when(before.first < before.stop), placed(there):
-                self._add_values(before, weigher(tile, 1 - there), until.value)
+                self._pv_product(before, softmax_steps(tile, 1 - there), until.value)
             going.value, place.value = another, 1 - there  # one more iteration after the last tile, for its PV product
         return t.value
 
-    def _interleave_weights(
-        self, weigh: Callable[[], None], most: Value, start: Value, stop: Value, steps: Callable[[Value, int], None]
+    def _interleave_softmax(
+        self,
+        softmax_step: Callable[[], None],
+        most: Value,
+        start: Value,
+        stop: Value,
+        steps: Callable[[Value, int], None],
     ) -> Value:
-        """Interleave `weigh`, at most `most` times, with steps of a product; return where the steps end."""
+        """Interleave `softmax_step`, at most `most` times, with steps of a product; return where the steps end."""
         k = self.k
         count = k.minimum(most, (stop - start) // TOGETHER)
         end = start + k.maximum(count, k.whole(0)) * TOGETHER
         with k.loop(end, start=start, step=TOGETHER) as x:
-            k.interleave(lambda: steps(x, TOGETHER), weigh)
+            k.interleave(lambda: steps(x, TOGETHER), softmax_step)
         return end
 
     def _steps_due(self, until: Value | int) -> Value:
@@ -109,32 +114,36 @@ class Pipelining(AmxProducts):
         return (until - self.due.value + 1) // 2
 
     @abstractmethod
-    def _scores(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
-        """Compute the QK product of a tile; interleave `weigh` while a key before `until` is due."""
+    def _qk_product(
+        self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
+    ) -> None:
+        """Compute the QK product of a tile; interleave `softmax_step` while a key before `until` is due."""
 
     @abstractmethod
     def _rules(self, tile: KeyTile) -> None:
         """Apply rules and masks to scores."""
 
     @abstractmethod
-    def _before_weights(self, tile: KeyTile) -> None:
+    def _before_softmax(self, tile: KeyTile) -> None:
         """Update maxima and lists from scores, before they become weights."""
 
     @abstractmethod
-    def _weigh(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
+    def _softmax_pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
         """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on; return the terms of sums."""
 
     @abstractmethod
-    def _add_values(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
-        """Add the PV product of a tile to the split; interleave `weigh` as in `_scores`."""
+    def _pv_product(
+        self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
+    ) -> None:
+        """Add the PV product of a tile to the split; interleave `softmax_step` as in `_qk_product`."""
 
     def _summed(self) -> list[str]:
         """Return the names of the sums over weights."""
         return [name for both in self.spec.sums for name in both[: 1 + self.spec.entropy]]
 
-    def _weigh_into_partials(self, tile: KeyTile, p: Value, c: Value | int) -> None:
+    def _softmax_into_partials(self, tile: KeyTile, p: Value, c: Value | int) -> None:
         """Compute the weights of two keys, and add to the partial sums of keys that are W apart."""
-        for n, terms in enumerate(self._weigh(tile, p, c, self.load(self.tile.shift, c))):
+        for n, terms in enumerate(self._softmax_pair(tile, p, c, self.load(self.tile.shift, c))):
             at = ((p + n) & (self.W - 1)) * self.B + c
             for part, term in zip(self._partial_sums(), terms, strict=True):
                 part[at] = self.load(part, at) + term

@@ -52,14 +52,14 @@ class PrefillKernel(Pipelining):
 
     def _work_on(self, tile: KeyTile) -> None:
         self._copies(tile)
-        self._scores(tile)
+        self._qk_product(tile)
         self._rules(tile)
-        self._before_weights(tile)
-        self._weights(tile)
+        self._before_softmax(tile)
+        self._softmax(tile)
         self._add_sums()
-        self._add_values(tile)
+        self._pv_product(tile)
 
-    def _before_weights(self, tile: KeyTile) -> None:
+    def _before_softmax(self, tile: KeyTile) -> None:
         """Update best keys and maxima from the scores of a tile."""
         k = self.k
         if self.spec.best:
@@ -76,29 +76,35 @@ class PrefillKernel(Pipelining):
                 self.tile.P[tile.stop * self.B + c] = nothing
         self._move_maximum(tile)
 
-    def _add_values(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
+    def _pv_product(
+        self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
+    ) -> None:
         with self.k.choice(self.exclude_hidden.value != 0) as (yes, no):
             with yes:
-                self._add(tile, self._add_visible, self._add_visible_by_amx)
+                self._add_pv_products(tile, self._add_visible_pv, self._add_visible_pv_by_amx)
             with no:
-                self._add(tile, partial(self._add_all, weigh=weigh, until=until), self._add_by_amx)
+                self._add_pv_products(
+                    tile, partial(self._add_pv, softmax_step=softmax_step, until=until), self._add_pv_by_amx
+                )
 
     # QK products
 
-    def _products_of_keys(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _qk_products(self) -> list[tuple[str, Pointer, Pointer]]:
         """Return the QK products: the name of K, the transposed queries, and the tile that is written."""
         return [("k", self.block.q, self.tile.P)]
 
-    def _scores(self, tile: KeyTile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
+    def _qk_product(
+        self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
+    ) -> None:
         """Compute Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches.
 
-        weigh: computes two more keys' softmax; it is interleaved while some key before `until` is due.
+        softmax_step: computes two more keys' softmax; it is interleaved while some key before `until` is due.
         """
         if self.spec.amx:
-            self._scores_by_amx(tile)
+            self._qk_product_by_amx(tile)
             return
         k, spec, number = self.k, self.spec, I32 if self.spec.paired else self.real
-        names, transposed, results = zip(*self._products_of_keys(), strict=True)
+        names, transposed, results = zip(*self._qk_products(), strict=True)
         stop = (self.d + 1) // 2 if spec.paired else self.d
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
         plain = k.variable(k.constant(I64, 1))
@@ -125,15 +131,19 @@ class PrefillKernel(Pipelining):
                     def vector(x: Value, c: Value) -> Value:
                         return (queries + half + x * self.B + c).load(0, self.W)
 
-                    if weigh and count > 1 and columns == self.vectors():
+                    if softmax_step and count > 1 and columns == self.vectors():
                         share = k.minimum(self._steps_due(until), k.whole(count // 2))
-                        start = self._interleave_weights(
-                            weigh, share, start, stop, lambda x, n: self._add_steps(sums, x, n, factor, vector, columns)
+                        start = self._interleave_softmax(
+                            softmax_step,
+                            share,
+                            start,
+                            stop,
+                            lambda x, n: self._add_steps(sums, x, n, factor, vector, columns),
                         )
                     self._add_product(sums, start, stop, factor, vector, columns)
                     for r in range(count):
                         for c, s in zip(columns, sums[r], strict=True):
-                            self._put_product(into, (p + r) * self.B + half + c, s.value, n, results)
+                            self._put_qk_product(into, (p + r) * self.B + half + c, s.value, n, results)
                     return sums
 
                 def of_all() -> None:
@@ -235,7 +245,7 @@ class PrefillKernel(Pipelining):
             return self.k_copy(self._slot(tile), name), self.key_width * self.key_type.size
         return self._source(name, tile.start), self.k.integer(f"{name}_row")
 
-    def _put_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
+    def _put_qk_product(self, into: Pointer, at: Value, x: Value, n: Value, results: Sequence[Pointer]) -> None:
         """Store the n-th product; add it if an earlier one has the same destination."""
         for m, result in enumerate(results):
             if any(result is before for before in results[:m]):
@@ -380,7 +390,7 @@ class PrefillKernel(Pipelining):
             hidden = self.load(self.tile.P, n) == -math.inf
             self.tile.seen[n] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
 
-    def _weights(self, tile: KeyTile) -> None:
+    def _softmax(self, tile: KeyTile) -> None:
         """Compute P = exp(S − m) and its sums: first over keys that are W apart, then over those."""
         k, names, low = self.k, self._summed(), tile.first - tile.first % 2
         shifts = [self.load(self.tile.shift, c) for c in self.vectors()]
@@ -393,7 +403,7 @@ class PrefillKernel(Pipelining):
                         x.value = self.zero()
             with k.loop(tile.stop, start=low + ((r - low) & (self.W - 1)), step=self.W) as p:
                 for number, c in enumerate(self.vectors()):
-                    for n, terms in enumerate(self._weigh(tile, p, c, shifts[number])):
+                    for n, terms in enumerate(self._softmax_pair(tile, p, c, shifts[number])):
                         for part, term in zip(parts, terms, strict=True):
                             part[n][number].value += term
             for total, part in zip(totals, parts, strict=True):
@@ -404,7 +414,7 @@ class PrefillKernel(Pipelining):
             for c, x in zip(self.vectors(), total, strict=True):
                 getattr(self.tile, name)[c] = x.value
 
-    def _weigh(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
+    def _softmax_pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
         """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on; return the terms of sums."""
         k, spec = self.k, self.spec
         summed, pair = [], []
@@ -433,7 +443,7 @@ class PrefillKernel(Pipelining):
         weight, difference = self._weight(self.load(self.tile.P, at), shift)
         return [weight], difference
 
-    def _products_of_values(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _pv_products(self) -> list[tuple[str, Pointer, Pointer]]:
         """Return the PV products: the name of V, weights, and the output."""
         return [("v", self.tile.P, self.split.O)]
 
@@ -443,9 +453,9 @@ class PrefillKernel(Pipelining):
             return self.v_copy(self._slot(tile), name), self.d_v * (4 if self.spec.paired else self.real.size)
         return self._source(name, tile.start), self.k.integer(f"{name}_row")
 
-    def _add(self, tile: KeyTile, work: Callable[..., None], by_amx: Callable[..., None]) -> None:
+    def _add_pv_products(self, tile: KeyTile, work: Callable[..., None], by_amx: Callable[..., None]) -> None:
         """Compute Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ, by vectors or by AMX."""
-        products = self._products_of_values()
+        products = self._pv_products()
         if not products:
             return
         k, (names, weights, outputs) = self.k, zip(*products, strict=True)
@@ -466,14 +476,14 @@ class PrefillKernel(Pipelining):
             else:
                 work(tile, *operands, add)
 
-    def _add_all(
+    def _add_pv(
         self,
         tile: KeyTile,
         values: Pointer,
         row: Value,
         P: Pointer,
         add: Callable[..., None],
-        weigh: Callable[[], None] | None,
+        softmax_step: Callable[[], None] | None,
         until: Value | int,
     ) -> None:
         k, start, stop, step = self.k, tile.first, tile.stop, self.B
@@ -503,10 +513,14 @@ class PrefillKernel(Pipelining):
                         self._add_steps([x[some] for x in sums], p, 2, factor, vector, columns[some])
 
             def of_both(start: Value, stop: Value) -> None:
-                if weigh and rows > 1 and self.spec.paired:  # scalars would need more registers than there are
+                if softmax_step and rows > 1 and self.spec.paired:  # scalars would need more registers than there are
                     columns, due = self.vectors(), self._steps_due(until)
-                    start = self._interleave_weights(
-                        weigh, due, start, stop, lambda p, n: self._add_steps(sums, p, n, factor, vector, columns)
+                    start = self._interleave_softmax(
+                        softmax_step,
+                        due,
+                        start,
+                        stop,
+                        lambda p, n: self._add_steps(sums, p, n, factor, vector, columns),
                     )
                 self._add_product(sums, start, stop, factor, vector)
 
@@ -522,8 +536,8 @@ class PrefillKernel(Pipelining):
 
         self._micro_tiles(k.whole(0), self.d_v, micro_tile)
 
-    def _add_visible(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
-        """Compute the product of `_add_all` in the same order, with hidden values as 0."""
+    def _add_visible_pv(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
+        """Compute the product of `_add_pv` in the same order, with hidden values as 0."""
         k, seen = self.k, self.tile.seen
         paired = self.spec.paired
         step = 2 if paired else 1

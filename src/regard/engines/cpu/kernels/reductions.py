@@ -47,9 +47,9 @@ class SecondPassKernel(PrefillKernel):
 
     def _work_on(self, tile: KeyTile) -> None:
         self._copies(tile)
-        self._scores(tile)
+        self._qk_product(tile)
         self._rules(tile)
-        self._weights(tile)
+        self._softmax(tile)
         for name, work in (("received", self._receive), ("profile", self._slide)):
             if name in self.spec.statistics:
                 work(tile)
@@ -60,7 +60,7 @@ class SecondPassKernel(PrefillKernel):
     def maps(self) -> list[str]:
         return [name for name in ("mass", "max_map") if name in self.spec.statistics]
 
-    def _weights(self, tile: KeyTile) -> None:
+    def _softmax(self, tile: KeyTile) -> None:
         """Compute P; 0 for hidden and absent keys of the tile."""
         k, P = self.k, self.tile.P
         if not self.spec.ruled:
