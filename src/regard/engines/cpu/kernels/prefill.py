@@ -27,8 +27,9 @@ class PrefillKernel(Pipelining):
 
     def __init__(self, k: Kernel, spec: KernelSpec):
         super().__init__(k, spec)
-        # True if products skip what a mask hides from half of the lanes.
-        self.halved = bool(spec.mask) and spec.keys == ("k",) and not spec.amx and len(self.vectors()) % 2 == 0
+        # True if products skip what a mask hides from half of the lanes. A half of one vector is too narrow: its
+        # chains of sums are waited for.
+        self.halved = bool(spec.mask) and spec.keys == ("k",) and not spec.amx and len(self.vectors()) % 4 == 0
         # True if a bias is all that changes scores, and P is the only tile of weights.
         self.biased = bool(spec.bias) and spec.score is None and spec.weights == ("P",)
         self.transposed = SimpleNamespace()  # biases of the current keys, see `_biased_keys`
@@ -310,7 +311,7 @@ class PrefillKernel(Pipelining):
             top = k.variable(self.load(self.tile.top, c))
             with self._biased_keys(tile, start, stop, c) as ends, k.loop(ends[1], start=ends[0]) as p:
                 at = p * self.B + c
-                s = self._natural(self.load(self.tile.P, at))
+                s = self._natural(k.frozen(self.load(self.tile.P, at)))
                 context = TileContext(
                     row | {"j": tile.start + k.integer("j") + p, "s": s},
                     lambda n, at=at: self.load(self._dense(n), at) != 0.0,  # type: ignore[misc]
