@@ -1,8 +1,8 @@
-"""Targets with AVX-512, pairs of bfloat16 and AMX, run on a processor that has AVX2 alone.
+"""Targets with AVX-512, bf16 dot products and AMX, run on a processor that has AVX2 alone.
 
 Kernels are written as for the real target, but each of its instructions is made of others with the same results, by
 Intel's manual. LLVM splits vectors of 64 bytes into two of 32. VDPBF16PS sums the odd product, then the even one, by
-FMA; it and TDPBF16PS take numbers below the smallest normal one as 0, and registers with matrices lie in memory.
+FMA; it and TDPBF16PS take numbers below the smallest normal one as 0, and AMX tiles are in memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -71,7 +71,7 @@ def test_bounds_are_those_of_the_array(each: int, dtype: Any) -> None:
         at = tuple(RNG.integers(0, n) for n in mask.shape[:2])
         top, bottom = np.sort(RNG.integers(first, N_Q, 2))
         left, right = np.sort(RNG.integers(0, N_K, 2))
-        inside = (rows >= rows[top - first]) & (rows <= rows[bottom - first])  # whole cells
+        inside = (rows >= rows[top - first]) & (rows <= rows[bottom - first])  # whole blocks
         part = mask[at][first:][inside][:, left // PART * PART : (right // PART + 1) * PART]
         least, greatest = found.bounds(at, (np.array(top), np.array(bottom)), (np.array(left), np.array(right)))
         assert (bool(least), bool(greatest)) == (part.all(), part.any())

@@ -45,7 +45,7 @@ def mapped(f: Callable[..., Value], x: Array, result: Any, target: Target, lanes
 
 
 def ulps(got: Array, exact: Array) -> float:
-    """The largest error in units of the last place; infinite if NaN or infinity lie elsewhere."""
+    """The largest error in ulp; infinite if NaN or infinity are elsewhere."""
     top = np.finfo(got.dtype).max
     with np.errstate(all="ignore"):
         rounded = np.where(np.abs(exact) > top, np.sign(exact) * np.inf, exact)

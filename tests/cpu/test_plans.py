@@ -1,4 +1,4 @@
-"""A kept plan serves the calls it was made for, and no others; it keeps no array alive."""
+"""A cached schedule serves the calls it was made for, and no others; it holds no array."""
 
 import gc
 import weakref
@@ -105,7 +105,7 @@ def test_a_plan_keeps_no_array() -> None:
 
 
 def groups(rows: int, threads: int = 1, **options: Any) -> list[int]:
-    """How many items each group has, of a call with so many blocks of queries in each of four heads."""
+    """The query blocks of each work group, in a call with `rows` of them in each of four heads."""
     target = targets()["avx512"]
     x = np.zeros((4, rows * target.lanes(8) * target.tile[1], 8))
     p = problem_from(x, x, x, **options)
@@ -133,7 +133,7 @@ def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:
         (apart, {}, 1, 1, [1] * 12),
         (apart, {}, 2, 1, [1] * 12),
         (in_rows, {}, 1, 6, [1] * 2),
-        (in_rows, {}, 2, 3, [2] * 2),  # two spans of some heads for each thread
+        (in_rows, {}, 2, 3, [2] * 2),  # two key splits of some heads for each thread
         (in_rows, by_head, 1, 1, [1] * 12),
     ]:
         p = problem_from(q, key, key, **options)

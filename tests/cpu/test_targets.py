@@ -78,7 +78,7 @@ def test_unknown_and_foreign_targets_are_refused(monkeypatch: pytest.MonkeyPatch
     [("znver5", "avx512bf16"), ("cooperlake", "avx512"), ("haswell", "avx2"), ("generic", "baseline")],
 )
 def test_the_fastest_is_chosen(cpu: str, fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of pairs of bfloat16 only where its products are fast: on many processors they are slower than two FMAs."""
+    """bf16 dot products only where they are fast: on many processors they are slower than two FMAs."""
     native = targets()[fastest]
     if native.triple != target.native_triple():
         pytest.skip("targets of another processor")
