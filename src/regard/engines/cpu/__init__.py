@@ -1,4 +1,6 @@
-"""Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
+"""Attention on the processor.
+
+Kernels are written in Python and compiled by LLVM for the instruction set at hand.
 
 Forward, backward and the tangents of both are kernels; lse and entropy are exact, and the largest weight comes with
 them. Weights and some statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
@@ -30,7 +32,10 @@ MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 
 @functools.cache
 def state() -> str | None:
-    """Return the reason why it cannot run here, without loading the compiler; None if it can."""
+    """Return the reason why it cannot run here, without loading the compiler.
+
+    None if it can.
+    """
     if platform.machine().lower() not in MACHINES:
         return f"no kernels for {platform.machine() or 'this processor'}"
     if find_spec("llvmlite") is None:
@@ -54,7 +59,9 @@ def supports(p: Problem) -> str | None:
 
 @once
 def _length(node: Node) -> int:
-    """Count the instructions of a rule and of its derivatives in the score and in readings of tables.
+    """Count the instructions of a rule and of its derivatives.
+
+    Derivatives are those in the score and in entries of tables.
 
     Those of a derivative are counted as the operations that it passes through, but for sums with what does not vary.
     """
@@ -74,14 +81,20 @@ def _length(node: Node) -> int:
 
 @functools.cache
 def _work() -> Any:
-    """Return the module that needs the compiler; importing it in each call would take a microsecond."""
+    """Return the module that needs the compiler.
+
+    Importing it in each call would take a microsecond.
+    """
     from regard.engines.cpu.schedule import work
 
     return work
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Return outputs (the entropy only where it is observed) and what is observed, at least for `rows`."""
+    """Return outputs and what is observed, at least for `rows`.
+
+    The entropy is an output only where it is observed.
+    """
     work, out = _work(), p.new_output() if into is None or into.out is None else into.out
     lse = np.empty(out.shape[:-1], p.compute) if into is None or into.lse is None else into.lse
     if not p.observe:
@@ -125,7 +138,10 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 def again(p: Problem) -> Any:
-    """Return a prepared call, a function of the addresses of query, key, value, out and lse; None for other calls."""
+    """Return a prepared call; None for calls that cannot be prepared.
+
+    It takes the addresses of query, key, value, out and lse.
+    """
     from regard.engines.cpu.schedule import work
     from regard.engines.cpu.target.instructions import chosen
 
@@ -165,7 +181,10 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | Non
 def jvp(
     p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    """Return forward's outputs, to the bit, and their tangents; given outputs are not computed again."""
+    """Return forward's outputs, to the bit, and their tangents.
+
+    Given outputs are not computed again.
+    """
     from regard.engines.cpu.schedule import tangent_work
     from regard.engines.cpu.target.instructions import chosen
 

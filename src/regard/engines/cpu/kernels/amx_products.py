@@ -1,4 +1,6 @@
-"""QK and PV products of prefill by AMX: blocks of 16 keys or features times blocks of 16 lanes.
+"""QK and PV products of prefill by AMX.
+
+Blocks of 16 keys or features are multiplied by blocks of 16 lanes.
 
 K is copied with padded rows of features, and V transposed, once for all query blocks of a work group. Queries and
 weights are packed bf16 pairs of features and of keys, as for dot products by vectors.
@@ -23,7 +25,10 @@ class AmxProducts(ForwardKernel):
 
     @abstractmethod
     def _qk_products(self) -> list[tuple[str, Pointer, Pointer]]:
-        """Return the QK products: the name of K, the transposed queries, and the tile that is written."""
+        """Return the QK products.
+
+        Each has the name of K, the transposed queries, and the tile that is written.
+        """
 
     @abstractmethod
     def _prefetch_next_tiles(self, tile: KeyTile, p: Value, count: int) -> None:
@@ -112,7 +117,10 @@ class AmxProducts(ForwardKernel):
             self.tile.top[c] = top.value
 
     def _add_pv_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
-        """Compute Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ; absent keys of whole AMX steps get the weight 0."""
+        """Compute Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ.
+
+        Absent keys of whole AMX steps get the weight 0.
+        """
         k, B, packed = self.k, self.B, P.of(I32)
         steps = tile.first // AMX_DEPTH, (tile.stop + (AMX_DEPTH - 1)) // AMX_DEPTH
         for low, high in ((steps[0] * AMX_DEPTH, tile.first & -2), ((tile.stop + 1) & -2, steps[1] * AMX_DEPTH)):
@@ -141,7 +149,7 @@ class AmxProducts(ForwardKernel):
                     add(a + r, c, self.load(product, r * B + c))
 
     def _add_visible_pv_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
-        """Compute the product of `_add_pv_by_amx` by vectors in the same order, with hidden values as 0."""
+        """Compute the PV product by vectors in AMX's order, with hidden values as 0."""
         k, B, seen, packed = self.k, self.B, self.tile.seen, P.of(I32)
         with k.loop(self.d_v) as a, k.loop(B, step=self.W) as c:
             total = k.variable(self.zero())

@@ -33,7 +33,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class QueryRows:
-    """An array of which a query block stores its rows transposed and, unless `rows` is None, as they are."""
+    """An array whose rows a query block stores.
+
+    They are stored transposed and, unless `rows` is None, as they are.
+    """
 
     name: str
     count: Value
@@ -205,7 +208,10 @@ class BackwardKernel(BackwardProducts):
             block.d_entropy[lane] = self.address("d_entropy", real)[row]
 
     def _rows(self, base: Pointer, strides: list[Value], count: Value, into: Pointer) -> None:
-        """Copy the rows of the block's lanes, padded with zeros; lanes without a row are zero."""
+        """Copy the rows of the block's lanes, padded with zeros.
+
+        Lanes without a row are zero.
+        """
         k, W = self.k, self.W
         head, row, step = strides
         width = padded(self.real.size, count)
@@ -361,7 +367,10 @@ class BackwardKernel(BackwardProducts):
     def _score_gradient(
         self, tile: KeyTile, p: Value, lanes: "Lane", present: Value, masked: bool
     ) -> tuple[Value, ...]:
-        """Compute P · D and dT of key p in the lanes that are `present`; add dS to the bias's and tables' gradients."""
+        """Compute P · D and dT of key p in the lanes that are `present`.
+
+        Add dS to the bias's and tables' gradients.
+        """
         k, spec, zero = self.k, self.spec, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
         (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {})
@@ -427,7 +436,10 @@ class Lane:
 
 
 class _TableGradients:
-    """Gradients of tables over some keys; entries that the row alone determines are summed first."""
+    """Gradients of tables over some keys.
+
+    Entries that the row alone determines are summed first.
+    """
 
     def __init__(self, kernel: BackwardKernel, tile: KeyTile, prepared: list[Value | None] | None):
         self.kernel, self.spec, self.k, self.tile = kernel, kernel.spec, kernel.k, tile

@@ -102,7 +102,10 @@ class BackwardTangentKernel(BackwardKernel):
                     self.fill(bias_dot + tile.first * self.B, 0.0, tile.stop - tile.first)
 
     def _score_gradient(self, tile: KeyTile, p: Value, lanes: Lane, present: Value, masked: bool) -> tuple[Value, ...]:
-        """Compute P · D, dT and their tangents for key p in some lanes; add dṠ to the other tangents."""
+        """Compute P · D, dT and their tangents for key p in some lanes.
+
+        Add dṠ to the other tangents.
+        """
         k, spec, zero = self.k, self.spec, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
         S_dot = self.load(self.tile.P_dot, at) * (self.gradient_scale if spec.paired else 1 / self.exponent_scale)

@@ -32,7 +32,9 @@ class BackwardProducts(BackwardAmxProducts):
         columns: range | None = None,
         column: Value | int = 0,
     ) -> list[list[Variable]]:
-        """Compute sum[r][c] = Σ_x line(f, r)[x · step] · v[x · height + column + c] over all terms f, v.
+        """Compute the product of a micro-tile.
+
+        sum[r][c] = Σ_x line(f, r)[x · step] · v[x · height + column + c] over all terms f, v.
 
         ends: the first x and the one after the last.
         """
@@ -112,7 +114,10 @@ class BackwardProducts(BackwardAmxProducts):
         ends: tuple[Value, Value],
         factors: Callable[[Pointer, Pointer, Value], tuple[Value, Value]],
     ) -> None:
-        """Add one vector of sums in the order of the tile's product; `factors` zero what is hidden."""
+        """Add one vector of sums in the order of the tile's product.
+
+        `factors` zero what is hidden.
+        """
         k, amx = self.k, self.spec.amx
         total = k.variable(self.load(home) if amx else self.zero())
         with self._each(terms) as (f, v):
@@ -131,7 +136,10 @@ class BackwardProducts(BackwardAmxProducts):
         return self._bf16("P")
 
     def _shown(self, x: Value, weights: Sequence[Pointer], lanes: int | None = None) -> Value:
-        """Return x, or 0 where the weight is −0, that of a hidden pair; both halves of packed pairs by themselves."""
+        """Return x, or 0 where the weight is −0, that of a hidden pair.
+
+        Both halves of packed pairs by themselves.
+        """
         k, lanes = self.k, self.W if lanes is None else lanes
         hidden = []
         for weight in weights:

@@ -50,7 +50,10 @@ class BackwardTerms(Lanes):
     # Operands
 
     def _terms_of_scores(self) -> list[tuple[Pointer, Value, ProductTerms]]:
-        """Return the products of S and dP: destination, number of features, rows of keys and transposed queries."""
+        """Return the products of S and dP.
+
+        Each has a destination, a number of features, rows of keys and transposed queries.
+        """
         tile, block = self.tile, self.block
         return [
             (tile.P, self.d, ProductTerms([tile.k_copy], [block.q])),
@@ -62,7 +65,10 @@ class BackwardTerms(Lanes):
         return ProductTerms([self._key_rows("k")], [self._gradient_tile("dS")])
 
     def _terms_of_keys(self) -> tuple[ProductTerms, ProductTerms]:
-        """Return the products of dV and of dK, over queries: weights or score gradients, and rows of queries."""
+        """Return the products of dV and of dK, over queries.
+
+        Each has weights or score gradients, and rows of queries.
+        """
         block = self.block
         return ProductTerms([self._bf16("P")], [block.dout_rows]), ProductTerms([self._bf16("dS")], [block.q_rows])
 
@@ -71,7 +77,10 @@ class BackwardTerms(Lanes):
         return found
 
     def _gradient_tile(self, name: str) -> Pointer:
-        """Return a tile of score gradients; packed pairs of keys where products take pairs."""
+        """Return a tile of score gradients.
+
+        Packed pairs of keys where products take pairs.
+        """
         found: Pointer = getattr(self.tile, f"{name}_packed" if self.spec.paired else name)
         return found
 

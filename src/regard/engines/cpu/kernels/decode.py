@@ -28,7 +28,10 @@ PREFETCHED_ROWS = KEYS // 16  # rows of V that are prefetched during a tile's so
 
 
 class KeyRange(NamedTuple):
-    """At most `size` keys of a tile, from `first`, or the tile's first key, to `stop`, for one key head."""
+    """A range of at most `size` keys of a tile, for one key head.
+
+    It goes from `first`, or the tile's first key, to before `stop`.
+    """
 
     tile: KeyTile
     head: Value
@@ -130,7 +133,10 @@ class DecodeKernel(ForwardKernel):
                 row[a] = O[a].to(element)
 
     def _work(self, first: Value) -> Value:
-        """Compute all QK products of the split, then all PV products: each array is read in one stream."""
+        """Compute all QK products of the split, then all PV products.
+
+        Each array is read in one stream.
+        """
         self._tiles(first, self._qk_tile)
         if not self.in_order:
             return self._tiles(first, self._softmax_and_pv)
@@ -203,7 +209,10 @@ class DecodeKernel(ForwardKernel):
 
     @contextmanager
     def _keys(self, tile: KeyTile, count: int = 1) -> Iterator[Value]:
-        """Loop over vectors of keys, `count` at a time; the first and the last may hold absent keys."""
+        """Loop over vectors of keys, `count` at a time.
+
+        The first and the last may hold absent keys.
+        """
         with self.k.loop(tile.stop, start=tile.first & -(self.W * count), step=self.W * count) as p:
             yield p
 
@@ -274,7 +283,9 @@ class DecodeKernel(ForwardKernel):
     def _lines_of_rows(
         self, name: str, features: Value, tile: KeyTile, key: Value, at: Value, count: int
     ) -> Iterator[Pointer]:
-        """Yield `count` lines of the rows of all heads from a key on; `at` counts their bytes without gaps.
+        """Yield `count` lines of the rows of all heads from a key on.
+
+        `at` counts their bytes without gaps.
 
         Rows are read once for each head, so they should be in cache before the first head. The keys that come next are
         therefore prefetched, whatever the prefetch distance is.
@@ -293,7 +304,7 @@ class DecodeKernel(ForwardKernel):
     def _add_features_of_keys(
         self, sums: Sequence[Variable], packed: Sequence[Value], queries: Pointer, lines: Iterator[Pointer]
     ) -> None:
-        """Add packed or single features of K times queries to the sums, one product after the other."""
+        """Add features of K times queries to the sums, one product after the other."""
         for n, word in enumerate(packed):
             self._prefetch_next(lines)
             for m, part in enumerate(self._key_factors(word)):
@@ -310,7 +321,10 @@ class DecodeKernel(ForwardKernel):
     def _add_halves_of_keys(
         self, sums: Sequence[Variable], packed: Sequence[Value], queries: Pointer, lines: Iterator[Pointer]
     ) -> None:
-        """Add packed features of K times queries in AMX's order: two chains, their sum, then the total."""
+        """Add packed features of K times queries in AMX's order.
+
+        That is two chains, their sum, then the total.
+        """
         k = self.k
         chains = [[self.zero(), self.zero()] for _ in sums]
         for n, word in enumerate(packed):
@@ -547,7 +561,10 @@ class DecodeKernel(ForwardKernel):
                     totals[n].value = k.fma(v, weight, totals[n].value)
 
     def _value_prefetches(self, keys: KeyRange, a: Value, features: int) -> Callable[[Value, int], None]:
-        """Return a callback that prefetches `features` features, from a on, of the keys from p on."""
+        """Return a callback that prefetches features of V from a on.
+
+        It prefetches `features` features of the keys from p on.
+        """
         if not features:
             return lambda p, several: None
         k, size, width = self.k, self.spec.element.size, features * self.spec.element.size

@@ -1,4 +1,6 @@
-"""Forward: the online softmax, O = softmax(score(scale · Q Kᵀ) + bias) V, one key split after the other.
+"""Forward: the online softmax, one key split after the other.
+
+    O = softmax(score(scale · Q Kᵀ) + bias) V
 
 - A *query block* is some queries that share a key and a value head.
 - A *tile* is KEYS keys, counted from the absolute position j = 0.
@@ -35,14 +37,20 @@ from regard.engines.cpu.spec.forward import (
 
 
 class BestKeys(NamedTuple):
-    """The largest scores of every lane so far, in falling order, and their columns; −∞ and −1 for none."""
+    """The largest scores of every lane so far, in falling order, and their columns.
+
+    −∞ and −1 for none.
+    """
 
     values: Pointer
     indices: Pointer
 
 
 class ForwardKernel(Copies):
-    """The part that prefill and decode share: work groups, key splits, merging, and the end."""
+    """The part that prefill and decode share.
+
+    That is work groups, key splits, merging, and the end.
+    """
 
     following: Pointer  # the record of the next query block
     leading: Value  # true for the first query block of its work group
@@ -121,7 +129,10 @@ class ForwardKernel(Copies):
 
     @contextmanager
     def _outputs(self) -> Iterator[tuple[Value, Callable[[Pointer], Value]]]:
-        """Loop over the vectors of an output; yield their offset, and a function that loads its lanes of a row."""
+        """Loop over the vectors of an output.
+
+        Yield their offset, and a function that loads its lanes of a row.
+        """
         with self.k.loop(self.d_v) as a, self.k.loop(self.B, step=self.W) as c:
             yield a * self.B + c, lambda p: self.load(p, c)
 
@@ -181,7 +192,10 @@ class ForwardKernel(Copies):
             self._merge(self.split)
 
     def _tiles(self, first: Value, work: Callable[[KeyTile], None]) -> Value:
-        """Call `work` on each tile of a split, from list index `first` on; return the index after them."""
+        """Call `work` on each tile of a split, from list index `first` on.
+
+        Return the index after them.
+        """
         k, tiles = self.k, self.k.pointer("tiles", I64)
         current = self._split_of(tiles[first])
         t, inside = k.variable(first), k.variable(k.constant(I64, 1))
@@ -201,7 +215,10 @@ class ForwardKernel(Copies):
 
     @abstractmethod
     def _work(self, first: Value) -> Value:
-        """Compute the tiles of a split, from list index `first` on; return the index after them."""
+        """Compute the tiles of a split, from list index `first` on.
+
+        Return the index after them.
+        """
 
     def _has_nan(self) -> Value:
         k = self.k
@@ -240,7 +257,9 @@ class ForwardKernel(Copies):
         return m if self.maximum_scale is None else m * self.maximum_scale
 
     def _reference(self, m: Value) -> tuple[Value | None, Value]:
-        """Return two numbers to subtract from scores, before and after scaling; one of them is 0.
+        """Return two numbers to subtract from scores, before and after scaling.
+
+        One of them is 0.
 
         The first is None where products leave scores in the scale of exponents.
         """
@@ -251,7 +270,10 @@ class ForwardKernel(Copies):
         return k.where(far, m, self.zero()), k.where(far, self.zero(), scaled)
 
     def _below(self, x: Value, reference: tuple[Value | None, Value]) -> Value:
-        """Subtract a `_reference` from a maximum or a score; the result is in the scale of exponents."""
+        """Subtract a `_reference` from a maximum or a score.
+
+        The result is in the scale of exponents.
+        """
         before, after = reference
         if before is None or self.maximum_scale is None:
             return x - after
@@ -259,7 +281,10 @@ class ForwardKernel(Copies):
         return self.k.where(before != 0.0, (x - before) * self.maximum_scale, near)
 
     def _move_maximum(self, tile: KeyTile) -> None:
-        """Update the running maximum with a tile's: compute its shift, and the factor of earlier sums."""
+        """Update the running maximum with a tile's.
+
+        Compute its shift, and the factor of earlier sums.
+        """
         k, split, state = self.k, self.split, self.tile
         far = k.variable(k.constant(I64, 0))
         for c in self.vectors():
@@ -294,7 +319,10 @@ class ForwardKernel(Copies):
                 l[c] = k.fma(self.load(l, c), self.load(tile.rescale, c), self.load(getattr(tile, name_l), c))
 
     def _moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
-        """Return e = Σ exp(S − m) (S − m) for another m; `factor` = exp(difference). 0 for no keys."""
+        """Return e = Σ exp(S − m) (S − m) for another m; `factor` = exp(difference).
+
+        0 for no keys.
+        """
         k = self.k
         zero = k.constant(self.real, 0.0)
         inside = k.where(factor == 0.0, zero, difference)
@@ -320,7 +348,10 @@ class ForwardKernel(Copies):
 
     @contextmanager
     def _insertion(self, best: BestKeys, c: Value) -> Iterator[Callable[[Value, Value], None]]:
-        """Yield a function that inserts a score and its column into the best keys of the lanes from c on."""
+        """Yield a function that inserts a score and its column into the best keys.
+
+        They are those of the lanes from c on.
+        """
         k = self.k
         offsets = [n * self.B + c for n in range(self.spec.best)]
         lists = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in offsets]

@@ -47,7 +47,10 @@ class Halves(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyTile:
-    """A tile of a query block; keys from `first` to before `stop` are present, counted from its start."""
+    """A tile of a query block.
+
+    Keys from `first` to before `stop` are present, counted from its start.
+    """
 
     number: Value  # counted from the absolute j = 0
     start: Value  # the column of its first key; negative if it begins before the call's keys
@@ -175,7 +178,10 @@ class Lanes(ABC):
         return self.k.constant(self.real, 0.0).spread(self.W)
 
     def each_lane(self, work: Callable[[Value, Value, Value], None]) -> None:
-        """Call `work` with every lane's number, head in the block and row; lanes without a row repeat the last."""
+        """Call `work` with every lane's number, head in the block and row.
+
+        Lanes without a row repeat the last.
+        """
         k, last, rows = self.k, self.field("lanes") - 1, self.field("rows")
         with k.loop(self.B) as lane:
             n = k.minimum(lane, last)
@@ -223,11 +229,16 @@ class Lanes(ABC):
         return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
 
     def _is_large(self, m: Value, scaled: Value) -> Value:
-        """Test for a maximum or an lse, in the scale of exponents, whose rounding changes weights."""
+        """Test for a maximum or an lse whose rounding changes weights.
+
+        scaled: m in the scale of exponents.
+        """
         return (self.k.intrinsic("fabs", self.real, scaled) > LARGE) & (m > -math.inf)
 
     def _subtract_lse(self, tile: KeyTile, lse: Pointer, scale: Value | None) -> None:
-        """Compute S ← S − lse where `lse`, of each query, is not 0. scale: from products to exponents.
+        """Compute S ← S − lse where `lse`, of each query, is not 0.
+
+        scale: from products to exponents.
 
         The natural score is the one from which forward computed lse. So a lone key has the weight 1, and none has more.
         """
@@ -264,7 +275,10 @@ class Lanes(ABC):
     def _transpose(
         self, base: Pointer, strides: list[Value], count: Value, transposed: Pointer, scale: Value | float
     ) -> None:
-        """Compute transposed[x, lane] = scale · base[head, row, x] for each lane and x below `count`."""
+        """Transpose rows, scaled, so that lanes are queries.
+
+        transposed[x, lane] = scale · base[head, row, x] for each lane and x below `count`.
+        """
         k, W = self.k, self.W
         whole = k.where(strides[2] == base.type.size, count - count % W, k.whole(0))
         with k.loop(self.B, step=W) as c:
@@ -297,7 +311,10 @@ class Lanes(ABC):
                 transposed[x * self.B + c + r] = p.bytes(x * strides[2])[0].to(self.real) * scale
 
     def _transpose_back(self, transposed: Pointer, count: Value, base: Pointer, head: Value, row: Value) -> None:
-        """Compute base[head, row, x] = transposed[x, lane] for each lane and x below `count`."""
+        """Transpose lanes back to rows.
+
+        base[head, row, x] = transposed[x, lane] for each lane and x below `count`.
+        """
         k, W, B = self.k, self.W, self.B
         lanes, whole = self.field("lanes"), count - count % W
         with k.loop(lanes, step=W) as c:
@@ -338,7 +355,9 @@ class Lanes(ABC):
         vector: Callable[..., Value],
         columns: range | None = None,
     ) -> None:
-        """Compute sum[r][c] += Σ_x factor(r, x) · vector(x, c), each in one chain; factors are broadcast.
+        """Compute sum[r][c] += Σ_x factor(r, x) · vector(x, c), each in one chain.
+
+        Factors are broadcast.
 
         columns: offsets of the vectors, by default of all lanes.
         """
@@ -370,7 +389,10 @@ class Lanes(ABC):
                     total.value = self.multiply_add(total.value, f, v)
 
     def _micro_tiles(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
-        """Call `work` on micro-tiles of `rows` rows, by default as many as registers hold, then on single rows."""
+        """Call `work` on micro-tiles of `rows` rows, then on single rows.
+
+        By default a micro-tile has as many rows as registers hold.
+        """
         k, rows = self.k, rows or self.k.target.rows(self.B // self.W)
         whole = stop - (stop - start) % rows
         with k.loop(whole, start=start, step=rows) as n:

@@ -1,4 +1,6 @@
-"""Software pipelining of prefill: a tile's softmax is interleaved with the QK product of the next tile.
+"""Software pipelining of prefill.
+
+A tile's softmax is interleaved with the QK product of the next tile.
 
 Products leave execution ports idle that the softmax needs, and registers where a micro-tile is small
 (`Target.pipelines`). Scores and weights are double-buffered. Sums over weights are partial sums in memory, by the lane
@@ -25,7 +27,10 @@ class Pipelining(AmxProducts):
     due: Variable  # the next key whose weight is due, in the tile in flight
 
     def _tiles_pipelined(self, first: Value) -> Value:
-        """Do the work of `_tiles`, with each tile's softmax interleaved with the QK product of the next."""
+        """Do the work of `_tiles` in a software pipeline.
+
+        Each tile's softmax is interleaved with the QK product of the next.
+        """
         k, tiles = self.k, self.k.pointer("tiles", I64)
         current = self._split_of(tiles[first])
         sizes = dict.fromkeys((*self.spec.weights, "seen"), KEYS * self.B) | {"rescale": self.B}
@@ -101,7 +106,10 @@ class Pipelining(AmxProducts):
         stop: Value,
         steps: Callable[[Value, int], None],
     ) -> Value:
-        """Interleave `softmax_step`, at most `most` times, with steps of a product; return where the steps end."""
+        """Interleave `softmax_step`, at most `most` times, with steps of a product.
+
+        Return where the steps end.
+        """
         k = self.k
         count = k.minimum(most, (stop - start) // TOGETHER)
         end = start + k.maximum(count, k.whole(0)) * TOGETHER
@@ -117,7 +125,10 @@ class Pipelining(AmxProducts):
     def _qk_product(
         self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
     ) -> None:
-        """Compute the QK product of a tile; interleave `softmax_step` while a key before `until` is due."""
+        """Compute the QK product of a tile.
+
+        Interleave `softmax_step` while a key before `until` is due.
+        """
 
     @abstractmethod
     def _rules(self, tile: KeyTile) -> None:
@@ -129,20 +140,29 @@ class Pipelining(AmxProducts):
 
     @abstractmethod
     def _softmax_pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
-        """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on; return the terms of sums."""
+        """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on.
+
+        Return the terms of sums.
+        """
 
     @abstractmethod
     def _pv_product(
         self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
     ) -> None:
-        """Add the PV product of a tile to the split; interleave `softmax_step` as in `_qk_product`."""
+        """Add the PV product of a tile to the split.
+
+        Interleave `softmax_step` as in `_qk_product`.
+        """
 
     def _summed(self) -> list[str]:
         """Return the names of the sums over weights."""
         return [name for both in self.spec.sums for name in both[: 1 + self.spec.entropy]]
 
     def _softmax_into_partials(self, tile: KeyTile, p: Value, c: Value | int) -> None:
-        """Compute the weights of two keys, and add to the partial sums of keys that are W apart."""
+        """Compute the weights of two keys, and add to partial sums.
+
+        Keys that are W apart share a partial sum.
+        """
         for n, terms in enumerate(self._softmax_pair(tile, p, c, self.load(self.tile.shift, c))):
             at = ((p + n) & (self.W - 1)) * self.B + c
             for part, term in zip(self._partial_sums(), terms, strict=True):

@@ -91,7 +91,10 @@ class PrefillKernel(Pipelining):
     # QK products
 
     def _qk_products(self) -> list[tuple[str, Pointer, Pointer]]:
-        """Return the QK products: the name of K, the transposed queries, and the tile that is written."""
+        """Return the QK products.
+
+        Each has the name of K, the transposed queries, and the tile that is written.
+        """
         return [("k", self.block.q, self.tile.P)]
 
     def _qk_product(
@@ -179,7 +182,9 @@ class PrefillKernel(Pipelining):
             self.tile.top[c] = top.value
 
     def _sections(self, tile: KeyTile) -> tuple[list[Value], list[Value]]:
-        """Return the sections of keys that differ in visibility: their edges, and their half of the lanes or BOTH.
+        """Return the sections of keys that differ in visibility.
+
+        They have edges, and a half of the lanes or BOTH.
 
         The middle one is mixed, its neighbours all lanes see, and the outer ones one half alone.
         """
@@ -206,7 +211,10 @@ class PrefillKernel(Pipelining):
         blocks = k.maximum((tile.stop - tile.first) // count, k.whole(1))
 
         def share(n: Value, rows: Value | int) -> Any:
-            """Loop over this micro-tile's share of rows; all are prefetched by `some` tiles, this is the n-th."""
+            """Loop over this micro-tile's share of rows.
+
+            All are prefetched by `some` tiles, this is the n-th.
+            """
             part, whole = n * blocks + (p - tile.first) // count, some * blocks
             return k.loop((part + 1) * rows // whole, start=part * rows // whole)
 
@@ -256,7 +264,10 @@ class PrefillKernel(Pipelining):
     # Rules
 
     def _rules(self, tile: KeyTile) -> None:
-        """Compute S ← score(S) + bias, −∞ where the mask hides the pair, and the maximum of those."""
+        """Compute S ← score(S) + bias, −∞ where the mask hides the pair.
+
+        The maximum of changed scores is updated.
+        """
         k, spec = self.k, self.spec
         for n in range(spec.dense):
             self._fetch(f"dense{n}", I8, getattr(self.tile, f"dense{n}"), tile, *tile.mixed)
@@ -363,7 +374,10 @@ class PrefillKernel(Pipelining):
     # The largest weights
 
     def _choose_best(self, tile: KeyTile) -> None:
-        """Insert the best keys of a tile: those, seldom many, that beat the last of the list in any lane."""
+        """Insert the best keys of a tile.
+
+        Those that beat the last of the list in any lane are seldom many.
+        """
         k, P, best = self.k, self.tile.P, self.best
         candidates = self.tile.candidates.of(I64)
         with k.loop(self.B, step=self.W) as c:
@@ -392,7 +406,10 @@ class PrefillKernel(Pipelining):
             self.tile.seen[n] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
 
     def _softmax(self, tile: KeyTile) -> None:
-        """Compute P = exp(S − m) and its sums: first over keys that are W apart, then over those."""
+        """Compute P = exp(S − m) and its sums.
+
+        Sums are first over keys that are W apart, then over those.
+        """
         k, names, low = self.k, self._summed(), tile.first - tile.first % 2
         shifts = [self.load(self.tile.shift, c) for c in self.vectors()]
         totals = [[k.variable(self.zero()) for _ in self.vectors()] for _ in names]
@@ -416,7 +433,10 @@ class PrefillKernel(Pipelining):
                 getattr(self.tile, name)[c] = x.value
 
     def _softmax_pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
-        """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on; return the terms of sums."""
+        """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on.
+
+        Return the terms of sums.
+        """
         k, spec = self.k, self.spec
         summed, pair = [], []
         for n in range(2):
@@ -449,7 +469,10 @@ class PrefillKernel(Pipelining):
         return [("v", self.tile.P, self.split.O)]
 
     def _values(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
-        """Return the first row of V of a tile, and its stride in bytes; of packed rows that of a pair."""
+        """Return the first row of V of a tile, and its stride in bytes.
+
+        Of packed rows that of a pair.
+        """
         if self.spec.copies:
             return self.v_copy(self._slot(tile), name), self.d_v * (4 if self.spec.paired else self.real.size)
         return self._source(name, tile.start), self.k.integer(f"{name}_row")

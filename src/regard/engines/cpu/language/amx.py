@@ -79,7 +79,9 @@ def add_products(
     column: Callable[[int, Value], Pointer],
     pitch: Value | int,
 ) -> None:
-    """Add rows times columns to totals[r][c], AMX_DEPTH products a step, through the last two registers.
+    """Add rows times columns to totals[r][c].
+
+    Each step sums AMX_DEPTH products, through the last two registers.
 
     row(r, n): where the r-th row block begins in step n; its rows are `width` bytes apart.
     column(c, n): where the c-th column block begins in step n; its rows are `pitch` bytes apart.

@@ -26,7 +26,10 @@ ARITHMETIC = 0x9F80  # x86's MXCSR: round to nearest, no exceptions, flush subno
 
 
 class Kernel:
-    """A function `name(fields)` under construction; `fields` are 64-bit arguments in memory, read by name."""
+    """A function `name(fields)` under construction.
+
+    `fields` are 64-bit arguments in memory, read by name.
+    """
 
     def __init__(self, name: str, target: Target, fields: Sequence[str]):
         self.name, self.target, self.fields = name, target, tuple(fields)
@@ -134,7 +137,10 @@ class Kernel:
 
     @contextmanager
     def loop(self, stop: Any, start: Any = 0, step: Any = 1) -> Iterator[Value]:
-        """Loop over start, start + step, ... below stop; all three are fixed when the loop begins."""
+        """Loop over start, start + step, ... below stop.
+
+        All three are fixed when the loop begins.
+        """
         stop, start, step = self.whole(stop), self.whole(start), self.whole(step)
         loop = Loop(self, start, step)
         b, i = self.b, Count(loop)
@@ -165,7 +171,10 @@ class Kernel:
 
     @contextmanager
     def choice(self, condition: Value) -> Iterator[tuple[Any, Any]]:
-        """Branch two ways: `with k.choice(c) as (yes, no)`, then `with yes:` and `with no:`."""
+        """Branch two ways.
+
+        Write `with k.choice(c) as (yes, no)`, then `with yes:` and `with no:`.
+        """
         with self.b.if_else(condition.raw) as branches:
             yield branches
 
@@ -197,7 +206,10 @@ class Kernel:
         self.b.fence("seq_cst")
 
     def stay(self) -> None:
-        """Keep the compiler from moving loads and stores across this point; it is no instruction."""
+        """Keep the compiler from moving loads and stores across this point.
+
+        It is no instruction.
+        """
         self.b.fence("seq_cst", targetscope="singlethread")
 
     def need(self, x: Value) -> None:
@@ -320,14 +332,20 @@ class Kernel:
     # bfloat16 in packed pairs
 
     def dot_bf16(self, total: Value, x: Value, y: Value) -> Value:
-        """Return total + x₀ y₀ + x₁ y₁ for packed bf16 pairs; needs a target with `bf16_dot`."""
+        """Return total + x₀ y₀ + x₁ y₁ for packed bf16 pairs.
+
+        Needs a target with `bf16_dot`.
+        """
         vector = ir.VectorType(BF16.raw, 32)
         arguments = [total.raw, *(self.b.bitcast(v.raw, vector) for v in (x, y))]
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         return total._like(self.call_named(name, total.raw.type, [a.type for a in arguments], arguments))
 
     def pack_bf16(self, x: Value, y: Value) -> Value:
-        """Round x and y to bfloat16 and pack them in pairs, lane by lane; needs `bf16_dot`."""
+        """Round x and y to bfloat16 and pack them in pairs, lane by lane.
+
+        Needs `bf16_dot`.
+        """
         name, type = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BF16.raw, 32)
         both = Value(self, BF16, 32, self.call_named(name, type, [y.raw.type, x.raw.type], [y.raw, x.raw]))
         interleaved = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])

@@ -97,7 +97,10 @@ def power_of_two(k: Kernel, n: Value, like: Type) -> Value:
 
 
 def scaled(k: Kernel, x: Value, n: Value) -> Value:
-    """Return x · 2ⁿ for an integral float n, rounded once; infinite or 0 beyond the range."""
+    """Return x · 2ⁿ for an integral float n, rounded once.
+
+    Infinite or 0 beyond the range.
+    """
     if k.target.scalef and x.lanes * x.type.size == 64:
         return k.scale_floor(x, n)
     half = k.intrinsic("floor", x.type, n * 0.5)
@@ -188,7 +191,10 @@ def tanh(k: Kernel, x: Value) -> Value:
 
 
 def _tanh_by_table(k: Kernel, x: Value) -> Value:
-    """Compute tanh without division, by one polynomial in registers for every quarter up to 8."""
+    """Compute tanh without division.
+
+    A table in registers has a polynomial for every quarter up to 8.
+    """
     magic = 1.5 * 2.0 ** (MANTISSA[F32] - 2)  # the sum's low bits count quarters
     size = k.minimum(k.constant(F32, TANH_LIMIT[F32]), k.intrinsic("fabs", F32, x))
     shifted = k.minimum(k.constant(F32, magic + TANH_QUARTERS[-1]), size + magic)

@@ -21,7 +21,9 @@ LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")
 
 @dataclass(frozen=True)
 class TileContext:
-    """The values of a rule's leaves by name, and of its dense arrays by slot, at one place of a tile.
+    """The inputs of a rule at one place of a tile.
+
+    They are the values of its leaves by name, and of its dense arrays by slot.
 
     For `Lowering.prepare`, leaves may be absent, and `dense` too.
     """
@@ -62,7 +64,10 @@ class Lowering:
         return values
 
     def at(self, context: TileContext, prepared: Sequence[Value | None] | None = None) -> list[Value]:
-        """Return the program's results; `prepared` was made for the same values of some leaves."""
+        """Return the program's results.
+
+        `prepared` was made for the same values of some leaves.
+        """
         values: list[Value] = []
         for n, x in enumerate(self.program.instructions):
             determined = None if prepared is None else prepared[n]

@@ -1,4 +1,7 @@
-"""Values of a kernel: scalars and vectors in registers, variables, addresses, induction variables of loops."""
+"""Values of a kernel.
+
+They are scalars and vectors in registers, variables, addresses, and induction variables of loops.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +16,20 @@ INDEXED = {type.size: type for type in (I8, I16, I32, I64)}  # scales that an ad
 
 
 class _Splat(ir.FormattedConstant):  # type: ignore[misc]
-    """A vector of one constant. Written out lane by lane, constants were half of a kernel's text."""
+    """A vector of one constant.
+
+    Written out lane by lane, constants were half of a kernel's text.
+    """
 
     def __init__(self, vector: Any, one: Any):
         self.type, self.constant = vector, f"splat ({one.type} {one.get_reference()})"
 
 
 class Value:
-    """A scalar or a vector in a register. Comparisons give booleans, for `&` `|` `~` and `k.where`."""
+    """A scalar or a vector in a register.
+
+    Comparisons give booleans, for `&` `|` `~` and `k.where`.
+    """
 
     __slots__ = ("k", "lanes", "raw", "type")
     __hash__ = None  # type: ignore[assignment]
@@ -152,7 +161,10 @@ class Value:
         return self != self
 
     def to(self, type: Type) -> "Value":
-        """Convert; floats are rounded, to integers they truncate, saturate, and give 0 for NaN."""
+        """Convert.
+
+        Floats are rounded, to integers they truncate, saturate, and give 0 for NaN.
+        """
         if type is self.type:
             return self
         b, raw = self.k.b, self.k.raw(type, self.lanes)
@@ -190,7 +202,10 @@ class Value:
         return self.k.where(self.is_nan(), quiet, rounded).to(I16).bits(BF16)
 
     def bits(self, type: Type) -> "Value":
-        """Reinterpret the bits as another type; a type of another size changes the number of lanes."""
+        """Reinterpret the bits as another type.
+
+        A type of another size changes the number of lanes.
+        """
         lanes = self.lanes * self.type.size // type.size
         return Value(self.k, type, lanes, self.k.b.bitcast(self.raw, self.k.raw(type, lanes)))
 
@@ -213,7 +228,9 @@ def _is_integer(x: Any) -> bool:
 
 
 class Count(Value):
-    """A loop's index times a factor, plus a rest; both times a loop invariant, if `by` is given.
+    """A loop's index times a factor, plus a rest.
+
+    Both times a loop invariant, if `by` is given.
 
     The product is an induction variable: it costs an addition. LLVM could find that out too, in half of its time.
     """
@@ -290,7 +307,10 @@ class Loop:
         return isinstance(raw, ir.Instruction) and id(raw.parent) in self.earlier
 
     def grown(self, factor: int = 1, by: Value | None = None, base: Any = None) -> Any:
-        """Return the induction variable for index · factor · by; with a base, an address that many bytes from it."""
+        """Return the induction variable for index · factor · by.
+
+        With a base, an address that many bytes from it.
+        """
         b, key = self.k.b, (factor, None if by is None else by.raw, base)
         if key not in self.growing:
             grow = b.add if base is None else self.k.address_after
@@ -347,7 +367,10 @@ class Variable:
 
 
 class Pointer:
-    """An address of numbers of one type; `p[n]` is the n-th number, `p + n` its address."""
+    """An address of numbers of one type.
+
+    `p[n]` is the n-th number, `p + n` its address.
+    """
 
     def __init__(self, k: "Kernel", type: Type, base: Any, offset: int = 0):
         self.k, self.type, self.base, self.offset = k, type, base, offset  # bytes, part of the load's addressing
@@ -422,7 +445,10 @@ class Pointer:
         return Value(k, self.type, lanes, k.call_named(name, raw, types, [self.raw, mask.raw, zero.raw]))
 
     def prefetch(self, level: int = 1) -> None:
-        """Prefetch the cache line at this address to a level of caches; the address need not be valid."""
+        """Prefetch the cache line at this address to a level of caches.
+
+        The address need not be valid.
+        """
         arguments = [ir.Constant(I32.raw, x) for x in (0, 4 - level, 1)]
         types = [ir.PointerType(), *(x.type for x in arguments)]
         self.k.call_named("llvm.prefetch.p0", ir.VoidType(), types, [self.raw, *arguments])

@@ -28,7 +28,10 @@ LANES = 64  # for AMX products
 
 
 class BackwardArrays:
-    """The arrays of one call that backward's kernel reads, besides the inputs, and writes; and its spec."""
+    """The arrays of one call of backward, and its spec.
+
+    They are those that the kernel reads, besides the inputs, and writes.
+    """
 
     name = "backward"
 
@@ -216,7 +219,10 @@ def bias_axes(bias: Array) -> tuple[bool, bool]:
 
 
 def score_derivatives(p: Problem, tangents: Mapping[Table, Table] | None = None) -> ScoreDerivatives:
-    """Return the rule of a call with its derivatives; with tangents of tables, each is followed by its tangent."""
+    """Return the rule of a call with its derivatives.
+
+    With tangents of tables, each is followed by its tangent.
+    """
     if p.score_node is None:
         return ScoreDerivatives()
     d_ds, partials = p.score_partials[0], p.table_partials

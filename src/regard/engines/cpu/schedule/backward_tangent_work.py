@@ -23,7 +23,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class BackwardTangentArrays(BackwardArrays):
-    """Backward's arrays, whose gradients become their tangents, and tangents of inputs, outputs and cotangents."""
+    """Backward's arrays and their tangents.
+
+    Gradients become their tangents; inputs, outputs and cotangents get tangents.
+    """
 
     name = "backward_tangent"
 
@@ -99,6 +102,9 @@ class BackwardTangentArrays(BackwardArrays):
 def backward_jvp(
     p: Problem, target: Target, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    """Return the tangents of `backward` along tangents t of the inputs and d_ct of the cotangents."""
+    """Return the tangents of `backward`.
+
+    They are along tangents t of the inputs and d_ct of the cotangents.
+    """
     with np.errstate(all="ignore"):
         return run(p, target, BackwardTangentArrays(p, outputs, ct, t, d_outputs, d_ct))

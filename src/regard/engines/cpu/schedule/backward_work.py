@@ -56,7 +56,10 @@ EVERYWHERE = (0, ALL_TILES)
 def backward(
     p: Problem, target: Target, outputs: Outputs, ct: Outputs, into: Differential | None = None
 ) -> Differential:
-    """Return gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, from forward's outputs."""
+    """Return the gradients of the inputs, from forward's outputs.
+
+    They are those of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩.
+    """
     with np.errstate(all="ignore"):
         return run(p, target, BackwardArrays(p, outputs, ct, into))
 
@@ -77,7 +80,9 @@ def schedule_for(p: Problem, target: Target, arrays: BackwardArrays, threads: in
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A node of the graph: work groups (first, stop) times their tiles from `tiles[0]` to before `tiles[1]`.
+    """A node of the graph: work groups times a column of tiles.
+
+    work_groups: (first, stop) of each. tiles: the first tile and the one after the last.
 
     partial_sum: the index of its partial sum of table gradients. before: tasks whose sums come first.
     """
@@ -95,7 +100,10 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class BackwardChunk:
-    """Query blocks with offsets from each array's base, their tiles, and tasks in topological order."""
+    """Query blocks, their tiles, and tasks in topological order.
+
+    Blocks have offsets from each array's base.
+    """
 
     tiles: Array
     blocks: Array
@@ -216,7 +224,10 @@ class BackwardChunks(LaunchStages):
             yield BackwardChunk(tiles, blocks, self.tasks(tiles >> TILE_BITS, blocks, kv_heads), size)
 
     def tasks(self, tiles: Array, blocks: Array, kv_heads: list[range]) -> list[Task]:
-        """Return the tasks of a chunk; on one thread, tasks that one launch can do are merged."""
+        """Return the tasks of a chunk.
+
+        On one thread, tasks that one launch can do are merged.
+        """
         trained, chained = bool(self.sums.dtables), self.backward.bias_shared
         divided = self.threads > 1 and len(kv_heads) < 4 * self.threads
         columns = self.tile_edges(tiles, blocks, len(kv_heads)) if divided else [*EVERYWHERE]
@@ -255,7 +266,10 @@ class BackwardChunks(LaunchStages):
         return np.stack([starts, np.minimum(starts + self.work_group, rows.stop)], axis=1)
 
     def tile_edges(self, tiles: Array, blocks: Array, kv_heads: int) -> list[int]:
-        """Return the edges of columns of tiles with equal work: few, since each opens every query block anew."""
+        """Return the edges of columns of tiles with equal work.
+
+        Columns are few, since each opens every query block again.
+        """
         if self.sums.dtables:
             return [*range(0, _tiles(self.p), _partial_tiles(self.p)), ALL_TILES]
         work = np.zeros(_tiles(self.p) + 1)
@@ -264,7 +278,10 @@ class BackwardChunks(LaunchStages):
         return [*_even_edges(work[:-1], min(2 * self.threads, -(-4 * self.threads // kv_heads)))[:-1], ALL_TILES]
 
     def row_ranges(self, kv_head: range, work: Array) -> list[range]:
-        """Divide a key-value head's query blocks into ranges of equal work, enough that threads wait little."""
+        """Divide a key-value head's query blocks into ranges of equal work.
+
+        They are enough that threads wait little.
+        """
         steps = np.add.reduceat(work, np.arange(0, len(kv_head), self.step))
         ends = _even_edges(steps, max(4, min(8 * self.threads, len(kv_head) // self.work_group)))
         return [kv_head[first * self.step : stop * self.step] for first, stop in pairwise(ends)]
@@ -301,7 +318,10 @@ class _Done:
 
     @contextmanager
     def after(self, task: Task) -> Iterator[None]:
-        """Wait for the tasks before this one, then mark it as ended. They have been started, so they will end."""
+        """Wait for the tasks before this one, then mark it as ended.
+
+        They have been started, so they will end.
+        """
         if not self.events:
             yield
             return

@@ -1,4 +1,6 @@
-"""Empty and full blocks of a dense mask or bias, found by one pass over it in each call, as arrays may change.
+"""Empty and full blocks of a dense mask or bias.
+
+One pass over it in each call finds them, as arrays may change.
 
 Empty blocks are skipped and full ones need no mask, as under a rule. FlexAttention calls such a summary a block mask.
 """
@@ -25,7 +27,9 @@ TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
 
 
 class BlockMask:
-    """A summary of a mask or bias (..., h, n_q, n_k), by blocks of `each` queries from `first` on, and PART keys.
+    """A summary of a mask or bias (..., h, n_q, n_k).
+
+    Blocks have `each` queries, from `first` on, and PART keys.
 
     Hidden is False, or −∞ in a bias. Blocks with something visible, and blocks with all visible, are counted in 2-D
     prefix sums, so four numbers answer for any rectangle.
@@ -42,7 +46,9 @@ class BlockMask:
                                 for x in (seen, full))  # fmt: skip
 
     def bounds(self, at: tuple[int, ...], rows: tuple[Any, Any], keys: tuple[Any, Any]) -> tuple[Array, Array]:
-        """Return the least and the greatest value among rows and keys, both ends included, of a head `at` (..., h).
+        """Return the least and the greatest value in a rectangle.
+
+        rows, keys: both ends included. at: (..., h), a head.
 
         Keys after the last one may be asked for.
         """
@@ -102,7 +108,9 @@ def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[
 
 
 def source(target: Target, element: Type, hidden: int | None) -> str:
-    """Return the kernel's IR: rows are combined by *or* and by *and*, then the keys of each part.
+    """Return the kernel's IR.
+
+    Rows are combined by *or* and by *and*, then the keys of each part.
 
     element: an integer of the array's size. hidden: the integer that hides; None for booleans.
     """
@@ -146,7 +154,10 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
 
 
 def dense_bounds(masks: dict[int, BlockMask], lead: tuple[int, ...], origin: tuple[int, ...], offset: Array) -> Any:
-    """Return `Ranges.dense` for a set of block masks: bounds 0 and 1 for arrays without one."""
+    """Return `Ranges.dense` for a set of block masks.
+
+    Arrays without one have the bounds 0 and 1.
+    """
 
     def bounds(array: Array, ranges: Ranges) -> tuple[Any, Any]:
         found = masks.get(id(array))

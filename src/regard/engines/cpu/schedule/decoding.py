@@ -37,7 +37,10 @@ HEADS = (FIELDS.index("k_head"), FIELDS.index("v_head"))
 
 
 class DecodeStep:
-    """A schedule for (..., h, 1, d) queries against any number of keys; not reentrant across threads."""
+    """A schedule for (..., h, 1, d) queries against any number of keys.
+
+    Not reentrant across threads.
+    """
 
     def __init__(self, p: Problem, target: Target):
         p, self.target = _form_of(p, p.n_k), target
@@ -126,7 +129,10 @@ class DecodeStep:
 
 
 def _form_of(p: Problem, n_k: int) -> Problem:
-    """Return the problem with n_k keys, of arrays without memory, which must not be read."""
+    """Return the problem with n_k keys.
+
+    Its arrays have no memory, and must not be read.
+    """
 
     def form(x: Array, rows: int) -> Array:
         return np.lib.stride_tricks.as_strided(np.empty(1, x.dtype), (*x.shape[:-2], rows, x.shape[-1]), x.strides)
@@ -135,7 +141,10 @@ def _form_of(p: Problem, n_k: int) -> Problem:
 
 
 def step(p: Problem, target: Target) -> DecodeStep | None:
-    """Return the schedule for a call like this one with any number of keys; None for a call with options."""
+    """Return the schedule for a call like this one with any number of keys.
+
+    None for a call with options.
+    """
     lead = p.query.shape[:-3]
     simple = p.n_q == 1 and p.n_k > 0 and p.mask is None and p.score is None and without_options(p) and len(lead) < 2
     if not simple or not p.batch * p.heads or p.key.shape[:-3] != lead or p.value.shape[:-3] != lead:

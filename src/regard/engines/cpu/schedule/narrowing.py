@@ -1,4 +1,7 @@
-"""Conversion of sums to results of 16 bits; by NumPy, bfloat16 takes a tenth of the time of backward."""
+"""Conversion of sums to results of 16 bits.
+
+By NumPy, bfloat16 takes a tenth of the time of backward.
+"""
 
 import math
 from typing import Any
@@ -20,7 +23,10 @@ PART = 2**18  # numbers for a thread
 
 
 def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
-    """Convert a float32 array to another dtype, rounded to even; its rows are contiguous and equally far apart."""
+    """Convert a float32 array to another dtype, rounded to even.
+
+    Its rows are contiguous and equally far apart.
+    """
     if x.size < SMALL or dtype.itemsize != 2:
         return np.asarray(x.astype(dtype, copy=False), order="C")  # `ascontiguousarray` adds an axis to a scalar
     element = type_of(dtype)

@@ -178,7 +178,10 @@ class Pass:
             spread(work, partials, self.threads)
 
     def _set_addresses(self, stages: PartialStages, blocks: Array) -> list[Array]:
-        """Set the offsets of query blocks into the sums; return the query blocks of each part."""
+        """Set the offsets of query blocks into the sums.
+
+        Return the query blocks of each part.
+        """
         p, field, size = self.p, self.spec.block_fields.index, self.spec.real.size
         b = blocks[:, field("b")] - p.origin[0]
         head, row = b * p.heads + blocks[:, field("head")], blocks[:, field("i")] - p.offset[b]

@@ -104,7 +104,10 @@ class TangentCall:
 def jvp(
     p: Problem, target: Target, t: Differential, outputs: Outputs | None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    """Return outputs, and their tangents along tangents of the inputs; given outputs are not computed again."""
+    """Return outputs, and their tangents along tangents of the inputs.
+
+    Given outputs are not computed again.
+    """
     call = tangents(p, t, outputs, into)
     run(p, target, call)
     made, d = call.results, call.d_outputs

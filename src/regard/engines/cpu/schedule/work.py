@@ -193,7 +193,10 @@ def signature(p: Problem) -> tuple[Any, ...]:
 
 class Cacheable(Protocol):
     def materialize(self) -> bool:
-        """Prepare for the cache, without arrays of a problem or its rules; False if that is too large."""
+        """Prepare for the cache, without arrays of a problem or its rules.
+
+        False if that is too large.
+        """
 
 
 def cached(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
@@ -272,7 +275,10 @@ class Schedule:
 
 
 def launch(kernel: Callable[[int], None], fields: "array[int]", stage: LaunchStage, threads: int) -> None:
-    """Run the work groups of a stage, whose query blocks and tiles are set in the fields."""
+    """Run the work groups of a stage.
+
+    Its query blocks and tiles are set in the fields.
+    """
     scratch, threads = Scratch(stage.scratch), min(threads, len(stage.bounds))
     team, members = team_for(threads)
     if team is not None and len(stage.portions) == 1:
@@ -393,7 +399,9 @@ def address_in(numbers: "array[int]") -> int:
 
 
 class PreparedCall:
-    """A schedule for repeated calls by one thread, with arrays of the same layout at other addresses.
+    """A schedule for repeated calls by one thread.
+
+    Arrays have the same layout at other addresses.
 
     Checks and schedules take longer than attention itself where a call is short. They also do where keys come from
     memory and have evicted Python's own data from the caches.
@@ -430,7 +438,10 @@ class PreparedCall:
 
 
 def prepared_call(p: Problem, target: Target) -> PreparedCall | None:
-    """Return a prepared call without options other than rules that read no arrays; None for others, and large ones."""
+    """Return a prepared call without options other than rules that read no arrays.
+
+    None for others, and large ones.
+    """
     count = p.batch * p.heads * p.n_q
     plain = without_options(p) and not any(program.tables for _, program in programs(p))
     if not (0 < count <= PREPARED_QUERIES and p.n_k and plain) or dense_masks(p):
@@ -467,7 +478,10 @@ class LaunchStages:
 
     @cached_property
     def grid(self) -> tuple[Array, Array]:
-        """Heads (first, count) and rows (first, count) of query blocks: whole heads where they fit."""
+        """Heads (first, count) and rows (first, count) of query blocks.
+
+        Blocks have whole heads where they fit.
+        """
         p, count, lanes, first = self.p, len(self.rows), self.spec.lanes, self.rows.start
         whole, step = p.group, min(p.group, lanes // count) if count <= lanes else 1
         if self.spec.packed_vectors:
@@ -484,7 +498,9 @@ class LaunchStages:
 
     @cached_property
     def masks(self) -> list[tuple[Array, Array]]:
-        """Return the dense masks, and a bias that hides, whose blocks are classified; also as (..., h, n_q, n_k).
+        """Return the dense masks, and a bias that hides, whose blocks are classified.
+
+        Also as (..., h, n_q, n_k).
 
         Empty for calls that would not gain by it.
         """
@@ -515,7 +531,10 @@ class LaunchStages:
 
     @property
     def short(self) -> bool:
-        """True if the stages are small enough to cache, and do not depend on the contents of arrays."""
+        """True if the stages are small enough to cache.
+
+        Stages that depend on the contents of arrays are never cached.
+        """
         p, (heads, rows) = self.p, self.grid
         if self.masks:
             return False
@@ -533,7 +552,10 @@ class LaunchStages:
         return self.spec.block_fields.index(name)
 
     def stage(self, tiles: Array, blocks: Array, split_state: int = 0, most: int = WIDE_WORK_GROUP) -> LaunchStage:
-        """Form work groups of query blocks that share keys and values, or pages of them, the longest first."""
+        """Form work groups of query blocks, the longest first.
+
+        Their blocks share keys and values, or pages of them.
+        """
         heads_in_rows = self.spec.decode_rows and _heads_in_rows(self.p.key)
         # Under a window, only as many query blocks as one of them sees keys share any.
         tiles_of = blocks[:, self.field("count")]
@@ -567,7 +589,10 @@ class LaunchStages:
         return LaunchStage(tiles, blocks, bounds, scratch, split_state, in_portions(bounds, tiles_of, products))
 
     def split(self, tiles: Array, blocks: Array) -> Iterator[LaunchStage]:
-        """Yield stages for few query blocks with many keys: each key split by itself, then their merge."""
+        """Yield stages for few query blocks with many keys.
+
+        Each key split runs by itself; then they are merged.
+        """
         spec, p = self.spec, self.p
         size = sum(split_scratch(spec, p.d_v).values()) * spec.real.size
         splits = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> split_bits(p.d, p.dtype.itemsize)
@@ -591,7 +616,10 @@ class LaunchStages:
         yield self.stage(tiles, merged, size * len(each))
 
     def chunks(self, size: int = CHUNK_BLOCKS) -> Iterator[tuple[Array, Array]]:
-        """Yield lists of tiles, and query blocks that index them, `size` rows of blocks at a time."""
+        """Yield lists of tiles, and query blocks that index them.
+
+        size: rows of blocks at a time.
+        """
         p, (heads, rows) = self.p, self.grid
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
@@ -718,7 +746,10 @@ _word = ctypes.c_size_t.from_address
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
-    """Return the byte offset of each batch element, in an array that broadcasts to the leading shape."""
+    """Return the byte offset of each batch element.
+
+    The array broadcasts to the leading shape.
+    """
     offsets = np.zeros(1, np.int64)
     given = x.ndim - keep
     for axis, size in enumerate(lead):
@@ -787,7 +818,10 @@ def dense_masks(p: Problem) -> list[Array]:
 
 
 def _ends(marked: Array) -> tuple[Array, Array]:
-    """Return the first key of the first marked part of each row, and the key after the last; 0 and 0 if none is."""
+    """Return the first key of the first marked part, and the key after the last.
+
+    Both are 0 for rows without a marked part.
+    """
     any_one, last = marked.any(axis=1), marked.shape[1] - marked[:, ::-1].argmax(axis=1)
     return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
 
@@ -867,7 +901,10 @@ def spec_of(
 def prefill_spec(
     p: Problem, target: Target, queries: int, mask: RuleArguments | None, score: RuleArguments | None, entropy: bool
 ) -> KernelSpec:
-    """Return the spec for `queries` queries that share keys: lanes are queries, products of scalars, copied tiles."""
+    """Return the spec for `queries` queries that share keys.
+
+    Lanes are queries, products are of scalars, and tiles are copied.
+    """
     real = F64 if p.compute == np.float64 else F32
     W = target.lanes(real.size)
     most = target.tile[1]
@@ -902,13 +939,19 @@ def _heads_in_rows(x: Array) -> bool:
 
 
 def _scattered(x: Array) -> bool:
-    """Test if a head's rows share few sets of a cache and evict each other: they spread over SPREAD_BYTES."""
+    """Test if a head's rows spread over SPREAD_BYTES.
+
+    They then share few sets of a cache, and evict each other.
+    """
     step = x.strides[-2]
     return bool(step > x.shape[-1] * x.itemsize and step * x.shape[-2] > SPREAD_BYTES)
 
 
 def working_memory(p: Problem) -> int:
-    """Estimate the bytes of a call besides inputs and outputs: scratch, query blocks, and lists of tiles."""
+    """Estimate the bytes of a call besides inputs and outputs.
+
+    Counted are scratch, query blocks, and lists of tiles.
+    """
     spec = spec_of(p, chosen(), p.n_q, False)
     blocks = -(-p.heads * p.n_q // spec.lanes) if spec.packed_vectors else p.heads * -(-p.n_q // spec.lanes)
     records, lists = p.batch * blocks, 1

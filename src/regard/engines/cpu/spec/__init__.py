@@ -1,1 +1,4 @@
-"""Contracts between kernels and their callers: kernel specs, fields, query blocks, scratch layouts."""
+"""Contracts between kernels and their callers.
+
+They are kernel specs, fields, query blocks, and scratch layouts.
+"""

@@ -1,4 +1,7 @@
-"""The contract of the backward kernel: its spec, fields, query blocks and scratch layout."""
+"""The contract of the backward kernel.
+
+It has a spec, fields, query blocks and scratch layouts.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +37,10 @@ ADDRESSES = (
 
 @dataclass(frozen=True)
 class TableRead:
-    """A read of a float table with a gradient: the table's number in the program, and the number of indices."""
+    """A read of a float table that has a gradient.
+
+    table: its number in the program. indices: their number.
+    """
 
     table: int
     indices: int
@@ -144,12 +150,18 @@ def copied(spec: KernelSpec, d: Any) -> Any:
 
 
 def transposed_rows(spec: KernelSpec, d: Any) -> Any:
-    """Return the rows of a transposed query block: d features, padded with zeros to whole products."""
+    """Return the number of rows of a transposed query block.
+
+    Its d features are padded with zeros to whole products.
+    """
     return multiple(d, AMX_DEPTH if spec.amx else 2)
 
 
 def tile_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """Return the scratch layout of one tile: P and dS with a query in every lane, copies of K and V."""
+    """Return the scratch layout of one tile.
+
+    It holds P and dS with a query in every lane, and copies of K and V.
+    """
     tile = KEYS * spec.lanes
     sizes = dict.fromkeys((*spec.weights, *spec.fetched), tile)
     if spec.paired:
@@ -164,7 +176,10 @@ def tile_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
 
 
 def block_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """Return the scratch layout of a query block: its rows as read and transposed, and dQ."""
+    """Return the scratch layout of a query block.
+
+    It holds its rows as read and transposed, and dQ.
+    """
     B = spec.lanes
     integers64 = dict.fromkeys(("g", "r"), B * 8 // spec.real.size)
     integers = B * (1 if spec.integer is I32 else 8 // spec.real.size)

@@ -16,7 +16,9 @@ ADDRESSES = (*VARYING, "out_dot", "lse_dot", "given_dot", "d_entropy_dot", "c_do
 
 @dataclass(frozen=True)
 class BackwardTangentSpec(BackwardSpec):
-    """The spec of a tangent-of-backward kernel; which inputs vary is known at run time.
+    """The spec of a tangent-of-backward kernel.
+
+    Which inputs vary is known at run time.
 
     The second result of the `score` program is the rule's tangent. The tangents of the derivatives in the score and in
     table entries follow those derivatives. bias_dot: the type of the bias's tangent.

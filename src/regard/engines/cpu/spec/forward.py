@@ -1,4 +1,7 @@
-"""The contract of the forward kernel: its spec, fields, query blocks, lists of tiles, scratch layout."""
+"""The contract of the forward kernel.
+
+It has a spec, fields, query blocks, lists of tiles, and scratch layouts.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +32,10 @@ TILE_BITS = 32
 
 
 def split_bits(d: int, size: int) -> int:
-    """Return log2 of the tiles in a key split; bits of results depend on it, so it depends on d and size alone."""
+    """Return log2 of the tiles in a key split.
+
+    Bits of results depend on it, so it depends on d and size alone.
+    """
     fit = SPLIT_BYTES // max(1, KEYS * 2 * d * size)
     return min(max(1, fit), SPLIT_TILES).bit_length() - 1
 
@@ -89,7 +95,10 @@ class RuleArguments:
 
 
 def integer_type(integers: type[np.signedinteger[Any]], *rules: RuleArguments | None) -> Type:
-    """Return the type of a rule's integers: I32 if all fit (`Problem.integers`), positions in tables included."""
+    """Return the type of a rule's integers.
+
+    It is I32 if all fit (`Problem.integers`), positions in tables included.
+    """
     sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
     return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64
 
@@ -201,12 +210,18 @@ class KernelSpec:
 
     @property
     def key_vectors(self) -> int:
-        """Vectors of keys whose scores are summed at once in decode, where one chain of sums would be waited for."""
+        """Vectors of keys whose scores are summed at once in decode.
+
+        There are two where one chain of sums would be waited for.
+        """
         return 2 if self.element is BF16 and 0 < self.decode_rows <= 2 and self.vector * self.real.size == 32 else 1
 
     @property
     def ruled(self) -> bool:
-        """True if a score or bias follows the QK product: scores are then natural, else logarithms of base 2."""
+        """True if a score or bias follows the QK product.
+
+        Scores are then natural, else logarithms of base 2.
+        """
         return self.score is not None or self.bias is not None
 
     @property
@@ -288,7 +303,10 @@ def output_size(spec: KernelSpec, d_v: Any) -> Any:
 
 
 def split_scratch(spec: KernelSpec, d_v: Any) -> Mapping[str, Any]:
-    """Return the layout of a key split's state: maximum, sums, outputs, best keys; merged splits have the same."""
+    """Return the layout of a key split's state: maximum, sums, outputs, best keys.
+
+    Merged splits have the same.
+    """
     rows = ("m", *_names(spec.sums))
     best = dict.fromkeys(("values", "indices"), spec.best * spec.lanes)
     return dict.fromkeys(rows, spec.lanes) | dict.fromkeys(spec.outputs, output_size(spec, d_v)) | best

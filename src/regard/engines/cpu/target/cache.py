@@ -39,7 +39,10 @@ SOON = 1.0
 
 @dataclass
 class _Busy:
-    """A period of compiling without a pause of a second: its start, its end so far, and if it was logged."""
+    """A period of compiling without a pause of a second.
+
+    since: its start. until: its end so far.
+    """
 
     since: float = -SOON
     until: float = -SOON
@@ -51,7 +54,10 @@ _busy = _Busy()
 
 @dataclass(frozen=True)
 class Compiled:
-    """Machine code in memory. A call takes the address of the fields and runs without the GIL."""
+    """Machine code in memory.
+
+    A call takes the address of the fields and runs without the GIL.
+    """
 
     name: str
     call: Any
@@ -67,7 +73,10 @@ class Compiled:
 
 
 def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
-    """Return the compiled kernel of a key; `source` writes its IR if it has to be compiled."""
+    """Return the compiled kernel of a key.
+
+    `source` writes its IR if it has to be compiled.
+    """
     where = (key, target.name)
     found = _loaded.get(where)
     if found is None:
@@ -156,7 +165,10 @@ def _tell(done: threading.Event) -> None:
 
 
 def compile_object(text: str, target: Target, label: str) -> bytes:
-    """Compile LLVM IR to object code. With REGARD_DUMP=directory, IR and assembly are left there."""
+    """Compile LLVM IR to object code.
+
+    With REGARD_DUMP=directory, IR and assembly are left there.
+    """
     _initialize(target.triple == native_triple())
     machine = _machine(target)
     module = llvm.parse_assembly(text)
@@ -177,7 +189,10 @@ def compile_object(text: str, target: Target, label: str) -> bytes:
 
 @contextmanager
 def _loops_as_written() -> Iterator[None]:
-    """Disable LLVM's loop strength reduction: half of its time, and `values.Count` has done it."""
+    """Disable LLVM's loop strength reduction.
+
+    It takes half of LLVM's time, and `values.Count` has done it.
+    """
     llvm.set_option("regard", "-disable-lsr=true")
     try:
         yield

@@ -65,7 +65,10 @@ class Target:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and vectors of the micro-tile: its sums, one row of vectors and a factor fit the registers."""
+        """Rows and vectors of the micro-tile.
+
+        Its sums, one row of vectors and a factor fit the registers.
+        """
         return self.wide if self.registers >= 32 else (4, 3)
 
     def rows(self, vectors: int) -> int:
@@ -125,7 +128,9 @@ def targets() -> dict[str, Target]:
 
 @cache
 def native_triple() -> str:
-    """Return the triple of this process; on Windows with objects in the format of Linux.
+    """Return the triple of this process.
+
+    On Windows with objects in the format of Linux.
 
     Windows objects need symbols of the C runtime (`_fltused`) and an image base, which JIT memory lacks.
     """
