@@ -40,8 +40,8 @@ def undefined(code: bytes) -> list[str]:
     if code[:4] == b"\x7fELF":
         start, size, count = *struct.unpack_from("<Q", code, 0x28), *struct.unpack_from("<HH", code, 0x3A)
         sections = [struct.unpack_from("<IIQQQQIIQQ", code, start + n * size) for n in range(count)]
-        for _, spec, _, _, at, length, link, *_ in sections:
-            for symbol in range(at + 24, at + length, 24) if spec == 2 else ():
+        for _, kind, _, _, at, length, link, *_ in sections:
+            for symbol in range(at + 24, at + length, 24) if kind == 2 else ():
                 name, _, _, section = struct.unpack_from("<IBBH", code, symbol)
                 names = sections[link][4] + name
                 found += [code[names : code.index(b"\0", names)].decode()] * (section == 0)
@@ -53,9 +53,9 @@ def undefined(code: bytes) -> list[str]:
         if command == 2:
             table, count, strings = struct.unpack_from("<III", code, at + 8)
             for n in range(count):
-                name, spec = struct.unpack_from("<IB", code, table + 16 * n)
+                name, kind = struct.unpack_from("<IB", code, table + 16 * n)
                 names = strings + name
-                found += [code[names : code.index(b"\0", names)].decode()] * (spec & 0x0E == 0)
+                found += [code[names : code.index(b"\0", names)].decode()] * (kind & 0x0E == 0)
         at += size
     return found
 
@@ -107,7 +107,7 @@ def test_a_port_on_windows_is_served_by_one_process(monkeypatch: pytest.MonkeyPa
 
         def bind(self, address: tuple[str, int]) -> None: ...
 
-    monkeypatch.setattr(server.socket, "socket", lambda *spec: Socket())
+    monkeypatch.setattr(server.socket, "socket", lambda *kind: Socket())
     server._bind(0)
     monkeypatch.setattr(server.socket, "SO_EXCLUSIVEADDRUSE", -5, raising=False)
     server._bind(0)

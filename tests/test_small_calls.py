@@ -184,7 +184,7 @@ def test_what_is_made_of_a_call_is_another_call() -> None:
 
 def test_forms_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_forms", {})
-    monkeypatch.setattr(attention, "MAX_CACHED", 3)
+    monkeypatch.setattr(attention, "KEPT", 3)
     for n in (1, 2, 3, 4, 5, 5):
         regard.attention(X[:, :n], X, X)
     assert [signature[1] for signature in attention._forms] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]
@@ -293,7 +293,7 @@ def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_calls_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastpath, "_mine", SimpleNamespace())
-    monkeypatch.setattr(fastpath, "MAX_CACHED", 3)
+    monkeypatch.setattr(fastpath, "KEPT", 3)
     for n in (1, 2, 3, 4, 5, 5):
         regard.attention(X[:, :n], X, X)
     assert [here[0][1] for here in fastpath._mine.calls] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]

@@ -294,7 +294,7 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     x = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
     cache = regard.torch.nn.modules.KVCache()
     plans: list[Any] = []
-    stages = work.LaunchStages.waves
+    stages = work.LaunchStages.chunks
 
     def counted(self: Any, *sizes: int) -> Any:
         plans.append(self)
@@ -303,13 +303,13 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.no_grad():
         expected = module(x)
         found = [module(x[:, :20], cache=cache)]
-        monkeypatch.setattr(work.LaunchStages, "waves", counted)
+        monkeypatch.setattr(work.LaunchStages, "chunks", counted)
         found += [module(x[:, n : n + 1], cache=cache) for n in range(20, 40)]
     assert len(plans) == 1
     torch.testing.assert_close(torch.cat(found, 1), expected)
 
 
-MAX_CACHED: dict[str, dict[str, Any]] = {
+KEPT: dict[str, dict[str, Any]] = {
     "layout": {"layout": "bnhd"},
     "a rule": {"mask": regard.window(5), "scale": 0.3},
     "rules in the other layout": {"mask": ~regard.window(2), "score": regard.softcap(2.0), "layout": "bnhd"},
@@ -318,7 +318,7 @@ MAX_CACHED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", MAX_CACHED.values(), ids=list(MAX_CACHED))
+@pytest.mark.parametrize("options", KEPT.values(), ids=list(KEPT))
 def test_calls_that_are_kept_have_the_bits_of_numpy(
     options: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
