@@ -9,9 +9,10 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
+from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import hides
 from regard.engines.cpu.schedule.narrowing import narrowed
-from regard.engines.cpu.schedule.work import by_head, dense_masks, prefill_spec, written
+from regard.engines.cpu.schedule.work import by_head, dense_masks, prefill_spec
 from regard.engines.cpu.spec.backward import PARTIAL_SUMS, BackwardSpec, TableRead, padded
 from regard.engines.cpu.spec.forward import AMX_DEPTH, KEYS, RuleArguments, multiple
 from regard.engines.cpu.target.instructions import Target

@@ -18,16 +18,14 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
+from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.schedule.work import (
     CHUNK_BLOCKS,
     PORTION,
     KernelResults,
     LaunchStages,
-    address_of,
-    base_of,
     cached,
     in_portions,
-    pack_fields,
     programs,
     run_work_groups,
     shared_fields,

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from regard.engines.cpu.language.types import I8, I16, I32, I64, Type
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.fields import address_of, pack_fields
 from regard.engines.cpu.spec.forward import PART
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
@@ -78,7 +80,6 @@ def _counted(x: Array) -> Array:
 
 def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
     """Return, for each block, if something and if all is visible, as bytes."""
-    from regard.engines.cpu.schedule.work import address_of, pack_fields
 
     *lead, n_q, n_k = planes.shape
     size, hidden = planes.dtype.itemsize, None
@@ -114,7 +115,6 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
 
     element: an integer of the array's size. hidden: the integer that hides; None for booleans.
     """
-    from regard.engines.cpu.schedule.work import written
 
     count = PART * element.size // 8
     true = int.from_bytes((1).to_bytes(element.size, "little") * (8 // element.size), "little")

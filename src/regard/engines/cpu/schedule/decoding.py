@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
+from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.schedule.work import (
     KernelResults,
     LaunchStage,
     LaunchStages,
     RepeatedStage,
-    address_of,
-    base_of,
     launch,
-    pack_fields,
     source,
     spec_of,
     threads_for,

@@ -13,19 +13,17 @@ import numpy as np
 
 from regard.core.problem import Problem
 from regard.core.statistics import Profile, Statistic, cells
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.schedule.work import (
     SMALL,
     KernelResults,
     LaunchStages,
-    address_of,
-    base_of,
     in_portions,
-    pack_fields,
     programs,
     run_work_groups,
     shared_fields,
     spec_of,
-    written,
 )
 from regard.engines.cpu.spec.forward import (
     BASES,

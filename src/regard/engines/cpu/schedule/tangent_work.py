@@ -8,7 +8,8 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
-from regard.engines.cpu.schedule.work import KernelResults, by_head, programs, run, spec_of, table_array, written
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.work import KernelResults, by_head, programs, run, spec_of, table_array
 from regard.engines.cpu.spec.forward import KernelSpec
 from regard.engines.cpu.spec.jvp import TangentSpec
 from regard.engines.cpu.target.instructions import Target

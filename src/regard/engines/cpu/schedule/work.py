@@ -5,12 +5,8 @@ takes longer than attention. Long calls evaluate their rules for CHUNK_BLOCKS qu
 of it, so that memory does not grow with n_q · n_k.
 """
 
-import ctypes
-import gc
-import struct
-import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -19,7 +15,9 @@ import numpy as np
 
 from regard.core.problem import Problem, remember
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
+from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
+from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.spec.forward import (
     BASES,
     BLOCKS,
@@ -730,21 +728,6 @@ class LaunchStages:
         return made.reshape(-1, len(self.spec.block_fields))
 
 
-def address_of(x: Array) -> int:
-    """Return the address of an array."""
-    # The first word after the object's head, in NumPy's C interface; `x.ctypes` takes as long as one head of attention.
-    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
-
-
-def base_of(x: Array | None) -> int:
-    """Return the address of an array; 0 for None."""
-    return 0 if x is None else address_of(x)
-
-
-IN_MEMORY = sys.implementation.name == "cpython"  # id() is an address
-_word = ctypes.c_size_t.from_address
-
-
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
     """Return the byte offset of each batch element.
 
@@ -794,13 +777,6 @@ def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str,
     return values
 
 
-def pack_fields(names: Sequence[str], values: Mapping[str, int | float]) -> "array[int]":
-    """Pack the fields with these names; 0 for those without a value."""
-    numbers = [values.get(name, 0) for name in names]
-    layout = "".join("d" if isinstance(x, float) else "q" for x in numbers)
-    return array("Q", struct.pack(layout, *numbers))
-
-
 def table_array(table: Table, real: Any) -> Array:
     """Return the array of a table as kernels read it: the call's float type, or int64."""
     cached = _tables.setdefault(table, {})
@@ -836,22 +812,6 @@ def source(spec: KernelSpec, target: Target) -> str:
         (DecodeKernel if spec.decode_rows else PrefillKernel)(k, spec).run()
 
     return written("forward", spec.fields, target, write)
-
-
-def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
-    """Return the IR that `write` makes. The kernel language is loaded only here."""
-    from regard.engines.cpu.language.kernel import Kernel
-
-    collects = gc.isenabled()
-    gc.disable()  # it would scan a hundred thousand objects again and again that all stay
-    try:
-        k = Kernel(name, target, fields)
-        k.flush()
-        write(k)
-        return k.text()
-    finally:
-        if collects:
-            gc.enable()
 
 
 def spec_of(

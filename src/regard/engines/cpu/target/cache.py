@@ -20,10 +20,10 @@ from typing import Any
 import llvmlite
 from llvmlite import binding as llvm
 
-import regard
 from regard.engines.cpu.target.instructions import Target, native_triple
 from regard.runtime import diskcache
 from regard.runtime.forks import renewed
+from regard.version import __version__
 
 # Kernels are written as they should run: after these passes they are as fast as after all of LLVM's usual ones.
 PASSES = (
@@ -105,7 +105,7 @@ def _sources(folder: Path = Path(__file__).parents[1]) -> str:
 
 def identity(key: str, target: Target) -> str:
     """Return the name of an object: a hash of all that it depends on."""
-    versions = (regard.__version__, llvmlite.__version__, str(llvm.llvm_version_info))
+    versions = (__version__, llvmlite.__version__, str(llvm.llvm_version_info))
     parts = (key, repr(target), _sources(), *versions)
     return diskcache.hash_of("\0".join(parts).encode()).hexdigest()
 
