@@ -149,7 +149,10 @@ def again(p: Problem) -> Any:
 
 
 def step(p: Problem) -> Any:
-    """Return a decode step for any number of keys (see `decoding.DecodeStep`), or None."""
+    """Return a decode step for any number of keys, or None.
+
+    See `decoding.DecodeStep`.
+    """
     from regard.engines.cpu.schedule import decoding
     from regard.engines.cpu.target.instructions import chosen
 

@@ -56,7 +56,10 @@ class AmxProducts(ForwardKernel):
                     into[(x // 2 * B + c + r) * 2 + x % 2] = p.bytes(x * feature)[0] ^ signs[I16]
 
     def _qk_product_by_amx(self, tile: KeyTile) -> None:
-        """Compute Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches."""
+        """Compute Sᵀ = K Qᵀ and the maxima.
+
+        A maximum is over the keys that no mask and no rule touches.
+        """
         k, B, totals = self.k, self.B, self._totals()
         names, transposed, results = zip(*self._qk_products(), strict=True)
         accumulated = [m for m, x in enumerate(results) if any(x is before for before in results[:m])]

@@ -1,4 +1,4 @@
-"""Backward: gradients of Q, K, V, of the bias and of tables, from lse and the cotangents.
+"""Backward: gradients of Q, K, V, the bias and tables, from lse and cotangents.
 
     P = exp(S − lse)        dP = D · (dO Vᵀ)        dS = P · (dP + c − dH (log P + 1))        dT = scale · dS · ∂score
     dQ = dT K               dK = dTᵀ Q              dV = (P · D)ᵀ dO
@@ -179,7 +179,10 @@ class BackwardKernel(BackwardProducts):
         self.block.state[1] = not_finite.value
 
     def _pack_rows(self) -> None:
-        """Pack the transposed Q and dO in pairs of features, and their rows in pairs of rows."""
+        """Pack Q and dO.
+
+        The transposed arrays are packed in pairs of features, their rows in pairs of rows.
+        """
         k = self.k
         for x in self._arrays_of_rows():
             if x.rows is None:
@@ -317,7 +320,10 @@ class BackwardKernel(BackwardProducts):
             self._fetch(f"dense{n}", I8, self._dense(n), tile, *tile.mixed)
 
     def _score_gradients(self, tile: KeyTile) -> None:
-        """Compute P · D and dT for the keys that a mask may hide, and for those on both sides."""
+        """Compute P · D and dT for all keys.
+
+        Those that a mask may hide come first, then those on both sides.
+        """
         k = self.k
         if not self.spec.mask:
             self._score_gradients_in(tile, tile.first, tile.stop, False)
@@ -399,7 +405,9 @@ class BackwardKernel(BackwardProducts):
     def _ruled(
         self, tile: KeyTile, p: Value, lanes: "Lane", present: Value, masked: bool, more: Mapping[str, Value]
     ) -> tuple[list[Value], Value]:
-        """Return the score of key p with rule and bias, the rule's other results, and visibility.
+        """Return the results of the rule for key p, and visibility.
+
+        The first result is the score with the bias.
 
         more: additional leaves of the rule.
         """

@@ -81,7 +81,9 @@ class BackwardAmxProducts(BackwardTerms):
     def _add_features_by_amx(
         self, tile: KeyTile, terms: ProductTerms, a: Value, width: Value, base: Pointer, row: Value, count: int
     ) -> None:
-        """Compute base[j, a] += Σ_i weights[j, i] rows[i, a] for `count` blocks of features.
+        """Compute base[j, a] += Σ_i weights[j, i] rows[i, a].
+
+        count: blocks of features.
 
         row: bytes from key to key in `base`.
         """

@@ -1,4 +1,4 @@
-"""The tangent of backward: backward's kernel with a tangent of every product and sum.
+"""The tangent of backward: its kernel with a tangent of every product and sum.
 
 Along tangents of the inputs and of the cotangents, with the names of `kernels/backward.py` and a dot for a tangent:
 

@@ -1,4 +1,7 @@
-"""Copies of tiles of K and V in the layout of the products, made once for a work group."""
+"""Copies of tiles of K and V in the layout of the products.
+
+A work group makes them once.
+"""
 
 from collections.abc import Callable
 
@@ -74,7 +77,9 @@ class Copies(Lanes):
     def _packed_rows(
         self, name: str, tile: KeyTile, p: Value, first: Value, stop: Value
     ) -> Callable[[Value, int], Value]:
-        """Return a function that loads rows p and p + 1 of V, packed in pairs, at a byte offset.
+        """Return a function that loads rows p and p + 1 of V, packed in pairs.
+
+        It takes a byte offset and the number of lanes.
 
         Rows before `first` and from `stop` on are 0.
         """

@@ -1,4 +1,6 @@
-"""Decode: a key in every lane, for few queries, where reading K and V takes the time.
+"""Decode: a key in every lane, for few queries.
+
+Reading K and V is what takes the time.
 
 Rows of K are transposed in registers, so that the scores of W keys grow in one chain over features. O is summed with
 features in lanes. Every number meets the operations of `PrefillKernel` in the same order, so the bits are the same.
@@ -197,7 +199,10 @@ class DecodeKernel(ForwardKernel):
                 self._pv_product(tile, exclude_hidden=False)
 
     def _select(self, tile: KeyTile) -> None:
-        """Select the slots in which a tile's scores, visibility, maxima and rescaling are stored."""
+        """Select the slots of a tile.
+
+        They store its scores, visibility, maxima and rescaling.
+        """
         slot = self._slot(tile)
         self.scores, self.seen = (x + slot * (KEYS * self.spec.rows) for x in (self.tile.P, self.tile.seen))
         self.tops, self.rescale = (x + slot * self.B for x in (self.tile.tops, self.tile.rescales))
@@ -337,7 +342,9 @@ class DecodeKernel(ForwardKernel):
             total.value += low + high
 
     def _key_rows(self, tile: KeyTile, head: Value, p: Value, number: int) -> tuple[Pointer, Value]:
-        """Return W rows of a head of K as whole vectors of words, and their stride in bytes.
+        """Return W rows of a head of K as whole vectors of words, and their stride.
+
+        The stride is in bytes.
 
         They are K's own memory, or copy `number`, in which absent rows and features are 0.
         """
@@ -365,7 +372,10 @@ class DecodeKernel(ForwardKernel):
         return k.at(home, self.word_type), k.where(there, row, width * element.size)
 
     def _read(self, rows: Pointer, count: Value, apart: Value, size: Value) -> None:
-        """Read rows in order by a single instruction, for hardware prefetchers that follow it."""
+        """Read rows in order by a single instruction.
+
+        Hardware prefetchers follow that.
+        """
         k = self.k
         with k.choice(apart == size) as (yes, no):
             with yes:
@@ -494,7 +504,10 @@ class DecodeKernel(ForwardKernel):
                     self.split.O[place] = k.fma(self.load(self.split.O, place), rescale, total)
 
     def _add_features(self, keys: KeyRange, a: Value, steps: int, count: Value | None, exclude_hidden: bool) -> None:
-        """Compute features of O from a on: whole vectors, or the first `count` of one step."""
+        """Compute features of O from a on.
+
+        They are whole vectors, or the first `count` of one step.
+        """
         k, W, tile = self.k, self.W, keys.tile
         at = [[self.width * r + a + n for n in range(0, steps * self.step, W)] for r in self._rows_of(keys.head)]
         sums = [[k.variable(self.load(self.tile.total, place)) for place in row] for row in at]

@@ -239,7 +239,10 @@ class ForwardKernel(Copies):
         return mathematics.weight2(self.k, x * self.scale2 if self.spec.ruled else x, short)
 
     def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
-        """Compute exp(s − m) and s − m, in the scale of exponents, from a score. shift: −m."""
+        """Compute exp(s − m) and s − m, in the scale of exponents.
+
+        shift: −m.
+        """
         scale = None if self.spec.ruled else self.product_scale
         difference = s + shift if scale is None else self.k.fma(s, scale, shift)
         return self._power(difference, short=self.spec.bf16_dot), difference

@@ -1,4 +1,4 @@
-"""The tangent of forward along tangents of its inputs, in the same pass over the keys.
+"""The tangent of forward, in the same pass over the keys.
 
     Ṡ = tangent of score along scale · (Q̇ Kᵀ + Q K̇ᵀ), + ḃias         l̇se = Σ P Ṡ + p_sink · sink˙
     Ȯ = Σ P D (Ṡ V + V̇) − l̇se · O                                   Ḣ = −Σ P Ṡ (log P + 1) + l̇se · (Σ P − H)

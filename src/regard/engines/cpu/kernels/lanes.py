@@ -129,7 +129,7 @@ class Lanes(ABC):
     # Memory
 
     def _scratch(self, start: Pointer, sizes: Mapping[str, Any]) -> tuple[SimpleNamespace, Pointer]:
-        """Return pointers to consecutive arrays of the given sizes, and the address after them."""
+        """Return pointers to consecutive arrays, and the address after them."""
         made = {}
         for name, size in sizes.items():
             made[name], start = start, start + size
@@ -303,7 +303,10 @@ class Lanes(ABC):
     def _transpose_singly(
         self, base: Pointer, strides: list[Value], c: Value, start: Value, stop: Value, transposed: Pointer, scale: Any
     ) -> None:
-        """Transpose x from `start` to before `stop` one by one, for the vector of lanes at c."""
+        """Transpose one by one.
+
+        That is x from `start` to before `stop`, for the vector of lanes at c.
+        """
         k = self.k
         with k.loop(self.W) as r:
             p = self._row(base, c + r, *strides[:2])
@@ -407,7 +410,10 @@ class Lanes(ABC):
         return found
 
     def _dense_at(self, name: str, type: Type, column: Value) -> tuple[Pointer, list[Value]]:
-        """Return the address of a key in a dense array, and its strides by head, row and key."""
+        """Return the address of a key in a dense array, and the array's strides.
+
+        The strides are by head, row and key.
+        """
         strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
         return self.address(name, type).bytes(column * strides[2]), strides
 

@@ -100,7 +100,9 @@ class PrefillKernel(Pipelining):
     def _qk_product(
         self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
     ) -> None:
-        """Compute Sᵀ = K Qᵀ, and the maximum over the keys that no mask and no rule touches.
+        """Compute Sᵀ = K Qᵀ and the maxima.
+
+        A maximum is over the keys that no mask and no rule touches.
 
         softmax_step: computes two more keys' softmax; it is interleaved while some key before `until` is due.
         """
@@ -126,7 +128,10 @@ class PrefillKernel(Pipelining):
                 lines = [rows.bytes((p + r) * width) for r in range(count)]
 
                 def products(columns: range, half: Value | int = 0) -> list[list[Variable]]:
-                    """Compute the product for the vectors at `columns`, counted from the start of a half."""
+                    """Compute the product for the vectors at `columns`.
+
+                    Columns are counted from the start of a half.
+                    """
                     sums, start = self._sums(count, columns), k.whole(0)
 
                     def factor(r: int, x: Value) -> Value:

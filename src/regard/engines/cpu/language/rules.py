@@ -33,7 +33,10 @@ class TileContext:
 
 
 class Lowering:
-    """One program in one kernel. integer: the type of its integers, see `integer_type`."""
+    """One program in one kernel.
+
+    integer: the type of its integers, see `integer_type`.
+    """
 
     def __init__(self, k: Kernel, arguments: RuleArguments, real: Type, integer: Type):
         self.k, self.real, self.prefix, self.program = k, real, arguments.prefix, arguments.program

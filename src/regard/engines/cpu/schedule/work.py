@@ -651,7 +651,10 @@ class LaunchStages:
                 yield np.concatenate(lists), np.concatenate(parts)
 
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
-        """Return the tiles of some query blocks, where each block's begin, and their number."""
+        """Return the tiles of some query blocks.
+
+        With them come where each block's begin, and their number.
+        """
         p = self.p
         row, tile, visibility = tile_pairs(self.mask, p.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
