@@ -104,7 +104,7 @@ def test_a_handler_runs_between_portions(
         monkeypatch.setattr(module, "run_work_groups", counted)
     for module in (work, backward_work):
         monkeypatch.setattr(module, "PORTION", 2**20)
-    monkeypatch.setattr(work, "LONG_GROUP", 2**20)
+    monkeypatch.setattr(work, "LONG_WORK_GROUP", 2**20)
     if count == 1:
         same(call(), expected)
         assert runs >= 8  # in which the handler may run

@@ -233,11 +233,11 @@ def test_nothing_outside_is_touched(guarded: Any) -> None:
         array(2, n_q, d_v),
     )
     mask = guarded(RNG.random((n_q, n_k)) < 0.7)
-    rows = array(2, 2, n_q, spec=q.dtype if q.dtype == np.float64 else np.float32)
+    rows = array(2, 2, n_q, kind=q.dtype if q.dtype == np.float64 else np.float32)
     options = {
         "mask": mask,
-        "bias": array(2, n_q, n_k, spec=np.float32),
-        "sink": array(2, spec=np.float64),
+        "bias": array(2, n_q, n_k, kind=np.float32),
+        "sink": array(2, kind=np.float64),
     }
     known = tiled.jvp(problem_from(q, k, v, **options), Differential())[0]
     options["outputs"] = regard.Outputs(*(guarded(x) for x in known if x is not None))

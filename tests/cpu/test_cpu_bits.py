@@ -123,8 +123,8 @@ def test_spans_worked_apart(option: dict[str, Any], layout: str, monkeypatch: py
     """With fewer query blocks than keep the threads busy, key splits run separately, and are then merged."""
     observe = [regard.top(3)] if layout == "queries in lanes" else []
     k, v = (np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) if layout == "heads joined" else x for x in (K, V))
-    apart = Mock(wraps=work.LaunchStages.apart)
-    monkeypatch.setattr(work.LaunchStages, "apart", lambda *args: apart(*args))
+    split = Mock(wraps=work.LaunchStages.split)
+    monkeypatch.setattr(work.LaunchStages, "split", lambda *args: split(*args))
     monkeypatch.setattr(work, "SMALL", 0)
     q, observe = Q[..., N - 1 :, :], ["lse", "entropy", "max", *observe]
     found = []
@@ -133,7 +133,7 @@ def test_spans_worked_apart(option: dict[str, Any], layout: str, monkeypatch: py
         out, seen = regard.attention(q, k, v, **option, observe=observe, engine="cpu")
         best = [x for s in observe[3:] for x in (seen[s].values, seen[s].indices)]
         found.append([x.tobytes() for x in (out, seen.lse, seen.entropy, seen.max, *best)])
-    assert apart.call_count == 1
+    assert split.call_count == 1
     assert found[0] == found[1]
 
 
@@ -196,16 +196,16 @@ def decode_and_prefill(
     specs, layouts, found = [], [], []
     spec_of = work.spec_of
     monkeypatch.setattr(work, "spec_of", lambda *args: specs.append(spec_of(*args)) or specs[-1])
-    for few in (work.FEW, 0):
-        monkeypatch.setattr(work, "FEW", few)
+    for few in (work.DECODE_QUERIES, 0):
+        monkeypatch.setattr(work, "DECODE_QUERIES", few)
         monkeypatch.setattr(work, "_schedules", {})
         out, s = regard.attention(q, k, v, **given, observe=["lse", "entropy", "max"], engine="cpu")
         found.append([x.tobytes() for x in (out, s.lse, s.entropy, s.max)])
-        layouts.append(specs[-1].few > 0)
+        layouts.append(specs[-1].decode_rows > 0)
         assert not np.isnan(out.astype(np.float64)).any()
     assert found[0] == found[1]
     assert layouts == [rows * group <= chosen().lanes(specs[0].real.size), False]
-    assert (specs[0].joined > 0) == (layouts[0] and layout == "inside of tokens")
+    assert (specs[0].packed_vectors > 0) == (layouts[0] and layout == "inside of tokens")
 
 
 # Rows, queries that share a key head, key heads, keys, d, d_v; in the last two a query block does not hold all heads.
