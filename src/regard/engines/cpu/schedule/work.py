@@ -44,10 +44,10 @@ from regard.engines.cpu.spec.forward import (
 )
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
-from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
+from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, visible_tiles
 from regard.rules.expression import Node, make
 from regard.runtime.forks import cached_property
-from regard.runtime.threads import Scratch, Team, num_threads, spread, team_for
+from regard.runtime.threads import Scratch, ThreadTeam, num_threads, spread, team_for
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
@@ -292,7 +292,7 @@ def launch(kernel: Callable[[int], None], fields: "array[int]", stage: LaunchSta
 
 
 def launch_on_team(
-    kernel: Any, fields: "array[int]", stage: LaunchStage, scratch: Scratch, team: Team, members: int
+    kernel: Any, fields: "array[int]", stage: LaunchStage, scratch: Scratch, team: ThreadTeam, members: int
 ) -> None:
     """Run the work groups of a stage on a team, without the GIL."""
     taken, every, data = array("q", [0]), [], array("Q", [0, members, kernel.address])
@@ -384,7 +384,7 @@ class RepeatedStage:
             self.data.append(address_in(own))
         self.member, self.address = member(chosen()).address, address_in(self.data)
 
-    def __call__(self, team: Team | None) -> None:
+    def __call__(self, team: ThreadTeam | None) -> None:
         self.taken[0] = self.data[0] = 0
         if team is None or self.members == 1:
             self.kernel(self.data[3])
@@ -656,7 +656,7 @@ class LaunchStages:
         With them come where each block's begin, and their number.
         """
         p = self.p
-        row, tile, visibility = tile_pairs(self.mask, p.hiding_node, ranges, edges)
+        row, tile, visibility = visible_tiles(self.mask, p.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(visibility != EVERYTHING)
         if len(mixed):
