@@ -27,10 +27,8 @@ DESCRIBED = ("engines/cpu",)
 
 # Names that more than one class has.
 SHARED_NAMES = {
-    "At", "Attention", "Block", "Call", "Derivative", "Direction", "Drawing", "Frame", "Given", "Kind", "Known",
-    "Layer",
-    "Memory", "Of", "Pairs", "Pointer", "Profile", "Rate", "Rows", "Rule", "Rules", "Scores", "Short", "Sizes", "Stage",
-    "Step", "Store", "Sums", "Table", "Target", "Task", "Team",
+    "At", "Call", "CallSizes", "Frame", "Kind", "Layer", "Of", "Pointer", "Profile", "Rule", "Short", "Step",
+    "Sums", "Table", "Target", "Task",
 }  # fmt: skip
 
 

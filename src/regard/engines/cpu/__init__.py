@@ -138,14 +138,14 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 def again(p: Problem) -> Any:
-    """Return a prepared call; None for calls that cannot be prepared.
+    """Return a repeatable call; None for calls that cannot be repeated.
 
     It takes the addresses of query, key, value, out and lse.
     """
     from regard.engines.cpu.schedule import work
     from regard.engines.cpu.target.instructions import chosen
 
-    return work.prepared_call(p, chosen())
+    return work.repeated_call(p, chosen())
 
 
 def step(p: Problem) -> Any:

@@ -60,7 +60,7 @@ DECODE_QUERIES = 8  # queries of a key head up to which lanes are keys
 PACKED_ROWS = 64  # rows of a query block that covers several key heads
 SMALL = 2**21  # products below which another thread would start too late,
 SMALL_READ = 2**20  # unless as many bytes of keys and values are read
-PREPARED_QUERIES = 2**16  # queries up to which a call is prepared
+REPEATED_QUERIES = 2**16  # queries up to which a call can be repeated
 MAX_CACHED = 256  # schedules in the cache
 PORTION = 2**28  # products of a portion: about 0.1 s on a slow machine, between which Python answers signals
 LONG_WORK_GROUP = 2**32  # products above which work groups are smaller, since a kernel is not interrupted within one
@@ -396,7 +396,7 @@ def address_in(numbers: "array[int]") -> int:
     return numbers.buffer_info()[0]
 
 
-class PreparedCall:
+class RepeatedCall:
     """A schedule for repeated calls by one thread.
 
     Arrays have the same layout at other addresses.
@@ -435,14 +435,14 @@ class PreparedCall:
             self.busy = False
 
 
-def prepared_call(p: Problem, target: Target) -> PreparedCall | None:
-    """Return a prepared call without options other than rules that read no arrays.
+def repeated_call(p: Problem, target: Target) -> RepeatedCall | None:
+    """Return a repeatable call without options other than rules that read no arrays.
 
     None for others, and large ones.
     """
     count = p.batch * p.heads * p.n_q
     plain = without_options(p) and not any(program.tables for _, program in programs(p))
-    if not (0 < count <= PREPARED_QUERIES and p.n_k and plain) or dense_masks(p):
+    if not (0 < count <= REPEATED_QUERIES and p.n_k and plain) or dense_masks(p):
         return None
     results = KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
     found = schedule_for(p, target, results, range(p.n_q), threads_for(p, count))
@@ -451,7 +451,7 @@ def prepared_call(p: Problem, target: Target) -> PreparedCall | None:
     if found.stages[0].split_state:
         return None
     spec = spec_of(p, target, p.n_q, *results.options)
-    return PreparedCall(found, cache.kernel(found.key, "forward", target, lambda: source(spec, target)).call)
+    return RepeatedCall(found, cache.kernel(found.key, "forward", target, lambda: source(spec, target)).call)
 
 
 def threads_for(p: Problem, count: int) -> int:
