@@ -10,7 +10,7 @@ import numpy as np
 
 import jax
 from regard.jax.task import outline
-from regard.reference.specification import GOLDEN
+from regard.reference.specification import GOLDEN, mix64
 from regard.rules import Node, order, partials
 
 Tables = tuple[Any, ...]
@@ -104,40 +104,33 @@ def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: Place
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 @settings()
-def value(text: str, node: Node, s: Any, tables: Tables, at: Place) -> Any:
-    """An expression in the score s, broadcast to its shape; differentiable in s and in its float tables."""
+def value(text: str, node: Node, s: Any, tables: Tables, at: Place, visible: Any) -> Any:
+    """Return an expression in the score s, broadcast to its shape; differentiable in s and in its float tables.
+
+    Derivatives are 0 where `visible` is not set or the value is −∞, whatever the rule's own are there.
+    """
     return jnp.broadcast_to(evaluate(text, [node], s, tables, at, s.dtype)[0], s.shape)
 
 
 @settings()
 def _value_jvp(text: str, node: Node, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (s, tables, at), (ds, d_tables, _) = primals, tangents
+    (s, tables, at, visible), (ds, d_tables, *_) = primals, tangents
+    found = value(text, node, s, tables, at, visible)
+    visible &= found != -jnp.inf
+
+    def slope(node: Node) -> Any:
+        return jnp.where(visible, value(text, node, s, tables, at, visible), 0)
+
     d_ds, parts = partials(node)
-    dot = value(text, d_ds, s, tables, at) * ds
+    dot = slope(d_ds) * ds
     for leaf, part in parts.items():
         d_table = d_tables[outline(text)[1].index(leaf.payload)]
         indices = evaluate(text, leaf.args, s, tables, at, s.dtype)
-        read = d_table.reshape(-1)[flat_index(d_table.shape, indices)].astype(s.dtype)
-        dot = dot + value(text, part, s, tables, at) * read
-    return value(text, node, s, tables, at), dot
+        dot += slope(part) * d_table.reshape(-1)[flat_index(d_table.shape, indices)].astype(s.dtype)
+    return found, dot
 
 
 value.defjvp(_value_jvp)
-
-
-def scattered(text: str, leaf: Node, x: Any, tables: Tables, at: Place) -> Any:
-    """The transpose of reading a table: x summed where `leaf` reads, in the shape of the table."""
-    table = tables[outline(text)[1].index(leaf.payload)]
-    indices = evaluate(text, leaf.args, x, tables, at, x.dtype)
-    flat = jnp.broadcast_to(flat_index(table.shape, indices), x.shape)
-    return jnp.zeros(table.size, x.dtype).at[flat.reshape(-1)].add(x.reshape(-1)).reshape(table.shape)
-
-
-def mix64(x: Any) -> Any:
-    """As `regard.reference.specification.mix64`."""
-    x = (x ^ (x >> jnp.uint64(30))) * jnp.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> jnp.uint64(27))) * jnp.uint64(0x94D049BB133111EB)
-    return x ^ (x >> jnp.uint64(31))
 
 
 def kept(p: float, seed: Any, at: Place) -> Any:
