@@ -38,7 +38,7 @@ def launches(dtype: Any) -> list[Launch]:
         derivatives.jvp(p, t, outputs)
         derivatives.jvp_jvp(p, outputs, t, t, outputs, outputs)
         derivatives.backward(p, outputs, outputs)
-        derivatives.backward(p, outputs, outputs, derivatives.Way(t, outputs, outputs))
+        derivatives.backward(p, outputs, outputs, derivatives.Direction(t, outputs, outputs))
         long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))
         forward_launch.forward(long)  # keys are split
         first = len(made)

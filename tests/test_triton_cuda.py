@@ -76,8 +76,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(engine, "state", lambda: None)
     for module in (launching, tuning, forward_launch, devices):
         monkeypatch.setattr(module, "INTERPRETED", False)
-    monkeypatch.setattr(tuning, "target", lambda device: tuning.Target(90, "fake"))
-    monkeypatch.setattr(tuning, "_kept", {})
+    monkeypatch.setattr(tuning, "target", lambda device: tuning.DeviceTarget(90, "fake"))
+    monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setenv("REGARD_CACHE", "off")
     monkeypatch.setattr(Launch, "run", lambda launch: device.run(launch))
     for name in ("watched", "fake"):  # calls are computed: FakeTensorMode is here for its tensors alone

@@ -85,7 +85,8 @@ def one(task: Task, *operands: Any) -> list[Any]:
 
     def gradients(inputs: Arrays, ct: Arrays, at: Sums) -> Arrays:
         d_inputs, d_sums = jax.vjp(finish, inputs, at)[1](ct)
-        return jax.tree.map(add, d_inputs, jax.vjp(sums, inputs)[1](d_sums)[0])
+        total: Arrays = jax.tree.map(add, d_inputs, jax.vjp(sums, inputs)[1](d_sums)[0])
+        return total
 
     if task.kind == "forward":
         found = Blocks(task, x).forward()
@@ -259,7 +260,7 @@ class Blocks:
         """Return the sums for the shift `lse`, which does not vary; differentiable."""
 
         @checkpoint
-        def band(r: Any, a: Arrays) -> Sums:
+        def band(r: Any, a: Arrays) -> Any:
             tile = checkpoint(lambda t, a: self.terms(r, t, a, self.scores(r, t, a), a["shift"]))
             return self.over_keys(lambda sums, t, a: plus(sums, tile(t, a)), self.zeros, a)
 
@@ -314,7 +315,8 @@ def scan(
         return step(carry, at[0], arrays | at[1])
 
     if count > 1:
-        return lax.scan(body, start, (jnp.arange(count), split))
+        carry, found = lax.scan(body, start, (jnp.arange(count), split))
+        return carry, found
     carry, found = body(start, (0, {n: a[0] for n, a in split.items()}))  # a program without loops compiles faster
     return carry, jax.tree.map(lambda a: a[None], found)
 
@@ -340,12 +342,8 @@ def product(pattern: str, x: Any, y: Any) -> Any:
     return jnp.einsum(pattern, x, y, precision=lax.Precision.HIGHEST)
 
 
-@jax.custom_jvp
-def tame(x: Any) -> Any:
-    """Return x with 0 for what is not finite, which is counted elsewhere; the derivative is 1."""
-    return jnp.where(jnp.isfinite(x), x, 0)
-
-
+# 0 for what is not finite, which is counted elsewhere; the derivative is 1.
+tame: Any = jax.custom_jvp(lambda x: jnp.where(jnp.isfinite(x), x, 0))
 tame.defjvp(lambda primals, tangents: (tame(*primals), *tangents))
 
 
