@@ -22,7 +22,7 @@ LARGE: set[int] = set()  # launches of a plain causal call, whose tiles are as l
 
 
 def launches(dtype: Any) -> list[Launch]:
-    """Every kernel of a call that has every wish, with the arguments it would be run with."""
+    """Every kernel of a call that has every option, with the arguments it would be run with."""
     made: list[Launch] = []
     run, scatter = Launch.run, derivatives.scatter
     Launch.run = lambda launch: made.extend([launch, *launch.then])  # type: ignore[method-assign]

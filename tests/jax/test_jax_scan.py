@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 import jax
 from regard.jax.xla import scan
-from regard.jax.xla.values import Place, settings
+from regard.jax.xla.values import RuleIndices, settings
 from regard.jax.xla.values import evaluate as values_of
 
 
@@ -108,7 +108,7 @@ def test_every_operation(name: str) -> None:
     zero = np.zeros((), np.int64)
     expected = evaluate(nodes, At(zero, zero, rows[:, None], columns, s=grid))
     with settings():
-        place = Place(zero, zero, jnp.asarray(rows[:, None]), jnp.asarray(columns), None, (), ())
+        place = RuleIndices(zero, zero, jnp.asarray(rows[:, None]), jnp.asarray(columns), None, (), ())
         texts = rule_text(nodes[0])[0]
         found = values_of(texts, nodes, jnp.asarray(grid), (), place, np.float64)
     for got, right in zip(found, expected, strict=True):

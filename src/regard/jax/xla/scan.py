@@ -1,4 +1,4 @@
-"""Attention in blocks in plain JAX, for devices without an engine and for derivatives beyond the primitives.
+"""The tiled algorithm in plain JAX, for other devices and further derivatives.
 
 A loop over blocks of queries, and for each a scan over blocks of keys (Rabe and Staats 2021), in O(n) memory. Rules are
 evaluated as values. A key or query that is not finite counts as NaN where it is seen.
@@ -22,8 +22,8 @@ import numpy as np
 import jax
 from jax import lax
 from regard.core.problem import compute_dtype
-from regard.jax.task import OUTPUTS, Task, outline, series, turn
-from regard.jax.xla.values import Place, evaluate, kept, seed_words, settings, value
+from regard.jax.task import OUTPUTS, PrimitiveTask, outline, series, transpose
+from regard.jax.xla.values import RuleIndices, evaluate, keep_mask, seed_of, settings, value
 
 Arrays = dict[str, Any]
 Sums = tuple[Any, Any, Any]
@@ -31,8 +31,8 @@ BLOCK = 512
 checkpoint = partial(jax.checkpoint, prevent_cse=False)  # within a scan nothing is merged
 
 
-def run(task: Task, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of a task, in the order and with the axes of `regard.jax.task.run`.
+def run(task: PrimitiveTask, operands: Sequence[Any]) -> list[Any]:
+    """Return the results of a task, in the order and axes of `regard.jax.task.run`.
 
     Raises NotImplementedError for statistics other than lse and entropy.
     """
@@ -64,7 +64,7 @@ def vmapped(function: Any, ins: tuple[int | None, ...], outs: list[int | None], 
     ]
 
 
-def one(task: Task, *operands: Any) -> list[Any]:
+def one(task: PrimitiveTask, *operands: Any) -> list[Any]:
     """Return the results of a task without axes of `vmap`."""
     x = task.named(operands)
     inputs = {n: x[n] for n in task.call.differentiable}
@@ -108,15 +108,15 @@ def one(task: Task, *operands: Any) -> list[Any]:
 
 
 class Blocks:
-    """A call in blocks of queries (b, kv head, group, n_q, d) and keys (b, kv head, n_k, d).
+    """A call in blocks: queries (b, kv, group, n_q, d) and keys (b, kv, n_k, d).
 
     whole: all keys are one block.
     """
 
-    def __init__(self, task: Task, x: Arrays, whole: bool = False):
+    def __init__(self, task: PrimitiveTask, x: Arrays, whole: bool = False):
         call = self.call = task.call
         self.x, self.swap = x, call.layout == "bnhd"
-        q, k, v = (self.turned(n, x[n]) for n in ("query", "key", "value"))
+        q, k, v = (self.transposed(n, x[n]) for n in ("query", "key", "value"))
         self.dtype = q.dtype
         self.real = compute_dtype(np.dtype(q.dtype))
         self.lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -141,8 +141,8 @@ class Blocks:
         sink = x.get("sink", jnp.full((), -jnp.inf)).astype(self.real)
         self.sink = jnp.broadcast_to(sink, (self.h,)).reshape(1, self.kv, self.group, 1)  # −∞: none
 
-    def turned(self, name: str, a: Any) -> Any:
-        return turn(name, a) if self.swap else a
+    def transposed(self, name: str, a: Any) -> Any:
+        return transpose(name, a) if self.swap else a
 
     def flat(self, a: Any) -> Any:
         """Return (..., h, n, d) as (b, h, n, d), in the dtype of sums."""
@@ -150,15 +150,15 @@ class Blocks:
         return jnp.broadcast_to(a, (*self.lead, *a.shape[-3:])).reshape(self.B, *a.shape[-3:])
 
     def heads(self, a: Any, tail: int = 0) -> Any:
-        """Return (..., h, n_q, *tail) as (b, kv head, group, n_q, *tail), in the dtype of sums."""
+        """Return (..., h, n_q, *tail) as (b, kv head, group, n_q, *tail), for sums."""
         return a.reshape(self.B, self.kv, self.group, self.n_q, *a.shape[a.ndim - tail :]).astype(self.real)
 
     def per_query(self, a: Any, name: str) -> Any:
         """Return (b, kv head, group, n_q, ...) in the caller's layout."""
-        return self.turned(name, a.reshape(*self.lead, self.h, *a.shape[3:]))
+        return self.transposed(name, a.reshape(*self.lead, self.h, *a.shape[3:]))
 
     def dense(self, a: Any) -> Any:
-        """Return a dense mask or bias as (b, kv head, group, n_q, n_k), each of which may be 1."""
+        """Return a mask or bias as (b, kv head, group, n_q, n_k), each of which may be 1."""
         a = a.reshape((1,) * (len(self.lead) + 3 - a.ndim) + a.shape)
         if any(size != 1 for size in a.shape[:-3]):
             a = jnp.broadcast_to(a, (*self.lead, *a.shape[-3:]))
@@ -174,11 +174,11 @@ class Blocks:
             tuple(None if train else t for t, train in zip(every, trains, strict=True)),
         )
 
-    def place(self, r: Any, t: Any, a: Arrays, name: str) -> Place:
+    def indices(self, r: Any, t: Any, a: Arrays, name: str) -> RuleIndices:
         b = jnp.arange(self.B, dtype=jnp.int64)
         h = jnp.arange(self.h, dtype=jnp.int64).reshape(self.kv, self.group, 1, 1)
         i = jnp.arange(self.rows, dtype=jnp.int64)[:, None] + r * self.rows
-        return Place(
+        return RuleIndices(
             b=b[:, None, None, None, None] + self.b0,
             h=h + self.h0,
             i=i + self.offset[:, None, None, None, None],
@@ -188,17 +188,17 @@ class Blocks:
             dense=tuple(series(a, f"{name}.dense")),
         )
 
-    def scores(self, r: Any, t: Any, a: Arrays) -> tuple[Any, Any, Place]:
-        """Return the scores S (0 where hidden) of a block with arrays `a`, what is visible, and the score's place."""
-        call, at = self.call, self.place(r, t, a, "score")
+    def scores(self, r: Any, t: Any, a: Arrays) -> tuple[Any, Any, RuleIndices]:
+        """Return a block's scores S (0 if hidden), visible pairs, and the rule's indices."""
+        call, at = self.call, self.indices(r, t, a, "score")
         q, k = a["query"], a["key"]
-        T = call.scale * product("bkgia,bkja->bkgij", tame(q), tame(k))
-        S = T + (nan_of_wild(q)[..., None] + nan_of_wild(k)[:, :, None, None, :])
+        T = call.scale * product("bkgia,bkja->bkgij", finite_or_zero(q), finite_or_zero(k))
+        S = T + (nan_rows(q)[..., None] + nan_rows(k)[:, :, None, None, :])
         visible = (at.j - self.j0 < self.n_k) & (jnp.arange(self.rows)[:, None] + r * self.rows < self.n_q)
         visible = jnp.broadcast_to(visible, T.shape)
         if call.mask is not None:
             tables = (None,) * len(self.tables["mask"][1])
-            inside = self.place(r, t, a, "mask")
+            inside = self.indices(r, t, a, "mask")
             visible &= evaluate(call.mask, [outline(call.mask)[0]], T, tables, inside, self.real)[0]
         if "bias" in a:
             visible &= a["bias"] != -jnp.inf
@@ -209,16 +209,16 @@ class Blocks:
         visible &= S != -jnp.inf
         return jnp.where(visible, S, 0), visible, at
 
-    def terms(self, r: Any, t: Any, a: Arrays, scores: tuple[Any, Any, Place], shift: Any) -> Sums:
+    def terms(self, r: Any, t: Any, a: Arrays, scores: tuple[Any, Any, RuleIndices], shift: Any) -> Sums:
         """Return what a block adds to the sums."""
         S, visible, at = scores
         shifted = jnp.where(visible, S - finite(shift)[..., None], 0)
         P = jnp.where(visible, jnp.exp(shifted), 0)
         D = self.real.type(1)
         if self.call.dropout:
-            keep = kept(self.call.dropout, seed_words(self.call.seed, self.x.get("seed")), at)
+            keep = keep_mask(self.call.dropout, seed_of(self.call.seed, self.x.get("seed")), at)
             D = jnp.where(keep, self.real.type(1 / (1 - self.call.dropout)), 0)
-        return P.sum(-1), seen(P * D, visible, a["value"]), (P * shifted).sum(-1)
+        return P.sum(-1), visible_product(P * D, visible, a["value"]), (P * shifted).sum(-1)
 
     def over_queries(self, function: Callable[[Any, Arrays], Any], **more: Any) -> Any:
         """Return function(r, arrays) of every block of queries, put together along axis 3."""
@@ -233,7 +233,7 @@ class Blocks:
         return jax.tree.map(join, found)
 
     def over_keys(self, step: Callable[[Any, Any, Arrays], Any], start: Any, a: Arrays) -> Any:
-        """Return the last carry of step(carry, t, arrays) over blocks of keys, for one block of queries."""
+        """Return the last carry of step(carry, t, arrays) over blocks of keys."""
         axes = {n: 2 if n in ("key", "value") else 4 for n in self.arrays if n != "query"}
         return scan(lambda carry, t, a: (step(carry, t, a), None), start, a, axes, self.keys, self.n_k)[0]
 
@@ -243,7 +243,7 @@ class Blocks:
         return zero, jnp.zeros((*zero.shape, self.d_v), self.real), zero
 
     def forward(self) -> Arrays:
-        def band(r: Any, a: Arrays) -> Any:
+        def query_block(r: Any, a: Arrays) -> Any:
             def step(carry: Any, t: Any, a: Arrays) -> Any:
                 m, sums = carry
                 S, visible, _ = scores = self.scores(r, t, a)
@@ -252,7 +252,7 @@ class Blocks:
 
             return self.over_keys(step, (jnp.full_like(self.zeros[0], -jnp.inf), self.zeros), a)
 
-        m, sums = self.over_queries(band)
+        m, sums = self.over_queries(query_block)
         top = jnp.maximum(m, self.sink)
         return self.outputs(rescaled(sums, m, top), top)
 
@@ -260,19 +260,22 @@ class Blocks:
         """Return the sums for the shift `lse`, which does not vary; differentiable."""
 
         @checkpoint
-        def band(r: Any, a: Arrays) -> Any:
+        def query_block(r: Any, a: Arrays) -> Any:
             tile = checkpoint(lambda t, a: self.terms(r, t, a, self.scores(r, t, a), a["shift"]))
             return self.over_keys(lambda sums, t, a: plus(sums, tile(t, a)), self.zeros, a)
 
-        found: Sums = self.over_queries(band, shift=lax.stop_gradient(self.heads(lse)))
+        found: Sums = self.over_queries(query_block, shift=lax.stop_gradient(self.heads(lse)))
         return found
 
     def sums_of(self, outputs: Arrays) -> Sums:
-        """Return the sums for the shift lse of known outputs: l = 1 − exp(sink − lse), O = out, e = −entropy."""
+        """Return the sums for the shift lse, from the outputs.
+
+        l = 1 − exp(sink − lse), O = out, e = −entropy.
+        """
         lse = self.heads(outputs["lse"])
         l = jnp.where(lse == -jnp.inf, 0, 1 - jnp.exp(self.sink - finite(lse)))
         e = -self.heads(outputs["entropy"]) if "entropy" in outputs else jnp.zeros_like(l)
-        return l, self.heads(self.turned("out", outputs["out"]), 1), e
+        return l, self.heads(self.transposed("out", outputs["out"]), 1), e
 
     def outputs(self, sums: Sums, shift: Any) -> Arrays:
         l, O, e = sums
@@ -288,20 +291,21 @@ class Blocks:
     def weights(self, lse: Any) -> Any:
         """Return exp(S − lse) as (..., h, n_q, n_k)."""
 
-        def band(r: Any, a: Arrays) -> Any:
+        def query_block(r: Any, a: Arrays) -> Any:
             S, visible, _ = self.scores(r, 0, a)
             return jnp.where(visible, jnp.exp(jnp.where(visible, S - finite(a["lse"])[..., None], 0)), 0)
 
-        return self.per_query(self.over_queries(band, lse=self.heads(lse)), "weights").astype(self.dtype)
+        return self.per_query(self.over_queries(query_block, lse=self.heads(lse)), "weights").astype(self.dtype)
 
 
 def scan(
     step: Callable[[Any, Any, Arrays], tuple[Any, Any]], start: Any, arrays: Arrays, axes: Mapping[str, int], size: int,
     length: int,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Apply `lax.scan` of step(carry, n, arrays) over blocks of `size` along the axes of some arrays.
+    """Apply `lax.scan` of step(carry, n, arrays) over blocks of some arrays.
 
-    What has length 1 there stays as it is, and so do arrays without an axis. Zeros fill the last block.
+    Blocks have `size` entries along the axis of each array; zeros fill the last one. Arrays of length 1 there, or
+    without an axis, stay whole.
     """
     count = -(-length // max(size, 1)) or 1
 
@@ -343,18 +347,18 @@ def product(pattern: str, x: Any, y: Any) -> Any:
 
 
 # 0 for what is not finite, which is counted elsewhere; the derivative is 1.
-tame: Any = jax.custom_jvp(lambda x: jnp.where(jnp.isfinite(x), x, 0))
-tame.defjvp(lambda primals, tangents: (tame(*primals), *tangents))
+finite_or_zero: Any = jax.custom_jvp(lambda x: jnp.where(jnp.isfinite(x), x, 0))
+finite_or_zero.defjvp(lambda primals, tangents: (finite_or_zero(*primals), *tangents))
 
 
-def nan_of_wild(x: Any) -> Any:
+def nan_rows(x: Any) -> Any:
     """Return NaN for each row that is not finite, 0 for others."""
     return jnp.where(jnp.isfinite(x).all(-1), 0, jnp.nan).astype(x.dtype)
 
 
-def seen(weight: Any, visible: Any, v: Any) -> Any:
+def visible_product(weight: Any, visible: Any, v: Any) -> Any:
     """Return weight @ v over the visible pairs: what is hidden never makes 0 · NaN."""
-    plain = product("bkgij,bkjc->bkgic", weight, tame(v))
+    plain = product("bkgij,bkjc->bkgic", weight, finite_or_zero(v))
 
     def nonfinite(plain: Any) -> Any:
         def reach(flag: Any) -> Any:
