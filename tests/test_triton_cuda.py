@@ -108,7 +108,9 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_a_call_and_its_derivatives_reach_the_device(option: str, cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_and_its_derivatives_reach_the_device(
+    option: str, cuda: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without waiting for it; results have their shapes, dtypes and strides, and lie there."""
     made: list[Any] = []
     # Nothing is differentiated by PyTorch: its engine wants the device.

@@ -26,12 +26,12 @@ from jax.extend.core import Primitive
 
 import jax
 from regard.jax import ffi, sharding
+from regard.jax.binding import PRIMITIVES, bind
 from regard.jax.private import ad, batching, given_devices, manual_axes, mlir, on_a_mesh
 from regard.jax.task import Axes, PrimitiveTask, StaticCall, run
 from regard.jax.xla import scan
 from regard.runtime import memory
 
-KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
 Values = Sequence[Any]
 Operands = dict[str, tuple[Any, Axes]]  # values by name, with their axes of `vmap`
 
@@ -46,11 +46,6 @@ def varying_alike(operands: list[Any]) -> list[Any]:
         x if mine == every else jax.lax.pcast(x, tuple(every - mine), to="varying")
         for x, mine in zip(operands, each, strict=True)
     ]
-
-
-def bind(task: PrimitiveTask, operands: Values) -> list[Any]:
-    found: list[Any] = PRIMITIVES[task.kind].bind(*operands, task=task)
-    return found
 
 
 def task_of(kind: str, call: StaticCall, operands: Operands, **more: Any) -> tuple[PrimitiveTask, list[Any]]:
@@ -327,7 +322,6 @@ def undefined(*_: Any, name: str, **__: Any) -> Any:
     )
 
 
-PRIMITIVES = {kind: Primitive("attention" if kind == "forward" else f"attention_{kind}") for kind in KINDS}
 RULES = {
     "forward": forward_jvp,
     "weights": scan_jvp,

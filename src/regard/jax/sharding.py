@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
+from regard.jax.binding import bind
 from regard.jax.task import MATRICES, Axes, PrimitiveTask, Shape, transposed, without
 from regard.jax.xla.values import promotion
 
@@ -106,8 +107,6 @@ class ShardedAxes:
 
         @promotion()
         def compute(*operands: Any) -> list[Any]:
-            from regard.jax.primitives import bind
-
             def index(factor: str) -> Any:
                 return jax.lax.axis_index(mesh_axes[factor]) if factor in mesh_axes else 0
 
@@ -218,8 +217,6 @@ def rule(task: PrimitiveTask, mesh: Any, operands: Sequence[Any], results: Seque
 
 
 def whole(task: PrimitiveTask, *operands: Any) -> list[Any]:
-    from regard.jax.primitives import bind
-
     return bind(task, operands)
 
 
