@@ -158,6 +158,12 @@ def load_rows(x, call, rows, REAL: tl.constexpr):
 
 
 @triton.jit
+def load_head(x, rows, REAL: tl.constexpr):
+    """Load one number of the head of some rows."""
+    return tl.load(x.ptr + rows.head * x.head).to(REAL)
+
+
+@triton.jit
 def store_rows(x, call, rows, value):
     ptr = head_of(x, call, rows.batch, rows.head)
     tl.store(ptr + rows.r * x.row, value.to(x.ptr.dtype.element_ty), mask=rows.inside)

@@ -17,6 +17,7 @@ from regard.engines.triton.kernels.addresses import (
     at_batch,
     head_of,
     keys_of,
+    load_head,
     load_matrix,
     load_rows,
     rows_of,
@@ -95,12 +96,12 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     zero = tl.zeros([F.M], F.REAL)
     p_sink, p_sink_dot = zero, zero
     if arrays.sink is not None:
-        p_sink = tl.exp(tl.load(arrays.sink.ptr + r.head * arrays.sink.head).to(F.REAL) - finite(lse))
+        p_sink = tl.exp(load_head(arrays.sink, r, F.REAL) - finite(lse))
     if ALONG:
         lse_dot = load_rows(task.known_dot.lse, call, r, F.REAL)
         p_sink_dot = -p_sink * lse_dot
         if t.sink is not None:
-            p_sink_dot += p_sink * tl.load(t.sink.ptr + r.head * t.sink.head).to(F.REAL)
+            p_sink_dot += p_sink * load_head(t.sink, r, F.REAL)
     total = tl.where(lse == -float("inf"), 0.0, 1.0 - p_sink)
     c = less(zero, row_dot(g.dO, task.known.out, call, r, F))
     if task.dlse is not None:

@@ -14,6 +14,7 @@ import triton.language as tl
 from regard.engines.triton.kernels.addresses import (
     head_of,
     keys_of,
+    load_head,
     load_matrix,
     rows_of_program,
     store_matrix,
@@ -142,7 +143,7 @@ def finish(a, arrays, call, results, rows, F: tl.constexpr, W: tl.constexpr):
     """Write the results of a state, with the sink."""
     m = a.m
     if arrays.sink is not None:
-        sink = tl.load(arrays.sink.ptr + rows.head * arrays.sink.head).to(F.REAL)
+        sink = load_head(arrays.sink, rows, F.REAL)
         m = tl.maximum(a.m, sink)
     old = tl.exp(a.m - finite(m))
     l = a.l * old

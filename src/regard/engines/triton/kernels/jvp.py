@@ -11,6 +11,7 @@ import triton.language as tl
 from regard.engines.triton.kernels.addresses import (
     head_of,
     keys_of,
+    load_head,
     load_matrix,
     load_rows,
     rows_of_program,
@@ -78,8 +79,8 @@ def tangent(arrays, rules, call, task, F: tl.constexpr):
     a = over_keys(add, nothing(F), context, call, rules, rows, 0, 1, True, F)
     lse_dot = a.mean
     if task.direction.sink is not None:
-        sink = tl.load(arrays.sink.ptr + rows.head * arrays.sink.head).to(F.REAL)
-        sink_dot = tl.load(task.direction.sink.ptr + rows.head * task.direction.sink.head).to(F.REAL)
+        sink = load_head(arrays.sink, rows, F.REAL)
+        sink_dot = load_head(task.direction.sink, rows, F.REAL)
         lse_dot += tl.exp(sink - finite(load_rows(task.known.lse, call, rows, F.REAL))) * sink_dot
     finish(a, lse_dot, call, task, rows, F)
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.engines.triton.kernels.addresses import keys_of, load_dense, load_rows, rows_of_program
+from regard.engines.triton.kernels.addresses import keys_of, load_dense, load_head, load_rows, rows_of_program
 from regard.engines.triton.kernels.forward import finite
 from regard.engines.triton.kernels.jvp import TangentSums, finish, nothing
 from regard.engines.triton.kernels.tile_derivatives import (
@@ -59,7 +59,7 @@ def sink_minus_lse(x, call, rows, F: tl.constexpr):
     if x.sink is None:
         return -lse
     else:
-        return tl.load(x.sink.ptr + rows.head * x.sink.head).to(F.REAL) - lse
+        return load_head(x.sink, rows, F.REAL) - lse
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def jvp_jvp(arrays, rules, call, task, SCORE_TANGENTS: tl.constexpr, F: tl.const
     a = over_keys(add, nothing(F), context, call, rules, rows, 0, 1, SCORE_TANGENTS, F)
     lse = a.mean
     if arrays.sink is not None:
-        sink = tl.load(arrays.sink.ptr + rows.head * arrays.sink.head).to(F.REAL)
+        sink = load_head(arrays.sink, rows, F.REAL)
         p_sink = tl.exp(sink - finite(load_rows(task.known.lse, call, rows, F.REAL)))
         lse += p_sink * sink_minus_lse(task.direction, call, rows, F) * sink_minus_lse(task.other, call, rows, F)
     finish(a, lse, call, task, rows, F)
