@@ -148,6 +148,42 @@ def test_all_inputs_and_vmap() -> None:
             np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
 
 
+def test_slopes_of_hidden_pairs_do_not_count() -> None:
+    """A rule whose slopes are NaN and −∞ where the mask hides: gradients of scores and of its table."""
+    rng = np.random.default_rng(0)
+
+    def loss(q: Any, table: Any, engine: str) -> Any:
+        def rule(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return s * np.sqrt(i - j + 1) + regard.table(table)[h] * np.log(i - j + 1)
+
+        return (regard.attention(q, q, q, causal=True, score=rule, engine=engine) ** 2).sum()
+
+    with jax.enable_x64(True):
+        x = jnp.asarray(rng.standard_normal((2, 9, 4))), jnp.asarray([0.5, -0.25])
+        found, expected = (jax.grad(loss, (0, 1))(*x, engine) for engine in ("xla", "tiled"))
+    for got, right in zip(found, expected, strict=True):
+        assert np.isfinite(right).all()
+        close(got, right)
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize("position", [2, 8])
+def test_gradients_of_what_is_not_finite(name: str, position: int) -> None:
+    """A NaN that some queries see, or the last one alone, makes the gradients NaN that it makes on an engine."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x = {n: jnp.asarray(rng.standard_normal((2, 9, 4))) for n in ("query", "key", "value")}
+        x[name] = x[name].at[:, position, 1].set(jnp.nan)
+
+        def loss(x: Any, engine: str) -> Any:
+            return (regard.attention(**x, causal=True, engine=engine) ** 2).sum()
+
+        found, expected = (jax.grad(loss)(x, engine) for engine in ("xla", "tiled"))
+    for n in x:
+        assert np.isnan(expected[n]).any()
+        close(found[n], expected[n], n)
+
+
 def test_without_x64() -> None:
     q, k, v, options = case("everything").inputs(np.float32)
     got = regard.attention(*map(jnp.asarray, (q, k, v)), **options, engine="xla")

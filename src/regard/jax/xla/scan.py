@@ -365,6 +365,7 @@ def visible_product(weight: Any, visible: Any, v: Any) -> Any:
             return product("bkgij,bkjc->bkgic", visible.astype(v.dtype), flag.astype(v.dtype)) > 0
 
         up, down, nan = reach(v == jnp.inf), reach(v == -jnp.inf), reach(jnp.isnan(v))
-        return jnp.where(nan | up & down, jnp.nan, jnp.where(up, jnp.inf, jnp.where(down, -jnp.inf, plain)))
+        wild = jnp.where(nan | up & down, jnp.nan, jnp.where(up, jnp.inf, jnp.where(down, -jnp.inf, 0)))
+        return plain + wild.astype(plain.dtype)  # a sum, through which gradients pass
 
     return lax.cond(jnp.isfinite(v).all(), lambda x: x, nonfinite, plain)
