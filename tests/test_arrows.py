@@ -220,7 +220,11 @@ def add(root: Path, module: str, text: str) -> None:
         ("regard.ops.attention", "regard", "import regard"),
         ("regard.torch.rules", "regard.jax.task", "from regard.jax.task import Task"),
         ("regard.core.types", "regard.ops.attention", "if TYPE_CHECKING:\n    from regard.ops.attention import Frame"),
-        ("regard.interpret.inputs", "regard.torch.pretrained", "import_module('regard.torch.pretrained')"),
+        (
+            "regard.interpret.inputs",
+            "regard.torch.capture.pretrained",
+            "import_module('regard.torch.capture.pretrained')",
+        ),
     ],
 )
 def test_a_climbing_arrow_is_found(copy: Path, module: str, target: str, form: str) -> None:

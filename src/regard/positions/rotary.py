@@ -1,4 +1,4 @@
-"""Rotary encodings, which turn pairs of features of queries and keys, and their scalings for longer contexts."""
+"""Rotary encodings, which rotate pairs of features, and scalings for longer contexts."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -150,7 +150,9 @@ def rope(
     scaling: Scaling | None = None,
     layout: Layout = "bhnd",
 ) -> NDArray[Any]:
-    """Turn each pair of features by the angle ω[a] · position (rotary, Su et al. 2021).
+    """Rotate each pair of features by the angle ω[a] · position.
+
+    Rotary encoding, Su et al. 2021.
 
         (x[h,i,a], x[h,i,a'])  ←  (x[h,i,a] cos - x[h,i,a'] sin,  x[h,i,a'] cos + x[h,i,a] sin)
 
@@ -221,7 +223,7 @@ def rope(
 
 
 def _scaled(scaling: Scaling, d: int, base: float) -> tuple[NDArray[np.float64], float]:
-    """What a scaling makes of d features: a number for each pair, and a factor."""
+    """Return a scaling's frequencies, one for each pair of d features, and its factor."""
     found = values.function("scaling", scaling, ("dim", "base"))(d, base)
     if not isinstance(found, tuple) or len(found) != 2 or np.shape(found[0]) != (d // 2,):
         raise ValueError(f"scaling must return (frequencies of shape ({d // 2},), factor), got {values.shown(found)}")

@@ -20,7 +20,7 @@ from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
 from regard.torch.arrays import PLAIN
-from regard.torch.calls import DEFAULTS, Call
+from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.graph.modes import transformed, transforms_active, watched
 from regard.torch.team import TEAM
 
@@ -89,7 +89,7 @@ class Step(Short):
         return out, lse
 
 
-def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
+def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
     """The call, if these tensors and options are of a kind that is kept for this thread, or is kept from now on."""
     if not options.keys() <= OPTIONS:
         return None
@@ -141,9 +141,9 @@ def keep_output(form: Any, q: Any, k: Any, v: Any, options: dict[str, Any]) -> N
         remember(_calls(), form, call, KEPT)
 
 
-def _calls() -> dict[Any, Call | None]:
+def _calls() -> dict[Any, TensorCall | None]:
     try:
-        known: dict[Any, Call | None] = _mine.known
+        known: dict[Any, TensorCall | None] = _mine.known
     except AttributeError:
         known = _mine.known = {}
     return known
@@ -175,7 +175,7 @@ def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str
     return simple and options.keys() <= STEP_OPTIONS
 
 
-def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> Call | None:
+def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> TensorCall | None:
     plain = all(
         x.is_cpu and x.dtype in NUMPY and x.layout is torch.strided and not x.is_neg() and x.ndim > 2 for x in (q, k, v)
     )
@@ -192,4 +192,4 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     whole = DEFAULTS | options | {"observe": ()}
     out = Frame.of(q, options.get("layout", "bhnd")).out_shape(p)
     again = (Step if step else Short)(run, out, p.shape(p.n_q), q.dtype)
-    return Call(whole, ("query", "key", "value"), again=again)
+    return TensorCall(whole, ("query", "key", "value"), again=again)

@@ -44,10 +44,10 @@ from regard.engines.cpu.spec.forward import (
 )
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
-from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
+from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, visible_tiles
 from regard.rules.expression import Node, make
 from regard.runtime.forks import cached_property
-from regard.runtime.threads import Scratch, Team, num_threads, spread, team_for
+from regard.runtime.threads import Scratch, ThreadTeam, num_threads, spread, team_for
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
@@ -277,7 +277,9 @@ def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, th
     spread(some, [portion for portion in shared for _ in range(threads)], threads)
 
 
-def launch_on_team(kernel: Any, fields: "array[int]", stage: Stage, scratch: Scratch, team: Team, members: int) -> None:
+def launch_on_team(
+    kernel: Any, fields: "array[int]", stage: Stage, scratch: Scratch, team: ThreadTeam, members: int
+) -> None:
     """Run the groups of a stage without a word to Python, which its threads would wait for one after the other."""
     taken, every, words = array("q", [0]), [], array("Q", [0, members, kernel.address])
     for address in scratch.addresses(members):
@@ -361,7 +363,7 @@ class Repeated:
             self.words.append(address_in(mine))
         self.member, self.data = member(chosen()).address, address_in(self.words)
 
-    def __call__(self, team: Team | None) -> None:
+    def __call__(self, team: ThreadTeam | None) -> None:
         self.taken[0] = self.words[0] = 0
         if team is None or self.members == 1:
             self.kernel(self.words[3])
@@ -607,7 +609,7 @@ class Stages:
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
         """The tiles of some blocks of queries, where each block's begin, and how many there are."""
         p = self.p
-        row, tile, kind = tile_pairs(self.mask, p.hiding_node, ranges, edges)
+        row, tile, kind = visible_tiles(self.mask, p.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):

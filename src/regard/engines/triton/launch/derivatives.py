@@ -39,7 +39,7 @@ class Direction:
 
     @cached_property
     def tables(self) -> dict[Table, Table]:
-        return {table: Table(x) if device_of(x) is None else Table.lying(x) for table, x in self.t.tables.items()}
+        return {table: Table(x) if device_of(x) is None else Table.of_device(x) for table, x in self.t.tables.items()}
 
 
 @dataclass(frozen=True, eq=False)
