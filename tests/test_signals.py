@@ -164,12 +164,12 @@ def test_what_a_handler_raises_waits_for_helpers(handled: threading.Event, monke
     caller, both, ended = threading.get_ident(), threading.Barrier(2), []
     piles: list[Any] = []
 
-    class Pile(threads._Pile):
+    class Pile(threads._WorkQueue):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             piles.append(self)
 
-    monkeypatch.setattr(threads, "_Pile", Pile)
+    monkeypatch.setattr(threads, "_WorkQueue", Pile)
 
     def task(_: int) -> None:
         both.wait(LONG)
