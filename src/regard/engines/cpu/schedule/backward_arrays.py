@@ -64,12 +64,12 @@ class BackwardArrays:
         bias = p.trained_bias
         # Without hidden pairs, every number of a bias that belongs to one head is written.
         every = (
-            bias is not None and not p.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
+            bias is not None and not p.rules.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
             and not hides(p.dense(bias))
         )  # fmt: skip
         make = memory.empty if every else memory.zeros
         self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
-        self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.tables}
+        self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.rules.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some tables
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
@@ -123,7 +123,7 @@ class BackwardArrays:
     def layout(self) -> tuple[Any, ...]:
         """Strides, dtypes and tables: what schedules depend on besides the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
-        trained = self.dbias is not None, *map(ref, self.p.tables)
+        trained = self.dbias is not None, *map(ref, self.p.rules.tables)
         return *(None if x is None else x.strides for x in arrays), trained
 
     @cached_property
@@ -226,7 +226,7 @@ def score_derivatives(p: Problem, tangents: Mapping[Table, Table] | None = None)
     """
     if p.score_node is None:
         return ScoreDerivatives()
-    d_ds, partials = p.score_partials[0], p.table_partials
+    d_ds, partials = p.rules.score_partials[0], p.rules.table_partials
     assert d_ds is not None
 
     def both(node: Node) -> list[Node]:

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from regard.core.problem import Problem, remember
+from regard.core.problem import Problem
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
@@ -46,6 +46,7 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
 from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, visible_tiles
 from regard.rules.expression import Node, make
+from regard.runtime.bounded import insert
 from regard.runtime.forks import cached_property
 from regard.runtime.threads import Scratch, ThreadTeam, num_threads, spread, team_for
 
@@ -211,9 +212,9 @@ def cached(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
             found = make()
             if not found.materialize():
                 return found
-            remember(_schedules, by_value, found, MAX_CACHED)
+            insert(_schedules, by_value, found, MAX_CACHED)
         if by_signature is not None:
-            remember(_schedules, by_signature, found, MAX_CACHED)
+            insert(_schedules, by_signature, found, MAX_CACHED)
     return found
 
 
@@ -525,7 +526,7 @@ class LaunchStages:
         """Return the indices, such as "b" and "h", that lists of tiles depend on."""
         views = [view for _, view in self.masks]
         found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
-        return reads(*self.p.hiding) | found
+        return reads(*self.p.rules.hiding) | found
 
     @property
     def short(self) -> bool:
@@ -536,7 +537,7 @@ class LaunchStages:
         p, (heads, rows) = self.p, self.grid
         if self.masks:
             return False
-        tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.hiding else 0
+        tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.rules.hiding else 0
         return p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
 
     def __iter__(self) -> Iterator[LaunchStage]:
@@ -622,14 +623,14 @@ class LaunchStages:
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
         everyone = range(p.batch)
-        if (self.mask is None and p.hiding_node is None) or len(tiles) <= 1:
+        if (self.mask is None and p.rules.hiding_node is None) or len(tiles) <= 1:
             # One tile is not worth a look at what it hides.
             zero = np.zeros(len(rows), np.int64)
-            mixed = KEYS if p.hiding else 0
+            mixed = KEYS if p.rules.hiding else 0
             word = tile_word(tiles, mixed_stop=mixed)
             yield word, self.block_table(everyone, heads, rows, zero, zero + len(tiles))
             return
-        edges, reading = p.key_edges(KEYS), self.varying
+        edges, reading = p.extents.key_edges(KEYS), self.varying
         height, target = max(1, self.spec.lanes // 2), chosen()
         masks = {id(x): BlockMask(view, self.rows.start, height, target, self.threads) for x, view in self.masks}
         dense = dense_bounds(masks, p.lead, p.origin, p.offset) if masks else None
@@ -641,7 +642,9 @@ class LaunchStages:
                 band = rows[max(stop - size, 0) : stop][::-1]
                 lists, parts, length = [], [], 0
                 for first, count in apart.tolist():
-                    ranges = p.ranges(batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1)
+                    ranges = p.extents.ranges(
+                        batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1
+                    )
                     ranges = replace(ranges, dense=dense)
                     found, begin, number = self.visible(ranges, edges)
                     own = heads[heads[:, 0] == first] if "h" in reading else heads
@@ -656,7 +659,7 @@ class LaunchStages:
         With them come where each block's begin, and their number.
         """
         p = self.p
-        row, tile, visibility = visible_tiles(self.mask, p.hiding_node, ranges, edges)
+        row, tile, visibility = visible_tiles(self.mask, p.rules.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(visibility != EVERYTHING)
         if len(mixed):
@@ -680,7 +683,7 @@ class LaunchStages:
         middle = least + self.spec.lanes // 2
         halves = (least, np.where(full, middle - 1, greatest)), (np.where(full, middle, least), greatest)
         visibilities = [
-            classify(self.mask, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
+            classify(self.mask, p.rules.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
             for i in halves[: 1 + full.any()]
         ]
         seen = [(x != NOTHING) & ~outside for x in visibilities]
@@ -840,7 +843,7 @@ def spec_of(
     decode = decode and rows * p.group <= min(DECODE_QUERIES, W) and straight[1] and not best
     # A mask that differs by head would compute each tile that one head sees for all.
     adjacent = p.kv_heads > 1 and all(x.strides[-3] > 0 and _heads_in_rows(x) for x in (p.key, p.value))
-    packed_heads = decode and adjacent and "h" not in reads(*p.hiding)
+    packed_heads = decode and adjacent and "h" not in reads(*p.rules.hiding)
     converted = plain.element is not plain.real and not paired
     scattered = rows * p.group > plain.lanes and any(_scattered(x) for x in (p.key, p.value, *more))
     vectors = -(-min(rows * p.heads, PACKED_ROWS) // W) if packed_heads else 0
@@ -878,7 +881,7 @@ def prefill_spec(
     return KernelSpec(
         element=type_of(p.dtype),
         real=real,
-        integer=integer_type(p.integers, mask, score) if mask or score else I64,
+        integer=integer_type(p.rules.integers, mask, score) if mask or score else I64,
         lanes=multiple(lanes, W),
         decode_rows=0,
         packed_vectors=0,
@@ -918,9 +921,9 @@ def working_memory(p: Problem) -> int:
     spec = spec_of(p, chosen(), p.n_q, False)
     blocks = -(-p.heads * p.n_q // spec.lanes) if spec.packed_vectors else p.heads * -(-p.n_q // spec.lanes)
     records, lists = p.batch * blocks, 1
-    if p.hiding:
+    if p.rules.hiding:
         records = min(blocks, CHUNK_BLOCKS * p.heads)
-        lists = min(-(-p.n_q // spec.lanes), CHUNK_BLOCKS) * (p.heads if "h" in reads(*p.hiding) else 1)
+        lists = min(-(-p.n_q // spec.lanes), CHUNK_BLOCKS) * (p.heads if "h" in reads(*p.rules.hiding) else 1)
     size = 2 * records * len(spec.block_fields) + 3 * lists * -(-p.n_k // KEYS)
     scratch = scratch_size(spec, min(WIDE_WORK_GROUP, records), p.d, p.d_v) * spec.real.size
     return min(num_threads(), p.batch * blocks) * scratch + 8 * size
