@@ -45,7 +45,9 @@ def made_up(tokens, layers=2, heads=3, seed=0, causal=True, separator=" "):
         scores[..., np.triu_indices(n, 1)[0], np.triu_indices(n, 1)[1]] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
-    statistics = {name: rng.random((layers, heads)) / 2 for name in (*(kind.name for kind in KINDS), "normalized entropy")}
+    statistics = {
+        name: rng.random((layers, heads)) / 2 for name in (*(kind.name for kind in KINDS), "normalized entropy")
+    }
     statistics["previous token"][1, 1] = 0.987
     return LookData(
         model="made up",

@@ -224,7 +224,7 @@ def kind(head: HeadStatistics) -> tuple[str, float]:
 
 
 def notable(scores: Mapping[str, float]) -> str | None:
-    """Return the kind that a head with these scores is called by, None for a head of no kind: the first of `all_notable`."""
+    """Return the kind that a head is called by: the first of `all_notable`, None if there is none."""
     return next(iter(all_notable(scores)), None)
 
 
@@ -389,10 +389,8 @@ def _all_sums(tile: _Tile) -> NDArray[np.float64]:
 def _statistics_of(sums: NDArray[np.float64], layer: int) -> tuple[HeadStatistics, ...]:
     means, few = divide(sums[:, 0], sums[:, 1]), len(_STATISTICS)
     back, distances = most_back(means[few:], sums[few:, 1])
-    return tuple(
-        HeadStatistics(layer, head, *values, back=back[head], distance=distances[head])
-        for head, values in enumerate(means[:few].T.tolist())
-    )
+    rows = zip(means[:few].T.tolist(), back, distances, strict=True)
+    return tuple(HeadStatistics(layer, head, *values, None, *more) for head, (values, *more) in enumerate(rows))
 
 
 def divide(sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:

@@ -87,9 +87,13 @@ def measure_heads(
     group = query.shape[-3] // key.shape[-3]
     return tuple(
         HeadStatistics(
-            layer, head, kv_head=head // group, back=back[head], distance=distances[head],
+            layer,
+            head,
+            kv_head=head // group,
+            back=back[head],
+            distance=distances[head],
             **{name: x[head] for name, x in means.items()},
-        )  # fmt: skip
+        )
         for head in range(query.shape[-3])
     )
 

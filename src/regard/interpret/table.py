@@ -84,10 +84,15 @@ def show(
         known = [head for head in heads if not math.isnan(head.scores[kind])]
         best = sorted(known, key=lambda head: -head.scores[kind])[:STRONGEST]
         listed = "  ".join(
-            f"L{head.layer} H{head.head} {head.scores[kind]:.2f}" + f" (n = {head.distance})" * (kind == "n tokens back")
+            f"L{head.layer} H{head.head} {head.scores[kind]:.2f}"
+            + f" (n = {head.distance})" * (kind == "n tokens back")
             for head in best
         )
-        kinds.add_row(kind, f"{sum(kind in name for name in names)} of {len(heads)}", Text(listed or "nothing repeats, or no tokens"))
+        kinds.add_row(
+            kind,
+            f"{sum(kind in name for name in names)} of {len(heads)}",
+            Text(listed or "nothing repeats, or no tokens"),
+        )
     console.print(kinds)
     if note:
         console.print(Text(f"\n{note}", style="dim"), soft_wrap=True)

@@ -14,10 +14,10 @@ from regard.viewer.scene.scenes import Scene
 LONGEST_RUN = 24
 """Tokens of a repeated run that are looked for, and named."""
 
-EVERY = 2**25
+EVERY = 2**22
 """Pairs of a scene, over all heads, up to which every weight is measured; of more, some rows are sampled."""
 
-SAMPLED = 2**26
+SAMPLED = 2**21
 """Pairs that a sample looks at, about."""
 
 FEWEST, MOST = 4, 64

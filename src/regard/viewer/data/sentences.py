@@ -1,9 +1,9 @@
 """What the page, the terminal and pictures say, in one place: lines above views, a glossary, findings."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from regard.interpret.heads import CLEAR, DISTANCES, NOTABLE
+from regard.interpret.heads import CLEAR, NOTABLE
 from regard.viewer.data.scores import KINDS, NamedKind
 from regard.viewer.scene.labels import printable
 
@@ -21,7 +21,7 @@ VIEWS = {
     "map": "One head. A row is a token that looks (query), a column what it looks at (key); {more} is more, and a row "
     "sums to 1.",
     "text": "The text as the chosen token sees it: the {more} a token, the more the chosen one looks at it.",
-    "token": "One token in every head: a row is a layer, a column a head, and each cell names the token it looks at most.",
+    "token": "One token in every head: a row is a layer, a column a head, a cell names what it looks at most.",
     "compare": "Two heads and their difference: blue where the first looks more, orange where the second does.",
     "profiles": "One head along the text: how far back it looks, how evenly, and which tokens receive most.",
     "scale": "The same scores with and without 1/√d. Without it one key takes all the weight: the softmax saturates.",
@@ -45,7 +45,7 @@ GLOSSARY = (
     Term("key", "The vector of a token that is looked at; a column of a map.", "what do I contain?"),
     Term("value", "The vector that a token hands over, times its weight.", "what do I provide?"),
     Term("score", "The dot product of a query and a key, times 1/√d.", "how well the two fit"),
-    Term("weight", "The softmax of a query's scores: from 0 to 1, and 1 in sum over its keys.", "its share of the look"),
+    Term("weight", "The softmax of a query's scores: from 0 to 1, and 1 in sum over its keys.", "a share of the look"),
     Term("causal mask", "Hides the keys after a query, so that a text is read from left to right.", "no looking ahead"),
     Term("max pooling", "A pixel of a zoomed-out map is the largest weight it covers.", "no strong weight is lost"),
     Term(
@@ -58,9 +58,9 @@ GLOSSARY = (
         "how evenly it looks",
     ),
     Term("attention received", "The sum of a key's weights over all queries.", "how much it is looked at"),
-    Term("attention sink", "A token, mostly the first, that receives weight which has no better place.", "a resting place"),
+    Term("attention sink", "A token, mostly the first, that receives weight without a better place.", "a resting place"),
     Term("log-sum-exp", "log Σ exp(score) over a query's keys: the logarithm of the softmax's denominator.", "lse"),
-    Term("temperature", "Divides the scores: above 1 weights are more alike, below 1 more extreme.", "how decided it is"),
+    Term("temperature", "Divides the scores: above 1 weights are more even, below 1 less.", "how decided it is"),
     Term(
         "1/√d", "The scale of scores. The variance of q · k grows with the number d of features; 1/√d takes that back.",
         "keeps scores moderate",
@@ -106,14 +106,6 @@ def kinds(found: Sequence[NamedKind]) -> str:
     return ", ".join(said) or "no notable kind"
 
 
-def definitions() -> dict[str, str]:
-    """Return the definition of each kind of head, by its name."""
-    return {kind.name: kind.definition for kind in KINDS} | {
-        "n tokens back": f"Looks a fixed number of tokens back, {DISTANCES[0]} to {DISTANCES[-1]}: the distance with "
-        "the largest mean weight."
-    }
-
-
 def induction_found(name: str, score: float) -> str:
     """Return why this head is shown first: it is the strongest induction head."""
     sure = "an induction head" if score >= CLEAR else "perhaps an induction head"
@@ -122,7 +114,8 @@ def induction_found(name: str, score: float) -> str:
 
 def concentrated(name: str, entropy: float, why: str) -> str:
     """Return why this head is shown first: its weights are the most concentrated."""
-    return f"{why}, so here is the head with the most concentrated weights: {name}, normalized entropy {entropy:.2f} (0 is one key)."
+    head = f"{name}, normalized entropy {entropy:.2f} (0 is one key)"
+    return f"{why}, so here is the head with the most concentrated weights: {head}."
 
 
 def no_induction(highest: float, *, cross: bool, tokens: bool) -> str:
@@ -136,11 +129,23 @@ def no_induction(highest: float, *, cross: bool, tokens: bool) -> str:
     return f"No head shows induction (the highest score is {highest:.2f})"
 
 
+PATTERNS = {
+    "looks": "{which}, {query}, looks most at {key} (weight {weight}){repeats}.",
+    "last": "The last token",
+    "other": "Token",
+    "repeats": ", which followed an earlier {after}",
+    "expects": "The model expects next: {tokens}.",
+    "unseen": "Token {query} sees no key.",
+}
+"""Sentences about any row, which the page fills in itself."""
+
+
 def looks(query: str, key: str, weight: float, *, last: bool, after: str = "") -> str:
     """Return where a query looks most; `after`: the run of tokens before the key that the query ends in, if any."""
-    which = "The last token" if last else "Token"
-    repeats = f", which followed an earlier {quoted(after)}" if after else ""
-    return f"{which}, {query}, looks most at {key} (weight {weight:.2f}){repeats}."
+    return PATTERNS["looks"].format(
+        which=PATTERNS["last" if last else "other"], query=query, key=key, weight=f"{weight:.2f}",
+        repeats=PATTERNS["repeats"].format(after=quoted(after)) if after else "",
+    )  # fmt: skip
 
 
 def expects(following: Sequence[tuple[str, float]]) -> str:
@@ -149,7 +154,7 @@ def expects(following: Sequence[tuple[str, float]]) -> str:
     >>> expects([("i", 0.983), ("a", 0.01)])
     'The model expects next: “i” 98.3%, “a” 1.0%.'
     """
-    return f"The model expects next: {', '.join(f'{quoted(token)} {share:.1%}' for token, share in following)}."
+    return PATTERNS["expects"].format(tokens=", ".join(f"{quoted(token)} {share:.1%}" for token, share in following))
 
 
 def estimated(rows: int, n_q: int) -> str:
@@ -159,4 +164,18 @@ def estimated(rows: int, n_q: int) -> str:
 
 def unseen(query: str) -> str:
     """Return that a query looks at nothing."""
-    return f"Token {query} sees no key."
+    return PATTERNS["unseen"].format(query=query)
+
+
+def words() -> dict[str, Any]:
+    """Return all that the page says, as JSON."""
+    return {
+        "views": VIEWS,
+        "more": list(MORE),
+        "patterns": PATTERNS,
+        "glossary": [term._asdict() for term in GLOSSARY],
+        "kinds": [{"name": kind.name, "meaning": kind.meaning, "definition": kind.definition} for kind in KINDS],
+        "tentative": TENTATIVE,
+        "beginning": BEGINNING,
+        "caveat": CAVEAT,
+    }

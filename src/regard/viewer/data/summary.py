@@ -51,7 +51,7 @@ class LookData:
     """One text as one model's heads attend to it.
 
     `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
-    name of a kind, and "normalized entropy", to scores (layers, heads), NaN where it has no meaning for this text (nothing repeats, say).
+    name of a kind, and "normalized entropy", to scores (layers, heads), NaN where it has no meaning (nothing repeats).
     `rows_of(layer, head, rows)` gives rows of the weights of a head on demand, (m, n), rows the queries; nothing else
     here is larger than O(n). Where `causal`, a query does not see the keys after it; other weights that are hidden are
     NaN already. `pooled_of(layer, head, rows, cols)` gives a map of the largest weights, NaN where nothing is seen; it
@@ -207,8 +207,10 @@ class LookData:
         return tuple(Attended(int(j), float(row[j])) for j in order if row[j] >= 5e-4)
 
     def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
-        """Fill in what was not chosen: the head of `finding.pick` among those left, and the last token. Layer and head are the model's numbers. A token is an index, from the end if
-        negative, or the token's text (its last occurrence).
+        """Fill in what was not chosen: the head of `finding.pick` among those left, and the last token.
+
+        Layer and head are the model's numbers. A token is an index, from the end if negative, or the token's text (its
+        last occurrence).
 
         Raises ValueError for a layer, head or token that is not there.
         """

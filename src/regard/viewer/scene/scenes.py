@@ -85,8 +85,8 @@ class Layer:
         p = self.problem
         return {
             "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
-            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "number": self.number,
-            "numbers": list(self.numbers),
+            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "plain": self.plain, "scale": float(p.scale),
+            "number": self.number, "numbers": list(self.numbers),
         }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from rich.text import Text
 from regard.viewer.data import sentences
 from regard.viewer.data.scores import FEATURED
 from regard.viewer.data.summary import Choice, LookData, block_starts
-from regard.viewer.scene.labels import printable
 from regard.viewer.show.blocks import Screen
 from regard.viewer.show.colour import tone
 
@@ -72,7 +71,9 @@ def _thumbnail(data: LookData, at: Choice, side: int, choice: Choice, screen: Sc
     for found in data.kinds_of(at.layer, at.head):
         short = f"{found.called.split()[0]} back" if found.kind.name == "n tokens back" else found.kind.short
         caption = Text.assemble(
-            caption, "\n" if side < 12 or caption.cell_len > 3 else " ", (f"{short}{'?' * found.tentative} {found.score:.2f}", "dim")
+            caption,
+            "\n" if side < 12 or caption.cell_len > 3 else " ",
+            (f"{short}{'?' * found.tentative} {found.score:.2f}", "dim"),
         )
     levels = tone(data.pooled(at.layer, at.head, rows, side))
     return Group(*screen.dense(levels), caption, Text())
