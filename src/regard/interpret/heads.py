@@ -196,10 +196,15 @@ def head_statistics(
 
 
 def sampled_statistics(
-    weights: ArrayLike, rows: ArrayLike, ids: ArrayLike, *, layer: int = 0, prefix: int = 1, causal: bool = True
+    weights: ArrayLike, rows: ArrayLike, ids: ArrayLike, *, layer: int = 0, prefix: int = 1
 ) -> tuple[HeadStatistics, ...]:
-    """Estimate `head_statistics` from some rows: weights (h, m, n) of the rows that `rows` (m,) numbers."""
-    tile = _Tile(np.asarray(weights, np.float64), np.asarray(ids), np.asarray(rows), causal, prefix)
+    """Estimate `head_statistics` from some rows: weights (h, m, n) of the rows that `rows` (m,) numbers.
+
+    Entropies are normalized by how many keys have a weight.
+    """
+    some = np.asarray(weights, np.float64)
+    visible = np.count_nonzero(some, axis=-1)
+    tile = _Tile(some, np.asarray(ids), np.asarray(rows), prefix=prefix, visible=visible)
     return _statistics_of(_all_sums(tile), layer)
 
 
@@ -280,13 +285,17 @@ def _number(score: float) -> float:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some rows of the weights, (..., h, m, n), and their numbers (m,)."""
+    """Some rows of the weights, (..., h, m, n), and their numbers (m,).
+
+    `visible` (..., h, m) are the keys that rows see; without it, `causal` says.
+    """
 
     weights: NDArray[np.float64]
     ids: NDArray[Any]
     rows: NDArray[np.int64]
     causal: bool = True
     prefix: int = 1
+    visible: NDArray[np.integer] | None = None
 
     def shifted_diagonal(self, by: int) -> NDArray[np.float64]:
         """weights[..., i, i - by] for every row i; column 0 where that is before the first."""
@@ -342,7 +351,9 @@ def _entropy(tile: _Tile) -> Rows:
 
 
 def _normalized(tile: _Tile) -> Rows:
-    visible = tile.rows + 1 if tile.causal else np.full(tile.rows.shape, tile.weights.shape[-1])
+    visible = tile.visible
+    if visible is None:
+        visible = tile.rows + 1 if tile.causal else np.full(tile.rows.shape, tile.weights.shape[-1])
     values, says = _entropy(tile)
     return values / np.log(np.maximum(visible, 2)), says
 
@@ -389,8 +400,10 @@ def _all_sums(tile: _Tile) -> NDArray[np.float64]:
 def _statistics_of(sums: NDArray[np.float64], layer: int) -> tuple[HeadStatistics, ...]:
     means, few = divide(sums[:, 0], sums[:, 1]), len(_STATISTICS)
     back, distances = most_back(means[few:], sums[few:, 1])
-    rows = zip(means[:few].T.tolist(), back, distances, strict=True)
-    return tuple(HeadStatistics(layer, head, *values, None, *more) for head, (values, *more) in enumerate(rows))
+    return tuple(
+        HeadStatistics(layer, head, *values, None, back[head], distances[head])
+        for head, values in enumerate(means[:few].T.tolist())
+    )
 
 
 def divide(sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:

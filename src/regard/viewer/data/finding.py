@@ -14,8 +14,8 @@ from regard.viewer.scene.scenes import Scene
 LONGEST_RUN = 24
 """Tokens of a repeated run that are looked for, and named."""
 
-EVERY = 2**22
-"""Pairs of a scene, over all heads, up to which every weight is measured; of more, some rows are sampled."""
+EVERY = 2**20
+"""Pairs of a scene, over all heads, up to which every row is looked at; of more, some are sampled."""
 
 SAMPLED = 2**21
 """Pairs that a sample looks at, about."""
@@ -63,11 +63,11 @@ def pick(candidates: Iterable[Candidate]) -> Pick:
     return Pick(least.layer, least.head, False, highest, least.normalized_entropy)
 
 
-def sample_rows(scene: Scene) -> int | None:
-    """Return how many queries of each head are looked at for a finding; None: all of them."""
+def sample_rows(scene: Scene) -> int:
+    """Return how many queries of each head are looked at for a finding."""
     pairs = sum(layer.heads * layer.problem.n_q * layer.problem.n_k for layer in scene.layers)
     if pairs <= EVERY:
-        return None
+        return scene.layers[0].problem.n_q
     keys = sum(layer.heads * layer.problem.n_k for layer in scene.layers)
     return int(np.clip(SAMPLED // keys, FEWEST, MOST))
 

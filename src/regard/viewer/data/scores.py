@@ -91,7 +91,10 @@ def layer_scores(
 
 
 def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[HeadStatistics, ...]:
-    """Estimate `layer_scores` from `rows` queries of each head, evenly spread: O(rows · n) work, no pass for lse."""
+    """Estimate `layer_scores` from `rows` queries of each head, evenly spread: O(rows · n) work, no pass for lse.
+
+    As many rows as there are queries give the scores themselves.
+    """
     of = scene.layers[layer]
     ids, nothing = _tokens(scene, of, b)
     n_q, n_k = of.problem.n_q, of.problem.n_k
@@ -103,7 +106,7 @@ def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[H
     for head in range(of.heads):
         weights = of.head(head, b).weights_of(some)
         found += sampled_statistics(
-            weights[None], np.clip(some + shift, 0, n_k - 1), tokens, layer=layer, prefix=scene.prefix, causal=of.causal
+            weights[None], np.clip(some + shift, 0, n_k - 1), tokens, layer=layer, prefix=scene.prefix
         )
     return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))
 

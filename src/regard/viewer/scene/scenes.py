@@ -131,6 +131,7 @@ class Scene:
             "batch": self.batch,
             "n_tokens": self.layers[0].problem.n_k,
             "has_tokens": bool(self.key_tokens),
+            "prefix": self.prefix,
             "layers": [layer.described() for layer in self.layers],
             "editable": self.settings is not None,
             "settings": self.settings,

@@ -282,12 +282,10 @@ class Answers:
     def _words(self) -> Answer:
         return Answer(200, sentences.words())
 
-    def _every_head(self, at: At) -> tuple[list[tuple[HeadStatistics, ...]], int | None]:
-        """Return the scores of all heads, and the number of queries they were estimated from, if they were."""
+    def _every_head(self, at: At) -> tuple[list[tuple[HeadStatistics, ...]], int]:
+        """Return the scores of all heads as a finding needs them, and the number of queries they are taken from."""
         rows = finding.sample_rows(at.scene)
         count = len(at.scene.layers)
-        if rows is None:
-            return [self.scores(at, layer) for layer in range(count)], None
         made = self._kept(
             "scores", (at.name, at.b, "estimated"),
             lambda progress: [estimated_scores(at.scene, layer, rows, at.b) for layer in range(count)],
@@ -301,7 +299,7 @@ class Answers:
         of = at.scene.layers[picked.layer]
         name = f"L{of.number} H{of.numbers[picked.head]}"
         why = finding.why(picked, name, cross=of.cross, tokens=bool(at.scene.key_tokens))
-        how = "" if rows is None else sentences.estimated(rows, of.problem.n_q)
+        how = "" if rows >= of.problem.n_q else sentences.estimated(rows, of.problem.n_q)
         return Answer(200, {"layer": picked.layer, "head": picked.head, "why": why, "how": how})
 
     def _tour(self, at: At) -> Answer:
