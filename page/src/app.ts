@@ -95,7 +95,6 @@ export class App {
       this.tabs,
       this.problem,
       this.working,
-      this.line,
       this.main,
       h("footer", {}, this.caveat, this.note),
       this.spoken,
@@ -262,7 +261,7 @@ export class App {
       say: (text) => (this.spoken.textContent = text),
     };
     this.view = VIEWS[state.view][1](context);
-    this.main.replaceChildren(this.view.element);
+    this.main.replaceChildren(this.line, this.view.element);
     this.drawLine();
     if (state.type && this.scene.editable) {
       this.editor ??= new Editor(this.scene, (settings) => this.run(settings));

@@ -2,7 +2,7 @@
 
 import type { HeadRow } from "../data";
 import { h } from "../dom";
-import { scaleName, type Context } from "../views/view";
+import { headName, scaleName, type Context } from "../views/view";
 import { definitionOf } from "./terms";
 import { thumb } from "./thumb";
 
@@ -38,14 +38,14 @@ export function headGrid(context: Context): HeadGrid {
         "div",
         { class: "gridrow", role: "group", "aria-label": `Layer ${layer.number}` },
         h("span", { class: "which" }, `L${layer.number}`),
-        h("div", { class: "gridheads" }, ...layer.numbers.map((number, head) => cell(l, head, layer.number, number))),
+        h("div", { class: "gridheads" }, ...layer.numbers.map((number, head) => cell(l, head, number))),
       ),
     ),
   );
 
-  function cell(layer: number, head: number, ofLayer: number, number: number): HTMLElement {
+  function cell(layer: number, head: number, number: number): HTMLElement {
     const picture = h("span", { class: "thumb", "data-head": `${layer}/${head}` });
-    const name = `Layer ${ofLayer}, head ${number}`;
+    const name = headName(scene, layer, head);
     const button = h(
       "button",
       { type: "button", class: "gridhead", "aria-label": name, title: name, click: () => store.set({ layer, head }) },

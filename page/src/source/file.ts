@@ -11,7 +11,7 @@ export interface StoredData {
 }
 
 const NO_STEPS =
-  "Steps need queries and keys, and a saved page holds those of heads without rules other than causal: the steps of this one are shown by `regard look`.";
+  "Steps and scores need queries and keys, and a saved page holds those of heads without rules other than causal: those of this one are shown by `regard look`.";
 
 /** Keys of one token that are told for each head. */
 const LOOKED_AT = 3;

@@ -52,7 +52,7 @@ export const tokenView: MakeView = (context) => {
       h("small", {}, row.keys.length ? `${count(row.keys[0])} · ${row.weights[0].toFixed(2)}` : ""),
     );
     button.style.background = css(colour);
-    button.style.color = readableOn(colour);
+    button.style.color = readableOn(colour) === "#101010" ? "#000" : "#fff"; // small text asks for the most contrast
     return button;
   }
 

@@ -8,7 +8,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -401,7 +401,7 @@ def _statistics_of(sums: NDArray[np.float64], layer: int) -> tuple[HeadStatistic
     means, few = divide(sums[:, 0], sums[:, 1]), len(_STATISTICS)
     back, distances = most_back(means[few:], sums[few:, 1])
     return tuple(
-        HeadStatistics(layer, head, *values, None, back[head], distances[head])
+        replace(HeadStatistics(layer, head, *values), back=back[head], distance=distances[head])
         for head, values in enumerate(means[:few].T.tolist())
     )
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from regard.insight import HeadStatistics, measure_heads
 from regard.interpret.heads import CLEAR, all_notable, sampled_statistics
+from regard.runtime.threads import one_blas_thread
 from regard.viewer.scene.scenes import SMALL, Layer, Scene
 
 
@@ -104,7 +105,8 @@ def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[H
     nothing |= {name: np.nan for name in ("induction", "duplicate") if ids is None}
     found: list[HeadStatistics] = []
     for head in range(of.heads):
-        weights = of.head(head, b).weights_of(some)
+        with one_blas_thread():  # products this small take longer on several
+            weights = of.head(head, b).weights_of(some)
         found += sampled_statistics(
             weights[None], np.clip(some + shift, 0, n_k - 1), tokens, layer=layer, prefix=scene.prefix
         )
