@@ -10,8 +10,8 @@ import torch
 
 import regard
 from regard.core import rowsums
+from regard.core.tensors import Memory
 from regard.ops.attention import problem_from
-from regard.torch.arrays import Memory
 from regard.viewer.scene import sources
 
 RNG = np.random.default_rng(0)

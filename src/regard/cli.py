@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 import numpy as np
 
 import regard
-from regard.core.arguments import integer
+from regard.arguments.values import integer
+from regard.engines import engines
+from regard.engines.cpu import state
 from regard.interpret import inputs
 from regard.ops.planning import plan, shapes
 from regard.ops.stepping import Step, steps
@@ -359,8 +361,6 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.plot_from is not None:
         _plot(arguments)
         return
-    from regard.engines.cpu import state
-
     if reason := state():
         raise Refusal(f"regard bench measures limits with compiled kernels: {reason}")
     from regard.bench import report
@@ -368,7 +368,6 @@ def _bench(arguments: argparse.Namespace) -> None:
     from regard.bench.measure import cores as allowed
     from regard.bench.rows import chosen
     from regard.bench.run import QUICK, on_device, run
-    from regard.engines import engines
 
     quick, cores = arguments.quick, allowed()
     threads = _least("--threads", arguments.threads, 1)

@@ -13,7 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import regard
 from regard.interpret.capture import joining
-from regard.interpret.capture.captured import Capture, Layer
+from regard.interpret.capture.captured import Capture
+from regard.interpret.capture.layers import Layer
 from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 
 try:

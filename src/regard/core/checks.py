@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from regard.core.arguments import (
+from regard.arguments.values import (
     BOOLS,
     FLOATS,
     array_type,

@@ -188,7 +188,7 @@ def read(x: Array, rows: Any = None) -> Array:
     """An array, or some rows of it, where NumPy can read it."""
     if device_of(x) is None:
         return x if rows is None else x[rows]
-    from regard.torch.arrays import array, tensor
+    from regard.core.tensors import array, tensor
 
     there = tensor(x)
     return array((there if rows is None else there[list(rows)]).cpu())

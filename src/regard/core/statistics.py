@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard.core.arguments import choice, integer, shown
+from regard.arguments.values import choice, integer, shown
 from regard.rules import Mask, as_mask
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from regard.core.arguments import shown
+from regard.arguments.values import shown
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import Statistic
 from regard.warning import RegardWarning

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.core.arguments import boolean, integer, number
+from regard.arguments.values import boolean, integer, number
 
 Floats = NDArray[np.floating[Any]]
 Means = NDArray[np.float64]

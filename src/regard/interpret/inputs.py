@@ -2,15 +2,14 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from regard.interpret.capture.captured import Capture
+from regard.interpret.capture.captured import Capture
+from regard.loaders import loaders
 
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -67,8 +66,6 @@ def text(given: str | None, file: Path | None = None) -> str | None:
 
 def capture(path: Path) -> "Capture":
     """What `regard.capture` saved. Raises ValueError if it cannot be read."""
-    from regard.interpret.capture.captured import Capture
-
     try:
         return Capture.load(path)
     except OSError as error:
@@ -78,7 +75,7 @@ def capture(path: Path) -> "Capture":
 def model(name: str, given: str | None, progress: Callable[[str], object]) -> "Capture":
     """What a model of transformers attends to in a text. Raises ValueError if there is none, or none can be run."""
     try:
-        pretrained = import_module("regard.torch.pretrained")
+        pretrained = loaders["torch.pretrained"]()
     except ModuleNotFoundError:
         raise ValueError("a model needs PyTorch and transformers: pip install 'regard[transformers]'") from None
     seen: Capture = pretrained.read(name, given, progress=progress)

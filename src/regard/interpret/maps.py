@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from regard.core.arguments import integer, shown
+from regard.arguments.values import integer, shown
 
 Floats = NDArray[np.float64]
 

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import regard
-from regard.core.arguments import integer
+from regard.arguments.values import integer
+from regard.core.statistics import mass
 from regard.interpret.heads import DISTANCES, HeadStatistics, divide, most_back
+from regard.ops.attention import attention
+from regard.rules import Mask, mask, table
 
 Integers = NDArray[np.integer[Any]]
 
@@ -49,7 +51,7 @@ def measure_heads(
     positions = (first[..., None] + np.arange(n_q))[..., None, :]  # (..., 1, n_q)
     rules = {
         "previous": on_diagonal(1),
-        "sink": regard.mask(lambda b, h, i, j: j == 0),
+        "sink": mask(lambda b, h, i, j: j == 0),
         "current": on_diagonal(0),
     } | {f"back {distance}": on_diagonal(distance) for distance in DISTANCES}
     repeated = {}
@@ -64,14 +66,14 @@ def measure_heads(
             before = came_before(runs).reshape(*lead, 1, n_k)
             inside = np.clip(positions, 0, max(n_k - 1, 0))
             repeated[name] = np.take_along_axis(before, inside, -1) & (positions == inside)
-    mass = {name: regard.mass(rule) for name, rule in rules.items()}
-    observe: list[Any] = ["visible", "entropy", "normalized_entropy", *mass.values()]
-    _, seen = regard.attention(query, key, key[..., :0], observe=observe, engine=engine, **options)
+    masses = {name: mass(rule) for name, rule in rules.items()}
+    observe: list[Any] = ["visible", "entropy", "normalized_entropy", *masses.values()]
+    _, seen = attention(query, key, key[..., :0], observe=observe, engine=engine, **options)
     alive = seen.visible > 0
 
     def sums(name: str, rows: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Sum over the rows, and their number: (2, h)."""
-        values = seen[mass.get(name, name)].astype(np.float64)
+        values = seen[masses.get(name, name)].astype(np.float64)
         others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
         return np.stack([values.sum(others, where=rows), rows.sum(others)])
 
@@ -98,8 +100,8 @@ def measure_heads(
     )
 
 
-def on_diagonal(distance: int) -> regard.Mask:
-    return regard.mask(lambda b, h, i, j: i - j == distance)
+def on_diagonal(distance: int) -> Mask:
+    return mask(lambda b, h, i, j: i - j == distance)
 
 
 def run_numbers(tokens: Integers, length: int) -> Integers:
@@ -115,10 +117,10 @@ def run_numbers(tokens: Integers, length: int) -> Integers:
     return np.where(few, -1 - np.arange(tokens.shape[-1]), runs)
 
 
-def after_copies(runs: Integers, by: int) -> regard.Mask:
+def after_copies(runs: Integers, by: int) -> Mask:
     """The keys that lie `by` after an earlier place with the run of the query."""
-    table = regard.table(runs)
-    return regard.mask(lambda b, h, i, j: (table[b, j - by] == table[b, i]) & (j >= by) & (j - by < i))
+    found = table(runs)
+    return mask(lambda b, h, i, j: (found[b, j - by] == found[b, i]) & (j >= by) & (j - by < i))
 
 
 def came_before(runs: Integers) -> NDArray[np.bool_]:

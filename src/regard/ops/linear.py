@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from regard.arguments.frameworks import NUMPY, Namespace, dispatched
 from regard.core import checks
-from regard.core.frameworks import NUMPY, Namespace, dispatched
 from regard.core.types import Array, Layout
 from regard.ops.attention import Frame
 from regard.runtime.threads import one_blas_thread

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments.frameworks import NUMPY, Namespace, dispatched
 from regard.core import checks
-from regard.core.frameworks import NUMPY, Namespace, dispatched
 from regard.core.types import Array, ArrayLike
 from regard.rules import type_name
 

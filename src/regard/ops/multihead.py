@@ -7,9 +7,9 @@ from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
+from regard.arguments.frameworks import NUMPY, Namespace, dispatched
+from regard.arguments.signatures import passing_on
 from regard.core import checks
-from regard.core.frameworks import NUMPY, Namespace, dispatched
-from regard.core.signatures import passing_on
 from regard.core.statistics import Seen, Statistic
 from regard.core.types import Array, ArrayLike, HeadsOptions
 from regard.ops.attention import attention

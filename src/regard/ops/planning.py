@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import numpy as np
 
+from regard.arguments.frameworks import dispatched
 from regard.core import checks
-from regard.core.frameworks import dispatched
 from regard.core.problem import Problem
 from regard.core.types import ArrayLike, Layout, MaskLike, ScoreLike
 from regard.engines import choose, refusals

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from regard.core.frameworks import dispatched
+from regard.arguments.frameworks import dispatched
 from regard.core.problem import Problem
 from regard.core.types import Layout, MaskLike, ScoreLike
 from regard.ops.attention import Frame, problem_from

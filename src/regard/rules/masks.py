@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.core.arguments import array_type, choice, integer
-from regard.core.frameworks import adapter, constructor, plain
+from regard.arguments.frameworks import adapter, constructor, plain
+from regard.arguments.values import array_type, choice, integer
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, has, make, once, order
 from regard.rules.tracing import Traced, as_array, as_table, trace
 

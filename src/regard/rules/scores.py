@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.core.arguments import array_type, boolean, choice, integer, number
-from regard.core.frameworks import adapter, constructor, plain
+from regard.arguments.frameworks import adapter, constructor, plain
+from regard.arguments.values import array_type, boolean, choice, integer, number
+from regard.rules.buckets import t5_buckets
 from regard.rules.expression import SCORE_LEAVES, make, substitute
 from regard.rules.masks import Requirement, Rule
 from regard.rules.tracing import Table, as_table, trace
@@ -159,8 +160,6 @@ def relative(
         def entry(offset: Any) -> Any:
             return offset + reach
     else:
-        from regard.positions import t5_buckets
-
         least = 4 if bidirectional else 2
         if m < least:
             raise ValueError(f"table of relative must have at least {least} buckets, got {m}")

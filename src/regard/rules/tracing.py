@@ -10,8 +10,8 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike
 
-from regard.core.arguments import array_type, choice, type_name
-from regard.core.frameworks import adapter, constructor
+from regard.arguments.frameworks import adapter, constructor
+from regard.arguments.values import array_type, choice, type_name
 from regard.rules import tensors
 from regard.rules.expression import _DEFINED, OPS, Array, Kind, Node, build, cast, make, number
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from regard.core import checks
+from regard.arguments import values
 from regard.runtime import memory, system
 from regard.runtime.forks import renewed
 
@@ -50,7 +50,7 @@ def set_num_threads(n: int) -> None:
     >>> regard.set_num_threads(2)
     """
     global _chosen
-    _chosen = checks.integer("set_num_threads: n", n, least=1, below=2**31)
+    _chosen = values.integer("set_num_threads: n", n, least=1, below=2**31)
 
 
 def num_threads() -> int:

@@ -3,7 +3,7 @@
 `regard.attention` on tensors needs none of this.
 """
 
-from regard.core.signatures import listed
+from regard.arguments.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
 from regard.torch.nn.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock

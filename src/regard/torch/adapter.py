@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from regard.core import checks
+from regard.core.tensors import tensor
 from regard.ops import attention as calls_on_arrays
 from regard.ops import planning, stepping
 from regard.ops.attention import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
-from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, tensor, together, values
+from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
 from regard.torch.autograd import Attention
 from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
 from regard.torch.fastpath import short
@@ -22,13 +23,14 @@ from regard.torch.functions import linear_attention, merge, multihead_attention
 from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
 from regard.torch.graph.operators import execute
+from regard.torch.graph.traced import construct
 from regard.torch.rules import bind, constant, flags, table
 
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
 __all__ = [
-    "attention", "constant", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps", "table",
-    "weights",
+    "attention", "constant", "construct", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps",
+    "table", "weights",
 ]  # fmt: skip
 ALL = slice(None)
 

@@ -11,13 +11,13 @@ import torch
 from regard.core import checks
 from regard.core.problem import Differential, Outputs, Problem, device_of
 from regard.core.statistics import Profile, Seen, Statistic, Top, each_array
+from regard.core.tensors import array, converted, on_device
 from regard.engines import Engine, choose
 from regard.ops.attention import Frame, problem_from
 from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
 from regard.rules.masks import foreign
 from regard.runtime.forks import cached_property
-from regard.torch.arrays import array, converted, on_device
 from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -23,8 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regard.interpret.capture.captured import Capture, Layer, Tokens
+from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.joining import Call, Joined, Passing, Store, Unjoinable
+from regard.interpret.capture.layers import Layer, Tokens
 from regard.torch import adapter
 from regard.torch.arrays import autocast, checked, values
 from regard.torch.dropins import functional

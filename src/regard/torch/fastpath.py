@@ -12,13 +12,14 @@ import torch
 
 from regard.core import checks
 from regard.core.problem import remember
-from regard.engines import choose
+from regard.core.tensors import NUMPY, array, tensor
+from regard.engines import choose, cpu
 from regard.ops.attention import Frame, attention, problem_from
 from regard.ops.fastpath import lasting
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
-from regard.torch.arrays import NUMPY, PLAIN, array, tensor
+from regard.torch.arrays import PLAIN
 from regard.torch.calls import DEFAULTS, Call
 from regard.torch.graph.modes import transformed, transforms_active, watched
 from regard.torch.team import TEAM
@@ -180,8 +181,6 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     )
     if not plain or isinstance(options.get("offset"), torch.Tensor):
         return None
-    from regard.engines import cpu
-
     p = problem_from(array(q), array(k), array(v), **options)
     checks.fits(p)
     if choose(p, None) is not cpu:

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.core.frameworks import Namespace
+from regard.arguments.frameworks import Namespace
+from regard.core.tensors import NUMPY
 from regard.ops import linear, merging, multihead
-from regard.torch.arrays import NUMPY, checked, hollow
+from regard.torch.arrays import checked, hollow
 from regard.torch.graph.modes import example
 
 TYPES = {same: kind for kind, same in NUMPY.items()}

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from regard.core import checks
+from regard.core.tensors import array, tensor
 from regard.runtime.threads import on_team
-from regard.torch.arrays import array, tensor
 from regard.torch.calls import Call, Ready
 from regard.torch.team import TEAM
 

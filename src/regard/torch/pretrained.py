@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import regard
-from regard.insight import repeated_tokens
-from regard.interpret.capture.captured import Capture
+from regard.interpret.capture.captured import Capture, capture
+from regard.interpret.maps import repeated_tokens
 from regard.torch.capturing import pieces
 
 try:
@@ -56,7 +55,7 @@ def read(
         progress(f"running the model on {ids.shape[-1]:,} tokens")
         given = torch.from_numpy(ids)
         try:
-            with regard.capture(network, memory=memory, path=path) as seen, torch.no_grad():
+            with capture(network, memory=memory, path=path) as seen, torch.no_grad():
                 if answers:
                     network.generate(input_ids=given, max_new_tokens=ANSWER, do_sample=False, num_beams=1)
                 elif "use_cache" in inspect.signature(network.forward).parameters:

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from regard.core.problem import device_of
+from regard.core.tensors import DEVICES, NUMPY
 from regard.rules import Rule, Table
 from regard.rules.expression import rebuild
 from regard.rules.masks import foreign
 from regard.rules.tracing import where
-from regard.torch.arrays import DEVICES, NUMPY, checked, concrete, values
+from regard.torch.arrays import checked, concrete, values
 from regard.torch.graph.modes import sizes
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-import regard
+from regard import rules
 from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
 from regard.torch.fastpath import positions_first
@@ -284,7 +284,7 @@ class Lookups(torch.overrides.TorchFunctionMode):
             at = at if isinstance(at, tuple) else (at,)
             if any(isinstance(index, Index) for index in at):
                 if id(x) not in self.tables:
-                    self.tables[id(x)] = x, regard.table(x.detach())
+                    self.tables[id(x)] = x, rules.table(x.detach())
                 return self.tables[id(x)][1][at]
         return function(*args, **(kwargs or {}))
 
@@ -337,7 +337,7 @@ def mask(
     rule = None if everyone else rule_of(function)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None and not padding.all():
-        keys = _real(regard.table(padding))
+        keys = _real(rules.table(padding))
         rule = keys if rule is None else rule & keys
     return RuleMask(shape, rule, first, (0, 0, int(kv_offset)), device, make, model)
 
@@ -360,7 +360,7 @@ def _real(table: Any) -> Mask:
     def padding(b: Any, h: Any, i: Any, j: Any) -> Any:
         return table[b, j]
 
-    return regard.mask(padding)
+    return rules.mask(padding)
 
 
 outside_mask = torch.compiler.disable(mask, reason=OUTSIDE)
@@ -373,7 +373,7 @@ def name_of_mask(function: Callable[..., Any]) -> str:
 
 
 _traced_once = lru_cache(_traced)
-_softcap = lru_cache(regard.softcap)
+_softcap = lru_cache(rules.softcap)
 
 
 @cache
@@ -426,7 +426,7 @@ def attention(
         )  # fmt: skip
     if cache is not None:
         raise NotImplementedError("attn_implementation='regard' has no paged cache, which continuous batching needs")
-    made = regard.softcap if torch.compiler.is_compiling() else _softcap
+    made = rules.softcap if torch.compiler.is_compiling() else _softcap
     wishes: dict[str, Any] = {
         "scale": scaling, "bias": position_bias, "sink": s_aux, "score": None if softcap is None else made(softcap),
         "dropout": dropout or None, "return_weights": True if output_attentions else None,

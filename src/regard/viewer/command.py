@@ -11,7 +11,9 @@ from regard.rules import Mask
 from regard.viewer.scene import sources
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.serve import saving
+from regard.viewer.serve.answers import Answers
 from regard.viewer.show import drawing
+from regard.viewer.show.terminal import show
 
 Progress = Callable[[str], object]
 
@@ -33,8 +35,6 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
                 except OSError as error:
                     raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
         if arguments.terminal:
-            from regard.viewer.show.terminal import show
-
             show(still.data, still.choice, console)
         for path in paths:
             console.print(f"saved {path}", style="bold", soft_wrap=True)
@@ -43,7 +43,6 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
         return
     if any(x is not None for x in chosen.values()):
         raise ValueError("--layer, --head and --token are for --terminal and --save; on the page they are a click")
-    from regard.viewer.serve.answers import Answers
     from regard.viewer.serve.server import Viewer, bound
 
     with bound(arguments.port) as home:

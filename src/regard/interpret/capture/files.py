@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.interpret.capture.captured import OPTIONS, RULES, Capture, Layer, Tokens
+from regard.interpret.capture.layers import OPTIONS, RULES, Layer, Tokens
 from regard.rules import OPS, Requirement, Rule, Table, rule_from_text, rule_text
 from regard.runtime import arrayfile
 
@@ -17,8 +17,8 @@ FORMAT, BEFORE = "regard.capture/2", "regard.capture/1"
 """The format: `BEFORE` is the same without a checksum, and still read."""
 
 
-def write(path: Path, seen: Capture) -> None:
-    """Write the file, whole or not at all. Raises OSError if that cannot be done."""
+def write(path: Path, seen: Any) -> None:
+    """Write the `Capture` to a file, whole or not at all. Raises OSError if that cannot be done."""
     written = _Written()
     content = {
         "model": seen.model,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.interpret.capture.captured import OPTIONS, RULES, Layer
+from regard.interpret.capture.layers import OPTIONS, RULES, Layer
 from regard.ops.attention import Frame, causally
 from regard.rules import At, Mask, Table, Traced, evaluate, mask, reads, rule_text
 from regard.rules.expression import make, number, rebuild, substitute

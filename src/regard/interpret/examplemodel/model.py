@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from safetensors.numpy import load, save
 
-import regard
-from regard.core.arguments import integer
+from regard.arguments.values import integer
+from regard.ops import attention
 from regard.positions import rope
 
 Floats = NDArray[np.float32]
@@ -76,7 +76,7 @@ class Trace:
     def weights(self, layer: int, rows: slice = slice(None), cols: slice = slice(None)) -> Floats:
         """Compute the weights of a layer (..., h, n, n), or the tile of `rows` and `cols`."""
         q, k, lse = self.q[layer], self.k[layer], self.lse[layer]
-        return regard.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
+        return attention.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
 
     def losses(self) -> NDArray[np.float64]:
         """Nats for each byte after the first, given those before it: (..., n - 1)."""
@@ -159,7 +159,7 @@ class ExampleModel:
             k = self._rotate(self._split(y @ w["k"] + w["k_bias"]))
             v = self._split(y @ w["v"])
             out: Floats
-            out, seen = regard.attention(q, k, v, causal=causal, scale=factor, observe=["lse"])
+            out, seen = attention.attention(q, k, v, causal=causal, scale=factor, observe=["lse"])
             kept.append((q, k, v, seen.lse))
             x = x + np.swapaxes(out, -3, -2).reshape(x.shape) @ w["o"]
             x = x + _gelu(_rms_norm(x, w["norm2"]) @ w["up"]) @ w["down"]

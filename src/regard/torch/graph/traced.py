@@ -21,6 +21,7 @@ from regard.rules.outside import lookups
 from regard.torch.arrays import autocast, autocasting
 from regard.torch.calls import new_seed, seen_of
 from regard.torch.graph.modes import fake, transformed
+from regard.torch.graph.operators import forward
 from regard.torch.graph.texts import call_text, named, text_of
 from regard.torch.rules import Flags, TensorTable
 
@@ -219,8 +220,6 @@ def attention(
     query: Any, key: Any, value: Any, return_weights: bool, observe: Any, engine: str | None, options: dict[str, Any]
 ) -> Any:  # fmt: skip
     """`regard.attention` in a graph."""
-    from regard.torch.graph.operators import forward
-
     not_in_onnx()
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, torch.Tensor):

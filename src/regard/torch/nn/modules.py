@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import regard
-from regard.core.signatures import named, named_beside, passing_on
+from regard import rules
+from regard.arguments.signatures import named, named_beside, passing_on
 from regard.core.types import MaskLike, ScoreLike
 from regard.rules import Mask, Score, as_mask, as_score
 from regard.torch.fastpath import positions_first
@@ -654,8 +654,8 @@ def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[
     if torch.compiler.is_compiling():
         real = real[..., None, None, :]
     else:
-        table = regard.table(real.reshape(-1, shape[-1]))
-        real = regard.mask(lambda b, h, i, j: table[b, j])
+        table = rules.table(real.reshape(-1, shape[-1]))
+        real = rules.mask(lambda b, h, i, j: table[b, j])
     return both(mask, real)
 
 

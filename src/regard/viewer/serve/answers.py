@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-import regard
 from regard.engines import choose
 from regard.examplemodel import ExampleModel
 from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
+from regard.version import __version__
 from regard.viewer.data import dots, finding, profiles, pyramid, sentences, stages
 from regard.viewer.data.questions import At, Query, Refused, integer, span, within
 from regard.viewer.data.scores import KINDS, estimated_scores, kinds_of, layer_scores
@@ -221,7 +221,7 @@ class Answers:
         listed = [scene.described(name) for name, scene in scenes.items()]
         # Of the engines only what would serve a scene is asked: the states of all would load what they need.
         engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
-        return Answer(200, {"title": "regard", "version": regard.__version__, "engine": engine, "scenes": listed})
+        return Answer(200, {"title": "regard", "version": __version__, "engine": engine, "scenes": listed})
 
     def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
         if scene[1].settings is None:

@@ -13,19 +13,17 @@ import numpy as np
 
 from regard.core.problem import Problem
 from regard.core.statistics import Profile, Statistic, cells
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.schedule.work import (
     SMALL,
     Results,
     Stages,
-    address_of,
-    base_of,
     in_portions,
     kind_of,
-    packed,
     programs,
     run_groups,
     shared_fields,
-    written,
 )
 from regard.engines.cpu.spec.forward import BASES, GROUP, ITEMS, KEYS, TILE_LIST, Kind, scratch_size, span_bits
 from regard.engines.cpu.spec.reductions import SecondKind

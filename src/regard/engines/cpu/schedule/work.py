@@ -5,12 +5,8 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
-import ctypes
-import gc
-import struct
-import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -19,7 +15,9 @@ import numpy as np
 
 from regard.core.problem import Problem, remember
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
+from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
+from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.spec.forward import (
     BASES,
     COUNT,
@@ -684,21 +682,6 @@ class Stages:
         return made.reshape(-1, len(self.kind.item))
 
 
-def address_of(x: Array) -> int:
-    """Where an array begins."""
-    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
-    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
-
-
-def base_of(x: Array | None) -> int:
-    """Likewise; 0 for an array that a call does not have."""
-    return 0 if x is None else address_of(x)
-
-
-IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
-_word = ctypes.c_size_t.from_address
-
-
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
     """How many bytes after the first each batch element begins, in an array that broadcasts to the leading shape."""
     offsets = np.zeros(1, np.int64)
@@ -745,13 +728,6 @@ def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str,
     return words
 
 
-def packed(names: Sequence[str], words: Mapping[str, int | float]) -> "array[int]":
-    """The fields with these names, 0 where there is no word."""
-    values = [words.get(name, 0) for name in names]
-    layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-    return array("Q", struct.pack(layout, *values))
-
-
 def table_array(table: Table, real: Any) -> Array:
     """The array of a table as kernels read it: the call's float type, or int64."""
     kept = _tables.setdefault(table, {})
@@ -782,22 +758,6 @@ def source(kind: Kind, target: Target) -> str:
         (FewQueries if kind.few else ManyQueries)(k, kind).run()
 
     return written("forward", kind.fields, target, write)
-
-
-def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
-    """The IR of a kernel. The language of kernels is loaded only where one is written."""
-    from regard.engines.cpu.language.kernel import Kernel
-
-    collects = gc.isenabled()
-    gc.disable()  # it would look again and again at a hundred thousand objects that all stay
-    try:
-        k = Kernel(name, target, fields)
-        k.flush()
-        write(k)
-        return k.text()
-    finally:
-        if collects:
-            gc.enable()
 
 
 def kind_of(
@@ -847,8 +807,8 @@ def with_queries_in_lanes(
     real = F64 if p.compute == np.float64 else F32
     W = target.lanes(real.size)
     most = target.tile[1]
-    # One vector less is slower by less than a third: 4 W queries fill two blocks of 2 W, two thirds of two of 3 W.
-    if 3 * multiple(queries, W * most) >= 4 * multiple(queries, W * (most - 1)):
+    # One vector less is slower by less than an eighth: 16 W queries fill 8 blocks of 2 W, eight ninths of 6 of 3 W.
+    if 8 * multiple(queries, W * most) >= 9 * multiple(queries, W * (most - 1)):
         most -= 1
     lanes = max(1, min(queries, W * most))
     return Kind(

@@ -9,12 +9,12 @@ import torch
 
 from regard.core.problem import Problem
 from regard.core.statistics import Profile, Statistic, Top, cells
+from regard.core.tensors import array, tensor
 from regard.engines.triton.kernels import weights
 from regard.engines.triton.launch import tuning
 from regard.engines.triton.launch.arguments import Work, empty, numbers
 from regard.engines.triton.launch.launching import Launch, pointer
 from regard.engines.triton.launch.tuning import Cut
-from regard.torch.arrays import array, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 AT_ONCE = 2**24  # weights

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar, cast
 
-from regard.core.arguments import unknown
+from regard.arguments.values import unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 WIDTH = 60  # of a signature on one line; `help` adds a name and more

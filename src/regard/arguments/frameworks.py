@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from regard.core.arguments import unknown
+from regard.arguments.values import unknown
+from regard.loaders import loaders
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,14 +52,10 @@ def adapter(*values: object) -> Any:
         return None
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and any(_holds(value, tensor) for value in others):
-        import regard.torch.adapter as torch_adapter
-
-        return torch_adapter
+        return loaders["torch"]()
     array = getattr(sys.modules.get("jax"), "Array", None)
     if array is not None and any(_holds(value, array) for value in others):
-        import regard.jax.adapter as jax_adapter
-
-        return jax_adapter
+        return loaders["jax"]()
     return None
 
 
@@ -97,8 +94,6 @@ def constructor(function: Callable[P, R]) -> Callable[P, R]:
     def make(*args: P.args, **kwargs: P.kwargs) -> R:
         if not compiling():
             return function(*args, **kwargs)
-        from regard.torch.graph import traced
-
-        return cast(R, traced.construct(function.__name__, args, kwargs))
+        return cast(R, loaders["torch"]().construct(function.__name__, args, kwargs))
 
     return make
