@@ -77,6 +77,11 @@ def test_version_and_help(run):
         (["look", "--model", "no/such", "--text", "a"], "no such model: no/such is neither a folder nor in the local"),
         (["look", "--file", "no.txt"], "cannot read no.txt: No such file or directory"),
         (["look", "--arrays", "no.npz"], "cannot read no.npz: No such file or directory"),
+        (
+            ["look", "--arrays", "no", "no.npy"],
+            "files must be three .npy for query, key and value, or one .npz or .safetensors, "
+            "got no (no such file), no.npy (no such file)",
+        ),
         (["look", "--capture", "no.safetensors"], "cannot read no.safetensors: No such file or directory"),
         (["look", "--arrays", "a.txt"], "files must be three .npy for query, key and value, or one .npz or"),
         (["look", "--window", "3"], "--causal and --window go with --arrays: models have rules of their own"),

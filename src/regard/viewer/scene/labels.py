@@ -32,6 +32,19 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+BRIEF = 60
+"""Characters that a message quotes of what it was given, at most."""
+
+
+def brief(text: str) -> str:
+    """Return the text as a message quotes it: cut where it is long, surrogates escaped.
+
+    >>> brief("arrays"), len(brief("9" * 5000))
+    ('arrays', 60)
+    """
+    return encodable(text if len(text) <= BRIEF else text[: BRIEF - 1] + "…")
+
+
 def byte_tokens(text: str) -> tuple[str, ...]:
     """How to read the tokens of a model over UTF-8 bytes: a start mark, then a character on its first byte and the
     number of the byte, small, on those that continue it.
