@@ -1,10 +1,11 @@
 import { Data, type Scene, type Settings } from "./data";
 import { choice, h } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
-import { count } from "./numbers/format";
+import { count, shortened } from "./numbers/format";
 import { Editor } from "./parts/editor";
+import { Notice } from "./parts/notice";
 import { Gone, type Source } from "./source/source";
-import { Store, type State } from "./state";
+import { settingsIn, Store, typedOf, type State, type Way } from "./state";
 import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
 import { headsView } from "./views/heads";
@@ -47,6 +48,7 @@ export class App {
   private readonly tabs = h("nav", { "aria-label": "Views" });
   private readonly main = h("main", {});
   private readonly problem = h("div", { class: "problem banner", role: "alert", hidden: true });
+  private readonly notice = new Notice();
   private readonly working = h("p", { class: "working", role: "status", hidden: true });
   private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
   private readonly note = h("span", {});
@@ -54,6 +56,10 @@ export class App {
   private readonly system = matchMedia("(prefers-color-scheme: dark)");
   private scenes: Scene[] = [];
   private view: View | null = null;
+  /** What changed and was then put right, so that no view has been told. */
+  private readonly unseen = new Set<keyof State>();
+  /** How many views there were: what goes wrong in one that is gone is nobody's business. */
+  private views = 0;
   private editor: Editor | null = null;
   private theme: (typeof THEMES)[number] = "auto";
   private readonly endings: (() => void)[] = [];
@@ -72,9 +78,11 @@ export class App {
         share === null ? "Waiting for the kernel …" : `Summing over all pairs: ${Math.round(100 * share)} %`;
     };
     this.element.append(
+      h("button", { type: "button", class: "skip", click: () => this.skip() }, "Skip to the view"),
       this.header,
       this.tabs,
       this.problem,
+      this.notice.element,
       this.working,
       this.main,
       h("footer", {}, h("span", {}, CAVEAT), this.note),
@@ -99,8 +107,9 @@ export class App {
       const { note } = this.data.source;
       this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
       if (!scenes.length) throw new Error("There is nothing to look at here.");
-      this.store.set(this.within(this.store.state));
-      this.store.listen((state, changed) => this.update(state, changed));
+      if (this.lacks(this.store.state)) await this.recall(this.store.state);
+      else this.store.set(this.within(this.store.state), "refine");
+      this.store.listen((state, changed, way) => this.update(state, changed, way));
       this.mount();
     } catch (error) {
       this.fail(error);
@@ -122,26 +131,68 @@ export class App {
     return this.scenes.find((scene) => scene.id === name.split(":")[0]);
   }
 
+  /** Whether a link is to a scene that is not here, or is another than when the link was made. */
+  private lacks(state: State): boolean {
+    const scene = this.sceneOf(state.scene);
+    const settings = settingsIn(state);
+    if (!settings) return !scene && state.scene !== "";
+    const here = scene && typedOf(scene);
+    return !here || (Object.keys(here) as (keyof Settings)[]).some((key) => here[key] !== settings[key]);
+  }
+
+  /** Follows a link to a scene that is not here: runs its text again, or says what is shown instead. */
+  private async recall(state: State): Promise<void> {
+    const settings = settingsIn(state);
+    const model = this.scenes.find((scene) => scene.editable);
+    let shown = this.within({ ...state, scene: "", ...typedOf(undefined) });
+    let reason = "";
+    if (settings && model) {
+      try {
+        const scene = await this.data.run(model.id, settings, "", state.other.split("/")[0]);
+        this.scenes = (await this.data.scenes()).scenes;
+        shown = this.within({ ...state, scene: scene.id });
+        this.store.set({ ...state, ...shown }, "refine");
+        return;
+      } catch (error) {
+        reason = ` (${error instanceof Error ? error.message : String(error)})`;
+      }
+    }
+    this.store.set({ ...state, ...shown, i: -1, j: -1, zoom: "" }, "refine");
+    const lost = settings ? `“${shortened(settings.text)}”` : state.scene;
+    this.notice.show(`This link is to a text that is not here, ${lost}${reason}. Instead, this is “${this.scene.name}”.`);
+  }
+
   /** The state with what is not there replaced by what is. */
   private within(state: State): Partial<State> {
-    const scene = this.sceneOf(state.scene);
-    const { id, layers } = scene ?? this.scenes[0];
+    const found = this.sceneOf(state.scene);
+    const b = Number(state.scene.split(":")[1] ?? "0");
+    const scene = found && Number.isInteger(b) && b >= 0 && b < found.batch ? found : undefined;
+    const { id, layers } = scene ?? found ?? this.scenes[0];
     const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(state.layer)));
     return {
       scene: scene ? state.scene : id,
-      view: state.view in VIEWS ? state.view : "heads",
+      view: Object.hasOwn(VIEWS, state.view) ? state.view : "heads",
       layer,
       head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(state.head))),
+      ...typedOf(scene ?? found ?? this.scenes[0]),
       ...(scene || !state.scene ? {} : { i: -1, j: -1 }),
     };
   }
 
-  private update(state: State, changed: ReadonlySet<keyof State>): void {
-    const sound = this.within(state);
-    if (Object.entries(sound).some(([key, value]) => state[key as keyof State] !== value)) {
-      this.store.set(sound);
+  private update(state: State, latest: ReadonlySet<keyof State>, way: Way): void {
+    if (way === "link" && this.lacks(state)) {
+      void this.recall(state);
       return;
     }
+    const sound = this.within(state);
+    if (Object.entries(sound).some(([key, value]) => state[key as keyof State] !== value)) {
+      for (const key of latest) this.unseen.add(key);
+      this.store.set(sound, "refine");
+      return;
+    }
+    const changed = new Set([...latest, ...this.unseen]);
+    this.unseen.clear();
+    if (latest.has("scene") && way === "step") this.notice.hide();
     if (changed.has("view") || changed.has("scene") || changed.has("type")) this.mount();
     else {
       this.clear();
@@ -155,19 +206,19 @@ export class App {
     this.clear();
     this.view?.destroy?.();
     this.drawHeader();
+    const mine = ++this.views;
     const context: Context = {
       data: this.data,
       store: this.store,
       scenes: this.scenes,
       scene: this.scene,
-      dark: () => this.dark(),
-      fail: (error) => this.fail(error),
+      fail: (error) => mine === this.views && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
     };
     this.view = VIEWS[state.view][1](context);
     this.main.replaceChildren(this.view.element);
     if (state.type && this.scene.editable) {
-      this.editor ??= new Editor(this.scene, (settings) => this.run(settings));
+      this.editor ??= new Editor(this.scene, (settings, refines) => this.run(settings, refines));
       if (!this.editor.element.isConnected) this.main.before(this.editor.element);
       this.editor.show(this.scene);
     } else this.editor?.element.remove();
@@ -262,14 +313,23 @@ export class App {
     this.tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
-  private async run(settings: Settings): Promise<Scene> {
-    const scene = await this.data.run(this.scene.id, settings);
+  /** Runs the model on what was typed. What is refined, a text still being typed, gives its place up. */
+  private async run(settings: Settings, refines: string): Promise<Scene> {
+    const compared = this.store.state.other.split(/[:/]/)[0];
+    const scene = await this.data.run(this.scene.id, settings, refines === compared ? "" : refines, compared);
     this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
     const { layers } = scene;
     const { i, j } = this.store.state;
     const kept = (at: number, n: number): number => (at < n ? at : -1);
-    this.store.set({ scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k) });
+    const part = { scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k), zoom: "" };
+    this.store.set(part, refines ? "refine" : "step");
     return scene;
+  }
+
+  /** Goes past what is the same in all views. */
+  private skip(): void {
+    this.main.tabIndex = -1;
+    this.main.focus();
   }
 
   private dark(): boolean {

@@ -36,6 +36,8 @@ export interface Scene {
   layers: Layer[];
   editable: boolean;
   settings: Settings | null;
+  /** Whether this is what the page was started with; other scenes were typed. */
+  given?: boolean;
   /** What the model expects next. */
   following?: { token: string; probability: number }[];
 }
@@ -93,6 +95,10 @@ export interface Profile {
   step: number;
   values: (number | null)[];
   label: string;
+  /** Of bins that are not alike: value k is the mean over [edges[k], edges[k + 1]). */
+  edges?: number[];
+  /** The pairs that each mean is of. */
+  pairs?: number[];
 }
 
 export interface Stage {
@@ -237,8 +243,11 @@ export class Data {
     return known;
   }
 
-  async run(scene: string, settings: Settings): Promise<Scene> {
-    return ((await this.source.post(path(scene, "run"), settings)) as { scene: Scene }).scene;
+  /** Runs a model on a text. `replaces`: a scene that this is a refinement of; `keeps`: one that must not go. */
+  async run(scene: string, settings: Settings, replaces = "", keeps = ""): Promise<Scene> {
+    const { text, temperature, scaled, causal } = settings;
+    const body = { text, temperature, scaled, causal, replaces, keeps };
+    return ((await this.source.post(path(scene, "run"), body)) as { scene: Scene }).scene;
   }
 
   private json<T>(from: string, last: (answer: T) => boolean = () => true): Promise<T> {

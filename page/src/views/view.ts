@@ -1,6 +1,6 @@
 import type { BothTokens, Data, HeadAt, Layer, Scene } from "../data";
-import { SCALES, type ScaleName } from "../numbers/colour";
-import { count, printable } from "../numbers/format";
+import type { ScaleName } from "../numbers/colour";
+import { count, printable, shortened } from "../numbers/format";
 import type { Look } from "../parts/pictures";
 import type { State, Store } from "../state";
 
@@ -10,8 +10,6 @@ export interface Context {
   readonly store: Store;
   readonly scenes: readonly Scene[];
   readonly scene: Scene;
-  /** Whether the page is dark. */
-  dark(): boolean;
   /** Shows what went wrong, until the next thing goes right. */
   fail(error: unknown): void;
   /** Told to screen readers. */
@@ -53,12 +51,13 @@ export const headAt = ({ scene, layer, head }: State): HeadAt => ({ scene, layer
 
 export const layerOf = (context: Context): Layer => context.scene.layers[context.store.state.layer];
 
-export function scaleName(state: State, dark: boolean): ScaleName {
-  return state.scale !== "auto" && state.scale in SCALES ? state.scale : dark ? "viridis" : "ink";
+/** The scale of colours: from paper to ink unless another was chosen, in both themes, so that pictures compare. */
+export function scaleName(state: State): ScaleName {
+  return state.scale === "auto" ? "ink" : state.scale;
 }
 
-export function lookOf(state: State, dark: boolean): Look {
-  return { kind: state.kind, tone: state.tone, scale: scaleName(state, dark), hide: state.hide, dark };
+export function lookOf(state: State): Look {
+  return { kind: state.kind, tone: state.tone, scale: scaleName(state), hide: state.hide };
 }
 
 /** The chosen query, the last one unless chosen; and the chosen key, the first. */
@@ -72,7 +71,7 @@ export async function named(context: Context, axis: "query" | "key", index: numb
   const tokens = tokensOf(context)[axis];
   await tokens?.load(index, index + 1);
   const token = tokens?.at(index);
-  return token === undefined ? count(index) : `${count(index)} “${printable(token)}”`;
+  return token === undefined ? count(index) : `${count(index)} “${shortened(printable(token))}”`;
 }
 
 export function tokensOf(context: Context): BothTokens {
