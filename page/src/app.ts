@@ -4,6 +4,7 @@ import { isDark, keepKeys, watchTheme } from "./host";
 import { count, shortened } from "./numbers/format";
 import { Editor } from "./parts/editor";
 import { Notice } from "./parts/notice";
+import { ShareMenu } from "./share/menu";
 import { Gone, type Source } from "./source/source";
 import { settingsIn, Store, typedOf, type State, type Way } from "./state";
 import { arcsView } from "./views/arcs";
@@ -34,6 +35,7 @@ const KEYS = [
   ["← ↑ → ↓", "move the chosen pair or token (in the map and the text); with Shift ten at once"],
   ["+ − 0", "zoom the map; show all of it"],
   ["Enter", "go to the chosen pair"],
+  ["s", "save and share: a link, the page, pictures, numbers"],
   ["t", "light, dark, or as the system has it"],
   ["?", "this list"],
 ];
@@ -53,6 +55,8 @@ export class App {
   private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
   private readonly note = h("span", {});
   private readonly help = helpDialog();
+  private context: Context | null = null;
+  private readonly share = new ShareMenu(() => this.context);
   private readonly system = matchMedia("(prefers-color-scheme: dark)");
   private scenes: Scene[] = [];
   private view: View | null = null;
@@ -88,6 +92,7 @@ export class App {
       h("footer", {}, h("span", {}, CAVEAT), this.note),
       this.spoken,
       this.help,
+      this.share.element,
     );
     this.dress();
     this.system.addEventListener("change", this.dress);
@@ -215,6 +220,7 @@ export class App {
       fail: (error) => mine === this.views && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
     };
+    this.context = context;
     this.view = VIEWS[state.view][1](context);
     this.main.replaceChildren(this.view.element);
     if (state.type && this.scene.editable) {
@@ -273,6 +279,11 @@ export class App {
     }
     parts.push(
       h("span", { class: "gap" }),
+      h(
+        "button",
+        { type: "button", class: "icon", title: "Save and share (s)", click: () => this.share.open() },
+        "Save",
+      ),
       h(
         "button",
         {
@@ -360,6 +371,7 @@ export class App {
       "]": () => this.store.set({ head: Math.min(layers[layer].heads - 1, head + 1) }),
       "{": () => this.store.set({ layer: Math.max(0, layer - 1) }),
       "}": () => this.store.set({ layer: Math.min(layers.length - 1, layer + 1) }),
+      s: () => this.share.open(),
       t: () => this.turn(),
       "?": () => this.help.showModal(),
     };

@@ -243,6 +243,11 @@ export class Data {
     return known;
   }
 
+  /** A scene with its page as the text of one file. */
+  page(scene: string): Promise<{ html: string }> {
+    return this.source.json(path(scene, "page")) as Promise<{ html: string }>;
+  }
+
   /** Runs a model on a text. `replaces`: a scene that this is a refinement of; `keeps`: one that must not go. */
   async run(scene: string, settings: Settings, replaces = "", keeps = ""): Promise<Scene> {
     const { text, temperature, scaled, causal } = settings;

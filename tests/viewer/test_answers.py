@@ -514,6 +514,17 @@ def test_questions_without_an_answer(path: str, query: dict[str, str], status: i
     assert refused(Answers([arrays(Q, K)]).post("arrays/run", {}))[0] == 422
 
 
+def test_a_scene_is_one_file() -> None:
+    answers = Answers([example(Settings("to be")), arrays(Q, K)], patience=None)
+    html = asked(answers, "example/page")["html"]
+    assert html.count('<div id="regard-page"') == 1  # where the page writes what it begins with
+    assert "regard look: to be</title>" in html
+    large = np.zeros((40, 2500, 1), np.float32)
+    found = Answers([arrays(large, large, mask=regard.window(3))], patience=None).get("arrays/page")
+    assert refused(found)[0] == 422
+    assert "one file should hold at most 64 MiB" in refused(found)[1]
+
+
 def test_too_many_values_at_once() -> None:
     x = np.zeros((1, 1200, 1), np.float32)
     found = Answers([arrays(x, x)], patience=None).get("arrays/values/0/0")

@@ -230,8 +230,9 @@ export class DeepMap {
       return;
     }
     this.whole = false;
+    this.resize();
     const box = this.viewer.viewport.imageToViewportRectangle(new OpenSeadragon.Rect(c0, r0, c1 - c0, r1 - r0));
-    this.viewer.viewport.fitBoundsWithConstraints(box, true);
+    this.viewer.viewport.fitBounds(box, true);
   }
 
   private restLater(): void {
@@ -299,9 +300,13 @@ export class DeepMap {
 
   home(atOnce = calm()): void {
     this.whole = true;
-    // OpenSeadragon learns of a new size later than this.
-    this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
+    this.resize();
     this.viewer.viewport.goHome(atOnce);
+  }
+
+  /** Tells OpenSeadragon a new size, which it learns later than this. */
+  private resize(): void {
+    this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
   }
 
   zoom(factor: number): void {

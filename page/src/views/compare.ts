@@ -5,7 +5,7 @@ import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { DifferencePicture, HeadPicture, type Picture } from "../parts/pictures";
-import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, touches, type MakeView } from "./view";
+import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, touches, type Context, type MakeView } from "./view";
 
 const nameOf = ({ scene, layer, head }: HeadAt): string => `${scene}/${layer}/${head}`;
 
@@ -27,6 +27,10 @@ function nextHead(here: HeadAt, scenes: readonly Scene[]): HeadAt {
   return { ...here, head: (here.head + 1) % heads };
 }
 
+/** The head that the chosen one is compared with. */
+export const comparedHead = ({ store, scenes }: Context): HeadAt =>
+  headNamed(store.state.other, scenes) ?? nextHead(headAt(store.state), scenes);
+
 /** Two heads side by side, and how they differ; of two prompts or captures as well. */
 export const compareView: MakeView = (context) => {
   const { data, store, scenes } = context;
@@ -39,7 +43,7 @@ export const compareView: MakeView = (context) => {
   let pictures: Picture[] = [];
   let maps: DeepMap[] = [];
 
-  const other = (): HeadAt => headNamed(store.state.other, scenes) ?? nextHead(headAt(store.state), scenes);
+  const other = (): HeadAt => comparedHead(context);
 
   const follow = (leader: DeepMap): void => {
     if (pictures[0]) legends[0].show(pictures[0], maps[0].level);

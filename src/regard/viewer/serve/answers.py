@@ -268,6 +268,11 @@ class Answers:
                 self.store.forget(name)
                 self._heads = {key: head for key, head in self._heads.items() if key[0] != name}
 
+    def _page(self, at: At) -> Answer:
+        """The scene as one file, for the page to save."""
+        html = self._kept("scores", (at.name, "page"), partial(_exported, at.scene), len)
+        return Answer(200, {"html": html})
+
     def _tokens(self, at: At) -> Answer:
         axis = at.query.get("axis", "key")
         if axis not in ("query", "key"):
@@ -404,6 +409,19 @@ class Answers:
         return Answer(200, {"stages": found})
 
 
+def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
+    """The page of a scene in one file. Raises `Refused` for a scene that is too large."""
+    from regard.viewer.serve.export import page  # which asks here
+
+    answers = Answers([scene], patience=None)
+    try:
+        return page(answers, next(iter(answers.scenes)))
+    except ValueError as error:
+        raise Refused(422, str(error)) from None
+    finally:
+        answers.close()
+
+
 NAMES = {"i": "query", "j": "key"}
 """What numbers of a path are called, where that is not their name."""
 
@@ -414,6 +432,7 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("GET", "scenes", Answers._scenes_answer),
         ("POST", r"(?P<scene>[a-z0-9-]+)/run", Answers._run),
         ("GET", r"(?P<scene>[a-z0-9-]+)/tokens", Answers._tokens),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/page", Answers._page),
         ("GET", r"(?P<scene>[a-z0-9-]+)/heads", Answers._head_scores),
         ("GET", r"(?P<scene>[a-z0-9-]+)/thumbs/(?P<layer>[0-9]+)", Answers._thumbs),
         ("GET", _HEAD.format("map"), Answers._map),

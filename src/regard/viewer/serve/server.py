@@ -183,9 +183,9 @@ class Viewer:
         """Stop serving."""
         self._server.should_exit = True
 
-    def show(self) -> None:
-        """Open the page in the user's browser."""
-        webbrowser.open(self.url)
+    def show(self, link: str = "") -> None:
+        """Open the page in the user's browser, at the view of a link ("#view=map")."""
+        webbrowser.open(self.url + link)
 
     def __repr__(self) -> str:
         return f"Viewer at {self.url}"
