@@ -25,8 +25,9 @@ BOTH = -1  # halves of the lanes
 class ManyQueries(Weaving):
     def __init__(self, k: Kernel, kind: Kind):
         super().__init__(k, kind)
-        # Whether what a mask hides from half of the lanes is left out of products.
-        self.halved = bool(kind.mask) and kind.keys == ("k",) and not kind.matrices and len(self.vectors()) % 2 == 0
+        # Whether products leave out what a mask hides from half of the lanes. A half of one vector is too narrow: its
+        # chains of sums are waited for.
+        self.halved = bool(kind.mask) and kind.keys == ("k",) and not kind.matrices and len(self.vectors()) % 4 == 0
         # Whether a bias is all that changes scores, and they are all that is made of pairs before weights.
         self.biased = bool(kind.bias) and kind.score is None and kind.weights == ("P",)
         self.near = SimpleNamespace()  # biases of the keys that rules are applied to, see `_parts`
@@ -296,7 +297,7 @@ class ManyQueries(Weaving):
             top = k.variable(self.load(self.tile.top, c))
             with self._parts(tile, start, stop, c) as ends, k.loop(ends[1], start=ends[0]) as p:
                 at = p * self.B + c
-                s = self._natural(self.load(self.tile.P, at))
+                s = self._natural(k.frozen(self.load(self.tile.P, at)))
                 place = Place(
                     row | {"j": tile.start + k.integer("j") + p, "s": s},
                     lambda n, at=at: self.load(self._dense(n), at) != 0.0,  # type: ignore[misc]

@@ -847,8 +847,8 @@ def with_queries_in_lanes(
     real = F64 if p.compute == np.float64 else F32
     W = target.lanes(real.size)
     most = target.tile[1]
-    # One vector less is slower by less than a third: 4 W queries fill two blocks of 2 W, two thirds of two of 3 W.
-    if 3 * multiple(queries, W * most) >= 4 * multiple(queries, W * (most - 1)):
+    # One vector less is slower by less than an eighth: 16 W queries fill 8 blocks of 2 W, eight ninths of 6 of 3 W.
+    if 8 * multiple(queries, W * most) >= 9 * multiple(queries, W * (most - 1)):
         most -= 1
     lanes = max(1, min(queries, W * most))
     return Kind(
