@@ -518,7 +518,9 @@ def test_questions_without_an_answer(path: str, query: dict[str, str], status: i
 def test_a_scene_is_one_file() -> None:
     answers = Answers([example(Settings("to be")), arrays(Q, K)], patience=None)
     html = asked(answers, "example/page")["html"]
-    assert html.count('<div id="regard-page"') == 1  # where the page writes what it begins with
+    place = '<div id="regard-page"'  # where the page writes what it begins with
+    assert html.count(f"{place}></div>") == 1
+    assert html.index(place) == html.index(f"{place}></div>")
     assert "regard look: to be</title>" in html
     large = np.zeros((40, 2500, 1), np.float32)
     found = Answers([arrays(large, large, mask=regard.window(3))], patience=None).get("arrays/page")
