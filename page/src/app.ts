@@ -1,38 +1,50 @@
-import { Data, type Scene, type Settings } from "./data";
+import { Data, type Finding, type Scene, type Settings, type Words } from "./data";
 import { choice, h } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
-import { count } from "./numbers/format";
+import { count, shortened } from "./numbers/format";
 import { Editor } from "./parts/editor";
+import { Notice } from "./parts/notice";
+import { glossary, lineOf, withTerms } from "./parts/terms";
+import { Tour } from "./parts/tour";
+import { ShareMenu } from "./share/menu";
 import { Gone, type Source } from "./source/source";
-import { Store, type State } from "./state";
+import { settingsIn, START, Store, typedOf, type State, type Way } from "./state";
 import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
 import { headsView } from "./views/heads";
 import { mapView } from "./views/map";
+import { overviewView } from "./views/overview";
 import { profilesView } from "./views/profiles";
+import { scaleView } from "./views/scale";
 import { stepsView } from "./views/steps";
 import { textView } from "./views/text";
-import { EVERYTHING, type Context, type MakeView, type View } from "./views/view";
+import { tokenView } from "./views/token";
+import { chosenQuery, EVERYTHING, headAt, scaleName, touches, type Context, type MakeView, type View } from "./views/view";
 
 const VIEWS: Record<string, readonly [title: string, make: MakeView]> = {
+  overview: ["Overview", overviewView],
   heads: ["Heads", headsView],
   map: ["Map", mapView],
   text: ["Text", textView],
+  token: ["One token", tokenView],
   compare: ["Compare", compareView],
   profiles: ["Profiles", profilesView],
+  scale: ["Scale", scaleView],
   steps: ["Step by step", stepsView],
   arcs: ["Arcs", arcsView],
 };
 
-const CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does.";
+/** Views that need no chosen key to begin with. */
+const WITHOUT_KEY: ReadonlySet<string> = new Set(["heads", "profiles", "token", "arcs"]);
 
 const KEYS = [
-  ["1 … 7", "the views, in order"],
+  ["1 … 9", "the views, in order"],
   ["[ ]", "the head before, the head after"],
   ["{ }", "the layer before, the layer after"],
   ["← ↑ → ↓", "move the chosen pair or token (in the map and the text); with Shift ten at once"],
   ["+ − 0", "zoom the map; show all of it"],
   ["Enter", "go to the chosen pair"],
+  ["s", "save and share: a link, the page, pictures, numbers"],
   ["t", "light, dark, or as the system has it"],
   ["?", "this list"],
 ];
@@ -47,13 +59,28 @@ export class App {
   private readonly tabs = h("nav", { "aria-label": "Views" });
   private readonly main = h("main", {});
   private readonly problem = h("div", { class: "problem banner", role: "alert", hidden: true });
+  private readonly notice = new Notice();
   private readonly working = h("p", { class: "working", role: "status", hidden: true });
   private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
   private readonly note = h("span", {});
-  private readonly help = helpDialog();
+  private readonly caveat = h("span", {});
+  private readonly line = h("p", { class: "said" });
+  private readonly help = h("dialog", { "aria-label": "Keys and glossary" });
+  private context: Context | null = null;
+  private readonly share = new ShareMenu(() => this.context);
+  private readonly findings = new Map<string, Finding>();
+  private words!: Words;
+  private tour: Tour | null = null;
+  /** The scene that the tour is about. */
+  private home = "";
+  private walking = false;
   private readonly system = matchMedia("(prefers-color-scheme: dark)");
   private scenes: Scene[] = [];
   private view: View | null = null;
+  /** What changed and was then put right, so that no view has been told. */
+  private readonly unseen = new Set<keyof State>();
+  /** How many views there were: what goes wrong in one that is gone is nobody's business. */
+  private views = 0;
   private editor: Editor | null = null;
   private theme: (typeof THEMES)[number] = "auto";
   private readonly endings: (() => void)[] = [];
@@ -72,14 +99,17 @@ export class App {
         share === null ? "Waiting for the kernel …" : `Summing over all pairs: ${Math.round(100 * share)} %`;
     };
     this.element.append(
+      h("button", { type: "button", class: "skip", click: () => this.skip() }, "Skip to the view"),
       this.header,
       this.tabs,
       this.problem,
+      this.notice.element,
       this.working,
       this.main,
-      h("footer", {}, h("span", {}, CAVEAT), this.note),
+      h("footer", {}, this.caveat, this.note),
       this.spoken,
       this.help,
+      this.share.element,
     );
     this.dress();
     this.system.addEventListener("change", this.dress);
@@ -94,14 +124,21 @@ export class App {
 
   async start(): Promise<void> {
     try {
-      const { title, version, engine, scenes } = await this.data.scenes();
+      const [{ title, version, engine, scenes }, words] = await Promise.all([this.data.scenes(), this.data.words()]);
       this.scenes = scenes;
+      this.words = words;
+      this.caveat.textContent = words.caveat;
+      if (!this.help.childElementCount) fillHelp(this.help, words);
       const { note } = this.data.source;
       this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
       if (!scenes.length) throw new Error("There is nothing to look at here.");
-      this.store.set(this.within(this.store.state));
-      this.store.listen((state, changed) => this.update(state, changed));
-      this.mount();
+      if (this.store.state.tour) await this.walk(this.store.state.tour);
+      await this.find(this.store.state);
+      if (this.lacks(this.store.state)) await this.recall(this.store.state);
+      else this.store.set(this.within(this.store.state), "refine");
+      this.store.listen((state, changed, way) => this.update(state, changed, way));
+      for (const key of EVERYTHING) this.unseen.add(key);
+      this.show();
     } catch (error) {
       this.fail(error);
     }
@@ -122,32 +159,142 @@ export class App {
     return this.scenes.find((scene) => scene.id === name.split(":")[0]);
   }
 
+  /** Whether a link is to a scene that is not here, or is another than when the link was made. */
+  private lacks(state: State): boolean {
+    const scene = this.sceneOf(state.scene);
+    const settings = settingsIn(state);
+    if (!settings) return !scene && state.scene !== "";
+    const here = scene && typedOf(scene);
+    return !here || (Object.keys(here) as (keyof Settings)[]).some((key) => here[key] !== settings[key]);
+  }
+
+  /** Follows a link to a scene that is not here: runs its text again, or says what is shown instead. */
+  private async recall(state: State): Promise<void> {
+    const settings = settingsIn(state);
+    const model = this.scenes.find((scene) => scene.editable);
+    let shown = this.within({ ...state, scene: "", ...typedOf(undefined) });
+    let reason = "";
+    if (settings && model) {
+      try {
+        const scene = await this.data.run(model.id, settings, "", state.other.split("/")[0]);
+        this.scenes = (await this.data.scenes()).scenes;
+        shown = this.within({ ...state, scene: scene.id });
+        this.store.set({ ...state, ...shown }, "refine");
+        return;
+      } catch (error) {
+        reason = ` (${error instanceof Error ? error.message : String(error)})`;
+      }
+    }
+    this.store.set({ ...state, ...shown, i: -1, j: -1, zoom: "" }, "refine");
+    const lost = settings ? `“${shortened(settings.text)}”` : state.scene;
+    this.notice.show(`This link is to a text that is not here, ${lost}${reason}. Instead, this is “${this.scene.name}”.`);
+  }
+
   /** The state with what is not there replaced by what is. */
   private within(state: State): Partial<State> {
-    const scene = this.sceneOf(state.scene);
-    const { id, layers } = scene ?? this.scenes[0];
-    const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(state.layer)));
+    const shown = this.nameOf(state);
+    const scene = this.sceneOf(shown) as Scene;
+    const { layers } = scene;
+    const found = free(state) ? this.findings.get(shown) : undefined;
+    const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(found?.layer ?? state.layer)));
     return {
-      scene: scene ? state.scene : id,
-      view: state.view in VIEWS ? state.view : "heads",
+      scene: shown,
+      view: Object.hasOwn(VIEWS, state.view) ? state.view : START.view,
       layer,
-      head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(state.head))),
-      ...(scene || !state.scene ? {} : { i: -1, j: -1 }),
+      head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(found?.head ?? state.head))),
+      ...typedOf(scene),
+      ...(shown === state.scene || !state.scene ? {} : { i: -1, j: -1 }),
     };
   }
 
-  private update(state: State, changed: ReadonlySet<keyof State>): void {
-    const sound = this.within(state);
-    if (Object.entries(sound).some(([key, value]) => state[key as keyof State] !== value)) {
-      this.store.set(sound);
+  /** Brings the finding of the scene, where the head is left to it. */
+  private async find(state: State): Promise<void> {
+    const name = this.nameOf(state);
+    if (!free(state) || this.findings.has(name)) return;
+    const none = { layer: 0, head: 0, why: "", how: "" };
+    this.findings.set(name, await this.data.finding(name).catch(() => none));
+  }
+
+  /** The scene that is shown in a state, and its batch element. */
+  private nameOf(state: State): string {
+    const named = this.sceneOf(state.scene);
+    const b = Number(state.scene.split(":")[1] ?? "0");
+    return named && Number.isInteger(b) && b >= 0 && b < named.batch ? state.scene : (named ?? this.scenes[0]).id;
+  }
+
+  private update(state: State, latest: ReadonlySet<keyof State>, way: Way): void {
+    for (const key of latest) this.unseen.add(key);
+    if (latest.has("tour") && !this.walking) {
+      if (state.tour) {
+        void this.walk(state.tour).catch((error: unknown) => this.fail(error));
+        return;
+      }
+      this.tour?.end();
+    }
+    if (way === "link" && this.lacks(state)) {
+      void this.recall(state);
       return;
     }
-    if (changed.has("view") || changed.has("scene") || changed.has("type")) this.mount();
+    if (free(state) && !this.findings.has(this.nameOf(state))) {
+      void this.find(state).then(() => this.store.state === state && this.update(state, new Set(), way));
+      return;
+    }
+    const sound = this.within(state);
+    if (Object.entries(sound).some(([key, value]) => state[key as keyof State] !== value)) {
+      this.store.set(sound, "refine");
+      return;
+    }
+    if (latest.has("scene") && way === "step") this.notice.hide();
+    this.show();
+  }
+
+  /** Shows what changed, once the key that a query looks at most is known, where no other was chosen. */
+  private show(): void {
+    const { state } = this.store;
+    const [at, i] = [headAt(state), chosenQuery(state, this.scene.layers[state.layer])];
+    if (state.j < 0 && !WITHOUT_KEY.has(state.view) && this.data.knownPeak(at, i) === undefined) {
+      void this.data.peak(at, i).then(() => this.store.state === state && this.show());
+      return;
+    }
+    const changed = new Set(this.unseen);
+    this.unseen.clear();
+    if (state.j < 0 && touches(changed, "scene", "layer", "head", "i")) changed.add("j");
+    if (!this.view || touches(changed, "view", "scene", "type")) this.mount();
     else {
       this.clear();
-      if (changed.has("layer") || changed.has("head")) this.drawHeader();
-      this.view?.update(state, changed);
+      if (touches(changed, "layer", "head")) this.drawHeader();
+      if (changed.has("scale")) this.drawLine();
+      this.view.update(state, changed);
     }
+    this.tour?.point(this.element, state);
+  }
+
+  /** Goes to a step of the tour: what it shows, and what it says. */
+  private async walk(number: number): Promise<void> {
+    const here = this.sceneOf(this.store.state.scene);
+    if (!this.tour?.element.isConnected || !this.home)
+      this.home = (here && !/^example-\d+$/.test(here.id) ? here : this.scenes[0]).id;
+    const { editable } = this.sceneOf(this.home) ?? this.scenes[0];
+    const steps = (await this.data.tour(this.home)).filter(
+      ({ settings, state }) => editable || (!settings && !state.type),
+    );
+    const at = Math.max(1, Math.min(steps.length, Math.trunc(number)));
+    const { state, settings } = steps[at - 1];
+    const scene = settings ? (await this.made(this.home, settings)).id : this.home;
+    this.walking = true;
+    this.store.set({ tour: at, ...state, scene });
+    this.walking = false;
+    this.tour ??= new Tour(this.words, (step) => this.store.set({ tour: step }));
+    if (!this.tour.element.isConnected) this.tabs.after(this.tour.element);
+    this.tour.show(steps, at);
+    this.tour.point(this.element, this.store.state);
+  }
+
+  private drawLine(): void {
+    const { state } = this.store;
+    const dark = scaleName(state) !== "ink";
+    const nodes = this.view?.line?.() ?? withTerms(lineOf(state.view, this.words, dark), this.words);
+    this.line.replaceChildren(...nodes);
   }
 
   private mount(): void {
@@ -155,19 +302,22 @@ export class App {
     this.clear();
     this.view?.destroy?.();
     this.drawHeader();
+    const mine = ++this.views;
     const context: Context = {
       data: this.data,
       store: this.store,
       scenes: this.scenes,
       scene: this.scene,
-      dark: () => this.dark(),
-      fail: (error) => this.fail(error),
+      words: this.words,
+      fail: (error) => mine === this.views && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
     };
+    this.context = context;
     this.view = VIEWS[state.view][1](context);
-    this.main.replaceChildren(this.view.element);
+    this.main.replaceChildren(this.line, this.view.element);
+    this.drawLine();
     if (state.type && this.scene.editable) {
-      this.editor ??= new Editor(this.scene, (settings) => this.run(settings));
+      this.editor ??= new Editor(this.scene, (settings, refines) => this.run(settings, refines));
       if (!this.editor.element.isConnected) this.main.before(this.editor.element);
       this.editor.show(this.scene);
     } else this.editor?.element.remove();
@@ -191,7 +341,10 @@ export class App {
         "Text",
         this.scenes.map((one) => [one.id, name(one)] as const),
         scene.id,
-        (id) => this.store.set({ scene: id, i: -1, j: -1 }),
+        (id) => {
+          const same = this.sceneOf(id)?.editable && scene.editable; // the same head of the same model
+          this.store.set({ scene: id, i: -1, j: -1, ...(same ? {} : { layer: -1, head: -1 }) });
+        },
       ),
       choice("Layer", named(scene.layers.map((one) => one.number)), String(state.layer), (l) =>
         this.store.set({ layer: Number(l) }),
@@ -221,7 +374,13 @@ export class App {
       );
     }
     parts.push(
+      h("button", { type: "button", class: "take", click: () => this.store.set({ tour: 1 }) }, "Take the tour"),
       h("span", { class: "gap" }),
+      h(
+        "button",
+        { type: "button", class: "icon", title: "Save and share (s)", click: () => this.share.open() },
+        "Save",
+      ),
       h(
         "button",
         {
@@ -235,7 +394,7 @@ export class App {
       ),
       h(
         "button",
-        { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Keys", click: () => this.help.showModal() },
+        { type: "button", class: "icon", title: "Keys and glossary (?)", "aria-label": "Keys and glossary", click: () => this.help.showModal() },
         "?",
       ),
     );
@@ -262,14 +421,29 @@ export class App {
     this.tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
-  private async run(settings: Settings): Promise<Scene> {
-    const scene = await this.data.run(this.scene.id, settings);
-    this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
+  /** Runs the model on what was typed. What is refined, a text still being typed, gives its place up. */
+  private async run(settings: Settings, refines: string): Promise<Scene> {
+    const compared = this.store.state.other.split(/[:/]/)[0];
+    const scene = await this.made(this.scene.id, settings, refines === compared ? "" : refines, compared);
     const { layers } = scene;
     const { i, j } = this.store.state;
     const kept = (at: number, n: number): number => (at < n ? at : -1);
-    this.store.set({ scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k) });
+    const part = { scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k), zoom: "" };
+    this.store.set(part, refines ? "refine" : "step");
     return scene;
+  }
+
+  /** The scene of a run of the example model. */
+  private async made(of: string, settings: Settings, replaces = "", keeps = ""): Promise<Scene> {
+    const scene = await this.data.run(of, settings, replaces, keeps);
+    this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
+    return scene;
+  }
+
+  /** Goes past what is the same in all views. */
+  private skip(): void {
+    this.main.tabIndex = -1;
+    this.main.focus();
   }
 
   private dark(): boolean {
@@ -281,6 +455,7 @@ export class App {
     if (this.element.dataset.theme === theme) return;
     this.element.dataset.theme = theme;
     this.view?.update(this.store.state, new Set(["scale"]));
+    if (this.view) this.drawLine();
   };
 
   private turn(): void {
@@ -300,10 +475,11 @@ export class App {
       "]": () => this.store.set({ head: Math.min(layers[layer].heads - 1, head + 1) }),
       "{": () => this.store.set({ layer: Math.max(0, layer - 1) }),
       "}": () => this.store.set({ layer: Math.min(layers.length - 1, layer + 1) }),
+      s: () => this.share.open(),
       t: () => this.turn(),
       "?": () => this.help.showModal(),
     };
-    Object.keys(VIEWS).forEach((view, k) => (keys[String(k + 1)] = () => this.store.set({ view })));
+    Object.keys(VIEWS).slice(0, 9).forEach((view, k) => (keys[String(k + 1)] = () => this.store.set({ view })));
     const act = keys[event.key];
     if (!act) return;
     event.preventDefault();
@@ -327,12 +503,14 @@ export class App {
   }
 }
 
-function helpDialog(): HTMLDialogElement {
-  const dialog = h("dialog", { "aria-label": "Keys" });
+/** Whether the head is left to the scene's finding: a link that names a token but no head means the first. */
+const free = ({ layer, head, i, j }: State): boolean => layer < 0 && head < 0 && i < 0 && j < 0;
+
+function fillHelp(dialog: HTMLDialogElement, words: Words): void {
   dialog.append(
     h("h2", {}, "Keys"),
     h("dl", {}, ...KEYS.flatMap(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])),
+    glossary(words),
     h("button", { type: "button", click: () => dialog.close() }, "Close"),
   );
-  return dialog;
 }

@@ -1,15 +1,16 @@
 /** What is looked at: all that a link to a view has to say, kept in the address after `#`. */
 
-import type { ScaleName, Tone } from "./numbers/colour";
-import type { Kind } from "./data";
+import { SCALES, type ScaleName, type Tone } from "./numbers/colour";
+import type { Kind, Scene, Settings } from "./data";
 
 export interface State {
   view: string;
   /** Id of the scene, `id:b` for a batch element other than the first. */
   scene: string;
+  /** The chosen head; −1: the one of the scene's finding. */
   layer: number;
   head: number;
-  /** The chosen query and key. */
+  /** The chosen query and key; −1: the last query, and the key that it looks at most. */
   i: number;
   j: number;
   kind: Kind;
@@ -19,6 +20,10 @@ export interface State {
   hide: boolean;
   /** Whether the text is shaded by what attends to the chosen token, not by what it attends to. */
   by: boolean;
+  /** Whether tokens are taken together as words. */
+  words: boolean;
+  /** The other end of a choice of several tokens that begins at the chosen one; −1: there is one. */
+  span: number;
   /** The other head that is compared: scene/layer/head. */
   other: string;
   sort: string;
@@ -26,13 +31,22 @@ export interface State {
   /** The least score that is shown. */
   least: number;
   type: boolean;
+  /** The step of the tour that is shown, from 1 on; 0: none. */
+  tour: number;
+  /** The part of a map that is seen, as `DeepMap.part` writes it; empty: all of it. */
+  zoom: string;
+  /** Settings of a scene that was typed, so that a link to it can be followed when it is gone; no text: none was. */
+  text: string;
+  temperature: number;
+  scaled: boolean;
+  causal: boolean;
 }
 
 export const START: State = {
-  view: "heads",
+  view: "overview",
   scene: "",
-  layer: 0,
-  head: 0,
+  layer: -1,
+  head: -1,
   i: -1,
   j: -1,
   kind: "max",
@@ -40,12 +54,30 @@ export const START: State = {
   scale: "auto",
   hide: false,
   by: false,
+  words: false,
+  span: -1,
   other: "",
   sort: "place",
   filter: "all",
   least: 0,
   type: false,
+  tour: 0,
+  zoom: "",
+  text: "",
+  temperature: 1,
+  scaled: true,
+  causal: true,
 };
+
+/** The only values of keys that are no free text. */
+const ALLOWED: { [K in keyof State]?: readonly string[] } = {
+  kind: ["mass", "max"],
+  tone: ["linear", "root", "log"],
+  scale: ["auto", ...Object.keys(SCALES)],
+};
+
+/** Numbers that are no indices. */
+const REAL: ReadonlySet<string> = new Set(["least", "temperature"]);
 
 export function toHash(state: State): string {
   const pairs = (Object.keys(START) as (keyof State)[])
@@ -54,19 +86,40 @@ export function toHash(state: State): string {
   return `#${new URLSearchParams(pairs)}`;
 }
 
-/** Reads what is there; what is missing or of another type stays as at the start. */
+/** Reads what is there; what is missing, of another type or no value of its key stays as at the start. */
 export function fromHash(hash: string): State {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const entries = Object.entries(START).map(([key, standard]) => {
     const text = given.get(key);
     if (text === null) return [key, standard];
-    if (typeof standard === "number") return [key, Number.isFinite(Number(text)) ? Number(text) : standard];
-    return [key, typeof standard === "boolean" ? text === "true" : text];
+    if (typeof standard === "number") {
+      const sound = REAL.has(key) ? Number.isFinite(Number(text)) : Number.isSafeInteger(Number(text));
+      return [key, text.trim() && sound ? Number(text) : standard];
+    }
+    if (typeof standard === "boolean") return [key, text === "true" || text === "false" ? text === "true" : standard];
+    const allowed = ALLOWED[key as keyof State];
+    return [key, !allowed || allowed.includes(text) ? text : standard];
   });
   return Object.fromEntries(entries) as unknown as State;
 }
 
-type Listener = (state: State, changed: ReadonlySet<keyof State>) => void;
+type Typed = Pick<State, "text" | "temperature" | "scaled" | "causal">;
+
+/** What the address holds of a scene: its settings, if somebody typed them. */
+export function typedOf(scene: Scene | undefined): Typed {
+  const { text, temperature, scaled, causal } = (!scene?.given && scene?.settings) || START;
+  return { text, temperature, scaled, causal };
+}
+
+/** The settings that a link holds, null if it is not to a typed text. */
+export function settingsIn({ text, temperature, scaled, causal }: State): Settings | null {
+  return text ? { text, temperature, scaled, causal } : null;
+}
+
+/** How a state comes about: a step that can be gone back from, a refinement of the last one, or a link. */
+export type Way = "step" | "refine" | "link";
+
+type Listener = (state: State, changed: ReadonlySet<keyof State>, way: Way) => void;
 
 /** The state, and who wants to know when it changes. */
 export class Store {
@@ -77,13 +130,14 @@ export class Store {
     this.state = state;
   }
 
-  set(part: Partial<State>): void {
+  set(part: Partial<State>, way: Way = "step"): void {
     const before = this.state;
-    const after = { ...before, ...part };
+    // Another token ends a choice of several.
+    const after = { ...before, ...("i" in part || "j" in part ? { span: -1 } : {}), ...part };
     const changed = new Set((Object.keys(after) as (keyof State)[]).filter((key) => after[key] !== before[key]));
     if (!changed.size) return;
     this.state = after;
-    for (const listener of [...this.listeners]) listener(after, changed);
+    for (const listener of [...this.listeners]) listener(after, changed, way);
   }
 
   listen(listener: Listener): () => void {
@@ -93,19 +147,19 @@ export class Store {
 }
 
 /** Steps worth going back to; choosing a token or a colour only rewrites the address. */
-const PLACES: ReadonlySet<keyof State> = new Set(["view", "scene", "layer", "head"]);
+const PLACES: ReadonlySet<keyof State> = new Set(["view", "scene", "layer", "head", "tour"]);
 
 /** Keeps the address and the state the same. */
 export function followAddress(store: Store): () => void {
   let own = "";
-  const forget = store.listen((state, changed) => {
+  const forget = store.listen((state, changed, way) => {
     own = toHash(state);
     if (own === location.hash) return;
-    if ([...changed].some((key) => PLACES.has(key))) history.pushState(null, "", own);
+    if (way === "step" && [...changed].some((key) => PLACES.has(key))) history.pushState(null, "", own);
     else history.replaceState(null, "", own);
   });
   const read = (): void => {
-    if (location.hash !== own) store.set(fromHash(location.hash));
+    if (location.hash !== own) store.set(fromHash(location.hash), "link");
   };
   window.addEventListener("popstate", read);
   window.addEventListener("hashchange", read);

@@ -1,10 +1,10 @@
 import { describe, expect, it } from "vitest";
 
-import type { Stage } from "../src/data";
+import type { Scene, Stage } from "../src/data";
 import { halfValues, toHalf } from "../src/numbers/half";
 import { FileSource } from "../src/source/file";
 import { tileOf, type Weights } from "../src/source/weights";
-import { fromHash, START, Store, toHash } from "../src/state";
+import { fromHash, settingsIn, START, Store, toHash, typedOf } from "../src/state";
 
 const base64 = (numbers: Float32Array | Uint16Array): string =>
   btoa(String.fromCharCode(...new Uint8Array(numbers.buffer as ArrayBuffer)));
@@ -134,7 +134,7 @@ describe("a saved page", () => {
 
   it("says that it has no steps where it has neither queries nor keys", async () => {
     const file = new FileSource({ answers: { "api/s/map/0/0": map }, exact: {} });
-    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("Steps need queries and keys");
+    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("Steps and scores need queries and keys");
     expect(file.note).toContain("half precision");
     expect(source.note).toBe("saved");
   });
@@ -151,11 +151,33 @@ describe("the address", () => {
     expect(fromHash(toHash(state))).toEqual(state);
     expect(fromHash("#layer=x&hide=perhaps&unknown=1")).toEqual(START);
   });
+  it("takes no value that a view cannot show", () => {
+    for (const wrong of ["kind=foo", "tone=__proto__", "scale=constructor", "i=2.5", "j=1e999", "head=", "head=1e300"])
+      expect(fromHash(`#${wrong}`)).toEqual(START);
+    expect(fromHash("#by=x&causal=perhaps&scaled=false")).toEqual({ ...START, scaled: false });
+    expect(fromHash("#i=7&least=0.25&scale=ink")).toEqual({ ...START, i: 7, least: 0.25, scale: "ink" });
+  });
+  it("holds the text of a scene that was typed, and of no other", () => {
+    const settings = { text: "né\n\ud83d\ude00", temperature: 0.5, scaled: false, causal: true };
+    const scene = { id: "example-2", settings } as unknown as Scene;
+    const state = { ...START, scene: "example-2", ...typedOf(scene) };
+    expect(settingsIn(fromHash(toHash(state)))).toEqual(settings);
+    expect(typedOf({ ...scene, given: true })).toEqual(typedOf(undefined));
+    expect(settingsIn(START)).toBeNull();
+  });
+  it("tells what a change is", () => {
+    const store = new Store(START);
+    const seen: string[] = [];
+    store.listen((_, __, way) => seen.push(way));
+    store.set({ head: 1 });
+    store.set({ head: 2 }, "refine");
+    expect(seen).toEqual(["step", "refine"]);
+  });
   it("tells what changed, and only that", () => {
     const store = new Store(START);
     const seen: string[][] = [];
     store.listen((_, changed) => seen.push([...changed]));
-    store.set({ head: 2, layer: 0 });
+    store.set({ head: 2, layer: -1 });
     store.set({ head: 2 });
     expect(seen).toEqual([["head"]]);
   });

@@ -1,6 +1,6 @@
-import type { BothTokens, Data, HeadAt, Layer, Scene } from "../data";
-import { SCALES, type ScaleName } from "../numbers/colour";
-import { count, printable } from "../numbers/format";
+import type { BothTokens, Data, HeadAt, Layer, Scene, Words } from "../data";
+import type { ScaleName } from "../numbers/colour";
+import { count, printable, shortened } from "../numbers/format";
 import type { Look } from "../parts/pictures";
 import type { State, Store } from "../state";
 
@@ -10,8 +10,8 @@ export interface Context {
   readonly store: Store;
   readonly scenes: readonly Scene[];
   readonly scene: Scene;
-  /** Whether the page is dark. */
-  dark(): boolean;
+  /** What is said, the same in the terminal. */
+  readonly words: Words;
   /** Shows what went wrong, until the next thing goes right. */
   fail(error: unknown): void;
   /** Told to screen readers. */
@@ -20,6 +20,8 @@ export interface Context {
 
 export interface View {
   readonly element: HTMLElement;
+  /** What is said above it, if not the line that every view has. */
+  line?(): Node[];
   update(state: State, changed: ReadonlySet<keyof State>): void;
   destroy?(): void;
 }
@@ -53,18 +55,32 @@ export const headAt = ({ scene, layer, head }: State): HeadAt => ({ scene, layer
 
 export const layerOf = (context: Context): Layer => context.scene.layers[context.store.state.layer];
 
-export function scaleName(state: State, dark: boolean): ScaleName {
-  return state.scale !== "auto" && state.scale in SCALES ? state.scale : dark ? "viridis" : "ink";
+/** The scale of colours: from paper to ink unless another was chosen, in both themes, so that pictures compare. */
+export function scaleName(state: State): ScaleName {
+  return state.scale === "auto" ? "ink" : state.scale;
 }
 
-export function lookOf(state: State, dark: boolean): Look {
-  return { kind: state.kind, tone: state.tone, scale: scaleName(state, dark), hide: state.hide, dark };
+export function lookOf(state: State): Look {
+  return { kind: state.kind, tone: state.tone, scale: scaleName(state), hide: state.hide };
 }
 
-/** The chosen query, the last one unless chosen; and the chosen key, the first. */
-export function chosen(state: State, layer: Layer): { i: number; j: number } {
-  const within = (at: number, n: number, standard: number): number => (at < 0 ? standard : Math.min(at, n - 1));
-  return { i: within(state.i, layer.n_q, layer.n_q - 1), j: within(state.j, layer.n_k, 0) };
+const within = (at: number, n: number, standard: number): number => (at < 0 ? standard : Math.min(at, n - 1));
+
+/** The chosen query, the last one unless chosen. */
+export const chosenQuery = (state: State, layer: Layer): number => within(state.i, layer.n_q, layer.n_q - 1);
+
+/** The chosen query and key; unless it was chosen, the key that the query looks at most. */
+export function chosen(context: Context): { i: number; j: number } {
+  const { state } = context.store;
+  const layer = layerOf(context);
+  const i = chosenQuery(state, layer);
+  return { i, j: within(state.j, layer.n_k, Math.max(0, context.data.knownPeak(headAt(state), i) ?? 0)) };
+}
+
+/** A head as it is called: L2 H3, by the model's numbers. */
+export function headName(scene: Scene, layer: number, head: number): string {
+  const { number, numbers } = scene.layers[layer];
+  return `L${number} H${numbers[head]}`;
 }
 
 /** A token as it is spoken of: its number, and itself where there is one. */
@@ -72,7 +88,7 @@ export async function named(context: Context, axis: "query" | "key", index: numb
   const tokens = tokensOf(context)[axis];
   await tokens?.load(index, index + 1);
   const token = tokens?.at(index);
-  return token === undefined ? count(index) : `${count(index)} “${printable(token)}”`;
+  return token === undefined ? count(index) : `${count(index)} “${shortened(printable(token))}”`;
 }
 
 export function tokensOf(context: Context): BothTokens {

@@ -12,6 +12,7 @@ from regard.viewer.scene import sources
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.serve import saving
 from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.links import VIEWS, fragment
 from regard.viewer.show import drawing
 from regard.viewer.show.terminal import show
 
@@ -19,9 +20,16 @@ Progress = Callable[[str], object]
 
 
 def run(arguments: Namespace, mask: Mask | None, console: Console, progress: AbstractContextManager[Progress]) -> None:
-    """Carry the command out. Raises ValueError for input that cannot be served, before any work where that can be."""
+    """Run the command.
+
+    Raises ValueError for input that cannot be served, before any work where that can be.
+    """
     text = _text(arguments)
     paths = [target for path in arguments.save for target in saving.targets(path)]
+    if (paths or arguments.terminal) and (arguments.view, arguments.key) != (None, None):
+        raise ValueError("--view and --key are for the page")
+    if arguments.view not in (None, *VIEWS):
+        raise ValueError(f"--view must be {', '.join(VIEWS[:-1])} or {VIEWS[-1]}, got {arguments.view}")
     chosen = {"layer": arguments.layer, "head": arguments.head, "token": _number(arguments.token)}
     if paths or arguments.terminal:
         with progress as report:
@@ -41,8 +49,6 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
         if not all(path.suffix for path in arguments.save) and not drawing.has_png():
             console.print(f"no PNG was saved: {drawing.NEEDS}", soft_wrap=True)
         return
-    if any(x is not None for x in chosen.values()):
-        raise ValueError("--layer, --head and --token are for --terminal and --save; on the page they are a click")
     from regard.viewer.serve.server import Viewer, bound
 
     with bound(arguments.port) as home:
@@ -50,21 +56,22 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
             scenes = _scenes(arguments, text, mask, report)
             if arguments.sequence is not None:
                 scenes = [saving.single(scenes, _number(arguments.sequence))]
+            link = fragment(scenes[0], arguments.view, **chosen, key=_number(arguments.key))
         try:
             viewer = Viewer(Answers(scenes), home)
         except FileNotFoundError as error:
             raise ValueError(str(error)) from None
 
     def ready() -> None:
-        print(f"regard look: {viewer.url}\nCtrl-C ends it.", flush=True)
+        print(f"regard look: {viewer.url}{link}\nCtrl-C ends it.", flush=True)
         if not arguments.no_open:
-            viewer.show()
+            viewer.show(link)
 
     viewer.run(ready)
 
 
 def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress: Progress) -> Sequence[Scene]:
-    """What is to be looked at."""
+    """Return the scenes to look at."""
     progress("starting")
     if arguments.capture is not None:
         return sources.captured(inputs.capture(arguments.capture))
@@ -89,7 +96,10 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
 
 
 def _text(arguments: Namespace) -> str | None:
-    """The text to read, None if it was not given. Raises ValueError for arguments that do not go together."""
+    """Return the text to read, None if none was given.
+
+    Raises ValueError for arguments that do not go together.
+    """
     if arguments.given is not None and arguments.text is not None:
         raise ValueError("give TEXT or --text, not both")
     given = arguments.text if arguments.given is None else arguments.given
@@ -105,7 +115,7 @@ def _text(arguments: Namespace) -> str | None:
 
 
 def _number(text: str | None) -> int | str | None:
-    """A number where the text is one."""
+    """Return a number where the text is one."""
     try:
         return text if text is None else int(text)
     except ValueError:

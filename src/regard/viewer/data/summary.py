@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core.statistics import bin_edges
-from regard.interpret.heads import notable
+from regard.interpret.heads import all_notable
 from regard.runtime.forks import cached_property
-from regard.viewer.data.scores import KINDS, Kind, layer_scores
-from regard.viewer.scene.labels import printable
+from regard.viewer.data import finding, sentences
+from regard.viewer.data.scores import KINDS, NamedKind, layer_scores
+from regard.viewer.data.sentences import CAVEAT as CAVEAT
+from regard.viewer.scene.labels import place_of, printable
 from regard.viewer.scene.scenes import Head, Scene
 
 Weights = NDArray[np.float32]
 
 ROWS_AT_ONCE = 1024
-
-CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does."
 
 
 class HeadScore(NamedTuple):
@@ -51,13 +51,15 @@ class LookData:
     """One text as one model's heads attend to it.
 
     `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
-    name of a kind to scores (layers, heads), NaN where it has no meaning for this text (nothing repeats, say).
+    name of a kind, and "normalized entropy", to scores (layers, heads), NaN where it has no meaning (nothing repeats).
     `rows_of(layer, head, rows)` gives rows of the weights of a head on demand, (m, n), rows the queries; nothing else
     here is larger than O(n). Where `causal`, a query does not see the keys after it; other weights that are hidden are
     NaN already. `pooled_of(layer, head, rows, cols)` gives a map of the largest weights, NaN where nothing is seen; it
     is made of rows where there is none. `key_tokens` are those of the keys, if they are others. `following` are the
     tokens the model expects next, with their probabilities. `counts`: heads by layer, where they differ. `numbers`: of
-    each layer the model's number, and those of its heads; their places unless given.
+    each layer the model's number, and those of its heads; their places unless given. `distances` (layers, heads) are
+    the n of "n tokens back", 0 where there is none. `cross`: queries and keys are of different sequences. `named`:
+    tokens are text, not numbers. `prefix`: tokens that make a repeated run.
     """
 
     model: str
@@ -72,6 +74,10 @@ class LookData:
     pooled_of: Callable[[int, int, int, int], Weights] | None = None
     counts: tuple[int, ...] | None = None
     numbers: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+    distances: NDArray[np.integer] | None = None
+    cross: bool = False
+    named: bool = True
+    prefix: int = 1
 
     @property
     def n(self) -> int:
@@ -90,17 +96,17 @@ class LookData:
         return f"{size}, {self.layers} layer{'s' * (self.layers > 1)} of {self.heads} head{'s' * (self.heads > 1)}"
 
     def heads_of(self, layer: int) -> int:
-        """The number of heads in one layer."""
+        """Return the number of heads in one layer."""
         return self.heads if self.counts is None else self.counts[layer]
 
     def number(self, layer: int, head: int | None = None) -> int:
-        """The model's number of a layer, or of a head of it."""
+        """Return the model's number of a layer, or of a head of it."""
         if self.numbers is None:
             return layer if head is None else head
         return self.numbers[layer][0] if head is None else self.numbers[layer][1][head]
 
     def name(self, layer: int, head: int) -> str:
-        """What a head is called: L3 H5, by the model's numbers."""
+        """Return what a head is called: L3 H5, by the model's numbers."""
         return f"L{self.number(layer)} H{self.number(layer, head)}"
 
     @property
@@ -119,12 +125,12 @@ class LookData:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The tokens, made printable."""
+        """Return the tokens, made printable."""
         return tuple(printable(token) for token in self.tokens)
 
     @cached_property
     def key_labels(self) -> tuple[str, ...]:
-        """The tokens of the keys, made printable."""
+        """Return the tokens of the keys, made printable."""
         return self.labels if self.key_tokens is None else tuple(printable(token) for token in self.key_tokens)
 
     def weights(self, layer: int, head: int, rows: slice = slice(None)) -> Weights:
@@ -136,8 +142,10 @@ class LookData:
         return weights
 
     def pooled(self, layer: int, head: int, rows: int, cols: int) -> Weights:
-        """The weights of one head, reduced to at most (rows, cols) by the largest of each block, so that a lone weight
-        survives; NaN only where nothing in a block is visible. Takes O(n) memory for few rows and columns.
+        """Return one head's weights, max-pooled to at most (rows, cols).
+
+        So a lone weight survives; NaN only where nothing in a block is visible. Takes O(n) memory for few rows and
+        columns.
         """
         if self.pooled_of is not None:
             return self.pooled_of(layer, head, min(rows, self.n), min(cols, self.n_k))
@@ -151,30 +159,61 @@ class LookData:
         return np.concatenate(parts)
 
     def strongest(self, kind: str, count: int = 3) -> tuple[HeadScore, ...]:
-        """The heads with the highest scores of a kind, best first; heads without a score are left out."""
+        """Return the heads with the highest scores of a kind, best first; those without a score are left out."""
         scores = self.statistics[kind]
         order = np.argsort(-scores.ravel(), kind="stable")[:count]
         found = (HeadScore(*divmod(int(k), self.heads), float(scores.ravel()[k])) for k in order)
         return tuple(head for head in found if not np.isnan(head.score))
 
-    def kind_of(self, layer: int, head: int) -> tuple[Kind, float] | None:
-        """The kind that a head is of, and its score; None if it is of none."""
+    def kinds_of(self, layer: int, head: int) -> tuple[NamedKind, ...]:
+        """Return every notable kind of a head, the one it is called by first."""
         scores = {kind.name: float(self.statistics[kind.name][layer, head]) for kind in KINDS}
-        name = notable(scores)
-        return next(((kind, scores[kind.name]) for kind in KINDS if kind.name == name), None)
+        distance = 0 if self.distances is None else int(self.distances[layer, head])
+        by_name = {kind.name: kind for kind in KINDS}
+        return tuple(
+            NamedKind(by_name[x], f"{distance} tokens back" if distance and x == "n tokens back" else x, scores[x])
+            for x in all_notable(scores)
+        )
+
+    @cached_property
+    def picked(self) -> finding.Pick:
+        """Return the head of the finding that everything begins with."""
+        return self._pick([(x, y) for x in range(self.layers) for y in range(self.heads_of(x))])
+
+    def _pick(self, places: Sequence[tuple[int, int]]) -> finding.Pick:
+        names = ("induction", "first-token sink", "normalized entropy")
+        return finding.pick(
+            finding.Candidate(*at, *(float(self.statistics[name][at]) for name in names)) for at in places
+        )
+
+    def says(self, choice: Choice) -> tuple[str, ...]:
+        """Return what the page says of a choice: why this head, where its token looks most, what comes next."""
+        name = self.name(choice.layer, choice.head)
+        if self.picked[:2] == (choice.layer, choice.head):
+            first = finding.why(self.picked, name, cross=self.cross, tokens=self.named)
+        else:
+            first = f"{name}: {sentences.kinds(self.kinds_of(choice.layer, choice.head))}."
+        row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
+        labels = (self.tokens, self.tokens if self.key_tokens is None else self.key_tokens) if self.named else ((), ())
+        said = [first, finding.row_sentence(row, choice.token, self.n, *labels, self.prefix).text]
+        if self.following:
+            said.append(sentences.expects(self.following))
+        return tuple(said)
 
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
-        """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;
-        none below half a thousandth.
+        """Return the tokens that the chosen token attends to most, the heaviest first.
+
+        Ties go to the earliest; none is below half a thousandth.
         """
         row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
         order = np.argsort(-row, kind="stable")[:count]
         return tuple(Attended(int(j), float(row[j])) for j in order if row[j] >= 5e-4)
 
     def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
-        """Fill in what was not chosen: the strongest induction head (previous-token head, if nothing repeats) among
-        those left, and the last token. Layer and head are the model's numbers. A token is an index, from the end if
-        negative, or the token's text (its last occurrence).
+        """Fill in what was not chosen: the head of `finding.pick` among those left, and the last token.
+
+        Layer and head are the model's numbers. A token is an index, from the end if negative, or the token's text (its
+        last occurrence).
 
         Raises ValueError for a layer, head or token that is not there.
         """
@@ -186,26 +225,12 @@ class LookData:
             of = "this model" if layer is None else f"layer {layer}"
             raise ValueError(f"head {head} does not exist: {of} has heads {_spans(known)}")
         left = [at for at in left if head in (None, self.number(*at))]
-        best = left[0]
-        for kind in ("induction", "previous token"):
-            scores = {at: float(self.statistics[kind][at]) for at in left}
-            scores = {at: score for at, score in scores.items() if not np.isnan(score)}
-            if scores:
-                best = max(scores, key=lambda at: scores[at])
-                break
-        return Choice(*best, self._token_index(token))
+        return Choice(*self._pick(left)[:2], self._token_index(token))
 
     def _token_index(self, token: int | str | None) -> int:
         if token is None:
             return self.n - 1
-        if isinstance(token, str):
-            found = [k for k, known in enumerate(self.tokens) if token in (known, known.strip())]
-            if not found:
-                raise ValueError(f"token {token!r} does not occur in the text")
-            return found[-1]
-        if not -self.n <= token < self.n:
-            raise ValueError(f"token {token} does not exist: the text has tokens 0 to {self.n - 1}")
-        return token % self.n
+        return place_of(token, self.tokens, self.n)
 
 
 def _spans(numbers: Sequence[int]) -> str:
@@ -220,7 +245,8 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.floating]:
-    """The matrix reduced to at most (rows, cols) by taking the largest of each block, so that a lone weight survives;
+    """Max-pool a matrix to at most (rows, cols), so that a lone weight survives.
+
     NaN only where a whole block is NaN.
 
     >>> pooled(np.arange(16.0).reshape(4, 4), 2, 2).tolist()
@@ -238,8 +264,9 @@ def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
 
 
 def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: None) -> LookData:
-    """What every head of a scene does: its statistics, and its weights when they are asked for. Of several batch
-    elements the first. `progress` is told each stage as it begins.
+    """Return what there is to see of a scene: statistics of heads, weights on demand.
+
+    Of several batch elements the first. `progress` is told each stage as it begins.
 
     >>> from regard.viewer.scene.sources import Settings, example
     >>> data = look_data(example(Settings("to be or not to be")))
@@ -247,12 +274,15 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
     (19, (19, 19), ('⊢', 't', 'o'))
     """
     layers, most = scene.layers, max(layer.heads for layer in scene.layers)
-    statistics = {kind.name: np.full((len(layers), most), np.nan) for kind in KINDS}
+    names = (*(kind.name for kind in KINDS), "normalized entropy")
+    statistics = {name: np.full((len(layers), most), np.nan) for name in names}
+    distances = np.zeros((len(layers), most), np.int64)
     for number in range(len(layers)):
         progress(f"measuring the heads of layer {number} of {len(layers)}")
         for head in layer_scores(scene, number):
-            for name, score in head.scores.items():
+            for name, score in (head.scores | {"normalized entropy": head.normalized_entropy}).items():
                 statistics[name][number, head.head] = score
+            distances[number, head.head] = head.distance or 0
     first = layers[0].problem
 
     @cache
@@ -284,4 +314,8 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
         separator="" if named else " ",
         counts=tuple(layer.heads for layer in layers),
         numbers=tuple((layer.number, layer.numbers) for layer in layers),
+        distances=distances,
+        cross=layers[0].cross,
+        named=named,
+        prefix=scene.prefix,
     )

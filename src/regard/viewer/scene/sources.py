@@ -1,5 +1,7 @@
 """Where scenes come from: the example model with a text and settings, plain arrays, captures."""
 
+import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from regard.interpret.capture import captured as captured_model
 from regard.interpret.capture import layers
 from regard.ops.attention import problem_from
 from regard.viewer.scene.labels import byte_tokens
-from regard.viewer.scene.scenes import Array, Kind, Layer, Scene
+from regard.viewer.scene.scenes import Array, Kind, Scene, SceneLayer
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
 """What is looked at unless something is given: a rare name comes back, and breaks off."""
@@ -35,7 +37,10 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
-        """Settings from JSON. Raises TypeError or ValueError for one that is unknown or of another type."""
+        """Read settings from JSON.
+
+        Raises TypeError or ValueError for one that is unknown or of another type.
+        """
         kinds: dict[str, tuple[type, ...]] = {
             "text": (str,), "temperature": (int, float), "scaled": (bool,), "causal": (bool,),
         }  # fmt: skip
@@ -43,11 +48,11 @@ class Settings:
             if name not in kinds:
                 raise ValueError(f"{name} is not a setting; those are {', '.join(kinds)}")
             if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
-                raise TypeError(f"{name} must be a {kinds[name][-1].__name__}, got {value!r}")
+                raise TypeError(f"{name} must be a {kinds[name][-1].__name__}, got {reprlib.repr(value)}")
         return cls(**{**given, **({"temperature": float(given["temperature"])} if "temperature" in given else {})})
 
     def plain(self) -> dict[str, Any]:
-        """The settings as JSON."""
+        """Return the settings as JSON."""
         return {
             "text": self.text, "temperature": self.temperature, "scaled": self.scaled, "causal": self.causal,
         }  # fmt: skip
@@ -56,9 +61,9 @@ class Settings:
 def example(
     settings: Settings, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None
 ) -> Scene:
-    """A text as the model that ships with regard reads it.
+    """Return a text as the model that ships with regard reads it.
 
-    Raises ValueError if the text is empty or longer than the model reads, before the model runs.
+    Raises ValueError before the model runs: for a text that is empty, longer than the model reads, or no Unicode.
 
     >>> scene = example(Settings("to be"))
     >>> len(scene.layers), scene.layers[0].heads, scene.key_tokens[:3]
@@ -67,11 +72,13 @@ def example(
     if model is None:
         progress("loading the model")
         model = ExampleModel.load()
+    if (half := re.search("[\ud800-\udfff]", settings.text)) is not None:
+        raise ValueError(f"text must be Unicode: character {half.start()} is half of a surrogate pair")
     ids = model.encode(settings.text)
     progress(f"running the model on {len(ids)} tokens")
     trace = model.run(ids, temperature=settings.temperature, scale=settings.scaled, causal=settings.causal)
     layers = tuple(
-        Layer(
+        SceneLayer(
             name=f"layers.{number}",
             problem=problem_from(q, k, v, causal=trace.causal, scale=trace.scale),
             lse=lse[None],
@@ -96,7 +103,7 @@ def example(
 
 
 def following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
-    """The likeliest next bytes and their probabilities, none below half a percent."""
+    """Return the likeliest next bytes and their probabilities, none below half a percent."""
     shares = np.exp(logits.astype(np.float64) - logits.max())
     shares /= shares.sum()
     order = [byte for byte in np.argsort(-shares, kind="stable")[:count].tolist() if shares[byte] >= 0.005]
@@ -134,7 +141,7 @@ def arrays(
             raise ValueError(f"{argument} must be one for each row, {size}, got {len(given)}")
     names = tuple(map(str, same or ()))
     numbers = np.unique(names, return_inverse=True)[1].astype(np.int64) if names else None
-    layer = Layer(
+    layer = SceneLayer(
         name="attention",
         problem=p,
         lse=lse,
@@ -152,7 +159,9 @@ def arrays(
 
 
 def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scene, ...]:
-    """A capture as scenes: layers that read the same sequences together, so an encoder and a decoder apart.
+    """Return a capture as scenes, layers that read the same sequences together.
+
+    So an encoder and a decoder are apart.
 
     Raises ValueError for a capture that holds no layer.
     """
@@ -181,9 +190,9 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
     return tuple(scenes)
 
 
-def _captured_layer(layer: layers.Layer, number: int) -> Layer:
+def _captured_layer(layer: layers.Layer, number: int) -> SceneLayer:
     given = layer.all_heads
-    return Layer(
+    return SceneLayer(
         name=layer.name,
         problem=problem_from(value=given["key"], **given),
         lse=layer.lse,

@@ -1,16 +1,18 @@
 """The same view as a picture, for papers and slides."""
 
 import math
+from textwrap import wrap
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.viewer.data import sentences
 from regard.viewer.data.scores import FEATURED
-from regard.viewer.data.summary import CAVEAT, Choice, LookData
+from regard.viewer.data.summary import Choice, LookData
 from regard.viewer.scene.labels import encodable, printable
 from regard.viewer.show.colour import INK, ramp, readable_on, tone
-from regard.viewer.show.drawing import Box, Drawing, Image, Text
+from regard.viewer.show.drawing import Box, Canvas, Image, Text
 
 WIDTH, HEIGHT = 1950, 1200
 """Size of the picture in pixels."""
@@ -19,19 +21,22 @@ _SOFT, _LINE, _ACCENT = "#5a6270", "#dcdfe4", "#1c5fb8"
 _MAP = 800  # pixels of the map, and at most as many rows and columns of it, so that none is left out
 _TOP = 84  # the baseline of headings
 _LEFT, _MIDDLE, _RIGHT = 24, 600, 1487
+_SENTENCES = 6  # lines that have room below the map
 
 
 def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg") -> bytes:
-    """An SVG or PNG file of 1950 × 1200 pixels: heads, strongest heads, the chosen head's map, what its token attends
-    to. Maps of more tokens than 800 are reduced by the largest weight of each block.
+    """Return an SVG or PNG file of 1950 × 1200 pixels.
+
+    Heads, strongest heads, the chosen head's map, where its token looks, and what is said of it. Maps of
+    more tokens than 800 are reduced by the largest weight of each block.
 
     Raises ModuleNotFoundError for PNG where matplotlib is not installed.
     """
-    drawing = Drawing(WIDTH, HEIGHT)
+    drawing = Canvas(WIDTH, HEIGHT)
     drawing.shapes += [
         Text(_LEFT, 45, "regard look", size=27, bold=True),
         Text(224, 45, f"{data.model}; {data.about}", colour=_SOFT),
-        Text(_LEFT, HEIGHT - 20, CAVEAT, colour=_SOFT),
+        Text(_LEFT, HEIGHT - 20, sentences.CAVEAT, colour=_SOFT),
     ]
     below = _overview(drawing, data, choice)
     _strongest(drawing, data, below)
@@ -51,7 +56,7 @@ def _coloured(weights: NDArray[np.floating]) -> NDArray[np.uint8]:
     return np.concatenate([ramp(tone(weights), INK), seen[..., None]], axis=-1)
 
 
-def _overview(drawing: Drawing, data: LookData, choice: Choice) -> float:
+def _overview(drawing: Canvas, data: LookData, choice: Choice) -> float:
     """Every head's map in a grid. Returns where it ends."""
     drawing.shapes.append(Text(_LEFT, _TOP, "Heads", bold=True))
     left, top = _LEFT + 36, _TOP + 42
@@ -74,8 +79,8 @@ def _overview(drawing: Drawing, data: LookData, choice: Choice) -> float:
     return top + data.layers * side
 
 
-def _strongest(drawing: Drawing, data: LookData, top: float) -> None:
-    """The strongest heads of each kind."""
+def _strongest(drawing: Canvas, data: LookData, top: float) -> None:
+    """Draw the strongest heads of each kind."""
     step = 28.5
     for k, kind in enumerate(FEATURED):
         y = top + 50 + 5.2 * step * k
@@ -88,7 +93,7 @@ def _strongest(drawing: Drawing, data: LookData, top: float) -> None:
             drawing.shapes.append(Text(_LEFT, y + 1.95 * step, "nothing repeats", 16.5))
 
 
-def _bar(drawing: Drawing, x: float, y: float, label: str, fraction: float) -> None:
+def _bar(drawing: Canvas, x: float, y: float, label: str, fraction: float) -> None:
     drawing.shapes += [
         Text(x, y, label, 16.5),
         Box(x + 123, y - 13, 211, 14, _LINE),
@@ -97,8 +102,8 @@ def _bar(drawing: Drawing, x: float, y: float, label: str, fraction: float) -> N
     ]
 
 
-def _map(drawing: Drawing, data: LookData, choice: Choice) -> None:
-    """The chosen head's map, with its tokens or their numbers, and the scale of its colours."""
+def _map(drawing: Canvas, data: LookData, choice: Choice) -> None:
+    """Draw the chosen head's map, its tokens or their numbers, and its colour scale."""
     left, n, n_k = _MIDDLE, data.n, data.n_k
     named = max(n, n_k) <= 100
     keys = range(n_k) if named else _ticks(n_k)
@@ -107,7 +112,7 @@ def _map(drawing: Drawing, data: LookData, choice: Choice) -> None:
     top = _TOP + (120 if upward else 50)
     layer, head = data.number(choice.layer), data.number(choice.layer, choice.head)
     drawing.shapes += [
-        Text(left, _TOP, f"Layer {layer}, head {head}: rows attend to columns", bold=True),
+        Text(left, _TOP, f"Layer {layer}, head {head}", bold=True),
         Image(left, top, _MAP, _MAP, _coloured(data.pooled(choice.layer, choice.head, _MAP, _MAP))),
         Box(left, top, _MAP, _MAP, stroke=_LINE, line=1.6),
         Box(left, top + choice.token * _MAP / n, _MAP, _MAP / n, stroke=_ACCENT, line=2),
@@ -128,6 +133,9 @@ def _map(drawing: Drawing, data: LookData, choice: Choice) -> None:
     for weight in (0, 0.1, 0.5, 1):
         x = left + 300 * math.sqrt(weight)
         drawing.shapes.append(Text(x, y + 36, f"{weight:g}", 14.5, _SOFT, anchor="middle"))
+    said = [line for text in (*data.says(choice), sentences.view("map")) for line in wrap(text, 96)]
+    for k, line in enumerate(said[:_SENTENCES]):
+        drawing.shapes.append(Text(left, y + 72 + 24 * k, line, 17))
 
 
 def _ticks(n: int) -> range:
@@ -140,8 +148,8 @@ def _ticks(n: int) -> range:
     return range(0, n, next(step for step in (power, 2 * power, 5 * power, 10 * power) if n <= 10 * step))
 
 
-def _attended(drawing: Drawing, data: LookData, choice: Choice) -> None:
-    """What the chosen token attends to, and what the model expects next."""
+def _attended(drawing: Canvas, data: LookData, choice: Choice) -> None:
+    """Draw where the chosen token looks, and what the model expects next."""
     title = f"{choice.token} “{_short(data.labels[choice.token], 12)}” attends most to"
     drawing.shapes.append(Text(_RIGHT, _TOP, title, bold=True))
     for rank, (index, weight) in enumerate(data.attended(choice)):
@@ -152,8 +160,8 @@ def _attended(drawing: Drawing, data: LookData, choice: Choice) -> None:
         drawing.shapes.append(Text(_RIGHT, 1090, guesses, 16.5, _SOFT))
 
 
-def _shaded_text(drawing: Drawing, data: LookData, choice: Choice) -> None:
-    """The text around the chosen token in a fixed grid of characters, shaded by what the token attends to."""
+def _shaded_text(drawing: Canvas, data: LookData, choice: Choice) -> None:
+    """Draw the text around the chosen token, shaded by what the token attends to."""
     columns, lines = 36, 17
     advance, step = 439 / columns, 27.5
     row = data.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
