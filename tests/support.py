@@ -111,7 +111,7 @@ def absolute(
                     "query": abs(p.scale) * specification.einsum("bhij,bhja->bhia", dT, z["k"]),
                     "key": abs(p.scale) * specification.einsum("bhij,bhia->bhja", dT, z["q"]),
                     "bias": dS,
-                    "tables": specification.gather(p, f, parts),
+                    "tables": specification.table_gradients(p, f, parts),
                 }
 
             dT = through(d_ds, dS)
@@ -121,7 +121,7 @@ def absolute(
                 "sink": (f.p_sink * row).sum(axis=(0, 2)),
             }
         if t is not None:
-            d = specification.dot(p, t, f)
+            d = specification.term_tangents(p, t, f)
             moved = np.abs(d.S) * (1 + reach) + reach
             d_sink = np.zeros(()) if t.sink is None else np.broadcast_to(np.abs(t.sink), (p.heads,))[:, None]
             mean = (f.P * moved).sum(-1) + f.p_sink * d_sink
@@ -136,9 +136,9 @@ def absolute(
             }
         if t is not None and u is not None:
             # Terms of terms as they are, as below.
-            e = specification.dot(p, u, f)
+            e = specification.term_tangents(p, u, f)
             a, b = (np.where(f.visible, np.abs(x.S) + np.abs(x.lse)[..., None], 0) for x in (d, e))
-            w = np.abs(specification.bent(p, f, d, e)) + a * b
+            w = np.abs(specification.second_scores(p, f, d, e)) + a * b
             sinks = (f.p_sink * (np.abs(x.sink) + np.abs(x.lse)) for x in (d, e))
             mean = (f.P * w).sum(-1) + next(sinks) * next(sinks) / np.where(f.p_sink == 0, 1, f.p_sink)
             w = w + mean[..., None]
@@ -184,8 +184,8 @@ def absolute(
             sizes["sink"] = (f.p_sink * ((d_sink + np.abs(d.lse)) * row + row_dot)).sum(axis=(0, 2))
         if ct is not None:
             for name in ("query", "key", "value", "bias"):
-                sizes[name] = specification.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
-            sizes["sink"] = specification.sink_shape(p, sizes["sink"])  # type: ignore[assignment]
+                sizes[name] = specification.unflatten(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
+            sizes["sink"] = specification.sink_gradient(p, sizes["sink"])  # type: ignore[assignment]
     for name in (prefix + name for prefix in ("", "d_", "dd_") for name in Outputs._fields):
         if name in sizes:
             sizes[name] = sizes[name].reshape(p.shape(*sizes[name].shape[2:]))

@@ -50,7 +50,7 @@ def problem(case: Case, dtype: Any) -> tuple[Problem, Frame, tuple[Any, ...], di
 
 def distances(p: Problem) -> Any:
     """i − j of every diagonal, (..., h, diagonals), from the indices themselves."""
-    at = specification.place(p, np.float64)
+    at = specification.indices_of(p, np.float64)
     between = np.asarray(at.i - at.j)
     if not p.diagonals:
         return np.zeros(p.shape(0), np.int64)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.core.frameworks import adapter
+from regard.arguments.frameworks import adapter
 
 
 class Array:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.core.signatures import passing_on
+from regard.arguments.signatures import passing_on
 
 MODULES = ("", ".insight", ".positions", ".examplemodel", ".torch", ".jax")
 WIDEST = 100

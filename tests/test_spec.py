@@ -219,7 +219,7 @@ def test_dropout_is_a_function_of_seed_and_indices() -> None:
     index = np.arange(4, dtype=np.int64)
     got = specification.random_bits(42, np.int64(1), np.int64(2), np.int64(3), index)
     assert got.tolist() == FIXED_BITS
-    kept = specification.kept(0.25, 42, np.int64(1), np.int64(2), np.int64(3), np.arange(100_000))
+    kept = specification.dropout_mask(0.25, 42, np.int64(1), np.int64(2), np.int64(3), np.arange(100_000))
     assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / 1e5) ** 0.5
 
 

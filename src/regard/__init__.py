@@ -10,8 +10,7 @@ from typing import Any
 import numpy as _numpy  # noqa: F401  loaded here, so that the first call does not pay for it
 
 import regard.runtime.forks as _forks  # noqa: F401  before any thread imports the rest
-
-__version__ = "0.1.0"
+from regard.loaders import loaders as _loaders
 
 _HOMES = {
     "regard.ops.attention": "attention attention_jvp attention_vjp attention_vjp_jvp weights",
@@ -29,6 +28,7 @@ _HOMES = {
     ),
     "regard.ops.stepping": "steps",
     "regard.runtime.threads": "set_num_threads",
+    "regard.version": "__version__",
     "regard.viewer": "look",
     "regard.warning": "RegardWarning",
 }
@@ -36,7 +36,34 @@ _MODULES = ("examplemodel", "insight", "positions")
 _FRAMEWORKS = ("jax", "torch")  # not in __all__, so that `from regard import *` imports none
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = ["__version__", *sorted([*_HOME, *_MODULES])]
+__all__ = sorted([*_HOME, *_MODULES])
+
+
+def _torch() -> Any:
+    import regard.torch.adapter as adapter
+
+    return adapter
+
+
+def _jax() -> Any:
+    import regard.jax.adapter as adapter
+
+    return adapter
+
+
+def _torch_capture() -> Any:
+    import regard.torch.capture.recorder as recorder
+
+    return recorder
+
+
+def _torch_pretrained() -> Any:
+    import regard.torch.capture.pretrained as pretrained
+
+    return pretrained
+
+
+_loaders |= {"torch": _torch, "jax": _jax, "torch.capture": _torch_capture, "torch.pretrained": _torch_pretrained}
 
 
 def __getattr__(name: str) -> Any:
@@ -45,7 +72,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'regard' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    import_module("regard.core.signatures").listed(value)
+    import_module("regard.arguments.signatures").listed(value)
     return value
 
 

@@ -1,6 +1,6 @@
-"""A small trained decoder to look at: `ExampleModel.load()`."""
+"""Small trained decoder as an example: `ExampleModel.load()`."""
 
-from regard.core.signatures import listed
+from regard.arguments.signatures import listed
 from regard.interpret.examplemodel.model import BOS, LONGEST, Config, ExampleModel, Trace, repeated_bytes
 
 __all__ = ["BOS", "LONGEST", "Config", "ExampleModel", "Trace", "repeated_bytes"]

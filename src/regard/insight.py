@@ -1,6 +1,6 @@
-"""What attention heads look at, measured."""
+"""Statistics of attention heads."""
 
-from regard.core.signatures import listed
+from regard.arguments.signatures import listed
 from regard.interpret.heads import (
     KINDS,
     HeadStatistics,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule import fields, work
 from regard.engines.cpu.spec.forward import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 from regard.engines.cpu.target.instructions import targets
 from regard.ops.attention import problem_from
@@ -78,9 +78,9 @@ def test_other_strides_of_cotangents() -> None:
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_addresses(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(fields, "IN_MEMORY", in_memory)
     for x in (Q, Q[:, ::-1], Q[1:, 5:, 3:], np.broadcast_to(Q[:1], Q.shape), np.float32(1)[None], Q[:0]):
-        assert work.address_of(x) == x.__array_interface__["data"][0]
+        assert fields.address_of(x) == x.__array_interface__["data"][0]
 
 
 def test_plans_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_nothing_is_copied_on_the_way_in() -> None:
     """A view in, at any strides; and a result that does not keep what was given."""
     big = torch.zeros(3, 9, 4, 2, 16).permute(1, 3, 2, 0, 4)[..., ::2]
     assert not big.is_contiguous()
-    from regard.torch.arrays import array as view
+    from regard.core.tensors import array as view
 
     for x in (big, big.bfloat16(), big.half(), big.double()):
         assert view(x).__array_interface__["data"][0] == x.data_ptr()

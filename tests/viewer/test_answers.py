@@ -12,7 +12,8 @@ import pytest
 import regard
 from regard import insight
 from regard.examplemodel import ExampleModel
-from regard.interpret.capture.captured import Capture, Layer
+from regard.interpret.capture.captured import Capture
+from regard.interpret.capture.layers import Layer
 from regard.ops.attention import problem_from
 from regard.viewer.data import pyramid
 from regard.viewer.scene.scenes import BLOCK, SMALL, Head, Scene, triangle

@@ -15,7 +15,7 @@ import pytest
 import regard
 from regard import cli
 from regard.interpret.capture.captured import Capture
-from regard.interpret.capture.captured import Layer as CapturedLayer
+from regard.interpret.capture.layers import Layer as CapturedLayer
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve import export

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from regard.core.arguments import (
+from regard.arguments.values import (
     BOOLS,
     FLOATS,
     array_type,
@@ -18,6 +18,7 @@ from regard.core.arguments import (
     number,
     real,
     shown,
+    size_text,
 )
 from regard.core.problem import Problem
 from regard.core.statistics import NAMES, Statistic
@@ -311,11 +312,11 @@ def room(results: dict[str, int]) -> None:
     if there is None or total <= there[0]:
         return
     largest = sorted((name for name in results if results[name]), key=lambda name: -results[name])
-    each = ", ".join(f"{name} {_binary(results[name])}" for name in largest[:3])
+    each = ", ".join(f"{name} {size_text(results[name])}" for name in largest[:3])
     rest = ", ..." if len(largest) > 3 else ""
     raise MemoryError(
-        f"the results of this call take {_binary(total)} ({each}{rest}), "
-        f"more than the {_binary(there[0])} of memory of {there[1]}"
+        f"the results of this call take {size_text(total)} ({each}{rest}), "
+        f"more than the {size_text(there[0])} of memory of {there[1]}"
     )
 
 
@@ -334,14 +335,6 @@ def _bytes_of(p: Problem, s: Statistic) -> int:
     if s.name in ("received", "group_received"):
         return p.batch * (p.heads if s.name == "received" else p.kv_heads) * p.n_k * real
     return rows * (index if s.name in ("visible", "argmax") else real)
-
-
-def _binary(x: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if x < 1024:
-            return f"{x:.4g} {unit}"
-        x /= 1024
-    return f"{x:.4g} PiB"
 
 
 def positions(name: str, part: object, n: int) -> range:

@@ -320,7 +320,7 @@ class Problem:
 
 
 def device_of(x: Array) -> Any:
-    """The device whose memory an array is a view of (`regard.torch.arrays.Memory`); None for arrays of the host."""
+    """The device whose memory an array views (`regard.core.tensors.DeviceMemory`); None for arrays of the host."""
     owner: Any = x
     while isinstance(owner, np.ndarray):
         owner = owner.base

@@ -1,4 +1,4 @@
-"""The same statistics from queries and keys, at any length: no weights of size n × n are made."""
+"""Statistics of heads from queries and keys, without n × n weights."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-import regard
-from regard.core.arguments import integer
+from regard.arguments.values import integer
+from regard.core.statistics import mass
 from regard.interpret.heads import HeadStatistics, divide
+from regard.ops.attention import attention
+from regard.rules import Mask, mask, table
 
 Integers = NDArray[np.integer[Any]]
 
@@ -28,11 +30,11 @@ def measure_heads(
     """Compute `head_statistics` of one layer in O(n) memory.
 
     From queries (..., h, n_q, d) and keys (..., h_kv, n_k, d). `ids` (..., n_k) are the tokens of
-    the keys; without them what is said of copies is NaN. `options` are those of `regard.attention`
+    the keys; without them scores of copies are NaN. `options` are those of `regard.attention`
     that the layer has, such as `causal=True` and `scale`. Each score is the mean weight that falls
     on a rule: a diagonal, the first token, the tokens after copies. Entropies are normalized by how
-    many keys a query sees. Of grouped heads, each says whose keys it reads (`kv_head`). Fewer
-    queries than keys are the last of the sequence, as everywhere.
+    many keys a query sees. `kv_head` is the key-value head of each of grouped heads. Fewer queries
+    than keys are the last of the sequence, as everywhere.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k = rng.standard_normal((2, 4, 300, 8))
@@ -49,7 +51,7 @@ def measure_heads(
     positions = (first[..., None] + np.arange(n_q))[..., None, :]  # (..., 1, n_q)
     rules = {
         "previous": on_diagonal(1),
-        "sink": regard.mask(lambda b, h, i, j: j == 0),
+        "sink": mask(lambda b, h, i, j: j == 0),
         "current": on_diagonal(0),
     }
     repeated = {}
@@ -64,15 +66,15 @@ def measure_heads(
             before = came_before(runs).reshape(*lead, 1, n_k)
             inside = np.clip(positions, 0, max(n_k - 1, 0))
             repeated[name] = np.take_along_axis(before, inside, -1) & (positions == inside)
-    mass = {name: regard.mass(rule) for name, rule in rules.items()}
-    observe: list[Any] = ["visible", "entropy", "normalized_entropy", *mass.values()]
-    _, seen = regard.attention(query, key, key[..., :0], observe=observe, engine=engine, **options)
+    masses = {name: mass(rule) for name, rule in rules.items()}
+    observe: list[Any] = ["visible", "entropy", "normalized_entropy", *masses.values()]
+    _, seen = attention(query, key, key[..., :0], observe=observe, engine=engine, **options)
     alive = seen.visible > 0
 
     def mean(name: str) -> list[float]:
         if name in ("duplicate", "induction") and ids is None:
             return [math.nan] * query.shape[-3]
-        values, rows = seen[mass.get(name, name)].astype(np.float64), alive & repeated.get(name, positions > 0)
+        values, rows = seen[masses.get(name, name)].astype(np.float64), alive & repeated.get(name, positions > 0)
         others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
         return [float(x) for x in divide(values.sum(others, where=rows), rows.sum(others))]
 
@@ -85,13 +87,14 @@ def measure_heads(
     )
 
 
-def on_diagonal(distance: int) -> regard.Mask:
-    return regard.mask(lambda b, h, i, j: i - j == distance)
+def on_diagonal(distance: int) -> Mask:
+    return mask(lambda b, h, i, j: i - j == distance)
 
 
 def run_numbers(tokens: Integers, length: int) -> Integers:
-    """For each token (batch, n), a number that stands for the last `length` of them; −1, −2, ... where there are
-    fewer.
+    """Return a number for the run of `length` tokens up to each token: (batch, n).
+
+    Equal runs have equal numbers; −1, −2, ... where there are fewer tokens.
     """
     single = np.unique(tokens, return_inverse=True)[1].reshape(tokens.shape)
     runs, size = single, int(single.max(initial=0)) + 1
@@ -102,14 +105,14 @@ def run_numbers(tokens: Integers, length: int) -> Integers:
     return np.where(few, -1 - np.arange(tokens.shape[-1]), runs)
 
 
-def after_copies(runs: Integers, by: int) -> regard.Mask:
-    """The keys that lie `by` after an earlier place with the run of the query."""
-    table = regard.table(runs)
-    return regard.mask(lambda b, h, i, j: (table[b, j - by] == table[b, i]) & (j >= by) & (j - by < i))
+def after_copies(runs: Integers, by: int) -> Mask:
+    """Allow the keys `by` places after an earlier copy of the query's run."""
+    found = table(runs)
+    return mask(lambda b, h, i, j: (found[b, j - by] == found[b, i]) & (j >= by) & (j - by < i))
 
 
 def came_before(runs: Integers) -> NDArray[np.bool_]:
-    """Where a run was met before: (batch, n)."""
+    """Return True for runs that occurred before: (batch, n)."""
     made = np.ones(runs.shape, bool)
     for row, found in zip(runs, made, strict=True):
         found[np.unique(row, return_index=True)[1]] = False

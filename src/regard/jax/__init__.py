@@ -1,6 +1,6 @@
 """Attention as a primitive of JAX: `regard.attention` on JAX arrays, and `dot_product_attention` as jax.nn has it."""
 
-from regard.core.signatures import listed
+from regard.arguments.signatures import listed
 from regard.jax.dropins.functional import dot_product_attention
 
 __all__ = ["dot_product_attention"]

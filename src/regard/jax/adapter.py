@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
+from regard.arguments.frameworks import Namespace
+from regard.arguments.values import array_type
 from regard.core import checks
-from regard.core.arguments import array_type
-from regard.core.frameworks import Namespace
 from regard.core.problem import Problem
 from regard.core.statistics import Seen
 from regard.engines import engines
 from regard.jax import primitives
+from regard.jax.binding import bind
 from regard.jax.rules import constant, flags, sized, table, traced
 from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places
 from regard.jax.xla.values import promotion
@@ -123,7 +124,7 @@ for holder in HOLDERS.values():
 def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
     """What the caller asked for, in the order of `regard.attention`."""
     operands = primitives.varying_alike(operands)
-    found = primitives.bind(Task("forward", call, call.inputs, ((),) * len(operands)), operands)
+    found = bind(Task("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:
         found = [x[0] for x in found]
     by_name = dict(zip(call.results, found, strict=True))
@@ -131,7 +132,7 @@ def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, m
     if return_weights:
         names = (*call.inputs, "lse")
         lse = by_name["lse"][None] if matrices else by_name["lse"]
-        (w,) = primitives.bind(Task("weights", call, names, ((),) * len(names)), [*operands, lse])
+        (w,) = bind(Task("weights", call, names, ((),) * len(names)), [*operands, lse])
         answer.append(w[0] if matrices else w)
     if p.observe:
         seen = {}

@@ -24,12 +24,12 @@ from jax.extend.core import Primitive
 
 import jax
 from regard.jax import ffi, sharding
+from regard.jax.binding import PRIMITIVES, bind
 from regard.jax.private import ad, batching, given_devices, manual_axes, mlir, on_a_mesh
 from regard.jax.task import Axes, Call, Task, run
 from regard.jax.xla import scan
 from regard.runtime import memory
 
-KINDS = ("forward", "weights", "backward", "jvp", "backward_jvp", "jvp_jvp")
 Values = Sequence[Any]
 
 
@@ -43,11 +43,6 @@ def varying_alike(operands: list[Any]) -> list[Any]:
         x if mine == every else jax.lax.pcast(x, tuple(every - mine), to="varying")
         for x, mine in zip(operands, each, strict=True)
     ]
-
-
-def bind(task: Task, operands: Values) -> list[Any]:
-    found: list[Any] = PRIMITIVES[task.kind].bind(*operands, task=task)
-    return found
 
 
 def task_of(kind: str, call: Call, operands: dict[str, tuple[Any, Axes]], **more: Any) -> tuple[Task, list[Any]]:
@@ -318,7 +313,6 @@ def undefined(*_: Any, name: str, **__: Any) -> Any:
     )
 
 
-PRIMITIVES = {kind: Primitive("attention" if kind == "forward" else f"attention_{kind}") for kind in KINDS}
 RULES = {
     "forward": forward_jvp,
     "weights": scan_jvp,

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax
+from regard.jax.binding import bind
 from regard.jax.task import MATRICES, Axes, Shape, Task, turned, without
 from regard.jax.xla.values import promotion
 
@@ -106,8 +107,6 @@ class Sizes:
 
         @promotion()
         def compute(*operands: Any) -> list[Any]:
-            from regard.jax.primitives import bind
-
             def index(factor: str) -> Any:
                 return jax.lax.axis_index(cuts[factor]) if factor in cuts else 0
 
@@ -215,8 +214,6 @@ def rule(task: Task, mesh: Any, operands: Sequence[Any], results: Sequence[Any])
 
 
 def whole(task: Task, *operands: Any) -> list[Any]:
-    from regard.jax.primitives import bind
-
     return bind(task, operands)
 
 

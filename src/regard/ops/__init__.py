@@ -1,4 +1,4 @@
-"""The public calls on NumPy arrays.
+"""Public calls on NumPy arrays.
 
 | Module | Contents |
 |---|---|

@@ -9,10 +9,10 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
+from regard.arguments.frameworks import dispatched
+from regard.arguments.signatures import passing_on
 from regard.core import checks, rowsums
-from regard.core.frameworks import dispatched
 from regard.core.problem import Differential, Outputs, Problem, compute_dtype, remember
-from regard.core.signatures import passing_on
 from regard.core.statistics import Seen, Statistic, each_array
 from regard.core.types import Array, ArrayLike, Layout, MaskLike, Options, ScoreLike
 from regard.engines import Engine, choose, engines

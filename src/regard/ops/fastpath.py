@@ -14,6 +14,8 @@ from weakref import WeakSet
 import numpy as np
 
 from regard.core.problem import Problem, remember
+from regard.engines import cpu
+from regard.engines.cpu.schedule.fields import address_of
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads
@@ -59,9 +61,6 @@ def keep(p: Problem, shape: tuple[int, ...]) -> None:
     """Keep the call of a problem with a signature, if it can run again; shape: of the output as the caller sees it."""
     calls, here = _calls(), _here(p.signature)
     if here not in calls and all([lasting(p.mask), lasting(p.score)]):
-        from regard.engines import cpu
-        from regard.engines.cpu.schedule.work import address_of
-
         run = cpu.again(p)
         remember(calls, here, None if run is None else Short(run, p, shape, address_of), KEPT)
 

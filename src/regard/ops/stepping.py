@@ -1,4 +1,4 @@
-"""Attention step by step: every intermediate of one call, with its indices, its formula and its values."""
+"""Attention step by step: every intermediate of a call, with its formula."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from regard.core.frameworks import dispatched
+from regard.arguments.frameworks import dispatched
 from regard.core.problem import Problem
 from regard.core.types import Layout, MaskLike, ScoreLike
 from regard.ops.attention import Frame, problem_from
@@ -20,9 +20,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One intermediate: `symbol` and `indices` name it in `formula`, `einsum` is its contraction (empty if it is none).
+    """One intermediate of a call.
 
-    `value` is read-only and of the dtype of sums (float32, float64 for float64); the output is of the inputs' dtype.
+    `symbol` and `indices` name it in `formula`; `einsum` is its contraction, empty if it is none.
+    `value` is read-only and of the dtype of sums (float32, float64 for float64); the output is of
+    the inputs' dtype.
     """
 
     name: str
@@ -44,7 +46,9 @@ class Step:
 
 
 class Steps(Sequence[Step]):
-    """The steps of a call in order; also by name or symbol, `steps["softmax"]` or `steps["P"]` (the last of a symbol).
+    """The steps of a call in order, also by name or symbol.
+
+    `steps["softmax"]` is a step, `steps["P"]` the last of a symbol.
 
     `str(steps)` is a table of names, formulas, contractions and shapes.
     """
@@ -82,7 +86,7 @@ class Steps(Sequence[Step]):
         return tuple(step.name for step in self)
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """What `str` prints, a row for each step: name, tensor, formula, einsum, shape."""
+        """Return the rows that `str` prints: name, tensor, formula, einsum, shape."""
         return [(step.name, step.tensor, step.formula, step.einsum, _shape(step.shape)) for step in self]
 
     def __str__(self) -> str:
@@ -186,10 +190,10 @@ def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool
         yield step("scaled", "S", ij, pairs(f.T), f"{S} = {factor}")
     scores = f.T
     for number, rule in enumerate(rules, 1):
-        scores = specification.evaluate_one(rule.node, specification.place(p, real, scores), scores.shape)
+        scores = specification.evaluate_one(rule.node, specification.indices_of(p, real, scores), scores.shape)
         yield step("score" if len(rules) == 1 else f"score {number}", "S", ij, pairs(scores), f"S ← {rule}")
     if p.bias is not None:
-        scores = scores + specification.square(p, p.bias).astype(real)
+        scores = scores + specification.dense(p, p.bias).astype(real)
         yield step("bias", "S", ij, pairs(scores), f"S ← S + {_tensor('bias', ij)}")
     if p.mask is not None:
         yield step("masked", "S", ij, pairs(f.S), f"S ← −∞ unless {p.mask}")

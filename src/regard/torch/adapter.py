@@ -9,26 +9,28 @@ import numpy as np
 import torch
 
 from regard.core import checks
+from regard.core.tensors import tensor
 from regard.ops import attention as calls_on_arrays
 from regard.ops import planning, stepping
 from regard.ops.attention import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
-from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, tensor, together, values
-from regard.torch.autograd import Attention
-from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
+from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
+from regard.torch.autograd import AttentionFunction
+from regard.torch.calls import DEFAULTS, TensorCall, new_seed, seen_of
 from regard.torch.fastpath import short
 from regard.torch.functions import linear_attention, merge, multihead_attention
 from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
 from regard.torch.graph.operators import execute
+from regard.torch.graph.traced import construct
 from regard.torch.rules import bind, constant, flags, table
 
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
 __all__ = [
-    "attention", "constant", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps", "table",
-    "weights",
+    "attention", "constant", "construct", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps",
+    "table", "weights",
 ]  # fmt: skip
 ALL = slice(None)
 
@@ -92,7 +94,7 @@ def attention(
     together(given | {name: x for name, x in others.items() if type(name) is not str})
     others |= constants(given)
     given = {name: x for name, x in given.items() if name not in others}
-    call = Call(options, tuple(given), tuple(others), engine, before_weights=return_weights)
+    call = TensorCall(options, tuple(given), tuple(others), engine, before_weights=return_weights)
     inputs = (*given.values(), *others.values())
     found = applied(call, *inputs)
     if matrices:
@@ -101,7 +103,7 @@ def attention(
     if return_weights:
         floats = {name: x for name, x in given.items() if name != "value"}
         fixed = {name: x for name, x in others.items() if name != "seed"}
-        one = Call(options | {"dropout": 0.0, "observe": ()}, tuple(floats), tuple(fixed), engine, weights=True)
+        one = TensorCall(options | {"dropout": 0.0, "observe": ()}, tuple(floats), tuple(fixed), engine, weights=True)
         tile = applied(one, *floats.values(), *fixed.values())[0]
         results.append(tile[0] if matrices else tile)
     if call.observe:
@@ -124,12 +126,12 @@ def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
         _watching.reset(token)
 
 
-def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The results of a call, with a derivative where one may be asked for."""
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     found: tuple[torch.Tensor, ...]
     if needed or transformed() or (call.again is None and jit_state() is not None):
-        found = Attention.apply(call, *inputs)
+        found = AttentionFunction.apply(call, *inputs)
     elif call.again is not None:  # as no mode was active when it was looked up
         found = call.again(*inputs)
     else:

@@ -1,57 +1,26 @@
-"""Tensors as NumPy arrays and back, without copies, and which tensors can be had so."""
+"""Tensors as NumPy arrays and back, without copies."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
-from regard.core.arguments import array_type
+from regard.arguments.values import array_type
 from regard.core.checks import FLOATS
-from regard.core.problem import device_of
+from regard.core.tensors import DEVICES, NUMPY, array
 from regard.rules import type_name
 from regard.torch.graph.modes import fake, sizes, tracing, without_transforms, wrapped
 
 Array = np.ndarray[Any, np.dtype[Any]]
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-NUMPY = {torch.bfloat16: BFLOAT16} | {
-    getattr(torch, name): np.dtype(name)
-    for name in [
-        "float16",
-        "float32",
-        "float64",
-        "bool",
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "complex64",
-        "complex128",
-    ]
-}
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-DEVICES = ("cuda",)  # whose memory the host does not read
-
-
-class Memory:
-    """The memory of a tensor on a device; arrays that view it have shapes, strides and addresses, and are not read."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self.lies_on, self.address = tensor, tensor.device, tensor.data_ptr()
-        size = tensor.element_size()
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": tuple(tensor.shape),
-            "strides": tuple(step * size for step in tensor.stride()),
-            "typestr": f"|V{size}" if tensor.dtype is torch.bfloat16 else NUMPY[tensor.dtype].str,
-            "data": (self.address or 1, False),  # that of nothing is never used
-        }
 
 
 def checked(name: str, x: Any) -> torch.Tensor:
-    """`x` if an engine can read it: a strided tensor on the CPU, of no subclass that means more than its numbers."""
+    """Return `x` if an engine can read it; else raise TypeError or ValueError.
+
+    An engine reads strided tensors of a supported device, of no subclass that means more than its numbers.
+    """
     if type(x) in PLAIN and x.layout is torch.strided and x.is_cpu and x.dtype in NUMPY:
         return x
     if not isinstance(x, torch.Tensor):
@@ -73,32 +42,27 @@ def checked(name: str, x: Any) -> torch.Tensor:
 
 
 def concrete(x: torch.Tensor) -> bool:
-    """Whether the values of `x` can be read now: it is no stand-in of a transform, and no graph is being traced."""
+    """Return True if the values of `x` can be read now.
+
+    False for a wrapper of a transform, a fake tensor, and any tensor while a graph is traced.
+    """
     return type(x) in PLAIN and not wrapped(x) and not fake(x) and not tracing()
 
 
-def array(x: torch.Tensor) -> Array:
-    """A NumPy view of a tensor; bits that NumPy has no view for (a lazy conjugate) are resolved first.
-
-    Of a tensor on a device, an array that lies there, which nothing may read.
-    """
-    if x.device.type in DEVICES:
-        found = np.asarray(Memory(x.detach().resolve_conj().resolve_neg()))
-        return found.view(BFLOAT16) if x.dtype is torch.bfloat16 else found
-    if x.dtype is torch.bfloat16:
-        x = x.detach().view(torch.uint16)
-        return x.numpy(force=True).view(BFLOAT16)
-    return x.numpy(force=True)
-
-
 def values(x: torch.Tensor, there: bool = False) -> Array:
-    """The values of a `concrete` tensor, which a transform that is active would wrap; there: where they lie."""
+    """Read the values of a `concrete` tensor outside of any active transform.
+
+    there: a CUDA tensor stays on its device; else it is copied to the host.
+    """
     with without_transforms():
         return array(x.cpu() if x.is_cuda and not there else x)
 
 
 def together(given: Mapping[Any, torch.Tensor]) -> None:
-    """ValueError unless all lie on one device; those that are named by no text are of rules."""
+    """Raise ValueError unless all tensors are on the device of `query`.
+
+    given: tensors by name; those that rules read by any other key.
+    """
     device = given["query"].device
     for name, x in given.items():
         if x.device != device:
@@ -106,45 +70,27 @@ def together(given: Mapping[Any, torch.Tensor]) -> None:
             raise ValueError(f"{what} must be on the device of query, {device}, got {x.device}")
 
 
-def tensor(x: Any) -> torch.Tensor:
-    """A tensor that shares the memory of an array."""
-    if device_of(x) is not None:
-        return on_device(x)
-    if x.dtype == BFLOAT16:
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(np.asarray(x))  # a gradient of a single number may be a NumPy scalar
-
-
-def on_device(x: Array) -> torch.Tensor:
-    """The tensor of an array that lies on a device."""
-    owner: Any = x
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    whole: torch.Tensor = owner.tensor
-    size = x.itemsize
-    begin = 0 if not x.size else (x.__array_interface__["data"][0] - owner.address) // size
-    return whole.as_strided(x.shape, [step // size for step in x.strides], whole.storage_offset() + begin)
-
-
-def converted(x: Array, dtype: Any) -> Array:
-    """x in another dtype, where it lies."""
-    if device_of(x) is None:
-        return x.astype(dtype, copy=False)
-    return array(on_device(x).to(next(kind for kind, same in NUMPY.items() if same == dtype)))
-
-
 def hollow(x: torch.Tensor, shape: tuple[int, ...] | None = None) -> Any:
-    """An array of the dtype of a tensor and, unless another is given, of its shape, to be checked in its place."""
+    """Return a one-element array broadcast to a shape, to check a tensor by.
+
+    The dtype is that of the tensor, as is the shape unless another is given.
+    """
     return np.broadcast_to(np.empty((), NUMPY[x.dtype]), sizes(x) if shape is None else shape)
 
 
 def autocasting(x: torch.Tensor) -> bool:
-    """Whether operands on the device of `x` are cast; PyTorch does not answer that for meta tensors."""
+    """Return True if autocast is on for the device of `x`; False for meta tensors.
+
+    PyTorch itself raises for those.
+    """
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def autocast(x: torch.Tensor) -> torch.Tensor:
-    """What PyTorch's autocast makes of an operand of its own attention: 64 bits stay."""
+    """Cast an operand as PyTorch's autocast casts those of its own attention.
+
+    Tensors of 64 bits and of integers stay.
+    """
     if x.is_floating_point() and x.dtype is not torch.float64:
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x

@@ -11,13 +11,13 @@ import torch
 from regard.core import checks
 from regard.core.problem import Differential, Outputs, Problem, device_of
 from regard.core.statistics import Profile, Seen, Statistic, Top, each_array
+from regard.core.tensors import array, converted, on_device
 from regard.engines import Engine, choose
 from regard.ops.attention import Frame, problem_from
 from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
 from regard.rules.masks import foreign
 from regard.runtime.forks import cached_property
-from regard.torch.arrays import array, converted, on_device
 from regard.torch.rules import TensorTable, bind
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,7 +26,7 @@ LSE, ENTROPY = Statistic("lse"), Statistic("entropy")
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class TensorCall:
     """A call but for its tensors.
 
     floats: what has a derivative, in the order in which its tensors are given: "query", "key", "value", "bias", "sink",
@@ -73,17 +73,17 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
+class PreparedCall:
     """A call with its arrays: the problem, the engine that serves it, and which table stands for which input."""
 
-    call: Call
+    call: TensorCall
     problem: Problem
     frame: Frame
     engine: Engine
     tables: dict[Any, Table] = field(default_factory=dict)
 
     @staticmethod
-    def of(call: Call, arrays: Sequence[Array]) -> "Ready":
+    def of(call: TensorCall, arrays: Sequence[Array]) -> "PreparedCall":
         given = dict(zip(call.inputs, arrays, strict=True))
         options = dict(call.options)
         tables: dict[Any, Table] = {}
@@ -105,7 +105,7 @@ class Ready:
         p = problem_from(query, key, value, **options)
         if call.constants:
             p = replace(p, constants=frozenset(tables.get(x, x) for x in call.constants))
-        return Ready(call, p, Frame.of(query, options["layout"]), choose(p, call.engine), tables)
+        return PreparedCall(call, p, Frame.of(query, options["layout"]), choose(p, call.engine), tables)
 
     def forward(self) -> list[Array]:
         """The results of the call."""

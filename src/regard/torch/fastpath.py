@@ -12,14 +12,15 @@ import torch
 
 from regard.core import checks
 from regard.core.problem import remember
-from regard.engines import choose
+from regard.core.tensors import NUMPY, array, tensor
+from regard.engines import choose, cpu
 from regard.ops.attention import Frame, attention, problem_from
 from regard.ops.fastpath import lasting
 from regard.rules.masks import Rule
 from regard.runtime import memory
 from regard.runtime.threads import num_threads, on_team
-from regard.torch.arrays import NUMPY, PLAIN, array, tensor
-from regard.torch.calls import DEFAULTS, Call
+from regard.torch.arrays import PLAIN
+from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.graph.modes import transformed, transforms_active, watched
 from regard.torch.team import TEAM
 
@@ -88,7 +89,7 @@ class Step(Short):
         return out, lse
 
 
-def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Call | None:
+def short(q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
     """The call, if these tensors and options are of a kind that is kept for this thread, or is kept from now on."""
     if not options.keys() <= OPTIONS:
         return None
@@ -140,9 +141,9 @@ def keep_output(form: Any, q: Any, k: Any, v: Any, options: dict[str, Any]) -> N
         remember(_calls(), form, call, KEPT)
 
 
-def _calls() -> dict[Any, Call | None]:
+def _calls() -> dict[Any, TensorCall | None]:
     try:
-        known: dict[Any, Call | None] = _mine.known
+        known: dict[Any, TensorCall | None] = _mine.known
     except AttributeError:
         known = _mine.known = {}
     return known
@@ -174,14 +175,12 @@ def is_step(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str
     return simple and options.keys() <= STEP_OPTIONS
 
 
-def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> Call | None:
+def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, Any]) -> TensorCall | None:
     plain = all(
         x.is_cpu and x.dtype in NUMPY and x.layout is torch.strided and not x.is_neg() and x.ndim > 2 for x in (q, k, v)
     )
     if not plain or isinstance(options.get("offset"), torch.Tensor):
         return None
-    from regard.engines import cpu
-
     p = problem_from(array(q), array(k), array(v), **options)
     checks.fits(p)
     if choose(p, None) is not cpu:
@@ -193,4 +192,4 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     whole = DEFAULTS | options | {"observe": ()}
     out = Frame.of(q, options.get("layout", "bhnd")).out_shape(p)
     again = (Step if step else Short)(run, out, p.shape(p.n_q), q.dtype)
-    return Call(whole, ("query", "key", "value"), again=again)
+    return TensorCall(whole, ("query", "key", "value"), again=again)

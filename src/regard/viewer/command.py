@@ -11,8 +11,10 @@ from regard.rules import Mask
 from regard.viewer.scene import sources
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.serve import saving
+from regard.viewer.serve.answers import Answers
 from regard.viewer.serve.links import VIEWS, fragment
 from regard.viewer.show import drawing
+from regard.viewer.show.terminal import show
 
 Progress = Callable[[str], object]
 
@@ -41,15 +43,12 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
                 except OSError as error:
                     raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
         if arguments.terminal:
-            from regard.viewer.show.terminal import show
-
             show(still.data, still.choice, console)
         for path in paths:
             console.print(f"saved {path}", style="bold", soft_wrap=True)
         if not all(path.suffix for path in arguments.save) and not drawing.has_png():
             console.print(f"no PNG was saved: {drawing.NEEDS}", soft_wrap=True)
         return
-    from regard.viewer.serve.answers import Answers
     from regard.viewer.serve.server import Viewer, bound
 
     with bound(arguments.port) as home:

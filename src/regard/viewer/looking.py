@@ -157,7 +157,7 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
     """What a PyTorch model attends to while it reads a text."""
     import torch
 
-    import regard
+    from regard.interpret.capture.captured import capture
 
     if text is None or tokenizer is None:
         missing = " and ".join(name for name, x in (("text", text), ("tokenizer", tokenizer)) if x is None)
@@ -168,7 +168,7 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
     most = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if most is not None and read["input_ids"].shape[-1] > most:
         raise ValueError(f"text is too long: {read['input_ids'].shape[-1]} tokens, at most {most}")
-    with torch.no_grad(), regard.capture(model, tokenizer=tokenizer) as seen:
+    with torch.no_grad(), capture(model, tokenizer=tokenizer) as seen:
         model(**read)
     return seen
 
@@ -177,7 +177,7 @@ def numpy_of(x: Any) -> Array:
     """An array of any library as a NumPy one."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and isinstance(x, tensor):
-        from regard.torch.arrays import array
+        from regard.core.tensors import array
 
         return array(x.detach().cpu())
     return np.asarray(x)

@@ -1,4 +1,11 @@
-"""The queries, keys, lse and rules of a model's layers, from which any weight follows.
+"""Captures: the queries, keys, lse and rules of a model's layers.
 
-`captured` has `Capture` and `capture`, `files` its file format, `joining` the calls of generation as one layer.
+Any weight follows from them.
+
+| Module | Contents |
+|---|---|
+| `layers` | one layer, and the tokens that it read |
+| `captured` | `Capture`, a list of layers, and `regard.capture` |
+| `joining` | the calls of a generation as one layer |
+| `files` | the file format |
 """

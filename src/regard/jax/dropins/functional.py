@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax
-import regard
 from regard.jax.sharding import resharded
 from regard.jax.xla.values import promotion
-from regard.rules import Mask, as_mask
+from regard.ops.attention import attention
+from regard.rules import Mask, as_mask, masks, scores, tracing
 
 
 @promotion()
@@ -135,29 +135,29 @@ def _attend(
     group = N // K
     rules = None if mask is None else as_mask(mask)
     if q_len is not None:
-        rows = regard.table(q_len.reshape(-1))
-        rules = _and(rules, regard.mask(lambda b, h, i, j: i < rows[b]))
+        rows = tracing.table(q_len.reshape(-1))
+        rules = _and(rules, masks.mask(lambda b, h, i, j: i < rows[b]))
     if k_len is not None:
-        keys = regard.table(k_len.reshape(-1))
-        rules = _and(rules, regard.mask(lambda b, h, i, j: j < keys[b]))
+        keys = tracing.table(k_len.reshape(-1))
+        rules = _and(rules, masks.mask(lambda b, h, i, j: j < keys[b]))
     if window is not None:
-        left, right = (regard.table(x) if isinstance(x, jax.Array) else x for x in window)
+        left, right = (tracing.table(x) if isinstance(x, jax.Array) else x for x in window)
 
         def inside(b: Any, h: Any, i: Any, j: Any) -> Any:
-            before, after = (x[()] if isinstance(x, regard.Table) else x for x in (left, right))
+            before, after = (x[()] if isinstance(x, tracing.Table) else x for x in (left, right))
             return (i - j <= before) & (j - i <= after)
 
-        rules = _and(rules, regard.mask(inside))
+        rules = _and(rules, masks.mask(inside))
     score = None
     if factors is not None:
-        table, sizes = regard.table(factors), factors.shape
+        table, sizes = tracing.table(factors), factors.shape
 
         def scaled(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
             at = zip((b, h // group, i, j), sizes, strict=True)
             return s * table[tuple(index if size > 1 else 0 for index, size in at)]
 
-        score = regard.score(scaled)
-    out, seen = regard.attention(
+        score = scores.score(scaled)
+    out, seen = attention(
         query, key, value, bias=bias, mask=rules, score=score, observe=["lse"], offset=0, layout="bnhd", **options
     )
     lse = jnp.moveaxis(seen.lse, -2, -1)

@@ -16,6 +16,7 @@ import jax
 from jax import lax
 from regard.core.problem import collapse, compute_dtype
 from regard.jax.task import Task, outline, series, turn
+from regard.jax.xla.statistics import statistics
 from regard.jax.xla.values import Place, evaluate, kept, scattered, seed_words, settings, value
 from regard.rules import Node, partials
 
@@ -257,8 +258,6 @@ class Blocks:
 
     def forward(self) -> Arrays:
         """Outputs and every statistic that is observed."""
-        from regard.jax.xla.statistics import statistics
-
         found = self.outputs()
         return found | statistics(self, found["lse"])
 

@@ -1,4 +1,4 @@
-"""PyTorch's own function with PyTorch's conventions, and a way to put it in the place of PyTorch's."""
+"""`F.scaled_dot_product_attention`, and its replacement in PyTorch."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -144,7 +144,10 @@ def scaled_dot_product_attention(
 
 
 def _form(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> Any:
-    """What tells calls without a mask apart; None for those with arguments of other types, and those being watched."""
+    """Return the cache key of a call without a mask, or None.
+
+    None for arguments of other types, and while a recorder or a mode sees calls.
+    """
     if type(is_causal) is not bool or type(enable_gqa) is not bool or not (scale is None or type(scale) is float):
         return None
     form = None if watching() else form_of(query, key, value, steps=not is_causal)
@@ -154,7 +157,7 @@ def _form(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_g
 def _handed_over(
     given: tuple[Any, ...], dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any
 ) -> Any:  # fmt: skip
-    """What the first `TorchFunctionMode` or argument with `__torch_function__` makes of the call."""
+    """Call the first `TorchFunctionMode` or `__torch_function__` of an argument."""
     query, key, value, attn_mask = given
     options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
     options |= {"scale": scale, "enable_gqa": enable_gqa}
@@ -168,7 +171,10 @@ def _wrong(name: str, expected: str, x: Any) -> TypeError:
 
 
 def _tensor(name: str, x: Any) -> torch.Tensor:
-    """The tensor; of a subclass that changes no operations, the plain one that shares its memory and its gradient."""
+    """Check a tensor, and unwrap a subclass that changes no operations.
+
+    The plain tensor shares its memory and its gradient.
+    """
     if not isinstance(x, Tensor):
         raise _wrong(name, "Tensor", x)
     if type(x) in KNOWN or type(x).__torch_dispatch__ is not modes.no_torch_dispatch:
@@ -177,7 +183,7 @@ def _tensor(name: str, x: Any) -> torch.Tensor:
 
 
 def _number(name: str, x: Any) -> float:
-    """What PyTorch takes as a float: a number, or a tensor of one without a gradient."""
+    """Check what PyTorch takes as a float: a number, or a 0-d tensor without grad."""
     if isinstance(x, torch.SymFloat | torch.SymInt):
         return x
     if isinstance(x, Tensor):
@@ -195,7 +201,7 @@ def _boolean(name: str, x: Any) -> bool:
 
 
 def _of_one_dtype(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """query, key and value as autocast makes them; RuntimeError if their dtypes still differ."""
+    """Cast query, key and value by autocast; RuntimeError if their dtypes differ."""
     if torch.is_autocast_enabled(given[0].device.type):
         given = tuple(map(autocast, given))
     query, key, value = given
@@ -208,7 +214,7 @@ def _of_one_dtype(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _mask(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A mask of a dtype that PyTorch takes."""
+    """Check that a mask has a dtype that PyTorch takes."""
     fits = x.dtype in (torch.bool, torch.float32, query.dtype)
     if not fits and not (x.is_floating_point() and torch.is_autocast_enabled(query.device.type)):
         raise RuntimeError(
@@ -219,7 +225,10 @@ def _mask(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _offset(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
-    """Where the first query sits: PyTorch aligns at the top left, but for an oblong bias of the lower right."""
+    """Return the position of the first query under a `CausalBias`.
+
+    PyTorch aligns at the top left, except for an oblong bias of the lower right.
+    """
     n_q, n_k = bias.seq_len_q, bias.seq_len_kv
     if n_q == n_k or bias.variant == CausalVariant.UPPER_LEFT:
         return 0
@@ -231,7 +240,10 @@ def _offset(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
 
 
 def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> tuple[torch.Tensor, ...]:
-    """Operands whose heads are as `regard.attention` has them; views but where PyTorch repeats heads unevenly."""
+    """Return operands whose heads are grouped as `regard.attention` takes them.
+
+    They are views, except where PyTorch repeats heads unevenly.
+    """
     ranks = q.ndim, k.ndim, v.ndim
     if max(ranks) == 2:
         return q, k, v
@@ -259,7 +271,7 @@ def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> 
 
 
 def _refuse_script(*_: Any) -> Any:
-    """Called by TorchScript before it compiles what this is an attribute of.
+    """Raise RuntimeError before TorchScript compiles an owner of this attribute.
 
     Types of modules that wait for their methods are forgotten, which TorchScript does not do after an error: it would
     define their methods a second time when such a module is scripted again.
@@ -281,10 +293,10 @@ _undo = ExitStack()
 
 @contextmanager
 def sdpa() -> Iterator[None]:
-    """Replace `F.scaled_dot_product_attention` by that of `regard.torch` inside of a `with`.
+    """Replace `F.scaled_dot_product_attention` inside of a `with`.
 
     For models that cannot be edited: everything that looks the function up in `torch.nn.functional`
-    when it calls it, `torch.nn.MultiheadAttention` and the Transformer layers among them, whose
+    when it calls it, `torch.nn.MultiheadAttention` and the Transformer layers among them. Their
     fused inference path is off meanwhile; nested tensors, which PyTorch takes on that path alone,
     are attended to one sequence after the other. Code that has imported the function itself keeps
     PyTorch's, and a compiled model what it compiled.
@@ -314,7 +326,7 @@ def sdpa() -> Iterator[None]:
 
 
 def _replaced() -> ExitStack:
-    """Puts ours in the place of PyTorch's, until the stack is closed."""
+    """Replace PyTorch's functions until the returned stack is closed."""
     stack = ExitStack()
     module: Any = torch.nn.MultiheadAttention
     for owner, name, x in (

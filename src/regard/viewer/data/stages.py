@@ -53,11 +53,11 @@ def _stages(layer: Layer, head: int, i: int, j: int, b: int) -> Iterator[Stage]:
     if p.score_node is not None:
         with np.errstate(all="ignore"):
             score = float(
-                specification.evaluate_one(p.score_node, specification.place(p, np.float64, f.T), f.T.shape)[at]
+                specification.evaluate_one(p.score_node, specification.indices_of(p, np.float64, f.T), f.T.shape)[at]
             )
         yield Stage("rules", rf"{symbol}\leftarrow f({symbol},{i},{j})", f"the score rule {p.score}", score)
     if p.bias is not None:
-        added = float(specification.square(p, p.bias)[at])
+        added = float(specification.dense(p, p.bias)[at])
         score += added
         yield Stage("bias", rf"{symbol}\leftarrow {symbol}+b_{{{i},{j}}}", f"plus a bias of {added:.6g}", score)
     visible = bool(f.visible[at])

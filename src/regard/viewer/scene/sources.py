@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from regard.core import rowsums
 from regard.examplemodel import ExampleModel
 from regard.interpret.capture import captured as captured_model
+from regard.interpret.capture import layers
 from regard.ops.attention import problem_from
 from regard.viewer.scene.labels import byte_tokens
 from regard.viewer.scene.scenes import Array, Kind, Layer, Scene
@@ -184,8 +185,8 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
     return tuple(scenes)
 
 
-def _captured_layer(layer: captured_model.Layer, number: int) -> Layer:
-    given = layer.together
+def _captured_layer(layer: layers.Layer, number: int) -> Layer:
+    given = layer.all_heads
     return Layer(
         name=layer.name,
         problem=problem_from(value=given["key"], **given),

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-import regard
 from regard.engines import choose
 from regard.examplemodel import ExampleModel
 from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
+from regard.version import __version__
 from regard.viewer.data import profiles, pyramid, stages
 from regard.viewer.data.questions import At, Query, Refused, integer, span, whole, within
 from regard.viewer.data.scores import KINDS, layer_scores
@@ -221,7 +221,7 @@ class Answers:
         listed = [self._described(name, scene) for name, scene in scenes.items()]
         # Of the engines only what would serve a scene is asked: the states of all would load what they need.
         engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
-        return Answer(200, {"title": "regard", "version": regard.__version__, "engine": engine, "scenes": listed})
+        return Answer(200, {"title": "regard", "version": __version__, "engine": engine, "scenes": listed})
 
     def _described(self, name: str, scene: Scene) -> dict[str, Any]:
         """The scene as the page's list has it. `given`: it was not typed, and so never goes."""

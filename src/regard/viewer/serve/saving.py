@@ -10,7 +10,10 @@ import numpy as np
 from regard.runtime.forks import cached_property
 from regard.viewer.data.summary import Choice, LookData, look_data
 from regard.viewer.scene.scenes import Scene
+from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.export import page
 from regard.viewer.show import drawing
+from regard.viewer.show.picture import picture
 
 Progress = Callable[[str], object]
 ENDINGS = (".html", ".png", ".svg", ".npz")
@@ -66,16 +69,11 @@ class Still:
         """
         self.progress(f"writing {path}")
         if path.suffix == ".html":
-            from regard.viewer.serve.answers import Answers
-            from regard.viewer.serve.export import page
-
             answers = Answers([self.scene], patience=None)
             path.write_bytes(page(answers, next(iter(answers.scenes))).encode())
         elif path.suffix == ".npz":
             path.write_bytes(archive(self.scene))
         else:
-            from regard.viewer.show.picture import picture
-
             path.write_bytes(picture(self.data, self.choice, "svg" if path.suffix == ".svg" else "png"))
 
 

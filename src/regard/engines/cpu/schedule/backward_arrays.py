@@ -9,9 +9,10 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
+from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import hides
 from regard.engines.cpu.schedule.narrowing import narrowed
-from regard.engines.cpu.schedule.work import by_head, dense_masks, with_queries_in_lanes, written
+from regard.engines.cpu.schedule.work import by_head, dense_masks, with_queries_in_lanes
 from regard.engines.cpu.spec.backward import STRANDS, BackwardKind, Reading, padded
 from regard.engines.cpu.spec.forward import DEPTH, KEYS, Arguments, multiple
 from regard.engines.cpu.target.instructions import Target

@@ -7,9 +7,10 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
+from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.backward_arrays import Arrays, Rule, rule_of
 from regard.engines.cpu.schedule.backward_work import run
-from regard.engines.cpu.schedule.work import by_head, written
+from regard.engines.cpu.schedule.work import by_head
 from regard.engines.cpu.spec.backward import BackwardKind
 from regard.engines.cpu.spec.backward_jvp import BackwardTangentKind
 from regard.engines.cpu.target.instructions import Target

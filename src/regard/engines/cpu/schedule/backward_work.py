@@ -18,16 +18,14 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.schedule.backward_arrays import Arrays
+from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.schedule.work import (
     PORTION,
     WAVE,
     Results,
     Stages,
-    address_of,
-    base_of,
     in_portions,
     kept,
-    packed,
     programs,
     run_groups,
     shared_fields,

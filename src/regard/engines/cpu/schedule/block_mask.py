@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from regard.engines.cpu.language.types import I8, I16, I32, I64, Type
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.fields import address_of, packed
 from regard.engines.cpu.spec.forward import PART
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
@@ -74,8 +76,6 @@ def _counted(x: Array) -> Array:
 
 def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
     """For each cell whether something is visible and whether all is, as bytes."""
-    from regard.engines.cpu.schedule.work import address_of, packed
-
     *lead, n_q, n_k = planes.shape
     size, hidden = planes.dtype.itemsize, None
     if planes.dtype.kind not in "ib":
@@ -108,8 +108,6 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
 
     element: an integer of the array's size. hidden: the integer that hides; None for booleans.
     """
-    from regard.engines.cpu.schedule.work import written
-
     words = PART * element.size // 8
     true = int.from_bytes((1).to_bytes(element.size, "little") * (8 // element.size), "little")
 

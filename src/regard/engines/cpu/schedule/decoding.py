@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
+from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.schedule.work import (
     Repeated,
     Results,
     Stage,
     Stages,
-    address_of,
     bare,
-    base_of,
     kind_of,
     launch,
-    packed,
     source,
     threads_for,
 )

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from regard.engines.cpu.language.types import F32, Type, type_of
-from regard.engines.cpu.schedule.work import address_of, packed, written
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.fields import address_of, packed
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime import memory

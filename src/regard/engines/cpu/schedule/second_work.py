@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.core.problem import Problem
-from regard.core.statistics import Profile, Statistic, cells
+from regard.core.statistics import Profile, Statistic, bin_edges
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.schedule.work import (
     SMALL,
     Results,
     Stages,
-    address_of,
-    base_of,
     in_portions,
     kind_of,
-    packed,
     programs,
     run_groups,
     shared_fields,
-    written,
 )
 from regard.engines.cpu.spec.forward import BASES, GROUP, ITEMS, KEYS, TILE_LIST, Kind, scratch_size, span_bits
 from regard.engines.cpu.spec.reductions import SecondKind
@@ -80,7 +78,7 @@ class Pass:
         self.threads = 1 if p.batch * p.heads * p.n_q * p.n_k * (p.d + 16) < SMALL else num_threads()
         self.kind = second_kind(p, target, observe)
         self.results = Results(p.new_output(), lse, None, None)
-        self.row_edges, self.col_edges = cells(shape[0], p.n_q), cells(shape[1], p.n_k)
+        self.row_edges, self.col_edges = bin_edges(shape[0], p.n_q), bin_edges(shape[1], p.n_k)
         self.cuts = self._cuts()
 
     def _cuts(self) -> list[int]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
-from regard.engines.cpu.schedule.work import Results, by_head, kind_of, programs, run, table_array, written
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.work import Results, by_head, kind_of, programs, run, table_array
 from regard.engines.cpu.spec.forward import Kind
 from regard.engines.cpu.spec.jvp import TangentKind
 from regard.engines.cpu.target.instructions import Target

@@ -5,12 +5,8 @@ attention; but of a long call the rules are looked at for WAVE blocks of queries
 when those are done, so that it does not grow with n_q · n_k.
 """
 
-import ctypes
-import gc
-import struct
-import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -19,7 +15,9 @@ import numpy as np
 
 from regard.core.problem import Problem, remember
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
+from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
+from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.spec.forward import (
     BASES,
     COUNT,
@@ -46,10 +44,10 @@ from regard.engines.cpu.spec.forward import (
 )
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
-from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
+from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, visible_tiles
 from regard.rules.expression import Node, make
 from regard.runtime.forks import cached_property
-from regard.runtime.threads import Scratch, Team, num_threads, spread, team_for
+from regard.runtime.threads import Scratch, ThreadTeam, num_threads, spread, team_for
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
@@ -279,7 +277,9 @@ def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, th
     spread(some, [portion for portion in shared for _ in range(threads)], threads)
 
 
-def launch_on_team(kernel: Any, fields: "array[int]", stage: Stage, scratch: Scratch, team: Team, members: int) -> None:
+def launch_on_team(
+    kernel: Any, fields: "array[int]", stage: Stage, scratch: Scratch, team: ThreadTeam, members: int
+) -> None:
     """Run the groups of a stage without a word to Python, which its threads would wait for one after the other."""
     taken, every, words = array("q", [0]), [], array("Q", [0, members, kernel.address])
     for address in scratch.addresses(members):
@@ -363,7 +363,7 @@ class Repeated:
             self.words.append(address_in(mine))
         self.member, self.data = member(chosen()).address, address_in(self.words)
 
-    def __call__(self, team: Team | None) -> None:
+    def __call__(self, team: ThreadTeam | None) -> None:
         self.taken[0] = self.words[0] = 0
         if team is None or self.members == 1:
             self.kernel(self.words[3])
@@ -609,7 +609,7 @@ class Stages:
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
         """The tiles of some blocks of queries, where each block's begin, and how many there are."""
         p = self.p
-        row, tile, kind = tile_pairs(self.mask, p.hiding_node, ranges, edges)
+        row, tile, kind = visible_tiles(self.mask, p.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
@@ -684,21 +684,6 @@ class Stages:
         return made.reshape(-1, len(self.kind.item))
 
 
-def address_of(x: Array) -> int:
-    """Where an array begins."""
-    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
-    return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
-
-
-def base_of(x: Array | None) -> int:
-    """Likewise; 0 for an array that a call does not have."""
-    return 0 if x is None else address_of(x)
-
-
-IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
-_word = ctypes.c_size_t.from_address
-
-
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
     """How many bytes after the first each batch element begins, in an array that broadcasts to the leading shape."""
     offsets = np.zeros(1, np.int64)
@@ -745,13 +730,6 @@ def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str,
     return words
 
 
-def packed(names: Sequence[str], words: Mapping[str, int | float]) -> "array[int]":
-    """The fields with these names, 0 where there is no word."""
-    values = [words.get(name, 0) for name in names]
-    layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-    return array("Q", struct.pack(layout, *values))
-
-
 def table_array(table: Table, real: Any) -> Array:
     """The array of a table as kernels read it: the call's float type, or int64."""
     kept = _tables.setdefault(table, {})
@@ -782,22 +760,6 @@ def source(kind: Kind, target: Target) -> str:
         (FewQueries if kind.few else ManyQueries)(k, kind).run()
 
     return written("forward", kind.fields, target, write)
-
-
-def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
-    """The IR of a kernel. The language of kernels is loaded only where one is written."""
-    from regard.engines.cpu.language.kernel import Kernel
-
-    collects = gc.isenabled()
-    gc.disable()  # it would look again and again at a hundred thousand objects that all stay
-    try:
-        k = Kernel(name, target, fields)
-        k.flush()
-        write(k)
-        return k.text()
-    finally:
-        if collects:
-            gc.enable()
 
 
 def kind_of(

@@ -19,10 +19,10 @@ from typing import Any
 import llvmlite
 from llvmlite import binding as llvm
 
-import regard
 from regard.engines.cpu.target.instructions import Target, native_triple
 from regard.runtime import diskcache
 from regard.runtime.forks import renewed
+from regard.version import __version__
 
 # Kernels are written as they should run: tidied up by these, they are as fast as after all of LLVM's usual passes.
 PASSES = (
@@ -95,7 +95,7 @@ def _sources(folder: Path = Path(__file__).parents[1]) -> str:
 
 def identity(key: str, target: Target) -> str:
     """The name of an object: a hash of all that it depends on."""
-    versions = (regard.__version__, llvmlite.__version__, str(llvm.llvm_version_info))
+    versions = (__version__, llvmlite.__version__, str(llvm.llvm_version_info))
     parts = (key, repr(target), _sources(), *versions)
     return diskcache.hash_of("\0".join(parts).encode()).hexdigest()
 

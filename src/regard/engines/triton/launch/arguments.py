@@ -10,6 +10,7 @@ import torch
 import triton.language as tl
 
 from regard.core.problem import Problem, device_of
+from regard.core.tensors import array, tensor
 from regard.engines.triton.kernels import addresses, tiles
 from regard.engines.triton.launch.launching import Launch, lying, pointer
 from regard.engines.triton.launch.tuning import Cut
@@ -17,7 +18,6 @@ from regard.engines.triton.rules import lowering
 from regard.engines.triton.rules.bounds import bounds
 from regard.rules import Program, Table
 from regard.runtime.forks import cached_property
-from regard.torch.arrays import array, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

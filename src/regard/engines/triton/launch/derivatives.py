@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from regard.core.problem import Differential, Outputs, Problem, device_of
+from regard.core.tensors import array, tensor
 from regard.engines.triton.kernels import backward as backward_kernel
 from regard.engines.triton.kernels import jvp as jvp_kernel
 from regard.engines.triton.kernels import jvp_jvp as jvp_jvp_kernel
@@ -21,7 +22,6 @@ from regard.engines.triton.rules import lowering
 from regard.rules import Node, Program, Table, reading, reads, tangent
 from regard.rules.derivative import multiply
 from regard.runtime.forks import cached_property
-from regard.torch.arrays import array, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 AT_ONCE = 2**22  # pairs whose part in tables is kept at once
@@ -39,7 +39,7 @@ class Way:
 
     @cached_property
     def tables(self) -> dict[Table, Table]:
-        return {table: Table(x) if device_of(x) is None else Table.lying(x) for table, x in self.t.tables.items()}
+        return {table: Table(x) if device_of(x) is None else Table.of_device(x) for table, x in self.t.tables.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,11 @@ import torch
 
 from regard.core.problem import Differential, Outputs, Problem, device_of
 from regard.core.statistics import Statistic, each_array, pooled
+from regard.core.tensors import array, converted, tensor
 from regard.engines.observed import basic, complete
 from regard.engines.triton.launch import derivatives, forward_launch, statistics
 from regard.engines.triton.launch.launching import INTERPRETED
 from regard.rules.expression import rebuild
-from regard.torch.arrays import array, converted, tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

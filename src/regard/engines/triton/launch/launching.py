@@ -13,8 +13,8 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources
 
+from regard.core.tensors import NUMPY
 from regard.engines.triton.kernels.addresses import Array as Lying
-from regard.torch.arrays import NUMPY
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INTERPRETED = bool(triton.knobs.runtime.interpret)

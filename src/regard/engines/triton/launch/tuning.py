@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-import regard
 from regard.core.problem import Problem
 from regard.engines.triton.launch.launching import INTERPRETED, Launch
 from regard.runtime import diskcache
+from regard.version import __version__
 
 SECONDS = 20.0  # after which no other cut of a kernel is compiled and timed
 LARGE = 1024  # queries and keys of a call that is worth timing
@@ -123,7 +123,7 @@ class Kind(NamedTuple):
     def path(self) -> Path | None:
         """Where the choice is kept."""
         folder = diskcache.directory()
-        facts = repr((VERSION, self, self.cuts, regard.__version__, triton.__version__))
+        facts = repr((VERSION, self, self.cuts, __version__, triton.__version__))
         name = f"{self.kernel}-{hashlib.sha256(facts.encode()).hexdigest()[:40]}.cut"
         return None if folder is None else folder / name
 

@@ -1,0 +1,249 @@
+"""One layer of a capture: its queries, keys, lse and rules."""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+import numpy as np
+
+from regard.core import rowsums
+from regard.core.statistics import Seen, Statistic
+from regard.engines import choose
+from regard.ops.attention import attention, problem_from
+from regard.rules import Mask, Score, Traced, as_mask, as_score, reads, table
+from regard.rules.expression import make, rebuild, substitute
+from regard.runtime.forks import cached_property
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+OPTIONS = ("mask", "causal", "score", "bias", "scale", "sink", "offset", "origin")
+RULES: dict[str, Any] = {"mask": (Mask, as_mask), "score": (Score, as_score)}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One call of attention, or many that make one sequence.
+
+    query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q), float32 (float64 for float64). Arrays may be mapped
+    from a file.
+
+    options: those of `regard.attention` that change weights: mask, causal, score, bias, scale, sink, offset, origin.
+    cross: True for keys of another sequence.
+    query_tokens, key_tokens: names in `Capture.tokens` of the sequences of queries and keys.
+    numbers: the model's number of each head in `query`.
+    group: how many query heads share a key-value head.
+    kv_numbers: the model's number of each key-value head, where not all were kept.
+    number: the model's number of the layer, in the order of first calls, layers that were not kept included; None: its
+    place in the capture.
+
+    `regard.attention` takes what `arguments` gives, so every statistic is at hand:
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k = rng.standard_normal((2, 1, 4, 300, 8))
+    >>> layer = Layer.of("first", q, k[:, :2], causal=True)
+    >>> layer
+    Layer 'first': 4 heads over 2, 300 queries, 300 keys, d = 8, causal
+    >>> layer.weights(3, rows=slice(10, 12)).sum(-1).round(6)
+    array([1., 1.])
+    >>> layer.observe(["entropy"], head=3).entropy.shape
+    (300,)
+    """
+
+    name: str
+    query: Array
+    key: Array
+    lse: Array
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cross: bool = False
+    query_tokens: str | None = None
+    key_tokens: str | None = None
+    numbers: tuple[int, ...] = ()
+    kv_numbers: tuple[int, ...] = ()
+    group: int = 1
+    number: int | None = None
+
+    @classmethod
+    def of(cls, name: str, query: Array, key: Array, *, lse: Array | None = None, **options: Any) -> Self:
+        """Make a layer from arrays (n, d), (h, n, d) or (b, h, n, d).
+
+        Without `lse` (..., h, n_q), one pass computes it. `options` are those of `regard.attention` and fields of the
+        layer. Raises TypeError and ValueError as `regard.attention` does, and ValueError for an lse of another call.
+        """
+        of_layer = ("cross", "query_tokens", "key_tokens", "number")
+        fields = {field: options.pop(field) for field in of_layer if field in options}
+        for option in options:
+            if option not in OPTIONS:
+                raise TypeError(f"{option} is not an option that a layer keeps; those are {', '.join(OPTIONS)}")
+        given = {option: x for option, x in options.items() if x is not None and x is not False}
+        for option, (_, rule) in RULES.items():
+            if option in given:
+                given[option] = rule(given[option])
+        if max(query.ndim, key.ndim) > 4:
+            raise ValueError(f"query and key of a layer have at most (b, h, n, d), got {query.shape} and {key.shape}")
+        p = problem_from(query, key, key, **given)
+        q, k = (np.broadcast_to(x, (*p.lead, *x.shape[-3:])) for x in (p.query, p.key))
+        if lse is None:
+            lse = attention(q, k, k[..., :0], observe=["lse"], **given)[1].lse
+        if p.batch == 0 or 0 in q.shape:
+            raise ValueError(f"a layer has at least one query, head and feature, got query {query.shape}")
+        lse = rowsums.taken(p, lse)
+        q, k = (x.reshape(p.batch, *x.shape[-3:]) for x in (q, k))
+        h = q.shape[1]
+        return cls(
+            name, q, k, lse.reshape(q.shape[:3]), given, **fields,
+            numbers=tuple(range(h)), kv_numbers=tuple(range(k.shape[1])), group=h // k.shape[1],
+        )  # fmt: skip
+
+    @property
+    def batch(self) -> int:
+        return int(self.query.shape[0])
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads that were kept; `numbers` has the model's number of each."""
+        return int(self.query.shape[1])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.key.shape[1])
+
+    @property
+    def n_q(self) -> int:
+        return int(self.query.shape[2])
+
+    @property
+    def n_k(self) -> int:
+        return int(self.key.shape[2])
+
+    @property
+    def d(self) -> int:
+        return int(self.query.shape[3])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of query, key and lse."""
+        return self.query.nbytes + self.key.nbytes + self.lse.nbytes
+
+    @cached_property
+    def all_heads(self) -> dict[str, Any]:
+        """Arguments of `regard.attention` for all heads, without the value.
+
+        Where not all heads of the model were kept, each has its keys, and rules that read h are given its number.
+        """
+        if self.numbers == tuple(range(self.heads)) and self.heads == self.group * self.kv_heads:
+            return {"query": self.query, "key": self.key, **self.options}
+        numbers, options = table(np.array(self.numbers)), dict(self.options)
+        h = Traced(make("h", "int"))
+        for name, (kind, _) in RULES.items():
+            if name in options and "h" in reads(options[name].node):
+                rule = options[name]
+                requires = tuple(need for need in rule.requires if need.axis != "h")
+                options[name] = kind(substitute(rule.node, {h.node: numbers[h].node}), rule.text, requires)
+        key = self.key[:, [self.kv_numbers.index(self.kv_head(head)) for head in range(self.heads)]]
+        return {"query": self.query, "key": key, **options}
+
+    def kv_head(self, head: int) -> int:
+        """Return the model's number of the key-value head that a head reads."""
+        return self.numbers[head] // self.group
+
+    def arguments(self, head: int, batch: int = 0) -> dict[str, Any]:
+        """Return the arguments of `regard.weights` for one head.
+
+        query (n_q, d), key (n_k, d), lse (n_q,) and the options: views, nothing is copied. Rules see the head's number
+        and the batch index that they saw in the model.
+        """
+        head, batch = _index("head", head, self.heads), _index("batch", batch, self.batch)
+        options = dict(self.options)
+        b, _, j = options.get("origin", (0, 0, 0))
+
+        def part(x: Array) -> Array:
+            """Select this head of an array that aligns right to (b, h, n_q, n_k)."""
+            x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+            found: Array = x[batch if x.shape[0] > 1 else 0, head if x.shape[1] > 1 else 0]
+            return found
+
+        if "bias" in options:
+            options["bias"] = part(options["bias"])
+        if "mask" in options and options["mask"].dense:
+            payloads = {id(x): part(x) for x in options["mask"].dense}
+            rule = options["mask"]
+            options["mask"] = Mask(rebuild(rule.node, payloads), rule.text, rule.requires)
+        if "sink" in options and options["sink"].ndim:
+            options["sink"] = options["sink"][head : head + 1]
+        if isinstance(options.get("offset"), np.ndarray):
+            options["offset"] = int(np.broadcast_to(options["offset"], (self.batch,))[batch])
+        return {
+            "query": self.query[batch, head],
+            "key": self.key[batch, self.kv_numbers.index(self.kv_head(head))],
+            "lse": self.lse[batch, head],
+            **options,
+            "origin": (b + batch, self.numbers[head], j),
+        }
+
+    def weights(self, head: int, rows: slice = slice(None), cols: slice = slice(None), batch: int = 0) -> Array:
+        """Compute a tile of the weights of one head: (rows, cols), in the dtype of lse."""
+        given = self.arguments(head, batch)
+        lse = given.pop("lse")
+        p = problem_from(value=given["key"], **given)
+        tile = choose(p, None).weights(p, lse[None], range(self.n_q)[rows], range(self.n_k)[cols])
+        return np.asarray(tile[0])
+
+    def observe(self, observe: Sequence[str | Statistic], *, head: int | None = None, batch: int = 0) -> Seen:
+        """Compute statistics in O(n) memory, as `observe=` of `regard.attention`.
+
+        Of one head without the leading axes, else of all heads and batch elements (b, h, ...).
+        """
+        if head is None:
+            given = self.all_heads
+            return cast(Seen, attention(value=given["key"][..., :0], observe=observe, **given)[1])
+        given = self.arguments(head, batch)
+        given.pop("lse")
+        return cast(Seen, attention(value=given["key"][:, :0], observe=observe, **given)[1])
+
+    def deviation(self, rows: int = 3) -> float:
+        """Measure how far sampled rows of weights are from their sum, in roundings.
+
+        With every key, Σ_j exp(S[i, j] − lse[i]) is 1 less the sink's weight, and 0 for a row that sees nothing. The
+        unit is the error that rounding lse and scores makes (`regard.core.rowsums`). More than some 8 of it means that
+        the rules, the keys or lse do not belong together.
+        """
+        found = self.farthest(rows)
+        return 0.0 if found is None else found.roundings
+
+    def farthest(self, rows: int = 3, pairs: int | None = None) -> rowsums.RowSum | None:
+        """Return the sampled row whose sum is farthest off (`rowsums.deviation`)."""
+        given = self.all_heads
+        p = problem_from(value=given["key"], **given)
+        return rowsums.deviation(p, self.lse, range(self.n_q), rows, pairs)
+
+    def __repr__(self) -> str:
+        over = f" over {self.kv_heads}" if self.kv_heads != self.heads else ""
+        rules = [repr(self.options[name]) for name in ("mask", "score") if name in self.options]
+        rules += [name for name in ("bias", "sink", "causal") if name in self.options]
+        words = [
+            f"{self.heads} head{'' if self.heads == 1 else 's'}{over}", f"{self.n_q} queries", f"{self.n_k} keys",
+            f"d = {self.d}", *(["cross"] if self.cross else []), *rules,
+        ]  # fmt: skip
+        return f"Layer {self.name!r}: {', '.join(words)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Sequence that a model read: ids (b, n), if known, and labels by batch element."""
+
+    ids: Array | None = None
+    labels: tuple[tuple[str, ...], ...] | None = None
+
+    @property
+    def n(self) -> int:
+        if self.ids is not None:
+            return int(self.ids.shape[-1])
+        return len(self.labels[0]) if self.labels else 0
+
+
+def _index(name: str, x: int, size: int) -> int:
+    if not -size <= x < size:
+        raise IndexError(f"{name} {x} does not exist: there are {size}")
+    return x % size

@@ -1,0 +1,16 @@
+"""Modules that import other frameworks, loaded when first needed; nothing here imports one.
+
+The package registers a function for each, with an import statement inside. `torch.compile` traces through such a
+function, but not through `importlib`.
+
+| Key | Module |
+|---|---|
+| `torch`, `jax` | the adapter: functions on the arrays of a framework |
+| `torch.capture` | `capture` of a PyTorch model |
+| `torch.pretrained` | `read`, which runs a model of transformers on a text |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+loaders: dict[str, Callable[[], Any]] = {}

@@ -1,0 +1,258 @@
+"""Imports within the package: they lead down, in no long circle, and inside of functions only where that is listed."""
+
+import ast
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import regard
+
+SOURCE = Path(regard.__file__).parent.parent
+
+LAYERS = (
+    "loaders version warning",
+    "arguments",
+    "runtime",
+    "rules",
+    "core",
+    "reference",
+    "engines",
+    "ops",
+    "positions",
+    "interpret",
+    "insight examplemodel",
+    "torch jax",
+    "viewer",
+    "regard",  # the public face, `regard/__init__.py`
+    "doctor",
+    "bench",
+    "cli",
+    "__main__",
+)
+"""Rooms, and modules beside them, from the lowest to the highest; those of one line know nothing of each other."""
+
+CIRCLE = 3
+"""Modules of the largest circle that may be: types name each other where a kernel has values and a value its kernel."""
+
+COMPILER = "llvmlite: the engine answers `state` and `supports` without the compiler"
+KERNEL = "the language of kernels: loaded only where no compiled kernel is cached"
+COMMAND = "each command loads what it needs"
+LAZY = {
+    "regard": ("*", "public names and adapters are loaded when they are first used"),
+    "regard.bench.model_rows": ("bench.models", "PyTorch and transformers"),
+    "regard.bench.report": ("bench.plots", "matplotlib"),
+    "regard.bench.run": ("bench.device engines.cpu.target.instructions", "PyTorch, Triton and llvmlite"),
+    "regard.bench.shapes": ("torch", "PyTorch"),
+    "regard.cli": (
+        "bench.device_rows bench.measure bench.report bench.rows bench.run doctor examplemodel insight interpret.table "
+        "viewer.command viewer.show.steps",
+        COMMAND,
+    ),
+    "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),
+    "regard.engines": ("reference.engine", "a call loads the engines that it asks, and few ask the specification"),
+    "regard.engines.cpu": (
+        "engines.cpu.schedule.backward_tangent_work engines.cpu.schedule.backward_work engines.cpu.schedule.decoding "
+        "engines.cpu.schedule.second_work engines.cpu.schedule.tangent_work engines.cpu.schedule.work "
+        "engines.cpu.target.instructions engines.tiled engines.tiled.forward_pass",
+        COMPILER + "; a plain call needs no tiles on NumPy",
+    ),
+    "regard.engines.cpu.language.writing": ("engines.cpu.language.kernel", KERNEL),
+    "regard.engines.cpu.schedule.backward_arrays": ("engines.cpu.kernels.backward", KERNEL),
+    "regard.engines.cpu.schedule.backward_tangent_work": ("engines.cpu.kernels.backward_jvp", KERNEL),
+    "regard.engines.cpu.schedule.second_work": ("engines.cpu.kernels.reductions", KERNEL),
+    "regard.engines.cpu.schedule.tangent_work": ("engines.cpu.kernels.jvp", KERNEL),
+    "regard.engines.cpu.schedule.work": ("engines.cpu.kernels.decode engines.cpu.kernels.prefill", KERNEL),
+    "regard.engines.tiled": ("engines.tiled.backward_pass engines.tiled.derivatives", "a forward call needs neither"),
+    "regard.engines.triton": ("engines.triton.launch.devices", "PyTorch and Triton"),
+    "regard.interpret.capture.captured": ("interpret.capture.files", "ml_dtypes, for files alone"),
+    "regard.ops.planning": ("engines.cpu.schedule.work", COMPILER),
+    "regard.viewer.command": ("viewer.serve.server", "starlette and uvicorn, for pages alone"),
+    "regard.viewer.looking": (
+        "core.tensors interpret.capture.captured viewer.scene.sources viewer.serve.answers viewer.serve.notebook "
+        "viewer.serve.saving viewer.serve.server",
+        "PyTorch, anywidget, starlette, uvicorn; `from regard import *` loads `look`, which loads what a call needs",
+    ),
+    "regard.viewer.serve.answers": ("viewer.serve.export", "a page in one file holds answers, and is one"),
+}
+"""Modules that import inside of functions: what they import so, and why the start of a process needs it."""
+
+
+class Arrow(NamedTuple):
+    """An import of one module in another. lazy: inside of a function. types: for type checkers alone."""
+
+    source: str
+    target: str
+    lazy: bool
+    types: bool
+
+
+def modules(root: Path) -> dict[str, Path]:
+    found = {}
+    for path in sorted((root / "regard").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def arrows(root: Path) -> list[Arrow]:
+    found = modules(root)
+    known = frozenset(found)
+    return [x for name, path in found.items() for x in arrows_of(name, path.read_text(encoding="utf-8"), known)]
+
+
+@cache
+def arrows_of(name: str, text: str, known: frozenset[str]) -> tuple[Arrow, ...]:
+    """The imports of a module, its names of modules as text among them where it has `import_module`."""
+
+    def walk(node: ast.AST, lazy: bool, types: bool) -> Iterator[Arrow]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            lazy = True
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            types = True
+        found = []
+        if isinstance(node, ast.Import):
+            found = [x.name for x in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name}:{node.lineno}: a relative import"
+            below = (f"{node.module}.{x.name}" for x in node.names)
+            found = [x if x in known else str(node.module) for x in below]
+        elif isinstance(node, ast.Constant) and dynamic and isinstance(node.value, str):
+            found, lazy = [node.value], True
+        for target in found:
+            if target in known and target != name:
+                yield Arrow(name, target, lazy, types)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, lazy, types)
+
+    dynamic = "import_module" in text
+    return tuple(walk(ast.parse(text), lazy=False, types=False))
+
+
+def layer(name: str) -> int:
+    """The number of a module's layer. Raises KeyError for a room that has none."""
+    room = name.split(".")[1] if "." in name else name
+    return {room: n for n, line in enumerate(LAYERS) for room in line.split()}[room]
+
+
+def room(name: str) -> str:
+    return ".".join(name.split(".")[:2])
+
+
+def climbing(root: Path) -> list[str]:
+    """Arrows to a higher layer, or to another room of the same one."""
+    return sorted(
+        f"{x.source} -> {x.target}"
+        for x in arrows(root)
+        if layer(x.target) >= layer(x.source) and room(x.target) != room(x.source)
+    )
+
+
+def unlisted(root: Path) -> list[str]:
+    """Imports inside of functions that `LAZY` does not list, and lines of `LAZY` that are no such import."""
+    found = {(x.source, x.target) for x in arrows(root) if x.lazy and not x.types}
+    listed = {(name, f"regard.{target}") for name, (targets, _) in LAZY.items() for target in targets.split()}
+    every = {name for name, target in listed if target == "regard.*"}
+    found = {(name, target) for name, target in found if name not in every}
+    listed = {(name, target) for name, target in listed if name not in every}
+    return sorted(f"{name} -> {target}" for name, target in found ^ listed)
+
+
+def circles(root: Path) -> list[list[str]]:
+    """Sets of more than `CIRCLE` modules, each of which reaches each other by imports of any kind."""
+    below: dict[str, set[str]] = {name: set() for name in modules(root)}
+    for arrow in arrows(root):
+        below[arrow.source].add(arrow.target)
+
+    def reached(name: str) -> set[str]:
+        seen, stack = set(), [name]
+        while stack:
+            new = below[stack.pop()] - seen
+            seen |= new
+            stack += new
+        return seen
+
+    reach = {name: reached(name) for name in below}
+    found = {frozenset(other for other in reach[name] if name in reach[other]) for name in below}
+    return sorted(sorted(circle) for circle in found if len(circle) > CIRCLE)
+
+
+def test_no_arrow_climbs() -> None:
+    assert climbing(SOURCE) == []
+
+
+def test_every_room_has_a_layer() -> None:
+    rooms = {"regard" if name == "regard" else name.split(".")[1] for name in modules(SOURCE)}
+    assert rooms == set(" ".join(LAYERS).split())
+
+
+def test_imports_inside_of_functions_are_listed() -> None:
+    assert unlisted(SOURCE) == []
+    assert all(reason for _, reason in LAZY.values())
+
+
+def test_no_long_circle() -> None:
+    assert circles(SOURCE) == []
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package's modules, to be changed."""
+    for path in modules(SOURCE).values():
+        there = tmp_path / path.relative_to(SOURCE)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, there)
+    return tmp_path
+
+
+def add(root: Path, module: str, text: str) -> None:
+    path = modules(root)[module]
+    path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "form"),
+    [
+        ("regard.rules.scores", "regard.positions", "from regard import positions"),
+        ("regard.arguments.frameworks", "regard.torch.adapter", "def load():\n    import regard.torch.adapter"),
+        ("regard.ops.attention", "regard", "import regard"),
+        ("regard.torch.rules", "regard.jax.task", "from regard.jax.task import Task"),
+        ("regard.core.types", "regard.ops.attention", "if TYPE_CHECKING:\n    from regard.ops.attention import Frame"),
+        (
+            "regard.interpret.inputs",
+            "regard.torch.capture.pretrained",
+            "import_module('regard.torch.capture.pretrained')",
+        ),
+    ],
+)
+def test_a_climbing_arrow_is_found(copy: Path, module: str, target: str, form: str) -> None:
+    assert climbing(copy) == []
+    add(copy, module, f"\n{form}\n")
+    assert climbing(copy) == [f"{module} -> {target}"]
+
+
+def test_an_unlisted_lazy_import_is_found(copy: Path) -> None:
+    assert unlisted(copy) == []
+    add(copy, "regard.ops.merging", "\ndef late():\n    from regard.ops import linear\n")
+    assert unlisted(copy) == ["regard.ops.merging -> regard.ops.linear"]
+
+
+def test_a_line_of_the_list_that_is_no_import_is_found(copy: Path) -> None:
+    assert unlisted(copy) == []
+    modules(copy)["regard.ops.planning"].write_text("", encoding="utf-8")
+    assert unlisted(copy) == ["regard.ops.planning -> regard.engines.cpu.schedule.work"]
+
+
+def test_a_long_circle_is_found(copy: Path) -> None:
+    assert circles(copy) == []
+    names = [f"regard.ops.link{n}" for n in range(CIRCLE + 1)]
+    for n in range(CIRCLE + 1):
+        (copy / "regard" / "ops" / f"link{n}.py").write_text(f"import {names[n - 1]}\n", encoding="utf-8")
+    assert circles(copy) == [names]
+    (copy / "regard" / "ops" / "link0.py").write_text(f"def late():\n    import {names[-1]}\n", encoding="utf-8")
+    assert circles(copy) == [names]
+    (copy / "regard" / "ops" / "link0.py").write_text("", encoding="utf-8")
+    assert circles(copy) == []
