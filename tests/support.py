@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from regard.cli import main
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
-from regard.ops.attention import Frame
 from regard.reference import specification
 from regard.rules import tangent
 
@@ -57,13 +57,13 @@ def assert_within(name: str, got: Array, exact: Array, naive: Array, size: Array
     assert error <= allowed, f"{name}: error {error:.3e} exceeds {allowed:.3e} (naive {norm(naive - exact):.3e})"
 
 
-def turned(frame: Frame, x: Differential) -> Differential:
+def turned(frame: Layout, x: Differential) -> Differential:
     """What a caller is given, or gives, as the problem has its inputs."""
     arrays = {name: getattr(x, name) for name in ("query", "key", "value")}
     return replace(x, **{name: None if a is None else frame.inward(a) for name, a in arrays.items()})
 
 
-def inward(frame: Frame, x: Outputs) -> Outputs:
+def inward(frame: Layout, x: Outputs) -> Outputs:
     return x._replace(out=None if x.out is None else frame.inward(x.out))
 
 
@@ -101,7 +101,7 @@ def absolute(
             row = (f.P * G).sum(-1) + dlse + dH * (1 + np.abs(f.H))
             c = G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)
             dS = P * c * (1 + reach)
-            d_ds, d_tables = p.score_partials
+            d_ds, d_tables = p.rules.score_partials
 
             def through(node: Any, x: Array) -> Array:
                 return np.abs(specification.through(f, node, x))
@@ -234,7 +234,7 @@ def assert_differential(
             assert value.dtype == like.dtype
             rounded = getattr(plain, name).astype(like.dtype)
             assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[name], p.dtype)
-    assert set(got.tables) == set(p.tables)
+    assert set(got.tables) == set(p.rules.tables)
     for table, value in got.tables.items():
         assert isinstance(value, np.ndarray)
         size = sizes["tables"][table]

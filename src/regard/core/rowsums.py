@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.core import checks
+from regard.core.parts import part_of
 from regard.core.problem import Problem, device_of
 from regard.rules import At, evaluate
 from regard.rules.expression import order
@@ -118,7 +119,7 @@ def deviation(
 
 def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowSum]:
     """Return sums of some rows of one head, row-major in (..., h); lse (..., h, n_q)."""
-    one = p.part(*divmod(head, p.heads))
+    one = part_of(p, *divmod(head, p.heads))
     lse = lse[np.unravel_index(head, p.shape())]
     at, S = scores(one, np.asarray(rows))
     with np.errstate(all="ignore"):
@@ -169,7 +170,7 @@ def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, 
     """
     q, k = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (read(p.query[0], rows), read(p.key[0])))
     size = np.sqrt(p.d) / 4 * abs(p.scale) * q[:, None] * k
-    slope = p.score_partials[0]
+    slope = p.rules.score_partials[0]
     if slope is not None:
         size = size * np.abs(np.broadcast_to(evaluate([slope], at)[0], S.shape))
     P = np.minimum(np.exp(S + MOST * eps * size - lse[:, None]), 1)

@@ -22,7 +22,7 @@ class ArrayLike(Protocol):
 Array = TypeVar("Array", bound=ArrayLike)
 """The arrays of one call: what comes out is of the library of what goes in."""
 
-Layout = Literal["bhnd", "bnhd"]
+LayoutName = Literal["bhnd", "bnhd"]
 MaskLike = Mask | ArrayLike | Callable[..., Any] | None
 ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | None
 
@@ -43,7 +43,7 @@ class WeightOptions(TypedDict, total=False):
 class Options(WeightOptions, total=False):
     """The options of `regard.attention` that its derivatives take too."""
 
-    layout: Layout
+    layout: LayoutName
     dropout: float
     seed: int | ArrayLike | None
 

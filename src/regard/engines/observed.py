@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.parts import scores_alone
 from regard.core.problem import Outputs, Problem
 from regard.core.statistics import Statistic
 
@@ -53,7 +54,7 @@ def mass(p: Problem, s: Statistic, lse: Array, forward: Callable[[Problem], tupl
 
     Only tiles that the rule may reach are visited: the weight on a diagonal costs O(n).
     """
-    part = forward(p.scores_alone(s.of if p.mask is None else p.mask & s.of))[0].lse
+    part = forward(scores_alone(p, s.of if p.mask is None else p.mask & s.of))[0].lse
     assert part is not None
     least = np.finfo(lse.dtype).min
     return np.where(part == -np.inf, 0, np.exp(part - np.maximum(lse, least))).astype(lse.dtype, copy=False)

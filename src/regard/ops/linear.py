@@ -14,8 +14,8 @@ import numpy as np
 
 from regard.arguments.frameworks import NUMPY, Namespace, dispatched
 from regard.core import checks
-from regard.core.types import Array, Layout
-from regard.ops.attention import Frame
+from regard.core.layout import Layout
+from regard.core.types import Array, LayoutName
 from regard.runtime.threads import one_blas_thread
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
@@ -97,7 +97,7 @@ def linear_attention(
     feature_map: FeatureMap = "elu",
     causal: bool = False,
     chunk: int = 128,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Array:
     """Attend with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time.
 
@@ -142,28 +142,28 @@ def linear_attention(
            [0.455, 0.545, 0.   ],
            [0.312, 0.312, 0.375]], dtype=float32)
     """
-    frame, shape = _checked(query, key, value, causal, chunk, layout)
-    q, k, v = (frame.inward(np.asarray(x)) for x in (query, key, value))
+    arranged, shape = _checked(query, key, value, causal, chunk, layout)
+    q, k, v = (arranged.inward(np.asarray(x)) for x in (query, key, value))
     wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
     out = np.zeros(shape, q.dtype)
     with one_blas_thread(), np.errstate(invalid="ignore", over="ignore"):
         _stream(q, k, v, _features(feature_map, q.shape[-1], wide), wide, causal, chunk, out)
-    return cast(Array, frame.outward(out))
+    return cast(Array, arranged.outward(out))
 
 
 def _checked(
-    query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: Layout
-) -> tuple[Frame, tuple[int, ...]]:
+    query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: LayoutName
+) -> tuple[Layout, tuple[int, ...]]:
     """Check the arguments; return their layout, and the output's shape."""
     q, k, v = checks.operands(query, key, value)
     checks.boolean("causal", causal)
     checks.integer("chunk", chunk, least=1)
-    frame = Frame.of(q, layout)
-    q, k, v = (frame.inward(x) for x in (q, k, v))
+    arranged = Layout.of(q, layout)
+    q, k, v = (arranged.inward(x) for x in (q, k, v))
     lead = checks.sizes(q, k, v)
     if q.shape[-1] == 0:
         raise ValueError(f"linear attention needs at least one feature, got query {query.shape} and key {key.shape}")
-    return frame, (*lead, *q.shape[-3:-1], v.shape[-1])
+    return arranged, (*lead, *q.shape[-3:-1], v.shape[-1])
 
 
 def _stream(
@@ -293,7 +293,7 @@ def in_parallel(
     feature_map: FeatureMap = "elu",
     causal: bool = False,
     chunk: int = 128,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Any:
     """Compute `linear_attention` on the arrays of a framework.
 
@@ -303,15 +303,15 @@ def in_parallel(
     """
     given = {"query": query, "key": key, "value": value}
     hollow = {name: space.hollow(name, x) for name, x in given.items()}
-    frame, shape = _checked(**hollow, causal=causal, chunk=chunk, layout=layout)
+    arranged, shape = _checked(**hollow, causal=causal, chunk=chunk, layout=layout)
     dtype = hollow["query"].dtype
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
-    q, k, v = (space.cast(frame.inward(x), wide) for x in given.values())
+    q, k, v = (space.cast(arranged.inward(x), wide) for x in given.values())
     (h, n_q, d), (h_kv, n_k) = q.shape[-3:], k.shape[-3:-1]
     xp = space.xp
     rows = min(n_q, n_k) if causal else n_q  # the rows before them see nothing
     if 0 in shape or not n_k:
-        return frame.outward(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
+        return arranged.outward(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
     q = q[..., n_q - rows :, :].reshape(*q.shape[:-3], h_kv, h // h_kv, rows, d)
     k, v = k[..., None, :, :], v[..., None, :, :]
     values = xp.concatenate([v, xp.ones_like(v[..., :1])], -1)  # the column of ones sums the weights
@@ -322,7 +322,7 @@ def in_parallel(
     if rows < n_q:
         nothing = xp.broadcast_to(xp.zeros_like(out[..., :1, :]), (*shape[:-2], n_q - rows, shape[-1]))
         out = xp.concatenate([nothing, out], -2)
-    return frame.outward(space.cast(out, dtype))
+    return arranged.outward(space.cast(out, dtype))
 
 
 def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:

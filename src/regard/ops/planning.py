@@ -13,7 +13,7 @@ from regard.arguments.frameworks import dispatched
 from regard.arguments.values import size_text
 from regard.core import checks
 from regard.core.problem import Problem
-from regard.core.types import ArrayLike, Layout, MaskLike, ScoreLike
+from regard.core.types import ArrayLike, LayoutName, MaskLike, ScoreLike
 from regard.engines import choose, refusals
 from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, CHUNK_SCORES
 from regard.ops.attention import problem_from
@@ -166,7 +166,7 @@ class Setup(TypedDict, total=False):
     seed: int | ArrayLike | None
     offset: int | ArrayLike | None
     origin: tuple[int, int, int]
-    layout: Layout
+    layout: LayoutName
     engine: str | None
 
 
@@ -213,7 +213,7 @@ def plan(
     seed: Any = None,
     offset: Any = None,
     origin: tuple[int, int, int] = (0, 0, 0),
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     engine: str | None = None,
 ) -> Plan:
     """Tell what `regard.attention` with these arguments would do, without doing it.
@@ -383,7 +383,7 @@ def _tiles(p: Problem) -> Tiles:
 
     Tiles begin at multiples from i = 0 and j = 0, as in the tiled engine.
     """
-    alike = _alike(p, reads(*p.hiding))
+    alike = _alike(p, reads(*p.rules.hiding))
     starts = [range(-(int(p.offset[same.b]) % BLOCK_Q), p.n_q, BLOCK_Q) for same in alike]
     ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # of each one's blocks among those of all
     count = int(ends[-1]) if len(ends) else 0
@@ -468,17 +468,17 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
     size = BLOCK_K
     while p.n_k > size * TILES:
         size *= 2
-    edges = p.key_edges(size)
-    if not p.hiding:
+    edges = p.extents.key_edges(size)
+    if not p.rules.hiding:
         return _Seen(edges[:-1], edges[1:], np.full(len(edges) - 1, EVERYTHING), np.ones(len(edges) - 1), True)
-    ranges = p.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
+    ranges = p.extents.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
 
     parts: list[tuple[Array, Array, Array, Array]] = []
     pieces, times, exact = [edges], 1.0, True
     while True:
         mixed: list[tuple[int, int]] = []
         for edges in pieces:
-            tiles, kinds = key_tiles(p.mask_node, p.hiding_node, ranges, edges)
+            tiles, kinds = key_tiles(p.mask_node, p.rules.hiding_node, ranges, edges)
             left, right = edges[tiles], edges[tiles + 1]
             taken = kinds == EVERYTHING if size > BLOCK_K else np.ones(len(kinds), bool)
             parts.append((left[taken], right[taken], kinds[taken], np.full(taken.sum(), times)))

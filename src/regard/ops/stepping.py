@@ -9,9 +9,10 @@ from typing import Any, overload
 import numpy as np
 
 from regard.arguments.frameworks import dispatched
+from regard.core.layout import Layout
 from regard.core.problem import Problem
-from regard.core.types import Layout, MaskLike, ScoreLike
-from regard.ops.attention import Frame, problem_from
+from regard.core.types import LayoutName, MaskLike, ScoreLike
+from regard.ops.attention import problem_from
 from regard.reference import specification
 from regard.rules import Score, as_score
 
@@ -115,7 +116,7 @@ def steps(
     seed: int | None = None,
     offset: int | Array | None = None,
     origin: tuple[int, int, int] = (0, 0, 0),
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Steps:
     """Return every intermediate of `regard.attention` with these arguments, as data.
 
@@ -145,16 +146,16 @@ def steps(
     )  # fmt: skip
     rules = score if isinstance(score, Sequence) else () if score is None else (score,)
     with np.errstate(all="ignore"):
-        return Steps([*_steps(p, Frame.of(query, layout), [as_score(rule) for rule in rules], scale is None)])
+        return Steps([*_steps(p, Layout.of(query, layout), [as_score(rule) for rule in rules], scale is None)])
 
 
-def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool) -> Iterator[Step]:
+def _steps(p: Problem, arranged: Layout, rules: Sequence[Score], default_scale: bool) -> Iterator[Step]:
     real: Any = p.compute.type
     f = specification.terms(p, real)
-    lead, h = "..." if p.lead else "", "" if frame.matrices else "h"
+    lead, h = "..." if p.lead else "", "" if arranged.matrices else "h"
 
     def letters(head: str, position: str, feature: str) -> str:
-        return lead + (position + head if frame.positions_first else head + position) + feature
+        return lead + (position + head if arranged.positions_first else head + position) + feature
 
     def step(name: str, symbol: str, indices: str, value: Array, formula: str = "", einsum: str = "") -> Step:
         value = value.view()
@@ -162,10 +163,10 @@ def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool
         return Step(name, symbol, indices, formula, einsum, value)
 
     def pairs(x: Array) -> Array:
-        return frame.per_head(x.reshape(p.shape(*x.shape[2:])))
+        return arranged.per_head(x.reshape(p.shape(*x.shape[2:])))
 
     def positions(x: Array) -> Array:
-        return frame.outward(x.reshape(p.shape(*x.shape[2:])))
+        return arranged.outward(x.reshape(p.shape(*x.shape[2:])))
 
     q, k, v, o = (letters(h, *two) for two in ("ia", "ja", "jb", "ib"))
     ij, i = f"{lead}{h}ij", f"{lead}{h}i"
@@ -173,10 +174,12 @@ def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool
     raw = "S" if p.scale == 1 else "R"
     R, S, P, lse = (_tensor(*pair) for pair in ((raw, ij), ("S", ij), ("P", ij), ("lse", i)))
 
-    yield step("queries", "Q", q, frame.outward(p.query.astype(real, copy=False)))
-    yield step("keys", "K", letters("g", "j", "a") if p.group > 1 else k, frame.outward(p.key.astype(real, copy=False)))
+    yield step("queries", "Q", q, arranged.outward(p.query.astype(real, copy=False)))
     yield step(
-        "values", "V", letters("g", "j", "b") if p.group > 1 else v, frame.outward(p.value.astype(real, copy=False))
+        "keys", "K", letters("g", "j", "a") if p.group > 1 else k, arranged.outward(p.key.astype(real, copy=False))
+    )
+    yield step(
+        "values", "V", letters("g", "j", "b") if p.group > 1 else v, arranged.outward(p.value.astype(real, copy=False))
     )
     if p.group > 1:
         shared = f"h // {p.group}"

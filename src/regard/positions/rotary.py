@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from regard.arguments import values
 from regard.core import checks
-from regard.core.types import Layout
-from regard.ops.attention import Frame
+from regard.core.layout import Layout
+from regard.core.types import LayoutName
 from regard.positions.sinusoids import checked_base
 from regard.rules.tracing import as_array
 
@@ -148,7 +148,7 @@ def rope(
     pairing: Literal["half", "interleaved"] = "half",
     dim: int | None = None,
     scaling: Scaling | None = None,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> NDArray[Any]:
     """Rotate each pair of features by the angle ω[a] · position.
 
@@ -193,8 +193,8 @@ def rope(
     values.choice("pairing", pairing, ("half", "interleaved"))
     if x.ndim < 2:
         raise ValueError(f"x must be (..., h, n, d) or (n, d), got shape {x.shape}")
-    frame = Frame.of(x, layout)
-    x = frame.inward(x)
+    arranged = Layout.of(x, layout)
+    x = arranged.inward(x)
     d = x.shape[-1]
     dim = d if dim is None else values.integer("dim", dim)
     if dim < 2 or dim % 2 or dim > d:
@@ -219,7 +219,7 @@ def rope(
     out = x.copy(order="K")
     out[..., a] = first * cos - second * sin
     out[..., b] = second * cos + first * sin
-    return frame.outward(out)
+    return arranged.outward(out)
 
 
 def _scaled(scaling: Scaling, d: int, base: float) -> tuple[NDArray[np.float64], float]:

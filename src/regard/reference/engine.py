@@ -47,7 +47,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         if s.name == "weights_of":
             return P[..., s.of, :].astype(p.compute)
         x = found[s.name] if s.name in ("argmax", "visible") else found[s.name].astype(p.compute)
-        return Profile(x, p.distances) if s.name == "profile" else x
+        return Profile(x, p.extents.distances) if s.name == "profile" else x
 
     return outputs, {s: value(s) for s in p.observe}
 

@@ -125,7 +125,7 @@ def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
     order = np.lexsort((np.broadcast_to(np.arange(p.n_k), f.P.shape), -f.P, ~f.visible), axis=-1)
     first = order[..., 0] if p.n_k else np.zeros(f.lse.shape, np.int64)
     received = f.P.sum(axis=-2)
-    on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.diagonals)]
+    on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.extents.diagonals)]
     found = {
         "lse": f.lse,
         "entropy": f.H,
@@ -175,7 +175,9 @@ def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = Non
             value=unflatten(p, visible_einsum("bhij,bhic->bhjc", f.P * f.D, g.dO, f.visible), p.value),
             bias=unflatten(p, g.dS, p.trained_bias),
             sink=sink_gradient(p, (f.p_sink * g.c_row).sum(axis=(0, 2))),
-            tables=table_gradients(p, f, {leaf: through(f, node, g.dS) for leaf, node in p.table_partials.items()}),
+            tables=table_gradients(
+                p, f, {leaf: through(f, node, g.dS) for leaf, node in p.rules.table_partials.items()}
+            ),
         )
 
 
@@ -202,7 +204,7 @@ def adjoint(p: Problem, ct: Outputs, f: Terms) -> Adjoint:
     c_row = -mean + dlse + dH * (m - f.H)
     c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * (f.logP + 1), 0)
     dS = f.P * c
-    return Adjoint(dO, dlse, dH, G, c, c_row, dS, through(f, p.score_partials[0], dS))
+    return Adjoint(dO, dlse, dH, G, c, c_row, dS, through(f, p.rules.score_partials[0], dS))
 
 
 def cotangents(p: Problem, ct: Outputs, real: Real) -> tuple[Array, Array, Array]:
@@ -222,7 +224,7 @@ def through(f: Terms, node: Node | None, dS: Array) -> Array:
 
 def table_gradients(p: Problem, f: Terms, parts: Mapping[Node, Array]) -> dict[Table, Array]:
     """Sum each table's gradient over its readings, at the indices read."""
-    total = {table: np.zeros(table.shape, f.T.dtype) for table in p.tables}
+    total = {table: np.zeros(table.shape, f.T.dtype) for table in p.rules.tables}
     for leaf, part in parts.items():
         scatter(leaf, part, f.at, total[leaf.payload])
     return total
@@ -309,7 +311,7 @@ def jvp_jvp(p: Problem, t: Differential, u: Differential, real: Real = np.float6
 def second_scores(p: Problem, f: Terms, x: TermTangents, y: TermTangents) -> Array:
     """Return the second derivative of S along two directions."""
     T = f.T.dtype.type(p.scale) * (einsum("bhia,bhja->bhij", x.q, y.k) + einsum("bhia,bhja->bhij", y.q, x.k))
-    d_ds, d_tables = p.score_partials
+    d_ds, d_tables = p.rules.score_partials
     S = through(f, d_ds, T)
     if d_ds is not None:
         S = S + evaluate_one(tangent(d_ds, y.tables), y.at, T.shape) * x.at.ds
@@ -347,7 +349,7 @@ def gradients_jvp(
             node_dot = evaluate_one(tangent(node, d.tables), d.at, dS.shape)
             return np.asarray(through(f, node, dS) + np.where(f.visible, g.dS * node_dot, 0))
 
-        dT = second(p.score_partials[0])
+        dT = second(p.rules.score_partials[0])
         q, k = "bhij,bhja->bhia", "bhij,bhia->bhja"
         return Differential(
             query=unflatten(
@@ -361,7 +363,7 @@ def gradients_jvp(
             ),
             bias=unflatten(p, dS, p.trained_bias),
             sink=sink_gradient(p, (d.p_sink * g.c_row + f.p_sink * c_row).sum(axis=(0, 2))),
-            tables=table_gradients(p, f, {leaf: second(node) for leaf, node in p.table_partials.items()}),
+            tables=table_gradients(p, f, {leaf: second(node) for leaf, node in p.rules.table_partials.items()}),
         )
 
 

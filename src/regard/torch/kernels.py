@@ -21,8 +21,8 @@ INTEGERS = ("argmax", "indices", "visible", "distances")
 @on_team(TEAM)
 def attention(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Compute the outputs: (*inputs) → out, lse and the other statistics observed."""
-    if call.again is not None:
-        found: tuple[torch.Tensor, ...] = call.again(*inputs)
+    if call.cached is not None:
+        found: tuple[torch.Tensor, ...] = call.cached(*inputs)
         return found
     return tuple(map(tensor, PreparedCall.of(call, [array(x) for x in inputs]).forward()))
 

@@ -60,9 +60,9 @@ class Gradients:
         self.value = np.zeros((*p.lead, p.kv_heads, p.n_k, p.d_v), c)
         self.bias = None if p.trained_bias is None else np.zeros(p.trained_bias.shape, c)
         self.sink = None if p.sink is None else np.zeros((p.kv_heads, p.group), c)
-        self.tables = {table: np.zeros(table.shape, c) for table in p.tables}
+        self.tables = {table: np.zeros(table.shape, c) for table in p.rules.tables}
         # Head blocks that add to the same array have to do so in order.
-        self.shared = self.bias is not None or p.sink is not None or bool(p.tables)
+        self.shared = self.bias is not None or p.sink is not None or bool(p.rules.tables)
 
     def add(
         self,
@@ -142,7 +142,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
     outputs: those of forward.
     """
     total = Gradients(p)
-    d_ds, d_tables = p.score_partials[0], p.table_partials
+    d_ds, d_tables = p.rules.score_partials[0], p.rules.table_partials
 
     def work(block: QueryBlock) -> None:
         heads, saved = block.heads, BlockOutputs(block, outputs)
@@ -177,7 +177,7 @@ def backward_jvp(
     """
     total = Gradients(p)
     along = InputTangents(p, t)
-    d_ds, d_tables = p.score_partials[0], p.table_partials
+    d_ds, d_tables = p.rules.score_partials[0], p.rules.table_partials
     d_ds_dot, d_tables_dot = along.of(d_ds), {leaf: along.of(slope) for leaf, slope in d_tables.items()}
 
     def work(block: QueryBlock) -> None:

@@ -247,7 +247,7 @@ def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t:
     P˙ is P a and P b, and P¨ = P (w − lse¨) with w = S¨ + a b.
     """
     along_t, along_u = InputTangents(p, t), InputTangents(p, u)
-    d_ds, d_tables = p.score_partials
+    d_ds, d_tables = p.rules.score_partials
     d_ds_along_u = along_u.of(d_ds)
     mixed = [
         multiply(tangent(node, along_u.tables), reading(leaf, along_t.tables))

@@ -300,7 +300,7 @@ def second_pass(p: Problem, lse: Array, observe: tuple[Statistic, ...]) -> dict[
         if s.name == "received":
             seen[s] = np.zeros(p.shape(p.n_k), c)
         elif s.name == "profile":
-            seen[s] = Profile(np.zeros(p.shape(p.diagonals), c), p.distances)
+            seen[s] = Profile(np.zeros(p.shape(p.extents.diagonals), c), p.extents.distances)
         elif s.name == "pooled":
             seen[s] = np.zeros(p.shape(min(s.of[0], p.n_q), min(s.of[1], p.n_k)), c)
         else:

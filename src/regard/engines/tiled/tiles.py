@@ -206,15 +206,15 @@ class Band:
     def __iter__(self) -> Iterator["QueryBlock"]:
         heads, p = self.heads, self.heads.p
         tiles = np.arange(self.tiles.start, self.tiles.stop)
-        if not p.hiding:
+        if not p.rules.hiding:
             visibility = np.full(len(tiles), EVERYTHING, np.int8)
             for start in self.starts:
                 yield QueryBlock(heads, start, tiles, visibility)
             return
         first, last = np.maximum(self.starts, 0), np.minimum(np.add(self.starts, BLOCK_Q), p.n_q) - 1
-        ranges = p.ranges(heads.b, heads.query_heads, first, last)
-        edges = p.key_edges(BLOCK_K)[self.tiles.start : self.tiles.stop + 1]
-        row, tile, visibility = visible_tiles(p.mask_node, p.hiding_node, ranges, edges)
+        ranges = p.extents.ranges(heads.b, heads.query_heads, first, last)
+        edges = p.extents.key_edges(BLOCK_K)[self.tiles.start : self.tiles.stop + 1]
+        row, tile, visibility = visible_tiles(p.mask_node, p.rules.hiding_node, ranges, edges)
         tile = tile + self.tiles.start
         edges = np.searchsorted(row, np.arange(len(self.starts) + 1))
         for start, (a, b) in zip(self.starts, pairwise(edges), strict=True):
@@ -330,7 +330,7 @@ class Chunk:
             dtype=self.p.compute.type,
             keys=self.p.keys,
             dense=lambda x: self.dense(x, tiles),
-            integers=self.p.integers,
+            integers=self.p.rules.integers,
             s=s,
             ds=ds,
         )
@@ -347,8 +347,8 @@ class Chunk:
         """
         p = self.p
         S = raw
-        if p.score_reading is not None:
-            S = np.array(np.broadcast_to(p.score_reading(self.at(s=raw))[0], self.shape), p.compute)
+        if p.rules.score_reading is not None:
+            S = np.array(np.broadcast_to(p.rules.score_reading(self.at(s=raw))[0], self.shape), p.compute)
         if p.bias is not None:
             S += self.dense(p.bias)
         self.hide(S, -np.inf)
@@ -356,8 +356,8 @@ class Chunk:
 
     def hide(self, S: Array, value: float) -> None:
         """Set scores that the mask hides, and padding, to a value."""
-        if self.mixed.stop and self.p.mask_reading is not None:
-            hidden = ~self.p.mask_reading(self.at(self.mixed))[0]
+        if self.mixed.stop and self.p.rules.mask_reading is not None:
+            hidden = ~self.p.rules.mask_reading(self.at(self.mixed))[0]
             np.copyto(S[:, :, self.mixed], value, where=hidden)
         if not self.whole:
             S[..., : self.block.valid.start, :] = value

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.layout import Layout
 from regard.interpret.capture.layers import OPTIONS, RULES, Layer
-from regard.ops.attention import Frame, causally
+from regard.ops.attention import causally
 from regard.rules import At, Mask, Table, Traced, evaluate, mask, reads, rule_text
 from regard.rules.expression import make, number, rebuild, substitute
 from regard.runtime.arrayfile import Parts
@@ -88,7 +89,7 @@ class CapturedCall:
     @staticmethod
     def of(query: Array, key: Array, lse: Array, options: Mapping[str, Any], cross: bool) -> "CapturedCall":
         """Make a call of the arguments and options that `regard.attention` was given."""
-        frame = Frame.of(query, options.get("layout", "bhnd"))
+        frame = Layout.of(query, options.get("layout", "bhnd"))
         q, k = frame.inward(query), frame.inward(key)
         lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3])
         batch = int(np.prod(lead, dtype=np.int64))

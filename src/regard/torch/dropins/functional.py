@@ -14,12 +14,13 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from regard.ops.attention import attention
+from regard.ops.callcache import entries, signature
 from regard.rules import type_name
 from regard.runtime.forks import renewed
 from regard.torch.adapter import watching
 from regard.torch.arrays import autocast
 from regard.torch.dropins import nested
-from regard.torch.fastpath import form_of, keep_output, output_of
+from regard.torch.fastpath import tensor_operands, undifferentiated
 from regard.torch.graph import modes
 
 Tensor = torch.Tensor
@@ -85,13 +86,10 @@ def scaled_dot_product_attention(
         others = modes.functions_overridden() and not KNOWN.issuperset(map(type, given))
         if others or modes.any_function_mode():
             return _handed_over(given, dropout_p, is_causal, scale, enable_gqa)
-    form = None
     if attn_mask is None and type(dropout_p) is float and not dropout_p and not torch.compiler.is_compiling():
-        form = _form(query, key, value, is_causal, scale, enable_gqa)
-        out = None if form is None else output_of(form, query, key, value)
+        out = _cached(query, key, value, is_causal, scale, enable_gqa)
         if out is not None:
             return out
-    asked = query, key, value
     if not type(query) is type(key) is type(value) is Tensor:
         query, key, value = _tensor("query", query), _tensor("key", key), _tensor("value", value)
     if type(dropout_p) is not float:
@@ -138,20 +136,24 @@ def scaled_dot_product_attention(
         out = attention(*heads, **options)
     except (TypeError, ValueError) as error:
         raise RuntimeError(str(error)) from None
-    if form is not None and all(x is y for x, y in zip(heads, asked, strict=True)):
-        keep_output(form, *asked, options)
     return torch.nn.functional.dropout(out, 1.0) if dropout_p == 1.0 else out
 
 
-def _form(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> Any:
-    """Return the cache key of a call without a mask, or None.
-
-    None for arguments of other types, and while a recorder or a mode sees calls.
-    """
-    if type(is_causal) is not bool or type(enable_gqa) is not bool or not (scale is None or type(scale) is float):
+def _cached(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> torch.Tensor | None:
+    """Return the output of a call without mask and derivative, if such a call of `regard.attention` is cached."""
+    if type(is_causal) is not bool or type(enable_gqa) is not bool or watching():
         return None
-    form = None if watching() else form_of(query, key, value, steps=not is_causal)
-    return None if form is None else (form, is_causal, scale, enable_gqa)
+    operands = tensor_operands(query, key, value, steps=not is_causal)
+    # By position, because names take longer: mask, causal, score, bias, scale, sink, dropout, seed, offset.
+    offset = 0 if is_causal else None
+    entry = entries().get(signature(operands, None, is_causal, None, None, scale, None, 0.0, None, offset))
+    if entry is None or entry.call is None or not undifferentiated(query, key, value):
+        return None
+    call = entry.call.cached
+    if call.grouped and not enable_gqa:
+        return None
+    out: torch.Tensor = call.output(query, key, value)
+    return out
 
 
 def _handed_over(

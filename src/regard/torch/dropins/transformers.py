@@ -16,7 +16,7 @@ import torch
 from regard import rules
 from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
-from regard.torch.fastpath import positions_first
+from regard.torch.adapter import heads_first
 from regard.torch.graph import modes
 from regard.torch.graph.texts import text_of
 from regard.torch.graph.traced import GraphRule, constant, in_graph
@@ -236,11 +236,11 @@ class GraphMask:
         return function(*args, **options)
 
 
-class MaskIndex(Traced):
-    """Traced index in a mask function of transformers.
+MASKS = RuleMask, GraphMask
 
-    It has the attributes of tensors that such functions read.
-    """
+
+class MaskIndex(Traced):
+    """An index in a mask function of transformers, or what one makes of it: such a function expects tensors."""
 
     __slots__ = ()
 
@@ -398,14 +398,15 @@ def attention(
     for each query, (batch, h, n_q, 1). indices: the keys that each query sees of those that the mask allows, (batch,
     n_q, k); -1 is none.
     """
-    output_attentions = output_attentions or weights_are_recorded()
+    compiling = torch.compiler.is_compiling()
+    output_attentions = output_attentions or weights_are_recorded(compiling)
     for name, x in options.items():
-        if isinstance(x, torch.Tensor) and name not in UNREAD:
+        if name not in UNREAD and x is not None and isinstance(x, torch.Tensor):
             raise NotImplementedError(
                 f"attn_implementation='regard' does not know the keyword {name!r}, a tensor that "
                 f"{type(module).__name__} gives to its attention: use 'eager' for this model"
             )
-    if isinstance(attention_mask, RuleMask) and torch.compiler.is_compiling():
+    if compiling and isinstance(attention_mask, RuleMask):
         return outside_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             softcap=softcap, position_bias=position_bias, s_aux=s_aux, sinks=sinks, indices=indices,
@@ -413,14 +414,14 @@ def attention(
         )  # fmt: skip
     if cache is not None:
         raise NotImplementedError("attn_implementation='regard' has no paged cache, which continuous batching needs")
-    made = rules.softcap if torch.compiler.is_compiling() else _softcap
+    made = rules.softcap if compiling else _softcap
     call_options: dict[str, Any] = {
         "scale": scaling, "bias": position_bias, "sink": s_aux, "score": None if softcap is None else made(softcap),
         "dropout": dropout or None, "return_weights": True if output_attentions else None,
         "observe": None if sinks is None and (s_aux is None or not output_attentions) else ("lse",),
     }  # fmt: skip
     n_q, n_k = query.shape[-2], key.shape[-2]
-    if isinstance(attention_mask, RuleMask | GraphMask):
+    if isinstance(attention_mask, MASKS):
         rows, columns = attention_mask.shape[-2:]
         if rows not in (1, n_q) or columns not in (1, n_k):
             raise ValueError(f"the mask is for {rows} queries and {columns} keys, but the call has {n_q} and {n_k}")
@@ -428,7 +429,7 @@ def attention(
             attention_mask = attention_mask.made
         elif (rows, columns) != (n_q, n_k):  # it broadcasts, as a rule cannot
             attention_mask = attention_mask.make()
-    if isinstance(attention_mask, RuleMask | GraphMask):
+    if isinstance(attention_mask, MASKS):
         if attention_mask.rule is not None:
             call_options["mask"] = attention_mask.rule
             moved = isinstance(attention_mask.offset, torch.Tensor) or attention_mask.offset != n_k - n_q
@@ -445,7 +446,7 @@ def attention(
     if indices is not None:
         chosen = chosen_keys(indices, n_k)
         call_options["mask"] = call_options["mask"] & chosen if "mask" in call_options else chosen
-    found = positions_first(*(x.transpose(1, 2) for x in (query, key, value)), **call_options)
+    found = heads_first(query, key, value, **call_options)
     if not isinstance(found, tuple):
         return found, None
     out, *others = found
@@ -461,17 +462,25 @@ def attention(
     return out, weights
 
 
-def weights_are_recorded() -> bool:
-    """Return True if a caller records weights from what attention returns.
+def weights_are_recorded(compiling: bool) -> bool:
+    """Return whether weights are asked for of a model that reads them from what its attention returns."""
+    collector = active_collector() if compiling else _active_collector_once()
+    if collector is None:
+        return False
+    wanted = collector.global_var if compiling else collector.get()
+    return wanted is not None and any("attentions" in name for name in wanted)
 
-    Such a model does not pass `output_attentions` to its attention.
-    """
+
+def active_collector() -> Any:
+    """Return transformers' context variable of what is recorded of a model; None where this version has none."""
     try:
         from transformers.utils.output_capturing import _active_collector
     except ImportError:
-        return False
-    wanted = _active_collector.global_var if torch.compiler.is_compiling() else _active_collector.get()
-    return wanted is not None and any("attentions" in name for name in wanted)
+        return None
+    return _active_collector
+
+
+_active_collector_once = cache(active_collector)  # an import statement takes microseconds in each layer
 
 
 def normalized(weights: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:

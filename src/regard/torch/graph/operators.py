@@ -69,7 +69,7 @@ def execute(name: str, call: TensorCall, given: Given) -> Any:
     if transforms_active() and any(x is not None and wrapped(x) for x in given):  # one level of several
         with torch.enable_grad(), with_forward_mode(True), below_autograd():
             return tuple(operate(name, call, given))
-    if watched() or (call.again is None and fake(given[0])):  # if query is, all are
+    if watched() or (call.cached is None and fake(given[0])):  # if query is, all are
         with below_autograd():
             return tuple(operate(name, call, given))
     return KERNELS[name](call, *given)

@@ -16,7 +16,7 @@ from regard import rules
 from regard.arguments.signatures import named, named_beside, passing_on
 from regard.core.types import MaskLike, ScoreLike
 from regard.rules import Mask, Score, as_mask, as_score
-from regard.torch.fastpath import positions_first
+from regard.torch.adapter import positions_first
 from regard.torch.graph.traced import in_graph
 from regard.torch.nn.positions import Alibi, Relative, Rope
 

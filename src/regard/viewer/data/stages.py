@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.core.parts import part_of
 from regard.reference import specification
 from regard.viewer.scene.scenes import Layer, rules_of
 
@@ -34,7 +35,7 @@ def stages(layer: Layer, head: int, i: int, j: int, b: int = 0) -> tuple[Stage, 
 
 
 def _stages(layer: Layer, head: int, i: int, j: int, b: int) -> Iterator[Stage]:
-    p = layer.problem.part(b, head, rows=slice(i, i + 1))
+    p = part_of(layer.problem, b, head, rows=slice(i, i + 1))
     with np.errstate(all="ignore"):
         f = specification.terms(p)
     at: Any = (0, 0, 0, j)

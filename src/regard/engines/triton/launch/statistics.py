@@ -61,14 +61,14 @@ def second_pass(p: Problem, lse: Array, observe: Sequence[Statistic]) -> dict[St
     for s, total in sums.items():
         if s.name == "pooled" and s.of[2] == "mass":
             total /= torch.from_numpy(np.diff(bin_edges(s.of[0], p.n_q)))[:, None].to(total)
-        seen[s] = Profile(array(total), p.distances) if s.name == "profile" else array(total)
+        seen[s] = Profile(array(total), p.extents.distances) if s.name == "profile" else array(total)
     return seen | {s: top(p, lse, s.of) for s in observe if s.name == "top"}
 
 
 def shape_of(p: Problem, s: Statistic) -> tuple[int, ...]:
     if s.name == "pooled":
         return p.shape(min(s.of[0], p.n_q), min(s.of[1], p.n_k))
-    return p.shape(p.n_k if s.name == "received" else p.diagonals)
+    return p.shape(p.n_k if s.name == "received" else p.extents.diagonals)
 
 
 def add_received(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
