@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from regard.engines import choose
-from regard.examplemodel import ExampleModel
+from regard.examplemodel import ExampleModel, Trace
+from regard.interpret.examplemodel.model import Replacement
 from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
 from regard.version import __version__
-from regard.viewer.data import profiles, pyramid, stages
+from regard.viewer.data import ablation, profiles, pyramid, stages
 from regard.viewer.data.questions import At, Query, Refused, integer, span, within
 from regard.viewer.data.scores import KINDS, layer_scores
 from regard.viewer.scene.labels import encodable
@@ -230,9 +231,7 @@ class Answers:
             for name, known in self.scenes.items():
                 if known.settings == settings.plain():
                     return Answer(200, {"scene": known.described(name)})
-            if self._model is None:
-                self._model = ExampleModel.load()
-            made = example(settings, self._model)
+            made = example(settings, self._example_model())
         except (TypeError, ValueError) as error:
             raise Refused(422, str(error)) from None
         with self._lock:
@@ -244,6 +243,11 @@ class Answers:
                 self.store.forget(old)
                 self._heads = {key: head for key, head in self._heads.items() if key[0] != old}
         return Answer(200, {"scene": made.described(name)})
+
+    def _example_model(self) -> ExampleModel:
+        if self._model is None:
+            self._model = ExampleModel.load()
+        return self._model
 
     def _tokens(self, at: At) -> Answer:
         axis = at.query.get("axis", "key")
@@ -376,6 +380,49 @@ class Answers:
                 found.append(plain | {"values": [finite(x) for x in stage.values.tolist()], "labels": labels})
         return Answer(200, {"stages": found})
 
+    def _ablations(self, at: At) -> Answer:
+        before, how = self._whole(at)
+        made = self._kept(
+            "scores", (at.name, "ablations", how),
+            lambda progress: ablation.every_head(self._example_model(), at.scene, how, progress),
+            lambda x: sum(one.losses.nbytes for one in x),
+        )  # fmt: skip
+        rows = [{"layer": x.layer, "head": x.head, "loss": float(x.losses.mean())} for x in made]
+        return Answer(200, {"loss": float(before.losses().mean()), "rows": rows})
+
+    def _ablation(self, at: At) -> Answer:
+        before, how = self._whole(at)
+        after = self._without(at, {(at.layer, at.head): how})
+        i = integer(at.query, "i", len(before.ids) - 1, 0, len(before.ids) - 1, "token")
+        return Answer(200, {
+            "i": i, "odds": [vars(odd) for odd in ablation.odds(before, after, i)],
+            "losses": {name: trace.losses().tolist() for name, trace in (("before", before), ("after", after))},
+        })  # fmt: skip
+
+    def _whole(self, at: At) -> tuple[Trace, Replacement]:
+        """The run of a scene as it is, and what a head is to be replaced by. Raises `Refused` for other models."""
+        if at.scene.settings is None or at.scene.ids is None:
+            raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
+        how = at.query.get("how", "zero")
+        if how not in ("zero", "mean"):
+            raise Refused(422, f"how must be zero or mean, got {how}")
+        return self._without(at, {}), how  # type: ignore[return-value]
+
+    def _without(self, at: At, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
+        """The run of a scene's text without some heads."""
+        ids, options = at.scene.ids[0], ablation.options_of(at.scene)
+        made: Trace = self._kept(
+            "scores", (at.name, "without", *heads.items()),
+            lambda progress: self._example_model().run(ids, ablate=heads, **options),
+            lambda trace: trace.logits.nbytes + sum(x.nbytes for x in (*trace.q, *trace.k, *trace.v)),
+        )  # fmt: skip
+        return made
+
+    def _norms(self, at: At) -> Answer:
+        if not at.of.has_values:
+            raise Refused(422, at.of.no_values)
+        return Answer(200, ablation.value_norms(self.head(*at.key)))
+
 
 _HEAD = r"(?P<scene>[a-z0-9-]+)/{}/(?P<layer>\d+)/(?P<head>\d+)"
 ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
@@ -386,6 +433,9 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("GET", r"(?P<scene>[a-z0-9-]+)/tokens", Answers._tokens),
         ("GET", r"(?P<scene>[a-z0-9-]+)/heads", Answers._head_scores),
         ("GET", r"(?P<scene>[a-z0-9-]+)/thumbs/(?P<layer>\d+)", Answers._thumbs),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/ablations", Answers._ablations),
+        ("GET", _HEAD.format("ablation"), Answers._ablation),
+        ("GET", _HEAD.format("norms"), Answers._norms),
         ("GET", _HEAD.format("map"), Answers._map),
         ("GET", _HEAD.format("tile") + r"/(?P<level>\d+)/(?P<x>\d+)/(?P<y>\d+)", Answers._tile),
         ("GET", _HEAD.format("values"), Answers._values),
