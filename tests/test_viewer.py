@@ -45,7 +45,9 @@ def made_up(tokens, layers=2, heads=3, seed=0, causal=True, separator=" "):
         scores[..., np.triu_indices(n, 1)[0], np.triu_indices(n, 1)[1]] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
-    statistics = {kind.name: rng.random((layers, heads)) / 2 for kind in KINDS}
+    statistics = {
+        name: rng.random((layers, heads)) / 2 for name in (*(kind.name for kind in KINDS), "normalized entropy")
+    }
     statistics["previous token"][1, 1] = 0.987
     return LookData(
         model="made up",
@@ -239,13 +241,15 @@ def test_a_head_is_named_by_its_kind():
     data = made_up(["a", "b"])
     for kind in KINDS:
         data.statistics[kind.name][:] = 0.1
-    assert data.kind_of(0, 0) is None
+    assert data.kinds_of(0, 0) == ()
     data.statistics["first-token sink"][0, :2] = 0.9
-    assert data.kind_of(0, 0) == (KINDS[2], 0.9)
+    assert data.kinds_of(0, 0) == ((KINDS[2], "first-token sink", 0.9),)
     data.statistics["induction"][0, 1:] = 0.3
-    assert data.kind_of(0, 1) == data.kind_of(0, 2) == (KINDS[1], 0.3)
+    assert data.kinds_of(0, 1) == ((KINDS[1], "induction", 0.3), (KINDS[2], "first-token sink", 0.9))
+    assert [found.tentative for found in data.kinds_of(0, 1)] == [True, False]
+    assert data.kinds_of(0, 2) == ((KINDS[1], "induction", 0.3),)
     data.statistics["induction"][0, 2] = np.nan
-    assert data.kind_of(0, 2) is None
+    assert data.kinds_of(0, 2) == ()
 
 
 def test_most_attended():
@@ -271,7 +275,7 @@ def test_terminal_shows_the_numbers_that_were_computed():
     section = text[text.index("What token 7, “t7”, attends to in L0 H2") :]
     for token, weight in data.attended(choice):
         assert re.search(rf"^ +{token}  t{token} +{weight:.3f}", section, re.MULTILINE)
-    assert "the model expects next: “<b>” 50.0%, “[bold]” 25.0%" in text
+    assert "The model expects next: “<b>” 50.0%, “[bold]” 25.0%" in text
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 23, 24, 25, 40, 66, 67, 90, 500])

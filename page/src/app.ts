@@ -1,33 +1,42 @@
-import { Data, type Scene, type Settings } from "./data";
+import { Data, type Finding, type Scene, type Settings, type Words } from "./data";
 import { choice, h } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
 import { count } from "./numbers/format";
 import { Editor } from "./parts/editor";
+import { glossary, lineOf, withTerms } from "./parts/terms";
+import { Tour } from "./parts/tour";
 import { Gone, type Source } from "./source/source";
-import { Store, type State } from "./state";
+import { START, Store, type State } from "./state";
 import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
 import { headsView } from "./views/heads";
 import { mapView } from "./views/map";
+import { overviewView } from "./views/overview";
 import { profilesView } from "./views/profiles";
+import { scaleView } from "./views/scale";
 import { stepsView } from "./views/steps";
 import { textView } from "./views/text";
-import { EVERYTHING, type Context, type MakeView, type View } from "./views/view";
+import { tokenView } from "./views/token";
+import { chosenQuery, EVERYTHING, headAt, scaleName, touches, type Context, type MakeView, type View } from "./views/view";
 
 const VIEWS: Record<string, readonly [title: string, make: MakeView]> = {
+  overview: ["Overview", overviewView],
   heads: ["Heads", headsView],
   map: ["Map", mapView],
   text: ["Text", textView],
+  token: ["One token", tokenView],
   compare: ["Compare", compareView],
   profiles: ["Profiles", profilesView],
+  scale: ["Scale", scaleView],
   steps: ["Step by step", stepsView],
   arcs: ["Arcs", arcsView],
 };
 
-const CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does.";
+/** Views that need no chosen key to begin with. */
+const WITHOUT_KEY: ReadonlySet<string> = new Set(["heads", "profiles", "token", "arcs"]);
 
 const KEYS = [
-  ["1 … 7", "the views, in order"],
+  ["1 … 9", "the views, in order"],
   ["[ ]", "the head before, the head after"],
   ["{ }", "the layer before, the layer after"],
   ["← ↑ → ↓", "move the chosen pair or token (in the map and the text); with Shift ten at once"],
@@ -50,7 +59,16 @@ export class App {
   private readonly working = h("p", { class: "working", role: "status", hidden: true });
   private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
   private readonly note = h("span", {});
-  private readonly help = helpDialog();
+  private readonly caveat = h("span", {});
+  private readonly line = h("p", { class: "said" });
+  private readonly help = h("dialog", { "aria-label": "Keys and glossary" });
+  private readonly findings = new Map<string, Finding>();
+  private readonly unseen = new Set<keyof State>();
+  private words!: Words;
+  private tour: Tour | null = null;
+  /** The scene that the tour is about. */
+  private home = "";
+  private walking = false;
   private readonly system = matchMedia("(prefers-color-scheme: dark)");
   private scenes: Scene[] = [];
   private view: View | null = null;
@@ -72,12 +90,13 @@ export class App {
         share === null ? "Waiting for the kernel …" : `Summing over all pairs: ${Math.round(100 * share)} %`;
     };
     this.element.append(
+      h("button", { type: "button", class: "skip", click: () => this.enter() }, "Skip to the view"),
       this.header,
       this.tabs,
       this.problem,
       this.working,
       this.main,
-      h("footer", {}, h("span", {}, CAVEAT), this.note),
+      h("footer", {}, this.caveat, this.note),
       this.spoken,
       this.help,
     );
@@ -94,14 +113,20 @@ export class App {
 
   async start(): Promise<void> {
     try {
-      const { title, version, engine, scenes } = await this.data.scenes();
+      const [{ title, version, engine, scenes }, words] = await Promise.all([this.data.scenes(), this.data.words()]);
       this.scenes = scenes;
+      this.words = words;
+      this.caveat.textContent = words.caveat;
+      if (!this.help.childElementCount) fillHelp(this.help, words);
       const { note } = this.data.source;
       this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;
       if (!scenes.length) throw new Error("There is nothing to look at here.");
+      if (this.store.state.tour) await this.walk(this.store.state.tour);
+      await this.find(this.store.state);
       this.store.set(this.within(this.store.state));
       this.store.listen((state, changed) => this.update(state, changed));
-      this.mount();
+      for (const key of EVERYTHING) this.unseen.add(key);
+      this.show();
     } catch (error) {
       this.fail(error);
     }
@@ -126,28 +151,98 @@ export class App {
   private within(state: State): Partial<State> {
     const scene = this.sceneOf(state.scene);
     const { id, layers } = scene ?? this.scenes[0];
-    const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(state.layer)));
+    const found = free(state) ? this.findings.get(scene ? state.scene : id) : undefined;
+    const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(found?.layer ?? state.layer)));
     return {
       scene: scene ? state.scene : id,
-      view: state.view in VIEWS ? state.view : "heads",
+      view: Object.hasOwn(VIEWS, state.view) ? state.view : START.view,
       layer,
-      head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(state.head))),
+      head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(found?.head ?? state.head))),
       ...(scene || !state.scene ? {} : { i: -1, j: -1 }),
     };
   }
 
+  /** Brings the finding of the scene, where the head is left to it. */
+  private async find(state: State): Promise<void> {
+    const name = this.sceneOf(state.scene) ? state.scene : this.scenes[0].id;
+    if (!free(state) || this.findings.has(name)) return;
+    const none = { layer: 0, head: 0, why: "", how: "" };
+    this.findings.set(name, await this.data.finding(name).catch(() => none));
+  }
+
   private update(state: State, changed: ReadonlySet<keyof State>): void {
+    for (const key of changed) this.unseen.add(key);
+    if (changed.has("tour") && !this.walking) {
+      if (state.tour) {
+        void this.walk(state.tour).catch((error: unknown) => this.fail(error));
+        return;
+      }
+      this.tour?.end();
+    }
+    if (free(state) && !this.findings.has(this.sceneOf(state.scene) ? state.scene : this.scenes[0].id)) {
+      void this.find(state).then(() => this.store.state === state && this.update(state, new Set()));
+      return;
+    }
     const sound = this.within(state);
     if (Object.entries(sound).some(([key, value]) => state[key as keyof State] !== value)) {
       this.store.set(sound);
       return;
     }
-    if (changed.has("view") || changed.has("scene") || changed.has("type")) this.mount();
+    this.show();
+  }
+
+  /** Shows what changed, once the key that a query looks at most is known, where no other was chosen. */
+  private show(): void {
+    const { state } = this.store;
+    const [at, i] = [headAt(state), chosenQuery(state, this.scene.layers[state.layer])];
+    if (state.j < 0 && !WITHOUT_KEY.has(state.view) && this.data.knownPeak(at, i) === undefined) {
+      void this.data.peak(at, i).then(() => this.store.state === state && this.show());
+      return;
+    }
+    const changed = new Set(this.unseen);
+    this.unseen.clear();
+    if (state.j < 0 && touches(changed, "scene", "layer", "head", "i")) changed.add("j");
+    if (!this.view || touches(changed, "view", "scene", "type")) this.mount();
     else {
       this.clear();
-      if (changed.has("layer") || changed.has("head")) this.drawHeader();
-      this.view?.update(state, changed);
+      if (touches(changed, "layer", "head")) this.drawHeader();
+      if (changed.has("scale")) this.drawLine();
+      this.view.update(state, changed);
     }
+    this.tour?.point(this.element, state);
+  }
+
+  /** Goes to a step of the tour: what it shows, and what it says. */
+  private async walk(number: number): Promise<void> {
+    const here = this.sceneOf(this.store.state.scene);
+    if (!this.tour?.element.isConnected || !this.home)
+      this.home = (here && !/^example-\d+$/.test(here.id) ? here : this.scenes[0]).id;
+    const { editable } = this.sceneOf(this.home) ?? this.scenes[0];
+    const steps = (await this.data.tour(this.home)).filter(
+      ({ settings, state }) => editable || (!settings && !state.type),
+    );
+    const at = Math.max(1, Math.min(steps.length, Math.trunc(number)));
+    const { state, settings } = steps[at - 1];
+    const scene = settings ? (await this.made(this.home, settings)).id : this.home;
+    this.walking = true;
+    this.store.set({ tour: at, ...state, scene });
+    this.walking = false;
+    this.tour ??= new Tour(this.words, (step) => this.store.set({ tour: step }));
+    if (!this.tour.element.isConnected) this.tabs.after(this.tour.element);
+    this.tour.show(steps, at);
+    this.tour.point(this.element, this.store.state);
+  }
+
+  /** Puts the keyboard into the view. */
+  private enter(): void {
+    this.main.querySelector<HTMLElement>("button, select, [tabindex='0']")?.focus();
+  }
+
+  private drawLine(): void {
+    const { state } = this.store;
+    const dark = scaleName(state, this.dark()) !== "ink";
+    const nodes = this.view?.line?.() ?? withTerms(lineOf(state.view, this.words, dark), this.words);
+    this.line.replaceChildren(...nodes);
   }
 
   private mount(): void {
@@ -160,12 +255,14 @@ export class App {
       store: this.store,
       scenes: this.scenes,
       scene: this.scene,
+      words: this.words,
       dark: () => this.dark(),
       fail: (error) => this.fail(error),
       say: (text) => (this.spoken.textContent = text),
     };
     this.view = VIEWS[state.view][1](context);
-    this.main.replaceChildren(this.view.element);
+    this.main.replaceChildren(this.line, this.view.element);
+    this.drawLine();
     if (state.type && this.scene.editable) {
       this.editor ??= new Editor(this.scene, (settings) => this.run(settings));
       if (!this.editor.element.isConnected) this.main.before(this.editor.element);
@@ -191,7 +288,10 @@ export class App {
         "Text",
         this.scenes.map((one) => [one.id, name(one)] as const),
         scene.id,
-        (id) => this.store.set({ scene: id, i: -1, j: -1 }),
+        (id) => {
+          const same = this.sceneOf(id)?.editable && scene.editable; // the same head of the same model
+          this.store.set({ scene: id, i: -1, j: -1, ...(same ? {} : { layer: -1, head: -1 }) });
+        },
       ),
       choice("Layer", named(scene.layers.map((one) => one.number)), String(state.layer), (l) =>
         this.store.set({ layer: Number(l) }),
@@ -221,6 +321,7 @@ export class App {
       );
     }
     parts.push(
+      h("button", { type: "button", class: "take", click: () => this.store.set({ tour: 1 }) }, "Take the tour"),
       h("span", { class: "gap" }),
       h(
         "button",
@@ -235,7 +336,7 @@ export class App {
       ),
       h(
         "button",
-        { type: "button", class: "icon", title: "Keys (?)", "aria-label": "Keys", click: () => this.help.showModal() },
+        { type: "button", class: "icon", title: "Keys and glossary (?)", "aria-label": "Keys and glossary", click: () => this.help.showModal() },
         "?",
       ),
     );
@@ -263,12 +364,18 @@ export class App {
   }
 
   private async run(settings: Settings): Promise<Scene> {
-    const scene = await this.data.run(this.scene.id, settings);
-    this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
+    const scene = await this.made(this.scene.id, settings);
     const { layers } = scene;
     const { i, j } = this.store.state;
     const kept = (at: number, n: number): number => (at < n ? at : -1);
     this.store.set({ scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k) });
+    return scene;
+  }
+
+  /** The scene of a run of the example model. */
+  private async made(of: string, settings: Settings): Promise<Scene> {
+    const scene = await this.data.run(of, settings);
+    this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
     return scene;
   }
 
@@ -281,6 +388,7 @@ export class App {
     if (this.element.dataset.theme === theme) return;
     this.element.dataset.theme = theme;
     this.view?.update(this.store.state, new Set(["scale"]));
+    if (this.view) this.drawLine();
   };
 
   private turn(): void {
@@ -303,7 +411,7 @@ export class App {
       t: () => this.turn(),
       "?": () => this.help.showModal(),
     };
-    Object.keys(VIEWS).forEach((view, k) => (keys[String(k + 1)] = () => this.store.set({ view })));
+    Object.keys(VIEWS).slice(0, 9).forEach((view, k) => (keys[String(k + 1)] = () => this.store.set({ view })));
     const act = keys[event.key];
     if (!act) return;
     event.preventDefault();
@@ -327,12 +435,14 @@ export class App {
   }
 }
 
-function helpDialog(): HTMLDialogElement {
-  const dialog = h("dialog", { "aria-label": "Keys" });
+/** Whether the head is left to the scene's finding: a link that names a token but no head means the first. */
+const free = ({ layer, head, i, j }: State): boolean => layer < 0 && head < 0 && i < 0 && j < 0;
+
+function fillHelp(dialog: HTMLDialogElement, words: Words): void {
   dialog.append(
     h("h2", {}, "Keys"),
     h("dl", {}, ...KEYS.flatMap(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])),
+    glossary(words),
     h("button", { type: "button", click: () => dialog.close() }, "Close"),
   );
-  return dialog;
 }

@@ -3,6 +3,7 @@
 import type { Pyramid } from "./numbers/levels";
 import { Recent } from "./recent";
 import type { Source } from "./source/source";
+import type { State } from "./state";
 
 export interface Layer {
   name: string;
@@ -16,6 +17,11 @@ export interface Layer {
   d: number;
   causal: boolean;
   cross: boolean;
+  /** The rules of its scores, as text. */
+  rules: string;
+  /** Whether its scores are scale · q · k alone, with no mask or a causal one. */
+  plain: boolean;
+  scale: number;
 }
 
 export interface Settings {
@@ -33,6 +39,8 @@ export interface Scene {
   batch: number;
   n_tokens: number;
   has_tokens: boolean;
+  /** Tokens that make a repeated run. */
+  prefix: number;
   layers: Layer[];
   editable: boolean;
   settings: Settings | null;
@@ -56,11 +64,21 @@ export interface Column {
   high: number | null;
 }
 
+/** A kind that a head is of; `name` has the distance of "n tokens back". */
+export interface NamedKind {
+  kind: string;
+  name: string;
+  score: number;
+  tentative: boolean;
+}
+
 export interface HeadRow {
   layer: number;
   head: number;
   kv_head: number;
   kind: string | null;
+  /** Every notable kind, the one that it is called by first. */
+  kinds: NamedKind[];
   scores: Record<string, number | null>;
 }
 
@@ -104,6 +122,43 @@ export interface Stage {
   labels?: string[];
 }
 
+/** What a scene is opened on: a head, why, and how sure that is. */
+export interface Finding {
+  layer: number;
+  head: number;
+  why: string;
+  how: string;
+}
+
+export interface TourStep {
+  title: string;
+  text: string;
+  state: Partial<State>;
+  /** How the example model is run for this step, if not as it was. */
+  settings: Settings | null;
+}
+
+/** Where one token looks in a head: keys and weights, the largest first. */
+export interface TokenRow {
+  layer: number;
+  head: number;
+  keys: number[];
+  weights: number[];
+}
+
+/** Everything that is said, the same in the terminal and in pictures. */
+export interface Words {
+  views: Record<string, string>;
+  /** The words for {more}: on a scale from light to dark, and from dark to light. */
+  more: [string, string];
+  patterns: Record<"looks" | "last" | "other" | "repeats" | "expects" | "unseen", string>;
+  glossary: { name: string; meaning: string; plain: string }[];
+  kinds: { name: string; meaning: string; definition: string }[];
+  tentative: string;
+  beginning: string;
+  caveat: string;
+}
+
 /** A head of a scene; the scene is named by its id, or by `id:b` for a batch element other than the first. */
 export interface HeadAt {
   scene: string;
@@ -120,6 +175,8 @@ function path(scene: string, rest: string, query: string[] = []): string {
 
 const ofHead = ({ scene, layer, head }: HeadAt, what: string, rest = "", query: string[] = []): string =>
   path(scene, `${what}/${layer}/${head}${rest}`, query);
+
+const peakName = ({ scene, layer, head }: HeadAt, i: number): string => `${scene}/${layer}/${head}/${i}`;
 
 const PAGE = 4096;
 const CELL = 64;
@@ -169,6 +226,7 @@ export class Data {
   private readonly answers = new Recent<Promise<unknown>>(256);
   private readonly tiles = new Recent<Promise<Halves>>(TILES_KEPT);
   private readonly cells = new Recent<Promise<Float32Array>>(64);
+  private readonly peaks = new Recent<number>(1024);
   private readonly tokenLists = new Recent<Tokens>(8);
   /** Scenes whose heads were to be measured although that takes long. */
   readonly measured = new Set<string>();
@@ -181,6 +239,47 @@ export class Data {
 
   heads(scene: string): Promise<Heads> {
     return this.json(path(scene, "heads"));
+  }
+
+  words(): Promise<Words> {
+    return this.json("api/words");
+  }
+
+  finding(scene: string): Promise<Finding> {
+    return this.json(path(scene, "finding"));
+  }
+
+  async tour(scene: string): Promise<TourStep[]> {
+    return (await this.json<{ steps: TourStep[] }>(path(scene, "tour"))).steps;
+  }
+
+  /** Where one query looks in every head. */
+  async token(scene: string, i: number): Promise<TokenRow[]> {
+    return (await this.json<{ rows: TokenRow[] }>(path(scene, `token/${i}`))).rows;
+  }
+
+  /** Dot products of queries and keys before their scale, NaN where a pair is hidden. */
+  dots(at: HeadAt, r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "dots", "", [`rows=${r0}:${r1}`, `cols=${c0}:${c1}`]));
+  }
+
+  /** Var(q · k) of 1, 2, …, d features. */
+  async variance(at: HeadAt): Promise<number[]> {
+    return (await this.json<{ variance: number[] }>(ofHead(at, "variance"))).variance;
+  }
+
+  /** The key that a query looks at most, −1 if it sees none. */
+  async peak(at: HeadAt, i: number): Promise<number> {
+    const row = await this.row(at, i);
+    let best = -1;
+    for (let j = 0; j < row.length; j++) if (row[j] > (best < 0 ? 0 : row[best])) best = j;
+    this.peaks.set(peakName(at, i), best);
+    return best;
+  }
+
+  /** The same where it is known. */
+  knownPeak(at: HeadAt, i: number): number | undefined {
+    return this.peaks.get(peakName(at, i));
   }
 
   map(at: HeadAt): Promise<MapInfo> {

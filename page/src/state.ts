@@ -7,9 +7,10 @@ export interface State {
   view: string;
   /** Id of the scene, `id:b` for a batch element other than the first. */
   scene: string;
+  /** The chosen head; −1: the one of the scene's finding. */
   layer: number;
   head: number;
-  /** The chosen query and key. */
+  /** The chosen query and key; −1: the last query, and the key that it looks at most. */
   i: number;
   j: number;
   kind: Kind;
@@ -26,13 +27,15 @@ export interface State {
   /** The least score that is shown. */
   least: number;
   type: boolean;
+  /** The step of the tour that is shown, from 1 on; 0: none. */
+  tour: number;
 }
 
 export const START: State = {
-  view: "heads",
+  view: "overview",
   scene: "",
-  layer: 0,
-  head: 0,
+  layer: -1,
+  head: -1,
   i: -1,
   j: -1,
   kind: "max",
@@ -45,6 +48,7 @@ export const START: State = {
   filter: "all",
   least: 0,
   type: false,
+  tour: 0,
 };
 
 export function toHash(state: State): string {
@@ -93,7 +97,7 @@ export class Store {
 }
 
 /** Steps worth going back to; choosing a token or a colour only rewrites the address. */
-const PLACES: ReadonlySet<keyof State> = new Set(["view", "scene", "layer", "head"]);
+const PLACES: ReadonlySet<keyof State> = new Set(["view", "scene", "layer", "head", "tour"]);
 
 /** Keeps the address and the state the same. */
 export function followAddress(store: Store): () => void {

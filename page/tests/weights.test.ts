@@ -134,7 +134,7 @@ describe("a saved page", () => {
 
   it("says that it has no steps where it has neither queries nor keys", async () => {
     const file = new FileSource({ answers: { "api/s/map/0/0": map }, exact: {} });
-    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("Steps need queries and keys");
+    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("Steps and scores need queries and keys");
     expect(file.note).toContain("half precision");
     expect(source.note).toBe("saved");
   });
@@ -155,7 +155,7 @@ describe("the address", () => {
     const store = new Store(START);
     const seen: string[][] = [];
     store.listen((_, changed) => seen.push([...changed]));
-    store.set({ head: 2, layer: 0 });
+    store.set({ head: 2, layer: -1 });
     store.set({ head: 2 });
     expect(seen).toEqual([["head"]]);
   });

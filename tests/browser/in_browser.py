@@ -16,11 +16,14 @@ OWN = ("data:", "blob:", "about:", "file:")
 
 # What is there when a view is.
 READY = {
+    "overview": ".overview .token-row .shares li",
     "heads": ".heads .card canvas",
     "map": ".map .readout output",
     "text": ".text .strongest li",
+    "token": ".one-token .cell",
     "compare": ".compare .readout output",
     "profiles": ".profiles .uplot canvas",
+    "scale": ".scale .pair .bars span",
     "steps": ".steps .stage-card .katex",
     "arcs": ".arcs svg .arc",
 }

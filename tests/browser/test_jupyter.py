@@ -120,8 +120,8 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
     page = book.page
     book.do("notebook:run-all-cells")
     widget, other = page.locator(".regard.cell").first, page.locator(".regard.cell").nth(1)
-    widget.locator(READY["heads"].removeprefix(".heads ")).first.wait_for()
-    other.locator(".card").first.wait_for()  # pictures come when they are in sight
+    widget.locator(READY["overview"].removeprefix(".overview ")).first.wait_for()
+    other.locator(".gridhead").first.wait_for()  # pictures come when they are in sight
     assert not any("/thumbs/" in url or "/heads" in url for url in tab.asked)  # all by the notebook's own connection
     assert page.locator(".jp-RenderedText[data-mime-type='application/vnd.jupyter.error']").count() == 0
 
@@ -133,7 +133,8 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
         widget.locator(sign).first.wait_for()
         assert widget.locator(".banner").is_hidden()
     widget.locator("nav [data-view=map]").click()
-    np.testing.assert_allclose(shown(widget), weights[0, 999, 0], rtol=1e-6)  # of another engine
+    head = int(widget.locator("header select").nth(2).input_value())
+    np.testing.assert_allclose(shown(widget), weights[head, 999].max(), rtol=1e-6)  # of another engine
 
     # Keys that are typed in the map are the map's, and none is the notebook's, whose commands they are.
     widget.locator(".stage").click(position={"x": 300, "y": 200})
@@ -143,9 +144,12 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
         page.keyboard.press(key)
     page.wait_for_function("start => document.querySelector('.readout').innerText !== start", arg=start)
     assert (book.of("widgets.length"), book.of("activeCellIndex"), book.of("mode")) == (cells, active, "command")
-    page.keyboard.press("]")
-    page.wait_for_function("() => document.querySelector('.regard').querySelectorAll('header select')[2].value === '1'")
-    assert other.locator("nav [aria-current]").get_attribute("data-view") == "heads"  # each has a state of its own
+    page.keyboard.press("[" if head else "]")
+    page.wait_for_function(
+        "to => document.querySelector('.regard').querySelectorAll('header select')[2].value === to",
+        arg=str(head - 1 if head else 1),
+    )
+    assert other.locator("nav [aria-current]").get_attribute("data-view") == "overview"  # each has a state of its own
 
     # The wheel scrolls the notebook, until a map is clicked.
     scrolled = "() => document.querySelector('.jp-WindowedPanel-outer').scrollTop"
@@ -171,7 +175,7 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
     page.evaluate("() => (window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1)")
     book.do("notebook:run-cell")
     page.wait_for_function("() => document.querySelector('.regard.cell nav [aria-current]').dataset.view === 'heads'")
-    widget.locator(".card canvas").first.wait_for()
+    widget.locator(".gridhead canvas").first.wait_for()
     assert page.locator(".regard.cell").count() == 2
 
     # A page whose kernel is gone says so; its cell makes it anew.
@@ -181,6 +185,7 @@ def test_look_in_jupyter(tab: Tab, lab: str) -> None:
     widget.locator("nav [data-view=profiles]").click()
     widget.locator(".banner, .working").filter(has_text="kernel").first.wait_for()
     book.do("notebook:run-all-cells")
-    widget.locator(".card canvas").first.wait_for()
+    widget.locator(".gridhead canvas").first.wait_for()
     widget.locator("nav [data-view=map]").click()
-    np.testing.assert_allclose(shown(widget), weights[0, 999, 0], rtol=1e-6)  # of another engine
+    head = int(widget.locator("header select").nth(2).input_value())
+    np.testing.assert_allclose(shown(widget), weights[head, 999].max(), rtol=1e-6)  # of another engine

@@ -33,10 +33,7 @@ export class Legend {
       context.fillText(least + figure(Number((at || 0).toPrecision(2))), place * width, height - 2);
     }
     const step = perPixel(info, level);
-    const of =
-      step === 1
-        ? "a pixel is one pair"
-        : `a pixel is ${step} × ${step} pairs, its ${look.kind === "mass" ? "mass" : "largest weight"}`;
+    const of = step === 1 ? "weight" : `weight, ${look.kind} pooling of ${step} × ${step} pairs`;
     const known =
       picture.done < 1 ? `; striped: being computed, ${Math.floor(100 * picture.done)} % of the queries are there` : "";
     this.text.textContent = (picture.signed ? `left − right; ${of}` : of) + known;

@@ -20,10 +20,10 @@ export function mapControls(store: Store, ...more: HTMLElement[]): HTMLElement {
     "div",
     { class: "controls" },
     choice(
-      "Zoomed out",
+      "Pooling",
       [
-        ["max", "largest weight"],
-        ["mass", "mass"],
+        ["max", "max pooling"],
+        ["mass", "mass pooling"],
       ],
       state.kind,
       (kind) => store.set({ kind: kind as Kind }),

@@ -1,3 +1,4 @@
+import type { Scenes, TokenRow } from "../data";
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
 import { Refused, type Numbers, type Source } from "./source";
@@ -10,7 +11,10 @@ export interface StoredData {
 }
 
 const NO_STEPS =
-  "Steps need queries and keys, and a saved page holds those of heads without rules other than causal: the steps of this one are shown by `regard look`.";
+  "Steps and scores need queries and keys, and a saved page holds those of heads without rules other than causal: those of this one are shown by `regard look`.";
+
+/** Keys of one token that are told for each head. */
+const LOOKED_AT = 3;
 
 /** Tiles of one head that are held as numbers, 256 KB each: a row of them up to 8,192 keys. */
 const DECODED = 32;
@@ -34,6 +38,7 @@ export class FileSource implements Source {
   async json(path: string): Promise<unknown> {
     if (path in this.data.answers) return this.data.answers[path];
     const [, scene, what, layer, head, i, j] = path.split("/");
+    if (what === "token") return { rows: await this.everyHead(scene, Number(layer)) };
     if (what === "step") {
       const weights = this.weights(`${scene}/${layer}/${head}`);
       if (weights instanceof ComputedWeights) return { stages: stagesOf(weights, Number(i), Number(j)) };
@@ -58,6 +63,10 @@ export class FileSource implements Source {
     if (what === "row") return (await weights.block(first, first + 1, 0, n_k)).buffer as ArrayBuffer;
     if (what === "column") return (await weights.block(0, n_q, first, first + 1)).buffer as ArrayBuffer;
     const options = new URLSearchParams(query);
+    if (what === "dots") {
+      if (!(weights instanceof ComputedWeights)) throw new Refused(NO_STEPS, 404);
+      return weights.dots(...range(options.get("rows")), ...range(options.get("cols"))).buffer as ArrayBuffer;
+    }
     if (what === "values") {
       const [r0, r1] = range(options.get("rows"));
       const [c0, c1] = range(options.get("cols"));
@@ -73,6 +82,24 @@ export class FileSource implements Source {
 
   post(): Promise<unknown> {
     return Promise.reject(new Refused("A saved page has no model: start `regard look` to type a text.", 405));
+  }
+
+  /** Where one query looks in every head. */
+  private async everyHead(scene: string, i: number): Promise<TokenRow[]> {
+    const { scenes } = this.data.answers["api/scenes"] as Scenes;
+    const layers = scenes.find(({ id }) => id === scene)?.layers ?? [];
+    const rows: TokenRow[] = [];
+    for (const [layer, { heads, n_k }] of layers.entries()) {
+      for (let head = 0; head < heads; head++) {
+        const row = await this.weights(`${scene}/${layer}/${head}`).block(i, i + 1, 0, n_k);
+        const keys = Array.from(row.keys())
+          .filter((j) => row[j] > 0)
+          .sort((a, b) => row[b] - row[a])
+          .slice(0, LOOKED_AT);
+        rows.push({ layer, head, keys, weights: keys.map((j) => row[j]) });
+      }
+    }
+    return rows;
   }
 
   private weights(name: string): Weights {

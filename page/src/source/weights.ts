@@ -67,6 +67,14 @@ export class ComputedWeights implements Weights {
     return sum;
   }
 
+  /** q · k of queries [r0, r1) and keys [c0, c1), NaN where a query does not see a key. */
+  dots(r0: number, r1: number, c0: number, c1: number): Float32Array {
+    const out = new Float32Array((r1 - r0) * (c1 - c0));
+    for (let i = r0, at = 0; i < r1; i++)
+      for (let j = c0; j < c1; j++) out[at++] = this.sees(i, j) ? this.dot(i, j) : NaN;
+    return out;
+  }
+
   weight(i: number, j: number): number {
     return this.sees(i, j) ? Math.exp(this.scale * this.dot(i, j) - this.lse[i]) : NaN;
   }

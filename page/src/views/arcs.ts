@@ -2,7 +2,7 @@ import { h, s } from "../dom";
 import { css, ramp, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable } from "../numbers/format";
 import { toneChoice } from "../parts/mapcontrols";
-import { chosen, headAt, latest, layerOf, scaleName, tokensOf, touches, type MakeView } from "./view";
+import { chosenQuery, headAt, latest, layerOf, scaleName, tokensOf, touches, type MakeView } from "./view";
 
 const MOST = 64;
 /** How much room a token has, in pixels. */
@@ -41,7 +41,7 @@ export const arcsView: MakeView = (context) => {
   const windowOf = (): { start: number; stop: number } => {
     const { n_q, n_k } = layerOf(context);
     const n = Math.min(n_q, n_k);
-    const { i } = chosen(store.state, layerOf(context));
+    const i = chosenQuery(store.state, layerOf(context));
     const start = Math.max(0, Math.min(n - MOST, i - (MOST >> 1)));
     return { start, stop: Math.min(n, start + MOST) };
   };
@@ -82,7 +82,7 @@ export const arcsView: MakeView = (context) => {
 
   function drawing(words: string[], weights: Float32Array, start: number): SVGElement {
     const n = words.length;
-    const picked = chosen(store.state, layerOf(context)).i - start;
+    const picked = chosenQuery(store.state, layerOf(context)) - start;
     const shown: { i: number; j: number; w: number }[] = [];
     weights.forEach((w, p) => {
       const [i, j] = [Math.floor(p / n), p % n];

@@ -5,7 +5,7 @@ import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { DifferencePicture, HeadPicture, type Picture } from "../parts/pictures";
-import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, touches, type MakeView } from "./view";
+import { chosen, headAt, headName, latest, lookOf, named, tokensOf, touches, type MakeView } from "./view";
 
 const nameOf = ({ scene, layer, head }: HeadAt): string => `${scene}/${layer}/${head}`;
 
@@ -64,7 +64,7 @@ export const compareView: MakeView = (context) => {
     });
   const point = (cell: Cell | null): void => {
     for (const map of maps) map.mark(cell);
-    describe(cell ?? chosen(store.state, layerOf(context)));
+    describe(cell ?? chosen(context));
   };
   maps = ["The first head", "The second head", "The difference"].map(
     (label) =>
@@ -146,11 +146,10 @@ export const compareView: MakeView = (context) => {
       : { query: null, key: null };
   const captionOf = (at: HeadAt): string => {
     const scene = scenes.find((one) => one.id === at.scene.split(":")[0]) as Scene;
-    const { number, numbers } = scene.layers[at.layer];
-    return `${number}.${numbers[at.head]}${at.scene === store.state.scene ? "" : ` · ${scene.name}`}`;
+    return `${headName(scene, at.layer, at.head)}${at.scene === store.state.scene ? "" : ` · ${scene.name}`}`;
   };
   const pick = (): void => {
-    const cell = chosen(store.state, layerOf(context));
+    const cell = chosen(context);
     for (const map of maps) map.choose(cell);
     describe(cell);
   };

@@ -1,14 +1,20 @@
 import type { Column, HeadRow, Heads } from "../data";
 import { choice, h } from "../dom";
+import { css, ramp, SCALES, toned } from "../numbers/colour";
 import { figure } from "../numbers/format";
+import { kindsOf } from "../parts/headgrid";
+import { definitionOf } from "../parts/terms";
 import { thumb } from "../parts/thumb";
 import type { State } from "../state";
-import { latest, scaleName, touches, type MakeView } from "./view";
+import { headName, latest, scaleName, touches, type MakeView } from "./view";
 
 const SIZE = 64;
 
 /** Pairs in all heads, from which on they are measured only when that is asked for: some ten seconds of work. */
 const LONG = 2 ** 33;
+
+/** Heads of each kind that are listed. */
+const STRONGEST = 3;
 
 /** So many heads have room to be drawn larger. */
 const FEW = 16;
@@ -19,18 +25,26 @@ export const headsView: MakeView = (context) => {
   const grid = h("div", { class: "cards" });
   const controls = h("div", { class: "controls" });
   const note = h("p", { class: "note", role: "status" });
+  const aside = h("aside", { class: "kinds", "aria-label": "The strongest heads of each kind", hidden: true });
   const estimates = h(
     "p",
     { class: "note", hidden: true },
     "≈ A picture of a long head is an estimate from some of its queries, until the maps of its layer have been computed; maps are exact.",
   );
-  const element = h("section", { class: "view heads", "aria-label": "Heads" }, controls, note, estimates, grid);
+  const element = h("section", { class: "view heads", "aria-label": "Heads" }, controls, note, estimates, h("div", { class: "heads-main", tabindex: 0, role: "region", "aria-label": "All heads" }, grid, aside));
   let heads: Heads = { columns: [], rows: placeholders() };
   const wanted = new IntersectionObserver(fill, { rootMargin: "300px" });
 
   function placeholders(): HeadRow[] {
     return scene.layers.flatMap((layer, l) =>
-      Array.from({ length: layer.heads }, (_, head) => ({ layer: l, head, kv_head: head, kind: null, scores: {} })),
+      Array.from({ length: layer.heads }, (_, head) => ({
+        layer: l,
+        head,
+        kv_head: head,
+        kind: null,
+        kinds: [],
+        scores: {},
+      })),
     );
   }
 
@@ -59,7 +73,8 @@ export const headsView: MakeView = (context) => {
     const picture = h("div", { class: "thumb", "data-head": `${row.layer}/${row.head}` });
     const score = column ? row.scores[column.name] : undefined;
     const share = column && typeof score === "number" ? (score - column.low) / (highest(column) - column.low || 1) : 0;
-    const kind = row.kind ?? "";
+    const kind = kindsOf(row);
+    const defined = row.kinds.map((one) => definitionOf(one.kind, context.words)).join(" ");
     const { number: layer, numbers } = scene.layers[row.layer];
     const name = `Layer ${layer}, head ${numbers[row.head]}`;
     const current = row.layer === state.layer && row.head === state.head;
@@ -69,11 +84,19 @@ export const headsView: MakeView = (context) => {
       {
         type: "button",
         class: current ? "card current" : "card",
-        title: `${said}. Open its map`,
+        title: `${said}. Open its map.${defined ? `\n${defined}` : ""}`,
         click: () => store.set({ view: "map", layer: row.layer, head: row.head }),
       },
       picture,
-      h("span", { class: "name" }, `${layer}.${numbers[row.head]}`, h("span", { class: "kind" }, kind)),
+      h("span", { class: "name" }, `${layer}.${numbers[row.head]}`),
+      ...row.kinds.map(({ name, score, tentative }) =>
+        h(
+          "span",
+          { class: tentative ? "kind tentative" : "kind" },
+          h("span", {}, `${name}${tentative ? "?" : ""}`),
+          h("b", {}, score.toFixed(2)),
+        ),
+      ),
     );
     if (column) {
       const bar = h("span", { class: "bar" });
@@ -91,10 +114,19 @@ export const headsView: MakeView = (context) => {
     return element;
   }
 
+  /** What the colours and the axes of the pictures are. */
+  function legend(): HTMLElement {
+    const scale = SCALES[scaleName(store.state, context.dark())];
+    const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, store.state.tone))));
+    const bar = h("span", { class: "scale-bar" });
+    bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
+    return h("p", { class: "heads-legend" }, "query ↓ key →", h("span", {}, "weight 0"), bar, h("span", {}, "1"));
+  }
+
   function draw(): void {
     const { state } = store;
     const column = heads.columns.find((c) => c.name === state.sort);
-    let rows = heads.rows.filter((row) => state.filter === "all" || (row.kind ?? "none") === state.filter);
+    let rows = heads.rows.filter((row) => state.filter === "all" || kindNames(row).includes(state.filter));
     if (column) {
       const score = (row: HeadRow): number => row.scores[column.name] ?? -Infinity;
       rows = rows
@@ -127,9 +159,46 @@ export const headsView: MakeView = (context) => {
       grid.replaceChildren(h("p", { class: "empty" }, "No head is like this. Choose another kind or a lower score."));
   }
 
+  /** The strongest heads of each kind, and what the kind is. */
+  function drawKinds(): void {
+    aside.hidden = !heads.columns.length;
+    aside.replaceChildren(
+      ...context.words.kinds.flatMap(({ name, definition }) => {
+        const strongest = heads.rows
+          .filter((row) => typeof row.scores[name] === "number")
+          .sort((a, b) => (b.scores[name] ?? 0) - (a.scores[name] ?? 0))
+          .slice(0, STRONGEST);
+        return [
+          h("h2", {}, name),
+          h("p", {}, strongest.length ? definition : "Nothing repeats here, or there are no tokens."),
+          h(
+            "ol",
+            { class: "shares" },
+            ...strongest.map(({ layer, head, scores }) => {
+              const score = scores[name] ?? 0;
+              const bar = h("span", { class: "share" });
+              bar.style.setProperty("--share", String(score));
+              return h(
+                "li",
+                {},
+                h(
+                  "button",
+                  { type: "button", click: () => store.set({ view: "overview", layer, head }) },
+                  h("span", {}, headName(scene, layer, head)),
+                  bar,
+                  h("b", {}, score.toFixed(2)),
+                ),
+              );
+            }),
+          ),
+        ];
+      }),
+    );
+  }
+
   function drawControls(): void {
     const { state } = store;
-    const kinds = [...new Set(heads.rows.map((row) => row.kind ?? "none"))].sort();
+    const kinds = [...new Set(heads.rows.flatMap(kindNames))].sort();
     const column = heads.columns.find((c) => c.name === state.sort);
     const parts: HTMLElement[] = [
       choice(
@@ -163,6 +232,10 @@ export const headsView: MakeView = (context) => {
         h("p", { class: "help" }, column.help),
       );
     }
+    const kind = context.words.kinds.find(({ name }) => name === state.filter);
+    if (kind) parts.push(h("p", { class: "help" }, `${kind.definition} Score: ${kind.meaning}.`));
+    else if (!column) parts.push(h("p", { class: "help" }, `A kind is named with its score; ${context.words.tentative}.`));
+    parts.push(legend());
     const had = controls.contains(document.activeElement)
       ? [...controls.querySelectorAll("select, input")].indexOf(document.activeElement as Element)
       : -1;
@@ -193,6 +266,7 @@ export const headsView: MakeView = (context) => {
       heads = answer;
       note.textContent = "";
       drawControls();
+      drawKinds();
       draw();
     });
   };
@@ -204,11 +278,17 @@ export const headsView: MakeView = (context) => {
       else if (touches(changed, "sort", "filter")) {
         drawControls();
         draw();
-      } else if (touches(changed, "least", "layer", "head", "scale", "tone")) draw();
+      } else if (touches(changed, "least", "layer", "head", "scale", "tone")) {
+        if (touches(changed, "scale", "tone")) drawControls();
+        draw();
+      }
     },
     destroy: () => wanted.disconnect(),
   };
 };
+
+/** The kinds that a head is found under. */
+const kindNames = (row: HeadRow): string[] => (row.kinds.length ? row.kinds.map(({ kind }) => kind) : ["none"]);
 
 function grouped(rows: HeadRow[]): Map<number, HeadRow[]> {
   const groups = new Map<number, HeadRow[]>();

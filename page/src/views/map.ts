@@ -4,12 +4,13 @@ import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { HeadPicture } from "../parts/pictures";
-import { chosen, headAt, latest, layerOf, lookOf, named, tokensOf, touches, type MakeView } from "./view";
+import { chosen, headAt, headName, latest, lookOf, named, tokensOf, touches, type MakeView } from "./view";
 
 /** One head as a map of queries × keys. */
 export const mapView: MakeView = (context) => {
   const { data, store } = context;
   const legend = new Legend();
+  const title = h("h2", { class: "map-title" });
   const readout = h("p", { class: "readout" });
   let picture: HeadPicture | null = null;
 
@@ -32,7 +33,7 @@ export const mapView: MakeView = (context) => {
   const map = new DeepMap({
     label: "Map of the weights of a head. Arrow keys move the chosen pair, plus and minus zoom, zero shows all.",
     minimap: true,
-    onPoint: (cell) => describe(cell ?? chosen(store.state, layerOf(context)), false),
+    onPoint: (cell) => describe(cell ?? chosen(context), false),
     onPick: (cell) => store.set(cell),
     onMove: (moved) => picture && legend.show(picture, moved.level),
     onError: context.fail,
@@ -44,11 +45,13 @@ export const mapView: MakeView = (context) => {
       const made = await HeadPicture.of(data, headAt(store.state), lookOf(store.state, context.dark()));
       if (!current()) return;
       picture = made;
+      const { layer, head } = store.state;
+      title.textContent = `${headName(context.scene, layer, head)}: a row for each query, a column for each key`;
       map.show(made, tokensOf(context));
       pick();
     });
   const pick = (): void => {
-    const cell = chosen(store.state, layerOf(context));
+    const cell = chosen(context);
     map.choose(cell);
     describe(cell, document.activeElement?.classList.contains("stage") ?? false);
   };
@@ -77,10 +80,11 @@ export const mapView: MakeView = (context) => {
         button(
           "M8 1v4M8 11v4M1 8h4M11 8h4M8 4.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 1 0 0-7",
           "Go to the chosen pair (Enter)",
-          () => map.reveal(chosen(store.state, layerOf(context)), 48),
+          () => map.reveal(chosen(context), 48),
         ),
       ),
     ),
+    title,
     map.element,
     h("p", { class: "note in-cell" }, "Click the map to zoom it with the wheel."),
     h("div", { class: "below" }, readout, legend.element),

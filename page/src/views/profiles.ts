@@ -17,11 +17,11 @@ const CHARTS: readonly (readonly [key: string, title: string, axis: string, help
   ["entropy", "Entropy", "query", "In nats: 0 where one key has all the weight."],
   [
     "normalized_entropy",
-    "Entropy, of what is possible",
+    "Normalized entropy",
     "query",
     "Over the logarithm of how many keys the query sees: 1 is uniform.",
   ],
-  ["received", "Received", "key", "The weight that a key gets from all queries: a lone high key is a sink."],
+  ["received", "Attention received", "key", "The weight that a key gets from all queries: a lone high key is a sink."],
   ["sink", "On the first key", "query", "The weight on key 0."],
   ["lse", "Log-sum-exp", "query", "The logarithm of the softmax's denominator."],
 ];

@@ -4,9 +4,10 @@ import katex from "katex";
 
 import type { Stage } from "../data";
 import { h } from "../dom";
-import { figure, printable } from "../numbers/format";
+import { figure } from "../numbers/format";
+import { tokenChooser } from "../parts/chooser";
 import { Refused } from "../source/source";
-import { chosen, headAt, latest, layerOf, tokensOf, touches, type MakeView } from "./view";
+import { chosen, headAt, latest, layerOf, touches, type MakeView } from "./view";
 
 /** One weight, from query and key to the output. */
 export const stepsView: MakeView = (context) => {
@@ -15,48 +16,6 @@ export const stepsView: MakeView = (context) => {
   const stages = h("ol", { class: "stages" });
   const missing = h("p", { class: "empty", role: "status" });
   const element = h("section", { class: "view steps", "aria-label": "Step by step" }, controls, missing, stages);
-
-  function chooser(
-    label: string,
-    axis: "query" | "key",
-    value: number,
-    n: number,
-    set: (to: number) => void,
-  ): HTMLElement {
-    const tokens = tokensOf(context)[axis];
-    const word = h("span", { class: "word" });
-    void tokens?.load(value, value + 1).then(
-      () => (word.textContent = printable(tokens.at(value) ?? "")),
-      () => {},
-    );
-    const input = h("input", {
-      type: "number",
-      min: 0,
-      max: n - 1,
-      value,
-      change: () => set(Math.max(0, Math.min(n - 1, Math.round(Number(input.value) || 0)))),
-    });
-    const go = (by: number, text: string, title: string): HTMLElement =>
-      h(
-        "button",
-        {
-          type: "button",
-          class: "icon",
-          title,
-          "aria-label": title,
-          click: () => set(Math.max(0, Math.min(n - 1, value + by))),
-        },
-        text,
-      );
-    return h(
-      "div",
-      { class: "field" },
-      h("label", {}, h("span", {}, label), input),
-      go(-1, "‹", `${label} before`),
-      go(1, "›", `${label} after`),
-      word,
-    );
-  }
 
   function stageElement(stage: Stage, number: number): HTMLElement {
     const formula = h("div", { class: "formula" });
@@ -83,11 +42,11 @@ export const stepsView: MakeView = (context) => {
   const load = latest(context.fail);
   const show = (): void => {
     const layer = layerOf(context);
-    const { i, j } = chosen(store.state, layer);
+    const { i, j } = chosen(context);
     const active = controls.contains(document.activeElement) ? document.activeElement?.getAttribute("title") : null;
     controls.replaceChildren(
-      chooser("Query", "query", i, layer.n_q, (to) => store.set({ i: to })),
-      chooser("Key", "key", j, layer.n_k, (to) => store.set({ j: to })),
+      tokenChooser(context, "Query", "query", i, layer.n_q, (to) => store.set({ i: to })),
+      tokenChooser(context, "Key", "key", j, layer.n_k, (to) => store.set({ j: to })),
     );
     if (active) controls.querySelector<HTMLElement>(`[title="${active}"]`)?.focus();
     load(async (current) => {

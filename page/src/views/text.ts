@@ -56,7 +56,7 @@ export const textView: MakeView = (context) => {
   /** Weights fall on keys where the chosen token is a query, and on queries where it is a key. */
   const shadedAxis = (): "query" | "key" => (store.state.by ? "query" : "key");
   const picked = (): number => {
-    const { i, j } = chosen(store.state, layerOf(context));
+    const { i, j } = chosen(context);
     return store.state.by ? j : i;
   };
   const pick = (token: number): void => store.set(store.state.by ? { j: token } : { i: token });

@@ -1,4 +1,4 @@
-import type { BothTokens, Data, HeadAt, Layer, Scene } from "../data";
+import type { BothTokens, Data, HeadAt, Layer, Scene, Words } from "../data";
 import { SCALES, type ScaleName } from "../numbers/colour";
 import { count, printable } from "../numbers/format";
 import type { Look } from "../parts/pictures";
@@ -10,6 +10,8 @@ export interface Context {
   readonly store: Store;
   readonly scenes: readonly Scene[];
   readonly scene: Scene;
+  /** What is said, the same in the terminal. */
+  readonly words: Words;
   /** Whether the page is dark. */
   dark(): boolean;
   /** Shows what went wrong, until the next thing goes right. */
@@ -20,6 +22,8 @@ export interface Context {
 
 export interface View {
   readonly element: HTMLElement;
+  /** What is said above it, if not the line that every view has. */
+  line?(): Node[];
   update(state: State, changed: ReadonlySet<keyof State>): void;
   destroy?(): void;
 }
@@ -61,10 +65,23 @@ export function lookOf(state: State, dark: boolean): Look {
   return { kind: state.kind, tone: state.tone, scale: scaleName(state, dark), hide: state.hide, dark };
 }
 
-/** The chosen query, the last one unless chosen; and the chosen key, the first. */
-export function chosen(state: State, layer: Layer): { i: number; j: number } {
-  const within = (at: number, n: number, standard: number): number => (at < 0 ? standard : Math.min(at, n - 1));
-  return { i: within(state.i, layer.n_q, layer.n_q - 1), j: within(state.j, layer.n_k, 0) };
+const within = (at: number, n: number, standard: number): number => (at < 0 ? standard : Math.min(at, n - 1));
+
+/** The chosen query, the last one unless chosen. */
+export const chosenQuery = (state: State, layer: Layer): number => within(state.i, layer.n_q, layer.n_q - 1);
+
+/** The chosen query and key; unless it was chosen, the key that the query looks at most. */
+export function chosen(context: Context): { i: number; j: number } {
+  const { state } = context.store;
+  const layer = layerOf(context);
+  const i = chosenQuery(state, layer);
+  return { i, j: within(state.j, layer.n_k, Math.max(0, context.data.knownPeak(headAt(state), i) ?? 0)) };
+}
+
+/** A head as it is called: L2 H3, by the model's numbers. */
+export function headName(scene: Scene, layer: number, head: number): string {
+  const { number, numbers } = scene.layers[layer];
+  return `L${number} H${numbers[head]}`;
 }
 
 /** A token as it is spoken of: its number, and itself where there is one. */

@@ -8,7 +8,7 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,19 @@ Means = NDArray[np.float64]
 Says = NDArray[np.bool_]
 Rows = tuple[NDArray[np.float64], Says]
 
-KINDS = ("previous token", "duplicate token", "induction", "first-token sink", "current token")
+KINDS = ("previous token", "duplicate token", "induction", "first-token sink", "current token", "n tokens back")
 
 NOTABLE = 0.25
 """The score from which a head is called by its kind."""
+
+CLEAR = 0.5
+"""The score from which a kind is certain; from `NOTABLE` to here it is tentative."""
+
+DISTANCES = range(2, 6)
+"""The distances that "n tokens back" tries."""
+
+LEAST_ROWS = 8
+"""Rows that a distance must have: the mean of fewer says little."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,8 @@ class HeadStatistics:
 
     `entropy` is in nats, `normalized_entropy` relative to attending evenly. `sink` is the weight on
     the first token. `kv_head` is the key-value head whose keys it reads, None where that is not
-    known."""
+    known. `back` is the largest mean weight on one distance of `DISTANCES`, and `distance` that
+    distance, None where no distance has rows enough."""
 
     layer: int
     head: int
@@ -45,12 +55,18 @@ class HeadStatistics:
     entropy: float
     normalized_entropy: float
     kv_head: int | None = None
+    back: float = 0.0
+    distance: int | None = None
 
     @property
     def scores(self) -> dict[str, float]:
-        """The score of each of `KINDS`."""
-        values = (self.previous, self.duplicate, self.induction, self.sink, self.current)
+        """Return the score of each of `KINDS`."""
+        values = (self.previous, self.duplicate, self.induction, self.sink, self.current, self.back)
         return dict(zip(KINDS, values, strict=True))
+
+    def called(self, kind: str) -> str:
+        """Return a kind's name, with this head's number for the n of "n tokens back"."""
+        return f"{self.distance} tokens back" if kind == "n tokens back" and self.distance else kind
 
 
 def previous_token(weights: ArrayLike) -> Means:
@@ -173,10 +189,38 @@ def head_statistics(
         ids, give = whole.ids, lambda part: whole.weights[..., part, :]
     sums = np.zeros(())
     for start in range(0, ids.shape[-1], rows):
-        tile = _Tile(np.asarray(give(slice(start, start + rows)), np.float64), ids, start, causal, prefix)
-        sums = sums + np.stack([_sums(statistic(tile)) for statistic in _STATISTICS])
-    means = divide(*np.moveaxis(sums, 1, 0))
-    return tuple(HeadStatistics(layer, head, *values) for head, values in enumerate(means.T.tolist()))
+        some = np.asarray(give(slice(start, start + rows)), np.float64)
+        tile = _Tile(some, ids, np.arange(start, start + some.shape[-2]), causal, prefix)
+        sums = sums + _all_sums(tile)
+    return _statistics_of(sums, layer)
+
+
+def sampled_statistics(
+    weights: ArrayLike, rows: ArrayLike, ids: ArrayLike, *, layer: int = 0, prefix: int = 1
+) -> tuple[HeadStatistics, ...]:
+    """Estimate `head_statistics` from some rows: weights (h, m, n) of the rows that `rows` (m,) numbers.
+
+    Entropies are normalized by how many keys have a weight.
+    """
+    some = np.asarray(weights, np.float64)
+    visible = np.count_nonzero(some, axis=-1)
+    tile = _Tile(some, np.asarray(ids), np.asarray(rows), prefix=prefix, visible=visible)
+    return _statistics_of(_all_sums(tile), layer)
+
+
+def most_back(
+    means: NDArray[np.float64], counts: NDArray[Any], least: int = LEAST_ROWS
+) -> tuple[list[float], list[int | None]]:
+    """Find the largest mean weight over `DISTANCES`, per head, and its distance; 0 and None of too few rows.
+
+    `means` and `counts` of rows (distances, h).
+    """
+    known = np.where(counts >= least, means, -1.0)
+    best = known.argmax(0)
+    values = known[best, np.arange(known.shape[1])]
+    return np.maximum(values, 0).tolist(), [
+        DISTANCES[k] if value >= 0 else None for k, value in zip(best.tolist(), values.tolist(), strict=True)
+    ]
 
 
 def kind(head: HeadStatistics) -> tuple[str, float]:
@@ -185,12 +229,17 @@ def kind(head: HeadStatistics) -> tuple[str, float]:
 
 
 def notable(scores: Mapping[str, float]) -> str | None:
-    """The kind that a head with these scores is called by: that whose score is the highest, from `NOTABLE` on; None for
-    a head of no kind. Heads rest on the first token where they find nothing else: a head is called a sink only if it is
-    of no other kind.
+    """Return the kind that a head is called by: the first of `all_notable`, None if there is none."""
+    return next(iter(all_notable(scores)), None)
+
+
+def all_notable(scores: Mapping[str, float]) -> tuple[str, ...]:
+    """Return every kind whose score is at least `NOTABLE`, the highest score first.
+
+    Heads rest on the first token where they find nothing else, so "first-token sink" is always last.
     """
-    found = {kind: scores[kind] for kind in KINDS if scores[kind] >= NOTABLE}
-    return max(found, key=lambda kind: (kind != "first-token sink", found[kind]), default=None)
+    found = {kind: scores[kind] for kind in KINDS if scores.get(kind, 0.0) >= NOTABLE}
+    return tuple(sorted(found, key=lambda kind: (kind == "first-token sink", -found[kind])))
 
 
 def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
@@ -236,17 +285,17 @@ def _number(score: float) -> float:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Rows `start`, `start + 1`, ... of the weights: (..., h, m, n)."""
+    """Some rows of the weights, (..., h, m, n), and their numbers (m,).
+
+    `visible` (..., h, m) are the keys that rows see; without it, `causal` says.
+    """
 
     weights: NDArray[np.float64]
     ids: NDArray[Any]
-    start: int = 0
+    rows: NDArray[np.int64]
     causal: bool = True
     prefix: int = 1
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        return self.start + np.arange(self.weights.shape[-2])
+    visible: NDArray[np.integer] | None = None
 
     def shifted_diagonal(self, by: int) -> NDArray[np.float64]:
         """weights[..., i, i - by] for every row i; column 0 where that is before the first."""
@@ -302,9 +351,16 @@ def _entropy(tile: _Tile) -> Rows:
 
 
 def _normalized(tile: _Tile) -> Rows:
-    visible = tile.rows + 1 if tile.causal else np.full(tile.rows.shape, tile.weights.shape[-1])
+    visible = tile.visible
+    if visible is None:
+        visible = tile.rows + 1 if tile.causal else np.full(tile.rows.shape, tile.weights.shape[-1])
     values, says = _entropy(tile)
     return values / np.log(np.maximum(visible, 2)), says
+
+
+def _back(tile: _Tile, distance: int) -> Rows:
+    """Weight on one distance; rows whose key would be the first are left out, which is a sink's."""
+    return tile.shifted_diagonal(distance), tile.alive & (tile.rows > distance)
 
 
 _STATISTICS = (_previous, _duplicate, _induction, _sink, _current, _entropy, _normalized)
@@ -319,7 +375,7 @@ def _whole(weights: ArrayLike, ids: ArrayLike | None = None, *, causal: bool = T
     if tokens.ndim < 1 or tokens.shape[-1] != array.shape[-1]:
         expected = f"(..., {array.shape[-1]})"
         raise ValueError(f"ids must have shape {expected} to fit weights {array.shape}, got {tokens.shape}")
-    return _Tile(array, tokens, causal=causal, prefix=prefix)
+    return _Tile(array, tokens, np.arange(array.shape[-1]), causal, prefix)
 
 
 def _mean(rows: Rows) -> Means:
@@ -334,6 +390,20 @@ def _sums(rows: Rows) -> NDArray[np.float64]:
     says = np.broadcast_to(says, values.shape)
     others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
     return np.stack([values.sum(others, where=says), says.sum(others)])
+
+
+def _all_sums(tile: _Tile) -> NDArray[np.float64]:
+    """Sums and counts of rows of `_STATISTICS`, then of `_back` for every distance: (statistics, 2, h)."""
+    return np.stack([_sums(one(tile)) for one in _STATISTICS] + [_sums(_back(tile, d)) for d in DISTANCES])
+
+
+def _statistics_of(sums: NDArray[np.float64], layer: int) -> tuple[HeadStatistics, ...]:
+    means, few = divide(sums[:, 0], sums[:, 1]), len(_STATISTICS)
+    back, distances = most_back(means[few:], sums[few:, 1])
+    return tuple(
+        replace(HeadStatistics(layer, head, *values), back=back[head], distance=distances[head])
+        for head, values in enumerate(means[:few].T.tolist())
+    )
 
 
 def divide(sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:

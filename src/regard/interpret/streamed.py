@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from regard.arguments.values import integer
 from regard.core.statistics import mass
-from regard.interpret.heads import HeadStatistics, divide
+from regard.interpret.heads import DISTANCES, HeadStatistics, divide, most_back
 from regard.ops.attention import attention
 from regard.rules import Mask, mask, table
 
@@ -53,7 +53,7 @@ def measure_heads(
         "previous": on_diagonal(1),
         "sink": mask(lambda b, h, i, j: j == 0),
         "current": on_diagonal(0),
-    }
+    } | {f"back {distance}": on_diagonal(distance) for distance in DISTANCES}
     repeated = {}
     if ids is not None:
         ids = np.asarray(ids)
@@ -71,18 +71,31 @@ def measure_heads(
     _, seen = attention(query, key, key[..., :0], observe=observe, engine=engine, **options)
     alive = seen.visible > 0
 
+    def sums(name: str, rows: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Sum over the rows, and their number: (2, h)."""
+        values = seen[masses.get(name, name)].astype(np.float64)
+        others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
+        return np.stack([values.sum(others, where=rows), rows.sum(others)])
+
     def mean(name: str) -> list[float]:
         if name in ("duplicate", "induction") and ids is None:
             return [math.nan] * query.shape[-3]
-        values, rows = seen[masses.get(name, name)].astype(np.float64), alive & repeated.get(name, positions > 0)
-        others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
-        return [float(x) for x in divide(values.sum(others, where=rows), rows.sum(others))]
+        return [float(x) for x in divide(*sums(name, alive & repeated.get(name, positions > 0)))]
 
     names = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
     means = {name: mean(name) for name in names}
+    by_distance = np.stack([sums(f"back {d}", alive & (positions > d)) for d in DISTANCES], axis=1)
+    back, distances = most_back(divide(*by_distance), by_distance[1])
     group = query.shape[-3] // key.shape[-3]
     return tuple(
-        HeadStatistics(layer, head, kv_head=head // group, **{name: x[head] for name, x in means.items()})
+        HeadStatistics(
+            layer,
+            head,
+            kv_head=head // group,
+            back=back[head],
+            distance=distances[head],
+            **{name: x[head] for name, x in means.items()},
+        )
         for head in range(query.shape[-3])
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from regard.interpret.heads import KINDS, NOTABLE, HeadStatistics, notable
+from regard.interpret.heads import CLEAR, KINDS, NOTABLE, HeadStatistics, all_notable, notable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +17,8 @@ MOST = 64
 """Heads that are all listed; of more, only the strongest of each kind, unless all are asked for."""
 
 STRONGEST = 3
-SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy")
+LEGEND = f"a kind is named from a score of {NOTABLE} on; ? is tentative, below {CLEAR}"
+SCORES = ("previous", "duplicate", "induction", "sink", "current", "back", "entropy", "normalized_entropy")
 
 
 def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -30,8 +31,15 @@ def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dic
         values = asdict(head)
         scores = {name: None if math.isnan(values[name]) else values[name] for name in SCORES}
         about = {"layer": head.layer, "name": layers[head.layer], "head": head.head, "kv_head": head.kv_head}
-        found.append(about | {"kind": notable(head.scores)} | scores)
+        kind = notable(head.scores)
+        found.append(about | {"kind": kind and head.called(kind), "distance": head.distance} | scores)
     return found
+
+
+def named(head: HeadStatistics) -> str:
+    """Name every notable kind of a head, the strongest first; a question mark follows a tentative one."""
+    kinds = all_notable(head.scores)
+    return ", ".join(head.called(kind) + "?" * (head.scores[kind] < CLEAR) for kind in kinds)
 
 
 def as_json(heads: Sequence[HeadStatistics], layers: Mapping[int, str], model: str) -> str:
@@ -71,12 +79,20 @@ def show(
     kinds = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("kind", "heads", "strongest"):
         kinds.add_column(title)
-    names = [notable(head.scores) for head in heads]
+    names = [all_notable(head.scores) for head in heads]
     for kind in KINDS:
         known = [head for head in heads if not math.isnan(head.scores[kind])]
         best = sorted(known, key=lambda head: -head.scores[kind])[:STRONGEST]
-        listed = "  ".join(f"L{head.layer} H{head.head} {head.scores[kind]:.2f}" for head in best)
-        kinds.add_row(kind, f"{names.count(kind)} of {len(heads)}", Text(listed or "nothing repeats, or no tokens"))
+        listed = "  ".join(
+            f"L{head.layer} H{head.head} {head.scores[kind]:.2f}"
+            + f" (n = {head.distance})" * (kind == "n tokens back")
+            for head in best
+        )
+        kinds.add_row(
+            kind,
+            f"{sum(kind in name for name in names)} of {len(heads)}",
+            Text(listed or "nothing repeats, or no tokens"),
+        )
     console.print(kinds)
     if note:
         console.print(Text(f"\n{note}", style="dim"), soft_wrap=True)
@@ -85,17 +101,18 @@ def show(
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("head")
-    table.add_column("kind")
-    for title in ("prev", "dup", "ind", "sink", "self", "entropy", "norm."):
+    table.add_column("kinds")
+    for title in ("prev", "dup", "ind", "sink", "self", "back", "entropy", "norm."):
         table.add_column(title, justify="right")
     before = None
-    for head, name in zip(heads, names, strict=True):
+    for head in heads:
         if head.layer != before:
             table.add_row(Text(layers[head.layer], style="dim"))
             before = head.layer
         keys = "" if head.kv_head in (None, head.head) else f" (keys of {head.kv_head})"
         values = (getattr(head, score) for score in SCORES)
         cells = ("–" if math.isnan(value) else f"{value:.2f}" for value in values)
-        table.add_row(f"L{head.layer} H{head.head}{keys}", name or "", *cells)
+        table.add_row(f"L{head.layer} H{head.head}{keys}", named(head), *cells)
     console.print()
     console.print(table)
+    console.print(Text(f"\n{LEGEND}", style="dim"), soft_wrap=True)

@@ -8,39 +8,77 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.insight import HeadStatistics, measure_heads
-from regard.viewer.scene.scenes import SMALL, Scene
+from regard.interpret.heads import CLEAR, all_notable, sampled_statistics
+from regard.runtime.threads import one_blas_thread
+from regard.viewer.scene.scenes import SMALL, Layer, Scene
 
 
-class Kind(NamedTuple):
-    """A kind of head: its name, a short one, and what its score measures."""
+class HeadKind(NamedTuple):
+    """A kind of head: its name, a short one, what its score measures, and its definition."""
 
     name: str
     short: str
     meaning: str
+    definition: str
 
 
 KINDS = (
-    Kind("previous token", "prev", "weight on the token just before"),
-    Kind("induction", "ind", "weight on what came next last time"),
-    Kind("first-token sink", "sink", "weight on the first token"),
-    Kind("duplicate token", "dup", "weight on earlier copies of the token"),
-    Kind("current token", "self", "weight on the token itself"),
-)
+    HeadKind(
+        "previous token", "prev", "weight on the token just before",
+        "Looks at the token just before. The first half of an induction circuit (Elhage et al. 2021).",
+    ),
+    HeadKind(
+        "induction", "ind", "weight on what came next last time",
+        "Looks at what followed the last time the current tokens occurred, and so continues what repeats "
+        "(prefix matching score, Olsson et al. 2022).",
+    ),
+    HeadKind(
+        "first-token sink", "sink", "weight on the first token",
+        "Rests on the first token where it finds nothing else: attention sums to 1 and has to go somewhere "
+        "(attention sink, Xiao et al. 2024, Gu et al. 2025).",
+    ),
+    HeadKind(
+        "duplicate token", "dup", "weight on earlier copies of the token",
+        "Looks at earlier copies of the current token (Wang et al. 2022).",
+    ),
+    HeadKind("current token", "self", "weight on the token itself", "Looks at the current token itself."),
+    HeadKind(
+        "n tokens back", "back", "weight on one distance of 2 to 5 tokens",
+        "Looks a fixed number of tokens back, two or more: the distance with the largest mean weight.",
+    ),
+)  # fmt: skip
 FEATURED = KINDS[:3]
+
+
+class NamedKind(NamedTuple):
+    """A notable kind of one head, called by its name with the distance filled in, and its score."""
+
+    kind: HeadKind
+    called: str
+    score: float
+
+    @property
+    def tentative(self) -> bool:
+        """Return whether the score is below the one from which a kind is certain."""
+        return self.score < CLEAR
+
+
+def kinds_of(head: HeadStatistics) -> tuple[NamedKind, ...]:
+    """Return every notable kind of a head, the one it is called by first."""
+    by_name = {kind.name: kind for kind in KINDS}
+    return tuple(NamedKind(by_name[x], head.called(x), head.scores[x]) for x in all_notable(head.scores))
 
 
 def layer_scores(
     scene: Scene, layer: int, b: int = 0, progress: Callable[[float], object] = lambda done: None
 ) -> tuple[HeadStatistics, ...]:
-    """The scores of every head of a layer, in O(n) memory; NaN where a score has no meaning: nothing repeats, there are
-    no tokens, or queries and keys are those of different sequences. `layer` and `head` are places in the scene.
+    """Measure every head of a layer, in O(n) memory.
+
+    A score is NaN where it has no meaning: nothing repeats, there are no tokens, or queries and keys are those of
+    different sequences. `layer` and `head` are places in the scene.
     """
     of = scene.layers[layer]
-    ids = None if scene.ids is None or of.cross else scene.ids[b]
-    nothing: dict[str, Any] = {name: np.nan for name in ("previous", "current") if of.cross}
-    if ids is not None:
-        lengths = {"induction": scene.prefix, "duplicate": 1}
-        nothing |= {name: np.nan for name, length in lengths.items() if not repeats(ids, length)}
+    ids, nothing = _tokens(scene, of, b)
     small = of.problem.n_q * of.problem.n_k <= SMALL
     found: list[HeadStatistics] = []
     for number in [None] if small else range(of.heads):
@@ -53,7 +91,39 @@ def layer_scores(
     return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))
 
 
+def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[HeadStatistics, ...]:
+    """Estimate `layer_scores` from `rows` queries of each head, evenly spread: O(rows · n) work, no pass for lse.
+
+    As many rows as there are queries give the scores themselves.
+    """
+    of = scene.layers[layer]
+    ids, nothing = _tokens(scene, of, b)
+    n_q, n_k = of.problem.n_q, of.problem.n_k
+    some = np.unique(np.linspace(0, n_q - 1, min(rows, n_q)).round().astype(np.int64))
+    shift = n_k - n_q if of.cross is False and n_k > n_q else 0  # fewer queries than keys are the last ones
+    tokens = np.arange(n_k) if ids is None else ids
+    nothing |= {name: np.nan for name in ("induction", "duplicate") if ids is None}
+    found: list[HeadStatistics] = []
+    for head in range(of.heads):
+        with one_blas_thread():  # products this small take longer on several
+            weights = of.head(head, b).weights_of(some)
+        found += sampled_statistics(
+            weights[None], np.clip(some + shift, 0, n_k - 1), tokens, layer=layer, prefix=scene.prefix
+        )
+    return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))
+
+
+def _tokens(scene: Scene, of: Layer, b: int) -> tuple[NDArray[np.int64] | None, dict[str, Any]]:
+    """Return the numbers of a layer's tokens, and the scores that have no meaning for them, as NaN."""
+    ids = None if scene.ids is None or of.cross else scene.ids[b]
+    nothing: dict[str, Any] = {name: np.nan for name in ("previous", "current", "back") if of.cross}
+    if ids is not None:
+        lengths = {"induction": scene.prefix, "duplicate": 1}
+        nothing |= {name: np.nan for name, length in lengths.items() if not repeats(ids, length)}
+    return ids, nothing
+
+
 def repeats(ids: NDArray[np.int64], length: int) -> bool:
-    """Whether some run of so many tokens occurs twice."""
+    """Return whether some run of so many tokens occurs twice."""
     runs = np.lib.stride_tricks.sliding_window_view(ids, min(length, len(ids)))
     return length <= len(ids) and len(np.unique(runs, axis=0)) < len(runs)

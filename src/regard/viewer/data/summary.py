@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core.statistics import cells
-from regard.interpret.heads import notable
+from regard.interpret.heads import all_notable
 from regard.runtime.forks import cached_property
-from regard.viewer.data.scores import KINDS, Kind, layer_scores
+from regard.viewer.data import finding, sentences
+from regard.viewer.data.scores import KINDS, NamedKind, layer_scores
+from regard.viewer.data.sentences import CAVEAT as CAVEAT
 from regard.viewer.scene.labels import printable
 from regard.viewer.scene.scenes import Head, Scene
 
 Weights = NDArray[np.float32]
 
 ROWS_AT_ONCE = 1024
-
-CAVEAT = "Attention shows where a head reads from. It does not by itself explain why a model answers as it does."
 
 
 class HeadScore(NamedTuple):
@@ -51,13 +51,15 @@ class LookData:
     """One text as one model's heads attend to it.
 
     `tokens` are pieces of the text as they are to be read, `separator` what stands between them. `statistics` maps the
-    name of a kind to scores (layers, heads), NaN where it has no meaning for this text (nothing repeats, say).
+    name of a kind, and "normalized entropy", to scores (layers, heads), NaN where it has no meaning (nothing repeats).
     `rows_of(layer, head, rows)` gives rows of the weights of a head on demand, (m, n), rows the queries; nothing else
     here is larger than O(n). Where `causal`, a query does not see the keys after it; other weights that are hidden are
     NaN already. `pooled_of(layer, head, rows, cols)` gives a map of the largest weights, NaN where nothing is seen; it
     is made of rows where there is none. `key_tokens` are those of the keys, if they are others. `following` are the
     tokens the model expects next, with their probabilities. `counts`: heads by layer, where they differ. `numbers`: of
-    each layer the model's number, and those of its heads; their places unless given.
+    each layer the model's number, and those of its heads; their places unless given. `distances` (layers, heads) are
+    the n of "n tokens back", 0 where there is none. `cross`: queries and keys are of different sequences. `named`:
+    tokens are text, not numbers. `prefix`: tokens that make a repeated run.
     """
 
     model: str
@@ -72,6 +74,10 @@ class LookData:
     pooled_of: Callable[[int, int, int, int], Weights] | None = None
     counts: tuple[int, ...] | None = None
     numbers: tuple[tuple[int, tuple[int, ...]], ...] | None = None
+    distances: NDArray[np.integer] | None = None
+    cross: bool = False
+    named: bool = True
+    prefix: int = 1
 
     @property
     def n(self) -> int:
@@ -100,7 +106,7 @@ class LookData:
         return self.numbers[layer][0] if head is None else self.numbers[layer][1][head]
 
     def name(self, layer: int, head: int) -> str:
-        """What a head is called: L3 H5, by the model's numbers."""
+        """Return what a head is called: L3 H5, by the model's numbers."""
         return f"L{self.number(layer)} H{self.number(layer, head)}"
 
     @property
@@ -157,11 +163,40 @@ class LookData:
         found = (HeadScore(*divmod(int(k), self.heads), float(scores.ravel()[k])) for k in order)
         return tuple(head for head in found if not np.isnan(head.score))
 
-    def kind_of(self, layer: int, head: int) -> tuple[Kind, float] | None:
-        """The kind that a head is of, and its score; None if it is of none."""
+    def kinds_of(self, layer: int, head: int) -> tuple[NamedKind, ...]:
+        """Return every notable kind of a head, the one it is called by first."""
         scores = {kind.name: float(self.statistics[kind.name][layer, head]) for kind in KINDS}
-        name = notable(scores)
-        return next(((kind, scores[kind.name]) for kind in KINDS if kind.name == name), None)
+        distance = 0 if self.distances is None else int(self.distances[layer, head])
+        by_name = {kind.name: kind for kind in KINDS}
+        return tuple(
+            NamedKind(by_name[x], f"{distance} tokens back" if distance and x == "n tokens back" else x, scores[x])
+            for x in all_notable(scores)
+        )
+
+    @cached_property
+    def picked(self) -> finding.Pick:
+        """The head of the finding that everything begins with."""
+        return self._pick([(x, y) for x in range(self.layers) for y in range(self.heads_of(x))])
+
+    def _pick(self, places: Sequence[tuple[int, int]]) -> finding.Pick:
+        names = ("induction", "first-token sink", "normalized entropy")
+        return finding.pick(
+            finding.Candidate(*at, *(float(self.statistics[name][at]) for name in names)) for at in places
+        )
+
+    def says(self, choice: Choice) -> tuple[str, ...]:
+        """Return what the page says of a choice: why this head, where its token looks most, what comes next."""
+        name = self.name(choice.layer, choice.head)
+        if self.picked[:2] == (choice.layer, choice.head):
+            first = finding.why(self.picked, name, cross=self.cross, tokens=self.named)
+        else:
+            first = f"{name}: {sentences.kinds(self.kinds_of(choice.layer, choice.head))}."
+        row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
+        labels = (self.tokens, self.tokens if self.key_tokens is None else self.key_tokens) if self.named else ((), ())
+        said = [first, finding.row_sentence(row, choice.token, self.n, *labels, self.prefix).text]
+        if self.following:
+            said.append(sentences.expects(self.following))
+        return tuple(said)
 
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
         """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;
@@ -172,9 +207,10 @@ class LookData:
         return tuple(Attended(int(j), float(row[j])) for j in order if row[j] >= 5e-4)
 
     def choose(self, layer: int | None = None, head: int | None = None, token: int | str | None = None) -> Choice:
-        """Fill in what was not chosen: the strongest induction head (previous-token head, if nothing repeats) among
-        those left, and the last token. Layer and head are the model's numbers. A token is an index, from the end if
-        negative, or the token's text (its last occurrence).
+        """Fill in what was not chosen: the head of `finding.pick` among those left, and the last token.
+
+        Layer and head are the model's numbers. A token is an index, from the end if negative, or the token's text (its
+        last occurrence).
 
         Raises ValueError for a layer, head or token that is not there.
         """
@@ -186,14 +222,7 @@ class LookData:
             of = "this model" if layer is None else f"layer {layer}"
             raise ValueError(f"head {head} does not exist: {of} has heads {_spans(known)}")
         left = [at for at in left if head in (None, self.number(*at))]
-        best = left[0]
-        for kind in ("induction", "previous token"):
-            scores = {at: float(self.statistics[kind][at]) for at in left}
-            scores = {at: score for at, score in scores.items() if not np.isnan(score)}
-            if scores:
-                best = max(scores, key=lambda at: scores[at])
-                break
-        return Choice(*best, self._token_index(token))
+        return Choice(*self._pick(left)[:2], self._token_index(token))
 
     def _token_index(self, token: int | str | None) -> int:
         if token is None:
@@ -247,12 +276,15 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
     (19, (19, 19), ('⊢', 't', 'o'))
     """
     layers, most = scene.layers, max(layer.heads for layer in scene.layers)
-    statistics = {kind.name: np.full((len(layers), most), np.nan) for kind in KINDS}
+    names = (*(kind.name for kind in KINDS), "normalized entropy")
+    statistics = {name: np.full((len(layers), most), np.nan) for name in names}
+    distances = np.zeros((len(layers), most), np.int64)
     for number in range(len(layers)):
         progress(f"measuring the heads of layer {number} of {len(layers)}")
         for head in layer_scores(scene, number):
-            for name, score in head.scores.items():
+            for name, score in (head.scores | {"normalized entropy": head.normalized_entropy}).items():
                 statistics[name][number, head.head] = score
+            distances[number, head.head] = head.distance or 0
     first = layers[0].problem
 
     @cache
@@ -284,4 +316,8 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
         separator="" if named else " ",
         counts=tuple(layer.heads for layer in layers),
         numbers=tuple((layer.number, layer.numbers) for layer in layers),
+        distances=distances,
+        cross=layers[0].cross,
+        named=named,
+        prefix=scene.prefix,
     )

@@ -85,8 +85,8 @@ class Layer:
         p = self.problem
         return {
             "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
-            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "number": self.number,
-            "numbers": list(self.numbers),
+            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "plain": self.plain, "scale": float(p.scale),
+            "number": self.number, "numbers": list(self.numbers),
         }  # fmt: skip
 
 
@@ -131,6 +131,7 @@ class Scene:
             "batch": self.batch,
             "n_tokens": self.layers[0].problem.n_k,
             "has_tokens": bool(self.key_tokens),
+            "prefix": self.prefix,
             "layers": [layer.described() for layer in self.layers],
             "editable": self.settings is not None,
             "settings": self.settings,

@@ -16,9 +16,10 @@ from regard.interpret.examplemodel.model import Replacement
 from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
 from regard.version import __version__
-from regard.viewer.data import ablation, profiles, pyramid, stages
+from regard.viewer.data import ablation, dots, finding, profiles, pyramid, sentences, stages
 from regard.viewer.data.questions import At, Query, Refused, integer, span, within
-from regard.viewer.data.scores import KINDS, layer_scores
+from regard.viewer.data.scores import KINDS, estimated_scores, kinds_of, layer_scores
+from regard.viewer.data.tour import candidates, tour
 from regard.viewer.scene.labels import encodable
 from regard.viewer.scene.scenes import Head, Scene
 from regard.viewer.scene.sources import Settings, example
@@ -38,6 +39,8 @@ AT_ONCE = 2**29
 MOST_TOKENS = 4096
 MOST_VALUES = 2**20
 LARGEST_THUMB = 256
+LOOKED_AT = 3
+"""Keys of one token that are told for each head."""
 
 COLUMNS: tuple[dict[str, Any], ...] = (
     *({"name": kind.name, "label": kind.name, "help": kind.meaning, "low": 0.0, "high": 1.0} for kind in KINDS),
@@ -270,11 +273,72 @@ class Answers:
                 scores = x.scores | {"entropy": x.entropy, "normalized entropy": x.normalized_entropy}
                 rows.append({
                     "layer": layer, "head": x.head, "kv_head": x.kv_head, "kind": notable(x.scores),
+                    "kinds": [
+                        {"kind": y.kind.name, "name": y.called, "score": y.score, "tentative": y.tentative}
+                        for y in kinds_of(x)
+                    ],
                     "scores": {name: finite(score) for name, score in scores.items()},
                 })  # fmt: skip
         highest = max((row["scores"]["entropy"] or 0.0 for row in rows), default=0.0)
         columns = [{**column, "high": column["high"] or highest or 1.0} for column in COLUMNS]
         return Answer(200, {"columns": columns, "rows": rows})
+
+    def _words(self) -> Answer:
+        return Answer(200, sentences.words())
+
+    def _every_head(self, at: At) -> tuple[list[tuple[HeadStatistics, ...]], int]:
+        """Return the scores of all heads as a finding needs them, and the number of queries they are taken from."""
+        rows = finding.sample_rows(at.scene)
+        count = len(at.scene.layers)
+        made = self._kept(
+            "scores", (at.name, at.b, "estimated"),
+            lambda progress: [estimated_scores(at.scene, layer, rows, at.b) for layer in range(count)],
+            lambda x: 1024 * sum(map(len, x)),
+        )  # fmt: skip
+        return made, rows
+
+    def _finding(self, at: At) -> Answer:
+        heads, rows = self._every_head(at)
+        picked = finding.pick(candidates([head for layer in heads for head in layer]))
+        of = at.scene.layers[picked.layer]
+        name = f"L{of.number} H{of.numbers[picked.head]}"
+        why = finding.why(picked, name, cross=of.cross, tokens=bool(at.scene.key_tokens))
+        how = "" if rows >= of.problem.n_q else sentences.estimated(rows, of.problem.n_q)
+        return Answer(200, {"layer": picked.layer, "head": picked.head, "why": why, "how": how})
+
+    def _tour(self, at: At) -> Answer:
+        steps = tour(at.scene, at.name, self._every_head(at)[0], at.b)
+        return Answer(200, {
+            "steps": [
+                {"title": x.title, "text": x.text, "state": dict(x.state), "settings": x.settings and dict(x.settings)}
+                for x in steps
+            ]
+        })  # fmt: skip
+
+    def _token(self, at: At, i: int) -> Answer:
+        """Answer where one query looks in every head: the keys with the largest weights."""
+        rows: list[dict[str, Any]] = []
+        for layer, of in enumerate(at.scene.layers):
+            within(i, of.problem.n_q, "query")
+            for head in range(of.heads):
+                row = np.nan_to_num(self.head(at.name, layer, head, at.b).weights_of(np.array([i]))[0])
+                few = np.argsort(-row, kind="stable")[:LOOKED_AT].tolist()
+                rows.append({
+                    "layer": layer, "head": head, "keys": [j for j in few if row[j] > 0],
+                    "weights": [float(row[j]) for j in few if row[j] > 0],
+                })  # fmt: skip
+        return Answer(200, {"rows": rows})
+
+    def _dots(self, at: At) -> Answer:
+        p = at.of.problem
+        rows, cols = span(at.query, "rows", p.n_q), span(at.query, "cols", p.n_k)
+        if len(rows) * len(cols) > MOST_VALUES:
+            raise Refused(422, f"at most {MOST_VALUES} values at once, got {len(rows)} × {len(cols)}")
+        return Answer(200, dots.dots(self.head(*at.key), rows, cols))
+
+    def _variance(self, at: At) -> Answer:
+        found = dots.variance(self.head(*at.key))
+        return Answer(200, found | {"variance": [finite(x) for x in found["variance"]]})
 
     def _thumbs(self, at: At) -> Answer:
         size = integer(at.query, "size", 64, 1, LARGEST_THUMB)
@@ -431,7 +495,11 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("GET", "scenes", Answers._scenes_answer),
         ("POST", r"(?P<scene>[a-z0-9-]+)/run", Answers._run),
         ("GET", r"(?P<scene>[a-z0-9-]+)/tokens", Answers._tokens),
+        ("GET", "words", Answers._words),
         ("GET", r"(?P<scene>[a-z0-9-]+)/heads", Answers._head_scores),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/finding", Answers._finding),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/tour", Answers._tour),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/token/(?P<i>\d+)", Answers._token),
         ("GET", r"(?P<scene>[a-z0-9-]+)/thumbs/(?P<layer>\d+)", Answers._thumbs),
         ("GET", r"(?P<scene>[a-z0-9-]+)/ablations", Answers._ablations),
         ("GET", _HEAD.format("ablation"), Answers._ablation),
@@ -441,6 +509,8 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("GET", _HEAD.format("values"), Answers._values),
         ("GET", _HEAD.format("row") + r"/(?P<i>\d+)", Answers._row),
         ("GET", _HEAD.format("column") + r"/(?P<j>\d+)", Answers._column),
+        ("GET", _HEAD.format("dots"), Answers._dots),
+        ("GET", _HEAD.format("variance"), Answers._variance),
         ("GET", _HEAD.format("profiles"), Answers._profiles),
         ("GET", _HEAD.format("step") + r"/(?P<i>\d+)/(?P<j>\d+)", Answers._step),
     )

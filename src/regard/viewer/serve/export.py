@@ -84,13 +84,13 @@ def _size(scene: Scene, itemsize: int) -> int:
 
 def _answers(answers: Answers, name: str) -> dict[str, Any]:
     scene = answers.scenes[name]
-    paths = [f"{name}/heads"]
+    paths = ["words", f"{name}/heads", f"{name}/finding", f"{name}/tour"]
     for axis, tokens in (("query", scene.query_tokens), ("key", scene.key_tokens)):
         for start in range(0, max(len(tokens), 1), MOST_TOKENS):
             paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
     for number, layer in enumerate(scene.layers):
         for head in range(layer.heads):
-            paths += [f"{name}/map/{number}/{head}", f"{name}/profiles/{number}/{head}"]
+            paths += [f"{name}/{what}/{number}/{head}" for what in ("map", "profiles", "variance")]
             paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in _tiles(layer)]
         # Last, when the coarse levels are known, so that no thumbnail is an estimate.
         paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
@@ -124,7 +124,7 @@ def _plain(answers: Answers, path: str) -> dict[str, Any]:
         raise RuntimeError(f"{path}: {found.content}")
     if not isinstance(found.content, dict):
         return {f"f{8 * found.content.itemsize}": _base64(found.content)}
-    return rounded(found.content) if "/profiles/" in path else found.content
+    return rounded(found.content) if "/profiles/" in path or "/variance/" in path else found.content
 
 
 def rounded(x: Any) -> Any:

@@ -106,6 +106,10 @@ class Screen:
             return "#" * round(eighths / 8)
         return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
+    def plain(self, text: str) -> str:
+        """Return the text with quotation marks that this console has."""
+        return text if self.unicode else text.translate(str.maketrans("“”−√", '""-v'))
+
     def fit(self, text: str, width: int) -> str:
         """The text, at most ``width`` columns wide, its end cut if need be."""
         if cell_len(text) <= width:

@@ -1,13 +1,15 @@
 """The same view as a picture, for papers and slides."""
 
 import math
+from textwrap import wrap
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.viewer.data import sentences
 from regard.viewer.data.scores import FEATURED
-from regard.viewer.data.summary import CAVEAT, Choice, LookData
+from regard.viewer.data.summary import Choice, LookData
 from regard.viewer.scene.labels import encodable, printable
 from regard.viewer.show.colour import INK, ramp, readable_on, tone
 from regard.viewer.show.drawing import Box, Drawing, Image, Text
@@ -19,6 +21,7 @@ _SOFT, _LINE, _ACCENT = "#5a6270", "#dcdfe4", "#1c5fb8"
 _MAP = 800  # pixels of the map, and at most as many rows and columns of it, so that none is left out
 _TOP = 84  # the baseline of headings
 _LEFT, _MIDDLE, _RIGHT = 24, 600, 1487
+_SENTENCES = 6  # lines that have room below the map
 
 
 def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg") -> bytes:
@@ -31,7 +34,7 @@ def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg")
     drawing.shapes += [
         Text(_LEFT, 45, "regard look", size=27, bold=True),
         Text(224, 45, f"{data.model}; {data.about}", colour=_SOFT),
-        Text(_LEFT, HEIGHT - 20, CAVEAT, colour=_SOFT),
+        Text(_LEFT, HEIGHT - 20, sentences.CAVEAT, colour=_SOFT),
     ]
     below = _overview(drawing, data, choice)
     _strongest(drawing, data, below)
@@ -107,7 +110,7 @@ def _map(drawing: Drawing, data: LookData, choice: Choice) -> None:
     top = _TOP + (120 if upward else 50)
     layer, head = data.number(choice.layer), data.number(choice.layer, choice.head)
     drawing.shapes += [
-        Text(left, _TOP, f"Layer {layer}, head {head}: rows attend to columns", bold=True),
+        Text(left, _TOP, f"Layer {layer}, head {head}", bold=True),
         Image(left, top, _MAP, _MAP, _coloured(data.pooled(choice.layer, choice.head, _MAP, _MAP))),
         Box(left, top, _MAP, _MAP, stroke=_LINE, line=1.6),
         Box(left, top + choice.token * _MAP / n, _MAP, _MAP / n, stroke=_ACCENT, line=2),
@@ -128,6 +131,9 @@ def _map(drawing: Drawing, data: LookData, choice: Choice) -> None:
     for weight in (0, 0.1, 0.5, 1):
         x = left + 300 * math.sqrt(weight)
         drawing.shapes.append(Text(x, y + 36, f"{weight:g}", 14.5, _SOFT, anchor="middle"))
+    said = [line for text in (*data.says(choice), sentences.view("map")) for line in wrap(text, 96)]
+    for k, line in enumerate(said[:_SENTENCES]):
+        drawing.shapes.append(Text(left, y + 72 + 24 * k, line, 17))
 
 
 def _ticks(n: int) -> range:

@@ -7,10 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from regard.interpret.heads import NOTABLE
+from regard.viewer.data import sentences
 from regard.viewer.data.scores import FEATURED
-from regard.viewer.data.summary import CAVEAT, Choice, LookData, block_starts
-from regard.viewer.scene.labels import printable
+from regard.viewer.data.summary import Choice, LookData, block_starts
 from regard.viewer.show.blocks import Screen
 from regard.viewer.show.colour import tone
 
@@ -23,30 +22,31 @@ def show(data: LookData, choice: Choice, console: Console) -> None:
     screen = Screen.of(console)
     name = data.name(choice.layer, choice.head)
     token = screen.quoted(data.labels[choice.token])
-    console.print(_heading(data, screen))
-    _section(console, "Heads", f"rows attend to columns; named by kind from a score of {NOTABLE} on")
+    more = "brighter" if screen.colour else "denser"
+    console.print(_heading(data, choice, screen))
+    _section(console, "Heads", f"{sentences.view('heads', more)} {sentences.TENTATIVE}.")
     console.print(Padding(_overview(data, choice, screen), (0, 0, 0, 2)))
     _section(console, "Strongest heads by kind", "mean weight over the text, from 0 to 1")
     console.print(Padding(_strongest(data, screen), (0, 0, 1, 2)))
-    _section(console, f"Map of {name}", f"each row attends to columns; {screen.legend()}")
+    _section(console, f"Map of {name}", f"{sentences.view('map', more)} {screen.legend()}")
     console.print(Padding(_map(data, choice, screen), (0, 0, 1, 2)))
     _section(console, f"What token {choice.token}, {token}, attends to in {name}", "")
     console.print(Padding(_attended(data, choice, screen), (0, 0, 1, 2)))
-    console.print(Text(CAVEAT, style="dim"))
+    console.print(Text(sentences.CAVEAT, style="dim"))
 
 
 def _section(console: Console, title: str, note: str) -> None:
     console.print(Text.assemble((title, "bold"), "  ", (note, "dim")))
 
 
-def _heading(data: LookData, screen: Screen) -> RenderableType:
+def _heading(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     lines = [
         Text.assemble(("regard look", "bold"), "  ", (data.model, "dim")),
         Text(data.about, style="dim"),
+        *(Text(screen.plain(said)) for said in data.says(choice)),
     ]
-    if data.following:
-        guesses = ", ".join(f"{screen.quoted(printable(token))} {share:.1%}" for token, share in data.following)
-        lines.append(Text(f"the model expects next: {guesses}", style="dim"))
+    if "⊢" in data.tokens:
+        lines.append(Text(sentences.BEGINNING, style="dim"))
     return Padding(Group(*lines), (0, 0, 1, 0))
 
 
@@ -68,9 +68,13 @@ def _thumbnail(data: LookData, at: Choice, side: int, choice: Choice, screen: Sc
     rows = side if screen.rows_per_line == 2 else side // 2
     chosen = (at.layer, at.head) == (choice.layer, choice.head)
     caption = Text(f"H{data.number(at.layer, at.head)}", style="bold reverse" if chosen else "bold")
-    kind = data.kind_of(at.layer, at.head)
-    if kind is not None:
-        caption = Text.assemble(caption, "\n" if side < 12 else " ", (f"{kind[0].short} {kind[1]:.2f}", "dim"))
+    for found in data.kinds_of(at.layer, at.head):
+        short = f"{found.called.split()[0]} back" if found.kind.name == "n tokens back" else found.kind.short
+        caption = Text.assemble(
+            caption,
+            "\n" if side < 12 or caption.cell_len > 3 else " ",
+            (f"{short}{'?' * found.tentative} {found.score:.2f}", "dim"),
+        )
     levels = tone(data.pooled(at.layer, at.head, rows, side))
     return Group(*screen.dense(levels), caption, Text())
 

@@ -1,0 +1,115 @@
+/** Every head as a small picture in rows of layers, to choose one. */
+
+import type { HeadRow } from "../data";
+import { h } from "../dom";
+import { headName, scaleName, type Context } from "../views/view";
+import { definitionOf } from "./terms";
+import { thumb } from "./thumb";
+
+const SIZE = 64;
+
+/** So many heads in a layer have room for the names of their kinds. */
+const FEW = 6;
+
+export interface HeadGrid {
+  readonly element: HTMLElement;
+  /** Names the kinds of heads. */
+  tell(rows: readonly HeadRow[]): void;
+  /** Marks the chosen head, in the page's colours. */
+  update(recolour: boolean): void;
+  destroy(): void;
+}
+
+/** A head's kinds as text, tentative ones with a question mark. */
+export const kindsOf = (row: HeadRow): string =>
+  row.kinds.map(({ name, score, tentative }) => `${name}${tentative ? "?" : ""} ${score.toFixed(2)}`).join(", ");
+
+export function headGrid(context: Context): HeadGrid {
+  const { data, store, scene } = context;
+  const buttons = new Map<string, HTMLElement>();
+  const wanted = new IntersectionObserver(fill, { rootMargin: "200px" });
+  const most = Math.max(...scene.layers.map(({ heads }) => heads));
+  const element = h(
+    "div",
+    { class: most > FEW ? "headgrid many" : "headgrid" },
+    h("p", { class: "axes" }, "in each: ", h("b", {}, "query ↓"), " ", h("b", {}, "key →")),
+    ...scene.layers.map((layer, l) =>
+      h(
+        "div",
+        { class: "gridrow", role: "group", "aria-label": `Layer ${layer.number}` },
+        h("span", { class: "which" }, `L${layer.number}`),
+        h("div", { class: "gridheads" }, ...layer.numbers.map((number, head) => cell(l, head, number))),
+      ),
+    ),
+  );
+
+  function cell(layer: number, head: number, number: number): HTMLElement {
+    const picture = h("span", { class: "thumb", "data-head": `${layer}/${head}` });
+    const name = headName(scene, layer, head);
+    const button = h(
+      "button",
+      { type: "button", class: "gridhead", "aria-label": name, title: name, click: () => store.set({ layer, head }) },
+      picture,
+      h("span", { class: "kind" }, `H${number}`),
+    );
+    buttons.set(`${layer}/${head}`, button);
+    wanted.observe(picture);
+    return button;
+  }
+
+  function fill(entries: IntersectionObserverEntry[]): void {
+    for (const { target, isIntersecting } of entries) {
+      if (!isIntersecting) continue;
+      wanted.unobserve(target);
+      paint(target);
+    }
+  }
+
+  function paint(target: Element): void {
+    const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
+    const { scene: id, tone } = store.state;
+    const scale = scaleName(store.state, context.dark());
+    data.thumbs(id, layer, SIZE, "max").then(({ bits }) => {
+      target.replaceChildren(thumb(bits, head, SIZE, scale, tone));
+    }, context.fail);
+  }
+
+  /** Scrolls the list of heads alone. */
+  function reveal(button: HTMLElement): void {
+    const list = element.parentElement;
+    if (!list || list.scrollHeight <= list.clientHeight) return;
+    const [outer, inner] = [list.getBoundingClientRect(), button.getBoundingClientRect()];
+    if (inner.top < outer.top) list.scrollTop -= outer.top - inner.top;
+    else if (inner.bottom > outer.bottom) list.scrollTop += inner.bottom - outer.bottom;
+  }
+
+  return {
+    element,
+    tell(rows) {
+      for (const row of rows) {
+        const button = buttons.get(`${row.layer}/${row.head}`);
+        const [kind] = row.kinds;
+        if (!button || !kind) continue;
+        const name = button.getAttribute("aria-label")?.split(":")[0] ?? "";
+        button.setAttribute("aria-label", `${name}: ${kindsOf(row)}`);
+        button.title = `${name}: ${kindsOf(row)}\n${definitionOf(kind.kind, context.words)}`;
+        const label = `${kind.name}${kind.tentative ? "?" : ""}`;
+        button.querySelector(".kind")?.replaceChildren(most > FEW ? name.replace(/.* /, "H") : label);
+        button.classList.toggle("notable", !kind.tentative);
+      }
+    },
+    update(recolour) {
+      const { layer, head } = store.state;
+      for (const [place, button] of buttons) {
+        const current = place === `${layer}/${head}`;
+        button.classList.toggle("current", current);
+        if (current) {
+          button.setAttribute("aria-current", "true");
+          reveal(button);
+        } else button.removeAttribute("aria-current");
+      }
+      if (recolour) for (const picture of element.querySelectorAll(".thumb canvas")) paint(picture.parentElement!);
+    },
+    destroy: () => wanted.disconnect(),
+  };
+}

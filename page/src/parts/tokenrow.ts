@@ -1,0 +1,91 @@
+/** Where one token looks: its row of weights as text and as bars, and what the model expects next. */
+
+import { h } from "../dom";
+import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
+import { count, figure, printable, readable } from "../numbers/format";
+import { scaleName, type Context } from "../views/view";
+
+const LISTED = 8;
+
+/** Tokens of a long text that are shown: those around what is looked at. */
+const SHOWN = 600;
+
+const LESS = 0.0005;
+
+function bar(name: HTMLElement, share: number, said: string, act?: () => void): HTMLElement {
+  const line = h("span", { class: "share" });
+  line.style.setProperty("--share", String(Math.min(1, share)));
+  const parts = [name, line, h("b", {}, said)];
+  return h("li", {}, act ? h("button", { type: "button", click: act }, ...parts) : h("span", { class: "row" }, ...parts));
+}
+
+/** The text around the chosen tokens, shaded by the weights of a row. */
+export function shadedText(
+  context: Context,
+  row: Float32Array,
+  tokens: readonly string[] | null,
+  i: number | null,
+  j: number,
+): HTMLElement {
+  const { store } = context;
+  const top = row.reduce((most, weight) => (weight > most ? weight : most), 0) || 1;
+  const scale = SCALES[scaleName(store.state, context.dark())];
+  const middle = row.length <= SHOWN ? 0 : Math.max(0, Math.min(row.length - SHOWN, j - (SHOWN >> 1)));
+  const stop = Math.min(row.length, middle + SHOWN);
+  const text = h("p", { class: "shaded" });
+  if (middle > 0) text.append("… ");
+  for (let t = middle; t < stop; t++) {
+    const weight = row[t];
+    const token = tokens ? readable(tokens[t] ?? "").replaceAll("\n", "↵") || "∅" : `${t} `;
+    const span = h("span", { class: "token", "data-token": t }, token);
+    const place = weight > 0 ? toned(weight, top, store.state.tone) : 0;
+    if (place > 0.03) {
+      const colour = ramp(scale, place);
+      span.style.background = css(colour);
+      span.style.color = readableOn(colour);
+    }
+    if (t === i) span.classList.add("query");
+    if (t === j && j !== i) span.classList.add("key");
+    const said = Number.isNaN(weight) ? "hidden by the mask" : figure(weight);
+    span.title = `${count(t)} ${tokens ? `“${printable(tokens[t] ?? "")}”` : ""}: ${said}`;
+    text.append(span);
+  }
+  if (stop < row.length) text.append(" …");
+  return text;
+}
+
+/** The keys with the largest weights, in falling order. */
+export const largest = (row: Float32Array): number[] =>
+  Array.from(row.keys())
+    .filter((t) => row[t] >= LESS)
+    .sort((a, b) => row[b] - row[a])
+    .slice(0, LISTED);
+
+/** The largest weights of a row, the first the longest bar. */
+export function rowBars(context: Context, row: Float32Array, tokens: readonly string[] | null): HTMLElement {
+  return h(
+    "ol",
+    { class: "shares" },
+    ...largest(row).map((t) =>
+      bar(
+        h("span", { class: "word" }, tokens ? printable(tokens[t] ?? "") : "", h("small", {}, count(t))),
+        row[t],
+        row[t].toFixed(3),
+        () => context.store.set({ j: t }),
+      ),
+    ),
+  );
+}
+
+/** What the model expects next. */
+export function nextBars(context: Context): HTMLElement | null {
+  const following = context.scene.following ?? [];
+  if (!following.length) return null;
+  return h(
+    "ol",
+    { class: "shares next" },
+    ...following.map(({ token, probability }) =>
+      bar(h("span", { class: "word" }, printable(token)), probability, `${(100 * probability).toFixed(1)} %`),
+    ),
+  );
+}

@@ -1,0 +1,140 @@
+"""A guided tour of a scene: six to eight steps, each a state of the page with a few sentences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from regard.interpret.heads import NOTABLE, HeadStatistics
+from regard.viewer.data import sentences
+from regard.viewer.data.finding import Candidate, name_of, pick, row_sentence
+from regard.viewer.scene.scenes import Scene
+
+
+@dataclass(frozen=True)
+class TourStep:
+    """A title, a text, and what the page shows; `settings` are those that the example model is run with for it."""
+
+    title: str
+    text: str
+    state: Mapping[str, Any]
+    settings: Mapping[str, Any] | None = field(default=None)
+
+
+def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: int = 0) -> tuple[TourStep, ...]:
+    """Return the steps that this scene can show; `heads` are the statistics of every layer, `name` the scene's id."""
+    every = [head for layer in heads for head in layer]
+    picked = pick(candidates(every))
+    last = scene.layers[0].problem.n_q - 1
+    first = {"scene": name, "i": last, "j": -1, "layer": picked.layer, "head": picked.head, "type": False}
+    called = _called(scene, picked.layer, picked.head)
+    steps = [
+        TourStep(
+            "What a map is",
+            f"This is one head, {called}. Each row is a token that looks, a query; each column is one it may look at, a "
+            "key. The cell says how much, from 0 to 1, and every row sums to 1. The marked cell is where the "
+            "last row looks most. On the right is that row alone.",
+            first | {"view": "overview"},
+        )
+    ]
+    previous, induction = (_best(every, kind) for kind in ("previous token", "induction"))
+    if previous is not None:
+        steps.append(
+            TourStep(
+                "A previous-token head",
+                f"{_called(scene, previous.layer, previous.head)} looks at the token just before, with a mean weight "
+                f"of {previous.previous:.2f}: all its weight lies on the line beside the diagonal. So every token "
+                "learns which token came before it.",
+                first | {"view": "map", "layer": previous.layer, "head": previous.head},
+            )
+        )
+    if induction is not None:
+        row = scene.layers[induction.layer].head(induction.head, b).weights_of(np.array([last]))[0]
+        said = row_sentence(row, last, last + 1, scene.query_tokens, scene.key_tokens, scene.prefix).text
+        expected = f" {sentences.expects(scene.following[:1])}" if scene.following else ""
+        steps.append(
+            TourStep(
+                "An induction head",
+                f"{_called(scene, induction.layer, induction.head)} looks at what came next the last time. "
+                f"{said}{expected} The short line away from the diagonal is a passage that repeats.",
+                first | {"view": "overview", "layer": induction.layer, "head": induction.head},
+            )
+        )
+        if previous is not None and previous.layer < induction.layer:
+            steps.append(_composed(scene, name, first, previous, induction))
+    steps.append(
+        TourStep(
+            "Without 1/√d",
+            f"Scores are dot products of d = {scene.layers[picked.layer].problem.d} features, and their variance grows "
+            "with d. Left: scores times 1/√d. Right: the same scores without it. One key takes nearly all the weight, "
+            "the softmax saturates, and almost no gradient is left to learn from. Move the temperature to see it come "
+            "and go.",
+            first | {"view": "scale"},
+        )
+    )
+    if scene.settings is not None and scene.layers[0].causal:
+        steps.append(
+            TourStep(
+                "Without the mask",
+                "Here the same model runs without its causal mask: every token also sees those after it, and the "
+                "half above the diagonal fills. The model was never trained like that, and its prediction suffers.",
+                first | {"view": "overview"},
+                {**scene.settings, "causal": False},
+            )
+        )
+    sink = _best(every, "first-token sink")
+    if sink is not None:
+        column = scene.layers[sink.layer].head(sink.head, b).weights(range(last + 1), range(1))[:, 0]
+        row = int(column[last // 2 :].argmax()) + last // 2
+        steps.append(
+            TourStep(
+                "The sink",
+                f"{_called(scene, sink.layer, sink.head)} rests on the first token, with a mean weight of "
+                f"{sink.sink:.2f}. Weights must sum to 1, also where a head finds nothing to copy: token "
+                f"{name_of(scene.query_tokens, row)} puts {column[row]:.2f} of its weight there.",
+                first | {"view": "overview", "layer": sink.layer, "head": sink.head, "i": row, "j": 0},
+            )
+        )
+    if scene.settings is not None:
+        steps.append(
+            TourStep(
+                "Your own text",
+                "Type a text that repeats something, a name or a phrase, and stop in the middle of it. See which head "
+                "finds the earlier place, and what the model expects next.",
+                first | {"view": "overview", "type": True},
+            )
+        )
+    return tuple(steps)
+
+
+def candidates(heads: Sequence[HeadStatistics]) -> list[Candidate]:
+    """Return what a finding is chosen from."""
+    return [Candidate(x.layer, x.head, x.induction, x.sink, x.normalized_entropy) for x in heads]
+
+
+def _composed(
+    scene: Scene, name: str, first: dict[str, Any], previous: HeadStatistics, induction: HeadStatistics
+) -> TourStep:
+    one, other = (_called(scene, x.layer, x.head) for x in (previous, induction))
+    return TourStep(
+        "How the two compose",
+        f"{one} comes first: it tells each token what stood before it. {other}, in a later layer, looks for tokens that "
+        "were told the same as the current one is: those that came after an earlier copy. Two heads together copy "
+        "what came next. Neither can do it alone.",
+        first
+        | {
+            "view": "compare", "layer": previous.layer, "head": previous.head,
+            "other": f"{name}/{induction.layer}/{induction.head}",
+        },
+    )  # fmt: skip
+
+
+def _best(heads: Sequence[HeadStatistics], kind: str) -> HeadStatistics | None:
+    known = [head for head in heads if head.scores[kind] >= NOTABLE]
+    return max(known, key=lambda head: head.scores[kind], default=None)
+
+
+def _called(scene: Scene, layer: int, head: int) -> str:
+    of = scene.layers[layer]
+    return f"L{of.number} H{of.numbers[head]}"
