@@ -159,6 +159,19 @@ export interface Words {
   caveat: string;
 }
 
+/** Nats a byte of a text: with all heads, and without each. */
+export interface Ablations {
+  loss: number;
+  rows: { layer: number; head: number; loss: number }[];
+}
+
+/** A model without one head: the odds of the token after token i, and the nats of each token after the first. */
+export interface Ablation {
+  i: number;
+  odds: { token: string; before: number; after: number; actual: boolean }[];
+  losses: { before: number[]; after: number[] };
+}
+
 /** A head of a scene; the scene is named by its id, or by `id:b` for a batch element other than the first. */
 export interface HeadAt {
   scene: string;
@@ -334,6 +347,20 @@ export class Data {
       this.tokenLists.set(name, known);
     }
     return known;
+  }
+
+  /** The loss of the text as it is, and without each head. */
+  ablations(scene: string, how: string): Promise<Ablations> {
+    return this.json(path(scene, "ablations", [`how=${how}`]));
+  }
+
+  ablation(at: HeadAt, how: string, i: number): Promise<Ablation> {
+    return this.json(ofHead(at, "ablation", "", [`how=${how}`, `i=${i}`]));
+  }
+
+  /** The length of each value; none where values are not known. */
+  norms(at: HeadAt): Promise<Float32Array> {
+    return this.floats(ofHead(at, "norms"));
   }
 
   async run(scene: string, settings: Settings): Promise<Scene> {

@@ -29,6 +29,8 @@ export interface State {
   type: boolean;
   /** The step of the tour that is shown, from 1 on; 0: none. */
   tour: number;
+  /** What is put in place of a head that is switched off: zero or mean. */
+  without: string;
 }
 
 export const START: State = {
@@ -49,6 +51,7 @@ export const START: State = {
   least: 0,
   type: false,
   tour: 0,
+  without: "zero",
 };
 
 export function toHash(state: State): string {

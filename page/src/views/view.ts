@@ -47,6 +47,7 @@ export const EVERYTHING: ReadonlySet<keyof State> = new Set([
   "sort",
   "filter",
   "least",
+  "without",
 ]);
 
 /** Whether any of these changed. */
