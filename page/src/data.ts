@@ -159,6 +159,15 @@ export interface Words {
   caveat: string;
 }
 
+/** A step of one head, as `regard.steps` gives it, its rows first; null is −∞. */
+export interface Matrix {
+  name: string;
+  symbol: string;
+  tensor: string;
+  formula: string;
+  values: (number | null)[][];
+}
+
 /** Nats a byte of a text: with all heads, and without each. */
 export interface Ablations {
   loss: number;
@@ -347,6 +356,16 @@ export class Data {
       this.tokenLists.set(name, known);
     }
     return known;
+  }
+
+  /** Every matrix of a head of few tokens. */
+  async matrices(at: HeadAt): Promise<Matrix[]> {
+    return (await this.json<{ matrices: Matrix[] }>(ofHead(at, "matrices"))).matrices;
+  }
+
+  /** Scores of query i before and after the mask, and its weights: three rows, −∞ where a key is hidden. */
+  scores(at: HeadAt, i: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "scores", `/${i}`));
   }
 
   /** The loss of the text as it is, and without each head. */

@@ -16,7 +16,7 @@ from regard.interpret.examplemodel.model import Replacement
 from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
 from regard.version import __version__
-from regard.viewer.data import ablation, dots, finding, profiles, pyramid, sentences, stages
+from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyramid, sentences, stages
 from regard.viewer.data.questions import At, Query, Refused, integer, span, within
 from regard.viewer.data.scores import KINDS, estimated_scores, kinds_of, layer_scores
 from regard.viewer.data.tour import candidates, tour
@@ -444,6 +444,20 @@ class Answers:
                 found.append(plain | {"values": [finite(x) for x in stage.values.tolist()], "labels": labels})
         return Answer(200, {"stages": found})
 
+    def _matrices(self, at: At) -> Answer:
+        try:
+            found = matrices.matrices(at.of, at.head, at.b)
+        except ValueError as error:
+            raise Refused(422, str(error)) from None
+        return Answer(200, {"matrices": [
+            {name: getattr(x, name) for name in ("name", "symbol", "tensor", "formula")}
+            | {"values": [[finite(float(f"{y:.6g}")) for y in row] for row in x.values.tolist()]}
+            for x in found
+        ]})  # fmt: skip
+
+    def _scores(self, at: At, i: int) -> Answer:
+        return Answer(200, matrices.row_scores(at.of, at.head, within(i, at.of.problem.n_q, "query"), at.b))
+
     def _ablations(self, at: At) -> Answer:
         before, how = self._whole(at)
         made = self._kept(
@@ -474,10 +488,9 @@ class Answers:
 
     def _without(self, at: At, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
         """The run of a scene's text without some heads."""
-        ids, options = at.scene.ids[0], ablation.options_of(at.scene)
         made: Trace = self._kept(
             "scores", (at.name, "without", *heads.items()),
-            lambda progress: self._example_model().run(ids, ablate=heads, **options),
+            lambda progress: ablation.run(self._example_model(), at.scene, heads),
             lambda trace: trace.logits.nbytes + sum(x.nbytes for x in (*trace.q, *trace.k, *trace.v)),
         )  # fmt: skip
         return made
@@ -503,6 +516,8 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("GET", r"(?P<scene>[a-z0-9-]+)/ablations", Answers._ablations),
         ("GET", _HEAD.format("ablation"), Answers._ablation),
         ("GET", _HEAD.format("norms"), Answers._norms),
+        ("GET", _HEAD.format("matrices"), Answers._matrices),
+        ("GET", _HEAD.format("scores") + r"/(?P<i>\d+)", Answers._scores),
         ("GET", _HEAD.format("map"), Answers._map),
         ("GET", _HEAD.format("tile") + r"/(?P<level>\d+)/(?P<x>\d+)/(?P<y>\d+)", Answers._tile),
         ("GET", _HEAD.format("values"), Answers._values),
