@@ -8,6 +8,7 @@ import pytest
 import regard
 from regard import cli, insight
 from regard.examplemodel import ExampleModel, repeated_bytes
+from regard.interpret.heads import all_notable, notable, sampled_statistics
 
 SCORES = (insight.previous_token, insight.current_token, insight.sink, insight.entropy, insight.normalized_entropy)
 
@@ -311,6 +312,37 @@ def test_copying_is_that_of_the_whole_circuit():
         assert score == pytest.approx((eigenvalues.sum() / np.abs(eigenvalues).sum()).real)
     with pytest.raises(ValueError, match="must fit"):
         insight.copying(E, value, output[:3], U)
+
+
+def test_a_head_that_looks_n_tokens_back_is_named():
+    n = 30
+    weights = np.stack([np.eye(n)[np.maximum(np.arange(n) - back, 0)] for back in (1, 3, 5, 6)])
+    heads = insight.head_statistics(weights, np.arange(n))
+    assert [(head.back, head.distance) for head in heads[1:3]] == [(1.0, 3), (1.0, 5)]
+    assert heads[0].back == heads[3].back == 0  # the previous token has a kind of its own, 6 is beyond
+    assert heads[1].called("n tokens back") == "3 tokens back"
+    assert all_notable(heads[1].scores) == ("n tokens back",)
+    few = insight.head_statistics(np.eye(6)[np.maximum(np.arange(6) - 2, 0)][None], np.arange(6))[0]
+    assert (few.back, few.distance) == (0.0, None)  # three rows say little, and the first key is a sink's
+
+
+def test_a_head_has_all_its_kinds():
+    scores = dict.fromkeys(insight.KINDS, 0.0) | {"induction": 0.3, "first-token sink": 0.9, "current token": 0.6}
+    assert all_notable(scores) == ("current token", "induction", "first-token sink")
+    assert notable(scores) == "current token"
+    assert all_notable(dict.fromkeys(insight.KINDS, np.nan)) == ()
+
+
+def test_sampled_rows_estimate_what_all_rows_say():
+    weights, ids = random_weights((2, 40)), np.random.default_rng(1).integers(0, 6, 40)
+    whole = insight.head_statistics(weights, ids)
+    for one, other in zip(sampled_statistics(weights, np.arange(40), ids), whole, strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-14)
+        assert one.normalized_entropy == pytest.approx(other.normalized_entropy)
+    rows = np.array([5, 20, 39])
+    some = sampled_statistics(weights[:, rows], rows, ids)
+    assert some[1].sink == pytest.approx(weights[1, rows, 0].mean())
+    assert some[1].previous == pytest.approx(weights[1, rows, rows - 1].mean())
 
 
 @pytest.mark.parametrize("prefix", [1, 3])

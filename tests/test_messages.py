@@ -852,6 +852,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "positions must be an array, got lists of different lengths",
     ),
     (lambda: positions.sinusoidal(3, 4, offset=np.nan), ValueError, "offset must be finite, got nan"),
+    (
+        lambda: positions.sinusoidal(3, 4, offset=-(2**70)),
+        ValueError,
+        "offset must be at most 2**53 in size, got -1.1805916207174113e+21",
+    ),
     (lambda: positions.sinusoidal(3, 4, offset="a"), TypeError, "offset must be a number, got 'a'"),  # type: ignore[arg-type]
     (
         lambda: positions.sinusoidal(2**60, 4),

@@ -18,13 +18,13 @@ MOST = 64
 
 STRONGEST = 3
 LEGEND = f"a kind is named from a score of {NOTABLE} on; ? is tentative, below {CLEAR}"
-SCORES = ("previous", "duplicate", "induction", "sink", "current", "back", "entropy", "normalized_entropy")
+SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy", "back")
 
 
 def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dict[str, Any]]:
-    """A row for each head: layer, head and kv_head (by the model), name of the layer, kind, scores (None: NaN).
+    """Return a row for each head: layer, head and kv_head (by the model), name of the layer, kind, scores (None: NaN).
 
-    layers: the names of layers, by their numbers.
+    layers: the names of layers, by their numbers. `distance` is the n of "n tokens back".
     """
     found = []
     for head in heads:
@@ -32,7 +32,7 @@ def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dic
         scores = {name: None if math.isnan(values[name]) else values[name] for name in SCORES}
         about = {"layer": head.layer, "name": layers[head.layer], "head": head.head, "kv_head": head.kv_head}
         kind = notable(head.scores)
-        found.append(about | {"kind": kind and head.called(kind), "distance": head.distance} | scores)
+        found.append(about | {"kind": kind and head.called(kind)} | scores | {"distance": head.distance})
     return found
 
 
@@ -102,7 +102,7 @@ def show(
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("head")
     table.add_column("kinds")
-    for title in ("prev", "dup", "ind", "sink", "self", "back", "entropy", "norm."):
+    for title in ("prev", "dup", "ind", "sink", "self", "entropy", "norm.", "back"):
         table.add_column(title, justify="right")
     before = None
     for head in heads:

@@ -21,7 +21,7 @@ def sinusoidal(
 
     Raises:
         TypeError: for a `dtype` that is not floating.
-        ValueError: for n < 0, d < 1, base ≤ 1, or an `offset` that is not finite.
+        ValueError: for n < 0, d < 1, base ≤ 1, or an `offset` that is not finite or above 2**53 in size.
 
     >>> sinusoidal(3, 4).round(3)
     array([[ 0.   ,  1.   ,  0.   ,  1.   ],
@@ -32,6 +32,8 @@ def sinusoidal(
     if n * d >= 2**60:
         raise ValueError(f"n times d must be below 2**60, got {values.shown(n)} and {values.shown(d)}")
     base, offset = checked_base(base), values.number("offset", offset)
+    if abs(offset) > 2**53:  # beyond, float64 lacks integers: positions would be equal
+        raise ValueError(f"offset must be at most 2**53 in size, got {offset}")
     encodings = np.empty((n, d), values.floating("dtype", dtype))
     angles = np.outer(np.arange(n) + offset, base ** (-np.arange(0, d, 2) / d))
     encodings[:, 0::2] = np.sin(angles)

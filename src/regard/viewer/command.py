@@ -64,7 +64,7 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
 
 
 def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress: Progress) -> Sequence[Scene]:
-    """What is to be looked at."""
+    """Return the scenes to look at."""
     progress("starting")
     if arguments.capture is not None:
         return sources.captured(inputs.capture(arguments.capture))
@@ -89,7 +89,10 @@ def _scenes(arguments: Namespace, text: str | None, mask: Mask | None, progress:
 
 
 def _text(arguments: Namespace) -> str | None:
-    """The text to read, None if it was not given. Raises ValueError for arguments that do not go together."""
+    """Return the text to read, None if none was given.
+
+    Raises ValueError for arguments that do not go together.
+    """
     if arguments.given is not None and arguments.text is not None:
         raise ValueError("give TEXT or --text, not both")
     given = arguments.text if arguments.given is None else arguments.given
@@ -105,7 +108,7 @@ def _text(arguments: Namespace) -> str | None:
 
 
 def _number(text: str | None) -> int | str | None:
-    """A number where the text is one."""
+    """Return a number where the text is one."""
     try:
         return text if text is None else int(text)
     except ValueError:

@@ -119,7 +119,7 @@ def scenes_of(
     tokenizer: Any = None,
     **options: Any,
 ) -> tuple[Scene, ...]:
-    """The scenes that the arguments of `look` mean."""
+    """Return the scenes that the arguments of `look` mean."""
     from regard.interpret.capture.captured import Capture
     from regard.viewer.scene import sources
 
@@ -154,7 +154,7 @@ def scenes_of(
 
 
 def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
-    """What a PyTorch model attends to while it reads a text."""
+    """Capture what a PyTorch model attends to while it reads a text."""
     import torch
 
     from regard.interpret.capture.captured import capture
@@ -174,7 +174,7 @@ def of_model(model: Any, text: str | None, tokenizer: Any) -> Any:
 
 
 def numpy_of(x: Any) -> Array:
-    """An array of any library as a NumPy one."""
+    """Return an array of any library as a NumPy one."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is not None and isinstance(x, tensor):
         from regard.core.tensors import array

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from regard.ops.stepping import steps_of_head
 from regard.reference import specification
-from regard.viewer.scene.scenes import Layer
+from regard.viewer.scene.scenes import SceneLayer
 
 MOST = 128
 """Queries, and keys, of a head whose matrices are shown whole."""
@@ -25,7 +25,7 @@ class Matrix:
     values: NDArray[np.float64]
 
 
-def matrices(layer: Layer, head: int, b: int = 0) -> tuple[Matrix, ...]:
+def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[Matrix, ...]:
     """The steps of one head. Raises ValueError if it has more than `MOST` queries or keys.
 
     Values and output are left out where the layer has no values.
@@ -41,7 +41,7 @@ def matrices(layer: Layer, head: int, b: int = 0) -> tuple[Matrix, ...]:
     )
 
 
-def row_scores(layer: Layer, head: int, i: int, b: int = 0) -> NDArray[np.float32]:
+def row_scores(layer: SceneLayer, head: int, i: int, b: int = 0) -> NDArray[np.float32]:
     """The scores of query i before and after rules hide keys, and its weights: (3, n_k).
 
     A hidden key has the score −∞. O(n) work, by the specification.

@@ -71,7 +71,7 @@ class Levels:
         return self.finest - shrunk if self.finest else -1
 
     def cell(self, level: int) -> int:
-        """Queries, and keys, that a pixel of a level covers."""
+        """Return queries, and keys, that a pixel of a level covers."""
         return 1 << (self.finest - level)
 
     def size(self, level: int) -> tuple[int, int]:
@@ -80,7 +80,7 @@ class Levels:
         return -(-self.n_q // cell), -(-self.n_k // cell)
 
     def pixels(self, level: int, x: int, y: int) -> tuple[range, range]:
-        """The rows and columns of pixels of a tile, cut off where the map ends.
+        """Return the rows and columns of pixels of a tile, cut off where the map ends.
 
         Raises IndexError for a tile that is not there.
         """
@@ -100,7 +100,7 @@ class Levels:
 
 
 def _log2(n: int, part: int) -> int:
-    """The least k for which n ≤ part · 2ᵏ."""
+    """Return the least k for which n ≤ part · 2ᵏ."""
     shrunk: int = -(-n // part)
     return (shrunk - 1).bit_length()
 
@@ -140,7 +140,7 @@ class Coarse:
         return sum(level.nbytes for level in (*self.mass, *self.max))
 
     def of(self, kind: Kind) -> tuple[Half, ...]:
-        """The levels of a kind."""
+        """Return the levels of a kind."""
         return self.mass if kind == "mass" else self.max
 
     def wish(self, rows: range) -> None:
@@ -177,7 +177,10 @@ class Coarse:
 
 
 def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Array]:
-    """Sums and maxima of the weights of some rows on some keys, by cells; the first of each begins one."""
+    """Return sums and maxima of the weights of some rows on some keys, by cells.
+
+    The first row and the first key begin a cell.
+    """
     down, across = len(rows) // cell, len(cols) // cell
     even, right = cols[: across * cell], cols[across * cell :]
     # A rule that reads how many keys there are must not be given a part of them.
@@ -198,7 +201,7 @@ def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Arra
 
 
 def _by_strips(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Array]:
-    """Sums and maxima by cells from exact weights, some rows of cells at a time."""
+    """Return sums and maxima by cells from exact weights, some rows of cells at a time."""
     strip = max(1, STRIP // (cell * len(cols))) * cell
     sums, maxima = [], []
     for start in range(0, len(rows), strip):
@@ -229,8 +232,10 @@ def tile(head: Head, known: Coarse | None, level: int, rows: range, cols: range,
 
 
 def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) -> tuple[Half, bool]:
-    """The whole map in size × size pixels, NaN where nothing is visible for sure, and whether it is exact: of a long
-    head of which no level is known only `SAMPLED` queries of every row of pixels are looked at.
+    """Return the whole map in size × size pixels, and whether it is exact.
+
+    NaN where nothing is visible for sure. Of a long head of which no level is known only `SAMPLED` queries of every
+    row of pixels are looked at.
     """
     exact = True
     if known is not None and known.mass and known.whole:
@@ -256,8 +261,9 @@ def _hidden(head: Head, size: int) -> NDArray[np.bool_] | bool:
 
 
 def _fitted(values: Array, size: int, kind: Kind, axes: tuple[int, ...] = (1, 0)) -> Array:
-    """A map or a few rows of it in `size` pixels on a side: of more the sum over keys and the mean over queries, or the
-    largest; of fewer the nearest.
+    """Resize a map, or a few rows of it, to `size` pixels on a side.
+
+    Of more pixels the sum over keys and the mean over queries, or the largest; of fewer the nearest.
     """
     for axis in axes:
         n = values.shape[axis]
@@ -273,7 +279,7 @@ def _fitted(values: Array, size: int, kind: Kind, axes: tuple[int, ...] = (1, 0)
 
 
 def pooled(values: Array, cell: int, operation: np.ufunc) -> Array:
-    """A map by cells of so many rows and columns."""
+    """Return a map by cells of so many rows and columns."""
     if cell == 1:
         return values
     for axis in (1, 0):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regard.viewer.data import pyramid
-from regard.viewer.scene.scenes import Layer, Scene
+from regard.viewer.scene.scenes import Scene, SceneLayer
 
 Query = Mapping[str, str]
 
@@ -39,7 +39,7 @@ class At:
         return self.named[1]
 
     @property
-    def of(self) -> Layer:
+    def of(self) -> SceneLayer:
         """The layer."""
         return self.scene.layers[self.layer]
 
@@ -58,14 +58,14 @@ class At:
 
 
 def within(number: int, size: int, name: str) -> int:
-    """The number. Raises `Refused` unless it is one of `size`."""
+    """Return the number. Raises `Refused` unless it is one of `size`."""
     if not 0 <= number < size:
         raise Refused(404, f"{name} {number} does not exist: there are {size}")
     return number
 
 
 def integer(query: Query, name: str, default: int, least: int, most: int | None = None, what: str | None = None) -> int:
-    """A parameter as a number. Raises `Refused` for one out of its bounds, which is called `what`."""
+    """Return a parameter as a number. Raises `Refused` for one out of its bounds, which is called `what`."""
     text = query.get(name, str(default))
     if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
         bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
@@ -74,7 +74,7 @@ def integer(query: Query, name: str, default: int, least: int, most: int | None 
 
 
 def span(query: Query, name: str, size: int) -> range:
-    """A parameter first:end, all of `size` unless given. Raises `Refused` for one that is not there."""
+    """Return a parameter first:end, all of `size` unless given. Raises `Refused` for one that is not there."""
     found = re.fullmatch(r"(\d+):(\d+)", query.get(name, f"0:{size}"))
     if found is None or not int(found[1]) < int(found[2]) <= size:
         raise Refused(422, f"{name} must be first:end with 0 ≤ first < end ≤ {size}, got {query.get(name)}")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from regard.insight import HeadStatistics, measure_heads
 from regard.interpret.heads import CLEAR, all_notable, sampled_statistics
 from regard.runtime.threads import one_blas_thread
-from regard.viewer.scene.scenes import SMALL, Layer, Scene
+from regard.viewer.scene.scenes import SMALL, Scene, SceneLayer
 
 
 class HeadKind(NamedTuple):
@@ -100,20 +100,18 @@ def estimated_scores(scene: Scene, layer: int, rows: int, b: int = 0) -> tuple[H
     ids, nothing = _tokens(scene, of, b)
     n_q, n_k = of.problem.n_q, of.problem.n_k
     some = np.unique(np.linspace(0, n_q - 1, min(rows, n_q)).round().astype(np.int64))
-    shift = n_k - n_q if of.cross is False and n_k > n_q else 0  # fewer queries than keys are the last ones
+    positions = np.clip(some + int(of.problem.offset[0]), 0, n_k - 1)
     tokens = np.arange(n_k) if ids is None else ids
     nothing |= {name: np.nan for name in ("induction", "duplicate") if ids is None}
     found: list[HeadStatistics] = []
     for head in range(of.heads):
         with one_blas_thread():  # products this small take longer on several
             weights = of.head(head, b).weights_of(some)
-        found += sampled_statistics(
-            weights[None], np.clip(some + shift, 0, n_k - 1), tokens, layer=layer, prefix=scene.prefix
-        )
+        found += sampled_statistics(weights[None], positions, tokens, layer=layer, prefix=scene.prefix)
     return tuple(replace(x, head=n, kv_head=of.kv_numbers[n], **nothing) for n, x in enumerate(found))
 
 
-def _tokens(scene: Scene, of: Layer, b: int) -> tuple[NDArray[np.int64] | None, dict[str, Any]]:
+def _tokens(scene: Scene, of: SceneLayer, b: int) -> tuple[NDArray[np.int64] | None, dict[str, Any]]:
     """Return the numbers of a layer's tokens, and the scores that have no meaning for them, as NaN."""
     ids = None if scene.ids is None or of.cross else scene.ids[b]
     nothing: dict[str, Any] = {name: np.nan for name in ("previous", "current", "back") if of.cross}

@@ -59,7 +59,7 @@ GLOSSARY = (
         "how evenly it looks",
     ),
     Term("attention received", "The sum of a key's weights over all queries.", "how much it is looked at"),
-    Term("attention sink", "A token, mostly the first, that receives weight without a better place.", "a resting place"),
+    Term("attention sink", "A token, mostly the first, that receives weight with no better place.", "a resting place"),
     Term("log-sum-exp", "log Σ exp(score) over a query's keys: the logarithm of the softmax's denominator.", "lse"),
     Term("temperature", "Divides the scores: above 1 weights are more even, below 1 less.", "how decided it is"),
     Term(

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.reference import specification
-from regard.viewer.scene.scenes import Layer, rules_of
+from regard.viewer.scene.scenes import SceneLayer, rules_of
 
 MOST = 256
 """Numbers of a stage that are shown."""
 
 
 @dataclass(frozen=True)
-class Stage:
+class WeightStage:
     """A quantity: its name, its formula in TeX, what happens in words, and its value or values, with their names."""
 
     name: str
@@ -26,63 +26,68 @@ class Stage:
     labels: tuple[str, ...] = ()
 
 
-def stages(layer: Layer, head: int, i: int, j: int, b: int = 0) -> tuple[Stage, ...]:
-    """The stages of query row i and key row j in one head, as the specification computes them in float64, from one row
-    of scores: O(n) work.
+def stages(layer: SceneLayer, head: int, i: int, j: int, b: int = 0) -> tuple[WeightStage, ...]:
+    """Return the stages of query row i and key row j in one head: O(n) work.
+
+    As the specification computes them in float64, from one row of scores.
     """
     return tuple(_stages(layer, head, i, j, b))
 
 
-def _stages(layer: Layer, head: int, i: int, j: int, b: int) -> Iterator[Stage]:
+def _stages(layer: SceneLayer, head: int, i: int, j: int, b: int) -> Iterator[WeightStage]:
     p = layer.problem.part(b, head, rows=slice(i, i + 1))
     with np.errstate(all="ignore"):
         f = specification.terms(p)
     at: Any = (0, 0, 0, j)
     q, k, v = f.q[0, 0, 0], f.k[0, 0, j], f.v[0, 0, j]
     lse, weight = float(f.lse[0, 0, 0]), float(f.P[at])
-    yield Stage("query", rf"q_{{{i}}}", f"the query of row {i}: {p.d} features", values=q[:MOST])
-    yield Stage("key", rf"k_{{{j}}}", f"the key of row {j}: {p.d} features", values=k[:MOST])
-    yield Stage(
+    yield WeightStage("query", rf"q_{{{i}}}", f"the query of row {i}: {p.d} features", values=q[:MOST])
+    yield WeightStage("key", rf"k_{{{j}}}", f"the key of row {j}: {p.d} features", values=k[:MOST])
+    yield WeightStage(
         "products", rf"q_{{{i},a}}\,k_{{{j},a}}", "feature by feature, what the two share", values=(q * k)[:MOST]
     )
-    yield Stage("dot product", rf"q_{{{i}}}\cdot k_{{{j}}}=\sum_a q_{{{i},a}}\,k_{{{j},a}}", "their sum", float(q @ k))
+    yield WeightStage(
+        "dot product", rf"q_{{{i}}}\cdot k_{{{j}}}=\sum_a q_{{{i},a}}\,k_{{{j},a}}", "their sum", float(q @ k)
+    )
     score, symbol = float(f.T[at]), rf"s_{{{i},{j}}}"
     usual = bool(np.isclose(p.scale, p.d**-0.5, rtol=1e-6))
     factor = rf"\frac{{1}}{{\sqrt{{{p.d}}}}}" if usual else f"{p.scale:.6g}"
-    yield Stage("scale", rf"{symbol}={factor}\;q_{{{i}}}\cdot k_{{{j}}}", f"times {p.scale:.6g}", score)
+    yield WeightStage("scale", rf"{symbol}={factor}\;q_{{{i}}}\cdot k_{{{j}}}", f"times {p.scale:.6g}", score)
     if p.score_node is not None:
         with np.errstate(all="ignore"):
             score = float(
                 specification.evaluate_one(p.score_node, specification.place(p, np.float64, f.T), f.T.shape)[at]
             )
-        yield Stage("rules", rf"{symbol}\leftarrow f({symbol},{i},{j})", f"the score rule {p.score}", score)
+        yield WeightStage("rules", rf"{symbol}\leftarrow f({symbol},{i},{j})", f"the score rule {p.score}", score)
     if p.bias is not None:
         added = float(specification.square(p, p.bias)[at])
         score += added
-        yield Stage("bias", rf"{symbol}\leftarrow {symbol}+b_{{{i},{j}}}", f"plus a bias of {added:.6g}", score)
+        yield WeightStage("bias", rf"{symbol}\leftarrow {symbol}+b_{{{i},{j}}}", f"plus a bias of {added:.6g}", score)
     visible = bool(f.visible[at])
     if rules_of(p) or not visible:
         words = "is seen" if visible else "is hidden: its score becomes minus infinity, its weight 0"
         rule = f" by the mask {p.mask}" if p.mask is not None and not visible else ""
         formula = rf"{symbol}" if visible else rf"{symbol}\leftarrow-\infty"
-        yield Stage("mask", formula, f"key {j} {words}{rule}", score if visible else None)
+        yield WeightStage("mask", formula, f"key {j} {words}{rule}", score if visible else None)
     seen = int(f.visible.sum())
     extra = r"+e^{\mathrm{sink}}" if p.sink is not None else ""
     words = f"over the {seen} keys that row {i} sees" + (", and the sink" if p.sink is not None else "")
     text = words if np.isfinite(lse) else f"row {i} sees no key: minus infinity"
-    yield Stage("log-sum-exp", rf"\mathrm{{lse}}_{{{i}}}=\log\left(\sum_j e^{{s_{{{i},j}}}}{extra}\right)", text, lse)
+    yield WeightStage(
+        "log-sum-exp", rf"\mathrm{{lse}}_{{{i}}}=\log\left(\sum_j e^{{s_{{{i},j}}}}{extra}\right)", text, lse
+    )
     formula = rf"p_{{{i},{j}}}=e^{{{symbol}-\mathrm{{lse}}_{{{i}}}}}"
-    yield Stage("softmax weight", formula, f"row {i} looks at row {j} with {weight:.2%} of its attention", weight)
+    yield WeightStage("softmax weight", formula, f"row {i} looks at row {j} with {weight:.2%} of its attention", weight)
     summed = rf"o_{{{i}}}=\sum_j p_{{{i},j}}\,v_j"
     if not layer.has_values:
-        yield Stage("weighted sum", summed, f"not shown: {layer.no_values}")
+        yield WeightStage("weighted sum", summed, f"not shown: {layer.no_values}")
         return
-    yield Stage("value", rf"v_{{{j}}}", f"the value of row {j}: {p.d_v} features", values=v[:MOST])
-    yield Stage(
+    yield WeightStage("value", rf"v_{{{j}}}", f"the value of row {j}: {p.d_v} features", values=v[:MOST])
+    yield WeightStage(
         "times value", rf"p_{{{i},{j}}}\,v_{{{j}}}", "what this key adds to the output", values=(weight * v)[:MOST]
     )
     out = f.O[0, 0, 0]
-    yield Stage(
+    yield WeightStage(
         "weighted sum",
         summed,
         f"over all keys: the output of row {i}",

@@ -96,11 +96,11 @@ class LookData:
         return f"{size}, {self.layers} layer{'s' * (self.layers > 1)} of {self.heads} head{'s' * (self.heads > 1)}"
 
     def heads_of(self, layer: int) -> int:
-        """The number of heads in one layer."""
+        """Return the number of heads in one layer."""
         return self.heads if self.counts is None else self.counts[layer]
 
     def number(self, layer: int, head: int | None = None) -> int:
-        """The model's number of a layer, or of a head of it."""
+        """Return the model's number of a layer, or of a head of it."""
         if self.numbers is None:
             return layer if head is None else head
         return self.numbers[layer][0] if head is None else self.numbers[layer][1][head]
@@ -125,12 +125,12 @@ class LookData:
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """The tokens, made printable."""
+        """Return the tokens, made printable."""
         return tuple(printable(token) for token in self.tokens)
 
     @cached_property
     def key_labels(self) -> tuple[str, ...]:
-        """The tokens of the keys, made printable."""
+        """Return the tokens of the keys, made printable."""
         return self.labels if self.key_tokens is None else tuple(printable(token) for token in self.key_tokens)
 
     def weights(self, layer: int, head: int, rows: slice = slice(None)) -> Weights:
@@ -142,8 +142,10 @@ class LookData:
         return weights
 
     def pooled(self, layer: int, head: int, rows: int, cols: int) -> Weights:
-        """The weights of one head, reduced to at most (rows, cols) by the largest of each block, so that a lone weight
-        survives; NaN only where nothing in a block is visible. Takes O(n) memory for few rows and columns.
+        """Return one head's weights, max-pooled to at most (rows, cols).
+
+        So a lone weight survives; NaN only where nothing in a block is visible. Takes O(n) memory for few rows and
+        columns.
         """
         if self.pooled_of is not None:
             return self.pooled_of(layer, head, min(rows, self.n), min(cols, self.n_k))
@@ -157,7 +159,7 @@ class LookData:
         return np.concatenate(parts)
 
     def strongest(self, kind: str, count: int = 3) -> tuple[HeadScore, ...]:
-        """The heads with the highest scores of a kind, best first; heads without a score are left out."""
+        """Return the heads with the highest scores of a kind, best first; those without a score are left out."""
         scores = self.statistics[kind]
         order = np.argsort(-scores.ravel(), kind="stable")[:count]
         found = (HeadScore(*divmod(int(k), self.heads), float(scores.ravel()[k])) for k in order)
@@ -175,7 +177,7 @@ class LookData:
 
     @cached_property
     def picked(self) -> finding.Pick:
-        """The head of the finding that everything begins with."""
+        """Return the head of the finding that everything begins with."""
         return self._pick([(x, y) for x in range(self.layers) for y in range(self.heads_of(x))])
 
     def _pick(self, places: Sequence[tuple[int, int]]) -> finding.Pick:
@@ -199,8 +201,9 @@ class LookData:
         return tuple(said)
 
     def attended(self, choice: Choice, count: int = 8) -> tuple[Attended, ...]:
-        """The tokens the chosen token attends to most in the chosen head, heaviest first, ties to the earliest;
-        none below half a thousandth.
+        """Return the tokens that the chosen token attends to most, the heaviest first.
+
+        Ties go to the earliest; none is below half a thousandth.
         """
         row = self.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]
         order = np.argsort(-row, kind="stable")[:count]
@@ -249,7 +252,8 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.floating]:
-    """The matrix reduced to at most (rows, cols) by taking the largest of each block, so that a lone weight survives;
+    """Max-pool a matrix to at most (rows, cols), so that a lone weight survives.
+
     NaN only where a whole block is NaN.
 
     >>> pooled(np.arange(16.0).reshape(4, 4), 2, 2).tolist()
@@ -267,8 +271,9 @@ def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
 
 
 def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: None) -> LookData:
-    """What every head of a scene does: its statistics, and its weights when they are asked for. Of several batch
-    elements the first. `progress` is told each stage as it begins.
+    """Return what there is to see of a scene: statistics of heads, weights on demand.
+
+    Of several batch elements the first. `progress` is told each stage as it begins.
 
     >>> from regard.viewer.scene.sources import Settings, example
     >>> data = look_data(example(Settings("to be or not to be")))

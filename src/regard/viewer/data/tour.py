@@ -32,8 +32,8 @@ def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: 
     steps = [
         TourStep(
             "What a map is",
-            f"This is one head, {called}. Each row is a token that looks, a query; each column is one it may look at, a "
-            "key. The cell says how much, from 0 to 1, and every row sums to 1. The marked cell is where the "
+            f"This is one head, {called}. Each row is a token that looks, a query; each column is one it may look at, "
+            "a key. The cell says how much, from 0 to 1, and every row sums to 1. The marked cell is where the "
             "last row looks most. On the right is that row alone.",
             first | {"view": "overview"},
         )
@@ -119,8 +119,8 @@ def _composed(
     one, other = (_called(scene, x.layer, x.head) for x in (previous, induction))
     return TourStep(
         "How the two compose",
-        f"{one} comes first: it tells each token what stood before it. {other}, in a later layer, looks for tokens that "
-        "were told the same as the current one is: those that came after an earlier copy. Two heads together copy "
+        f"{one} comes first: it tells each token what stood before it. {other}, in a later layer, looks for tokens "
+        "that were told the same as the current one is: those that came after an earlier copy. Two heads together copy "
         "what came next. Neither can do it alone.",
         first
         | {

@@ -4,7 +4,9 @@ _SEEN = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def printable(token: str) -> str:
-    r"""The token on one line, every character to be seen: blanks as marks, controls and bidi overrides as escapes.
+    r"""Return the token on one line, with every character to be seen.
+
+    Blanks become marks, controls and bidi overrides escapes.
 
     >>> printable(" the\n"), printable("\x1b[31m"), printable("\u202e")
     ('·the↵', '\\x1b[31m', '\\u202e')
@@ -15,7 +17,9 @@ def printable(token: str) -> str:
 
 
 def readable(token: str) -> str:
-    r"""The token as part of a text: blanks and line ends stay what they are, other controls become escapes.
+    r"""Return the token as part of a text.
+
+    Blanks and line ends stay what they are, other controls become escapes.
 
     >>> readable("to be\n"), readable("\u202e")
     ('to be\n', '\\u202e')
@@ -24,7 +28,7 @@ def readable(token: str) -> str:
 
 
 def encodable(text: str) -> str:
-    r"""The text with what UTF-8 cannot hold (lone surrogates) written as escapes.
+    r"""Return the text with what UTF-8 cannot hold (lone surrogates) written as escapes.
 
     >>> encodable("a\ud83d")
     'a\\ud83d'

@@ -29,7 +29,7 @@ BLOCK = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class SceneLayer:
     """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
     `no_values` says why there are no values, where there are none. `number` is the layer's in the model, `numbers`
     those of its heads and `kv_numbers` of the key-value heads that they read; in order unless given.
@@ -81,12 +81,12 @@ class Layer:
         return Head(self.problem.part(b, head), lse)
 
     def described(self) -> dict[str, Any]:
-        """The layer as the page's list of scenes has it."""
+        """Return the layer as the page's list of scenes has it."""
         p = self.problem
         return {
             "name": self.name, "heads": p.heads, "kv_heads": p.kv_heads, "n_q": p.n_q, "n_k": p.n_k, "d": p.d,
-            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "plain": self.plain, "scale": float(p.scale),
-            "number": self.number, "numbers": list(self.numbers),
+            "causal": self.causal, "cross": self.cross, "rules": rules_of(p), "plain": self.plain,
+            "scale": float(p.scale), "number": self.number, "numbers": list(self.numbers),
         }  # fmt: skip
 
 
@@ -101,7 +101,7 @@ class Scene:
 
     name: str
     kind: Kind
-    layers: tuple[Layer, ...]
+    layers: tuple[SceneLayer, ...]
     query_tokens: tuple[str, ...] = ()
     key_tokens: tuple[str, ...] = ()
     ids: NDArray[np.int64] | None = None
@@ -117,12 +117,12 @@ class Scene:
 
     @cached_property
     def about(self) -> str:
-        """The note, and a word where the text repeats too much for the score of induction."""
+        """Return the note, and a word where the text repeats too much for the score of induction."""
         chance = 0.0 if self.ids is None or self.layers[0].cross else by_chance(self.ids[0], prefix=self.prefix)
         return "; ".join(filter(None, (self.note, caution(chance))))
 
     def described(self, name: str) -> dict[str, Any]:
-        """The scene as the page's list has it, under the id `name`."""
+        """Return the scene as the page's list has it, under the id `name`."""
         return {
             "id": name,
             "name": self.name,
@@ -159,7 +159,7 @@ class Head:
 
     @cached_property
     def engine(self) -> Engine:
-        """What computes: for few pairs an engine that compiles nothing."""
+        """Return the engine: for few pairs one that compiles nothing."""
         return choose(self.problem, "tiled" if self.n_q * self.n_k <= SMALL else None)
 
     def knows(self, rows: range) -> bool:
@@ -196,12 +196,15 @@ class Head:
             self._known[_blocks(rows)] = True
 
     def weights(self, rows: range, cols: range) -> Array:
-        """The weights of these queries on these keys, (rows, cols), exactly: from their scores alone, and lse."""
+        """Return the weights of these queries on these keys, (rows, cols), exactly.
+
+        From their scores alone, and lse.
+        """
         self.lse_of(rows)
         return np.asarray(self.engine.weights(self.problem, self._lse[None], rows, cols)[0])
 
     def seen(self, rows: range, cols: range) -> NDArray[np.float32]:
-        """The weights as float32, NaN where a pair is hidden for sure."""
+        """Return the weights as float32, NaN where a pair is hidden for sure."""
         weights = np.ascontiguousarray(self.weights(rows, cols), np.float32)
         hidden = self.hidden(*(np.arange(part.start, part.stop + 1) for part in (rows, cols)))
         if hidden is not None:
@@ -209,7 +212,7 @@ class Head:
         return weights
 
     def weights_of(self, rows: Array) -> Array:
-        """The weights of some queries on all keys, (rows, n_k), in one product; without a pass for lse."""
+        """Return the weights of some queries on all keys, (rows, n_k), without a pass for lse."""
         p = self.problem
         _, S = rowsums.scores(p, rows)
         with np.errstate(all="ignore"):
@@ -241,7 +244,7 @@ class Head:
 
 
 def _blocks(rows: range) -> slice:
-    """The blocks that hold these queries."""
+    """Return the blocks that hold these queries."""
     return slice(rows.start // BLOCK, -(-rows.stop // BLOCK))
 
 
@@ -276,6 +279,6 @@ def _agree(
 
 
 def rules_of(p: Problem) -> str:
-    """The rules of a call, as they print; empty if there are none."""
+    """Return the rules of a call, as they print; empty if there are none."""
     rules = [*(str(rule) for rule in (p.mask, p.score) if rule is not None)]
     return ", ".join(rules + ["bias"] * (p.bias is not None) + ["sink"] * (p.sink is not None))

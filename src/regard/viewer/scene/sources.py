@@ -13,7 +13,7 @@ from regard.interpret.capture import captured as captured_model
 from regard.interpret.capture import layers
 from regard.ops.attention import problem_from
 from regard.viewer.scene.labels import byte_label, byte_tokens
-from regard.viewer.scene.scenes import Array, Kind, Layer, Scene
+from regard.viewer.scene.scenes import Array, Kind, Scene, SceneLayer
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
 """What is looked at unless something is given: a rare name comes back, and breaks off."""
@@ -35,7 +35,10 @@ class Settings:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":
-        """Settings from JSON. Raises TypeError or ValueError for one that is unknown or of another type."""
+        """Read settings from JSON.
+
+        Raises TypeError or ValueError for one that is unknown or of another type.
+        """
         kinds: dict[str, tuple[type, ...]] = {
             "text": (str,), "temperature": (int, float), "scaled": (bool,), "causal": (bool,),
         }  # fmt: skip
@@ -47,7 +50,7 @@ class Settings:
         return cls(**{**given, **({"temperature": float(given["temperature"])} if "temperature" in given else {})})
 
     def plain(self) -> dict[str, Any]:
-        """The settings as JSON."""
+        """Return the settings as JSON."""
         return {
             "text": self.text, "temperature": self.temperature, "scaled": self.scaled, "causal": self.causal,
         }  # fmt: skip
@@ -56,7 +59,7 @@ class Settings:
 def example(
     settings: Settings, model: ExampleModel | None = None, progress: Callable[[str], object] = lambda stage: None
 ) -> Scene:
-    """A text as the model that ships with regard reads it.
+    """Return a text as the model that ships with regard reads it.
 
     Raises ValueError if the text is empty or longer than the model reads, before the model runs.
 
@@ -71,7 +74,7 @@ def example(
     progress(f"running the model on {len(ids)} tokens")
     trace = model.run(ids, temperature=settings.temperature, scale=settings.scaled, causal=settings.causal)
     layers = tuple(
-        Layer(
+        SceneLayer(
             name=f"layers.{number}",
             problem=problem_from(q, k, v, causal=trace.causal, scale=trace.scale),
             lse=lse[None],
@@ -96,7 +99,7 @@ def example(
 
 
 def following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:
-    """The likeliest next bytes and their probabilities, none below half a percent."""
+    """Return the likeliest next bytes and their probabilities, none below half a percent."""
     shares = np.exp(logits.astype(np.float64) - logits.max())
     shares /= shares.sum()
     order = [byte for byte in np.argsort(-shares, kind="stable")[:count].tolist() if shares[byte] >= 0.005]
@@ -134,7 +137,7 @@ def arrays(
             raise ValueError(f"{argument} must be one for each row, {size}, got {len(given)}")
     names = tuple(map(str, same or ()))
     numbers = np.unique(names, return_inverse=True)[1].astype(np.int64) if names else None
-    layer = Layer(
+    layer = SceneLayer(
         name="attention",
         problem=p,
         lse=lse,
@@ -152,7 +155,9 @@ def arrays(
 
 
 def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scene, ...]:
-    """A capture as scenes: layers that read the same sequences together, so an encoder and a decoder apart.
+    """Return a capture as scenes, layers that read the same sequences together.
+
+    So an encoder and a decoder are apart.
 
     Raises ValueError for a capture that holds no layer.
     """
@@ -181,9 +186,9 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
     return tuple(scenes)
 
 
-def _captured_layer(layer: layers.Layer, number: int) -> Layer:
+def _captured_layer(layer: layers.Layer, number: int) -> SceneLayer:
     given = layer.together
-    return Layer(
+    return SceneLayer(
         name=layer.name,
         problem=problem_from(value=given["key"], **given),
         lse=layer.lse,

@@ -15,7 +15,7 @@ import numpy as np
 
 from regard.viewer.data import pyramid
 from regard.viewer.scene.labels import encodable, readable
-from regard.viewer.scene.scenes import Array, Layer, Scene
+from regard.viewer.scene.scenes import Array, Scene, SceneLayer
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import MOST_TOKENS, Answers
 
@@ -100,7 +100,7 @@ def _answers(answers: Answers, name: str) -> dict[str, Any]:
     return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
 
 
-def _levels(layer: Layer) -> tuple[range, tuple[str, ...]]:
+def _levels(layer: SceneLayer) -> tuple[range, tuple[str, ...]]:
     """The levels whose tiles are embedded, and their kinds; the page computes the others."""
     levels = pyramid.Levels(layer.problem.n_q, layer.problem.n_k)
     if not layer.plain:
@@ -108,7 +108,7 @@ def _levels(layer: Layer) -> tuple[range, tuple[str, ...]]:
     return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
 
 
-def _tiles(layer: Layer) -> list[str]:
+def _tiles(layer: SceneLayer) -> list[str]:
     levels, (embedded, kinds) = pyramid.Levels(layer.problem.n_q, layer.problem.n_k), _levels(layer)
     found = []
     for level in embedded:

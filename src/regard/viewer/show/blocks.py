@@ -28,7 +28,7 @@ class Screen:
 
     @classmethod
     def of(cls, console: Console) -> "Screen":
-        """The abilities of a Rich console (NO_COLOR and pipes have none)."""
+        """Return the abilities of a Rich console (NO_COLOR and pipes have none)."""
         colour = not console.no_color and console.color_system in ("truecolor", "256")
         return cls(colour, not console.options.ascii_only, console.width)
 
@@ -54,7 +54,7 @@ class Screen:
         )
 
     def quoted(self, text: str) -> str:
-        """The text in quotation marks."""
+        """Return the text in quotation marks."""
         return f"“{text}”" if self.unicode else f'"{text}"'
 
     def dense(self, levels: Levels, anchors: tuple[str, ...] = VIRIDIS) -> list[Text]:
@@ -100,7 +100,7 @@ class Screen:
         return lines
 
     def bar(self, fraction: float, width: int) -> str:
-        """A horizontal bar that fills a fraction of the width, to an eighth of a character where Unicode allows."""
+        """Return a bar that fills a fraction of the width, with Unicode to an eighth of a character."""
         eighths = round(max(0.0, min(1.0, fraction)) * width * 8)
         if not self.unicode:
             return "#" * round(eighths / 8)
@@ -111,13 +111,13 @@ class Screen:
         return text if self.unicode else text.translate(str.maketrans("“”−√", '""-v'))
 
     def fit(self, text: str, width: int) -> str:
-        """The text, at most ``width`` columns wide, its end cut if need be."""
+        """Return the text, at most ``width`` columns wide, its end cut if need be."""
         if cell_len(text) <= width:
             return text
         return set_cell_size(text, max(width - 1, 0)) + ("…" if self.unicode else "~")[:width]
 
     def right(self, text: str, width: int) -> str:
-        """The text in exactly ``width`` columns, to their right."""
+        """Return the text in exactly ``width`` columns, to their right."""
         text = self.fit(text, width)
         return " " * (width - cell_len(text)) + text
 

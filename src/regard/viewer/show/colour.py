@@ -46,7 +46,9 @@ def tone(weights: ArrayLike) -> NDArray[np.float64]:
 
 
 def readable_on(colour: ArrayLike) -> str:
-    """The colour of text, near black or near white, that stands out on an sRGB colour (WCAG relative luminance).
+    """Return the colour of text that stands out on an sRGB colour.
+
+    Near black or near white, by WCAG relative luminance.
 
     >>> readable_on([253, 231, 37]), readable_on([68, 1, 84])
     ('#101010', '#f8f8f8')

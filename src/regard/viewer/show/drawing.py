@@ -67,7 +67,7 @@ class Image:
 
 
 @dataclass
-class Drawing:
+class Canvas:
     """Shapes on white, the last on top."""
 
     width: int
@@ -75,9 +75,9 @@ class Drawing:
     shapes: list[Box | Text | Image] = field(default_factory=list)
 
     def svg(self) -> bytes:
-        """An SVG file, whose text is text, in the fonts of the reader.
+        """Return an SVG file, whose text is text, in the fonts of the reader.
 
-        >>> Drawing(20, 10, [Box(1, 2, 3, 4, "red")]).svg().decode().splitlines()[2]
+        >>> Canvas(20, 10, [Box(1, 2, 3, 4, "red")]).svg().decode().splitlines()[2]
         '<rect x="1" y="2" width="3" height="4" fill="red" stroke="none" stroke-width="1"/>'
         """
         lines = [
@@ -90,7 +90,10 @@ class Drawing:
         return "\n".join(lines).encode()
 
     def png(self) -> bytes:
-        """A PNG file, in fonts of matplotlib. Raises ModuleNotFoundError where that is not installed."""
+        """Return a PNG file, in fonts of matplotlib.
+
+        Raises ModuleNotFoundError where that is not installed.
+        """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(self.width / 72, self.height / 72), dpi=72, facecolor="white")  # a point is a pixel
@@ -147,7 +150,9 @@ def _draw(axes: Any, shape: Box | Text | Image, order: int) -> None:
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """A PNG file of pixels (rows, columns, 4): eight bits of red, green, blue and opacity each (RFC 2083).
+    """Return a PNG file (RFC 2083) of pixels (rows, columns, 4).
+
+    Eight bits of red, green, blue and opacity each.
 
     >>> png(np.zeros((1, 1, 4), np.uint8))[:8]
     b'\\x89PNG\\r\\n\\x1a\\n'

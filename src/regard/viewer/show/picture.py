@@ -12,7 +12,7 @@ from regard.viewer.data.scores import FEATURED
 from regard.viewer.data.summary import Choice, LookData
 from regard.viewer.scene.labels import encodable, printable
 from regard.viewer.show.colour import INK, ramp, readable_on, tone
-from regard.viewer.show.drawing import Box, Drawing, Image, Text
+from regard.viewer.show.drawing import Box, Canvas, Image, Text
 
 WIDTH, HEIGHT = 1950, 1200
 """Size of the picture in pixels."""
@@ -25,12 +25,14 @@ _SENTENCES = 6  # lines that have room below the map
 
 
 def picture(data: LookData, choice: Choice, form: Literal["png", "svg"] = "svg") -> bytes:
-    """An SVG or PNG file of 1950 × 1200 pixels: heads, strongest heads, the chosen head's map, what its token attends
-    to. Maps of more tokens than 800 are reduced by the largest weight of each block.
+    """Return an SVG or PNG file of 1950 × 1200 pixels.
+
+    Heads, strongest heads, the chosen head's map, where its token looks, and what is said of it. Maps of
+    more tokens than 800 are reduced by the largest weight of each block.
 
     Raises ModuleNotFoundError for PNG where matplotlib is not installed.
     """
-    drawing = Drawing(WIDTH, HEIGHT)
+    drawing = Canvas(WIDTH, HEIGHT)
     drawing.shapes += [
         Text(_LEFT, 45, "regard look", size=27, bold=True),
         Text(224, 45, f"{data.model}; {data.about}", colour=_SOFT),
@@ -54,7 +56,7 @@ def _coloured(weights: NDArray[np.floating]) -> NDArray[np.uint8]:
     return np.concatenate([ramp(tone(weights), INK), seen[..., None]], axis=-1)
 
 
-def _overview(drawing: Drawing, data: LookData, choice: Choice) -> float:
+def _overview(drawing: Canvas, data: LookData, choice: Choice) -> float:
     """Every head's map in a grid. Returns where it ends."""
     drawing.shapes.append(Text(_LEFT, _TOP, "Heads", bold=True))
     left, top = _LEFT + 36, _TOP + 42
@@ -77,8 +79,8 @@ def _overview(drawing: Drawing, data: LookData, choice: Choice) -> float:
     return top + data.layers * side
 
 
-def _strongest(drawing: Drawing, data: LookData, top: float) -> None:
-    """The strongest heads of each kind."""
+def _strongest(drawing: Canvas, data: LookData, top: float) -> None:
+    """Draw the strongest heads of each kind."""
     step = 28.5
     for k, kind in enumerate(FEATURED):
         y = top + 50 + 5.2 * step * k
@@ -91,7 +93,7 @@ def _strongest(drawing: Drawing, data: LookData, top: float) -> None:
             drawing.shapes.append(Text(_LEFT, y + 1.95 * step, "nothing repeats", 16.5))
 
 
-def _bar(drawing: Drawing, x: float, y: float, label: str, fraction: float) -> None:
+def _bar(drawing: Canvas, x: float, y: float, label: str, fraction: float) -> None:
     drawing.shapes += [
         Text(x, y, label, 16.5),
         Box(x + 123, y - 13, 211, 14, _LINE),
@@ -100,8 +102,8 @@ def _bar(drawing: Drawing, x: float, y: float, label: str, fraction: float) -> N
     ]
 
 
-def _map(drawing: Drawing, data: LookData, choice: Choice) -> None:
-    """The chosen head's map, with its tokens or their numbers, and the scale of its colours."""
+def _map(drawing: Canvas, data: LookData, choice: Choice) -> None:
+    """Draw the chosen head's map, its tokens or their numbers, and its colour scale."""
     left, n, n_k = _MIDDLE, data.n, data.n_k
     named = max(n, n_k) <= 100
     keys = range(n_k) if named else _ticks(n_k)
@@ -146,8 +148,8 @@ def _ticks(n: int) -> range:
     return range(0, n, next(step for step in (power, 2 * power, 5 * power, 10 * power) if n <= 10 * step))
 
 
-def _attended(drawing: Drawing, data: LookData, choice: Choice) -> None:
-    """What the chosen token attends to, and what the model expects next."""
+def _attended(drawing: Canvas, data: LookData, choice: Choice) -> None:
+    """Draw where the chosen token looks, and what the model expects next."""
     title = f"{choice.token} “{_short(data.labels[choice.token], 12)}” attends most to"
     drawing.shapes.append(Text(_RIGHT, _TOP, title, bold=True))
     for rank, (index, weight) in enumerate(data.attended(choice)):
@@ -158,8 +160,8 @@ def _attended(drawing: Drawing, data: LookData, choice: Choice) -> None:
         drawing.shapes.append(Text(_RIGHT, 1090, guesses, 16.5, _SOFT))
 
 
-def _shaded_text(drawing: Drawing, data: LookData, choice: Choice) -> None:
-    """The text around the chosen token in a fixed grid of characters, shaded by what the token attends to."""
+def _shaded_text(drawing: Canvas, data: LookData, choice: Choice) -> None:
+    """Draw the text around the chosen token, shaded by what the token attends to."""
     columns, lines = 36, 17
     advance, step = 439 / columns, 27.5
     row = data.weights(choice.layer, choice.head, slice(choice.token, choice.token + 1))[0]

@@ -48,7 +48,7 @@ def _shapes(steps: Steps) -> RenderableType:
 
 
 def _flowed(drawings: list[list[Text]], width: int) -> Iterator[RenderableType]:
-    """The drawings side by side, as many on a line as its width holds."""
+    """Return the drawings side by side, as many on a line as its width holds."""
     line: list[list[Text]] = []
     room = width
     for drawing in [*drawings, None]:
@@ -68,7 +68,7 @@ def _drawing(step: Step, hidden: NDArray[np.bool_], screen: Screen) -> list[Text
 
 
 def first_matrix(step: Step) -> NDArray[np.float64]:
-    """The matrix of a step that is drawn: of its first batch entry and head; a vector becomes a column."""
+    """Return the matrix of a step that is drawn, of its first batch entry and head; a vector becomes a column."""
     value, letters = step.value, step.indices.removeprefix("...")
     while value.ndim > len(letters):
         value = value[0]

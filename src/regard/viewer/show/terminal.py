@@ -125,7 +125,7 @@ def _framed(
     cell: int,
     screen: Screen,
 ) -> RenderableType:
-    """A map with its labels: the columns' written downwards above it, the rows' to its left, one row marked."""
+    """Return a map with its labels: of columns downwards above it, of rows to its left, one row marked."""
     lines = [
         Text(" " * (gutter + 2) + "".join(c.ljust(cell) for c in line), style="dim", no_wrap=True)
         for line in screen.upright(columns, 8)
