@@ -15,7 +15,7 @@ MOST = 128
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
+class StepMatrix:
     """A step of one head: what `regard.steps` says of it, and its values (rows, columns); lse is one column."""
 
     name: str
@@ -25,7 +25,7 @@ class Matrix:
     values: NDArray[np.float64]
 
 
-def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[Matrix, ...]:
+def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]:
     """The steps of one head. Raises ValueError if it has more than `MOST` queries or keys.
 
     Values and output are left out where the layer has no values.
@@ -35,7 +35,7 @@ def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[Matrix, ...]:
         raise ValueError(f"matrices are shown up to {MOST} tokens, here are {p.n_q} queries and {p.n_k} keys")
     unknown = () if layer.has_values else ("values", "output")
     return tuple(
-        Matrix(step.name, step.symbol, step.tensor, step.formula, _matrix(step.value))
+        StepMatrix(step.name, step.symbol, step.tensor, step.formula, _matrix(step.value))
         for step in steps_of_head(p)
         if step.name not in unknown
     )
