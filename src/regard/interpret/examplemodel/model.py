@@ -201,10 +201,12 @@ class ExampleModel:
         `how` and `options` are those of `run`.
 
         >>> model = ExampleModel.load()
-        >>> ids = model.encode("A rare name comes back. A rare na")
-        >>> losses = {(layer, head): trace.losses().mean() for layer, head, trace in model.ablations(ids)}
+        >>> ids = repeated_bytes(24)[0]
+        >>> losses = {}
+        >>> for layer, head, trace in model.ablations(ids):
+        ...     losses[layer, head] = trace.losses().mean()
         >>> max(losses, key=losses.get)
-        (2, 2)
+        (1, 0)
         """
         for layer in range(self.config.layers):
             for head in range(self.config.heads):
