@@ -1,12 +1,14 @@
 import { Data, type Finding, type Scene, type Settings, type Words } from "./data";
 import { choice, h } from "./dom";
 import { isDark, keepKeys, watchTheme } from "./host";
-import { count } from "./numbers/format";
+import { count, shortened } from "./numbers/format";
 import { Editor } from "./parts/editor";
+import { Notice } from "./parts/notice";
 import { glossary, lineOf, withTerms } from "./parts/terms";
 import { Tour } from "./parts/tour";
+import { ShareMenu } from "./share/menu";
 import { Gone, type Source } from "./source/source";
-import { START, Store, type State } from "./state";
+import { settingsIn, START, Store, typedOf, type State, type Way } from "./state";
 import { ablationView } from "./views/ablation";
 import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
@@ -44,6 +46,7 @@ const KEYS = [
   ["← ↑ → ↓", "move the chosen pair or token (in the map and the text); with Shift ten at once"],
   ["+ − 0", "zoom the map; show all of it"],
   ["Enter", "go to the chosen pair"],
+  ["s", "save and share: a link, the page, pictures, numbers"],
   ["t", "light, dark, or as the system has it"],
   ["?", "this list"],
 ];
@@ -58,14 +61,16 @@ export class App {
   private readonly tabs = h("nav", { "aria-label": "Views" });
   private readonly main = h("main", {});
   private readonly problem = h("div", { class: "problem banner", role: "alert", hidden: true });
+  private readonly notice = new Notice();
   private readonly working = h("p", { class: "working", role: "status", hidden: true });
   private readonly spoken = h("p", { class: "spoken", "aria-live": "polite" });
   private readonly note = h("span", {});
   private readonly caveat = h("span", {});
   private readonly line = h("p", { class: "said" });
   private readonly help = h("dialog", { "aria-label": "Keys and glossary" });
+  private context: Context | null = null;
+  private readonly share = new ShareMenu(() => this.context);
   private readonly findings = new Map<string, Finding>();
-  private readonly unseen = new Set<keyof State>();
   private words!: Words;
   private tour: Tour | null = null;
   /** The scene that the tour is about. */
@@ -74,6 +79,10 @@ export class App {
   private readonly system = matchMedia("(prefers-color-scheme: dark)");
   private scenes: Scene[] = [];
   private view: View | null = null;
+  /** What changed and was then put right, so that no view has been told. */
+  private readonly unseen = new Set<keyof State>();
+  /** How many views there were: what goes wrong in one that is gone is nobody's business. */
+  private views = 0;
   private editor: Editor | null = null;
   private theme: (typeof THEMES)[number] = "auto";
   private readonly endings: (() => void)[] = [];
@@ -92,15 +101,17 @@ export class App {
         share === null ? "Waiting for the kernel …" : `Summing over all pairs: ${Math.round(100 * share)} %`;
     };
     this.element.append(
-      h("button", { type: "button", class: "skip", click: () => this.enter() }, "Skip to the view"),
+      h("button", { type: "button", class: "skip", click: () => this.skip() }, "Skip to the view"),
       this.header,
       this.tabs,
       this.problem,
+      this.notice.element,
       this.working,
       this.main,
       h("footer", {}, this.caveat, this.note),
       this.spoken,
       this.help,
+      this.share.element,
     );
     this.dress();
     this.system.addEventListener("change", this.dress);
@@ -126,8 +137,9 @@ export class App {
       if (!scenes.length) throw new Error("There is nothing to look at here.");
       if (this.store.state.tour) await this.walk(this.store.state.tour);
       await this.find(this.store.state);
-      this.store.set(this.within(this.store.state));
-      this.store.listen((state, changed) => this.update(state, changed));
+      if (this.lacks(this.store.state)) await this.recall(this.store.state);
+      else this.store.set(this.within(this.store.state), "refine");
+      this.store.listen((state, changed, way) => this.update(state, changed, way));
       for (const key of EVERYTHING) this.unseen.add(key);
       this.show();
     } catch (error) {
@@ -150,10 +162,43 @@ export class App {
     return this.scenes.find((scene) => scene.id === name.split(":")[0]);
   }
 
+  /** Whether a link is to a scene that is not here, or is another than when the link was made. */
+  private lacks(state: State): boolean {
+    const scene = this.sceneOf(state.scene);
+    const settings = settingsIn(state);
+    if (!settings) return !scene && state.scene !== "";
+    const here = scene && typedOf(scene);
+    return !here || (Object.keys(here) as (keyof Settings)[]).some((key) => here[key] !== settings[key]);
+  }
+
+  /** Follows a link to a scene that is not here: runs its text again, or says what is shown instead. */
+  private async recall(state: State): Promise<void> {
+    const settings = settingsIn(state);
+    const model = this.scenes.find((scene) => scene.editable);
+    let shown = this.within({ ...state, scene: "", ...typedOf(undefined) });
+    let reason = "";
+    if (settings && model) {
+      try {
+        const scene = await this.data.run(model.id, settings, "", state.other.split("/")[0]);
+        this.scenes = (await this.data.scenes()).scenes;
+        shown = this.within({ ...state, scene: scene.id });
+        this.store.set({ ...state, ...shown }, "refine");
+        return;
+      } catch (error) {
+        reason = ` (${error instanceof Error ? error.message : String(error)})`;
+      }
+    }
+    this.store.set({ ...state, ...shown, i: -1, j: -1, zoom: "" }, "refine");
+    const lost = settings ? `“${shortened(settings.text)}”` : state.scene;
+    this.notice.show(`This link is to a text that is not here, ${lost}${reason}. Instead, this is “${this.scene.name}”.`);
+  }
+
   /** The state with what is not there replaced by what is. */
   private within(state: State): Partial<State> {
-    const scene = this.sceneOf(state.scene);
-    const { id, layers } = scene ?? this.scenes[0];
+    const named = this.sceneOf(state.scene);
+    const b = Number(state.scene.split(":")[1] ?? "0");
+    const scene = named && Number.isInteger(b) && b >= 0 && b < named.batch ? named : undefined;
+    const { id, layers } = scene ?? named ?? this.scenes[0];
     const found = free(state) ? this.findings.get(scene ? state.scene : id) : undefined;
     const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(found?.layer ?? state.layer)));
     return {
@@ -161,36 +206,47 @@ export class App {
       view: Object.hasOwn(VIEWS, state.view) ? state.view : START.view,
       layer,
       head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(found?.head ?? state.head))),
+      ...typedOf(scene ?? named ?? this.scenes[0]),
       ...(scene || !state.scene ? {} : { i: -1, j: -1 }),
     };
   }
 
   /** Brings the finding of the scene, where the head is left to it. */
   private async find(state: State): Promise<void> {
-    const name = this.sceneOf(state.scene) ? state.scene : this.scenes[0].id;
+    const name = this.nameOf(state);
     if (!free(state) || this.findings.has(name)) return;
     const none = { layer: 0, head: 0, why: "", how: "" };
     this.findings.set(name, await this.data.finding(name).catch(() => none));
   }
 
-  private update(state: State, changed: ReadonlySet<keyof State>): void {
-    for (const key of changed) this.unseen.add(key);
-    if (changed.has("tour") && !this.walking) {
+  /** The scene that is shown in a state, and its batch element. */
+  private nameOf(state: State): string {
+    return this.sceneOf(state.scene) ? state.scene : this.scenes[0].id;
+  }
+
+  private update(state: State, latest: ReadonlySet<keyof State>, way: Way): void {
+    for (const key of latest) this.unseen.add(key);
+    if (latest.has("tour") && !this.walking) {
       if (state.tour) {
         void this.walk(state.tour).catch((error: unknown) => this.fail(error));
         return;
       }
       this.tour?.end();
     }
-    if (free(state) && !this.findings.has(this.sceneOf(state.scene) ? state.scene : this.scenes[0].id)) {
-      void this.find(state).then(() => this.store.state === state && this.update(state, new Set()));
+    if (way === "link" && this.lacks(state)) {
+      void this.recall(state);
+      return;
+    }
+    if (free(state) && !this.findings.has(this.nameOf(state))) {
+      void this.find(state).then(() => this.store.state === state && this.update(state, new Set(), way));
       return;
     }
     const sound = this.within(state);
     if (Object.entries(sound).some(([key, value]) => state[key as keyof State] !== value)) {
-      this.store.set(sound);
+      this.store.set(sound, "refine");
       return;
     }
+    if (latest.has("scene") && way === "step") this.notice.hide();
     this.show();
   }
 
@@ -236,14 +292,9 @@ export class App {
     this.tour.point(this.element, this.store.state);
   }
 
-  /** Puts the keyboard into the view. */
-  private enter(): void {
-    this.main.querySelector<HTMLElement>("button, select, [tabindex='0']")?.focus();
-  }
-
   private drawLine(): void {
     const { state } = this.store;
-    const dark = scaleName(state, this.dark()) !== "ink";
+    const dark = scaleName(state) !== "ink";
     const nodes = this.view?.line?.() ?? withTerms(lineOf(state.view, this.words, dark), this.words);
     this.line.replaceChildren(...nodes);
   }
@@ -253,21 +304,22 @@ export class App {
     this.clear();
     this.view?.destroy?.();
     this.drawHeader();
+    const mine = ++this.views;
     const context: Context = {
       data: this.data,
       store: this.store,
       scenes: this.scenes,
       scene: this.scene,
       words: this.words,
-      dark: () => this.dark(),
-      fail: (error) => this.fail(error),
+      fail: (error) => mine === this.views && this.fail(error),
       say: (text) => (this.spoken.textContent = text),
     };
+    this.context = context;
     this.view = VIEWS[state.view][1](context);
     this.main.replaceChildren(this.line, this.view.element);
     this.drawLine();
     if (state.type && this.scene.editable) {
-      this.editor ??= new Editor(this.scene, (settings) => this.run(settings));
+      this.editor ??= new Editor(this.scene, (settings, refines) => this.run(settings, refines));
       if (!this.editor.element.isConnected) this.main.before(this.editor.element);
       this.editor.show(this.scene);
     } else this.editor?.element.remove();
@@ -328,6 +380,11 @@ export class App {
       h("span", { class: "gap" }),
       h(
         "button",
+        { type: "button", class: "icon", title: "Save and share (s)", click: () => this.share.open() },
+        "Save",
+      ),
+      h(
+        "button",
         {
           type: "button",
           class: "icon",
@@ -366,20 +423,29 @@ export class App {
     this.tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 
-  private async run(settings: Settings): Promise<Scene> {
-    const scene = await this.made(this.scene.id, settings);
+  /** Runs the model on what was typed. What is refined, a text still being typed, gives its place up. */
+  private async run(settings: Settings, refines: string): Promise<Scene> {
+    const compared = this.store.state.other.split(/[:/]/)[0];
+    const scene = await this.made(this.scene.id, settings, refines === compared ? "" : refines, compared);
     const { layers } = scene;
     const { i, j } = this.store.state;
     const kept = (at: number, n: number): number => (at < n ? at : -1);
-    this.store.set({ scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k) });
+    const part = { scene: scene.id, i: kept(i, layers[0].n_q), j: kept(j, layers[0].n_k), zoom: "" };
+    this.store.set(part, refines ? "refine" : "step");
     return scene;
   }
 
   /** The scene of a run of the example model. */
-  private async made(of: string, settings: Settings): Promise<Scene> {
-    const scene = await this.data.run(of, settings);
+  private async made(of: string, settings: Settings, replaces = "", keeps = ""): Promise<Scene> {
+    const scene = await this.data.run(of, settings, replaces, keeps);
     this.scenes = (await this.data.scenes()).scenes; // the last few texts that were typed stay, to be compared
     return scene;
+  }
+
+  /** Goes past what is the same in all views. */
+  private skip(): void {
+    this.main.tabIndex = -1;
+    this.main.focus();
   }
 
   private dark(): boolean {
@@ -411,6 +477,7 @@ export class App {
       "]": () => this.store.set({ head: Math.min(layers[layer].heads - 1, head + 1) }),
       "{": () => this.store.set({ layer: Math.max(0, layer - 1) }),
       "}": () => this.store.set({ layer: Math.min(layers.length - 1, layer + 1) }),
+      s: () => this.share.open(),
       t: () => this.turn(),
       "?": () => this.help.showModal(),
     };

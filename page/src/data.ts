@@ -44,6 +44,8 @@ export interface Scene {
   layers: Layer[];
   editable: boolean;
   settings: Settings | null;
+  /** Whether this is what the page was started with; other scenes were typed. */
+  given?: boolean;
   /** What the model expects next. */
   following?: { token: string; probability: number }[];
 }
@@ -111,6 +113,10 @@ export interface Profile {
   step: number;
   values: (number | null)[];
   label: string;
+  /** Of bins that are not alike: value k is the mean over [edges[k], edges[k + 1]). */
+  edges?: number[];
+  /** The pairs that each mean is of. */
+  pairs?: number[];
 }
 
 export interface Stage {
@@ -382,8 +388,16 @@ export class Data {
     return this.floats(ofHead(at, "norms"));
   }
 
-  async run(scene: string, settings: Settings): Promise<Scene> {
-    return ((await this.source.post(path(scene, "run"), settings)) as { scene: Scene }).scene;
+  /** A scene with its page as the text of one file. */
+  page(scene: string): Promise<{ html: string }> {
+    return this.source.json(path(scene, "page")) as Promise<{ html: string }>;
+  }
+
+  /** Runs a model on a text. `replaces`: a scene that this is a refinement of; `keeps`: one that must not go. */
+  async run(scene: string, settings: Settings, replaces = "", keeps = ""): Promise<Scene> {
+    const { text, temperature, scaled, causal } = settings;
+    const body = { text, temperature, scaled, causal, replaces, keeps };
+    return ((await this.source.post(path(scene, "run"), body)) as { scene: Scene }).scene;
   }
 
   private json<T>(from: string, last: (answer: T) => boolean = () => true): Promise<T> {

@@ -76,6 +76,13 @@ export function fitted(canvas: HTMLCanvasElement): CanvasRenderingContext2D {
   return context;
 }
 
+/** A dotted name that may be broken after its dots and underscores, and only there. */
+export const breakable = (name: string): Node[] =>
+  name.split(/(?<=[._])/).flatMap((part, k) => [...(k ? [h("wbr", {})] : []), document.createTextNode(part)]);
+
+/** What a reader does to see more of a thing: a finger has no place to rest above it. */
+export const pointing = (): string => (matchMedia("(hover: hover)").matches ? "Point at" : "Tap");
+
 /** Calls at most once a frame. */
 export function perFrame(call: () => void): () => void {
   let asked = 0;

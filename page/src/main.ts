@@ -24,7 +24,7 @@ const place = document.getElementById("regard-page");
 if (place) {
   const stored = document.getElementById("regard-data")?.textContent;
   const source = stored ? new FileSource(JSON.parse(stored) as StoredData) : new HttpSource();
-  const store = new Store(fromHash(location.hash));
+  const store = new Store(fromHash(location.hash || (place.dataset.state ?? "")));
   followAddress(store);
   const app = new App(source, store, null);
   place.replaceWith(app.element);

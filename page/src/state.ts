@@ -1,7 +1,7 @@
 /** What is looked at: all that a link to a view has to say, kept in the address after `#`. */
 
-import type { ScaleName, Tone } from "./numbers/colour";
-import type { Kind } from "./data";
+import { SCALES, type ScaleName, type Tone } from "./numbers/colour";
+import type { Kind, Scene, Settings } from "./data";
 
 export interface State {
   view: string;
@@ -31,6 +31,13 @@ export interface State {
   tour: number;
   /** What is put in place of a head that is switched off: zero or mean. */
   without: string;
+  /** The part of a map that is seen, as `DeepMap.part` writes it; empty: all of it. */
+  zoom: string;
+  /** Settings of a scene that was typed, so that a link to it can be followed when it is gone; no text: none was. */
+  text: string;
+  temperature: number;
+  scaled: boolean;
+  causal: boolean;
 }
 
 export const START: State = {
@@ -52,7 +59,23 @@ export const START: State = {
   type: false,
   tour: 0,
   without: "zero",
+  zoom: "",
+  text: "",
+  temperature: 1,
+  scaled: true,
+  causal: true,
 };
+
+/** The only values of keys that are no free text. */
+const ALLOWED: { [K in keyof State]?: readonly string[] } = {
+  kind: ["mass", "max"],
+  tone: ["linear", "root", "log"],
+  scale: ["auto", ...Object.keys(SCALES)],
+  without: ["zero", "mean"],
+};
+
+/** Numbers that are no indices. */
+const REAL: ReadonlySet<string> = new Set(["least", "temperature"]);
 
 export function toHash(state: State): string {
   const pairs = (Object.keys(START) as (keyof State)[])
@@ -61,19 +84,40 @@ export function toHash(state: State): string {
   return `#${new URLSearchParams(pairs)}`;
 }
 
-/** Reads what is there; what is missing or of another type stays as at the start. */
+/** Reads what is there; what is missing, of another type or no value of its key stays as at the start. */
 export function fromHash(hash: string): State {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const entries = Object.entries(START).map(([key, standard]) => {
     const text = given.get(key);
     if (text === null) return [key, standard];
-    if (typeof standard === "number") return [key, Number.isFinite(Number(text)) ? Number(text) : standard];
-    return [key, typeof standard === "boolean" ? text === "true" : text];
+    if (typeof standard === "number") {
+      const sound = REAL.has(key) ? Number.isFinite(Number(text)) : Number.isSafeInteger(Number(text));
+      return [key, text.trim() && sound ? Number(text) : standard];
+    }
+    if (typeof standard === "boolean") return [key, text === "true" || text === "false" ? text === "true" : standard];
+    const allowed = ALLOWED[key as keyof State];
+    return [key, !allowed || allowed.includes(text) ? text : standard];
   });
   return Object.fromEntries(entries) as unknown as State;
 }
 
-type Listener = (state: State, changed: ReadonlySet<keyof State>) => void;
+type Typed = Pick<State, "text" | "temperature" | "scaled" | "causal">;
+
+/** What the address holds of a scene: its settings, if somebody typed them. */
+export function typedOf(scene: Scene | undefined): Typed {
+  const { text, temperature, scaled, causal } = (!scene?.given && scene?.settings) || START;
+  return { text, temperature, scaled, causal };
+}
+
+/** The settings that a link holds, null if it is not to a typed text. */
+export function settingsIn({ text, temperature, scaled, causal }: State): Settings | null {
+  return text ? { text, temperature, scaled, causal } : null;
+}
+
+/** How a state comes about: a step that can be gone back from, a refinement of the last one, or a link. */
+export type Way = "step" | "refine" | "link";
+
+type Listener = (state: State, changed: ReadonlySet<keyof State>, way: Way) => void;
 
 /** The state, and who wants to know when it changes. */
 export class Store {
@@ -84,13 +128,13 @@ export class Store {
     this.state = state;
   }
 
-  set(part: Partial<State>): void {
+  set(part: Partial<State>, way: Way = "step"): void {
     const before = this.state;
     const after = { ...before, ...part };
     const changed = new Set((Object.keys(after) as (keyof State)[]).filter((key) => after[key] !== before[key]));
     if (!changed.size) return;
     this.state = after;
-    for (const listener of [...this.listeners]) listener(after, changed);
+    for (const listener of [...this.listeners]) listener(after, changed, way);
   }
 
   listen(listener: Listener): () => void {
@@ -105,14 +149,14 @@ const PLACES: ReadonlySet<keyof State> = new Set(["view", "scene", "layer", "hea
 /** Keeps the address and the state the same. */
 export function followAddress(store: Store): () => void {
   let own = "";
-  const forget = store.listen((state, changed) => {
+  const forget = store.listen((state, changed, way) => {
     own = toHash(state);
     if (own === location.hash) return;
-    if ([...changed].some((key) => PLACES.has(key))) history.pushState(null, "", own);
+    if (way === "step" && [...changed].some((key) => PLACES.has(key))) history.pushState(null, "", own);
     else history.replaceState(null, "", own);
   });
   const read = (): void => {
-    if (location.hash !== own) store.set(fromHash(location.hash));
+    if (location.hash !== own) store.set(fromHash(location.hash), "link");
   };
   window.addEventListener("popstate", read);
   window.addEventListener("hashchange", read);

@@ -1,10 +1,10 @@
 import { describe, expect, it } from "vitest";
 
 import { pixelTable, ramp, SCALES, toned, weightAt } from "../src/numbers/colour";
-import { columns, figure, printable, readable, short } from "../src/numbers/format";
+import { columns, figure, printable, readable, short, shortened } from "../src/numbers/format";
 import { fromHalf, halfValues, toHalf } from "../src/numbers/half";
 import { maxLevel, perPixel, tileBlock } from "../src/numbers/levels";
-import { markEvery } from "../src/parts/rulers";
+import { letterSize, markEvery } from "../src/parts/rulers";
 import { breakLines, lineOf } from "../src/parts/lines";
 
 describe("half floats", () => {
@@ -129,6 +129,24 @@ describe("texts", () => {
       const { start, stop } = lines[lineOf(lines, k)];
       expect(start <= k && k < stop).toBe(true);
     });
+  });
+  it("are cut where they are too long for a line", () => {
+    expect(shortened("x".repeat(40))).toBe("x".repeat(40));
+    expect(shortened("x".repeat(3000))).toBe(`${"x".repeat(39)}…`);
+    expect(columns(shortened("日本語".repeat(30), 20))).toBeLessThanOrEqual(20);
+    expect(shortened("\ud83d\ude00".repeat(30), 10)).toBe(`${"\ud83d\ude00".repeat(4)}…`);
+    const lines = breakLines(["a ", "y".repeat(3000), "b"], 30);
+    expect(lines).toEqual([
+      { start: 0, stop: 1 },
+      { start: 1, stop: 2 },
+      { start: 2, stop: 3 },
+    ]);
+  });
+  it("have letters on a ruler that are no larger than the room between lines", () => {
+    for (let step = 1; step < 40; step += 0.1) {
+      expect(letterSize(step)).toBeLessThan(step);
+      if (step >= 8.01) expect(letterSize(step)).toBeGreaterThan(7);
+    }
   });
   it("mark rulers at round numbers with room between", () => {
     expect([0.01, 0.3, 5, 100].map((step) => markEvery(step, 60))).toEqual([10_000, 200, 20, 1]);

@@ -5,7 +5,7 @@ import { toHalf } from "../src/numbers/half";
 import { DifferencePicture, HeadPicture, type Look } from "../src/parts/pictures";
 import type { Numbers, Source } from "../src/source/source";
 
-const LOOK: Look = { kind: "max", tone: "linear", scale: "viridis", hide: false, dark: false };
+const LOOK: Look = { kind: "max", tone: "linear", scale: "viridis", hide: false };
 const at = (head: number): { scene: string; layer: number; head: number } => ({ scene: "s", layer: 0, head });
 
 /** Two heads of 4 × 4 pairs, of which `rows` are known so far. */

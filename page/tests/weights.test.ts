@@ -1,10 +1,10 @@
 import { describe, expect, it } from "vitest";
 
-import type { Stage } from "../src/data";
+import type { Scene, Stage } from "../src/data";
 import { halfValues, toHalf } from "../src/numbers/half";
 import { FileSource } from "../src/source/file";
 import { tileOf, type Weights } from "../src/source/weights";
-import { fromHash, START, Store, toHash } from "../src/state";
+import { fromHash, settingsIn, START, Store, toHash, typedOf } from "../src/state";
 
 const base64 = (numbers: Float32Array | Uint16Array): string =>
   btoa(String.fromCharCode(...new Uint8Array(numbers.buffer as ArrayBuffer)));
@@ -150,6 +150,28 @@ describe("the address", () => {
     const state = { ...START, view: "map", scene: "a:2", layer: 3, i: 17, hide: true, tone: "log" as const };
     expect(fromHash(toHash(state))).toEqual(state);
     expect(fromHash("#layer=x&hide=perhaps&unknown=1")).toEqual(START);
+  });
+  it("takes no value that a view cannot show", () => {
+    for (const wrong of ["kind=foo", "tone=__proto__", "scale=constructor", "i=2.5", "j=1e999", "head=", "head=1e300"])
+      expect(fromHash(`#${wrong}`)).toEqual(START);
+    expect(fromHash("#by=x&causal=perhaps&scaled=false")).toEqual({ ...START, scaled: false });
+    expect(fromHash("#i=7&least=0.25&scale=ink")).toEqual({ ...START, i: 7, least: 0.25, scale: "ink" });
+  });
+  it("holds the text of a scene that was typed, and of no other", () => {
+    const settings = { text: "né\n\ud83d\ude00", temperature: 0.5, scaled: false, causal: true };
+    const scene = { id: "example-2", settings } as unknown as Scene;
+    const state = { ...START, scene: "example-2", ...typedOf(scene) };
+    expect(settingsIn(fromHash(toHash(state)))).toEqual(settings);
+    expect(typedOf({ ...scene, given: true })).toEqual(typedOf(undefined));
+    expect(settingsIn(START)).toBeNull();
+  });
+  it("tells what a change is", () => {
+    const store = new Store(START);
+    const seen: string[] = [];
+    store.listen((_, __, way) => seen.push(way));
+    store.set({ head: 1 });
+    store.set({ head: 2 }, "refine");
+    expect(seen).toEqual(["step", "refine"]);
   });
   it("tells what changed, and only that", () => {
     const store = new Store(START);

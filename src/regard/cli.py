@@ -157,9 +157,19 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument("--no-open", action="store_true", help="print the address of the page, and open no browser")
     look.add_argument("--terminal", action="store_true", help="print to the terminal instead")
     look.add_argument(
-        "--layer", type=int, metavar="L", help="the layer of the map; that of the strongest induction head unless given"
+        "--view",
+        metavar="VIEW",
+        help="the view that the page opens with: overview, heads, map, text, token, compare, profiles, "
+        "scale, steps or arcs; "
+        "the map where a layer, head, token or key is given",
     )
-    look.add_argument("--head", type=int, metavar="H", help="the head of the map, likewise")
+    look.add_argument(
+        "--layer",
+        type=int,
+        metavar="L",
+        help="the layer to look at; for --terminal and --save that of the strongest induction head unless given",
+    )
+    look.add_argument("--head", type=int, metavar="H", help="the head to look at, likewise")
     look.add_argument(
         "--sequence",
         metavar="S",
@@ -168,8 +178,9 @@ def _parser() -> argparse.ArgumentParser:
     look.add_argument(
         "--token",
         metavar="T",
-        help="the token to follow: its index (from the end if negative) or its text; the last unless given",
+        help="the token to follow, the query: its index (from the end if negative) or its text; the last unless given",
     )
+    look.add_argument("--key", metavar="T", help="the key on the page that the token looks at, likewise")
     look.add_argument(
         "--save",
         type=Path,

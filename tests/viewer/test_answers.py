@@ -24,6 +24,7 @@ from support import traced_memory
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((4, 700, 8)), RNG.standard_normal((2, 900, 8)), RNG.standard_normal((2, 900, 3))
+LONG = "9" * 5000
 SHOWN = RNG.random((4, 700, 900)) < 0.7
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -286,10 +287,37 @@ def test_profiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for (r, j), x in np.ndenumerate(P):
         by_distance.setdefault(r + first - j, []).append(x)
     offset = found["offset"]
+    assert offset["edges"] == list(range(offset["start"], offset["start"] + len(offset["values"]) + 1))
     for at, value in enumerate(offset["values"]):
         assert value == pytest.approx(np.mean(by_distance[offset["start"] + at]), abs=1e-6)
+        assert offset["pairs"][at] == len(by_distance[offset["start"] + at])
     inside = range(offset["start"], offset["start"] + len(offset["values"]))
     assert all(distance in inside or not any(x) for distance, x in by_distance.items())
+
+
+def test_weight_by_distance_is_exact_where_it_matters() -> None:
+    """A previous-token head of 10,000 tokens has 0.97 at distance 1 and 0.03 at 0, and its profile says so."""
+    from regard.viewer.data.profiles import EXACT, MOST, along_distances, distance_edges
+
+    n = 10_000
+    totals, pairs = np.full(n, 1e-6), n - np.arange(n)
+    totals[:2] = 0.03 * pairs[0], 0.97 * pairs[1]
+    found = along_distances(totals, pairs, 0)
+    assert len(found.values) <= MOST
+    np.testing.assert_allclose(found.values[:2], [0.03, 0.97])
+    assert found.edges is not None
+    assert found.pairs is not None
+    assert found.edges[: EXACT + 1].tolist() == list(range(EXACT + 1))
+    np.testing.assert_allclose(found.values * found.pairs, np.add.reduceat(totals, found.edges[:-1]))
+    assert found.pairs[-1] == sum(pairs[found.edges[-2] :])
+    for start, stop in ((0, 100_000), (-50_000, 60_000), (-70_000, 1), (-5, 6), (200, 9000), (-(10**6), 10**6)):
+        edges = distance_edges(start, stop)
+        assert (edges[0], edges[-1]) == (start, stop)
+        assert len(edges) - 1 <= MOST
+        assert (np.diff(edges) > 0).all()
+        beyond = edges[edges >= EXACT]
+        if len(beyond) > 2:  # one ratio: the wider, the farther; to whole numbers
+            assert (np.abs(np.diff(beyond[:-1], 2)) <= 1 + 0.01 * beyond[1:-2]).all()
 
 
 def test_long_profiles_are_means() -> None:
@@ -401,6 +429,31 @@ def test_typing_makes_scenes() -> None:
     assert all(key[0] in answers.scenes for key in answers._heads)
 
 
+def test_what_is_being_typed_takes_one_place() -> None:
+    answers = Answers([example(Settings("a text to begin with"))])
+
+    def run(text: str, **others: str) -> str:
+        found = answers.post("example/run", {"text": text, **others})
+        assert found.status == 200
+        return str(found.content["scene"]["id"])  # type: ignore[index]
+
+    compared = run("compared")
+    draft = ""
+    for text in ("o", "on", "one", "one two"):
+        draft = run(text, replaces=draft, keeps=compared)
+    assert list(answers.scenes) == ["example", compared, draft]
+    assert [scene["given"] for scene in asked(answers, "scenes")["scenes"]] == [True, False, False]
+    assert run("one two", replaces=draft) == draft  # as it was
+    assert run("a text to begin with", replaces=draft) == "example"
+    assert list(answers.scenes) == ["example", compared]
+    run("another", replaces="example")  # what was given stays
+    for n in range(2 * RUNS):
+        run(f"text {n}", keeps=compared)
+        assert compared in answers.scenes
+        assert len(answers.scenes) <= 1 + RUNS
+    assert "example" in answers.scenes
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
@@ -410,6 +463,11 @@ def test_typing_makes_scenes() -> None:
         ({"temperature": 0}, "temperature must be positive and finite, got 0.0"),
         ({"temperature": True}, "temperature must be a float, got True"),
         ({"causal": 1}, "causal must be a bool, got 1"),
+        ({"causal": "x" * 9999}, "causal must be a bool, got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"),
+        ({"text": "a\ud83d"}, "text must be Unicode: character 1 is half of a surrogate pair"),
+        ({"text": "\udcff"}, "text must be Unicode: character 0 is half of a surrogate pair"),
+        ({"text": "a", "replaces": 3}, "replaces and keeps must be the ids of scenes"),
+        (None, "settings must be a JSON object with text, temperature, scaled and causal"),
         ({"speed": 1}, "speed is not a setting; those are text, temperature, scaled, causal"),
         ([], "settings must be a JSON object with text, temperature, scaled and causal"),
     ],
@@ -436,11 +494,36 @@ def test_settings_that_cannot_be_run(body: Any, sentence: str) -> None:
         ("arrays/thumbs/0", {"size": "1000"}, 422, "size must be a number from 1 to 256, got 1000"),
         ("arrays/tokens", {"axis": "x"}, 422, "axis must be query or key, got x"),
         ("arrays/tokens", {"start": "x"}, 422, "start must be a number from 0 to 0, got x"),
+        ("arrays/tokens", {"start": "²"}, 422, "start must be a number from 0 to 0, got ²"),
+        ("arrays/row/0/0/1", {"b": LONG}, 422, f"batch element must be a number from 0 to 0, got {LONG[:59]}…"),
+        ("arrays/thumbs/0", {"size": LONG}, 422, f"size must be a number from 1 to 256, got {LONG[:59]}…"),
+        (
+            "arrays/values/0/0",
+            {"rows": f"0:{LONG}"},
+            422,
+            f"rows must be first:end with 0 ≤ first < end ≤ 700, got 0:{LONG[:57]}…",
+        ),
+        (f"arrays/row/0/0/{LONG}", {}, 404, f"query {LONG[:59]}… does not exist"),
+        (f"arrays/column/{LONG}/0/1", {}, 404, f"layer {LONG[:59]}… does not exist"),
+        (f"arrays/tile/0/0/0/{LONG}/0", {}, 404, f"x {LONG[:59]}… does not exist"),
+        ("arrays/row/0/0/١", {}, 404, "there is no arrays/row/0/0/١"),
+        ("x" * 5000, {}, 404, f"there is no {'x' * 59}…"),
     ],
 )
 def test_questions_without_an_answer(path: str, query: dict[str, str], status: int, sentence: str) -> None:
     assert refused(Answers([arrays(Q, K)], patience=None).get(path, query)) == (status, sentence)
     assert refused(Answers([arrays(Q, K)]).post("arrays/run", {}))[0] == 422
+
+
+def test_a_scene_is_one_file() -> None:
+    answers = Answers([example(Settings("to be")), arrays(Q, K)], patience=None)
+    html = asked(answers, "example/page")["html"]
+    assert html.count('<div id="regard-page"') == 1  # where the page writes what it begins with
+    assert "regard look: to be</title>" in html
+    large = np.zeros((40, 2500, 1), np.float32)
+    found = Answers([arrays(large, large, mask=regard.window(3))], patience=None).get("arrays/page")
+    assert refused(found)[0] == 422
+    assert "one file should hold at most 64 MiB" in refused(found)[1]
 
 
 def test_too_many_values_at_once() -> None:

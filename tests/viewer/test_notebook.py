@@ -32,6 +32,10 @@ def test_messages_are_answered_as_questions_are() -> None:
     assert head["json"]["scene"]["settings"]["text"] == "xyx"
     head, _ = answered(answers, {"id": 11, "path": "api/arrays/row/0/1/500"})
     assert (head["status"], head["json"]) == (404, {"error": "query 500 does not exist: there are 60"})
+    head, _ = answered(answers, {"id": 12, "path": f"api/arrays/row/0/1/{'9' * 5000}"})
+    assert head["status"] == 404
+    head, _ = answered(answers, {"id": 13, "path": "api/example/run", "method": "POST"})
+    assert (head["status"], head["json"]["error"][:27]) == (422, "settings must be a JSON obj")
     for wrong in (3, {}, {"path": 1}):
         assert answered(answers, wrong) == (
             {"id": None, "status": 400, "json": {"error": "a question needs a path"}},

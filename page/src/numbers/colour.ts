@@ -17,10 +17,7 @@ export const SCALES = {
 } as const;
 
 /** Negative, zero, positive: orange and blue differ for every kind of colour vision. */
-export const SIGNED = {
-  dark: anchors("ffb45c e0872c a85a17 64391a 2b2b2e 1d4468 246ba5 4296d2 86c8f5"),
-  light: anchors("8a3d00 c4681a e89a55 f6cfa8 f4f4f4 b4d2ec 6aa6dc 2f74b8 0f4680"),
-} as const;
+export const SIGNED = anchors("8a3d00 c4681a e89a55 f6cfa8 f4f4f4 b4d2ec 6aa6dc 2f74b8 0f4680");
 
 export type ScaleName = keyof typeof SCALES;
 export type Tone = "linear" | "root" | "log";

@@ -46,3 +46,14 @@ export function columns(text: string): number {
   for (const c of text) width += c < "\u0300" ? 1 : /\p{M}/u.test(c) ? 0 : WIDE.test(c) ? 2 : 1;
   return width;
 }
+
+/** As much of a text as fits into so many columns; an ellipsis where it goes on. */
+export function shortened(text: string, most = 40): string {
+  let [used, fits] = [0, 0]; // columns; code units that leave a column free
+  for (const c of text) {
+    used += columns(c);
+    if (used > most) return `${text.slice(0, fits)}…`;
+    if (used < most) fits += c.length;
+  }
+  return text;
+}

@@ -24,6 +24,8 @@ export interface DeepMapOptions {
   /** What is seen changed: position, zoom or level. */
   onMove(map: DeepMap): void;
   onError(error: unknown): void;
+  /** Nothing moves any more; the part that is seen, as `part` has it. */
+  onRest?(part: string): void;
 }
 
 interface Tile {
@@ -46,13 +48,17 @@ const WIDEST_CELL = 96;
 const FAINT = 0.01;
 /** Milliseconds until what is not whole is asked for again. */
 const AGAIN_MS = 250;
+/** Milliseconds without a movement after which a map is at rest. */
+const REST_MS = 400;
 
 const calm = (): boolean => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 export class DeepMap {
   readonly element: HTMLElement;
   private readonly stage: HTMLElement;
-  private readonly overlay = h("canvas", { class: "overlay", "aria-hidden": "true" });
+  private readonly overlay = h("canvas", { class: "overlay sheet", "aria-hidden": "true" });
+  /** The paper that the map is on: hidden pairs show it. */
+  private readonly ground = h("div", { class: "ground", "aria-hidden": "true" });
   private readonly top = h("canvas", { class: "ruler top", "aria-hidden": "true" });
   private readonly left = h("canvas", { class: "ruler left", "aria-hidden": "true" });
   private readonly viewer: OpenSeadragon.Viewer;
@@ -61,6 +67,12 @@ export class DeepMap {
   private tokens: BothTokens = { query: null, key: null };
   private pointed: Cell | null = null;
   private chosen: Cell | null = null;
+  /** Where the pointer is, in pixels of the stage: what lies below it changes when the map moves. */
+  private pointer: { x: number; y: number } | null = null;
+  private readonly waiting = h("p", { class: "waiting", role: "status" }, "The first part of this map is on its way …");
+  private resting = 0;
+  /** The part to show when the map is open. */
+  private wanted: string | null = null;
   private generation = 0;
   /** Tiles of which parts were not computed yet when they were painted. */
   private unfinished = new Map<Tile, CanvasRenderingContext2D>();
@@ -80,8 +92,10 @@ export class DeepMap {
         "aria-roledescription": "zoomable map",
         "aria-label": options.label,
       },
+      this.ground,
       place,
       this.overlay,
+      this.waiting,
     );
     this.element = h(
       "div",
@@ -124,9 +138,12 @@ export class DeepMap {
     for (const event of ["update-viewport", "animation", "open", "resize"] as const) {
       this.viewer.addHandler(event, () => {
         this.draw();
+        if (this.pointer) this.point(this.cellAt(this.pointer.x, this.pointer.y));
         options.onMove(this);
+        this.restLater();
       });
     }
+    this.viewer.addHandler("tile-loaded", () => (this.waiting.hidden = true));
     this.viewer.addHandler("canvas-click", (event) => {
       const cell = event.quick ? this.cellAt(event.position.x, event.position.y) : null;
       if (cell) this.options.onPick(cell);
@@ -134,9 +151,13 @@ export class DeepMap {
     this.viewer.addHandler("tile-load-failed", (event) => options.onError(new Error(event.message)));
     this.stage.addEventListener("pointermove", (event) => {
       const box = this.stage.getBoundingClientRect();
-      this.point(this.cellAt(event.clientX - box.left, event.clientY - box.top));
+      this.pointer = { x: event.clientX - box.left, y: event.clientY - box.top };
+      this.point(this.cellAt(this.pointer.x, this.pointer.y));
     });
-    this.stage.addEventListener("pointerleave", () => this.point(null));
+    this.stage.addEventListener("pointerleave", () => {
+      this.pointer = null;
+      this.point(null);
+    });
     this.stage.addEventListener("keydown", (event) => this.key(event));
     this.viewer.addHandler("canvas-scroll", (event) => {
       const turned = event.originalEvent as WheelEvent;
@@ -164,6 +185,7 @@ export class DeepMap {
   destroy(): void {
     this.watcher.disconnect();
     window.clearTimeout(this.growing);
+    window.clearTimeout(this.resting);
     this.picture = null;
     this.viewer.destroy();
   }
@@ -173,6 +195,7 @@ export class DeepMap {
     const before = this.picture?.info;
     const same = before?.n_q === picture.info.n_q && before.n_k === picture.info.n_k;
     const bounds = same ? this.viewer.viewport.getBounds(true) : null;
+    this.waiting.hidden = same;
     this.picture = picture;
     this.tokens = tokens;
     this.generation++;
@@ -180,10 +203,41 @@ export class DeepMap {
     window.clearTimeout(this.growing);
     if (picture.done < 1) this.growLater();
     this.viewer.addOnceHandler("open", () => {
-      if (bounds && !this.whole) this.viewer.viewport.fitBounds(bounds, true);
+      if (this.wanted !== null) this.look(this.wanted);
+      else if (bounds && !this.whole) this.viewer.viewport.fitBounds(bounds, true);
       else this.home(true);
     });
     this.viewer.open(this.source(picture) as unknown as OpenSeadragon.TileSourceSpecifier);
+  }
+
+  /** What is seen: the first and the last query and key, "queries,queries,keys,keys"; empty where that is all. */
+  get part(): string {
+    if (this.whole || !this.picture || !this.viewer.isOpen()) return "";
+    const { x, y, step } = this.axes();
+    const [wide, high] = [this.stage.clientWidth, this.stage.clientHeight];
+    return [-y / step, (high - y) / step, -x / step, (wide - x) / step].map((at) => Number(at.toPrecision(6))).join();
+  }
+
+  /** Shows a part as `part` has it; all for one that is none. */
+  look(part: string): void {
+    const [r0, r1, c0, c1] = part.split(",").map((text) => (text.trim() ? Number(text) : NaN));
+    const sound = [r0, r1, c0, c1].every(Number.isFinite) && r1 > r0 && c1 > c0;
+    this.wanted = sound ? part : null;
+    if (!this.picture || !this.viewer.isOpen()) return;
+    this.wanted = null;
+    if (!sound) {
+      this.home(true);
+      return;
+    }
+    this.whole = false;
+    this.resize();
+    const box = this.viewer.viewport.imageToViewportRectangle(new OpenSeadragon.Rect(c0, r0, c1 - c0, r1 - r0));
+    this.viewer.viewport.fitBounds(box, true);
+  }
+
+  private restLater(): void {
+    window.clearTimeout(this.resting);
+    if (this.options.onRest) this.resting = window.setTimeout(() => this.options.onRest?.(this.part), REST_MS);
   }
 
   /** Draws the same tiles with the picture's colours as they are now. */
@@ -246,9 +300,13 @@ export class DeepMap {
 
   home(atOnce = calm()): void {
     this.whole = true;
-    // OpenSeadragon learns of a new size later than this.
-    this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
+    this.resize();
     this.viewer.viewport.goHome(atOnce);
+  }
+
+  /** Tells OpenSeadragon a new size, which it learns later than this. */
+  private resize(): void {
+    this.viewer.viewport.resize(new OpenSeadragon.Point(this.stage.clientWidth, this.stage.clientHeight), false);
   }
 
   zoom(factor: number): void {
@@ -367,6 +425,11 @@ export class DeepMap {
     const { n_q, n_k } = this.picture.info;
     const axes = this.axes();
     const cross = this.pointed ?? this.chosen;
+    // Of a cell of 96 pixels and 100,000 tokens an element would be too large: only what is seen has a ground.
+    const [left, top] = [Math.max(0, axes.x), Math.max(0, axes.y)];
+    this.ground.style.transform = `translate(${left}px, ${top}px)`;
+    this.ground.style.width = `${Math.max(0, Math.min(this.stage.clientWidth, axes.x + n_k * axes.step) - left)}px`;
+    this.ground.style.height = `${Math.max(0, Math.min(this.stage.clientHeight, axes.y + n_q * axes.step) - top)}px`;
     drawRuler(
       this.left,
       { start: axes.y, step: axes.step, n: n_q, tokens: this.tokens.query, marked: cross?.i ?? -1 },
@@ -399,7 +462,7 @@ export class DeepMap {
     cell: Cell,
     chosen: boolean,
   ): void {
-    const style = getComputedStyle(this.stage);
+    const style = getComputedStyle(this.overlay);
     const [x, y] = [axes.x + cell.j * axes.step, axes.y + cell.i * axes.step];
     const size = Math.max(axes.step, 6);
     const [left, up] = [x + axes.step / 2 - size / 2, y + axes.step / 2 - size / 2];
@@ -419,7 +482,7 @@ export class DeepMap {
   private drawNumbers(context: CanvasRenderingContext2D, axes: { x: number; y: number; step: number }): void {
     const picture = this.picture as Picture;
     const { n_q, n_k } = picture.info;
-    const style = getComputedStyle(this.stage);
+    const style = getComputedStyle(this.overlay);
     const i1 = Math.min(n_q, Math.ceil((this.overlay.clientHeight - axes.y) / axes.step));
     const j1 = Math.min(n_k, Math.ceil((this.overlay.clientWidth - axes.x) / axes.step));
     context.font = `11px ${style.getPropertyValue("--mono")}`;

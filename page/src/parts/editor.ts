@@ -14,23 +14,29 @@ export class Editor {
   private readonly shown = h("output", {});
   private settings: Settings;
   private timer = 0;
+  /** The scene of what is still being typed or turned: the next one takes its place. */
+  private draft = "";
+  /** One run after the other, in the order of what was typed. */
+  private runs: Promise<void> = Promise.resolve();
 
   constructor(
     scene: Scene,
-    private readonly run: (settings: Settings) => Promise<Scene>,
+    private readonly run: (settings: Settings, refines: string) => Promise<Scene>,
   ) {
     this.settings = { ...(scene.settings as Settings) };
     this.text.addEventListener("input", () => this.change({ text: this.text.value }));
+    this.text.addEventListener("change", () => this.settle());
     this.temperature = h("input", {
       type: "range",
       min: -1,
       max: 1,
       step: 0.05,
       input: () => this.change({ temperature: Number((10 ** Number(this.temperature.value)).toPrecision(2)) }),
+      change: () => this.settle(),
     });
     const reset = h(
       "button",
-      { type: "button", click: () => this.change({ temperature: 1, scaled: true, causal: true }, true) },
+      { type: "button", click: () => this.turn({ temperature: 1, scaled: true, causal: true }) },
       "As trained",
     );
     this.element = h(
@@ -44,13 +50,13 @@ export class Editor {
         tick(
           "Scale by 1/√d",
           this.settings.scaled,
-          (scaled) => this.change({ scaled }),
+          (scaled) => this.turn({ scaled }),
           "Without it, scores are plain dot products.",
         ),
         tick(
           "Causal",
           this.settings.causal,
-          (causal) => this.change({ causal }),
+          (causal) => this.turn({ causal }),
           "Without it, every token sees those after it too.",
         ),
         reset,
@@ -79,23 +85,38 @@ export class Editor {
     [scaled.checked, causal.checked] = [this.settings.scaled, this.settings.causal];
   }
 
-  private change(part: Partial<Settings>, write = false): void {
+  private change(part: Partial<Settings>): void {
     Object.assign(this.settings, part);
     this.shown.textContent = figure(this.settings.temperature);
-    if (write) this.write();
     window.clearTimeout(this.timer);
-    this.timer = window.setTimeout(() => void this.send(), PAUSE_MS);
+    this.timer = window.setTimeout(() => (this.runs = this.runs.then(() => this.send())), PAUSE_MS);
+  }
+
+  /** A change that is whole at once: what was there before stays. */
+  private turn(part: Partial<Settings>): void {
+    this.draft = "";
+    this.change(part);
+    this.write();
+    this.settle();
+  }
+
+  /** What was typed is to stay: it is run now, and what comes next does not take its place. */
+  private settle(): void {
+    window.clearTimeout(this.timer);
+    this.runs = this.runs.then(() => this.send()).then(() => void (this.draft = ""));
   }
 
   private async send(): Promise<void> {
     const asked = { ...this.settings };
     this.element.classList.add("busy");
     try {
-      const scene = await this.run(asked);
+      const scene = await this.run(asked, this.draft);
+      this.draft = scene.given ? "" : scene.id;
       this.problem.textContent = "";
       if (JSON.stringify(asked) === JSON.stringify(this.settings)) this.show(scene);
     } catch (error) {
       this.problem.textContent = (error as Error).message;
+      this.following.textContent = ""; // it was of another text
     } finally {
       this.element.classList.remove("busy");
     }

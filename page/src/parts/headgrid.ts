@@ -44,7 +44,7 @@ export function headGrid(context: Context): HeadGrid {
   );
 
   function cell(layer: number, head: number, number: number): HTMLElement {
-    const picture = h("span", { class: "thumb", "data-head": `${layer}/${head}` });
+    const picture = h("span", { class: "thumb sheet", "data-head": `${layer}/${head}` });
     const name = headName(scene, layer, head);
     const button = h(
       "button",
@@ -68,7 +68,7 @@ export function headGrid(context: Context): HeadGrid {
   function paint(target: Element): void {
     const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
     const { scene: id, tone } = store.state;
-    const scale = scaleName(store.state, context.dark());
+    const scale = scaleName(store.state);
     data.thumbs(id, layer, SIZE, "max").then(({ bits }) => {
       target.replaceChildren(thumb(bits, head, SIZE, scale, tone));
     }, context.fail);

@@ -16,7 +16,7 @@ export class Legend {
     const top = picture.top(level);
     const context = fitted(this.bar);
     const { clientWidth: width, clientHeight: height } = this.bar;
-    const scale = picture.signed ? (look.dark ? SIGNED.dark : SIGNED.light) : SCALES[look.scale];
+    const scale = picture.signed ? SIGNED : SCALES[look.scale];
     for (let x = 0; x < width; x++) {
       context.fillStyle = css(ramp(scale, x / (width - 1)));
       context.fillRect(x, 0, 1, height - 14);

@@ -13,7 +13,7 @@ export function breakLines(tokens: readonly string[], width: number): Line[] {
   let start = 0;
   let used = 0;
   tokens.forEach((token, index) => {
-    const wide = columns(readable(token).replaceAll("\n", "↵"));
+    const wide = Math.min(width, columns(readable(token).replaceAll("\n", "↵"))); // longer ones are cut where they are drawn
     if (used > 0 && used + wide > width) {
       lines.push({ start, stop: index });
       [start, used] = [index, 0];

@@ -189,8 +189,7 @@ export function matricesPanel(context: Context): MatricesPanel {
     brush.scale(ratio, ratio);
     const most = values.flat().reduce<number>((top, x) => Math.max(top, Math.abs(x ?? 0)), 0) || 1;
     const hidden = name === "softmax" ? all[scoresBefore(at)].values : values;
-    const weights = SCALES[scaleName(context.store.state, context.dark())];
-    const signed = SIGNED[context.dark() ? "dark" : "light"];
+    const weights = SCALES[scaleName(context.store.state)];
     brush.font = `11px ${getComputedStyle(canvas).fontFamily}`;
     brush.textAlign = "center";
     brush.textBaseline = "middle";
@@ -198,7 +197,7 @@ export function matricesPanel(context: Context): MatricesPanel {
       line.forEach((value, c) => {
         if (value === null || hidden[r][c] === null) return; // stripes show through
         const colour =
-          name === "softmax" ? ramp(weights, toned(value, 1, "root")) : ramp(signed, 0.5 + (0.5 * value) / most);
+          name === "softmax" ? ramp(weights, toned(value, 1, "root")) : ramp(SIGNED, 0.5 + (0.5 * value) / most);
         brush.fillStyle = css(colour);
         brush.fillRect(c * width, r * height, width, height);
         if (width < NUMBER[0]) return;

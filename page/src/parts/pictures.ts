@@ -11,7 +11,6 @@ export interface Look {
   scale: ScaleName;
   /** Whether the first column of pixels is left out. */
   hide: boolean;
-  dark: boolean;
 }
 
 export interface Pixels {
@@ -47,9 +46,8 @@ const UNKNOWN = 0x7c00;
 const FARTHER = 1.02;
 
 /** Stripes where nothing is known, which is no colour of any scale. */
-function stripe(at: number, cols: number, dark: boolean): number {
-  const light = (((at % cols) + Math.floor(at / cols)) >> 2) & 1;
-  return dark ? (light ? 0xff3a3634 : 0xff2a2725) : light ? 0xffd2cec9 : 0xffe4e1de;
+function stripe(at: number, cols: number): number {
+  return (((at % cols) + Math.floor(at / cols)) >> 2) & 1 ? 0xffd2cec9 : 0xffe4e1de;
 }
 
 /** Exact weights by blocks, at once where they are here. */
@@ -126,7 +124,7 @@ export class HeadPicture implements Picture {
     const { bits, exact } = await this.data.tile(this.at, level, x, y, kind);
     const data = new Uint32Array(rows * cols);
     for (let p = 0; p < data.length; p++) data[p] = table[bits[p]];
-    if (!exact) bits.forEach((b, p) => b === UNKNOWN && (data[p] = stripe(p, cols, this.look.dark)));
+    if (!exact) bits.forEach((b, p) => b === UNKNOWN && (data[p] = stripe(p, cols)));
     if (hide && x === 0) for (let p = 0; p < data.length; p += cols) data[p] = 0;
     return { rows, cols, whole: exact, data };
   }
@@ -197,11 +195,10 @@ export class DifferencePicture implements Picture {
     // Where one of the two sees nothing its weight is 0; where neither does there is nothing to draw.
     const difference = a.map((value, p) => (Number.isNaN(value) ? -b[p] : Number.isNaN(b[p]) ? value : value - b[p]));
     if (this.look.hide && x === 0) for (let p = 0; p < difference.length; p += cols) difference[p] = NaN;
-    const scale = this.look.dark ? SIGNED.dark : SIGNED.light;
-    const data = signedPixels(difference, scale, this.top(level), this.look.tone);
+    const data = signedPixels(difference, SIGNED, this.top(level), this.look.tone);
     const whole = halves.every(({ exact }) => exact);
     if (!whole)
-      data.forEach((_, p) => (a[p] === Infinity || b[p] === Infinity) && (data[p] = stripe(p, cols, this.look.dark)));
+      data.forEach((_, p) => (a[p] === Infinity || b[p] === Infinity) && (data[p] = stripe(p, cols)));
     return { rows, cols, whole, data };
   }
 

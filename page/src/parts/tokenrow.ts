@@ -29,7 +29,7 @@ export function shadedText(
 ): HTMLElement {
   const { store } = context;
   const top = row.reduce((most, weight) => (weight > most ? weight : most), 0) || 1;
-  const scale = SCALES[scaleName(store.state, context.dark())];
+  const scale = SCALES[scaleName(store.state)];
   const middle = row.length <= SHOWN ? 0 : Math.max(0, Math.min(row.length - SHOWN, j - (SHOWN >> 1)));
   const stop = Math.min(row.length, middle + SHOWN);
   const text = h("p", { class: "shaded" });

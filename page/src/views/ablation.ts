@@ -130,13 +130,12 @@ export const ablationView: MakeView = (context) => {
     const most = Math.max(LEAST, ...changes.map(Math.abs));
     const start = Math.max(0, Math.min(tokens.length - SHOWN, i - (SHOWN >> 1)));
     const stop = Math.min(tokens.length, start + SHOWN);
-    const scale = SIGNED[context.dark() ? "dark" : "light"];
     const text = h("p", { class: "shaded" }, start ? "… " : "");
     for (let t = start; t < stop; t++) {
       const by = t ? changes[t - 1] : 0;
       const span = h("span", { class: t === i ? "token query" : "token", "data-token": t }, readable(tokens[t]).replaceAll("\n", "↵") || "∅");
       if (Math.abs(by) >= LEAST) {
-        const colour = ramp(scale, 0.5 - (Math.sign(by) * Math.sqrt(Math.abs(by) / most)) / 2);
+        const colour = ramp(SIGNED, 0.5 - (Math.sign(by) * Math.sqrt(Math.abs(by) / most)) / 2);
         span.style.background = css(colour);
         span.style.color = readableOn(colour);
       }

@@ -1,6 +1,6 @@
-import { h, s } from "../dom";
+import { h, pointing, s } from "../dom";
 import { css, ramp, SCALES, toned } from "../numbers/colour";
-import { count, figure, printable } from "../numbers/format";
+import { count, figure, printable, shortened } from "../numbers/format";
 import { toneChoice } from "../parts/mapcontrols";
 import { chosenQuery, headAt, latest, layerOf, scaleName, tokensOf, touches, type MakeView } from "./view";
 
@@ -8,6 +8,11 @@ const MOST = 64;
 /** How much room a token has, in pixels. */
 const SLOTS = { least: 18, most: 40 };
 const STRONGEST = 400;
+/** Letters of a token, at most, and pixels that they take. */
+const LETTERS = 14;
+const LABELS = 130;
+/** Where on the scale of colours arcs begin, that none is as light as the paper. */
+const FAINTEST = 0.2;
 /** The weight from which there are arcs, unless so few reach it that a lower one says more. */
 const USUAL = 0.05;
 const FEW = 10;
@@ -27,7 +32,7 @@ export const arcsView: MakeView = (context) => {
   const { data, store } = context;
   const controls = h("div", { class: "controls" });
   const place = h("div", {
-    class: "arcs-scroll",
+    class: "arcs-scroll sheet",
     tabindex: 0,
     role: "group",
     "aria-label": "Arcs from queries to keys",
@@ -92,10 +97,10 @@ export const arcsView: MakeView = (context) => {
     shown.sort((a, b) => b.w - a.w).length = Math.min(shown.length, STRONGEST);
     const slot = Math.max(SLOTS.least, Math.min(SLOTS.most, (place.clientWidth - 60) / n));
     const reach = Math.max(1, ...shown.map(({ i, j }) => Math.abs(i - j)));
-    const rise = Math.min(250, (reach * slot) / 2);
+    const rise = Math.min(Math.max(250, place.clientHeight - LABELS - 20), (reach * slot) / 2);
     const [width, base] = [n * slot + 40, rise + 14];
-    const height = base + 130;
-    const scale = SCALES[scaleName(store.state, context.dark())];
+    const height = base + LABELS;
+    const scale = SCALES[scaleName(store.state)];
     const x = (k: number): number => 20 + (k + 0.5) * slot;
     const svg = s("svg", {
       width,
@@ -108,19 +113,20 @@ export const arcsView: MakeView = (context) => {
       const tall = (Math.abs(i - j) / reach) * rise;
       const path = s("path", {
         d: `M${x(i)} ${base} C${x(i)} ${base - tall * 1.33} ${x(j)} ${base - tall * 1.33} ${x(j)} ${base}`,
-        stroke: css(ramp(scale, Math.max(context.dark() ? 0.35 : 0.12, toned(w, 1, store.state.tone)))),
+        stroke: css(ramp(scale, Math.max(FAINTEST, toned(w, 1, store.state.tone)))),
         "stroke-width": 0.8 + 3.2 * Math.sqrt(w),
         class: i === picked ? "arc chosen" : "arc",
         "data-i": i,
       });
-      path.append(s("title", {}, document.createTextNode(`${words[i]} → ${words[j]}: ${figure(w)}`)));
+      path.append(s("title", {}, document.createTextNode(`${shortened(words[i])} → ${shortened(words[j])}: ${figure(w)}`)));
       svg.append(path);
     }
     words.forEach((word, k) => {
       const label = s(
         "text",
-        { transform: `translate(${x(k) + 4} ${base + 10}) rotate(90)` },
-        document.createTextNode(word.slice(0, 14)),
+        // Turned, letters stand to the right of their baseline: centred, they are below the end of the arc.
+        { transform: `translate(${x(k)} ${base + 10}) rotate(90)`, "dominant-baseline": "central" },
+        document.createTextNode(shortened(word, LETTERS)),
       );
       const token = s(
         "g",
@@ -128,7 +134,7 @@ export const arcsView: MakeView = (context) => {
           class: k === picked ? "word chosen" : "word",
           tabindex: 0,
           role: "button",
-          "aria-label": `${start + k} ${word}`,
+          "aria-label": `${start + k} ${shortened(word)}`,
           "aria-pressed": k === picked ? "true" : "false",
           click: () => store.set({ i: start + k }),
           keydown: (event: KeyboardEvent) =>
@@ -140,7 +146,7 @@ export const arcsView: MakeView = (context) => {
           x: x(k) - slot / 2,
           y: base + 2,
           width: slot,
-          height: Math.min(124, 18 + 8 * Math.min(14, Array.from(word).length)),
+          height: Math.min(124, 18 + 8 * Math.min(LETTERS, Array.from(word).length)),
           rx: 4,
         }),
         label,
@@ -174,7 +180,7 @@ export const arcsView: MakeView = (context) => {
     controls.replaceChildren(
       h("label", { class: "field" }, h("span", {}, "Weights from"), slider, shown),
       toneChoice(store),
-      h("p", { class: "help" }, "Point at a token to see its arcs alone."),
+      h("p", { class: "help" }, `${pointing()} a token to see its arcs alone.`),
     );
   }
   drawControls();

@@ -1,24 +1,35 @@
 import type { BothTokens, HeadAt, Scene } from "../data";
 import { choice, h, tick } from "../dom";
-import { figure } from "../numbers/format";
+import { figure, shortened } from "../numbers/format";
 import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { DifferencePicture, HeadPicture, type Picture } from "../parts/pictures";
-import { chosen, headAt, headName, latest, lookOf, named, tokensOf, touches, type MakeView } from "./view";
+import { chosen, headAt, headName, latest, lookOf, named, tokensOf, touches, type Context, type MakeView } from "./view";
 
 const nameOf = ({ scene, layer, head }: HeadAt): string => `${scene}/${layer}/${head}`;
 
-/** The head that is named, as far as there is one; else the next head of the same scene. */
-function otherHead(text: string, here: HeadAt, scenes: readonly Scene[]): HeadAt {
-  const [id, layer, head] = text.split("/");
-  const layers = scenes.find((scene) => scene.id === id?.split(":")[0])?.layers;
-  if (layers?.[Number(layer)] && Number(head) < layers[Number(layer)].heads) {
-    return { scene: id, layer: Number(layer), head: Number(head) };
-  }
+const within = (text: string | undefined, size: number): boolean => /^\d{1,9}$/.test(text ?? "") && Number(text) < size;
+
+/** The head that is named, null if there is none. */
+function headNamed(text: string, scenes: readonly Scene[]): HeadAt | null {
+  const [name = "", layer, head] = text.split("/");
+  const [id, b] = name.split(":");
+  const scene = scenes.find((one) => one.id === id);
+  if (!scene || !within(b ?? "0", scene.batch) || !within(layer, scene.layers.length)) return null;
+  const at = { scene: name, layer: Number(layer), head: Number(head) };
+  return within(head, scene.layers[at.layer].heads) ? at : null;
+}
+
+/** The next head of the same layer. */
+function nextHead(here: HeadAt, scenes: readonly Scene[]): HeadAt {
   const heads = scenes.find((scene) => scene.id === here.scene.split(":")[0])?.layers[here.layer].heads ?? 1;
   return { ...here, head: (here.head + 1) % heads };
 }
+
+/** The head that the chosen one is compared with. */
+export const comparedHead = ({ store, scenes }: Context): HeadAt =>
+  headNamed(store.state.other, scenes) ?? nextHead(headAt(store.state), scenes);
 
 /** Two heads side by side, and how they differ; of two prompts or captures as well. */
 export const compareView: MakeView = (context) => {
@@ -32,7 +43,7 @@ export const compareView: MakeView = (context) => {
   let pictures: Picture[] = [];
   let maps: DeepMap[] = [];
 
-  const other = (): HeadAt => otherHead(store.state.other, headAt(store.state), scenes);
+  const other = (): HeadAt => comparedHead(context);
 
   const follow = (leader: DeepMap): void => {
     if (pictures[0]) legends[0].show(pictures[0], maps[0].level);
@@ -79,6 +90,14 @@ export const compareView: MakeView = (context) => {
   );
   const captions = maps.map(() => h("h2", {}));
   const panes = maps.map((map, k) => h("div", { class: "pane" }, captions[k], map.element));
+  // Where there is room for one map, these choose which.
+  const turns = maps.map((_, k) => h("button", { type: "button", click: () => turn(k) }));
+  const turn = (to: number): void => {
+    panes.forEach((pane, k) => pane.classList.toggle("turned", k === to));
+    turns.forEach((button, k) => button.setAttribute("aria-pressed", String(k === to)));
+    const seen = maps.find((map) => map.element.clientWidth && map !== maps[to]) ?? maps[0];
+    requestAnimationFrame(() => locked && maps[to].follow(seen));
+  };
   const element = h(
     "section",
     { class: "view compare", "aria-label": "Compare" },
@@ -87,6 +106,7 @@ export const compareView: MakeView = (context) => {
       store,
       tick("Lock the zoom", locked, (on) => (locked = on)),
     ),
+    h("div", { class: "turns", role: "group", "aria-label": "The map that is seen" }, ...turns),
     h("div", { class: "panes" }, ...panes),
     message,
     h("div", { class: "below" }, readout, ...legends.map((legend) => legend.element)),
@@ -124,7 +144,7 @@ export const compareView: MakeView = (context) => {
     load(async (current) => {
       drawPickers();
       const ends = [headAt(store.state), other()];
-      const look = lookOf(store.state, context.dark());
+      const look = lookOf(store.state);
       const heads = await Promise.all(ends.map((at) => HeadPicture.of(data, at, look)));
       if (!current()) return;
       const [a, b] = heads;
@@ -132,12 +152,22 @@ export const compareView: MakeView = (context) => {
       pictures = alike ? [a, b, new DifferencePicture(data, ends[0], ends[1], [a, b], look)] : [a, b];
       panes[2].hidden = !alike;
       legends[1].element.hidden = !alike;
-      message.textContent = alike ? "" : "These maps have different sizes, so there is no difference to draw.";
+      turns[2].hidden = !alike;
+      turn(0);
+      const { other: asked } = store.state;
+      message.textContent = [
+        asked && !headNamed(asked, scenes) && `The head that was compared, ${shortened(asked)}, is not here any more.`,
+        !alike && "These maps have different sizes, so there is no difference to draw.",
+      ]
+        .filter(Boolean)
+        .join(" ");
       const mine = tokensOf(context);
       const theirs = ends[1].scene === ends[0].scene ? mine : tokensAt(ends[1].scene);
       pictures.forEach((picture, k) => maps[k].show(picture, k === 1 ? theirs : mine));
-      ends.forEach((at, k) => (captions[k].textContent = captionOf(at)));
-      captions[2].textContent = "Difference";
+      [...ends.map(captionOf), "Difference"].forEach((text, k) => {
+        captions[k].textContent = text;
+        turns[k].textContent = text;
+      });
       pick();
     });
   const tokensAt = (scene: string): BothTokens =>
@@ -160,7 +190,7 @@ export const compareView: MakeView = (context) => {
       if (touches(changed, "scene", "layer", "head", "other")) show();
       else if (touches(changed, "kind", "tone", "scale", "hide")) {
         pictures.forEach((picture, k) => {
-          picture.look = lookOf(state, context.dark());
+          picture.look = lookOf(state);
           maps[k].recolour();
         });
         follow(maps[0]);

@@ -1,5 +1,5 @@
 import type { Column, HeadRow, Heads } from "../data";
-import { choice, h } from "../dom";
+import { breakable, choice, h } from "../dom";
 import { css, ramp, SCALES, toned } from "../numbers/colour";
 import { figure } from "../numbers/format";
 import { kindsOf } from "../parts/headgrid";
@@ -59,7 +59,7 @@ export const headsView: MakeView = (context) => {
       wanted.unobserve(target);
       const [layer, head] = (target.getAttribute("data-head") as string).split("/").map(Number);
       const { scene: id, tone } = store.state;
-      const scale = scaleName(store.state, context.dark());
+      const scale = scaleName(store.state);
       data.thumbs(id, layer, SIZE, "max").then(({ bits, exact }) => {
         target.replaceChildren(thumb(bits, head, SIZE, scale, tone));
         if (exact) return;
@@ -70,7 +70,7 @@ export const headsView: MakeView = (context) => {
   }
 
   function card(row: HeadRow, column: Column | undefined, state: State): HTMLElement {
-    const picture = h("div", { class: "thumb", "data-head": `${row.layer}/${row.head}` });
+    const picture = h("div", { class: "thumb sheet", "data-head": `${row.layer}/${row.head}` });
     const score = column ? row.scores[column.name] : undefined;
     const share = column && typeof score === "number" ? (score - column.low) / (highest(column) - column.low || 1) : 0;
     const kind = kindsOf(row);
@@ -116,7 +116,7 @@ export const headsView: MakeView = (context) => {
 
   /** What the colours and the axes of the pictures are. */
   function legend(): HTMLElement {
-    const scale = SCALES[scaleName(store.state, context.dark())];
+    const scale = SCALES[scaleName(store.state)];
     const stops = Array.from({ length: 11 }, (_, k) => css(ramp(scale, toned(k / 10, 1, store.state.tone))));
     const bar = h("span", { class: "scale-bar" });
     bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
@@ -148,7 +148,7 @@ export const headsView: MakeView = (context) => {
               "h2",
               {},
               `Layer ${scene.layers[l].number}`,
-              !/^layers?[ .]\d+$/.test(scene.layers[l].name) && h("small", {}, scene.layers[l].name),
+              !/^layers?[ .]\d+$/.test(scene.layers[l].name) && h("small", {}, ...breakable(scene.layers[l].name)),
             ),
             h("div", { class: "row" }, ...mine.map((row) => card(row, undefined, state))),
           ),

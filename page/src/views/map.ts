@@ -37,12 +37,14 @@ export const mapView: MakeView = (context) => {
     onPick: (cell) => store.set(cell),
     onMove: (moved) => picture && legend.show(picture, moved.level),
     onError: context.fail,
+    onRest: (zoom) => store.set({ zoom }, "refine"),
   });
+  if (store.state.zoom) map.look(store.state.zoom);
 
   const load = latest(context.fail);
   const show = (): void =>
     load(async (current) => {
-      const made = await HeadPicture.of(data, headAt(store.state), lookOf(store.state, context.dark()));
+      const made = await HeadPicture.of(data, headAt(store.state), lookOf(store.state));
       if (!current()) return;
       picture = made;
       const { layer, head } = store.state;
@@ -95,11 +97,12 @@ export const mapView: MakeView = (context) => {
     update(state, changed) {
       if (changed.has("scene") || changed.has("layer") || changed.has("head")) show();
       else if (picture && touches(changed, "kind", "tone", "scale", "hide")) {
-        picture.look = lookOf(state, context.dark());
+        picture.look = lookOf(state);
         map.recolour();
         legend.show(picture, map.level);
       }
       if (picture && (changed.has("i") || changed.has("j"))) pick();
+      if (picture && changed.has("zoom") && state.zoom !== map.part) map.look(state.zoom);
     },
     destroy: () => map.destroy(),
   };

@@ -5,13 +5,14 @@ import uPlot from "uplot";
 import type { Profile } from "../data";
 import { h, tick } from "../dom";
 import { count, figure } from "../numbers/format";
+import { binAt, FEW_PAIRS, roundMarks, stairs, type Stairs } from "../numbers/stairs";
 import { headAt, latest, touches, type MakeView } from "./view";
 
 const CHARTS: readonly (readonly [key: string, title: string, axis: string, help: string])[] = [
   [
     "offset",
     "By distance",
-    "query − key",
+    "distance: query − key",
     "How much weight lies so many tokens back: a peak at 1 is a previous-token head.",
   ],
   ["entropy", "Entropy", "query", "In nats: 0 where one key has all the weight."],
@@ -25,6 +26,10 @@ const CHARTS: readonly (readonly [key: string, title: string, axis: string, help
   ["sink", "On the first key", "query", "The weight on key 0."],
   ["lse", "Log-sum-exp", "query", "The logarithm of the softmax's denominator."],
 ];
+
+/** Pixels of a chart from top to bottom, and from one mark of an axis to the next. */
+const TALL = 170;
+const APART = 34;
 
 /** A head along its positions. */
 export const profilesView: MakeView = (context) => {
@@ -59,63 +64,99 @@ export const profilesView: MakeView = (context) => {
       if (!profile) return [];
       const place = h("div", { class: "plot", role: "img", "aria-label": summary(profile, title) });
       charts.append(h("figure", {}, h("figcaption", {}, h("b", {}, title), h("small", {}, help)), place));
-      return [
-        {
-          place,
-          profile,
-          axis,
-          name: title.toLowerCase(),
-          logX: logarithmic && key === "offset" && profile.start >= 0,
-        },
-      ];
+      return [{ place, profile, axis, title }];
     });
-    plots = shown.map(({ place, profile, axis, name, logX }) => plot(place, profile, axis, name, logX));
+    plots = shown.map(({ place, profile, axis, title }) =>
+      profile.edges ? steps(place, stairs(profile), axis) : line(place, profile, axis, title.toLowerCase()),
+    );
   }
 
-  function plot(place: HTMLElement, profile: Profile, axis: string, name: string, logX: boolean): uPlot {
+  const figures = (_: uPlot, values: number[]): string[] =>
+    values.map((v) => (v === null ? "" : figure(Number(v.toPrecision(3)))));
+
+  /** What all charts have in common. */
+  function chart(place: HTMLElement, axis: string, more: Partial<uPlot.Axis>, scale: uPlot.Scale): uPlot.Options {
     const style = getComputedStyle(place);
-    const ink = style.getPropertyValue("--ink-soft");
     const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
     const font = `11px ${style.getPropertyValue("--sans")}`;
-    const shift = logX ? 1 : 0; // a logarithm has no place for distance 0
-    const x = profile.values.map((_, k) => profile.start + k * profile.step + shift);
-    const figures = (_: uPlot, values: number[]): string[] =>
-      values.map((v) => (v === null ? "" : figure(Number(v.toPrecision(3)))));
-    return new uPlot(
+    const look = { stroke: style.getPropertyValue("--ink-soft"), grid, ticks: grid, font };
+    return {
+      width: place.clientWidth || 400,
+      height: TALL,
+      legend: { live: true },
+      cursor: { y: false, drag: { x: true, y: false } },
+      scales: { x: { time: false, ...scale } },
+      axes: [
+        { ...look, label: axis, labelFont: font, labelSize: 18, size: 30, ...more },
+        { ...look, size: 58, values: figures },
+      ],
+      series: [],
+    };
+  }
+
+  function line(place: HTMLElement, profile: Profile, axis: string, name: string): uPlot {
+    const x = profile.values.map((_, k) => profile.start + k * profile.step);
+    const values = (_: uPlot, marks: number[]): string[] => marks.map((v) => (v === null ? "" : count(v)));
+    const options = chart(place, axis, { values }, {});
+    options.series = [
+      { label: axis, value: (_, v) => (v === null || v === undefined ? "–" : count(Math.round(v))) },
       {
-        width: place.clientWidth || 400,
-        height: 170,
-        legend: { live: true },
-        cursor: { y: false, drag: { x: true, y: false } },
-        scales: { x: { time: false, ...(logX ? { distr: 3, log: 10 } : {}) } },
-        axes: [
-          {
-            stroke: ink,
-            grid,
-            ticks: grid,
-            font,
-            label: logX ? `${axis} + 1` : axis,
-            labelFont: font,
-            labelSize: 18,
-            size: 30,
-            values: (_, values) => values.map((v) => (v === null ? "" : count(v))),
-          },
-          { stroke: ink, grid, ticks: grid, font, size: 58, values: figures },
-        ],
-        series: [
-          { label: axis, value: (_, v) => (v === null || v === undefined ? "–" : count(Math.round(v - shift))) },
-          {
-            label: name,
-            stroke: style.getPropertyValue("--accent"),
-            width: 1.6,
-            points: { show: x.length < 60 },
-            value: (_, v) => figure(v),
-          },
-        ],
+        label: name,
+        stroke: getComputedStyle(place).getPropertyValue("--accent"),
+        width: 1.6,
+        points: { show: x.length < 60 },
+        value: (_, v) => figure(v),
       },
-      [x, profile.values],
+    ];
+    return new uPlot(options, [x, profile.values], place);
+  }
+
+  /** Means of bins, a step each; those of few pairs apart from the others. */
+  function steps(place: HTMLElement, bins: Stairs, axis: string): uPlot {
+    const style = getComputedStyle(place);
+    const marks = logarithmic ? roundMarks(bins.x[0], bins.x[bins.x.length - 1]) : null;
+    const options = chart(
       place,
+      axis,
+      {
+        // A step has its number below its middle.
+        ...(marks ? { splits: () => marks, space: 1 } : {}),
+        values: (plot, at) => {
+          let before = -Infinity;
+          return at.map((v) => {
+            const here = v === null ? NaN : plot.valToPos(v, "x");
+            if (!(here - before >= APART) && before !== -Infinity) return "";
+            before = here;
+            return count(v);
+          });
+        },
+        filter: (_, at) => at,
+      },
+      logarithmic ? { distr: 4, asinh: 1, range: () => [bins.x[0], bins.x[bins.x.length - 1]] } : {},
     );
+    const paths = uPlot.paths.stepped?.({ align: 1 });
+    const ink = style.getPropertyValue("--accent");
+    options.series = [
+      { label: "distance", value: (_, __, ___, k) => (k === null ? "–" : binAt(bins, k).name) },
+      {
+        label: "mean weight",
+        stroke: ink,
+        width: 1.6,
+        paths,
+        points: { show: false },
+        value: (_, __, ___, k) => (k === null ? "–" : binAt(bins, k).text),
+      },
+      {
+        label: `of fewer than ${FEW_PAIRS} pairs`,
+        stroke: style.getPropertyValue("--mark"),
+        width: 1.2,
+        dash: [3, 2],
+        paths,
+        points: { show: false },
+        value: (_, __, ___, k) => (k !== null && binAt(bins, k).few ? "yes" : "–"),
+      },
+    ];
+    return new uPlot(options, [bins.x, bins.many, bins.few], place);
   }
 
   const load = latest(context.fail);
@@ -135,7 +176,7 @@ export const profilesView: MakeView = (context) => {
     width = charts.clientWidth;
     plots.forEach((one) => {
       const place = one.root.parentElement as HTMLElement;
-      if (place.clientWidth) one.setSize({ width: place.clientWidth, height: 170 });
+      if (place.clientWidth) one.setSize({ width: place.clientWidth, height: TALL });
     });
   });
   watcher.observe(charts);
@@ -162,5 +203,6 @@ function summary(profile: Profile, title: string): string {
     if (value > high) [high, at] = [value, k];
   });
   if (!values.length) return `${title}: nothing to show`;
-  return `${title}: ${profile.label}, from ${figure(low)} to ${figure(high)}, highest at ${count(Math.round(profile.start + at * profile.step))}`;
+  const where = profile.edges ? binAt(stairs(profile), at).name : count(Math.round(profile.start + at * profile.step));
+  return `${title}: ${profile.label}, from ${figure(low)} to ${figure(high)}, highest at ${where}`;
 }

@@ -48,7 +48,7 @@ export const scaleView: MakeView = (context) => {
     "div",
     { class: "pair" },
     ...panes.map(({ title, canvas, marked, bars, told }) =>
-      h("div", { class: "side" }, title, h("div", { class: "drawn" }, canvas, marked), bars, told),
+      h("div", { class: "side" }, title, h("div", { class: "drawn sheet" }, canvas, marked), bars, told),
     ),
   );
   const charts = h("div", { class: "charts" });
@@ -73,7 +73,7 @@ export const scaleView: MakeView = (context) => {
     const { dots, r0, rows, n_k } = block;
     const { d } = layerOf(context);
     const i = chosenQuery(store.state, layerOf(context)) - r0;
-    const scale = SCALES[scaleName(store.state, context.dark())];
+    const scale = SCALES[scaleName(store.state)];
     factors(d, temperature).forEach((factor, side) => {
       const { canvas, marked, bars, told } = panes[side];
       const columns = Math.min(n_k, COLUMNS);

@@ -2,7 +2,7 @@ import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } 
 
 import { choice, fitted, h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
-import { count, figure, printable, readable } from "../numbers/format";
+import { count, figure, printable, readable, shortened } from "../numbers/format";
 import { toneChoice } from "../parts/mapcontrols";
 import { breakLines, lineOf, type Line } from "../parts/lines";
 import { chosen, headAt, latest, layerOf, scaleName, touches, type MakeView } from "./view";
@@ -16,7 +16,7 @@ export const textView: MakeView = (context) => {
   const sizer = h("div", { class: "sizer" });
   const scroller = h(
     "div",
-    { class: "text-scroll", tabindex: 0, role: "listbox", "aria-label": "Tokens of the text. Arrow keys choose one." },
+    { class: "text-scroll sheet", tabindex: 0, role: "listbox", "aria-label": "Tokens of the text. Arrow keys choose one." },
     sizer,
   );
   const strip = h("canvas", {
@@ -38,7 +38,11 @@ export const textView: MakeView = (context) => {
   let lines: Line[] = [];
   let weights: Float32Array = new Float32Array(0);
   let top = 1;
+  /** Columns of a line: no token is longer. */
+  let across = 20;
   const drawn = new Map<number, HTMLElement>();
+  const nameOf = (t: number): string =>
+    context.scene.has_tokens ? `${count(t)} “${shortened(printable(tokens[t] ?? ""))}”` : count(t);
 
   const options = () => ({
     count: lines.length,
@@ -65,7 +69,7 @@ export const textView: MakeView = (context) => {
     const { start, stop } = lines[index];
     const line = h("div", { class: "line", role: "presentation" });
     line.style.transform = `translateY(${index * LINE_PX}px)`;
-    const scale = SCALES[scaleName(store.state, context.dark())];
+    const scale = SCALES[scaleName(store.state)];
     for (let t = start; t < stop; t++) {
       const weight = weights[t];
       const span = h("span", {
@@ -74,7 +78,7 @@ export const textView: MakeView = (context) => {
         role: "option",
         "aria-selected": t === picked() ? "true" : "false",
       });
-      span.textContent = readable(tokens[t]).replaceAll("\n", "↵") || "∅";
+      span.textContent = shortened(readable(tokens[t]).replaceAll("\n", "↵"), across) || "∅";
       if (weight > 0) {
         const place = toned(weight, top, store.state.tone);
         if (place > 0.03) {
@@ -84,7 +88,7 @@ export const textView: MakeView = (context) => {
         }
       } else if (Number.isNaN(weight)) span.classList.add("hidden");
       if (t === picked()) span.classList.add("chosen");
-      span.title = `${count(t)} “${printable(tokens[t])}”: ${Number.isNaN(weight) ? "hidden by the mask" : figure(weight)}`;
+      span.title = `${nameOf(t)}: ${Number.isNaN(weight) ? "hidden by the mask" : figure(weight)}`;
       line.append(span);
     }
     return line;
@@ -113,7 +117,7 @@ export const textView: MakeView = (context) => {
   function drawStrip(): void {
     const canvas = fitted(strip);
     const [width, height] = [strip.clientWidth, strip.clientHeight];
-    const scale = SCALES[scaleName(store.state, context.dark())];
+    const scale = SCALES[scaleName(store.state)];
     const largest = new Float32Array(height);
     for (let line = 0; line < lines.length; line++) {
       const y = Math.floor((line / lines.length) * height);
@@ -135,9 +139,9 @@ export const textView: MakeView = (context) => {
   function layout(): void {
     const letter = h("span", { class: "token probe" }, "0".repeat(50));
     sizer.append(letter);
-    const width = Math.max(20, Math.floor((scroller.clientWidth - 34) / (letter.getBoundingClientRect().width / 50)));
+    across = Math.max(20, Math.floor((scroller.clientWidth - 34) / (letter.getBoundingClientRect().width / 50)));
     letter.remove();
-    lines = breakLines(tokens, width);
+    lines = breakLines(tokens, across);
     virtual.setOptions(options());
     virtual._willUpdate();
     virtual.measure();
@@ -181,7 +185,7 @@ export const textView: MakeView = (context) => {
       .filter((t) => weights[t] > 0)
       .sort((a, b) => weights[b] - weights[a])
       .slice(0, LISTED);
-    const name = `${count(token)}${context.scene.has_tokens && layerOf(context).n_q === layerOf(context).n_k ? ` “${printable(tokens[token] ?? "")}”` : ""}`;
+    const name = layerOf(context).n_q === layerOf(context).n_k ? nameOf(token) : count(token);
     heading.textContent = store.state.by ? `What attends to ${name}` : `What ${name} attends to`;
     list.replaceChildren(
       ...order.map((t) =>
@@ -196,7 +200,7 @@ export const textView: MakeView = (context) => {
               "data-weight": String(weights[t]),
               "data-token": t,
             },
-            h("span", { class: "which" }, `${printable(tokens[t])}`),
+            context.scene.has_tokens && h("span", { class: "which" }, shortened(printable(tokens[t]))),
             h("small", {}, count(t)),
             h("b", {}, figure(weights[t])),
           ),

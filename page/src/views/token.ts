@@ -34,7 +34,7 @@ export const tokenView: MakeView = (context) => {
 
   function cell(row: TokenRow): HTMLElement {
     const name = headName(scene, row.layer, row.head);
-    const scale = SCALES[scaleName(store.state, context.dark())];
+    const scale = SCALES[scaleName(store.state)];
     const mine = kinds.find(({ layer, head }) => layer === row.layer && head === row.head);
     const all = row.keys.map((j, k) => `${count(j)} ${word(j)} ${row.weights[k].toFixed(2)}`).join(", ");
     const colour = ramp(scale, toned(row.weights[0] ?? 0, 1, store.state.tone));

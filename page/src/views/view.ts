@@ -1,6 +1,6 @@
 import type { BothTokens, Data, HeadAt, Layer, Scene, Words } from "../data";
-import { SCALES, type ScaleName } from "../numbers/colour";
-import { count, printable } from "../numbers/format";
+import type { ScaleName } from "../numbers/colour";
+import { count, printable, shortened } from "../numbers/format";
 import type { Look } from "../parts/pictures";
 import type { State, Store } from "../state";
 
@@ -12,8 +12,6 @@ export interface Context {
   readonly scene: Scene;
   /** What is said, the same in the terminal. */
   readonly words: Words;
-  /** Whether the page is dark. */
-  dark(): boolean;
   /** Shows what went wrong, until the next thing goes right. */
   fail(error: unknown): void;
   /** Told to screen readers. */
@@ -58,12 +56,13 @@ export const headAt = ({ scene, layer, head }: State): HeadAt => ({ scene, layer
 
 export const layerOf = (context: Context): Layer => context.scene.layers[context.store.state.layer];
 
-export function scaleName(state: State, dark: boolean): ScaleName {
-  return state.scale !== "auto" && state.scale in SCALES ? state.scale : dark ? "viridis" : "ink";
+/** The scale of colours: from paper to ink unless another was chosen, in both themes, so that pictures compare. */
+export function scaleName(state: State): ScaleName {
+  return state.scale === "auto" ? "ink" : state.scale;
 }
 
-export function lookOf(state: State, dark: boolean): Look {
-  return { kind: state.kind, tone: state.tone, scale: scaleName(state, dark), hide: state.hide, dark };
+export function lookOf(state: State): Look {
+  return { kind: state.kind, tone: state.tone, scale: scaleName(state), hide: state.hide };
 }
 
 const within = (at: number, n: number, standard: number): number => (at < 0 ? standard : Math.min(at, n - 1));
@@ -90,7 +89,7 @@ export async function named(context: Context, axis: "query" | "key", index: numb
   const tokens = tokensOf(context)[axis];
   await tokens?.load(index, index + 1);
   const token = tokens?.at(index);
-  return token === undefined ? count(index) : `${count(index)} “${printable(token)}”`;
+  return token === undefined ? count(index) : `${count(index)} “${shortened(printable(token))}”`;
 }
 
 export function tokensOf(context: Context): BothTokens {

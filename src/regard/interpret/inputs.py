@@ -26,7 +26,7 @@ def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[st
         loaded = [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
         return dict(zip(OPERANDS, loaded, strict=False))
     if len(paths) != 1 or paths[0].suffix not in (".npz", ".safetensors"):
-        given = ", ".join(map(str, paths))
+        given = ", ".join(f"{path}{'' if path.exists() else ' (no such file)'}" for path in paths)
         raise ValueError(f"files must be three .npy for query, key and value, or one .npz or .safetensors, got {given}")
     (path,) = paths
     found = _read(path, _npz if path.suffix == ".npz" else _safetensors)

@@ -12,6 +12,7 @@ from regard.viewer.scene import sources
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.serve import saving
 from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.links import VIEWS, fragment
 from regard.viewer.show import drawing
 from regard.viewer.show.terminal import show
 
@@ -19,9 +20,16 @@ Progress = Callable[[str], object]
 
 
 def run(arguments: Namespace, mask: Mask | None, console: Console, progress: AbstractContextManager[Progress]) -> None:
-    """Carry the command out. Raises ValueError for input that cannot be served, before any work where that can be."""
+    """Run the command.
+
+    Raises ValueError for input that cannot be served, before any work where that can be.
+    """
     text = _text(arguments)
     paths = [target for path in arguments.save for target in saving.targets(path)]
+    if (paths or arguments.terminal) and (arguments.view, arguments.key) != (None, None):
+        raise ValueError("--view and --key are for the page")
+    if arguments.view not in (None, *VIEWS):
+        raise ValueError(f"--view must be {', '.join(VIEWS[:-1])} or {VIEWS[-1]}, got {arguments.view}")
     chosen = {"layer": arguments.layer, "head": arguments.head, "token": _number(arguments.token)}
     if paths or arguments.terminal:
         with progress as report:
@@ -41,8 +49,6 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
         if not all(path.suffix for path in arguments.save) and not drawing.has_png():
             console.print(f"no PNG was saved: {drawing.NEEDS}", soft_wrap=True)
         return
-    if any(x is not None for x in chosen.values()):
-        raise ValueError("--layer, --head and --token are for --terminal and --save; on the page they are a click")
     from regard.viewer.serve.server import Viewer, bound
 
     with bound(arguments.port) as home:
@@ -50,15 +56,16 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
             scenes = _scenes(arguments, text, mask, report)
             if arguments.sequence is not None:
                 scenes = [saving.single(scenes, _number(arguments.sequence))]
+            link = fragment(scenes[0], arguments.view, **chosen, key=_number(arguments.key))
         try:
             viewer = Viewer(Answers(scenes), home)
         except FileNotFoundError as error:
             raise ValueError(str(error)) from None
 
     def ready() -> None:
-        print(f"regard look: {viewer.url}\nCtrl-C ends it.", flush=True)
+        print(f"regard look: {viewer.url}{link}\nCtrl-C ends it.", flush=True)
         if not arguments.no_open:
-            viewer.show()
+            viewer.show(link)
 
     viewer.run(ready)
 

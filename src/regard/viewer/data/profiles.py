@@ -1,4 +1,4 @@
-"""What a head does along a sequence: how far it looks, how evenly, what its keys receive; binned to be drawn."""
+"""Profiles of a head along a sequence: weight by distance, entropy, attention received; binned to be drawn."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +15,9 @@ Floats = NDArray[np.float64]
 MOST = 2048
 """Points of a profile."""
 
+EXACT = 64
+"""Distances from 0 on, in each direction, that have a bin each, however long the sequence is."""
+
 LABELS = {
     "offset": "mean weight at each distance i − j",
     "entropy": "entropy of a query's weights, in nats",
@@ -27,15 +30,21 @@ LABELS = {
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Means of `step` values each, the first of those at `start`; the last may be of fewer."""
+    """Means of `step` values each, the first of those at `start`; the last may be of fewer.
+
+    edges: int64 (m + 1,), of bins that are not alike: mean k is of [edges[k], edges[k + 1]). pairs: int64 (m,), of a
+    query and a key that each mean is of.
+    """
 
     start: int
     step: int
     values: Floats
+    edges: NDArray[np.int64] | None = None
+    pairs: NDArray[np.int64] | None = None
 
 
 def profiles(head: Head, progress: Callable[[float], object] = lambda done: None) -> Mapping[str, Profile]:
-    """Every profile of `LABELS`, in O(n) memory; `progress` is told the share of queries that is done."""
+    """Compute every profile of `LABELS`, in O(n) memory; `progress` is told the share of queries that is done."""
     p, n_q, n_k = head.problem, head.n_q, head.n_k
     wanted = [Statistic(name) for name in ("entropy", "normalized_entropy", "received", "profile")]
     received, by_distance = np.zeros(n_k), np.zeros(n_q + n_k - 1)
@@ -60,18 +69,46 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
     pairs = np.minimum.reduce([np.arange(1, n_q + n_k), np.arange(n_q + n_k - 1, 0, -1), np.full(n_q + n_k - 1, n_q)])
     pairs = np.minimum(pairs, n_k)
     lowest = int(p.distances[0, 0])
-    distance = by_distance / pairs
     if p.mask_node is not None:  # of a causal head only what is behind
         seen = np.flatnonzero(by_distance)
         begin, end = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1)
-        distance, lowest = distance[begin:end], lowest + begin
-    made = {"offset": binned(distance, lowest)}
+        by_distance, pairs, lowest = by_distance[begin:end], pairs[begin:end], lowest + begin
+    made = {"offset": along_distances(by_distance, pairs, lowest)}
     made |= {name: binned(x) for name, x in whole.items() if name != "lse"}
     return made | {"received": binned(received), "sink": binned(first), "lse": binned(whole["lse"])}
 
 
+def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> Profile:
+    """Return mean weights per pair, given totals (m,) and numbers of pairs (m,) of distances from `lowest` on.
+
+    >>> made = along_distances(np.full(10_000, 3.0), np.full(10_000, 6), 0)
+    >>> len(made.values) <= MOST, made.edges[:3].tolist(), made.pairs[:3].tolist(), made.values[[0, -1]].tolist()
+    (True, [0, 1, 2], [6, 6, 6], [0.5, 0.5])
+    """
+    edges = distance_edges(lowest, lowest + len(totals))
+    totals, pairs = (np.add.reduceat(x, edges[:-1] - lowest) for x in (totals, pairs))
+    return Profile(lowest, 1, totals / pairs, edges, pairs)
+
+
+def distance_edges(start: int, stop: int) -> NDArray[np.int64]:
+    """Return edges of bins of the distances [start, stop): at most `MOST`, of one distance each if those are as few.
+
+    Otherwise |distance| < `EXACT` has a bin each, and bins beyond grow by one ratio.
+
+    >>> distance_edges(-3, 2).tolist(), np.diff(distance_edges(0, 100_000))[-3:].tolist()
+    ([-3, -2, -1, 0, 1, 2], [379, 381, 382])
+    """
+    if stop - start <= MOST:
+        return np.arange(start, stop + 1, dtype=np.int64)
+    sides = (start < -EXACT) + (stop > EXACT)
+    each = (MOST - 2 * EXACT) // sides  # bins beyond, on either side
+    beyond = np.unique(np.ceil(np.geomspace(EXACT, max(1 - start, stop, EXACT + 1), each + 1)).astype(np.int64))
+    edges = np.concatenate([-beyond[::-1] + 1, np.arange(-EXACT + 2, EXACT), beyond])
+    return np.unique(np.clip(edges, start, stop))
+
+
 def binned(values: NDArray[Any], start: int = 0) -> Profile:
-    """At most `MOST` means of equally many values; a bin that holds an infinite value is infinite.
+    """Return at most `MOST` means of equally many values; a bin that holds an infinite value is infinite.
 
     >>> binned(np.arange(4096.0)).values[:2]
     array([0.5, 2.5])

@@ -5,9 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regard.viewer.data import pyramid
+from regard.viewer.scene.labels import brief
 from regard.viewer.scene.scenes import Scene, SceneLayer
 
 Query = Mapping[str, str]
+
+
+DIGITS = 18
+"""Digits of a number, at most: those of 64 bits."""
 
 
 class Refused(Exception):
@@ -53,8 +58,15 @@ class At:
         """Which of the two kinds of maps is asked for."""
         kind = self.query.get("kind", "mass")
         if kind not in ("mass", "max"):
-            raise Refused(422, f"kind must be mass or max, got {kind}")
+            raise Refused(422, f"kind must be mass or max, got {brief(kind)}")
         return kind  # type: ignore[return-value]
+
+
+def whole(text: str, name: str) -> int:
+    """The number that digits in a path name. Raises `Refused` for one of more digits than anything has."""
+    if len(text) > DIGITS:
+        raise Refused(404, f"{name} {brief(text)} does not exist")
+    return int(text)
 
 
 def within(number: int, size: int, name: str) -> int:
@@ -67,15 +79,17 @@ def within(number: int, size: int, name: str) -> int:
 def integer(query: Query, name: str, default: int, least: int, most: int | None = None, what: str | None = None) -> int:
     """Return a parameter as a number. Raises `Refused` for one out of its bounds, which is called `what`."""
     text = query.get(name, str(default))
-    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+    number = int(text) if re.fullmatch(f"[0-9]{{1,{DIGITS}}}", text) else -1
+    if number < least or (most is not None and number > most):
         bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
-        raise Refused(422, f"{what or name} must be a number {bounds}, got {text}")
-    return int(text)
+        raise Refused(422, f"{what or name} must be a number {bounds}, got {brief(text)}")
+    return number
 
 
 def span(query: Query, name: str, size: int) -> range:
     """Return a parameter first:end, all of `size` unless given. Raises `Refused` for one that is not there."""
-    found = re.fullmatch(r"(\d+):(\d+)", query.get(name, f"0:{size}"))
+    text = query.get(name, f"0:{size}")
+    found = re.fullmatch(f"([0-9]{{1,{DIGITS}}}):([0-9]{{1,{DIGITS}}})", text)
     if found is None or not int(found[1]) < int(found[2]) <= size:
-        raise Refused(422, f"{name} must be first:end with 0 ≤ first < end ≤ {size}, got {query.get(name)}")
+        raise Refused(422, f"{name} must be first:end with 0 ≤ first < end ≤ {size}, got {brief(text)}")
     return range(int(found[1]), int(found[2]))

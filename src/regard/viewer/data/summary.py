@@ -14,7 +14,7 @@ from regard.runtime.forks import cached_property
 from regard.viewer.data import finding, sentences
 from regard.viewer.data.scores import KINDS, NamedKind, layer_scores
 from regard.viewer.data.sentences import CAVEAT as CAVEAT
-from regard.viewer.scene.labels import printable
+from regard.viewer.scene.labels import place_of, printable
 from regard.viewer.scene.scenes import Head, Scene
 
 Weights = NDArray[np.float32]
@@ -230,14 +230,7 @@ class LookData:
     def _token_index(self, token: int | str | None) -> int:
         if token is None:
             return self.n - 1
-        if isinstance(token, str):
-            found = [k for k, known in enumerate(self.tokens) if token in (known, known.strip())]
-            if not found:
-                raise ValueError(f"token {token!r} does not occur in the text")
-            return found[-1]
-        if not -self.n <= token < self.n:
-            raise ValueError(f"token {token} does not exist: the text has tokens 0 to {self.n - 1}")
-        return token % self.n
+        return place_of(token, self.tokens, self.n)
 
 
 def _spans(numbers: Sequence[int]) -> str:

@@ -1,5 +1,7 @@
 """Tokens and texts of users, made fit to print."""
 
+from collections.abc import Sequence
+
 _SEEN = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
@@ -34,6 +36,37 @@ def encodable(text: str) -> str:
     'a\\ud83d'
     """
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def place_of(token: int | str, tokens: Sequence[str], n: int) -> int:
+    """Return the place of a token among n: of an index, from the end if negative, or of a text, where it is last.
+
+    Raises ValueError for one that is not there.
+
+    >>> place_of(-1, "abab", 4), place_of("a", "abab", 4)
+    (3, 2)
+    """
+    if isinstance(token, str):
+        found = [k for k, known in enumerate(tokens) if token in (known, known.strip())]
+        if not found:
+            raise ValueError(f"token {token!r} does not occur in the text")
+        return found[-1]
+    if not -n <= token < n:
+        raise ValueError(f"token {token} does not exist: the text has tokens 0 to {n - 1}")
+    return token % n
+
+
+BRIEF = 60
+"""Characters that a message quotes of what it was given, at most."""
+
+
+def brief(text: str) -> str:
+    """Return the text as a message quotes it: cut where it is long, surrogates escaped.
+
+    >>> brief("arrays"), len(brief("9" * 5000))
+    ('arrays', 60)
+    """
+    return encodable(text if len(text) <= BRIEF else text[: BRIEF - 1] + "…")
 
 
 def byte_tokens(text: str) -> tuple[str, ...]:

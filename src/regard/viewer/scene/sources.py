@@ -1,5 +1,7 @@
 """Where scenes come from: the example model with a text and settings, plain arrays, captures."""
 
+import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +48,7 @@ class Settings:
             if name not in kinds:
                 raise ValueError(f"{name} is not a setting; those are {', '.join(kinds)}")
             if not isinstance(value, kinds[name]) or (isinstance(value, bool) and bool not in kinds[name]):
-                raise TypeError(f"{name} must be a {kinds[name][-1].__name__}, got {value!r}")
+                raise TypeError(f"{name} must be a {kinds[name][-1].__name__}, got {reprlib.repr(value)}")
         return cls(**{**given, **({"temperature": float(given["temperature"])} if "temperature" in given else {})})
 
     def plain(self) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def example(
 ) -> Scene:
     """Return a text as the model that ships with regard reads it.
 
-    Raises ValueError if the text is empty or longer than the model reads, before the model runs.
+    Raises ValueError before the model runs: for a text that is empty, longer than the model reads, or no Unicode.
 
     >>> scene = example(Settings("to be"))
     >>> len(scene.layers), scene.layers[0].heads, scene.key_tokens[:3]
@@ -70,6 +72,8 @@ def example(
     if model is None:
         progress("loading the model")
         model = ExampleModel.load()
+    if (half := re.search("[\ud800-\udfff]", settings.text)) is not None:
+        raise ValueError(f"text must be Unicode: character {half.start()} is half of a surrogate pair")
     ids = model.encode(settings.text)
     progress(f"running the model on {len(ids)} tokens")
     trace = model.run(ids, temperature=settings.temperature, scale=settings.scaled, causal=settings.causal)

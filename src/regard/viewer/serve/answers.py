@@ -17,10 +17,10 @@ from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
 from regard.version import __version__
 from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyramid, sentences, stages
-from regard.viewer.data.questions import At, Query, Refused, integer, span, within
+from regard.viewer.data.questions import At, Query, Refused, integer, span, whole, within
 from regard.viewer.data.scores import KINDS, estimated_scores, kinds_of, layer_scores
 from regard.viewer.data.tour import candidates, tour
-from regard.viewer.scene.labels import encodable
+from regard.viewer.scene.labels import brief, encodable
 from regard.viewer.scene.scenes import Head, Scene
 from regard.viewer.scene.sources import Settings, example
 from regard.viewer.serve.store import Grower, Store, Unfinished, Worker
@@ -125,21 +125,24 @@ class Answers:
             found = pattern.fullmatch(path)
             if found and verb == method:
                 try:
-                    return self._fitting(answer, dict(found.groupdict()), query, body)
+                    named = dict(found.groupdict())
+                    return self._posted(answer, named, body) if verb == "POST" else self._fitting(answer, named, query)
                 except Unfinished as work:
                     return Answer(202, {"progress": round(work.done, 3)})
                 except Refused as refused:
                     return Answer(refused.status, {"error": str(refused)})
-        return Answer(404, {"error": f"there is no {path}"})
+        return Answer(404, {"error": f"there is no {brief(path)}"})
 
-    def _fitting(self, answer: Callable[..., Answer], named: dict[str, Any], query: Query, body: Any) -> Answer:
+    def _posted(self, answer: Callable[..., Answer], named: dict[str, Any], body: Any) -> Answer:
+        """The answer of a route that takes a body, whatever JSON that is."""
+        return answer(self, self._scene(named["scene"]), body)
+
+    def _fitting(self, answer: Callable[..., Answer], named: dict[str, Any], query: Query) -> Answer:
         """The answer of a route: about the scene, and where it names a head about that, in one batch element."""
         if "scene" not in named:
             return answer(self)
         scene = self._scene(named.pop("scene"))
-        named = {name: int(number) for name, number in named.items()}
-        if body is not None:
-            return answer(self, scene, body)
+        named = {name: whole(number, NAMES.get(name, name)) for name, number in named.items()}
         at = At(scene, integer(query, "b", 0, 0, scene[1].batch - 1, "batch element"), query)
         if "layer" in named:
             at = replace(at, layer=within(named.pop("layer"), len(scene[1].layers), "layer"))
@@ -155,7 +158,7 @@ class Answers:
                 if re.fullmatch(r"example(-\d+)?", name)
                 else "see scenes"
             )
-            raise Refused(404, f"there is no scene {name}: {gone}")
+            raise Refused(404, f"there is no scene {brief(name)}: {gone}")
         return name, scene
 
     def _new_name(self, scene: Scene) -> str:
@@ -176,7 +179,7 @@ class Answers:
         with self._lock:
             key = (name, layer, head, b)
             if key not in self._heads:
-                self._heads[key] = self._scenes[name].layers[layer].head(head, b)
+                self._heads[key] = self._scene(name)[1].layers[layer].head(head, b)
             return self._heads[key]
 
     def _ready(self, at: At, rows: range) -> Head:
@@ -219,33 +222,58 @@ class Answers:
     def _scenes_answer(self) -> Answer:
         with self._lock:
             scenes = dict(self._scenes)
-        listed = [scene.described(name) for name, scene in scenes.items()]
+        listed = [self._described(name, scene) for name, scene in scenes.items()]
         # Of the engines only what would serve a scene is asked: the states of all would load what they need.
         engine = next((choose(scene.layers[0].problem, None).NAME for scene in scenes.values()), "")
         return Answer(200, {"title": "regard", "version": __version__, "engine": engine, "scenes": listed})
 
+    def _described(self, name: str, scene: Scene) -> dict[str, Any]:
+        """The scene as the page's list has it. `given`: it was not typed, and so never goes."""
+        return scene.described(name) | {"given": name in self._given}
+
     def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
+        """A run of the model. `replaces` names a scene, an earlier stage of what is being typed, that goes for it;
+        `keeps` one that is looked at beside it, and stays.
+        """
         if scene[1].settings is None:
             raise Refused(422, "the text of this scene cannot be changed: it is no run of the example model")
         if not isinstance(body, dict):
             raise Refused(422, "settings must be a JSON object with text, temperature, scaled and causal")
+        others = {name: body[name] for name in ("replaces", "keeps") if name in body}
+        if not all(isinstance(other, str) for other in others.values()):
+            raise Refused(422, "replaces and keeps must be the ids of scenes")
+        replaced, kept = others.get("replaces"), others.get("keeps")
         try:
-            settings = Settings.of({**scene[1].settings, **body})
+            settings = Settings.of({**scene[1].settings, **{k: x for k, x in body.items() if k not in others}})
             for name, known in self.scenes.items():
                 if known.settings == settings.plain():
-                    return Answer(200, {"scene": known.described(name)})
+                    self._forget([replaced] if replaced != name else [])
+                    return Answer(200, {"scene": self._described(name, known)})
             made = example(settings, self._example_model())
         except (TypeError, ValueError) as error:
             raise Refused(422, str(error)) from None
         with self._lock:
             name = self._new_name(made)
             self._scenes[name] = made
-            runs = [key for key, known in self._scenes.items() if known.settings is not None and key not in self._given]
-            for old in runs[: max(0, len(runs) - RUNS)]:
-                del self._scenes[old]
-                self.store.forget(old)
-                self._heads = {key: head for key, head in self._heads.items() if key[0] != old}
-        return Answer(200, {"scene": made.described(name)})
+        self._forget([replaced])
+        typed = [key for key in self.scenes if key not in self._given and key not in (kept, name)]
+        self._forget(typed[: max(0, len(typed) + 1 + (kept not in (None, *self._given)) - RUNS)])
+        return Answer(200, {"scene": self._described(name, made)})
+
+    def _forget(self, names: Iterable[str | None]) -> None:
+        """Drop those of the scenes that were typed, and all that is kept of them."""
+        with self._lock:
+            for name in names:
+                if name is None or name not in self._scenes or name in self._given:
+                    continue
+                del self._scenes[name]
+                self.store.forget(name)
+                self._heads = {key: head for key, head in self._heads.items() if key[0] != name}
+
+    def _page(self, at: At) -> Answer:
+        """The scene as one file, for the page to save."""
+        html = self._kept("scores", (at.name, "page"), partial(_exported, at.scene), len)
+        return Answer(200, {"html": html})
 
     def _example_model(self) -> ExampleModel:
         if self._model is None:
@@ -255,7 +283,7 @@ class Answers:
     def _tokens(self, at: At) -> Answer:
         axis = at.query.get("axis", "key")
         if axis not in ("query", "key"):
-            raise Refused(422, f"axis must be query or key, got {axis}")
+            raise Refused(422, f"axis must be query or key, got {brief(axis)}")
         tokens = at.scene.query_tokens if axis == "query" else at.scene.key_tokens
         start = integer(at.query, "start", 0, 0, len(tokens))
         stop = min(integer(at.query, "stop", start + MOST_TOKENS, start), start + MOST_TOKENS, len(tokens))
@@ -426,6 +454,10 @@ class Answers:
             name: {
                 "start": profile.start, "step": profile.step, "label": profiles.LABELS[name],
                 "values": [finite(x) for x in profile.values.tolist()],
+                **{
+                    kind: x.tolist() for kind, x in (("edges", profile.edges), ("pairs", profile.pairs))
+                    if x is not None
+                },
             }
             for name, profile in made.items()
         })  # fmt: skip
@@ -500,7 +532,23 @@ class Answers:
         return Answer(200, ablation.value_norms(self.head(*at.key)) if known else np.zeros(0, np.float32))
 
 
-_HEAD = r"(?P<scene>[a-z0-9-]+)/{}/(?P<layer>\d+)/(?P<head>\d+)"
+def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
+    """The page of a scene in one file. Raises `Refused` for a scene that is too large."""
+    from regard.viewer.serve.export import page  # which asks here
+
+    answers = Answers([scene], patience=None)
+    try:
+        return page(answers, next(iter(answers.scenes)))
+    except ValueError as error:
+        raise Refused(422, str(error)) from None
+    finally:
+        answers.close()
+
+
+NAMES = {"i": "query", "j": "key"}
+"""What numbers of a path are called, where that is not their name."""
+
+_HEAD = r"(?P<scene>[a-z0-9-]+)/{}/(?P<layer>[0-9]+)/(?P<head>[0-9]+)"
 ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
     (verb, re.compile(pattern), answer)
     for verb, pattern, answer in (
@@ -508,25 +556,26 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("POST", r"(?P<scene>[a-z0-9-]+)/run", Answers._run),
         ("GET", r"(?P<scene>[a-z0-9-]+)/tokens", Answers._tokens),
         ("GET", "words", Answers._words),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/page", Answers._page),
         ("GET", r"(?P<scene>[a-z0-9-]+)/heads", Answers._head_scores),
         ("GET", r"(?P<scene>[a-z0-9-]+)/finding", Answers._finding),
         ("GET", r"(?P<scene>[a-z0-9-]+)/tour", Answers._tour),
-        ("GET", r"(?P<scene>[a-z0-9-]+)/token/(?P<i>\d+)", Answers._token),
-        ("GET", r"(?P<scene>[a-z0-9-]+)/thumbs/(?P<layer>\d+)", Answers._thumbs),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/token/(?P<i>[0-9]+)", Answers._token),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/thumbs/(?P<layer>[0-9]+)", Answers._thumbs),
         ("GET", r"(?P<scene>[a-z0-9-]+)/ablations", Answers._ablations),
         ("GET", _HEAD.format("ablation"), Answers._ablation),
         ("GET", _HEAD.format("norms"), Answers._norms),
         ("GET", _HEAD.format("matrices"), Answers._matrices),
-        ("GET", _HEAD.format("scores") + r"/(?P<i>\d+)", Answers._scores),
+        ("GET", _HEAD.format("scores") + r"/(?P<i>[0-9]+)", Answers._scores),
         ("GET", _HEAD.format("map"), Answers._map),
-        ("GET", _HEAD.format("tile") + r"/(?P<level>\d+)/(?P<x>\d+)/(?P<y>\d+)", Answers._tile),
+        ("GET", _HEAD.format("tile") + r"/(?P<level>[0-9]+)/(?P<x>[0-9]+)/(?P<y>[0-9]+)", Answers._tile),
         ("GET", _HEAD.format("values"), Answers._values),
-        ("GET", _HEAD.format("row") + r"/(?P<i>\d+)", Answers._row),
-        ("GET", _HEAD.format("column") + r"/(?P<j>\d+)", Answers._column),
+        ("GET", _HEAD.format("row") + r"/(?P<i>[0-9]+)", Answers._row),
+        ("GET", _HEAD.format("column") + r"/(?P<j>[0-9]+)", Answers._column),
         ("GET", _HEAD.format("dots"), Answers._dots),
         ("GET", _HEAD.format("variance"), Answers._variance),
         ("GET", _HEAD.format("profiles"), Answers._profiles),
-        ("GET", _HEAD.format("step") + r"/(?P<i>\d+)/(?P<j>\d+)", Answers._step),
+        ("GET", _HEAD.format("step") + r"/(?P<i>[0-9]+)/(?P<j>[0-9]+)", Answers._step),
     )
 )
 

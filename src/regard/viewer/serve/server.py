@@ -7,6 +7,7 @@ import socket
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import uvicorn
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from regard.viewer.data.questions import DIGITS
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import Answer, Answers
 
@@ -88,7 +90,7 @@ def application(answers: Answers, token: str, port: int) -> ASGIApp:
         path = request.path_params["path"]
         if request.method == "POST":
             try:
-                body = json.loads(await _body(request))
+                body = parsed(await _body(request))
             except ValueError as error:
                 return JSONResponse({"error": str(error)}, status_code=400)
             return _response(await run_in_threadpool(answers.post, path, body))
@@ -100,6 +102,20 @@ def application(answers: Answers, token: str, port: int) -> ASGIApp:
         Route(f"/{token}/{{name}}", file),
     ]
     return Guard(Starlette(routes=routes), token, port)
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON of a body. Raises ValueError for what is none, or is nested too deeply, or has too long a number."""
+    try:
+        return json.loads(body, parse_int=_number)
+    except RecursionError:
+        raise ValueError("a question must not be nested so deeply") from None
+
+
+def _number(digits: str) -> int:
+    if len(digits) > DIGITS + 1:
+        raise ValueError(f"a number must have {DIGITS} digits at most")
+    return int(digits)
 
 
 async def _body(request: Request) -> bytes:
@@ -167,9 +183,9 @@ class Viewer:
         """Stop serving."""
         self._server.should_exit = True
 
-    def show(self) -> None:
-        """Open the page in the user's browser."""
-        webbrowser.open(self.url)
+    def show(self, link: str = "") -> None:
+        """Open the page in the user's browser, at the view of a link ("#view=map")."""
+        webbrowser.open(self.url + link)
 
     def __repr__(self) -> str:
         return f"Viewer at {self.url}"

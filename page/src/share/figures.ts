@@ -1,0 +1,239 @@
+/** Figures of views, from the data that they show. */
+
+import type { HeadAt } from "../data";
+import { css, pixelTable, ramp, readableOn, SCALES, toned, type Tone } from "../numbers/colour";
+import { columns, count, figure, readable, shortened } from "../numbers/format";
+import { binAt, stairs } from "../numbers/stairs";
+import { breakLines, lineOf } from "../parts/lines";
+import { DifferencePicture, HeadPicture } from "../parts/pictures";
+import { comparedHead } from "../views/compare";
+import { chosen, headAt, layerOf, lookOf, named, scaleName, tokensOf, type Context } from "../views/view";
+import { Drawing, INK, LINE, SOFT } from "./drawing";
+import { drawMap, drawScale, partOf, ROOM } from "./maps";
+
+/** Pixels of a figure's width: 7 inches, the text of a page. */
+const WIDE = 672;
+
+const TONES: Record<Tone, string> = {
+  linear: "in proportion to the weight",
+  root: "by the square root of the weight",
+  log: "by the logarithm of the weight",
+};
+
+const figures: Record<string, (context: Context) => Promise<Drawing>> = {
+  heads: headsFigure,
+  text: textFigure,
+  compare: compareFigure,
+  profiles: profilesFigure,
+  steps: stepsFigure,
+  arcs: arcsFigure,
+};
+
+/** What a view shows, as a drawing with a caption; of a view that has no figure, its head's map. */
+export async function figureOf(context: Context): Promise<Drawing> {
+  const make = Object.hasOwn(figures, context.store.state.view) ? figures[context.store.state.view] : mapFigure;
+  return make(context);
+}
+
+export const nameOfHead = (context: Context, at: HeadAt = headAt(context.store.state)): string => {
+  const scene = context.scenes.find((one) => one.id === at.scene.split(":")[0]) ?? context.scene;
+  const { number, numbers } = scene.layers[at.layer];
+  return `layer ${number}, head ${numbers[at.head]}`;
+};
+
+const capital = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1);
+const ofText = (context: Context): string => `of “${shortened(context.scene.name, 60)}”`;
+
+async function mapFigure(context: Context): Promise<Drawing> {
+  const { state } = context.store;
+  const at = headAt(state);
+  const picture = await HeadPicture.of(context.data, at, lookOf(state));
+  const part = partOf(state.view === "map" ? state.zoom : "", picture.info);
+  const drawing = new Drawing(WIDE, `Attention ${ofText(context)}: ${nameOfHead(context)}`);
+  const side = WIDE - ROOM - 10;
+  const level = await drawMap(drawing, picture, part, tokensOf(context), ROOM, ROOM, side);
+  drawing.text(8, 18, "key →", { size: 11, fill: SOFT });
+  drawing.text(8, 33, "query ↓", { size: 11, fill: SOFT });
+  drawScale(drawing, picture, level, ROOM, drawing.height + 12);
+  const { n_q, n_k } = picture.info;
+  const all = part.r0 === 0 && part.c0 === 0 && part.r1 === n_q && part.c1 === n_k;
+  const what = all ? "" : ` Queries ${count(part.r0)} to ${count(part.r1 - 1)}, keys ${count(part.c0)} to ${count(part.c1 - 1)}.`;
+  const step = 2 ** (picture.info.max_level - level);
+  const cell = step > 1 ? ` A pixel is ${step} × ${step} pairs, its ${state.kind === "max" ? "largest weight" : "mass"}.` : "";
+  drawing.caption(
+    `${capital(nameOfHead(context))} ${ofText(context)}. Each row is a token that looks (query), each column what it ` +
+      `looks at (key); colours go ${TONES[state.tone]}.${what}${cell}${state.hide ? " The first key is left out." : ""}`,
+  );
+  return drawing;
+}
+
+async function compareFigure(context: Context): Promise<Drawing> {
+  const { state } = context.store;
+  const ends = [headAt(state), comparedHead(context)];
+  const look = lookOf(state);
+  const heads = await Promise.all(ends.map((at) => HeadPicture.of(context.data, at, look)));
+  const alike = heads[0].info.n_q === heads[1].info.n_q && heads[0].info.n_k === heads[1].info.n_k;
+  const pictures = [...heads, ...(alike ? [new DifferencePicture(context.data, ends[0], ends[1], [heads[0], heads[1]], look)] : [])];
+  const drawing = new Drawing(WIDE, `Two heads compared: ${nameOfHead(context, ends[0])} and ${nameOfHead(context, ends[1])}`);
+  const names = [...ends.map((at) => capital(nameOfHead(context, at))), "Difference"];
+  const side = (WIDE - 3 * 44) / 3;
+  let level = 0;
+  for (const [k, picture] of pictures.entries()) {
+    const x = 36 + k * (side + 44);
+    drawing.text(x, 16, names[k], { size: 12, bold: true });
+    level = await drawMap(drawing, picture, partOf("", picture.info), { query: null, key: null }, x, 44, side);
+  }
+  const below = drawing.height + 12;
+  drawScale(drawing, pictures[0], level, 36, below);
+  if (alike) drawScale(drawing, pictures[2], level, 36 + 2 * (side + 44), below);
+  drawing.caption(
+    `${names[0]} and ${names[1]} ${ofText(context)}${alike ? ", and the first less the second" : ""}. Rows are queries, ` +
+      `columns keys; colours go ${TONES[state.tone]}.`,
+  );
+  return drawing;
+}
+
+async function headsFigure(context: Context): Promise<Drawing> {
+  const { state } = context.store;
+  const { layers } = context.scene;
+  const most = Math.max(...layers.map((layer) => layer.heads));
+  const side = Math.min(120, (WIDE - 50) / most - 6);
+  const table = pixelTable(SCALES[scaleName(state)], 1, state.tone);
+  const drawing = new Drawing(WIDE, `The heads ${ofText(context)}`);
+  const size = 64;
+  let exact = true;
+  for (const [l, layer] of layers.entries()) {
+    const thumbs = await context.data.thumbs(state.scene, l, size, "max");
+    exact &&= thumbs.exact;
+    const y = 24 + l * (side + 8);
+    drawing.text(38, y + side / 2 + 4, `L${layer.number}`, { size: 11, fill: SOFT, anchor: "end" });
+    for (let head = 0; head < layer.heads; head++) {
+      const x = 44 + head * (side + 6);
+      const bits = thumbs.bits.subarray(head * size * size, (head + 1) * size * size);
+      drawing.picture(x, y, side, side, { rows: size, cols: size, data: Uint32Array.from(bits, (b) => table[b]) });
+      drawing.box(x, y, side, side, "none", LINE);
+      if (l === 0 || layers[l - 1].numbers[head] !== layer.numbers[head])
+        drawing.text(x + side / 2, y - 4, `H${layer.numbers[head]}`, { size: Math.min(11, side / 2), fill: SOFT, anchor: "middle" });
+    }
+  }
+  drawing.caption(
+    `The heads ${ofText(context)}, a row for each layer. In each picture rows are queries and columns keys, a pixel the ` +
+      `largest weight of its pairs; colours go ${TONES[state.tone]}, from 0 to 1.${exact ? "" : " Pictures are estimates from some of the queries."}`,
+  );
+  return drawing;
+}
+
+async function textFigure(context: Context): Promise<Drawing> {
+  const { state } = context.store;
+  const { i, j } = chosen(context);
+  const token = state.by ? j : i;
+  const weights = await (state.by ? context.data.column(headAt(state), token) : context.data.row(headAt(state), token));
+  const axis = state.by ? "query" : "key";
+  const list = tokensOf(context)[axis];
+  await list?.load(0, weights.length);
+  const tokens = Array.from(weights, (_, t) => (list ? (list.at(t) ?? "") : `${t} `));
+  const [across, lines] = [76, 40];
+  const broken = breakLines(tokens, across);
+  const own = layerOf(context).n_q === layerOf(context).n_k ? token : weights.indexOf(Math.max(...weights.map((w) => w || 0)));
+  const first = Math.max(0, Math.min(lineOf(broken, own) - lines + 6, broken.length - lines));
+  const top = weights.reduce((most, w, t) => (w > most && !(state.hide && !state.by && t === 0) ? w : most), 0) || 1;
+  const scale = SCALES[scaleName(state)];
+  const name = await named(context, state.by ? "key" : "query", token);
+  const title = state.by ? `What looks at ${name}` : `What ${name} looks at`;
+  const drawing = new Drawing(WIDE, `${title} ${ofText(context)}`);
+  const [letter, high] = [(WIDE - 24) / across, 22];
+  drawing.text(12, 20, `${title}: ${nameOfHead(context)}`, { size: 13, bold: true });
+  broken.slice(first, first + lines).forEach(({ start, stop }, line) => {
+    let column = 0;
+    for (let t = start; t < stop; t++) {
+      const text = shortened(readable(tokens[t]).replaceAll("\n", "↵"), across);
+      const [x, y, width] = [12 + column * letter, 32 + line * high, columns(text) * letter];
+      const place = weights[t] > 0 ? toned(weights[t], top, state.tone) : 0;
+      const ground = ramp(scale, place);
+      if (place > 0.03) drawing.box(x, y, width, high - 3, css(ground));
+      if (t === own && own === token) drawing.box(x, y, width, high - 3, "none", "#c2410c", 1.5);
+      if (text.trim()) drawing.text(x, y + 14, text, { size: 13, mono: true, fill: place > 0.03 ? readableOn(ground) : INK, length: width });
+      column += columns(text);
+    }
+  });
+  const cut = broken.length > lines ? ` Lines ${count(first + 1)} to ${count(Math.min(first + lines, broken.length))} of ${count(broken.length)}.` : "";
+  drawing.caption(`${title} in ${nameOfHead(context)} ${ofText(context)}: the darker, the more weight, up to ${figure(top)}; colours go ${TONES[state.tone]}.${cut}`);
+  return drawing;
+}
+
+async function arcsFigure(context: Context): Promise<Drawing> {
+  const shown = document.querySelector(".regard .arcs svg");
+  const drawing = new Drawing(WIDE, `Arcs ${ofText(context)}`);
+  const wide = Number(shown?.getAttribute("width") ?? WIDE);
+  const by = WIDE / wide;
+  for (const path of shown?.querySelectorAll("path.arc") ?? []) {
+    const d = (path.getAttribute("d") ?? "").replace(/-?\d+(\.\d+)?/g, (x) => String(Number((Number(x) * by).toFixed(2))));
+    drawing.path(d, path.getAttribute("stroke") ?? INK, Number(path.getAttribute("stroke-width")) * by);
+  }
+  for (const word of shown?.querySelectorAll("g.word text") ?? []) {
+    const [x, y] = (/translate\(([\d.]+) ([\d.]+)\)/.exec(word.getAttribute("transform") ?? "") ?? []).slice(1).map(Number);
+    const size = Math.min(11, 12.5 * by + 2);
+    const text = word.textContent ?? "";
+    drawing.text(x * by + 0.35 * size, y * by + columns(text) * 0.62 * size, text, { size, mono: true, upward: true });
+  }
+  drawing.caption(`Arcs of ${nameOfHead(context)} ${ofText(context)}: from each token to those that it looks at; the darker and thicker, the more weight.`);
+  return drawing;
+}
+
+async function profilesFigure(context: Context): Promise<Drawing> {
+  const profiles = await context.data.profiles(headAt(context.store.state));
+  const drawing = new Drawing(WIDE, `Profiles of ${nameOfHead(context)} ${ofText(context)}`);
+  const [width, height] = [WIDE / 2 - 24, 110];
+  Object.values(profiles).forEach((profile, n) => {
+    const [left, top] = [(n % 2) * (WIDE / 2) + 48, Math.floor(n / 2) * (height + 62) + 28];
+    const values = profile.values.map((v) => v ?? NaN);
+    const x = profile.edges ? stairs(profile).x.map((v) => Math.asinh(v)) : values.map((_, k) => profile.start + k * profile.step);
+    const seen = values.filter(Number.isFinite);
+    const [low, high] = [Math.min(0, ...seen), Math.max(...seen, 1e-12)];
+    const across = (v: number): number => left + ((v - x[0]) / (x[x.length - 1] - x[0] || 1)) * (width - 40);
+    const up = (v: number): number => top + height - ((v - low) / (high - low)) * height;
+    let [d, before] = ["", NaN];
+    values.forEach((v, k) => {
+      if (Number.isFinite(v)) {
+        d += `${Number.isNaN(before) ? "M" : "L"}${across(x[k]).toFixed(1)} ${up(v).toFixed(1)}`;
+        if (profile.edges) d += `L${across(x[k + 1]).toFixed(1)} ${up(v).toFixed(1)}`;
+      }
+      before = v;
+    });
+    drawing.text(left, top - 10, capital(profile.label), { size: 10.5, bold: true });
+    drawing.box(left, top, width - 40, height, "none", LINE);
+    if (d) drawing.path(d, "#1f5c9e", 1.4);
+    drawing.text(left - 5, top + 8, figure(Number(high.toPrecision(2))), { size: 9.5, fill: SOFT, anchor: "end" });
+    drawing.text(left - 5, top + height, figure(Number(low.toPrecision(2))), { size: 9.5, fill: SOFT, anchor: "end" });
+    const ends = profile.edges ? [0, values.length - 1].map((k) => binAt(stairs(profile), k).name) : [profile.start, profile.start + (values.length - 1) * profile.step].map(count);
+    drawing.text(left, top + height + 14, ends[0], { size: 9.5, fill: SOFT });
+    drawing.text(left + width - 40, top + height + 14, ends[1], { size: 9.5, fill: SOFT, anchor: "end" });
+  });
+  drawing.height += 20;
+  drawing.caption(`${capital(nameOfHead(context))} ${ofText(context)} along its positions; distances on a logarithmic axis.`);
+  return drawing;
+}
+
+async function stepsFigure(context: Context): Promise<Drawing> {
+  const { i, j } = chosen(context);
+  const stages = await context.data.stages(headAt(context.store.state), i, j);
+  const drawing = new Drawing(WIDE, `One weight step by step: ${nameOfHead(context)}`);
+  let y = 12;
+  for (const [k, stage] of stages.entries()) {
+    drawing.text(12, (y += 20), `${k + 1}  ${stage.name}`, { size: 12, bold: true });
+    drawing.text(170, y, shortened(stage.text, 66), { size: 11, fill: SOFT });
+    if (stage.value !== undefined) drawing.text(WIDE - 12, y, figure(stage.value), { size: 12, bold: true, anchor: "end" });
+    if (!stage.values) continue;
+    const most = Math.max(...stage.values.map((v) => Math.abs(v ?? 0))) || 1;
+    const wide = (WIDE - 182) / stage.values.length;
+    y += 40;
+    stage.values.forEach((v, n) => {
+      const high = (Math.abs(v ?? 0) / most) * 16;
+      drawing.box(170 + n * wide, (v ?? 0) < 0 ? y - 16 : y - 16 - high, Math.max(0.5, wide - 0.6), high, (v ?? 0) < 0 ? "#c2410c" : "#1f5c9e");
+    });
+  }
+  const [query, key] = await Promise.all([named(context, "query", i), named(context, "key", j)]);
+  drawing.caption(`The weight of query ${query} on key ${key} in ${nameOfHead(context)} ${ofText(context)}, step by step.`);
+  return drawing;
+}
+

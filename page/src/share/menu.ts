@@ -1,0 +1,160 @@
+/** What can be taken away from the page: a link, the page, pictures and numbers of what is seen. */
+
+import { h } from "../dom";
+import { START, toHash } from "../state";
+import type { Context } from "../views/view";
+import { figureOf, nameOfHead } from "./figures";
+import { csvOf, npzOf, partOfTable, tableOf } from "./tables";
+
+interface Item {
+  key: string;
+  title: string;
+  about: string;
+  act(context: Context): Promise<string>;
+}
+
+/** Where the saved page finds the state that it begins with. */
+const PLACE = '<div id="regard-page"';
+
+const LINK: Item = {
+  key: "l",
+  title: "Copy a link",
+  about: "to this view: text, head, tokens, zoom and settings",
+  act: async () => {
+    await navigator.clipboard.writeText(location.href);
+    return "The link is copied.";
+  },
+};
+
+const PAGE: Item = {
+  key: "w",
+  title: "Save the page",
+  about: "one file that opens anywhere, without a server",
+  act: async (context) => {
+    const { state } = context.store;
+    const { html } = await context.data.page(state.scene.split(":")[0]);
+    const start = toHash({ ...state, scene: "", type: false, text: START.text, other: "" });
+    save(html.replace(PLACE, () => `${PLACE} data-state="${start.replaceAll("&", "&amp;")}"`), fileName(context, "html"), "text/html");
+    return "The page is saved.";
+  },
+};
+
+const PNG: Item = {
+  key: "p",
+  title: "PNG of this view",
+  about: "7 inches wide at 300 pixels an inch, with a caption",
+  act: async (context) => {
+    save(await (await figureOf(context)).png(), fileName(context, "png"), "image/png");
+    return "The picture is saved.";
+  },
+};
+
+const SVG: Item = {
+  key: "s",
+  title: "SVG of this view",
+  about: "the same, to be enlarged and edited",
+  act: async (context) => {
+    save((await figureOf(context)).svg(), fileName(context, "svg"), "image/svg+xml");
+    return "The picture is saved.";
+  },
+};
+
+const tables: Item[] = (["row", "part"] as const).flatMap((what, k) => {
+  const of = what === "row" ? "this row" : "this part of the map";
+  const about = what === "row" ? "the chosen query on all keys" : "what is seen of the map, every pair";
+  return [
+    {
+      key: "ct"[k],
+      title: `CSV of ${of}`,
+      about,
+      act: async (context: Context) => {
+        save(csvOf(await tableOf(context, partOfTable(context, what))), fileName(context, "csv"), "text/csv");
+        return "The weights are saved.";
+      },
+    },
+    {
+      key: "nz"[k],
+      title: `.npz of ${of}`,
+      about,
+      act: async (context: Context) => {
+        save(npzOf(await tableOf(context, partOfTable(context, what))), fileName(context, "npz"), "application/zip");
+        return "The weights are saved.";
+      },
+    },
+  ];
+});
+
+/** A menu of what can be saved, each entry with a letter. */
+export class ShareMenu {
+  readonly element = h("dialog", { "aria-label": "Save and share", class: "share" });
+  private readonly said = h("p", { role: "status", class: "help" });
+  private items: Item[] = [];
+
+  constructor(private readonly context: () => Context | null) {
+    this.element.addEventListener("keydown", (event) => {
+      const item = this.items.find(({ key }) => key === event.key);
+      if (!item || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      void this.act(item);
+    });
+  }
+
+  open(): void {
+    const kind = this.context()?.data.source.kind;
+    this.items = [
+      ...(kind === "notebook" ? [] : [LINK]), // the notebook's address is not ours
+      ...(kind === "file" ? [] : [PAGE]),
+      PNG,
+      SVG,
+      ...tables,
+    ];
+    this.said.textContent = "";
+    this.element.replaceChildren(
+      h("h2", {}, "Save and share"),
+      h(
+        "ul",
+        {},
+        ...this.items.map((item) =>
+          h(
+            "li",
+            {},
+            h(
+              "button",
+              { type: "button", "data-item": item.key, click: () => void this.act(item) },
+              h("kbd", { "aria-hidden": "true" }, item.key),
+              h("span", {}, h("b", {}, item.title), h("small", {}, item.about)),
+            ),
+          ),
+        ),
+      ),
+      this.said,
+      h("button", { type: "button", click: () => this.element.close() }, "Close"),
+    );
+    this.element.showModal();
+  }
+
+  private async act(item: Item): Promise<void> {
+    const context = this.context();
+    if (!context) return;
+    this.said.textContent = "…";
+    try {
+      this.said.textContent = await item.act(context);
+    } catch (error) {
+      this.said.textContent = error instanceof Error ? error.message : String(error);
+    }
+  }
+}
+
+function fileName(context: Context, ending: string): string {
+  const name = nameOfHead(context).replace(/\D+/g, " ").trim().replace(" ", ".");
+  return `regard-${context.store.state.view}-${name}.${ending}`;
+}
+
+function save(content: string | Blob | Uint8Array<ArrayBuffer>, name: string, type: string): void {
+  const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
+  const link = h("a", { href: address, download: name, hidden: true });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000); // browsers read it after the click
+}
