@@ -20,7 +20,7 @@ DEBIAN = (
 )  # fmt: skip
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 WHEELS = ("numpy", "llvmlite", "ml_dtypes", "threadpoolctl", "safetensors", "rich", "pytest", "hypothesis")
-DEFAULT = ("tests/test_conformance.py", "-k", "TestCpu and float32 and (test_forward or test_gradients)")
+DEFAULT = ("tests/conformance/test_conformance.py", "-k", "TestCpu and float32 and (test_forward or test_gradients)")
 
 
 def run(*command: str, cwd: Path | None = None, **environment: str) -> int:

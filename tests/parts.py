@@ -18,7 +18,7 @@ class Row(NamedTuple):
 
 
 CASES = r"test_conformance.py::Test(Cpu|Tiled|Specification)::test_"
-CPU = r"tests/cpu/test_(backward|backward_tangent|tangent|second_pass|matrices|guard_pages|cpu_bits|targets)\.py"
+CPU = r"engines/cpu/test_(backward|backward_tangent|tangent|second_pass|matrices|guard_pages|cpu_bits|targets)\.py"
 
 TABLE: tuple[Row, ...] = (
     Row("test_nightly|test_jupyter", "nightly", "hours, or JupyterLab, expecttest, QEMU"),

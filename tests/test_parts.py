@@ -19,12 +19,12 @@ DTYPES = "float32", "float64", "float16", "bfloat16"
 def test_every_case_runs_in_float32(engine: str) -> None:
     names = [f"{name}[{case}-float32]" for name in ("forward", "gradients") for case in CASES]
     names += [f"weights[{case}]" for case in CASES]
-    found = parts(f"tests/test_conformance.py::Test{engine}::test_{name}" for name in names)
+    found = parts(f"tests/conformance/test_conformance.py::Test{engine}::test_{name}" for name in names)
     assert {*found.values()} == {"fast"}
 
 
 def test_every_error_text_runs() -> None:
-    assert {*parts(f"tests/test_messages.py::test_the_whole_text[{n}]" for n in range(300)).values()} == {"fast"}
+    assert {*parts(f"tests/core/test_messages.py::test_the_whole_text[{n}]" for n in range(300)).values()} == {"fast"}
 
 
 def test_every_row_has_tests_and_every_share_each_dtype() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from in_browser import AXE, FLAGS, Tab, structured
 
 import regard
+from in_browser import AXE, FLAGS, Tab, structured
 
 HOW = "apt-get install chromium, pip install -c constraints.txt '.[test]', and `npm ci` in page/"
 

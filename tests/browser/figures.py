@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from in_browser import FLAGS, structured
 
 PLACES = 8

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from browser.test_page import DARK, PHONE, accessible, hash_of, picture_of
 from in_browser import READY, Tab, structured
-from test_page import DARK, PHONE, accessible, hash_of, picture_of
 
 LONG = "a" * 3000
 LAYER = "decoder.transformer_layers.11.self_attention.inner_attention"

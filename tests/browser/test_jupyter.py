@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_browser import READY, Tab
 
 import regard
+from in_browser import READY, Tab
 
 pytest.importorskip("jupyterlab", reason="JupyterLab is not installed: pip install jupyterlab")
 pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'regard[notebook]'")

@@ -7,9 +7,9 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
-from in_browser import Tab
 
 import regard
+from in_browser import Tab
 from regard.viewer.scene import sources
 from regard.viewer.serve import export
 from regard.viewer.serve.answers import Answers

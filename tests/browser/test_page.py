@@ -8,9 +8,9 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
-from in_browser import AXE, READY, Tab, weights
 
 import regard
+from in_browser import AXE, READY, Tab, weights
 from regard.viewer.show.colour import ramp
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_browser import READY, Tab, weights
 
 import regard
+from in_browser import READY, Tab, weights
 
 
 @pytest.mark.parametrize("scene", ["arrays", "arrays-2", "example"])

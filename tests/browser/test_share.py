@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+
+from browser.test_page import DARK, PHONE, accessible, hash_of
 from in_browser import READY, Tab, weights
-from test_page import DARK, PHONE, accessible, hash_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -3,8 +3,9 @@
 from typing import Any
 
 import numpy as np
+
+from browser.test_page import accessible, hash_of
 from in_browser import READY, Tab
-from test_page import accessible, hash_of
 
 TOLD = "all => all.map(b => [Number(b.dataset.token), Number(b.dataset.weight)])"
 

@@ -5,8 +5,8 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
-from in_browser import Tab
 
+from in_browser import Tab
 from regard.examplemodel import ExampleModel
 from regard.viewer.scene.sources import SENTENCE
 

@@ -1,4 +1,4 @@
-"""Random calls of `tests/test_properties.py` on the engine that REGARD_FUZZ_ENGINE names; `run.py` calls it."""
+"""Random calls of `conformance/test_properties.py` on the engine that REGARD_FUZZ_ENGINE names; called by `run.py`."""
 
 import os
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from conformance.test_properties import STRUCTURES, calls, check
 from interpreter import language_patched_once
 from regard.engines import triton
-from test_properties import STRUCTURES, calls, check
 
 ENGINE = os.environ.get("REGARD_FUZZ_ENGINE", "tiled")
 made = 0

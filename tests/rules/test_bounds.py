@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_rules import nodes
 
+from random_rules import nodes
 from regard.rules import (
     EVERYTHING,
     MIXED,

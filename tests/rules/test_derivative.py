@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from random_rules import nodes
 
+from random_rules import nodes
 from regard.rules import (
     At,
     Table,

@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from random_rules import nodes
 
+from random_rules import nodes
 from regard.rules import At, Program, Table, Traced, as_mask, evaluate, reads, table, where
 from regard.rules.expression import MASK_LEAVES, OPS, SCORE_LEAVES, build, make, number, order
 from regard.rules.tracing import UFUNCS, trace

@@ -19,6 +19,7 @@ from regard.torch import Alibi, KVCache, MultiHeadAttention, Transformer, Transf
 
 try:
     import transformers
+
     from small_models import DECODER, MODELS
 except ImportError:
     MODELS = {}

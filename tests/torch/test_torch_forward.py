@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from on_tensors import ARRAYS, array, call, tensor
 
 import regard
 import regard.torch
+from on_tensors import ARRAYS, array, call, tensor
 from regard.bench.cases import CASES, Case, case
 from regard.engines.cpu.schedule import work
 from regard.runtime import memory

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import MODELS, OTHERS
 
 import regard
 from regard.torch.dropins import transformers as integration
 from regard.warning import RegardWarning
+from small_models import MODELS, OTHERS
 
 transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'regard[transformers]'")
 

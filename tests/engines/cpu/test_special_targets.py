@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-import emulated
 import ml_dtypes
 import numpy as np
 import pytest
-from test_targets import HERE
 
+import emulated
 import regard
+from engines.cpu.test_targets import HERE
 from regard.engines.cpu.target.instructions import targets
 from special import ROWS, SPECIALS, Special, check
 

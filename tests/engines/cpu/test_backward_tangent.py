@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from test_backward import DO, OPTIONS, RNG, TURNS, H, K, N, Q, V, arrays, bits
-from test_tangent import DK, DQ, DV, tangents_of
-from test_targets import by_turns
 
 import regard
+from engines.cpu.test_backward import DO, OPTIONS, RNG, TURNS, H, K, N, Q, V, arrays, bits
+from engines.cpu.test_tangent import DK, DQ, DV, tangents_of
+from engines.cpu.test_targets import by_turns
 from regard.bench.cases import CASES, Case
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines import cpu, tiled

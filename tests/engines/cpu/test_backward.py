@@ -5,9 +5,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from test_targets import SOME, by_turns
 
 import regard
+from engines.cpu.test_targets import SOME, by_turns
 from regard.bench.cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs

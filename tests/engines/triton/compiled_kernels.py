@@ -1,6 +1,6 @@
 """Compiles the kernels of the triton engine for devices that are not there, and prints a line for each.
 
-python tests/compiled_kernels.py dtype capability:kernel,kernel capability: (all of them)
+python tests/engines/triton/compiled_kernels.py dtype capability:kernel,kernel capability: (all of them)
 """
 
 import sys

@@ -581,7 +581,7 @@ def test_all_plots_are_drawn_from_a_written_report(found: Report, tmp_path: Path
     assert (tmp_path / "memory.svg").read_bytes() == drawn["memory.svg"]
 
 
-COMMITTED = sorted((Path(__file__).parent.parent / "docs" / "benchmarks").glob("*/report.json"))
+COMMITTED = sorted((Path(__file__).parents[2] / "docs" / "benchmarks").glob("*/report.json"))
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.parent.name)

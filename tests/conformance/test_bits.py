@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -263,7 +264,8 @@ def digest() -> str:
 @pytest.mark.parametrize("blas", ["1", "2"])
 def test_any_number_of_threads_of_the_library_below(blas: str) -> None:
     counts = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), blas)
-    paths = [os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]
     env = os.environ | counts | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-c", "import test_bits; print(test_bits.digest())"]
     assert subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout.strip() == digest()

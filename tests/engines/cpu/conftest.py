@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from test_guard_pages import SIZES, between_guards
-from test_targets import HERE
 
+from engines.cpu.test_guard_pages import SIZES, between_guards
+from engines.cpu.test_targets import HERE
 from regard.engines.cpu.target.instructions import chosen, targets
 
 DTYPES = np.float32, np.float64, np.float16, ml_dtypes.bfloat16

@@ -264,7 +264,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 ELSEWHERE = {
-    "Capture": "made by regard.capture and read from files; tests/test_captured.py",
+    "Capture": "made by regard.capture and read from files; tests/interpret/test_captured.py",
     "Differential": "holds what it is given; its arrays are checked by the call",
     "Mask": "made by functions",
     "Outputs": "holds what it is given; its arrays are checked by the call",
