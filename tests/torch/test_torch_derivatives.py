@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from on_tensors import SMALL, array, call, flat, smaller
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 import regard
+from on_tensors import SMALL, array, call, flat, smaller
 from regard.bench.cases import CASES, Case, case
 from regard.engines import engines
 

@@ -45,7 +45,7 @@ class DeviceMemory:
 
 
 def array(x: torch.Tensor) -> Array:
-    """A NumPy view of a tensor; bits that NumPy has no view for (a lazy conjugate) are resolved first.
+    """Return a NumPy view of a tensor; a lazy conjugate or negation is resolved first.
 
     Of a tensor on a device, an array that lies there, which nothing may read.
     """
@@ -59,7 +59,7 @@ def array(x: torch.Tensor) -> Array:
 
 
 def tensor(x: Any) -> torch.Tensor:
-    """A tensor that shares the memory of an array."""
+    """Return a tensor that shares the memory of an array."""
     if device_of(x) is not None:
         return on_device(x)
     if x.dtype == BFLOAT16:
@@ -68,7 +68,7 @@ def tensor(x: Any) -> torch.Tensor:
 
 
 def on_device(x: Array) -> torch.Tensor:
-    """The tensor of an array that lies on a device."""
+    """Return the tensor of an array on a device."""
     owner: Any = x
     while isinstance(owner, np.ndarray):
         owner = owner.base

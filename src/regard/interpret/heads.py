@@ -408,7 +408,7 @@ def _sums(rows: RowValues) -> NDArray[np.float64]:
 
 
 def _all_sums(tile: _Tile) -> NDArray[np.float64]:
-    """Sums and counts of rows of `_STATISTICS`, then of `_back` for every distance: (statistics, 2, h)."""
+    """Sum and count the rows of each statistic, and of `_back` by distance: (statistics, 2, h)."""
     return np.stack([_sums(one(tile)) for one in _STATISTICS] + [_sums(_back(tile, d)) for d in DISTANCES])
 
 

@@ -450,7 +450,7 @@ def _looked_up(what: str, values: Array | Table) -> Table:
 
 
 def _integers(what: str, value: Any) -> Any:
-    """An array or a `Table` of integers; TypeError or ValueError for other values."""
+    """Return an array or a `Table` of integers, or raise TypeError or ValueError."""
     values = value if isinstance(value, Table) else as_array(what, value)
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be integers, got {values.dtype}")

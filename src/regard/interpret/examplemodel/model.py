@@ -269,7 +269,7 @@ def repeated_bytes(period: int, *, copies: int = 2, count: int = 1, seed: int = 
 
 
 def _ablated(out: Floats, heads: Mapping[int, Replacement]) -> Floats:
-    """The outputs (..., h, n, d) with those of some heads replaced."""
+    """Return outputs (..., h, n, d) with those of some heads replaced."""
     if not heads:
         return out
     out = out.copy()

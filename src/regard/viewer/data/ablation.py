@@ -45,7 +45,7 @@ def run(model: ExampleModel, scene: Scene, heads: Mapping[tuple[int, int], Repla
 def every_head(
     model: ExampleModel, scene: Scene, how: Replacement, progress: Callable[[float], object]
 ) -> tuple[Ablated, ...]:
-    """The losses of a scene's text without each head: as many runs of the model as it has heads."""
+    """Return the losses of a scene's text without each head, one run of the model each."""
     ids, options = _arguments(scene)
     found, heads = list[Ablated](), model.config.layers * model.config.heads
     for layer, head, trace in model.ablations(ids, how, **options):
@@ -55,7 +55,7 @@ def every_head(
 
 
 def odds(before: Trace, after: Trace, i: int) -> tuple[Odds, ...]:
-    """The likeliest tokens after position i in either run, and the one that does follow, likeliest before first."""
+    """Return the likeliest tokens after position i in either run, and the one that follows."""
     shares = _softmax(before.logits[i]), _softmax(after.logits[i])
     actual = int(before.ids[i + 1]) if i + 1 < len(before.ids) else None
     listed = {int(byte) for share in shares for byte in np.argsort(-share, kind="stable")[:LIKELIEST]}
@@ -67,13 +67,13 @@ def odds(before: Trace, after: Trace, i: int) -> tuple[Odds, ...]:
 
 
 def value_norms(head: Head) -> NDArray[np.float32]:
-    """The length of each value, ‖v_j‖, (n_k,)."""
+    """Return the length of each value, ‖v_j‖, (n_k,)."""
     value = head.problem.value[0].astype(np.float64)
     return np.asarray(np.sqrt((value * value).sum(-1)), np.float32).reshape(-1)
 
 
 def _arguments(scene: Scene) -> tuple[NDArray[np.int64], dict[str, Any]]:
-    """The ids and the options of `ExampleModel.run` that the scene was made with."""
+    """Return the ids and options of `ExampleModel.run` that made the scene."""
     assert scene.ids is not None
     settings = Settings.of(scene.settings or {})
     return scene.ids[0], {"temperature": settings.temperature, "scale": settings.scaled, "causal": settings.causal}

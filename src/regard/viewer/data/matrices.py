@@ -27,7 +27,9 @@ class StepMatrix:
 
 
 def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]:
-    """The steps of one head. Raises ValueError if it has more than `MOST` queries or keys.
+    """Return the steps of one head.
+
+    Raises ValueError if it has more than `MOST` queries or keys.
 
     Values and output are left out where the layer has no values.
     """
@@ -43,7 +45,7 @@ def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]
 
 
 def row_scores(layer: SceneLayer, head: int, i: int, b: int = 0) -> NDArray[np.float32]:
-    """The scores of query i before and after rules hide keys, and its weights: (3, n_k).
+    """Return the scores of query i before and after masking, and its weights: (3, n_k).
 
     A hidden key has the score −∞. O(n) work, by the specification.
     """

@@ -63,7 +63,7 @@ class At:
 
 
 def whole(text: str, name: str) -> int:
-    """The number that digits in a path name. Raises `Refused` for one of more digits than anything has."""
+    """Return the number of some digits in a path; `Refused` if there are too many."""
     if len(text) > DIGITS:
         raise Refused(404, f"{name} {brief(text)} does not exist")
     return int(text)

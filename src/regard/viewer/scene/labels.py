@@ -80,7 +80,7 @@ def byte_tokens(text: str) -> tuple[str, ...]:
 
 
 def byte_label(byte: int) -> str:
-    r"""A byte alone as a token: the character if it is ASCII, else its number.
+    r"""Return a byte alone as a token: its character if it is ASCII, else its number.
 
     >>> byte_label(97), byte_label(200)
     ('a', '\\xc8')

@@ -113,11 +113,11 @@ class Answers:
         return dict(self._scenes)
 
     def get(self, path: str, query: Query | None = None) -> Answer:
-        """The answer to GET `path` (what comes after `api/`) with these parameters."""
+        """Answer GET `path` (after `api/`) with these parameters."""
         return self._answer("GET", path, query or {}, None)
 
     def post(self, path: str, body: Any) -> Answer:
-        """The answer to POST `path` with a JSON body."""
+        """Answer POST `path` with a JSON body."""
         return self._answer("POST", path, {}, body)
 
     def _answer(self, method: str, path: str, query: Query, body: Any) -> Answer:
@@ -134,11 +134,11 @@ class Answers:
         return Answer(404, {"error": f"there is no {brief(path)}"})
 
     def _posted(self, answer: Callable[..., Answer], named: dict[str, Any], body: Any) -> Answer:
-        """The answer of a route that takes a body, whatever JSON that is."""
+        """Return the answer of a route that takes a body, whatever JSON that is."""
         return answer(self, self._scene(named["scene"]), body)
 
     def _fitting(self, answer: Callable[..., Answer], named: dict[str, Any], query: Query) -> Answer:
-        """The answer of a route: about the scene, and where it names a head about that, in one batch element."""
+        """Return the answer of a route about a scene, or a head in one batch element."""
         if "scene" not in named:
             return answer(self)
         scene = self._scene(named.pop("scene"))
@@ -175,7 +175,7 @@ class Answers:
     # What is kept
 
     def head(self, name: str, layer: int, head: int, b: int = 0) -> Head:
-        """A head of a scene, with its lse if that was found before."""
+        """Return a head of a scene, with its lse if that is cached."""
         with self._lock:
             key = (name, layer, head, b)
             if key not in self._heads:
@@ -183,7 +183,7 @@ class Answers:
             return self._heads[key]
 
     def _ready(self, at: At, rows: range) -> Head:
-        """The head, once the lse of these queries is known; that of many is found behind."""
+        """Return the head once the lse of these queries is known; many run in the background."""
         head = self.head(*at.key)
         if len(rows) * head.n_k > AT_ONCE and not head.knows(rows):
             key = (*at.key, "lse", rows.start, rows.stop)
@@ -191,7 +191,7 @@ class Answers:
         return head
 
     def _kept(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
-        """What `make(progress)` gives, made behind unless it is kept."""
+        """Return what `make(progress)` makes in the background, or the cached result."""
         found = self.store.get(key)
         if found is None:
             found = self._workers[worker].result(key, make)
@@ -199,7 +199,7 @@ class Answers:
         return found
 
     def coarse(self, at: At, wait: bool = True) -> pyramid.Coarse:
-        """The coarse levels of a head, as far as they are there: they grow while they are asked for."""
+        """Return the coarse levels of a head so far; they grow while they are asked for."""
         head, key = self.head(*at.key), (*at.key, "coarse")
         with self._lock:
             known: pyramid.Coarse | None = self.store.get(key)
@@ -210,7 +210,7 @@ class Answers:
         return known
 
     def scores(self, at: At, layer: int) -> tuple[HeadStatistics, ...]:
-        """The scores of the heads of a layer."""
+        """Return the scores of the heads of a layer."""
         make = partial(layer_scores, at.scene, layer, at.b)
         made: tuple[HeadStatistics, ...] = self._kept(
             "scores", (at.name, layer, at.b, "scores"), make, lambda x: 1024 * len(x)
@@ -228,11 +228,11 @@ class Answers:
         return Answer(200, {"title": "regard", "version": __version__, "engine": engine, "scenes": listed})
 
     def _described(self, name: str, scene: Scene) -> dict[str, Any]:
-        """The scene as the page's list has it. `given`: it was not typed, and so never goes."""
+        """Return the scene's entry in the page's list. `given`: not typed, so never dropped."""
         return scene.described(name) | {"given": name in self._given}
 
     def _run(self, scene: tuple[str, Scene], body: Any) -> Answer:
-        """A run of the model. `replaces` names a scene, an earlier stage of what is being typed, that goes for it;
+        """Run the model. `replaces` names an earlier stage of what is being typed, which goes for it;
         `keeps` one that is looked at beside it, and stays.
         """
         if scene[1].settings is None:
@@ -271,7 +271,7 @@ class Answers:
                 self._heads = {key: head for key, head in self._heads.items() if key[0] != name}
 
     def _page(self, at: At) -> Answer:
-        """The scene as one file, for the page to save."""
+        """Return the scene as one file, for the page to save."""
         html = self._kept("scores", (at.name, "page"), partial(_exported, at.scene), len)
         return Answer(200, {"html": html})
 
@@ -510,7 +510,7 @@ class Answers:
         })  # fmt: skip
 
     def _whole(self, at: At) -> tuple[Trace, Replacement]:
-        """The run of a scene as it is, and what a head is to be replaced by. Raises `Refused` for other models."""
+        """Return the run of a scene, and the replacement asked for; `Refused` for other models."""
         if at.scene.settings is None or at.scene.ids is None:
             raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
         how = at.query.get("how", "zero")
@@ -519,7 +519,7 @@ class Answers:
         return self._without(at, {}), how  # type: ignore[return-value]
 
     def _without(self, at: At, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
-        """The run of a scene's text without some heads."""
+        """Return the run of a scene's text without some heads."""
         made: Trace = self._kept(
             "scores", (at.name, "without", *heads.items()),
             lambda progress: ablation.run(self._example_model(), at.scene, heads),
@@ -533,7 +533,7 @@ class Answers:
 
 
 def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
-    """The page of a scene in one file. Raises `Refused` for a scene that is too large."""
+    """Return the page of a scene in one file; `Refused` for a scene that is too large."""
     from regard.viewer.serve.export import page  # which asks here
 
     answers = Answers([scene], patience=None)
@@ -581,5 +581,5 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
 
 
 def finite(x: float) -> float | None:
-    """The number, None if JSON has none for it."""
+    """Return the number, None if JSON has none for it."""
     return x if np.isfinite(x) else None

@@ -13,7 +13,7 @@ FILES = {
 
 @cache
 def page() -> dict[str, str]:
-    """The texts of the built page by name.
+    """Return the texts of the built page by name.
 
     Raises FileNotFoundError where the package was not built: run from a checkout that was never installed, say.
     """

@@ -34,7 +34,7 @@ DIGITS = 6
 
 
 def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
-    """The file for the scene with this id: its first batch element.
+    """Return the file for the scene with this id: its first batch element.
 
     Raises ValueError, before any work, if what it needs is more than `limit` bytes.
     """
@@ -101,7 +101,7 @@ def _answers(answers: Answers, name: str) -> dict[str, Any]:
 
 
 def _levels(layer: SceneLayer) -> tuple[range, tuple[str, ...]]:
-    """The levels whose tiles are embedded, and their kinds; the page computes the others."""
+    """Return the levels whose tiles are embedded, and their kinds; the page computes others."""
     levels = pyramid.Levels(layer.problem.n_q, layer.problem.n_k)
     if not layer.plain:
         return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
@@ -141,7 +141,7 @@ def rounded(x: Any) -> Any:
 
 
 def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:
-    """Queries, keys and lse of every head that the page can compute."""
+    """Return queries, keys and lse of every head that the page can compute."""
     made = {}
     for number, layer in enumerate(answers.scenes[name].layers):
         if not layer.plain:

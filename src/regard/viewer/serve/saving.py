@@ -20,7 +20,7 @@ ENDINGS = (".html", ".png", ".svg", ".npz")
 
 
 def targets(path: Path) -> list[Path]:
-    """The files that a path to save at stands for: itself; without an ending a page, an SVG picture and, where
+    """Return the files that a path to save at stands for: itself; without an ending a page, an SVG picture and, where
     matplotlib is installed, a PNG one.
 
     Raises ValueError for one that cannot be written.
@@ -78,8 +78,10 @@ class Still:
 
 
 def archive(scene: Scene) -> bytes:
-    """An .npz file: query, key, value and lse of every layer (those of layer 3 as 3.query, if there are several), and
-    the tokens; heads, their numbers in the model, where not all were kept. The rules are not in it.
+    """Return an .npz file of a scene, without its rules.
+
+    It holds query, key, value and lse of every layer (3.query for layer 3 of several), the tokens, and the numbers of
+    heads where not all were captured.
     """
     found: dict[str, Any] = {}
     for layer in scene.layers:
@@ -101,7 +103,7 @@ def archive(scene: Scene) -> bytes:
 
 
 def single(scenes: Sequence[Scene], sequence: int | str | None = None) -> Scene:
-    """The one scene that terminals and files show: by its number, or by a part of its name.
+    """Return the one scene that terminals and files show: by its number, or by a part of its name.
 
     Raises ValueError for one that is not there, and where there are several and none was chosen.
     """

@@ -78,7 +78,7 @@ class Guard:
 
 
 def application(answers: Answers, token: str, port: int) -> ASGIApp:
-    """What serves the page at `/token/` and the answers below `/token/api/`."""
+    """Return what serves the page at `/token/` and the answers below `/token/api/`."""
 
     async def file(request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
@@ -105,7 +105,7 @@ def application(answers: Answers, token: str, port: int) -> ASGIApp:
 
 
 def parsed(body: bytes) -> Any:
-    """The JSON of a body. Raises ValueError for what is none, or is nested too deeply, or has too long a number."""
+    """Return the JSON of a body; ValueError if it is none, too deep, or has too long a number."""
     try:
         return json.loads(body, parse_int=_number)
     except RecursionError:
@@ -193,7 +193,7 @@ class Viewer:
 
 @contextmanager
 def bound(port: int = 0) -> Iterator[socket.socket]:
-    """A socket that this machine alone reaches, for a `Viewer` to be made of: closed if none is, for an error.
+    """Bind a socket that this machine alone reaches; it is closed after an error.
 
     Raises ValueError if the port is no port, or in use.
     """

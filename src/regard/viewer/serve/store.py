@@ -22,7 +22,7 @@ class Store:
         self._lock = renewed(self, "_lock", threading.Lock)
 
     def get(self, key: Hashable) -> Any:
-        """The value, None if there is none."""
+        """Return the value, or None."""
         with self._lock:
             if key not in self._kept:
                 return None
@@ -95,8 +95,10 @@ class Worker:
         self._closed = False
 
     def result(self, key: Hashable, work: Callable[[Callable[[float], object]], T]) -> T:
-        """What `work(progress)` returns, or raises. Raises `Unfinished` if that takes longer than the patience lasts;
-        the next question with this key finds the same job.
+        """Return what `work(progress)` returns, or raise what it raises.
+
+        Raises `Unfinished` if that takes longer than the patience lasts; the next question with this key finds the
+        same job.
         """
         with self._lock:
             job = self._jobs.get(key)
