@@ -32,7 +32,7 @@ def launches(dtype: Any) -> list[Launch]:
         p = problem_from(q, k, v, **options)
         rows = np.zeros(p.shape(p.n_q), p.compute)
         outputs = Outputs(p.new_output(), rows, rows)
-        t = Differential(p.query, p.key, p.value, p.bias, p.sink, {x: x.array for x in p.tables})
+        t = Differential(p.query, p.key, p.value, p.bias, p.sink, {x: x.array for x in p.rules.tables})
         forward_launch.forward(p, frozenset(["entropy", "argmax", "visible"]))
         statistics.part(p, rows, range(p.n_q), range(p.n_k))
         derivatives.jvp(p, t, outputs)

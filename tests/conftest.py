@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test makes its calls for the first time: one may change what engines support, which no program does."""
-    monkeypatch.setattr("regard.ops.fastpath._mine", threading.local())
+    monkeypatch.setattr("regard.ops.callcache._thread", threading.local())
 
 
 @pytest.fixture(autouse=True)

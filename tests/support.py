@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from regard.cli import main
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
-from regard.ops.attention import Frame
 from regard.reference import specification
 from regard.rules import tangent
 
@@ -57,13 +57,13 @@ def assert_within(name: str, got: Array, exact: Array, naive: Array, size: Array
     assert error <= allowed, f"{name}: error {error:.3e} exceeds {allowed:.3e} (naive {norm(naive - exact):.3e})"
 
 
-def turned(frame: Frame, x: Differential) -> Differential:
+def turned(frame: Layout, x: Differential) -> Differential:
     """What a caller is given, or gives, as the problem has its inputs."""
     arrays = {name: getattr(x, name) for name in ("query", "key", "value")}
     return replace(x, **{name: None if a is None else frame.inward(a) for name, a in arrays.items()})
 
 
-def inward(frame: Frame, x: Outputs) -> Outputs:
+def inward(frame: Layout, x: Outputs) -> Outputs:
     return x._replace(out=None if x.out is None else frame.inward(x.out))
 
 
@@ -101,7 +101,7 @@ def absolute(
             row = (f.P * G).sum(-1) + dlse + dH * (1 + np.abs(f.H))
             c = G + row[..., None] + dH[..., None] * (np.abs(f.logP) + 1)
             dS = P * c * (1 + reach)
-            d_ds, d_tables = p.score_partials
+            d_ds, d_tables = p.rules.score_partials
 
             def through(node: Any, x: Array) -> Array:
                 return np.abs(specification.through(f, node, x))
@@ -111,7 +111,7 @@ def absolute(
                     "query": abs(p.scale) * specification.einsum("bhij,bhja->bhia", dT, z["k"]),
                     "key": abs(p.scale) * specification.einsum("bhij,bhia->bhja", dT, z["q"]),
                     "bias": dS,
-                    "tables": specification.gather(p, f, parts),
+                    "tables": specification.table_gradients(p, f, parts),
                 }
 
             dT = through(d_ds, dS)
@@ -121,7 +121,7 @@ def absolute(
                 "sink": (f.p_sink * row).sum(axis=(0, 2)),
             }
         if t is not None:
-            d = specification.dot(p, t, f)
+            d = specification.term_tangents(p, t, f)
             moved = np.abs(d.S) * (1 + reach) + reach
             d_sink = np.zeros(()) if t.sink is None else np.broadcast_to(np.abs(t.sink), (p.heads,))[:, None]
             mean = (f.P * moved).sum(-1) + f.p_sink * d_sink
@@ -136,9 +136,9 @@ def absolute(
             }
         if t is not None and u is not None:
             # Terms of terms as they are, as below.
-            e = specification.dot(p, u, f)
+            e = specification.term_tangents(p, u, f)
             a, b = (np.where(f.visible, np.abs(x.S) + np.abs(x.lse)[..., None], 0) for x in (d, e))
-            w = np.abs(specification.bent(p, f, d, e)) + a * b
+            w = np.abs(specification.second_scores(p, f, d, e)) + a * b
             sinks = (f.p_sink * (np.abs(x.sink) + np.abs(x.lse)) for x in (d, e))
             mean = (f.P * w).sum(-1) + next(sinks) * next(sinks) / np.where(f.p_sink == 0, 1, f.p_sink)
             w = w + mean[..., None]
@@ -184,8 +184,8 @@ def absolute(
             sizes["sink"] = (f.p_sink * ((d_sink + np.abs(d.lse)) * row + row_dot)).sum(axis=(0, 2))
         if ct is not None:
             for name in ("query", "key", "value", "bias"):
-                sizes[name] = specification.fold(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
-            sizes["sink"] = specification.sink_shape(p, sizes["sink"])  # type: ignore[assignment]
+                sizes[name] = specification.unflatten(p, sizes[name], getattr(p, name))  # type: ignore[assignment]
+            sizes["sink"] = specification.sink_gradient(p, sizes["sink"])  # type: ignore[assignment]
     for name in (prefix + name for prefix in ("", "d_", "dd_") for name in Outputs._fields):
         if name in sizes:
             sizes[name] = sizes[name].reshape(p.shape(*sizes[name].shape[2:]))
@@ -234,7 +234,7 @@ def assert_differential(
             assert value.dtype == like.dtype
             rounded = getattr(plain, name).astype(like.dtype)
             assert_within(label.format(name), value, getattr(exact, name), rounded, sizes[name], p.dtype)
-    assert set(got.tables) == set(p.tables)
+    assert set(got.tables) == set(p.rules.tables)
     for table, value in got.tables.items():
         assert isinstance(value, np.ndarray)
         size = sizes["tables"][table]

@@ -219,8 +219,12 @@ def add(root: Path, module: str, text: str) -> None:
         ("regard.arguments.frameworks", "regard.torch.adapter", "def load():\n    import regard.torch.adapter"),
         ("regard.ops.attention", "regard", "import regard"),
         ("regard.torch.rules", "regard.jax.task", "from regard.jax.task import Task"),
-        ("regard.core.types", "regard.ops.attention", "if TYPE_CHECKING:\n    from regard.ops.attention import Frame"),
-        ("regard.interpret.inputs", "regard.torch.pretrained", "import_module('regard.torch.pretrained')"),
+        ("regard.core.types", "regard.ops.attention", "if TYPE_CHECKING:\n    from regard.ops.attention import ORIGIN"),
+        (
+            "regard.interpret.inputs",
+            "regard.torch.capture.pretrained",
+            "import_module('regard.torch.capture.pretrained')",
+        ),
     ],
 )
 def test_a_climbing_arrow_is_found(copy: Path, module: str, target: str, form: str) -> None:

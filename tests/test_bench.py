@@ -19,9 +19,9 @@ import pytest
 import regard
 from regard.bench import derivatives, limits, measure, memory, naive, peers, plots, report
 from regard.bench.cases import CASES, case
-from regard.bench.cold import KINDS, First, Import
-from regard.bench.kinds import BackwardShare, Cost, Derivative, Memory, Share, Small, Speedup
+from regard.bench.cold import KINDS, FirstCallRow, ImportRow
 from regard.bench.measure import SUBJECT, Contender, Report, Result, Setting, Wrong
+from regard.bench.row_types import BackwardShareRow, CostRow, DerivativeRow, MemoryRow, ShareRow, SmallRow, SpeedupRow
 from regard.bench.rows import chosen, derivative_rows, rows, sized
 from regard.bench.run import run
 from regard.cli import main
@@ -45,8 +45,8 @@ def tiny(name: str = "plain", **sizes: Any) -> Any:
     return sized(name, 24, d=8, h=2, **sizes)
 
 
-def share(**more: Any) -> Share:
-    return Share("forward", "tiny", tiny(), goal=0.5, peers=tuple(HERE), **more)
+def share(**more: Any) -> ShareRow:
+    return ShareRow("forward", "tiny", tiny(), goal=0.5, peers=tuple(HERE), **more)
 
 
 # Limits
@@ -230,10 +230,10 @@ def test_wrong_and_failing_peers_are_shown(monkeypatch: pytest.MonkeyPatch) -> N
     "row",
     [
         share(),
-        Cost("wishes", "tiny", tiny("softcap"), tiny()),
-        Cost("wishes", "tiny", tiny(), tiny(), observe=("lse", regard.top(2))),
-        Speedup("threads", "tiny", tiny(), threads=1),
-        Derivative("tiny", "forward", tiny("softcap"), "forward", tiny()),
+        CostRow("options", "tiny", tiny("softcap"), tiny()),
+        CostRow("options", "tiny", tiny(), tiny(), observe=("lse", regard.top(2))),
+        SpeedupRow("threads", "tiny", tiny(), threads=1),
+        DerivativeRow("tiny", "forward", tiny("softcap"), "forward", tiny()),
     ],
     ids=lambda row: type(row).__name__,
 )
@@ -255,7 +255,7 @@ def test_a_wrong_result_of_ours_has_no_time(row: Any, monkeypatch: pytest.Monkey
 
 
 def test_backward_is_a_share_of_the_peak_too() -> None:
-    row = BackwardShare("backward", "tiny", tiny(), goal=0.5, peers=tuple(HERE))
+    row = BackwardShareRow("backward", "tiny", tiny(), goal=0.5, peers=tuple(HERE))
     found = row.measure(TINY)
     assert set(found.samples) == {"limit", SUBJECT, *HERE}
     assert found.failures == {}
@@ -267,7 +267,7 @@ def test_backward_is_a_share_of_the_peak_too() -> None:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["plain", "causal"])
 def test_naive_gradients(causal: bool) -> None:
-    g = derivatives.Given.of(tiny("causal" if causal else "plain"), np.dtype(np.float64))
+    g = derivatives.DerivativeCall.of(tiny("causal" if causal else "plain"), np.dtype(np.float64))
     got = naive.gradients(g.q, g.k, g.v, g.dout, causal)
     expected = regard.attention_vjp(g.q, g.k, g.v, g.dout, causal=causal, engine="spec")
     for x, y in zip(got, (expected.query, expected.key, expected.value), strict=True):
@@ -276,7 +276,7 @@ def test_naive_gradients(causal: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["backward", "JVP", "double backward", "forward over reverse"])
 def test_a_wrong_derivative_has_no_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Derivative("tiny", kind, tiny("bias", lead=(2,)), "forward", goal=1e9)
+    row = DerivativeRow("tiny", kind, tiny("bias", lead=(2,)), "forward", goal=1e9)
     found = row.measure(TINY)
     assert {"forward", SUBJECT} <= set(found.samples)
     assert found.met is True
@@ -302,10 +302,10 @@ def test_a_wrong_derivative_has_no_time(kind: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.filterwarnings("ignore")  # of PyTorch, about itself, as `run` does
 def test_every_derivative_is_measured() -> None:
-    """All rows at a tiny size, PyTorch beside them where it is installed and has the wish."""
+    """All rows at a tiny size, PyTorch beside them where it is installed and has the option."""
     torch = find_spec("torch") is not None
     for row in derivative_rows():
-        assert isinstance(row, Derivative)
+        assert isinstance(row, DerivativeRow)
         base = None if row.base_case is None else shrunk(row.base_case)
         found = replace(row, case=shrunk(row.case), base_case=base).measure(TINY)
         if row.versus and not torch:
@@ -317,7 +317,9 @@ def test_every_derivative_is_measured() -> None:
         plain = row.case.name in ("plain", "causal", "bias", "bias of each head")
         has = row.kind in derivatives.TORCH and plain
         assert ("PyTorch" in found.samples) == (torch and has)
-    assert {row.kind for row in derivative_rows() if isinstance(row, Derivative)} == set(derivatives.OURS) - {"forward"}
+    assert {row.kind for row in derivative_rows() if isinstance(row, DerivativeRow)} == set(derivatives.OURS) - {
+        "forward"
+    }
 
 
 def shrunk(c: Any) -> Any:
@@ -326,7 +328,7 @@ def shrunk(c: Any) -> Any:
 
 def test_what_is_visible_sets_the_goal_of_a_backward() -> None:
     c = tiny("padding", lead=(2,))
-    found = Derivative("tiny", "backward", c, base_case=tiny(lead=(2,)), visible=True).measure(TINY)
+    found = DerivativeRow("tiny", "backward", c, base_case=tiny(lead=(2,)), visible=True).measure(TINY)
     assert found.goal == pytest.approx(1.25 * (24 // 5 + 24) / 48 + 0.05)
 
 
@@ -341,9 +343,9 @@ def test_a_missing_peer_gives_a_reason(name: str, monkeypatch: pytest.MonkeyPatc
 
 BACKWARD_AGREES = """
 import json, sys
-from regard.bench.kinds import BackwardShare, Setting
+from regard.bench.row_types import BackwardShareRow, Setting
 from regard.bench.rows import sized
-found = [BackwardShare("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]) for x in ("plain", "causal")]
+found = [BackwardShareRow("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]) for x in ("plain", "causal")]
 found = [row.measure(Setting((0,))) for row in found]
 print(json.dumps([[list(x.samples), x.failures] for x in found]))
 """
@@ -357,9 +359,10 @@ def test_peers_have_the_same_gradients(name: str) -> None:
 
 AGREES = """
 import json, sys
-from regard.bench.kinds import Setting, Share
+from regard.bench.row_types import Setting, ShareRow
 from regard.bench.rows import sized
-found = [Share("", "", sized(x, 24, d=8, h=2), peers=sys.argv[1:]).measure(Setting((0,))) for x in ("plain", "causal")]
+cases = [sized(name, 24, d=8, h=2) for name in ("plain", "causal")]
+found = [ShareRow("", "", x, peers=sys.argv[1:]).measure(Setting((0,))) for x in cases]
 print(json.dumps([[list(x.samples), x.failures] for x in found]))
 """
 
@@ -377,7 +380,7 @@ def test_naive_numpy_shares_heads() -> None:
 
 
 def test_the_cost_of_a_mask_follows_what_is_visible() -> None:
-    found = Cost("wishes", "tiny", tiny("padding", lead=(2,)), tiny(lead=(2,)), visible=True).measure(TINY)
+    found = CostRow("options", "tiny", tiny("padding", lead=(2,)), tiny(lead=(2,)), visible=True).measure(TINY)
     visible = (24 // 5 + 24) / 48
     assert found.facts["visible"] == visible
     assert found.goal == pytest.approx(1.25 * visible + 0.05)
@@ -386,7 +389,7 @@ def test_the_cost_of_a_mask_follows_what_is_visible() -> None:
 
 def test_small_calls_start_from_tensors() -> None:
     pytest.importorskip("torch")
-    found = Small("tiny", tiny()).measure(TINY)
+    found = SmallRow("tiny", tiny()).measure(TINY)
     assert set(found.samples) == {SUBJECT, "PyTorch"}
     assert found.figure() == pytest.approx(np.median(np.divide(found.samples[SUBJECT], found.samples["PyTorch"])))
 
@@ -401,15 +404,15 @@ def test_threads_beside_what_the_peak_gains(monkeypatch: pytest.MonkeyPatch) -> 
         assert (s.rounds, threads) == (15, 2)
         return times
 
-    monkeypatch.setattr("regard.bench.kinds.in_turns", in_turns)
-    found = Speedup("threads", "tiny", tiny(), 1.9).measure(replace(TINY, cores=measure.cores()[:1] * 2))
+    monkeypatch.setattr("regard.bench.row_types.in_turns", in_turns)
+    found = SpeedupRow("threads", "tiny", tiny(), 1.9).measure(replace(TINY, cores=measure.cores()[:1] * 2))
     assert found.figures() == [2.0, 1.5]
     assert found.figures("the peak") == [1.5, 1.0]
     assert found.peers == ["the peak"]
 
 
 def test_threads_need_cores() -> None:
-    found = Speedup("threads", "tiny", tiny(), 1.9, threads=len(TINY.cores) + 1).measure(TINY)
+    found = SpeedupRow("threads", "tiny", tiny(), 1.9, threads=len(TINY.cores) + 1).measure(TINY)
     assert found.met is False
     assert found.failures[SUBJECT] == "needs 2 cores, may use 1"
     assert report.goal(found) == "≥ 1.90"
@@ -442,17 +445,17 @@ def test_an_interrupted_run_reports_what_is_done() -> None:
 
 def test_cold_rows_run_in_processes_of_their_own() -> None:
     once = replace(TINY, rounds=1)
-    found = Import().measure(once)
+    found = ImportRow().measure(once)
     assert [len(x) for x in found.samples.values()] == [1, 1]
-    cached, compiled = (First("plain", cached, 0.3).measure(once) for cached in (True, False))
+    cached, compiled = (FirstCallRow("plain", cached, 0.3).measure(once) for cached in (True, False))
     assert cached.samples[SUBJECT][0] < compiled.samples[SUBJECT][0]
-    assert set(KINDS) == {row.kind for row in rows() if isinstance(row, First)}
+    assert set(KINDS) == {row.kind for row in rows() if isinstance(row, FirstCallRow)}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of memory is known on Linux alone")
 def test_memory_is_that_of_one_call() -> None:
     n = 2048
-    found = Memory(n, ("NumPy, causal", "regard, causal", "nobody")).measure(TINY)
+    found = MemoryRow(n, ("NumPy, causal", "regard, causal", "nobody")).measure(TINY)
     scores = 2 * n * n * 4
     assert found.samples["NumPy, causal"][0] >= scores
     assert found.samples["regard, causal"][0] < scores / 2
@@ -466,7 +469,7 @@ def test_memory_is_that_of_one_call() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak of memory is known on Linux alone")
 def test_memory_of_training() -> None:
     n = 1024
-    found = Memory(n, (SUBJECT, "PyTorch"), what=", training with bias and dropout").measure(TINY)
+    found = MemoryRow(n, (SUBJECT, "PyTorch"), what=", training with bias and dropout").measure(TINY)
     assert found.name == "training with bias and dropout, n = 1,024"
     assert found.samples[SUBJECT][0] < 32 * 2**20
     if "PyTorch" in found.samples:
@@ -483,12 +486,12 @@ def test_the_table_of_rows() -> None:
     assert {row.group for row in rows()} == set(report.TITLES)
     assert {row.group for row in chosen(quick=True)} == set(report.TITLES)
     assert len(chosen(quick=True)) < len(names)
-    assert [row.name for row in chosen("wishes: softcap$")] == ["softcap"]
+    assert [row.name for row in chosen("options: softcap$")] == ["softcap"]
     known = {c.name for c in CASES}
-    assert {row.case.name for row in rows() if isinstance(row, Cost)} <= known | {"window of 256"}
-    assert {row.case.name for row in rows() if isinstance(row, Derivative)} <= known | {"bias of each head"}
+    assert {row.case.name for row in rows() if isinstance(row, CostRow)} <= known | {"window of 256"}
+    assert {row.case.name for row in rows() if isinstance(row, DerivativeRow)} <= known | {"bias of each head"}
     assert set(derivatives.BACKWARD) <= set(peers.PEERS)
-    assert all(row.goal for row in chosen("^derivatives") if isinstance(row, Derivative) and not row.visible)
+    assert all(row.goal for row in chosen("^derivatives") if isinstance(row, DerivativeRow) and not row.visible)
     with pytest.raises(StopIteration):
         case("no such case")
 
@@ -510,8 +513,8 @@ def test_goals_have_a_direction() -> None:
     assert replace(cost, samples={}).met is False
 
 
-def sweep(kind: str, n: int) -> Share:
-    return Share("growth", f"{kind}, n = {n}", sized(kind, n, d=8, h=1), peers=("NumPy",))
+def sweep(kind: str, n: int) -> ShareRow:
+    return ShareRow("growth", f"{kind}, n = {n}", sized(kind, n, d=8, h=1), peers=("NumPy",))
 
 
 @pytest.fixture(scope="module")
@@ -524,15 +527,15 @@ def found() -> Report:
             [
                 share(),
                 replace(share(), name="decode", group="decode", reads=True),
-                Cost("wishes", "softcap", tiny("softcap"), tiny(), 1e6),
-                Cost("wishes", "padding", tiny("padding", lead=(2,)), tiny(lead=(2,)), visible=True),
-                Speedup("threads", "too many", tiny(), 1.9, threads=1000),
-                BackwardShare("backward", "tiny backward", tiny(), peers=("NumPy",)),
-                Derivative("double backward", "double backward", tiny(), goal=1e6),
+                CostRow("options", "softcap", tiny("softcap"), tiny(), 1e6),
+                CostRow("options", "padding", tiny("padding", lead=(2,)), tiny(lead=(2,)), visible=True),
+                SpeedupRow("threads", "too many", tiny(), 1.9, threads=1000),
+                BackwardShareRow("backward", "tiny backward", tiny(), peers=("NumPy",)),
+                DerivativeRow("double backward", "double backward", tiny(), goal=1e6),
                 *(sweep(kind, n) for kind in ("plain", "causal") for n in (8, 16)),
-                Cost("window over n", "window of 256, n = 16", sized("window", 16), sized("plain", 16)),
-                Memory(256, ("regard, causal", "nobody")),
-                replace(Memory(256, ("regard, causal", "nobody")), group="memory over n"),
+                CostRow("window over n", "window of 256, n = 16", sized("window", 16), sized("plain", 16)),
+                MemoryRow(256, ("regard, causal", "nobody")),
+                replace(MemoryRow(256, ("regard, causal", "nobody")), group="memory over n"),
             ],
             TINY,
         )
@@ -569,13 +572,27 @@ def test_all_plots_are_drawn_from_a_written_report(found: Report, tmp_path: Path
     report.write(found, tmp_path)
     assert main(["bench", "--plot-from", str(tmp_path / "report.json"), "--out", str(tmp_path / "plots")]) == 0
     drawn = {path.name: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
-    names = ("speed", "forward", "wishes", "derivatives", "growth", "memory")
+    names = ("speed", "forward", "options", "derivatives", "growth", "memory")
     assert set(drawn) == {f"{name}.{ending}" for name in names for ending in ("svg", "png")}
     for name, data in drawn.items():
         assert data.startswith(b"\x89PNG") if name.endswith(".png") else b"<?xml" in data[:200]
     assert drawn["speed.png"] == (tmp_path / "speed.png").read_bytes()
     assert main(["bench", "--plot-from", str(tmp_path / "report.json")]) == 0
     assert (tmp_path / "memory.svg").read_bytes() == drawn["memory.svg"]
+
+
+COMMITTED = sorted((Path(__file__).parent.parent / "docs" / "benchmarks").glob("*/report.json"))
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.parent.name)
+def test_a_committed_report_can_be_read_and_plotted(path: Path) -> None:
+    """It has one plot and the tables of its JSON, with today's names of groups and rows."""
+    made = Report.from_json(path.read_text())
+    drawn = plots.plots(made)
+    assert {"speed", "options"} <= set(drawn)
+    assert {x.name for x in path.parent.iterdir()} == {"report.json", "report.md", f"{next(iter(drawn))}.png"}
+    page = (path.parent / "report.md").read_text()
+    assert page[page.index("\n## ") :] == (text := report.markdown(made, []))[text.index("\n## ") :]
 
 
 def test_where_naive_numpy_falls_behind(found: Report) -> None:
@@ -599,10 +616,10 @@ def test_names_beside_lines_do_not_overlap() -> None:
 
 def test_only_what_missed_a_goal_is_hatched(found: Report) -> None:
     def row(goal: float | None) -> Result:
-        return Result("wishes", f"at most {goal}", "× plain", goal=goal, reference="plain",
+        return Result("options", f"at most {goal}", "× plain", goal=goal, reference="plain",
                       samples={SUBJECT: [2.0], "plain": [1.0]})  # fmt: skip
 
-    plot = plots.wishes(replace(found, results=[row(None), row(3.0), row(1.0)]))
+    plot = plots.options(replace(found, results=[row(None), row(3.0), row(1.0)]))
     assert plot is not None
     assert [bar.get_hatch() for bar in plot[1].axes[0].patches] == [None, None, "////"]
 
@@ -611,8 +628,8 @@ def test_only_what_missed_a_goal_is_hatched(found: Report) -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["bench", "--list", "--only", "wishes"]) == 0
-    assert "wishes: softcap" in capsys.readouterr().out
+    assert main(["bench", "--list", "--only", "options"]) == 0
+    assert "options: softcap" in capsys.readouterr().out
     assert main(["bench", "--roofline", "--rounds", "1", "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
     assert "read bandwidth" in text
@@ -655,6 +672,6 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytes
 def test_without_a_compiler_there_is_nothing_to_measure_against(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("regard.engines.cpu.state", lambda: "llvmlite is missing: pip install llvmlite")
+    monkeypatch.setattr("regard.cli.state", lambda: "llvmlite is missing: pip install llvmlite")
     assert main(["bench", "--list"]) == 2
     assert "compiled kernels: llvmlite is missing: pip install llvmlite" in capsys.readouterr().err

@@ -21,12 +21,12 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from regard.bench import device, device_peers, device_rows  # noqa: E402
-from regard.bench.device_peers import CAUSAL, PLAIN, WISHES, Given, Sizes  # noqa: E402
-from regard.bench.device_rows import FUSED, LIMIT, MATH, Memory, Rate, Speed, rows  # noqa: E402
+from regard.bench.device_peers import CAUSAL, OPTIONS, PLAIN, CallSizes, DeviceCall  # noqa: E402
+from regard.bench.device_rows import FUSED, LIMIT, MATH, DeviceLimitRow, DeviceMemoryRow, DeviceSpeedRow, rows  # noqa: E402
 
 HERE = torch.device("cpu")
-SIZES = Sizes(batch=2, h=4, n=24, d=8, h_kv=2)
-SMALL = Sizes(batch=1, h=2, n=16, d=8, h_kv=1)  # for the interpreter
+SIZES = CallSizes(batch=2, h=4, n=24, d=8, h_kv=2)
+SMALL = CallSizes(batch=1, h=2, n=16, d=8, h_kv=1)  # for the interpreter
 NOT_HERE = {"FlexAttention": "compiles for long", "cuDNN": "not on processors"}
 TINY = Setting(
     measure.cores()[:1], rounds=3, seconds=1e-9, engine="triton", device=HERE, time=partial(device.seconds, HERE),
@@ -42,24 +42,24 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_peers, "BLOCK", 16)
 
 
-def given(wish: Any = PLAIN, sizes: Sizes = SIZES, dtype: Any = torch.float32) -> Given:
-    return Given.of(replace(sizes, batch=1) if wish.biased else sizes, wish, dtype, HERE, "cpu")
+def given(option: Any = PLAIN, sizes: CallSizes = SIZES, dtype: Any = torch.float32) -> DeviceCall:
+    return DeviceCall.of(replace(sizes, batch=1) if option.biased else sizes, option, dtype, HERE, "cpu")
 
 
 # Who computes what is right
 
 
-@pytest.mark.parametrize("wish", [PLAIN, CAUSAL, *WISHES], ids=lambda wish: wish.name)
+@pytest.mark.parametrize("option", [PLAIN, CAUSAL, *OPTIONS], ids=lambda option: option.name)
 @pytest.mark.parametrize("kind", ["forward", "backward"])
-def test_the_judge_knows_every_wish(wish: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_judge_knows_every_option(option: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written for PyTorch's indices, against the rules of `regard` on its engine for processors."""
     monkeypatch.setattr(device_peers, "WINDOW", 7)
     monkeypatch.setattr(device_peers, "CAP", 1.5)
-    g = given(wish)
+    g = given(option)
     call, read = device_peers.prepared(SUBJECT, kind, g)
     found, expected = read(call()), device_peers.exact(kind, g)
     names = device_peers.NAMES[kind]
-    assert list(found) == list(expected) == [*names[:3], *names[3:] * wish.biased]
+    assert list(found) == list(expected) == [*names[:3], *names[3:] * option.biased]
     measure.check(found, expected, np.dtype(np.float32))
     for x in expected.values():
         bent = {name: y * 1.01 for name, y in found.items()}
@@ -85,11 +85,11 @@ def test_peers_compute_the_same(who: str, kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_is_given_the_same_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_is_given_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not compiled, which takes long."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    for wish in (CAUSAL, *WISHES):
-        g = given(wish, Sizes(1, 2, 128, 16, 1))
+    for option in (CAUSAL, *OPTIONS):
+        g = given(option, CallSizes(1, 2, 128, 16, 1))
         call, read = device_peers.prepared("FlexAttention", "forward", g)
         measure.check(read(call()), device_peers.exact("forward", g), np.dtype(np.float32))
 
@@ -97,32 +97,32 @@ def test_flex_attention_is_given_the_same_wishes(monkeypatch: pytest.MonkeyPatch
 def test_the_shares_that_may_be_seen() -> None:
     n = 512
     i, j = torch.arange(n)[:, None], torch.arange(n)
-    for wish in (PLAIN, CAUSAL, *WISHES):
-        g = given(wish, Sizes(1, 2, n, 8, 2))
+    for option in (PLAIN, CAUSAL, *OPTIONS):
+        g = given(option, CallSizes(1, 2, n, 8, 2))
         mask, _ = g.mods(g.bias)
         share = 1.0 if mask is None else float(mask(0, 0, i, j).double().mean())
-        assert wish.visible(g.sizes) == pytest.approx(share, rel=0.35)
+        assert option.visible(g.sizes) == pytest.approx(share, rel=0.35)
 
 
 # Rows
 
 
 def test_a_row_measures_everybody_who_is_right() -> None:
-    found = Speed("forward", "tiny", SMALL, CAUSAL, goal=1e9).measure(TINY)
+    found = DeviceSpeedRow("forward", "tiny", SMALL, CAUSAL, goal=1e9).measure(TINY)
     assert set(found.samples) == {LIMIT, SUBJECT, "Flash"}
     assert found.failures == NOT_HERE
     assert found.unit == "of the peak of bfloat16"
     assert found.work[SUBJECT] == found.work["Flash"] == 0.5 * 4 * 2 * 16 * 16 * 8
     assert found.work[LIMIT] == 2 * 16**3
     assert found.met is False
-    back = Speed("backward", "tiny", SMALL, CAUSAL, "backward", peers=(), dtype="float32").measure(TINY)
+    back = DeviceSpeedRow("backward", "tiny", SMALL, CAUSAL, "backward", peers=(), dtype="float32").measure(TINY)
     assert back.work[SUBJECT] == 2.5 * found.work[SUBJECT]
 
 
 def test_a_wrong_result_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     right = regard.attention
     monkeypatch.setattr(regard, "attention", lambda *args, **options: right(*args, **options) * 1.05)
-    found = Speed("forward", "tiny", SMALL, peers=("Flash",)).measure(TINY)
+    found = DeviceSpeedRow("forward", "tiny", SMALL, peers=("Flash",)).measure(TINY)
     assert SUBJECT not in found.samples
     assert found.failures[SUBJECT].startswith("wrong out: relative error")
     assert "Flash" in found.samples
@@ -130,9 +130,9 @@ def test_a_wrong_result_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_peer_that_is_the_reference_may_be_missing() -> None:
     """Then there is no figure, and the goal is not met."""
-    found = Speed("against cuDNN", "tiny", SMALL, reference="cuDNN", peers=("cuDNN",), goal=1.0).measure(TINY)
+    found = DeviceSpeedRow("against cuDNN", "tiny", SMALL, reference="cuDNN", peers=("cuDNN",), goal=1.0).measure(TINY)
     assert (found.samples, found.met, found.failures) == ({}, False, {"cuDNN": NOT_HERE["cuDNN"]})
-    there = Speed("against Flash", "tiny", SMALL, reference="Flash", peers=("Flash",), goal=1e-9).measure(TINY)
+    there = DeviceSpeedRow("against Flash", "tiny", SMALL, reference="Flash", peers=("Flash",), goal=1e-9).measure(TINY)
     assert there.met is True
     ratio = np.divide(there.samples["Flash"], there.samples[SUBJECT])
     assert there.figure() == pytest.approx(float(np.median(ratio)))
@@ -140,7 +140,7 @@ def test_a_peer_that_is_the_reference_may_be_missing() -> None:
 
 @pytest.mark.parametrize(("kind", "base"), [("JVP", "forward"), ("double backward", "backward")])
 def test_derivatives_cost_what_they_cost_over_another(kind: str, base: str) -> None:
-    found = Speed("derivatives", "tiny", SMALL, CAUSAL, kind, base, (), 3.3, "float32").measure(TINY)
+    found = DeviceSpeedRow("derivatives", "tiny", SMALL, CAUSAL, kind, base, (), 3.3, "float32").measure(TINY)
     assert set(found.samples) == {SUBJECT, base}
     assert found.work == {}
     assert not found.higher_is_better
@@ -153,7 +153,9 @@ def test_memory_beyond_inputs_and_outputs(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda where: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda where: 5000)
     assert device.extra(HERE, lambda: (torch.zeros(10), [torch.zeros(4, dtype=torch.float64), None])) == 4000 - 72
-    found = Memory("tiny", Sizes(1, 1, 8, 8, 1), "forward", peers=(MATH, "cuDNN"), goal=100.0).measure(TINY)
+    found = DeviceMemoryRow("tiny", CallSizes(1, 1, 8, 8, 1), "forward", peers=(MATH, "cuDNN"), goal=100.0).measure(
+        TINY
+    )
     assert found.samples == {"q, k and v": [3 * 64 * 2.0], SUBJECT: [4000.0 - 128], MATH: [4000.0 - 128]}
     assert "cuDNN" in found.failures
     assert found.met is True
@@ -165,18 +167,18 @@ def test_the_table_of_rows() -> None:
     assert len(set(names)) == len(names)
     assert {row.group for row in made} <= set(report.ON_DEVICE)
     assert {row.group for row in made} == {row.group for row in made if row.quick}
-    speeds = [row for row in made if isinstance(row, Speed)]
-    assert {(x.kind, x.wish.name, x.sizes.d, x.sizes.n) for x in speeds if x.group in ("forward", "backward")} >= {
-        (kind, wish, d, n)
+    speeds = [row for row in made if isinstance(row, DeviceSpeedRow)]
+    assert {(x.kind, x.option.name, x.sizes.d, x.sizes.n) for x in speeds if x.group in ("forward", "backward")} >= {
+        (kind, option, d, n)
         for kind in ("forward", "backward")
-        for wish in ("plain", "causal")
+        for option in ("plain", "causal")
         for d in (64, 128, 256)
         for n in (512, 1024, 2048, 4096, 8192, 16384)
     }
     assert all(x.sizes.batch * x.sizes.n == device_rows.TOKENS for x in speeds if x.group in ("forward", "backward"))
     assert all(x.sizes.h * x.sizes.d == device_rows.FEATURES for x in speeds)
     assert any(x.sizes.h_kv < x.sizes.h for x in speeds)
-    assert {x.wish for x in speeds if x.group == "wishes"} == set(WISHES)
+    assert {x.option for x in speeds if x.group == "options"} == set(OPTIONS)
     assert set(FUSED) | {MATH} | {SUBJECT} == set(device_peers.WHO)
 
 
@@ -184,12 +186,12 @@ def test_the_table_of_rows() -> None:
 def found(monkeypatch: pytest.MonkeyPatch) -> measure.Report:
     monkeypatch.setattr(device, "extra", lambda where, call: 64.0)
     made = [
-        Rate("peak, tf32", partial(device.peak, "tf32")),
-        Rate("memory bandwidth", device.bandwidth),
-        Speed("forward", "tiny", SMALL, CAUSAL),
-        Speed("against cuDNN", "tiny", SMALL, reference="cuDNN", peers=("cuDNN",), goal=1.0),
-        Speed("derivatives", "tiny", SMALL, PLAIN, "JVP", "forward", (), 3.3),
-        Memory("tiny", SMALL, "forward"),
+        DeviceLimitRow("peak, tf32", partial(device.peak, "tf32")),
+        DeviceLimitRow("memory bandwidth", device.bandwidth),
+        DeviceSpeedRow("forward", "tiny", SMALL, CAUSAL),
+        DeviceSpeedRow("against cuDNN", "tiny", SMALL, reference="cuDNN", peers=("cuDNN",), goal=1.0),
+        DeviceSpeedRow("derivatives", "tiny", SMALL, PLAIN, "JVP", "forward", (), 3.3),
+        DeviceMemoryRow("tiny", SMALL, "forward"),
     ]
     return run(made, TINY)
 
@@ -306,8 +308,8 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytes
 
 
 def test_rows_are_listed_without_a_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--device", "cuda", "--list", "--only", "wishes"]) == 0
-    assert "wishes: backward, bias of each pair" in capsys.readouterr().out
+    assert main(["bench", "--device", "cuda", "--list", "--only", "options"]) == 0
+    assert "options: backward, bias of each pair" in capsys.readouterr().out
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

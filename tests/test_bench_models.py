@@ -12,7 +12,7 @@ import pytest
 
 from regard.bench import measure, model_rows, report, shapes
 from regard.bench.measure import SUBJECT, Report, Setting
-from regard.bench.model_rows import AfterProduct, DropIn, ModelStep
+from regard.bench.model_rows import AfterProductRow, DropInRow, ModelStepRow
 
 TINY = Setting(measure.cores()[:1], rounds=3, seconds=1e-9)
 
@@ -78,7 +78,7 @@ def test_llama_has_100_million_parameters() -> None:
 @pytest.mark.parametrize("name", model_rows.MODELS)
 def test_models_compute_the_same_on_every_attention(name: str, models: Any) -> None:
     for dtype in ("float32", "bfloat16"):
-        found = ModelStep(name, dtype, 1).measure(TINY)
+        found = ModelStepRow(name, dtype, 1).measure(TINY)
         assert found.failures == {}
         assert set(found.samples) == {"eager", "SDPA", SUBJECT}
         assert found.figures() == pytest.approx(faster(found, "SDPA"))
@@ -86,7 +86,7 @@ def test_models_compute_the_same_on_every_attention(name: str, models: Any) -> N
 
 
 def test_a_models_wrong_attention_has_no_time(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.torch import transformers as integration
+    from regard.torch.dropins import transformers as integration
 
     right = integration.attention
 
@@ -96,7 +96,7 @@ def test_a_models_wrong_attention_has_no_time(models: Any, monkeypatch: pytest.M
 
     monkeypatch.setattr(integration, "attention", wrong)
     for name, result in (("Llama, training of 512", "dq"), ("BERT, 4 padded to 256", "out")):
-        found = ModelStep(name, "float32", 1).measure(TINY)
+        found = ModelStepRow(name, "float32", 1).measure(TINY)
         assert found.samples == {}
         assert found.met is False
         assert found.failures[SUBJECT].startswith(f"wrong {result}: relative error")
@@ -108,7 +108,10 @@ def test_a_wrong_drop_in_has_no_time(models: Any, monkeypatch: pytest.MonkeyPatc
     right = regard.torch.scaled_dot_product_attention
     wrong: Callable[..., Any] = lambda *given, **options: right(*given, **options) * 1.01  # noqa: E731
     monkeypatch.setattr(regard.torch, "scaled_dot_product_attention", wrong)
-    for row in (ModelStep("U-Net, latents of 64 × 64", "float32", 1), DropIn(small(shapes.SHAPES[0]), "float32", 1)):
+    for row in (
+        ModelStepRow("U-Net, latents of 64 × 64", "float32", 1),
+        DropInRow(small(shapes.SHAPES[0]), "float32", 1),
+    ):
         found = row.measure(TINY)
         assert SUBJECT not in found.samples
         assert found.failures[SUBJECT].startswith("wrong out: relative error")
@@ -153,12 +156,12 @@ def test_the_share_of_attention_is_the_time_inside_forward_and_backward(models: 
 def test_without_transformers_models_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    found = ModelStep("ViT, 4 images", "float32", 1).measure(TINY)
+    found = ModelStepRow("ViT, 4 images", "float32", 1).measure(TINY)
     assert (found.samples, found.failures) == ({}, {SUBJECT: "not installed: transformers"})
     table = list(report.tables(Report({}, {}, [found])))[-1]
     assert table.rows == [[SUBJECT, "not installed: transformers", f"models: {found.name}"]]
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert ModelStep("ViT, 4 images", "float32", 1).measure(TINY).failures == {SUBJECT: "not installed: torch"}
+    assert ModelStepRow("ViT, 4 images", "float32", 1).measure(TINY).failures == {SUBJECT: "not installed: torch"}
 
 
 # Shapes
@@ -171,14 +174,14 @@ def small(shape: shapes.Shape) -> shapes.Shape:
     return replace(shape, case=replace(c, **sizes))
 
 
-KINDS = {(s.wish, s.trains, s.case.h_kv is None, s.case.n_q == 1): s for s in shapes.SHAPES}
+KINDS = {(s.option, s.trains, s.case.h_kv is None, s.case.n_q == 1): s for s in shapes.SHAPES}
 
 
 @pytest.mark.parametrize("shape", KINDS.values(), ids=lambda s: s.name)
 def test_the_drop_in_computes_what_pytorch_does(shape: shapes.Shape) -> None:
     pytest.importorskip("torch")
     for dtype in ("float32", "bfloat16"):
-        found = DropIn(small(shape), dtype, 1).measure(TINY)
+        found = DropInRow(small(shape), dtype, 1).measure(TINY)
         assert found.failures == {}
         assert set(found.samples) == {SUBJECT, "PyTorch"}
         assert found.figures() == pytest.approx(faster(found, "PyTorch"))
@@ -201,16 +204,16 @@ def test_each_row_sets_the_threads_of_both(monkeypatch: pytest.MonkeyPatch) -> N
 
     seen = []
     monkeypatch.setattr(
-        DropIn, "fill", lambda self, found, s: seen.append((torch.get_num_threads(), num_threads(), s.threads))
+        DropInRow, "fill", lambda self, found, s: seen.append((torch.get_num_threads(), num_threads(), s.threads))
     )
     before = torch.get_num_threads(), num_threads()
     cores = replace(TINY, cores=measure.cores()[:1] * 2)
     for threads in (1, 2):
-        DropIn(shapes.SHAPES[0], "float32", threads).measure(cores)
+        DropInRow(shapes.SHAPES[0], "float32", threads).measure(cores)
     assert seen == [(1, 1, 1), (2, 2, 2)]
     assert (torch.get_num_threads(), num_threads()) == before
-    assert DropIn(shapes.SHAPES[0], "float32", 2).measure(TINY).failures == {SUBJECT: "needs 2 cores, may use 1"}
-    named = DropIn(shapes.SHAPES[0], "float32", 1).measure(replace(TINY, engine="tiled"))
+    assert DropInRow(shapes.SHAPES[0], "float32", 2).measure(TINY).failures == {SUBJECT: "needs 2 cores, may use 1"}
+    named = DropInRow(shapes.SHAPES[0], "float32", 1).measure(replace(TINY, engine="tiled"))
     assert named.failures == {SUBJECT: "what models call takes no engine"}
 
 
@@ -222,7 +225,7 @@ def test_the_gain_of_two_threads_after_a_product(product: str, monkeypatch: pyte
         pytest.skip("needs two cores")
     real, hours = time.perf_counter, [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: real() + 3600 * len(hours))
-    row = AfterProduct(shapes.shape("tiny", 1, 2, 24, 8), "float32", product)
+    row = AfterProductRow(shapes.shape("tiny", 1, 2, 24, 8), "float32", product)
     two = replace(TINY, cores=measure.cores()[:2])
     g, exact = shapes.expected(row.shape)
     monkeypatch.setattr(torch, "mm", lambda a, b: hours.append(1.0))
@@ -242,9 +245,9 @@ def test_two_threads_should_be_as_far_ahead_as_one(monkeypatch: pytest.MonkeyPat
         found.work = {"SDPA": 1.0, SUBJECT: 1.0}
         found.samples = {"SDPA": [1.2, 1.3, 1.4], SUBJECT: [1.0, 1.0, 1.0]}
 
-    monkeypatch.setattr(ModelStep, "fill", fill)
+    monkeypatch.setattr(ModelStepRow, "fill", fill)
     pytest.importorskip("torch")
-    row = ModelStep("ViT, 4 images", "float32", 2)
+    row = ModelStepRow("ViT, 4 images", "float32", 2)
     two = replace(TINY, cores=measure.cores()[:1] * 2)
     one = replace(row, threads=1).measure(two)
     assert (one.goal, row.measure(two).goal) == (1.0, 1.0)

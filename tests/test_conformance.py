@@ -11,11 +11,12 @@ import pytest
 import regard
 from interpreter import language_patched_once
 from regard.bench.cases import CASES, Case
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
 from regard.core.statistics import NAMES, Statistic, Top
 from regard.engines import cpu, engines, tiled, triton
 from regard.engines.tiled import derivatives as tiled_derivatives
-from regard.ops.attention import Frame, problem_from
+from regard.ops.attention import problem_from
 from regard.reference import specification
 from special import ROWS, SPECIALS, Special, check
 from support import (
@@ -42,20 +43,22 @@ SIMPLE = [*NAMES, regard.top(3)]
 EVERYTHING = [*SIMPLE, NEAR, *POOLED, ROWS_OF]
 
 
-def problem(case: Case, dtype: Any) -> tuple[Problem, Frame, tuple[Any, ...], dict[str, Any]]:
+def problem(case: Case, dtype: Any) -> tuple[Problem, Layout, tuple[Any, ...], dict[str, Any]]:
     q, k, v, options = case.inputs(dtype)
-    frame = Frame.of(q, options.get("layout", "bhnd"))
+    frame = Layout.of(q, options.get("layout", "bhnd"))
     return problem_from(q, k, v, **options), frame, (q, k, v), options
 
 
 def distances(p: Problem) -> Any:
     """i − j of every diagonal, (..., h, diagonals), from the indices themselves."""
-    at = specification.place(p, np.float64)
+    at = specification.indices_of(p, np.float64)
     between = np.asarray(at.i - at.j)
-    if not p.diagonals:
+    if not p.extents.diagonals:
         return np.zeros(p.shape(0), np.int64)
     lowest = np.concatenate([between[:, 0, 0, ::-1], between[:, 0, 1:, 0]], axis=-1)
-    return np.broadcast_to(lowest[:, None], (p.batch, p.heads, p.diagonals)).reshape(p.shape(p.diagonals))
+    return np.broadcast_to(lowest[:, None], (p.batch, p.heads, p.extents.diagonals)).reshape(
+        p.shape(p.extents.diagonals)
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -195,7 +198,7 @@ class Conformance:
             return None if x is None else rng.standard_normal(x.shape).astype(x.dtype)
 
         dq, dk, dv = (like(x) for x in arrays)
-        dbias, dsink, dtables = like(p.bias), like(p.sink), {table: like(table) for table in p.tables}
+        dbias, dsink, dtables = like(p.bias), like(p.sink), {table: like(table) for table in p.rules.tables}
         for part in self.variants(case, dtype, {"dquery": dq, "dkey": dk, "dvalue": dv}, {"dkey": dk}, {}):
             t = Differential(
                 *(None if part.get(n) is None else frame.inward(part[n]) for n in ("dquery", "dkey", "dvalue")),
@@ -221,7 +224,7 @@ class Conformance:
             dlse, dentropy = rng.standard_normal((2, *p.shape(p.n_q)))
             return Outputs(rng.standard_normal(frame.out_shape(p)).astype(dtype), dlse, dentropy)
 
-        everything = Differential(*map(like, arrays), like(p.bias), like(p.sink), {x: like(x) for x in p.tables})
+        everything = Differential(*map(like, arrays), like(p.bias), like(p.sink), {x: like(x) for x in p.rules.tables})
         ct, d_ct, none = cotangents(), cotangents(), Outputs(None, None, None)
         for t, given, moving in self.variants(
             case,
@@ -269,7 +272,7 @@ class Conformance:
 
         def direction() -> Differential:
             arrays = (p.query, p.key, p.value, p.bias, p.sink)
-            return Differential(*map(like, arrays), {x: like(x) for x in p.tables})
+            return Differential(*map(like, arrays), {x: like(x) for x in p.rules.tables})
 
         t, u = direction(), direction()
         some = Differential(key=u.key, bias=u.bias), Differential(value=t.value, tables=t.tables)

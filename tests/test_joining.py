@@ -8,7 +8,7 @@ import pytest
 
 import regard
 from regard.interpret.capture import joining
-from regard.interpret.capture.joining import Call, Joined, Passing, Store, Unjoinable
+from regard.interpret.capture.joining import ArrayStore, CallSequence, CapturedCall, JoinedCalls, UnjoinableCalls
 
 RNG = np.random.default_rng(0)
 N = 13
@@ -48,15 +48,17 @@ KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def call(begin: int, end: int, options: dict[str, Any], first: int = 0, until: int | None = None) -> tuple[Call, Any]:
+def call(
+    begin: int, end: int, options: dict[str, Any], first: int = 0, until: int | None = None
+) -> tuple[CapturedCall, Any]:
     """The call on some queries and the keys from `first`, and its weights."""
     q, k = Q[:, :, begin:end], K[:, :, first : end if until is None else until]
     _, seen = regard.attention(q, k, k, observe=["lse"], **options)
-    return Call.of(q.copy(), k.copy(), seen.lse, options, cross=False), regard.weights(q, k, **options)
+    return CapturedCall.of(q.copy(), k.copy(), seen.lse, options, cross=False), regard.weights(q, k, **options)
 
 
-def layer_of(calls: list[Call], heads: Any = None) -> Any:
-    known = Joined(calls[0], Store(), heads)
+def layer_of(calls: list[CapturedCall], heads: Any = None) -> Any:
+    known = JoinedCalls(calls[0], ArrayStore(), heads)
     for x in calls[1:]:
         assert known.precedes(x)
         assert known.add(x)
@@ -102,7 +104,7 @@ def test_a_cache_that_slides() -> None:
     layer = layer_of([x for x, _ in made])
     expected = regard.weights(Q, K, mask=regard.window(3))
     np.testing.assert_allclose(layer.weights(2, batch=1), expected[1, 2], atol=1e-14)
-    with pytest.raises(Unjoinable, match="keys are missing between its calls"):
+    with pytest.raises(UnjoinableCalls, match="keys are missing between its calls"):
         layer_of([made[0][0], call(6, 7, {"offset": 6, "origin": (0, 0, 7)}, 7, 9)[0]])
 
 
@@ -116,15 +118,17 @@ def test_a_cache_that_was_made_in_full() -> None:
 
 def test_what_does_not_follow() -> None:
     first, later = call(0, 6, {})[0], call(6, 7, {})[0]
-    known = Joined(first, Store())
+    known = JoinedCalls(first, ArrayStore())
     assert not known.precedes(first)
     assert not known.precedes(call(7, 8, {})[0])
-    assert not Passing(first).precedes(Call.of(Q[:1, :, 6:7], K[:1, :, :7], np.zeros((1, 4, 1)), {}, False))
+    assert not CallSequence(first).precedes(
+        CapturedCall.of(Q[:1, :, 6:7], K[:1, :, :7], np.zeros((1, 4, 1)), {}, False)
+    )
     assert known.precedes(later)
     for position in (0, 5):  # sampled keys are compared, the first and the last among them
         key = later.key.copy()
         key[1, 1, position, 7] += 1e-9
-        assert not known.add(Call.of(later.query, key, later.lse, {}, False))
+        assert not known.add(CapturedCall.of(later.query, key, later.lse, {}, False))
     assert known.add(later)
 
 
@@ -137,23 +141,23 @@ def test_what_does_not_follow() -> None:
     ],
 )
 def test_what_makes_no_sequence(options: dict[str, Any], reason: str) -> None:
-    known = Joined(call(0, 6, {})[0], Store())
-    with pytest.raises(Unjoinable, match=reason):
+    known = JoinedCalls(call(0, 6, {})[0], ArrayStore())
+    with pytest.raises(UnjoinableCalls, match=reason):
         known.add(call(6, 7, options)[0])
 
 
 def test_too_many_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "RULES_AT_MOST", 2)
     calls = [call(begin, end, {"mask": regard.window(12 - begin)})[0] for begin, end in STEPS]
-    with pytest.raises(Unjoinable, match="more than 2 different masks follow each other"):
+    with pytest.raises(UnjoinableCalls, match="more than 2 different masks follow each other"):
         layer_of(calls)
 
 
 def test_masks_that_look_at_rows_of_another_sequence() -> None:
     options = {"mask": regard.mask(lambda b, h, i, j: i != j)}
-    first, second = (Call.of(Q[:, :, n : n + 1], K, np.zeros((2, 4, 1)), options, cross=True) for n in (0, 1))
-    with pytest.raises(Unjoinable, match="its masks look at the positions of queries in another sequence"):
-        Joined(first, Store()).add(second)
+    first, second = (CapturedCall.of(Q[:, :, n : n + 1], K, np.zeros((2, 4, 1)), options, cross=True) for n in (0, 1))
+    with pytest.raises(UnjoinableCalls, match="its masks look at the positions of queries in another sequence"):
+        JoinedCalls(first, ArrayStore()).add(second)
 
 
 def test_steps_of_cross_attention() -> None:
@@ -162,12 +166,12 @@ def test_steps_of_cross_attention() -> None:
     for n in range(3):
         q = Q[:, :, n : n + 1]
         _, seen = regard.attention(q, K, K, observe=["lse"], **options)
-        calls.append(Call.of(q, K, seen.lse, options, cross=True))
-    known = Joined(calls[0], Store())
+        calls.append(CapturedCall.of(q, K, seen.lse, options, cross=True))
+    known = JoinedCalls(calls[0], ArrayStore())
     assert all(known.add(x) for x in calls[1:])
     layer = known.layer("x", {}, (None, None), 0)
     np.testing.assert_allclose(layer.weights(3, batch=0), regard.weights(Q[:, :, :3], K, **options)[0, 3], atol=1e-14)
-    assert not known.add(Call.of(Q[:, :, :1], K + 1, np.zeros((2, 4, 1)), options, cross=True))
+    assert not known.add(CapturedCall.of(Q[:, :, :1], K + 1, np.zeros((2, 4, 1)), options, cross=True))
 
 
 def test_leading_dimensions_become_one() -> None:
@@ -175,7 +179,7 @@ def test_leading_dimensions_become_one() -> None:
     options = {"bias": RNG.standard_normal((2, 1, 4, 5, 7)), "mask": RNG.random((3, 1, 5, 7)) < 0.7,
                "offset": np.array([[2], [3]]), "causal": True}  # fmt: skip
     _, seen = regard.attention(q, k, k, observe=["lse"], **options)
-    layer = Joined(Call.of(q, k, seen.lse, options, False), Store()).layer("x", {}, (None, None), 0)
+    layer = JoinedCalls(CapturedCall.of(q, k, seen.lse, options, False), ArrayStore()).layer("x", {}, (None, None), 0)
     expected = regard.weights(q, k, **options).reshape(6, 4, 5, 7)
     for b, h in np.ndindex(6, 4):
         np.testing.assert_array_equal(layer.weights(h, batch=b), expected[b, h])

@@ -41,10 +41,10 @@ def arrays(n: int, d: int) -> tuple[Array, Array, Array]:
 
 def extra(call: Callable[[], Any]) -> int:
     """Bytes at the peak of a call beyond what was there before it and what it returns."""
-    threads._mine = threading.local()
+    threads._local = threading.local()
     with traced_memory() as held:
         result = call()
-        threads._mine = threading.local()  # what threads keep for later calls counts as the call's
+        threads._local = threading.local()  # what threads keep for later calls counts as the call's
         kept, peak = held()
     del result
     return peak - kept

@@ -9,7 +9,7 @@ import pytest
 
 import regard
 from regard.cli import main
-from regard.engines.tiled.tiles import KEYS, ROWS, units
+from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, head_blocks
 from regard.ops.attention import problem_from
 from regard.ops.planning import plan
 from regard.rules import alibi, causal, documents, padding, prefix, softcap, strided, window
@@ -28,9 +28,9 @@ def brute_force(mask, n, m, offset=None):
     zero = np.zeros((), np.int64)
     every[...] = regard.rules.evaluate([mask.node], regard.rules.At(zero, zero, i[:, None], j, keys=m))[0]
     visited = pairs = full = 0
-    for row in np.unique(i // ROWS):
-        for key in np.unique(j // KEYS):
-            tile = every[np.ix_(i // ROWS == row, j // KEYS == key)]
+    for row in np.unique(i // BLOCK_Q):
+        for key in np.unique(j // BLOCK_K):
+            tile = every[np.ix_(i // BLOCK_Q == row, j // BLOCK_K == key)]
             visited += tile.any()
             full += tile.all()
             pairs += tile.size * tile.any()
@@ -56,7 +56,7 @@ def test_tiles_are_those_that_hold_a_visible_pair(name, n):
     visited, full, pairs, visible = brute_force(mask, n, n)
     assert found.full + found.mixed == 2 * visited
     assert found.full == 2 * full
-    assert found.total == found.skipped + found.full + found.mixed == 2 * -(-n // ROWS) * -(-n // KEYS)
+    assert found.total == found.skipped + found.full + found.mixed == 2 * -(-n // BLOCK_Q) * -(-n // BLOCK_K)
     assert found.pairs == 2 * pairs
     assert found.visible == pytest.approx(visible / n**2, rel=1e-12)
     assert found.exact
@@ -91,9 +91,9 @@ def test_tiles_are_those_that_the_engine_visits(options):
     found = plan(shape, (3, 2, 500, 8), (3, 2, 500, 8), **options).tiles
     zeros = np.zeros(shape, np.float32)
     p = problem_from(zeros, zeros[:, :2], zeros[:, :2], **options)
-    blocks = [rows for unit in units(p) for rows in unit.blocks]
-    assert found.full + found.mixed == sum(len(rows.tiles) * rows.unit.h.size for rows in blocks)
-    assert found.total == sum(len(rows.unit.tile_starts) * rows.unit.h.size for rows in blocks)
+    blocks = [block for heads in head_blocks(p) for block in heads.blocks]
+    assert found.full + found.mixed == sum(len(block.tiles) * block.heads.h.size for block in blocks)
+    assert found.total == sum(len(block.heads.tile_starts) * block.heads.h.size for block in blocks)
 
 
 def test_flops_and_bytes():
@@ -118,7 +118,7 @@ def test_causal_by_formula():
     n = 8192
     found = plan(*sizes(n), causal=True)
     # A block of rows sees its own end's worth of keys, rounded up to whole tiles.
-    visited = sum(-(-end // KEYS) for end in range(ROWS, n + 1, ROWS))
+    visited = sum(-(-end // BLOCK_K) for end in range(BLOCK_Q, n + 1, BLOCK_Q))
     assert found.tiles.full + found.tiles.mixed == 2 * visited
     assert found.tiles.visible == pytest.approx((n + 1) / (2 * n), rel=1e-9)
 
@@ -141,10 +141,10 @@ def test_a_plan_allocates_nothing_of_the_size_of_the_call():
 def test_a_plan_for_a_million_keys_is_an_estimate():
     found = plan(*sizes(1_000_000, h=1), mask=window(1000))
     assert not found.tiles.exact
-    assert found.tiles.total == -(-1_000_000 // ROWS) * -(-1_000_000 // KEYS)
+    assert found.tiles.total == -(-1_000_000 // BLOCK_Q) * -(-1_000_000 // BLOCK_K)
     # Each row sees 1,001 keys, but for the first 1,000 rows.
-    starts = np.arange(0, 1_000_000, ROWS)
-    visited = (starts + ROWS - 1) // KEYS - np.maximum(starts - 1000, 0) // KEYS + 1
+    starts = np.arange(0, 1_000_000, BLOCK_Q)
+    visited = (starts + BLOCK_Q - 1) // BLOCK_K - np.maximum(starts - 1000, 0) // BLOCK_K + 1
     assert found.tiles.full + found.tiles.mixed == pytest.approx(visited.sum(), rel=0.01)
     assert found.tiles.visible == pytest.approx(1001 / 1e6 - 0.5e-6, rel=0.01)
     assert "about" in str(found)
@@ -315,3 +315,24 @@ def test_forms_that_do_not_go_together(arguments, error, said):
         plan(**arguments)
     assert said is None or str(raised.value) == said
     assert raised.value.args[0].count("\n") == 0
+
+
+def test_a_plan_and_an_error_print_bytes_alike():
+    found = plan(n=2**26, d=4, causal=True)
+    assert found.naive_memory == 16 * 2**50
+    assert "16 PiB of scores, 16 PiB per head" in str(found)
+    keys = np.zeros((1, 4), np.float32)
+    keys = np.broadcast_to(keys, (2**26, 4))
+    with pytest.raises(MemoryError, match=r"the results of this call take 16 PiB \(weights 16 PiB"):
+        regard.attention(keys, keys, keys, return_weights=True)
+
+
+def test_a_plan_takes_no_memory_for_batch_elements_that_are_alike():
+    """Nor time: a step for each of 2^26 elements would take a minute."""
+    small, large = sizes(n=300, lead=(3,)), sizes(n=300, lead=(2**20,))
+    one = plan(*small, causal=True).tiles
+    with traced_memory() as held:
+        many = plan(*large, causal=True).tiles
+        peak = held()[1]
+    assert (many.full, many.mixed) == (one.full * 2**20 // 3, one.mixed * 2**20 // 3)
+    assert peak < 2**20

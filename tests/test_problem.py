@@ -27,24 +27,24 @@ def problem(n_q: int, n_k: int, **wishes: object) -> Problem:
     ],
 )
 def test_key_edges(first: int, n_k: int, edges: list[int]) -> None:
-    assert problem(5, n_k, origin=(0, 0, first)).key_edges(128).tolist() == edges
+    assert problem(5, n_k, origin=(0, 0, first)).extents.key_edges(128).tolist() == edges
 
 
 def test_ranges() -> None:
     offset = np.arange(6).reshape(2, 3) * 10
     p = problem(50, 60, origin=(7, 2, 100), offset=offset)
-    ranges = p.ranges(4, range(1, 3), np.array([0, 20]), np.array([19, 49]))
+    ranges = p.extents.ranges(4, range(1, 3), np.array([0, 20]), np.array([19, 49]))
     assert (ranges.b, ranges.h, ranges.keys, ranges.dtype) == ((11, 11), (3, 4), 160, np.float32)
     assert [x.tolist() for x in ranges.i] == [[40, 60], [59, 89]]
-    assert p.extent == {"b": (7, 13), "h": (2, 6), "i": (0, 100), "j": (100, 160)}
+    assert p.extents.indices == {"b": (7, 13), "h": (2, 6), "i": (0, 100), "j": (100, 160)}
 
 
 def test_rules_that_may_hide_a_tile() -> None:
-    assert problem(5, 5).hiding == ()
-    assert problem(5, 5, score=regard.softcap(3.0)).hiding == ()
+    assert problem(5, 5).rules.hiding == ()
+    assert problem(5, 5, score=regard.softcap(3.0)).rules.hiding == ()
     hides = regard.score(lambda s, b, h, i, j: regard.where(i > 3, s, -np.inf))
     p = problem(5, 5, score=hides, causal=True)
-    assert p.hiding == (p.mask_node, hides.node)
+    assert p.rules.hiding == (p.mask_node, hides.node)
 
 
 every_engine = pytest.mark.parametrize("engine", ["tiled", "cpu", "spec"])

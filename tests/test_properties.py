@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import regard
 from regard.bench.cases import curved, hiding, mixed_rule, recency, tabled
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
-from regard.ops.attention import Frame, problem_from
+from regard.ops.attention import problem_from
 from regard.reference import specification
 from support import (
     assert_gradients,
@@ -144,7 +145,7 @@ def calls(draw: Any, structures: int | None = None) -> tuple[Any, Any, Any, dict
 
 def check_forward(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
     """out, lse and entropy; and what a row that sees nothing gives."""
-    frame = Frame.of(q, options.get("layout", "bhnd"))
+    frame = Layout.of(q, options.get("layout", "bhnd"))
     out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"], engine=engine)
     assert_outputs(p, Outputs(frame.inward(out), seen.lse, seen.entropy), any_scores=True)
     with np.errstate(all="ignore"):
@@ -157,7 +158,7 @@ def check_statistics(engine: str, p: Problem, q: Any, k: Any, v: Any, options: d
     """Sums over keys, queries and diagonals, maps, and the largest weights; scores may be large, so that a weight is
     known to eps / 2 of them alone.
     """
-    per_head = Frame.of(q, options.get("layout", "bhnd")).per_head
+    per_head = Layout.of(q, options.get("layout", "bhnd")).per_head
     maps = [regard.pooled(3, 4), regard.pooled(3, 4, "max")]
     observe = ["visible", "received", "group_received", "profile", "max", "argmax", regard.top(2), *maps]
     _, seen = regard.attention(q, k, v, **options, observe=observe, engine=engine)
@@ -193,7 +194,7 @@ def check_statistics(engine: str, p: Problem, q: Any, k: Any, v: Any, options: d
 
 
 def check_gradients(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
-    frame = Frame.of(q, options.get("layout", "bhnd"))
+    frame = Layout.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(0)
     dout = rng.standard_normal(frame.out_shape(p)).astype(q.dtype)
     dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
@@ -203,7 +204,7 @@ def check_gradients(engine: str, p: Problem, q: Any, k: Any, v: Any, options: di
 
 def check_second(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
     """The tangents of the gradients and those of the outputs, along everything that may vary."""
-    frame = Frame.of(q, options.get("layout", "bhnd"))
+    frame = Layout.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(1)
 
     def like(x: Any) -> Any:
@@ -213,7 +214,7 @@ def check_second(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[
         dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
         return Outputs(rng.standard_normal(frame.out_shape(p)).astype(q.dtype), dlse, dentropy)
 
-    t = Differential(like(q), like(k), like(v), like(p.bias), like(p.sink), {x: like(x) for x in p.tables})
+    t = Differential(like(q), like(k), like(v), like(p.bias), like(p.sink), {x: like(x) for x in p.rules.tables})
     ct, moving = cotangents(), cotangents()
     got, tangent = regard.attention_vjp_jvp(
         q, k, v, ct.out, t, dlse=ct.lse, dentropy=ct.entropy, cotangent_tangents=moving, **options, engine=engine

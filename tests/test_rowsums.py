@@ -10,7 +10,7 @@ import torch
 
 import regard
 from regard.core import rowsums
-from regard.core.tensors import Memory
+from regard.core.tensors import DeviceMemory
 from regard.ops.attention import problem_from
 from regard.viewer.scene import sources
 
@@ -147,8 +147,8 @@ def test_arrays_of_a_device_are_read_row_by_row(monkeypatch: pytest.MonkeyPatch)
         "sink": RNG.standard_normal(6),
         "bias": RNG.standard_normal((40, 50)),
     }
-    there = {name: np.asarray(Memory(torch.from_numpy(x))) for name, x in options.items() if name != "score"}
-    q, k, lse = (np.asarray(Memory(torch.from_numpy(x))) for x in (Q, K, lse_of(Q, K, **options)))
+    there = {name: np.asarray(DeviceMemory(torch.from_numpy(x))) for name, x in options.items() if name != "score"}
+    q, k, lse = (np.asarray(DeviceMemory(torch.from_numpy(x))) for x in (Q, K, lse_of(Q, K, **options)))
     p = problem_from(q, k, k, score=options["score"], **there)
     assert p.device is not None
     copied: list[int] = []

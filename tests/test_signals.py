@@ -11,7 +11,7 @@ import pytest
 
 import regard
 from regard.engines.cpu.schedule import backward_work, second_work, work
-from regard.ops import fastpath
+from regard.ops import callcache
 from regard.runtime import threads
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="the system has no SIGALRM")
@@ -99,7 +99,7 @@ def test_a_handler_runs_between_portions(
         run_groups(*args)
 
     monkeypatch.setattr(work, "_plans", {})
-    monkeypatch.setattr(fastpath, "_mine", threading.local())
+    monkeypatch.setattr(callcache, "_thread", threading.local())
     for module in (work, backward_work, second_work):
         monkeypatch.setattr(module, "run_groups", counted)
     for module in (work, backward_work):

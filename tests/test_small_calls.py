@@ -14,7 +14,7 @@ import pytest
 import regard
 from regard.engines import cpu
 from regard.engines.cpu.target.instructions import targets
-from regard.ops import attention, fastpath
+from regard.ops import callcache
 from regard.ops.attention import problem_from
 from regard.rules import Program, causal, window
 
@@ -182,14 +182,6 @@ def test_what_is_made_of_a_call_is_another_call() -> None:
     assert replace(problem_from(X, X, X), value=X[:, :, :0]).signature is None
 
 
-def test_forms_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_forms", {})
-    monkeypatch.setattr(attention, "KEPT", 3)
-    for n in (1, 2, 3, 4, 5, 5):
-        regard.attention(X[:, :n], X, X)
-    assert [signature[1] for signature in attention._forms] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]
-
-
 # Calls that are kept whole
 
 FORMS: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
@@ -284,7 +276,7 @@ def test_a_call_with_work_for_threads_is_kept(threads: int, rules: Any, monkeypa
 
 def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.engines.cpu.schedule.work.FEW_ROWS", 11)
-    monkeypatch.setattr(fastpath, "_mine", SimpleNamespace())
+    monkeypatch.setattr(callcache, "_thread", SimpleNamespace())
     call()
     calls = seen_calls(monkeypatch)
     call()
@@ -292,8 +284,8 @@ def test_a_call_of_many_queries_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_calls_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastpath, "_mine", SimpleNamespace())
-    monkeypatch.setattr(fastpath, "KEPT", 3)
+    monkeypatch.setattr(callcache, "_thread", SimpleNamespace())
+    monkeypatch.setattr(callcache, "SIZE", 3)
     for n in (1, 2, 3, 4, 5, 5):
         regard.attention(X[:, :n], X, X)
-    assert [here[0][1] for here in fastpath._mine.calls] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]
+    assert [operands[1] for operands, *_ in callcache.entries()] == [(2, 3, 4), (2, 4, 4), (2, 5, 4)]

@@ -32,7 +32,7 @@ def like(rng: np.random.Generator, x: Any) -> Any:
 
 def direction(rng: np.random.Generator, p: Problem) -> Differential:
     parts = (like(rng, x) for x in (p.query, p.key, p.value, p.bias, p.sink))
-    return Differential(*parts, {table: rng.standard_normal(table.shape) for table in p.tables})
+    return Differential(*parts, {table: rng.standard_normal(table.shape) for table in p.rules.tables})
 
 
 def cotangents(rng: np.random.Generator, p: Problem) -> Outputs:
@@ -42,8 +42,8 @@ def cotangents(rng: np.random.Generator, p: Problem) -> Outputs:
 def moved(p: Problem, t: Differential, step: Any) -> Problem:
     """The problem a step along t from p, in longdouble."""
     score = p.score
-    if score is not None and p.tables:
-        new = {table: Table(table.array.astype(LONG) + step * t.tables[table]) for table in p.tables}
+    if score is not None and p.rules.tables:
+        new = {table: Table(table.array.astype(LONG) + step * t.tables[table]) for table in p.rules.tables}
 
         def moved_leaf(node: Node) -> Node:
             return make("gather", "float", node.args, new[node.payload])
@@ -127,10 +127,10 @@ def test_tangents_of_gradients_are_slopes(case: Case) -> None:
         at = moved(p, t, step)
         turned = Outputs(*(c + step * d for c, d in zip(ct, ct_dot, strict=True)))
         g = specification.gradients(at, turned, LONG)
-        arrays = [g.query, g.key, g.value, g.bias, g.sink, *(g.tables[table] for table in at.tables)]
+        arrays = [g.query, g.key, g.value, g.bias, g.sink, *(g.tables[table] for table in at.rules.tables)]
         return [np.zeros(0, LONG) if x is None else x for x in arrays]
 
-    arrays = [got.query, got.key, got.value, got.bias, got.sink, *(got.tables[table] for table in p.tables)]
+    arrays = [got.query, got.key, got.value, got.bias, got.sink, *(got.tables[table] for table in p.rules.tables)]
     for n, x in enumerate(arrays):
         numeric = slope(lambda step, n=n: gradients(step)[n])
         if x is not None:
@@ -146,7 +146,7 @@ def test_tangents_of_tangents_are_slopes(case: Case) -> None:
 
         def tangent(step: Any, name: str = name) -> Any:
             at = moved(p, u, step)
-            tables = {new: t.tables[old] for new, old in zip(at.tables, p.tables, strict=True)}
+            tables = {new: t.tables[old] for new, old in zip(at.rules.tables, p.rules.tables, strict=True)}
             return getattr(specification.jvp(at, replace(t, tables=tables), LONG)[1], name)
 
         numeric = slope(tangent)
@@ -219,7 +219,7 @@ def test_dropout_is_a_function_of_seed_and_indices() -> None:
     index = np.arange(4, dtype=np.int64)
     got = specification.random_bits(42, np.int64(1), np.int64(2), np.int64(3), index)
     assert got.tolist() == FIXED_BITS
-    kept = specification.kept(0.25, 42, np.int64(1), np.int64(2), np.int64(3), np.arange(100_000))
+    kept = specification.dropout_mask(0.25, 42, np.int64(1), np.int64(2), np.int64(3), np.arange(100_000))
     assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / 1e5) ** 0.5
 
 

@@ -99,7 +99,7 @@ def test_every_step_follows_from_the_one_before():
     masked = np.where(visible, biased, -np.inf)
     lse = np.log(np.exp(masked).sum(-1) + np.exp(options["sink"])[:, None])
     softmax = np.exp(masked - lse[..., None])
-    kept = specification.kept(0.25, 7, np.zeros((1, 1, 1), int), h, i, j)
+    kept = specification.dropout_mask(0.25, 7, np.zeros((1, 1, 1), int), h, i, j)
     expected = {
         "scaled": scaled,
         "score 1": capped,

@@ -40,11 +40,11 @@ class FreshThreads:
 @pytest.fixture(autouse=True, params=["helpers", "team"])
 def no_helpers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test starts without helpers and without memory that is kept; helpers of other tests sleep on."""
-    monkeypatch.setattr(threads, "_mine", threading.local())
+    monkeypatch.setattr(threads, "_local", threading.local())
     monkeypatch.setattr(threads, "_idle", [])
     monkeypatch.setattr(threads, "_helpers", 0)
     if request.param == "team":
-        threads._mine.team = FreshThreads()
+        threads._local.team = FreshThreads()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -98,12 +98,12 @@ def until_failed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Waits until a task of the first call has failed."""
     piles: list[Any] = []
 
-    class Pile(threads._Pile):
+    class Queue(threads._WorkQueue):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             piles.append(self)
 
-    monkeypatch.setattr(threads, "_Pile", Pile)
+    monkeypatch.setattr(threads, "_WorkQueue", Queue)
     return lambda: until(lambda: piles[0].error is not None)
 
 

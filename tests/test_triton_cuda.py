@@ -127,10 +127,10 @@ def test_a_call_and_its_derivatives_reach_the_device(wish: str, cuda: Device, mo
     along = [torch.empty_like(x) for x in trains]
     known = *inputs, out, seen.lse, None
     ct = torch.empty_like(out), None, None
-    gradients = autograd.Backward.forward(call, *known, *ct)
-    tangents = autograd.Tangent.forward(call, *known, *along)
-    second = autograd.BackwardTangent.forward(call, *known, *ct, *along, *tangents, None, *autograd.NONE)
-    bend = autograd.TangentTangent.forward(call, *known, *along, *tangents, None, *along, *tangents, None)
+    gradients = autograd.BackwardFunction.forward(call, *known, *ct)
+    tangents = autograd.TangentFunction.forward(call, *known, *along)
+    second = autograd.BackwardTangentFunction.forward(call, *known, *ct, *along, *tangents, None, *autograd.NONE)
+    bend = autograd.TangentTangentFunction.forward(call, *known, *along, *tangents, None, *along, *tangents, None)
     for found, like in ((gradients, trains), (second, trains), (tangents, (out, seen.lse)), (bend, (out, seen.lse))):
         for x, y in zip(found, like, strict=True):
             assert (x.device, x.dtype, x.shape) == (CUDA, y.dtype, y.shape)

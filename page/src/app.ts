@@ -195,19 +195,18 @@ export class App {
 
   /** The state with what is not there replaced by what is. */
   private within(state: State): Partial<State> {
-    const named = this.sceneOf(state.scene);
-    const b = Number(state.scene.split(":")[1] ?? "0");
-    const scene = named && Number.isInteger(b) && b >= 0 && b < named.batch ? named : undefined;
-    const { id, layers } = scene ?? named ?? this.scenes[0];
-    const found = free(state) ? this.findings.get(scene ? state.scene : id) : undefined;
+    const shown = this.nameOf(state);
+    const scene = this.sceneOf(shown) as Scene;
+    const { layers } = scene;
+    const found = free(state) ? this.findings.get(shown) : undefined;
     const layer = Math.max(0, Math.min(layers.length - 1, Math.trunc(found?.layer ?? state.layer)));
     return {
-      scene: scene ? state.scene : id,
+      scene: shown,
       view: Object.hasOwn(VIEWS, state.view) ? state.view : START.view,
       layer,
       head: Math.max(0, Math.min(layers[layer].heads - 1, Math.trunc(found?.head ?? state.head))),
-      ...typedOf(scene ?? named ?? this.scenes[0]),
-      ...(scene || !state.scene ? {} : { i: -1, j: -1 }),
+      ...typedOf(scene),
+      ...(shown === state.scene || !state.scene ? {} : { i: -1, j: -1 }),
     };
   }
 
@@ -221,7 +220,9 @@ export class App {
 
   /** The scene that is shown in a state, and its batch element. */
   private nameOf(state: State): string {
-    return this.sceneOf(state.scene) ? state.scene : this.scenes[0].id;
+    const named = this.sceneOf(state.scene);
+    const b = Number(state.scene.split(":")[1] ?? "0");
+    return named && Number.isInteger(b) && b >= 0 && b < named.batch ? state.scene : (named ?? this.scenes[0]).id;
   }
 
   private update(state: State, latest: ReadonlySet<keyof State>, way: Way): void {

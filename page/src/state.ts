@@ -20,6 +20,10 @@ export interface State {
   hide: boolean;
   /** Whether the text is shaded by what attends to the chosen token, not by what it attends to. */
   by: boolean;
+  /** Whether tokens are taken together as words. */
+  words: boolean;
+  /** The other end of a choice of several tokens that begins at the chosen one; −1: there is one. */
+  span: number;
   /** The other head that is compared: scene/layer/head. */
   other: string;
   sort: string;
@@ -52,6 +56,8 @@ export const START: State = {
   scale: "auto",
   hide: false,
   by: false,
+  words: false,
+  span: -1,
   other: "",
   sort: "place",
   filter: "all",
@@ -130,7 +136,8 @@ export class Store {
 
   set(part: Partial<State>, way: Way = "step"): void {
     const before = this.state;
-    const after = { ...before, ...part };
+    // Another token ends a choice of several.
+    const after = { ...before, ...("i" in part || "j" in part ? { span: -1 } : {}), ...part };
     const changed = new Set((Object.keys(after) as (keyof State)[]).filter((key) => after[key] !== before[key]));
     if (!changed.size) return;
     this.state = after;

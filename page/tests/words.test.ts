@@ -1,74 +1,34 @@
 import { describe, expect, it } from "vitest";
 
-import type { Scene, Words } from "../src/data";
-import { measures, normals, softmax } from "../src/numbers/softmax";
-import { expects, looks, runBefore } from "../src/parts/sentences";
-import { filled, lineOf } from "../src/parts/terms";
+import { byWords, wordOf, wordStarts } from "../src/numbers/words";
 
-const words = {
-  views: { map: "One head; {more} is more." },
-  more: ["darker", "brighter"],
-  patterns: {
-    looks: "{which}, {query}, looks most at {key} (weight {weight}){repeats}.",
-    last: "The last token",
-    other: "Token",
-    repeats: ", which followed an earlier {after}",
-    expects: "The model expects next: {tokens}.",
-    unseen: "Token {query} sees no key.",
-  },
-} as unknown as Words;
-const scene = { prefix: 1, layers: [{ n_q: 6 }], following: [{ token: "\n", probability: 0.25 }] } as unknown as Scene;
+const words = (tokens: string[]): string[] => {
+  const starts = wordStarts(tokens);
+  return starts.slice(0, -1).map((start, k) => tokens.slice(start, starts[k + 1]).join(""));
+};
 
-describe("sentences", () => {
-  it("say where a row looks, and what it repeats", () => {
-    const tokens = { query: [..."abcabc"], key: [..."abcabc"] };
-    const row = Float32Array.from([0.25, 0, 0, 0.75, 0, NaN]);
-    expect(looks(words, scene, row, 5, tokens)).toBe(
-      "The last token, 5 “c”, looks most at 3 “a” (weight 0.75), which followed an earlier “abc”.",
-    );
-    expect(looks(words, scene, new Float32Array(6), 2, null)).toBe("Token 2 sees no key.");
-    expect(looks(words, scene, row, 2, null)).toBe("Token, 2, looks most at 3 (weight 0.75).");
+describe("words", () => {
+  it("are made of bytes, with the blank before them", () => {
+    const bytes = ["⊢", ..."Dr. Né", "₂", ..." isn't on\nit"];
+    expect(words(bytes)).toEqual(["⊢", "Dr", ".", " Né₂", " isn't", " on", "\n", "it"]);
   });
-
-  it("name runs from a length on", () => {
-    expect(runBefore([..."abcabc"], [..."abcabc"], 5, 3, 1)).toBe("abc");
-    expect(runBefore([..."abcabc"], [..."abcabc"], 5, 3, 4)).toBe("");
-    expect(runBefore([..."abc"], [..."abc"], 2, 0, 1)).toBe("");
+  it("are made of pieces, however those mark blanks", () => {
+    expect(words(["The", " qu", "ick", " fox", ",", " 20", "24"])).toEqual(["The", " quick", " fox", ",", " 2024"]);
+    expect(words(["the ", "cat ", "sat"])).toEqual(["the ", "cat ", "sat"]);
+    expect(words(["play", "##ing"])).toEqual(["play##ing"]);
+    expect(words(["日", "本", "a", "b"])).toEqual(["日", "本", "ab"]);
+    expect(words([])).toEqual([]);
   });
-
-  it("say what comes next, and in which colours", () => {
-    expect(expects(words, scene)).toBe("The model expects next: “↵” 25.0%.");
-    expect(expects(words, { ...scene, following: [] })).toBe("");
-    expect(lineOf("map", words, false)).toBe("One head; darker is more.");
-    expect(lineOf("map", words, true)).toBe("One head; brighter is more.");
-    expect(filled("{a} {b}", { a: "{b}" })).toBe("{b} {b}"); // what is filled in is not filled again
+  it("hold every token once", () => {
+    const starts = wordStarts(Array.from("one two, three"));
+    for (let t = 0; t < 14; t++) {
+      const [from, to] = wordOf(starts, t);
+      expect(from <= t && t < to).toBe(true);
+    }
   });
-});
-
-describe("the softmax of a row", () => {
-  it("leaves out what is hidden", () => {
-    const weights = softmax([0, Math.log(3), NaN], 1);
-    expect(weights[0]).toBeCloseTo(0.25);
-    expect(weights[1]).toBeCloseTo(0.75);
-    expect(weights[2]).toBeNaN();
-  });
-
-  it("has entropy, largest weight and gradient", () => {
-    const even = measures([0.5, 0.5, NaN]);
-    expect(even.entropy).toBeCloseTo(Math.log(2));
-    expect([even.largest, even.gradient]).toEqual([0.5, 0.5]);
-    expect(measures([0, 1])).toEqual({ entropy: 0, largest: 1, gradient: 0 });
-    const cold = softmax([1000, 0], 1);
-    expect([...cold]).toEqual([1, 0]);
-  });
-
-  it("saturates with d unless it is scaled", () => {
-    const x = normals(256);
-    const mean = x.reduce((sum, one) => sum + one, 0) / x.length;
-    expect(Math.abs(mean)).toBeLessThan(0.2);
-    const without = measures(softmax(x, Math.sqrt(1024)));
-    const scaled = measures(softmax(x, 1));
-    expect(without.gradient).toBeLessThan(0.3);
-    expect(scaled.gradient).toBeGreaterThan(0.9);
+  it("sum the weights on their keys and average those of their queries", () => {
+    const weights = Float32Array.of(0.5, 0.25, 0.125, NaN, NaN);
+    expect([...byWords(weights, [0, 1, 3, 5], "sum")]).toEqual([0.5, 0.375, 0.375, NaN, NaN]);
+    expect([...byWords(weights, [0, 2, 4, 5], "mean")]).toEqual([0.375, 0.375, 0.0625, 0.0625, NaN]);
   });
 });

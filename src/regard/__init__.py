@@ -52,13 +52,13 @@ def _jax() -> Any:
 
 
 def _torch_capture() -> Any:
-    import regard.torch.capturing as capturing
+    import regard.torch.capture.recorder as recorder
 
-    return capturing
+    return recorder
 
 
 def _torch_pretrained() -> Any:
-    import regard.torch.pretrained as pretrained
+    import regard.torch.capture.pretrained as pretrained
 
     return pretrained
 

@@ -1,4 +1,4 @@
-"""The command line: `regard look`, `steps`, `plan`, `insight`, `bench` and `doctor`."""
+"""Command line: `regard look`, `steps`, `plan`, `insight`, `bench` and `doctor`."""
 
 import argparse
 import json
@@ -90,7 +90,10 @@ def _failed(message: str, status: int) -> int:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let go of what a stream cannot write, which the interpreter would try, and complain of, once more at its end."""
+    """Discard output that a stream cannot write.
+
+    The interpreter would try again at its end.
+    """
     with suppress(OSError, ValueError):  # no file of the system
         number = stream.fileno()
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -100,7 +103,7 @@ def _discard(stream: TextIO) -> None:
 
 @contextmanager
 def _input() -> Iterator[None]:
-    """What the library says of bad input becomes what the command line says."""
+    """Turn errors of the library about bad input into refusals of the command line."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -234,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seen(command: argparse.ArgumentParser) -> None:
-    """The arguments that say which model is looked at, and what it reads."""
+    """Add the arguments that choose a model and the text that it reads."""
     command.add_argument(
         "--model", metavar="MODEL", help="a model of transformers: a folder, or a name in the local cache; not fetched"
     )
@@ -244,7 +247,7 @@ def _seen(command: argparse.ArgumentParser) -> None:
 
 
 def _operands(command: argparse.ArgumentParser) -> None:
-    """The arguments that say what attends: files, or sizes."""
+    """Add the arguments that give query, key and value: files, or sizes."""
     command.add_argument(
         "files",
         metavar="FILE",
@@ -352,7 +355,7 @@ def _insight(arguments: argparse.Namespace) -> None:
 
 
 def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) -> regard.Capture:
-    """What is looked at: a file, a model that reads a text, or the example model, which reads repeated bytes."""
+    """Return the scene to show: of a file, a model, or the example model."""
     if arguments.capture is not None:
         for name in ("model", "text", "file"):
             if getattr(arguments, name) is not None:
@@ -483,7 +486,7 @@ def _console(arguments: argparse.Namespace) -> "Console":
 
 @contextmanager
 def _termination_interrupts() -> Iterator[None]:
-    """What asks the process to end (`kill`, `timeout`) does what Ctrl-C does."""
+    """Let a request to end (`kill`, `timeout`) act as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -493,7 +496,7 @@ def _termination_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], object]]:
-    """What is being done, on stderr while it lasts, if someone is there to see it."""
+    """Show on stderr what is being done, while it lasts, on a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -507,7 +510,7 @@ def _progress() -> Iterator[Callable[[str], object]]:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str, int], object]]:
-    """How many of the rows are done, on stderr, if someone is there to see it."""
+    """Show on stderr how many rows are done, on a terminal."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -541,7 +544,7 @@ def _least(name: str, value: int, least: int, below: int = 2**60) -> int:
 def _shapes(
     arguments: argparse.Namespace, n: int | None = None, d: int | None = None
 ) -> tuple[list[tuple[int, ...]], np.dtype[Any]]:
-    """The shapes of query, key and value that the sizes on the command line mean, and their dtype."""
+    """Return the shapes of query, key and value on the command line, and their dtype."""
     sizes = {"n": n, "d": d} | {name: value for name in SIZES if (value := getattr(arguments, name, None)) is not None}
     if sizes["n"] is None or sizes["d"] is None:
         raise Refusal("give --n and --d, or files with query, key and value")
@@ -566,7 +569,7 @@ def _load(arguments: argparse.Namespace) -> list[Array]:
 
 
 def _plain(step: Step) -> dict[str, Any]:
-    """A step as JSON can hold it."""
+    """Return a step as JSON can hold it."""
     return {
         "name": step.name,
         "symbol": step.symbol,

@@ -1,4 +1,7 @@
-"""What this machine has: versions, engines, threads and the processor, found out without importing anything heavy."""
+"""Report on this machine: versions, engines, threads, processor.
+
+Nothing heavy is imported to find out.
+"""
 
 import os
 import platform
@@ -20,7 +23,7 @@ FLAGS = ("avx2", "fma", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "b
 
 
 def report() -> dict[str, dict[str, str]]:
-    """Sections of what was found, each a name for each line: versions, engines, threads, processor.
+    """Return sections of the report, each with a text for each name.
 
     >>> import regard.doctor
     >>> list(regard.doctor.report())
@@ -36,7 +39,7 @@ def _versions() -> dict[str, str]:
 
 
 def installed(package: str) -> str | None:
-    """The version of an installed package, without importing it; None if there is none."""
+    """Return the version of an installed package, without importing it, or None."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -91,7 +94,7 @@ def _processor() -> dict[str, str]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor as Linux describes it; empty elsewhere."""
+    """Return the first processor as Linux describes it; empty elsewhere."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:

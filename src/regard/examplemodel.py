@@ -1,4 +1,4 @@
-"""A small trained decoder to look at: `ExampleModel.load()`."""
+"""Small trained decoder as an example: `ExampleModel.load()`."""
 
 from regard.arguments.signatures import listed
 from regard.interpret.examplemodel.model import BOS, LONGEST, Config, ExampleModel, Trace, repeated_bytes

@@ -1,4 +1,4 @@
-"""What attention heads look at, measured."""
+"""Statistics of attention heads."""
 
 from regard.arguments.signatures import listed
 from regard.interpret.heads import (

@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def saved(page: Any, key: str, folder: Path) -> Path:
     """Save by the letter of an entry."""
     page.keyboard.press("s")
-    page.wait_for_selector("dialog.share[open]")
+    page.wait_for_selector("dialog.share[open]", timeout=20_000)
     with page.expect_download() as waited:
         page.keyboard.press(key)
     page.wait_for_function("() => /saved/.test(document.querySelector('dialog.share [role=status]').textContent)")
@@ -69,7 +69,7 @@ def test_a_row_and_a_part_are_numbers(tab: Tab, arrays: dict[str, Any], tmp_path
     call = arrays["arrays"]
     page = tab.open("view=map&scene=arrays&head=1&i=500&j=480&zoom=100,140,90,130")
     page.wait_for_selector(READY["map"])
-    page.wait_for_timeout(900)
+    page.wait_for_function("() => location.hash.includes('%2C')")  # the map is at rest
     with np.load(saved(page, "n", tmp_path)) as row:
         expected = weights(call, slice(500, 501))[1]
         np.testing.assert_array_equal(np.nan_to_num(row["weights"]), expected)
@@ -121,7 +121,7 @@ def test_a_figure_has_the_colours_of_the_weights(tab: Tab, arrays: dict[str, Any
 
     page = tab.open("view=map&scene=arrays-2&head=1&tone=linear&zoom=100,140,100,140")
     page.wait_for_selector(READY["map"])
-    page.wait_for_timeout(900)
+    page.wait_for_function("() => location.hash.includes('%2C')")  # the map is at rest
     drawn = ElementTree.fromstring(saved(page, "s", tmp_path).read_text("utf-8"))
     place = {name: float(drawn.find(f"{SVG}image").attrib[name]) * 300 / 96 for name in ("x", "y", "width", "height")}  # type: ignore[union-attr]
     picture = np.asarray(Image.open(saved(page, "p", tmp_path)).convert("RGB")).astype(int)

@@ -9,6 +9,7 @@ from test_targets import SOME, by_turns
 
 import regard
 from regard.bench.cases import CASES, Case
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_arrays, backward_work, work
@@ -16,7 +17,7 @@ from regard.engines.cpu.schedule.backward_arrays import Arrays
 from regard.engines.cpu.spec.forward import TILE_BITS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen, targets
-from regard.ops.attention import Frame, problem_from
+from regard.ops.attention import problem_from
 from support import assert_gradients
 
 RNG = np.random.default_rng(0)
@@ -202,7 +203,7 @@ def test_what_is_visible_is_not_hidden() -> None:
 @pytest.mark.parametrize(("case", "dtype"), by_turns(SOME, np.float32, np.float64, ml_dtypes.bfloat16), ids=str)
 def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
-    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    p, frame = problem_from(q, k, v, **options), Layout.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(1)
     dout, rows = rng.standard_normal(frame.out_shape(p)).astype(dtype), rng.standard_normal((2, *p.shape(p.n_q)))
     known = frame.outputs(tiled.jvp(p, Differential())[0])  # forward has tests of its own

@@ -8,6 +8,7 @@ import pytest
 from llvmlite import binding as llvm
 
 import regard
+from regard.core.parts import scores_alone
 from regard.engines.cpu.schedule import work
 from regard.engines.cpu.schedule.second_work import second_kind
 from regard.engines.cpu.schedule.second_work import source as second_source
@@ -79,7 +80,7 @@ def test_every_instruction_set(instructions: str, dtype: Any, monkeypatch: pytes
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_neon_compiles(dtype: Any) -> None:
     neon, p = targets()["neon"], problem_from(*inputs(150, 300, dtype), **WISHES["window"], observe=OBSERVE)
-    second = second_kind(p.scores_alone(), neon, tuple(s for s in p.observe if s.name not in ("argmax", "top")))
+    second = second_kind(scores_alone(p), neon, tuple(s for s in p.observe if s.name not in ("argmax", "top")))
     for code in (second_source(second, neon), work.source(work.kind_of(p, neon, p.n_q, False, best=8), neon)):
         assert llvm.ObjectFileRef.from_data(cache.compile_object(code, neon, "neon")).sections()
 

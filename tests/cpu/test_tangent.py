@@ -11,12 +11,13 @@ from test_targets import SOME, by_turns
 
 import regard
 from regard.bench.cases import CASES, Case
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import tangent_work
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets
-from regard.ops.attention import Frame, problem_from
+from regard.ops.attention import problem_from
 from support import assert_tangents
 
 RNG = np.random.default_rng(0)
@@ -41,7 +42,8 @@ def tangents_of(p: Problem, q: Any = DQ, k: Any = DK, v: Any = DV, **parts: Any)
         return None if x is None else np.cos(np.arange(x.size, dtype=x.dtype)).reshape(x.shape)
 
     return replace(
-        Differential(q, k, v, like(p.bias), like(p.sink), {table: like(table.array) for table in p.tables}), **parts
+        Differential(q, k, v, like(p.bias), like(p.sink), {table: like(table.array) for table in p.rules.tables}),
+        **parts,
     )
 
 
@@ -192,7 +194,7 @@ def test_what_is_visible_is_not_hidden() -> None:
 @pytest.mark.parametrize(("case", "dtype"), by_turns(SOME, np.float32, np.float64, ml_dtypes.bfloat16), ids=str)
 def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
-    p, frame = problem_from(q, k, v, **options), Frame.of(q, options.get("layout", "bhnd"))
+    p, frame = problem_from(q, k, v, **options), Layout.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(1)
     t = tangents_of(p, *(frame.inward(rng.standard_normal(x.shape).astype(dtype)) for x in (q, k, v)))
     outputs, made = cpu.jvp(p, t)

@@ -11,12 +11,13 @@ from llvmlite import binding as llvm
 
 import regard
 from regard.bench.cases import CASES, Case
+from regard.core.layout import Layout
 from regard.core.problem import Outputs
 from regard.engines.cpu.schedule.work import kind_of, source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import targets
-from regard.ops.attention import Frame, problem_from
+from regard.ops.attention import problem_from
 from support import assert_outputs
 
 HERE = [t.name for t in targets().values() if t.runs]
@@ -46,7 +47,7 @@ def test_forward(forced: str, case: Case, dtype: Any) -> None:
         with pytest.raises(ValueError, match="does not convert float16"):
             regard.attention(q, k, v, **options, engine="cpu")
         return
-    frame = Frame.of(q, options.get("layout", "bhnd"))
+    frame = Layout.of(q, options.get("layout", "bhnd"))
     out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"], engine="cpu")
     assert_outputs(problem_from(q, k, v, **options), Outputs(frame.inward(out), seen.lse, seen.entropy))
 

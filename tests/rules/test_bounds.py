@@ -35,7 +35,7 @@ from regard.rules import (
     prefix,
     score,
     strided,
-    tile_pairs,
+    visible_tiles,
     where,
     window,
 )
@@ -362,7 +362,7 @@ def test_many_tiles_of_queries_are_as_each_alone(rule):
     low = np.array([0, 16, 90, 120, 190])
     high = low + np.array([15, 40, 9, 0, 9])
     edges = np.append(np.arange(0, 200, 9), 200)
-    row, tile, kinds = tile_pairs(rule.node, None, Ranges(i=(low, high)), edges)
+    row, tile, kinds = visible_tiles(rule.node, None, Ranges(i=(low, high)), edges)
     for n in range(len(low)):
         found, kinds_alone = key_tiles(rule.node, None, Ranges(i=(low[n], high[n])), edges)
         assert tile[row == n].tolist() == found.tolist()
@@ -407,7 +407,7 @@ def test_extremes_of_spans(m, r, seed):
     rows[random.random(rows.shape) < 0.02] = np.nan
     first = random.integers(0, m, 40)
     last = np.minimum(first + random.integers(0, random.choice([4, BLOCK, m]) + 1, 40), m - 1)
-    lo, hi = Extremes(rows).span(first, last)
+    lo, hi = Extremes(rows).between(first, last)
     for a, z, least, most in zip(first, last, lo, hi, strict=True):
         seen = rows[:, a : z + 1]
         seen = seen[~np.isnan(seen)]

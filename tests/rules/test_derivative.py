@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from random_rules import nodes
 
 from regard.rules import (
     At,
@@ -17,8 +19,8 @@ from regard.rules import (
     temperature,
     where,
 )
-from regard.rules.derivative import TANGENTS
-from regard.rules.expression import OPS
+from regard.rules.derivative import TANGENTS, _differentiate
+from regard.rules.expression import OPS, literal, make, order
 
 REAL = np.longdouble
 STEP = REAL(1e-5)
@@ -246,3 +248,31 @@ def test_a_table_of_one_number_has_a_derivative():
     d_ds, d_tables = partials(rule.node)
     assert (d_ds.op, d_ds.payload) == ("gather", factor)
     assert [str(slope) for slope in d_tables.values()] == ["s"]
+
+
+def sum_of_readings(n):
+    t = Table(np.zeros((2, n)))
+    return score(lambda s, b, h, i, j: sum((t[h, k] * (i - j) for k in range(n)), s))
+
+
+@settings(deadline=None, max_examples=settings().max_examples // 2)
+@given(nodes("float", score=True))
+def test_partials_are_those_of_a_pass_for_each_leaf(node):
+    d_ds, d_tables = partials(node)
+    found = {make("s", "float"): d_ds, **d_tables}
+    readings = {x for x in order([node]) if x.op == "gather" and x.kind == "float"}
+    assert found.keys() == {make("s", "float")} | readings
+    for x, slope in found.items():
+        assert slope is _differentiate(node, lambda y, x=x: literal(1.0 if y is x else 0.0))
+
+
+def test_partials_of_a_sum_take_one_step_for_each_reading(monkeypatch):
+    """A pass over the rule for each reading would take 3 · n² steps."""
+    n, steps = 100, []
+    node = sum_of_readings(n).node
+    for name, rule in TANGENTS.items():
+        monkeypatch.setitem(TANGENTS, name, lambda *args, rule=rule: steps.append(1) or rule(*args))
+    d_ds, d_tables = partials(node)
+    assert str(d_ds) == "1.0"
+    assert len(d_tables) == n
+    assert len(steps) < 3 * n

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from random_rules import nodes
 
 from regard.rules import At, Program, Table, Traced, as_mask, evaluate, reads, table, where
-from regard.rules.expression import MASK_LEAVES, OPS, SCORE_LEAVES, make, order
+from regard.rules.expression import MASK_LEAVES, OPS, SCORE_LEAVES, build, make, number, order
 from regard.rules.tracing import UFUNCS, trace
 
 I, J = np.arange(-3, 5)[:, None], np.arange(6)
@@ -388,6 +388,16 @@ def test_reads():
     flags = table(np.array([True]))
     node = trace(lambda b, h, i, j: (i < 3) & flags[b], MASK_LEAVES)
     assert reads(node) == {"i", "number", "b", "gather"}
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_deep_expression_is_copied_without_recursion(again):
+    node = make("i", "int")
+    for n in range(5000):
+        node = build("add", node, number(n))
+    copied = again(node)
+    at = At(0, 0, np.arange(3), 0)
+    np.testing.assert_array_equal(evaluate([copied], at)[0], evaluate([node], at)[0])
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

@@ -374,7 +374,7 @@ def test_what_cannot_be_captured() -> None:
 
 
 def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining.Joined, "_see", lambda self, call: self.masks.append((0, joining.EVERYONE)))
+    monkeypatch.setattr(joining.JoinedCalls, "_see", lambda self, call: self.masks.append((0, joining.EVERYONE)))
     attention, cache = MultiHeadAttention(16, 2, causal=True).eval(), KVCache()
     capture = regard.capture(attention)
     capture.__enter__()

@@ -82,7 +82,7 @@ def test_a_model_reads_a_text(llama: Path, capsys: pytest.CaptureFixture[str], t
 
 
 def test_tokens_are_pieces_of_the_text(llama: Path) -> None:
-    from regard.torch import pretrained
+    from regard.torch.capture import pretrained
 
     seen = pretrained.read(str(llama), "the  cat, dog")
     assert seen.labels(0) == ("<s>", "the", "  cat", ",", " dog")
@@ -90,7 +90,7 @@ def test_tokens_are_pieces_of_the_text(llama: Path) -> None:
 
 
 def test_without_a_text_it_reads_tokens_that_repeat(llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from regard.torch import pretrained
+    from regard.torch.capture import pretrained
 
     seen = pretrained.read(str(llama))
     ids = seen.ids(0)[0]
@@ -115,7 +115,7 @@ def test_an_encoder_reads_and_its_decoder_answers(t5: Path, capsys: pytest.Captu
 
 
 def test_a_capture_that_was_saved(llama: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    from regard.torch import pretrained
+    from regard.torch.capture import pretrained
 
     seen = pretrained.read(str(llama), TEXT, path=tmp_path / "seen.safetensors")
     assert not seen[0].key.flags.writeable

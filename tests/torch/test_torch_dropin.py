@@ -11,6 +11,7 @@ from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper
 from torch.overrides import TorchFunctionMode
 
 import regard.torch
+from regard.ops import callcache
 from regard.torch import scaled_dot_product_attention as ours
 
 THEIRS = F.scaled_dot_product_attention
@@ -372,3 +373,15 @@ def test_torchscript_is_refused_and_works_afterwards() -> None:
         torch.jit.script(ours)
     for module, x in what:
         torch.testing.assert_close(torch.jit.script(module)(x), module(x))
+
+
+def test_a_cached_call_of_grouped_heads_needs_enable_gqa() -> None:
+    """The drop-in shares the store with `regard.attention`, which groups heads without being asked."""
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+    for _ in range(2):
+        regard.attention(q, k, k)
+    with pytest.raises(RuntimeError):
+        ours(q, k, k)
+    out = ours(q, k, k, enable_gqa=True)
+    assert torch.equal(out, regard.attention(q, k, k))
+    assert len([x for x in callcache.entries().values() if x.fields is None]) == 1  # of tensors

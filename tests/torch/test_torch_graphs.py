@@ -74,6 +74,41 @@ def test_a_compiled_call_is_the_call(name: str) -> None:
     assert_same(FUNCTIONS[name], compiled, Q.clone().requires_grad_())
 
 
+LENGTHS = torch.tensor([3, 7])
+IDS = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 1, 2, 2, 2]])
+OF_INPUTS: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor]] = {
+    "padding": (regard.padding, LENGTHS),
+    "padding on the left": (lambda x: regard.padding(lengths=x, side="left") & regard.causal(), LENGTHS.int()),
+    "prefix": (regard.prefix, LENGTHS),
+    "documents": (regard.documents, IDS),
+    "documents of keys": (lambda x: regard.documents(x, x + 1) | regard.causal(), IDS),
+    "blocks": (lambda x: regard.blocks(x, 4), torch.tensor([[1, 0], [1, 1]])),
+}
+
+
+@pytest.mark.parametrize("name", OF_INPUTS)
+def test_a_mask_reads_an_input_of_the_graph(name: str) -> None:
+    """A graph that is compiled once serves other values."""
+    torch._dynamo.reset()
+    rule, x = OF_INPUTS[name]
+
+    def function(q: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return regard.attention(q, q, q, mask=rule(x))
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(function, fullgraph=True, backend=counter)
+    for y in (x, x.flip(-1)):
+        assert torch.equal(compiled(Q, y), function(Q, y))
+    assert counter.frame_count == 1
+
+
+def test_a_mask_of_floats_is_refused_while_a_graph_is_traced() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, x: regard.attention(q, q, q, mask=regard.padding(x)), backend="eager")
+    with pytest.raises(Exception, match="lengths of padding must be integers, got float32"):
+        compiled(Q, LENGTHS.float())
+
+
 def test_dynamic_shapes_compile_once() -> None:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

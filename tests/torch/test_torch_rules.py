@@ -90,6 +90,7 @@ HABITS: dict[str, Callable[[Any, Any], Any]] = {
     "clamp": lambda s, d: s + d.clamp(min=-1, max=2),
     "torch.clamp": lambda s, d: torch.clamp(s, -0.5, 0.5),
     "div": lambda s, d: s + torch.div(d, 2, rounding_mode="floor"),
+    "div, to zero": lambda s, d: s + torch.div(d, 2, rounding_mode="trunc") + torch.div(s, -0.5, rounding_mode="trunc"),
     "relu": lambda s, d: torch.relu(s),
     "functional relu": lambda s, d: torch.nn.functional.relu(s),
     "sigmoid": lambda s, d: torch.sigmoid(s) + s.sigmoid(),
@@ -171,7 +172,10 @@ def test_what_a_rule_cannot_use_says_so(operands: tuple[torch.Tensor, ...]) -> N
         (lambda s, b, h, i, j: s + bias, "arrays and lists cannot be used in a rule directly; use regard.table(array)"),
         (lambda s, b, h, i, j: s + bias[j], "a traced value cannot index a tensor; use regard.table(tensor)[index]"),
         (lambda s, b, h, i, j: torch.cumsum(s, 0), "torch.cumsum is not available in a rule; available: abs, absolute"),
-        (lambda s, b, h, i, j: torch.div(i, 2, rounding_mode="trunc"), "rounding_mode of torch.div must be None or"),
+        (
+            lambda s, b, h, i, j: torch.div(i, 2, rounding_mode="ceil"),
+            "rounding_mode of torch.div must be None, 'floor' or",
+        ),
         (lambda s, b, h, i, j: s.to(torch.complex64).numpy(), "a traced value has no 'numpy': use operators, and func"),
     ):
         with pytest.raises((TypeError, AttributeError)) as raised:

@@ -81,13 +81,13 @@ def test_work_runs_on_the_threads_that_pytorch_has() -> None:
 
 def test_the_smaller_number_of_threads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    run = team.Team.run
+    run = team.OpenMPTeam.run
 
-    def counted(self: team.Team, work: Any, members: int) -> None:
+    def counted(self: team.OpenMPTeam, work: Any, members: int) -> None:
         sizes.append(members)
         run(self, work, members)
 
-    monkeypatch.setattr(team.Team, "run", counted)
+    monkeypatch.setattr(team.OpenMPTeam, "run", counted)
     monkeypatch.setattr(threads, "_chosen", 7)
     results(300)
     assert set(sizes) == {2}

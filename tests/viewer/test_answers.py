@@ -11,6 +11,7 @@ import pytest
 
 import regard
 from regard import insight
+from regard.core.parts import part_of
 from regard.examplemodel import ExampleModel
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.layers import Layer
@@ -194,7 +195,7 @@ def test_a_part_of_a_call_has_its_weights() -> None:
     for name in ("cpu", "tiled", "spec"):
         engine = regard.engines.engines()[name]
         for b in range(2):
-            part = p.part(b, 3, slice(4, 22), slice(8, 38))
+            part = part_of(p, b, 3, slice(4, 22), slice(8, 38))
             lse = seen.lse[b, 3, None, 4:22]
             inside = weights[b, 3, 4:22, 8:38]
             if name != "spec":
@@ -202,7 +203,7 @@ def test_a_part_of_a_call_has_its_weights() -> None:
             mass, largest = engine.maps(part, lse, 6, 10)
             np.testing.assert_allclose(mass[0], inside.reshape(6, 3, 10, 3).sum(3).mean(1), atol=1e-12)
             np.testing.assert_allclose(largest[0], inside.reshape(6, 3, 10, 3).max((1, 3)), atol=1e-12)
-        whole = p.part(1, None)
+        whole = part_of(p, 1, None)
         np.testing.assert_allclose(engine.maps(whole, seen.lse[1], 30, 40)[1], weights[1], atol=1e-12)
 
 
@@ -518,7 +519,9 @@ def test_questions_without_an_answer(path: str, query: dict[str, str], status: i
 def test_a_scene_is_one_file() -> None:
     answers = Answers([example(Settings("to be")), arrays(Q, K)], patience=None)
     html = asked(answers, "example/page")["html"]
-    assert html.count('<div id="regard-page"') == 1  # where the page writes what it begins with
+    place = '<div id="regard-page"'  # where the page writes what it begins with
+    assert html.count(f"{place}></div>") == 1
+    assert html.index(place) == html.index(f"{place}></div>")
     assert "regard look: to be</title>" in html
     large = np.zeros((40, 2500, 1), np.float32)
     found = Answers([arrays(large, large, mask=regard.window(3))], patience=None).get("arrays/page")

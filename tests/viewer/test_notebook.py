@@ -1,6 +1,8 @@
 """In a notebook the page asks over the notebook's connection, and is told the same."""
 
 import sys
+from base64 import b64decode
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from regard.viewer.looking import in_notebook
 from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import Answers
-from regard.viewer.serve.notebook import answered, widget
+from regard.viewer.serve.notebook import answered, still, widget
 
 RNG = np.random.default_rng(3)
 Q, K = RNG.standard_normal((2, 2, 60, 8)).astype(np.float32)
@@ -61,6 +63,23 @@ def test_a_widget_holds_the_page_and_answers(monkeypatch: pytest.MonkeyPatch) ->
     made._handle_custom_msg({"id": 3, "path": "api/arrays/map/0/0"}, [])  # shown once more
     assert sent[-1][0]["status"] == 200
     made.close()
+
+
+def test_without_a_kernel_a_notebook_has_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'regard[notebook]'")
+    scene = example(Settings("one two one"))
+    made = widget(Answers([scene], patience=None))
+    monkeypatch.setattr("regard.viewer.show.drawing.has_png", lambda: False)
+    data, _ = made._repr_mimebundle_()
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"] == made.model_id
+    assert data["image/svg+xml"].startswith("<svg")
+    assert "attends most to" in data["image/svg+xml"]
+    made.close()
+    if find_spec("matplotlib") is not None:
+        monkeypatch.undo()
+        assert b64decode(still(scene)["image/png"]).startswith(b"\x89PNG")
+    long = np.zeros((1, 4000, 1), np.float32)
+    assert still(arrays(long, long)) == {}  # a cell does not wait for what takes long
 
 
 @pytest.mark.parametrize(

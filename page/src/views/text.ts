@@ -1,10 +1,12 @@
 import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } from "@tanstack/virtual-core";
 
-import { choice, fitted, h } from "../dom";
+import { choice, fitted, h, tick } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable, readable, shortened } from "../numbers/format";
+import { byWords, wordOf, wordStarts } from "../numbers/words";
 import { toneChoice } from "../parts/mapcontrols";
 import { breakLines, lineOf, type Line } from "../parts/lines";
+import { spanWeights } from "./spans";
 import { chosen, headAt, latest, layerOf, scaleName, touches, type MakeView } from "./view";
 
 const LINE_PX = 28;
@@ -16,7 +18,10 @@ export const textView: MakeView = (context) => {
   const sizer = h("div", { class: "sizer" });
   const scroller = h(
     "div",
-    { class: "text-scroll sheet", tabindex: 0, role: "listbox", "aria-label": "Tokens of the text. Arrow keys choose one." },
+    { class: "text-scroll sheet", tabindex: 0, role: "listbox",
+      "aria-multiselectable": "true",
+      "aria-label": "Tokens of the text. Arrow keys choose one, with Shift several.",
+    },
     sizer,
   );
   const strip = h("canvas", {
@@ -40,7 +45,11 @@ export const textView: MakeView = (context) => {
   let top = 1;
   /** Columns of a line: no token is longer. */
   let across = 20;
+  /** Where the words of the tokens begin, and their end. */
+  let starts: number[] = [];
   const drawn = new Map<number, HTMLElement>();
+  const joined = (from: number, to: number): string =>
+    tokens.slice(from, Math.min(to, from + 80)).map(printable).join("");
   const nameOf = (t: number): string =>
     context.scene.has_tokens ? `${count(t)} “${shortened(printable(tokens[t] ?? ""))}”` : count(t);
 
@@ -63,20 +72,33 @@ export const textView: MakeView = (context) => {
     const { i, j } = chosen(context);
     return store.state.by ? j : i;
   };
-  const pick = (token: number): void => store.set(store.state.by ? { j: token } : { i: token });
+  const pick = (token: number): void =>
+    store.set({ ...(store.state.by ? { j: token } : { i: token }), span: -1 });
+  /** Whether what is chosen and what is shaded are the same tokens. */
+  const same = (): boolean => layerOf(context).n_q === layerOf(context).n_k && !layerOf(context).cross;
+  const grouped = (): boolean => store.state.words && context.scene.has_tokens;
+  /** The tokens that are chosen, [from, to): one, several, or the words that those are in. */
+  const range = (): [number, number] => {
+    const token = picked();
+    const n = store.state.by ? layerOf(context).n_k : layerOf(context).n_q;
+    const end = store.state.span < 0 ? token : Math.min(store.state.span, n - 1);
+    const [from, to] = [Math.min(token, end), Math.max(token, end) + 1];
+    return grouped() && same() && starts.length > 1 ? [wordOf(starts, from)[0], wordOf(starts, to - 1)[1]] : [from, to];
+  };
 
   function lineElement(index: number): HTMLElement {
     const { start, stop } = lines[index];
     const line = h("div", { class: "line", role: "presentation" });
     line.style.transform = `translateY(${index * LINE_PX}px)`;
     const scale = SCALES[scaleName(store.state)];
+    const [from, to] = range();
     for (let t = start; t < stop; t++) {
       const weight = weights[t];
       const span = h("span", {
         class: "token",
         "data-token": t,
         role: "option",
-        "aria-selected": t === picked() ? "true" : "false",
+        "aria-selected": t >= from && t < to ? "true" : "false",
       });
       span.textContent = shortened(readable(tokens[t]).replaceAll("\n", "↵"), across) || "∅";
       if (weight > 0) {
@@ -87,7 +109,7 @@ export const textView: MakeView = (context) => {
           span.style.color = readableOn(colour);
         }
       } else if (Number.isNaN(weight)) span.classList.add("hidden");
-      if (t === picked()) span.classList.add("chosen");
+      if (t >= from && t < to) span.classList.add("chosen");
       span.title = `${nameOf(t)}: ${Number.isNaN(weight) ? "hidden by the mask" : figure(weight)}`;
       line.append(span);
     }
@@ -159,6 +181,7 @@ export const textView: MakeView = (context) => {
         if (!current()) return;
         tokens = Array.from({ length: n }, (_, t) => here.at(t) ?? "");
       } else tokens = Array.from({ length: n }, (_, t) => `${t} `);
+      starts = wordStarts(tokens);
       weights = new Float32Array(n);
       layout();
       showWeights(true);
@@ -169,9 +192,15 @@ export const textView: MakeView = (context) => {
     loadWeights(async (current) => {
       const at = headAt(store.state);
       const token = picked();
-      const answer = await (store.state.by ? data.column(at, token) : data.row(at, token));
+      const { by } = store.state;
+      const [from, to] = range();
+      const answer = await (to - from > 1
+        ? spanWeights(data, at, [from, to], tokens.length, by)
+        : by
+          ? data.column(at, from)
+          : data.row(at, from));
       if (!current() || answer.length !== tokens.length) return;
-      weights = answer;
+      weights = grouped() ? byWords(answer, starts, by ? "mean" : "sum") : answer;
       const hidden = store.state.hide && !store.state.by;
       top = weights.reduce((most, w, t) => (w > most && !(hidden && t === 0) ? w : most), 0) || 1;
       draw(true);
@@ -181,11 +210,13 @@ export const textView: MakeView = (context) => {
     });
 
   function describe(token: number): void {
-    const order = Array.from(weights.keys())
+    const [from, to] = range();
+    const order = (grouped() ? starts.slice(0, -1) : Array.from(weights.keys()))
       .filter((t) => weights[t] > 0)
       .sort((a, b) => weights[b] - weights[a])
       .slice(0, LISTED);
-    const name = layerOf(context).n_q === layerOf(context).n_k ? nameOf(token) : count(token);
+    const several = `${count(from)} to ${count(to - 1)}${same() && context.scene.has_tokens ? ` “${shortened(joined(from, to))}”` : ""}`;
+    const name = to - from > 1 ? several : same() ? nameOf(token) : count(token);
     heading.textContent = store.state.by ? `What attends to ${name}` : `What ${name} attends to`;
     list.replaceChildren(
       ...order.map((t) =>
@@ -200,7 +231,8 @@ export const textView: MakeView = (context) => {
               "data-weight": String(weights[t]),
               "data-token": t,
             },
-            context.scene.has_tokens && h("span", { class: "which" }, shortened(printable(tokens[t]))),
+            context.scene.has_tokens &&
+              h("span", { class: "which" }, shortened(grouped() ? joined(...wordOf(starts, t)) : printable(tokens[t]))),
             h("small", {}, count(t)),
             h("b", {}, figure(weights[t])),
           ),
@@ -220,24 +252,38 @@ export const textView: MakeView = (context) => {
         String(store.state.by),
         (by) => {
           const token = picked();
-          store.set(by === "true" ? { by: true, j: token } : { by: false, i: token });
+          const { span } = store.state;
+          store.set(by === "true" ? { by: true, j: token, span } : { by: false, i: token, span });
         },
       ),
       toneChoice(store),
-      h("p", { class: "help" }, "Click a token to choose it."),
+      ...(context.scene.has_tokens
+        ? [
+            tick(
+              "Words",
+              store.state.words,
+              (words) => store.set({ words }),
+              "Tokens of a word together: the sum of the weights on its keys, the mean of those of its queries.",
+            ),
+          ]
+        : []),
+      h("p", { class: "help" }, "Click a token to choose it; with Shift, several: their mean as queries, their sum as keys."),
     );
   }
 
   sizer.addEventListener("click", (event) => {
     const token = (event.target as HTMLElement).closest("[data-token]")?.getAttribute("data-token");
-    if (token) pick(Number(token));
+    if (token && event.shiftKey) store.set({ span: Number(token) });
+    else if (token) pick(Number(token));
   });
+  sizer.addEventListener("mousedown", (event) => event.shiftKey && event.preventDefault()); // letters stay unmarked
   strip.addEventListener("click", (event) => {
     const share = event.offsetY / strip.clientHeight;
     virtual.scrollToIndex(Math.floor(share * lines.length), { align: "center" });
   });
   scroller.addEventListener("keydown", (event) => {
-    const line = lines[lineOf(lines, picked())];
+    const end = event.shiftKey && store.state.span >= 0 ? store.state.span : picked();
+    const line = lines[lineOf(lines, end)];
     if (!line) return;
     const steps: Record<string, number> = {
       ArrowLeft: -1,
@@ -250,8 +296,9 @@ export const textView: MakeView = (context) => {
     const step = steps[event.key];
     if (step === undefined) return;
     event.preventDefault();
-    const to = Math.max(0, Math.min(tokens.length - 1, picked() + step));
-    pick(to);
+    const to = Math.max(0, Math.min(tokens.length - 1, end + step));
+    if (event.shiftKey) store.set({ span: to });
+    else pick(to);
     virtual.scrollToIndex(lineOf(lines, to), { align: "auto" });
   });
   let width = 0;
@@ -265,11 +312,11 @@ export const textView: MakeView = (context) => {
   return {
     element,
     update(_, changed) {
-      if (changed.has("by") || changed.has("tone") || changed.has("scene")) drawControls();
+      if (touches(changed, "by", "tone", "scene", "words")) drawControls();
       const axis = layerOf(context);
       const other = tokens.length !== (shadedAxis() === "key" ? axis.n_k : axis.n_q);
       if (changed.has("scene") || (changed.has("by") && axis.cross) || other) showText();
-      else if (touches(changed, "layer", "head", "i", "j", "by", "hide")) showWeights(false);
+      else if (touches(changed, "layer", "head", "i", "j", "by", "hide", "words", "span")) showWeights(false);
       else draw(true);
     },
     destroy() {

@@ -1,8 +1,8 @@
-"""What callers pass: single values checked, options named, arrays of other frameworks recognized.
+"""Arguments of callers: values checked, options named, frameworks recognized.
 
 | Module | Contents |
 |---|---|
 | `values` | checks of single arguments; the names that options of other libraries have here |
 | `frameworks` | arrays of PyTorch and JAX: recognized without an import, dispatched to their adapter |
-| `signatures` | signatures as `help` shows them; unknown options, answered |
+| `signatures` | signatures as `help` shows them; answers to unknown options |
 """

@@ -1,4 +1,4 @@
-"""Arrays of other frameworks: recognized without importing any, and handed to the adapter that serves them."""
+"""Arrays of other frameworks, recognized without an import."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ _plain = {np.ndarray, type(None), bool, int, float, str}
 
 
 class Namespace(NamedTuple):
-    """Functions of one framework, over which formulas are written that serve all of them.
+    """Functions of one framework, for formulas that serve all frameworks.
 
     xp: the module with NumPy's functions. hollow(name, x): a NumPy array of the shape and dtype of x for checks, or
     a TypeError that names it. cast(x, dtype): x in a NumPy dtype. constant(x): x without a derivative. like(a, x): a
@@ -36,13 +36,13 @@ NUMPY = Namespace(np, lambda name, x: x, lambda x, dtype: x.astype(dtype, copy=F
 
 
 def plain(kind: C) -> C:
-    """A type whose values are no arrays of another framework."""
+    """Register a type whose values are no arrays of another framework."""
     _plain.add(kind)
     return kind
 
 
 def adapter(*values: object) -> Any:
-    """The adapter of the framework that one of the values is an array of; None if there is none.
+    """Return the adapter of a framework that has an array among the values, or None.
 
     A framework that the caller has not imported has no arrays, so none is imported to find out. None is asked about
     values of plain types: in cold caches that takes longer than anything else before a kernel.
@@ -60,18 +60,21 @@ def adapter(*values: object) -> Any:
 
 
 def _holds(value: object, kind: type) -> bool:
-    """Whether it is such an array, or a tuple with one."""
+    """Return True for an array of this type, or a tuple with one."""
     return isinstance(value, kind) or (type(value) is tuple and any(isinstance(x, kind) for x in value))
 
 
 def compiling() -> bool:
-    """Whether PyTorch traces a graph now, in which there are no values."""
+    """Return True while PyTorch traces a graph, in which there are no values."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()
 
 
 def dispatched(function: Callable[P, R]) -> Callable[P, R]:
-    """A public function of NumPy arrays that leaves calls on other arrays to their adapter's function of its name."""
+    """Decorate a function of NumPy arrays; calls on other arrays go to their adapter.
+
+    The adapter has a function of the same name.
+    """
 
     known = frozenset(inspect.signature(function).parameters)
 
@@ -88,7 +91,10 @@ def dispatched(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def constructor(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that makes a rule; in a graph that is being traced, one that only names the rule."""
+    """Decorate a function that makes a rule.
+
+    In a graph that is being traced it only names the rule.
+    """
 
     @functools.wraps(function)
     def make(*args: P.args, **kwargs: P.kwargs) -> R:

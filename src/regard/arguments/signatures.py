@@ -1,4 +1,4 @@
-"""Signatures of public calls: how `help` shows them, options that a call passes on, and options that no call has."""
+"""Signatures of public calls as `help` shows them."""
 
 import functools
 import inspect
@@ -12,14 +12,14 @@ WIDTH = 60  # of a signature on one line; `help` adds a name and more
 
 
 class _Source(str):
-    """An annotation as it is written, which is shown without quotes."""
+    """An annotation as it is written in the source, without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 class Listed(inspect.Signature):
-    """A signature that `help` shows with a line for each parameter, as Python does from 3.13 on."""
+    """A signature that `help` shows with a line for each parameter."""
 
     def __str__(self) -> str:
         return self.format(max_width=WIDTH)
@@ -60,7 +60,10 @@ def _source(annotation: Any) -> Any:
 
 
 def passing_on(below: Callable[..., Any], *, without: Collection[str] = ()) -> Callable[[F], F]:
-    """Decorate a function whose `**options` go to another one: its signature lists the options of that one."""
+    """Decorate a function whose `**options` go to another one.
+
+    Its signature lists the options of that one.
+    """
 
     def decorate(function: F) -> F:
         own = inspect.signature(function)
@@ -75,7 +78,10 @@ def passing_on(below: Callable[..., Any], *, without: Collection[str] = ()) -> C
 
 
 def named(function: F, *, made: Collection[str] = ()) -> F:
-    """Answer an option that the function does not have with the one that was meant; `made` as in `hint`."""
+    """Decorate a function to answer an unknown option with the one that was meant.
+
+    made: as in `hint`.
+    """
     known = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -88,5 +94,5 @@ def named(function: F, *, made: Collection[str] = ()) -> F:
 
 
 def named_beside(constructor: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorate a method as `named` does; it also knows which options its class takes when it is made."""
+    """Decorate a method as `named` does, with the options of its class's constructor."""
     return functools.partial(named, made=frozenset(inspect.signature(constructor).parameters))

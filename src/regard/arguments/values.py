@@ -1,4 +1,7 @@
-"""Checks of single arguments: an error names the argument, what was given and what was expected."""
+"""Checks of single arguments.
+
+An error names the argument, the value given and what was expected.
+"""
 
 import inspect
 import math
@@ -65,14 +68,19 @@ ELSEWHERE = {
 def unknown(
     function: Callable[..., Any], given: Iterable[str], known: Collection[str], made: Collection[str] = ()
 ) -> TypeError:
-    """The error for a call with options that a function does not have; `known` and `made` as in `hint`."""
+    """Return the error for a call with options that a function does not have.
+
+    known, made: as in `hint`.
+    """
     name = min(set(given).difference(known))
     where = function.__qualname__.removesuffix(".__init__")
     return TypeError(f"{where}() got an unexpected keyword argument {name!r}{hint(name, known, made)}")
 
 
 def hint(name: str, known: Collection[str], made: Collection[str] = ()) -> str:
-    """The end of the error for an unknown argument: its name here, or the known one that is spelled alike.
+    """Return the end of the error for an unknown argument.
+
+    It has the argument's name here, or one spelled alike.
 
     made: for a method, the options of the constructor.
 
@@ -99,11 +107,27 @@ def hint(name: str, known: Collection[str], made: Collection[str] = ()) -> str:
 
 
 def shown(x: object) -> str:
-    """The repr of a value for a message; its type where it has none (an int of more than 4,300 digits)."""
+    """Return the repr of a value for a message.
+
+    Its type where it has none, as an int of more than 4,300 digits.
+    """
     try:
         return repr(x)
     except Exception:
         return f"{'an int too large to print' if isinstance(x, int) else type(x).__name__}"
+
+
+def size_text(nbytes: float) -> str:
+    """Return a number of bytes as text, with a binary unit.
+
+    >>> size_text(640), size_text(2**41)
+    ('640 B', '2 TiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} PiB"
 
 
 LIBRARIES = {
@@ -123,12 +147,15 @@ LIBRARIES = {
 
 
 def type_name(value: object) -> str:
-    """The type of a value, as messages name it."""
+    """Return the type of a value, as messages name it."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def array_type(value: object, otherwise: str = "") -> str:
-    """The type of what is no array that is served, for a message; of a known library also how to convert it."""
+    """Return the type of an unsupported array, as messages name it.
+
+    For a known library, with the function that converts it.
+    """
     library = LIBRARIES.get(type(value).__module__.partition(".")[0])
     if library is None:
         return f"{type_name(value)}{otherwise}"
@@ -136,7 +163,10 @@ def array_type(value: object, otherwise: str = "") -> str:
 
 
 def boolean(name: str, x: object) -> bool:
-    """`x` as a bool, or a TypeError: 0, 1, strings and arrays are no booleans."""
+    """Return `x` as a bool.
+
+    Raises TypeError for anything else: 0, 1, strings and arrays are no booleans.
+    """
     if not isinstance(x, BOOLS):
         raise TypeError(f"{name} must be a bool, got {shown(x)}")
     return bool(x)
@@ -145,7 +175,10 @@ def boolean(name: str, x: object) -> bool:
 def integer(
     name: str, x: object, expected: str = "an int", *, least: int | None = None, below: int | None = None
 ) -> int:
-    """`x` as an int in [least, below), or a TypeError or ValueError."""
+    """Return `x` as an int in [least, below).
+
+    Raises TypeError or ValueError for anything else.
+    """
     wrong = f"{name} must be {expected}, got {shown(x)}"
     if isinstance(x, BOOLS) or str(getattr(x, "dtype", "")).removeprefix("torch.") == "bool":
         raise TypeError(wrong)
@@ -162,7 +195,10 @@ def integer(
 
 
 def number(name: str, x: object, expected: str = "a number", *, positive: bool = False) -> float:
-    """`x` as a finite float, or a TypeError or ValueError."""
+    """Return `x` as a finite float.
+
+    Raises TypeError or ValueError for anything else.
+    """
     value = real(name, x, expected)
     if not math.isfinite(value) or (positive and value <= 0):
         raise ValueError(f"{name} must be {'positive and ' if positive else ''}finite, got {value}")
@@ -170,7 +206,10 @@ def number(name: str, x: object, expected: str = "a number", *, positive: bool =
 
 
 def real(name: str, x: object, expected: str = "a number") -> float:
-    """`x` as a float, perhaps NaN or infinite, or a TypeError: booleans, text and complex numbers are no numbers."""
+    """Return `x` as a float, which may be NaN or infinite.
+
+    Raises TypeError for booleans, text and complex numbers.
+    """
     if not _real(x):
         raise TypeError(f"{name} must be {expected}, got {shown(x)}")
     try:
@@ -188,7 +227,10 @@ def _real(x: object) -> bool:
 
 
 def function(name: str, x: object, takes: Sequence[str]) -> Any:
-    """`x` if it can be called with so many arguments, or a TypeError; what it raises itself is its own."""
+    """Return `x` if it can be called with these arguments.
+
+    Raises TypeError for anything else. Errors of the function itself are its own.
+    """
     expected = f"{name} must be a function of ({', '.join(takes)})"
     if isinstance(x, type) or not callable(x):
         raise TypeError(f"{expected}, got {shown(x)}")
@@ -202,7 +244,10 @@ def function(name: str, x: object, takes: Sequence[str]) -> Any:
 
 
 def floating(name: str, x: object) -> np.dtype[Any]:
-    """The dtype that a name, a type or a dtype says, if it is a floating one; or a TypeError."""
+    """Return the floating dtype that a name, a type or a dtype denotes.
+
+    Raises TypeError for anything else.
+    """
     if isinstance(x, str) and x == "bfloat16":
         import ml_dtypes
 
@@ -219,7 +264,10 @@ def floating(name: str, x: object) -> np.dtype[Any]:
 
 
 def choice(name: str, x: object, options: Sequence[str | None]) -> Any:
-    """`x` if it is one of the options, or a ValueError that lists them."""
+    """Return `x` if it is one of the options.
+
+    Raises ValueError, which lists them, for anything else.
+    """
     if not (x is None or isinstance(x, str)) or x not in options:
         *others, last = map(repr, options)
         raise ValueError(f"{name} must be {', '.join(others)} or {last}, got {shown(x)}")

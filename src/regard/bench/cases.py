@@ -1,7 +1,8 @@
-"""The table of cases: every wish a call can have, each in a small shape. Conformance tests and benchmarks read it.
+"""The table of cases: every option of a call, each in a small shape.
 
-To add a wish, add a line to CASES; every engine and framework then has to answer for it. Benchmarks take a case by its
-name at another size, `case("window", n_q=2048, n_k=2048)`; the wishes that they measure follow the sizes.
+Conformance tests and benchmarks read it. To add an option, add a line to CASES; every engine and framework then has to
+answer for it. Benchmarks take a case by its name at another size, `case("window", n_q=2048, n_k=2048)`; the options
+that they measure follow the sizes.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,13 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes and wishes of one call. `wishes(rng, case)` gives the options of `regard.attention`."""
+    """Sizes and options of one call.
+
+    options: a function of (rng, case) that returns the options of `regard.attention`.
+    """
 
     name: str
-    wishes: Callable[[np.random.Generator, "Case"], Options] = lambda rng, c: {}
+    options: Callable[[np.random.Generator, "Case"], Options] = lambda rng, c: {}
     lead: tuple[int, ...] = (2,)
     kv_lead: tuple[int, ...] | None = None
     h: int = 2
@@ -31,14 +35,14 @@ class Case:
     d: int = 8
     d_v: int = 8
     layout: str = "bhnd"
-    inside: bool = False  # heads inside of tokens in memory: (..., h, n, d) is a view of (..., n, h, d)
-    poison: float | None = None  # what lies, beside NaN, where the mask hides it from some query
+    token_major: bool = False  # strides of K and V: (..., h, n, d) is a view of (..., n, h, d)
+    poison: float | None = None  # the value of keys that the mask hides from some queries, in addition to NaN
 
     def __str__(self) -> str:
         return self.name
 
     def inputs(self, dtype: Any, seed: int = 0) -> tuple[Array, Array, Array, Options]:
-        """query, key, value and options, the same for the same seed."""
+        """Return query, key, value and options, the same for the same seed."""
         rng = np.random.default_rng([seed, *self.name.encode()])
         kv_lead = self.lead if self.kv_lead is None else self.kv_lead
         h_kv = self.h_kv or self.h
@@ -48,15 +52,22 @@ class Case:
             (*kv_lead, h_kv, self.n_k, self.d_v),
         )
         q, k, v = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
-        options = self.wishes(rng, self)
+        options = self.options(rng, self)
         if self.poison is not None:
             k[..., -3, :], v[..., -3, :], v[..., -4, :] = np.nan, np.nan, self.poison
-        if self.layout == "bnhd" or self.inside:
+        if self.layout == "bnhd" or self.token_major:
             q, k, v = (np.ascontiguousarray(x.swapaxes(-2, -3)) for x in (q, k, v))
         if self.layout == "bnhd":
             options["layout"] = "bnhd"
-        elif self.inside:
+        elif self.token_major:
             q, k, v = (x.swapaxes(-2, -3) for x in (q, k, v))
+        return q, k, v, options
+
+    def inputs_with_real_bias(self, dtype: Any, seed: int = 0) -> tuple[Array, Array, Array, Options]:
+        """Return `inputs` with the bias in the dtype of a call's sums: float64 for float64, else float32."""
+        q, k, v, options = self.inputs(dtype, seed)
+        if "bias" in options:
+            options["bias"] = options["bias"].astype(np.float64 if q.dtype == np.float64 else np.float32)
         return q, k, v, options
 
 
@@ -81,7 +92,10 @@ def hiding(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
 
 
 def tabled(table: regard.Table) -> Callable[..., Any]:
-    """A score in which a table meets the score, so that mixed second derivatives are not zero."""
+    """Return a score rule that multiplies the score by a table.
+
+    Its mixed second derivatives are not zero.
+    """
 
     def rule(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         return s * np.tanh(table[h, i - j + 4]) + table[h, j % 9] ** 2
@@ -90,7 +104,7 @@ def tabled(table: regard.Table) -> Callable[..., Any]:
 
 
 def stretched(number: regard.Table) -> Callable[..., Any]:
-    """A score that reads a table without axes."""
+    """Return a score rule that reads a table without axes."""
     return lambda s, b, h, i, j: s * number[()]
 
 
@@ -107,7 +121,7 @@ CASES: tuple[Case, ...] = (
     Case("wide value", d=4, d_v=11),
     Case("one feature", d=1, d_v=1),
     Case("positions first", layout="bnhd", h=4, h_kv=2),
-    Case("two queries, heads inside of tokens", inside=True, h=6, h_kv=3, n_q=2, n_k=300),
+    Case("two queries, token-major", token_major=True, h=6, h_kv=3, n_q=2, n_k=300),
     Case("no queries", n_q=0),
     Case("no queries, keys beyond the last", lambda rng, c: {"mask": regard.global_tokens(3)}, n_q=0, n_k=257),
     Case("no keys", n_k=0),
@@ -194,7 +208,7 @@ CASES: tuple[Case, ...] = (
 
 
 def thirds(c: Case) -> Array:
-    """Document ids that neither rise nor begin at 0."""
+    """Return document ids that neither rise nor begin at 0."""
     return np.array([7, 1, 4])[np.arange(c.n_k) * 3 // c.n_k]
 
 
@@ -207,5 +221,5 @@ def last_keys(c: Case) -> Callable[..., Any]:
 
 
 def case(name: str, **sizes: Any) -> Case:
-    """The case of that name in other sizes."""
+    """Return the case of that name in other sizes."""
     return replace(next(c for c in CASES if c.name == name), **sizes)

@@ -9,7 +9,7 @@ from regard.bench.peers import reason
 
 
 @dataclass(frozen=True)
-class Import:
+class ImportRow:
     """`import regard` over `import numpy`, in processes of their own."""
 
     group: str = "cold"
@@ -49,8 +49,11 @@ print(time.process_time() - t)
 
 
 @dataclass(frozen=True)
-class First:
-    """The first call of a process, llvmlite imported before: compiled, or read from the disk cache."""
+class FirstCallRow:
+    """Time of the first call of a process, compiled or read from the disk cache.
+
+    llvmlite is imported before.
+    """
 
     kind: str
     cached: bool

@@ -1,7 +1,7 @@
-"""Derivatives as they are measured: the calls of `regard`, and those of other libraries that have them.
+"""Derivatives as they are measured: those of `regard` and of other libraries.
 
-An adapter takes a `Given` and the number of threads, prepares everything that comes before (forward, for backward;
-backward, for double backward), and returns what is timed and how its result is read as named arrays.
+An adapter takes a `DerivativeCall` and the number of threads. It prepares everything that comes before (forward, for
+backward; backward, for double backward). It returns the call to time, and a function from its result to named arrays.
 """
 
 import os
@@ -23,12 +23,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Options = dict[str, Any]
 Named = dict[str, Array]
 Prepared = tuple[Callable[[], Any], Callable[[Any], Named]]
-Adapter = Callable[["Given", int], Prepared]
+Adapter = Callable[["DerivativeCall", int], Prepared]
 
 
 @dataclass(frozen=True)
-class Given:
-    """The inputs of a call, a cotangent of its output and the tangent of that, and tangents of the inputs."""
+class DerivativeCall:
+    """Inputs of a call with cotangents and tangents.
+
+    dout: the cotangent of the output; ddout: its tangent; tangents: of the inputs.
+    """
 
     q: Array
     k: Array
@@ -39,11 +42,12 @@ class Given:
     tangents: regard.Differential
 
     @classmethod
-    def of(cls, c: Case, dtype: np.dtype[Any]) -> "Given":
-        """Of a case without the layout "bnhd"; its bias is in the dtype of sums."""
-        q, k, v, options = c.inputs(dtype)
-        if "bias" in options:
-            options["bias"] = options["bias"].astype(np.float64 if dtype == np.float64 else np.float32)
+    def of(cls, c: Case, dtype: np.dtype[Any]) -> "DerivativeCall":
+        """Make the call of a case, with the bias in the dtype of sums.
+
+        Its layout is not "bnhd".
+        """
+        q, k, v, options = c.inputs_with_real_bias(dtype)
         rng = np.random.default_rng(1)
         bias = options.get("bias")
 
@@ -54,15 +58,15 @@ class Given:
         t = regard.Differential(like(q), like(k), like(v), like(bias))
         return cls(q, k, v, options, like(v, *out), like(v, *out), t)
 
-    def wide(self) -> "Given":
-        """The same in float64."""
+    def wide(self) -> "DerivativeCall":
+        """Return the same call in float64."""
 
         def turn(x: Any) -> Any:
             return None if x is None else x.astype(np.float64)
 
         options = self.options | ({"bias": turn(self.options["bias"])} if "bias" in self.options else {})
         t = regard.Differential(*(turn(getattr(self.tangents, name)) for name in ("query", "key", "value", "bias")))
-        return Given(turn(self.q), turn(self.k), turn(self.v), options, turn(self.dout), turn(self.ddout), t)
+        return DerivativeCall(turn(self.q), turn(self.k), turn(self.v), options, turn(self.dout), turn(self.ddout), t)
 
 
 def named(g: regard.Differential) -> Named:
@@ -73,36 +77,36 @@ def named(g: regard.Differential) -> Named:
 # regard
 
 
-def known(g: Given, engine: str | None) -> Options:
-    """The options of a derivative, with what forward gave."""
+def known(g: DerivativeCall, engine: str | None) -> Options:
+    """Return the options of a derivative, with the outputs of forward."""
     out, seen = regard.attention(g.q, g.k, g.v, observe=["lse"], engine=engine, **g.options)
     return g.options | {"outputs": regard.Outputs(out, seen.lse, None), "engine": engine}
 
 
-def forward(g: Given, threads: int, engine: str | None = None) -> Prepared:
+def forward(g: DerivativeCall, threads: int, engine: str | None = None) -> Prepared:
     return partial(regard.attention, g.q, g.k, g.v, engine=engine, **g.options), lambda out: {"out": out}
 
 
-def backward(g: Given, threads: int, engine: str | None = None) -> Prepared:
+def backward(g: DerivativeCall, threads: int, engine: str | None = None) -> Prepared:
     return partial(regard.attention_vjp, g.q, g.k, g.v, g.dout, **known(g, engine)), named
 
 
-def jvp(g: Given, threads: int, engine: str | None = None) -> Prepared:
-    """The outputs with their tangents, from nothing."""
+def jvp(g: DerivativeCall, threads: int, engine: str | None = None) -> Prepared:
+    """Prepare the outputs and their tangents, with no outputs given."""
     t = g.tangents
     more = g.options | ({} if t.bias is None else {"dbias": t.bias}) | {"engine": engine}
     call = partial(regard.attention_jvp, g.q, g.k, g.v, t.query, t.key, t.value, **more)
     return call, lambda found: {"out": found[0].out, "tangent of out": found[1].out}
 
 
-def double_backward(g: Given, threads: int, engine: str | None = None) -> Prepared:
-    """The gradients of ⟨tangents, gradients⟩."""
+def double_backward(g: DerivativeCall, threads: int, engine: str | None = None) -> Prepared:
+    """Prepare the gradients of ⟨tangents, gradients⟩."""
     call = partial(regard.attention_vjp_jvp, g.q, g.k, g.v, g.dout, g.tangents, **known(g, engine))
     return call, lambda found: named(found[0]) | {"ddout": found[1].out}
 
 
-def forward_over_reverse(g: Given, threads: int, engine: str | None = None) -> Prepared:
-    """The tangents of gradients, the cotangent moving too."""
+def forward_over_reverse(g: DerivativeCall, threads: int, engine: str | None = None) -> Prepared:
+    """Prepare the tangents of gradients, with tangents of the cotangent too."""
     moving = regard.Outputs(g.ddout, None, None)
     more = known(g, engine) | {"cotangent_tangents": moving}
     return partial(regard.attention_vjp_jvp, g.q, g.k, g.v, g.dout, g.tangents, **more), lambda found: named(found[0])
@@ -117,7 +121,7 @@ OURS: dict[str, Callable[..., Prepared]] = {
 }
 
 
-def exact(kind: str, g: Given) -> Named:
+def exact(kind: str, g: DerivativeCall) -> Named:
     """In float64, in tiles on NumPy."""
     call, read = OURS[kind](g.wide(), 1, "tiled")
     return read(call())
@@ -135,9 +139,9 @@ def torch_names(found: Any) -> Named:
 
 
 class Torch:
-    """The inputs as tensors that want gradients, and `scaled_dot_product_attention` of them."""
+    """Inputs as tensors that need gradients, and their `scaled_dot_product_attention`."""
 
-    def __init__(self, g: Given, threads: int):
+    def __init__(self, g: DerivativeCall, threads: int):
         import torch
 
         unknown = set(g.options) - {"causal", "bias"}
@@ -166,13 +170,13 @@ class Torch:
             yield
 
 
-def torch_backward(g: Given, threads: int) -> Prepared:
+def torch_backward(g: DerivativeCall, threads: int) -> Prepared:
     t = Torch(g, threads)
     out = t.attention(*t.inputs)
     return partial(t.torch.autograd.grad, out, t.inputs, t.dout, retain_graph=True), torch_names
 
 
-def torch_jvp(g: Given, threads: int) -> Prepared:
+def torch_jvp(g: DerivativeCall, threads: int) -> Prepared:
     t = Torch(g, threads)
     inputs = tuple(x.detach() for x in t.inputs)
 
@@ -183,7 +187,7 @@ def torch_jvp(g: Given, threads: int) -> Prepared:
     return call, lambda found: dict(zip(("out", "tangent of out"), (x.numpy() for x in found), strict=True))
 
 
-def torch_double_backward(g: Given, threads: int) -> Prepared:
+def torch_double_backward(g: DerivativeCall, threads: int) -> Prepared:
     t = Torch(g, threads)
     dout = t.dout.requires_grad_()
     with t.math():
@@ -204,7 +208,7 @@ TORCH: dict[str, Adapter] = {
 # Other peers of backward
 
 
-def flex_backward(g: Given, threads: int) -> Prepared:
+def flex_backward(g: DerivativeCall, threads: int) -> Prepared:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     if g.q.dtype == np.float64:
@@ -220,7 +224,7 @@ def flex_backward(g: Given, threads: int) -> Prepared:
     return partial(t.torch.autograd.grad, out, t.inputs, t.dout, retain_graph=True), torch_names
 
 
-def jax_backward(g: Given, threads: int) -> Prepared:
+def jax_backward(g: DerivativeCall, threads: int) -> Prepared:
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -235,14 +239,14 @@ def jax_backward(g: Given, threads: int) -> Prepared:
     return lambda: jax.block_until_ready(run(pull, dout)), read
 
 
-def numpy_backward(g: Given, threads: int) -> Prepared:
+def numpy_backward(g: DerivativeCall, threads: int) -> Prepared:
     if g.q.itemsize == 2:
         raise Unable("NumPy has no products of 16-bit floats that use the processor's")
     call = partial(naive.gradients, g.q, g.k, g.v, g.dout, causal=bool(g.options.get("causal")))
     return call, lambda found: dict(zip(("dq", "dk", "dv"), found, strict=True))
 
 
-def tiled_backward(g: Given, threads: int) -> Prepared:
+def tiled_backward(g: DerivativeCall, threads: int) -> Prepared:
     regard.set_num_threads(threads)
     return backward(g, threads, "tiled")
 

@@ -1,8 +1,4 @@
-"""A device of PyTorch as it is measured: its clock, what it can do at best, the memory a call takes, what it is.
-
-Times are those between two events on the current stream. The device is kept busy while the calls are queued, so that
-what Python takes to launch them does not count, only what the device takes to run them.
-"""
+"""A device of PyTorch: its clock, limits, memory and description."""
 
 import platform
 import re
@@ -36,7 +32,10 @@ CYCLES = 2e9  # in a second, at most
 
 
 def device(name: str) -> torch.device:
-    """The device of that name; ValueError in one line if it is not one that can be measured here."""
+    """Return the device of that name.
+
+    Raises ValueError, in one line, for one that cannot be measured here.
+    """
     if not re.fullmatch(r"cuda(:\d+)?", name):
         raise ValueError(f"--device must be cuda or cuda:N, got {name}")
     if not torch.cuda.is_available():
@@ -49,7 +48,7 @@ def device(name: str) -> torch.device:
 
 @contextmanager
 def used(device: torch.device) -> Iterator[None]:
-    """The device is the current one, and products of float32 are of float32; both are put back."""
+    """Make the device current, with float32 products of float32; restore both."""
     if device.type != "cuda":
         yield
         return
@@ -59,7 +58,7 @@ def used(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def precision(name: str) -> Iterator[None]:
-    """Of products of float32 on a device, as PyTorch's own switch sets it."""
+    """Precision of float32 products on a device, as PyTorch's own switch sets it."""
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     matmul.fp32_precision = name
@@ -70,7 +69,7 @@ def precision(name: str) -> Iterator[None]:
 
 
 def seconds(device: torch.device, call: Call, repeats: int) -> float:
-    """Of so many calls, one after the other."""
+    """Time `repeats` calls, one after the other."""
     if device.type != "cuda":
         start = time.perf_counter()
         for _ in range(repeats):
@@ -94,7 +93,7 @@ def seconds(device: torch.device, call: Call, repeats: int) -> float:
 
 
 def peak(dtype: str, device: torch.device) -> Limit:
-    """The rate of the library's own product of two large matrices."""
+    """Return the rate of the library's own product of two large matrices."""
     kind, how = PEAKS[dtype]
     a, b = (torch.randn(SIDE, SIDE, device=device).to(kind) for _ in range(2))
     out = torch.empty_like(a)
@@ -107,7 +106,7 @@ def peak(dtype: str, device: torch.device) -> Limit:
 
 
 def bandwidth(device: torch.device) -> Limit:
-    """The rate at which memory is copied, reading and writing counted."""
+    """Return the rate at which memory is copied, reading and writing counted."""
     source = torch.empty(BYTES, dtype=torch.uint8, device=device).fill_(1)
     target = torch.empty_like(source)
     return Limit("memory bandwidth", "GB/s", 2.0 * BYTES, partial(target.copy_, source))
@@ -133,11 +132,14 @@ def size(result: Any) -> int:
     return result.numel() * result.element_size() if isinstance(result, torch.Tensor) else 0
 
 
-# What it is
+# Description
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """The device, its driver, and the versions of everything measured; nothing that names the machine."""
+    """Describe the device, its driver, and the versions of everything measured.
+
+    Nothing names the machine.
+    """
     found = {"device": "the processor, in place of a device"}
     if device.type == "cuda":
         p = torch.cuda.get_device_properties(device)
@@ -157,7 +159,7 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def driver(file: Path = Path("/proc/driver/nvidia/version"), which: Callable[[str], str | None] = shutil.which) -> str:
-    """The version of NVIDIA's driver."""
+    """Return the version of NVIDIA's driver."""
     try:
         found = re.search(r"\b(\d{3,}\.\d[\d.]*)", file.read_text())
         if found:

@@ -1,7 +1,7 @@
-"""Attention on tensors of a device: what is measured, by whom, and what is right.
+"""Attention on tensors of a device: calls, peers, and exact results.
 
-A `Wish` is written twice: as `regard` takes it, and as functions of PyTorch over indices, which FlexAttention takes and
-the judge evaluates, in float64 on all pairs. The judge looks at two key-value heads and all that belongs to them.
+An `Option` is written twice: as `regard` takes it, and as functions of PyTorch over indices. FlexAttention takes these,
+and `judge` evaluates them, in float64 on all pairs of two key-value heads and their query heads.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = tuple[torch.Tensor, ...]
 Mods = tuple[Callable[..., Any] | None, Callable[..., Any] | None]  # of FlexAttention: mask_mod and score_mod
 Prepared = tuple[Callable[[], Any], Callable[[Any], dict[str, Array]]]
-BLOCK = 2048  # rows that the judge looks at together
+BLOCK = 2048  # rows that `judge` computes together
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CallSizes:
     """batch · h query heads of n positions and d features, h_kv key-value heads."""
 
     batch: int
@@ -38,15 +38,17 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """options: of `regard.attention`, for some sizes and a bias. mods: the same, on a device. visible: the share of
-    pairs that may be seen. sdpa: whether PyTorch's function has it.
+class Option:
+    """An option of a call, as `regard` and as PyTorch write it.
+
+    options: of `regard.attention`, for some sizes and a bias. mods: the same, on a device. visible: the share of
+    visible pairs. sdpa: PyTorch's function has it.
     """
 
     name: str
-    options: Callable[[Sizes, Any], dict[str, Any]] = lambda s, bias: {}
-    mods: Callable[[Sizes, torch.device, Any], Mods] = lambda s, device, bias: (None, None)
-    visible: Callable[[Sizes], float] = lambda s: 1.0
+    options: Callable[[CallSizes, Any], dict[str, Any]] = lambda s, bias: {}
+    mods: Callable[[CallSizes, torch.device, Any], Mods] = lambda s, device, bias: (None, None)
+    visible: Callable[[CallSizes], float] = lambda s: 1.0
     causal: bool = False
     biased: bool = False
     sdpa: bool = False
@@ -67,11 +69,11 @@ def capped(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     return CAP * torch.tanh(s / CAP)
 
 
-def ids(s: Sizes) -> Array:
+def ids(s: CallSizes) -> Array:
     return np.arange(s.n) * DOCUMENTS // s.n
 
 
-def same_document(s: Sizes, device: torch.device) -> Callable[..., Any]:
+def same_document(s: CallSizes, device: torch.device) -> Callable[..., Any]:
     known = torch.from_numpy(ids(s)).to(device)
     return lambda b, h, i, j: (known[i] == known[j]) & (i >= j)
 
@@ -80,8 +82,8 @@ def added(bias: torch.Tensor) -> Callable[..., Any]:
     return lambda s, b, h, i, j: s + bias[h, i, j]
 
 
-PLAIN = Wish("plain", sdpa=True)
-CAUSAL = Wish(
+PLAIN = Option("plain", sdpa=True)
+CAUSAL = Option(
     "causal",
     lambda s, bias: {"causal": True},
     lambda s, device, bias: (earlier, None),
@@ -89,21 +91,21 @@ CAUSAL = Wish(
     causal=True,
     sdpa=True,
 )
-WISHES = (
-    Wish(
+OPTIONS = (
+    Option(
         f"window of {WINDOW}",
         lambda s, bias: {"mask": regard.window(WINDOW)},
         lambda s, device, bias: (near, None),
         lambda s: min(1.0, (WINDOW + 1) / s.n),
     ),
-    Wish(
+    Option(
         f"{DOCUMENTS} documents, causal",
         lambda s, bias: {"mask": regard.documents(ids(s)), "causal": True},
         lambda s, device, bias: (same_document(s, device), None),
         lambda s: 0.5 / DOCUMENTS,
     ),
-    Wish("softcap", lambda s, bias: {"score": regard.softcap(CAP)}, lambda s, device, bias: (None, capped)),
-    Wish(
+    Option("softcap", lambda s, bias: {"score": regard.softcap(CAP)}, lambda s, device, bias: (None, capped)),
+    Option(
         "bias of each pair",
         lambda s, bias: {"bias": bias},
         lambda s, device, bias: (None, added(bias)),
@@ -113,11 +115,14 @@ WISHES = (
 
 
 @dataclass(frozen=True)
-class Given:
-    """Inputs, a cotangent of the output, and tangents of the inputs. bias: (h, n, n) in float32, or None."""
+class DeviceCall:
+    """Inputs, a cotangent of the output, and tangents of the inputs.
 
-    sizes: Sizes
-    wish: Wish
+    bias: (h, n, n) in float32, or None.
+    """
+
+    sizes: CallSizes
+    option: Option
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
@@ -127,40 +132,42 @@ class Given:
     engine: str | None = None
 
     @classmethod
-    def of(cls, s: Sizes, wish: Wish, dtype: torch.dtype, device: torch.device, engine: str | None) -> "Given":
+    def of(
+        cls, s: CallSizes, option: Option, dtype: torch.dtype, device: torch.device, engine: str | None
+    ) -> "DeviceCall":
         generator = torch.Generator(device).manual_seed(0)
         normal = partial(torch.randn, generator=generator, device=device)
         q, dout, dq = (normal(s.batch, s.h, s.n, s.d).to(dtype) for _ in range(3))
         k, v, dk, dv = (normal(s.batch, s.h_kv, s.n, s.d).to(dtype) for _ in range(4))
-        bias = normal(s.h, s.n, s.n) if wish.biased else None
-        return cls(s, wish, q, k, v, bias, dout, (dq, dk, dv), engine)
+        bias = normal(s.h, s.n, s.n) if option.biased else None
+        return cls(s, option, q, k, v, bias, dout, (dq, dk, dv), engine)
 
     @property
     def inputs(self) -> Tensors:
         return (self.q, self.k, self.v) if self.bias is None else (self.q, self.k, self.v, self.bias)
 
     def mods(self, bias: Any = None) -> Mods:
-        return self.wish.mods(self.sizes, self.q.device, bias)
+        return self.option.mods(self.sizes, self.q.device, bias)
 
 
-# Who computes: functions of query, key, value and the bias, if there is one
+# Libraries: functions of query, key, value and the bias, if there is one
 
 Attend = Callable[..., Any]
 
 
-def ours(g: Given) -> Attend:
+def ours(g: DeviceCall) -> Attend:
     def attend(q: Any, k: Any, v: Any, bias: Any = None) -> Any:
-        return regard.attention(q, k, v, engine=g.engine, **g.wish.options(g.sizes, bias))
+        return regard.attention(q, k, v, engine=g.engine, **g.option.options(g.sizes, bias))
 
     return attend
 
 
-def sdpa(backend: str, g: Given) -> Attend:
+def sdpa(backend: str, g: DeviceCall) -> Attend:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if not g.wish.sdpa:
-        raise Unable(f"has no {g.wish.name}")
-    options = {"is_causal": g.wish.causal, "enable_gqa": g.sizes.h_kv != g.sizes.h}
+    if not g.option.sdpa:
+        raise Unable(f"has no {g.option.name}")
+    options = {"is_causal": g.option.causal, "enable_gqa": g.sizes.h_kv != g.sizes.h}
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         with sdpa_kernel(getattr(SDPBackend, backend)):
@@ -169,7 +176,7 @@ def sdpa(backend: str, g: Given) -> Attend:
     return attend
 
 
-def flex(g: Given) -> Attend:
+def flex(g: DeviceCall) -> Attend:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     s = g.sizes
@@ -183,7 +190,7 @@ def flex(g: Given) -> Attend:
     return attend
 
 
-WHO: dict[str, Callable[[Given], Attend]] = {
+WHO: dict[str, Callable[[DeviceCall], Attend]] = {
     "regard": ours,
     "cuDNN": partial(sdpa, "CUDNN_ATTENTION"),
     "Flash": partial(sdpa, "FLASH_ATTENTION"),
@@ -192,7 +199,7 @@ WHO: dict[str, Callable[[Given], Attend]] = {
 }
 
 
-# What they compute: for each kind of call what comes first, then what is timed
+# Calls: each prepares its inputs and returns the function to time
 
 NAMES = {
     "forward": ("out",),
@@ -206,7 +213,7 @@ def leaves(inputs: Sequence[torch.Tensor]) -> Tensors:
     return tuple(x.detach().requires_grad_() for x in inputs)
 
 
-def forward(attend: Attend, g: Given, inputs: Tensors, dout: torch.Tensor, tangents: Tensors) -> Callable[[], Any]:
+def forward(attend: Attend, g: DeviceCall, inputs: Tensors, dout: torch.Tensor, tangents: Tensors) -> Callable[[], Any]:
     def call() -> Any:
         with torch.no_grad():
             return (attend(*inputs),)
@@ -214,17 +221,19 @@ def forward(attend: Attend, g: Given, inputs: Tensors, dout: torch.Tensor, tange
     return call
 
 
-def backward(attend: Attend, g: Given, inputs: Tensors, dout: torch.Tensor, tangents: Tensors) -> Callable[[], Any]:
+def backward(
+    attend: Attend, g: DeviceCall, inputs: Tensors, dout: torch.Tensor, tangents: Tensors
+) -> Callable[[], Any]:
     x = leaves(inputs)
     return partial(torch.autograd.grad, attend(*x), x, dout, retain_graph=True)
 
 
-def jvp(attend: Attend, g: Given, inputs: Tensors, dout: torch.Tensor, tangents: Tensors) -> Callable[[], Any]:
+def jvp(attend: Attend, g: DeviceCall, inputs: Tensors, dout: torch.Tensor, tangents: Tensors) -> Callable[[], Any]:
     return partial(torch.func.jvp, attend, inputs, tangents)
 
 
 def double_backward(
-    attend: Attend, g: Given, inputs: Tensors, dout: torch.Tensor, tangents: Tensors
+    attend: Attend, g: DeviceCall, inputs: Tensors, dout: torch.Tensor, tangents: Tensors
 ) -> Callable[[], Any]:
     x, d = leaves(inputs), dout.detach().requires_grad_()
     gradients = torch.autograd.grad(attend(*x), x, d, create_graph=True)
@@ -234,8 +243,8 @@ def double_backward(
 KINDS = {"forward": forward, "backward": backward, "JVP": jvp, "double backward": double_backward}
 
 
-def prepared(who: str, kind: str, g: Given) -> Prepared:
-    """The call, and how the heads that the judge looks at are read from its result."""
+def prepared(who: str, kind: str, g: DeviceCall) -> Prepared:
+    """Return the call, and a function that reads the sampled heads of its result."""
     call = KINDS[kind](WHO[who](g), g, g.inputs, g.dout, g.tangents)
     return call, lambda found: read(kind, [sampled(x, g) for x in found])
 
@@ -248,13 +257,13 @@ def read(kind: str, found: Sequence[torch.Tensor]) -> dict[str, Array]:
 # The judge
 
 
-def samples(s: Sizes) -> list[tuple[int, int]]:
-    """The first and the last pair of a batch element and a key-value head."""
+def samples(s: CallSizes) -> list[tuple[int, int]]:
+    """Return the first and the last pair of a batch element and a key-value head."""
     return list(dict.fromkeys([(0, 0), (s.batch - 1, s.h_kv - 1)]))
 
 
-def part(x: torch.Tensor, s: Sizes, b: int, kv: int) -> torch.Tensor:
-    """What belongs to a key-value head: of a bias, of queries, or of keys."""
+def part(x: torch.Tensor, s: CallSizes, b: int, kv: int) -> torch.Tensor:
+    """Return the part of a bias, of queries, or of keys for one key-value head."""
     group = s.h // s.h_kv
     heads = slice(kv * group, (kv + 1) * group)
     if x.ndim == 3:
@@ -262,12 +271,12 @@ def part(x: torch.Tensor, s: Sizes, b: int, kv: int) -> torch.Tensor:
     return x[b : b + 1, heads] if x.shape[1] == s.h else x[b : b + 1, kv : kv + 1]
 
 
-def sampled(x: torch.Tensor, g: Given) -> torch.Tensor:
+def sampled(x: torch.Tensor, g: DeviceCall) -> torch.Tensor:
     return torch.cat([part(x, g.sizes, b, kv).flatten() for b, kv in samples(g.sizes)])
 
 
-def exact(kind: str, g: Given) -> dict[str, Array]:
-    """What is right, of the sampled heads, in float64."""
+def exact(kind: str, g: DeviceCall) -> dict[str, Array]:
+    """Compute the exact result of the sampled heads, in float64."""
     found = []
     for b, kv in samples(g.sizes):
         inputs, (dout,), tangents = (
@@ -278,8 +287,11 @@ def exact(kind: str, g: Given) -> dict[str, Array]:
     return read(kind, [torch.cat(parts) for parts in zip(*found, strict=True)])
 
 
-def judge(g: Given, kv: int, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
-    """Attention of the query heads of a key-value head, all pairs, in the dtype of the inputs."""
+def judge(g: DeviceCall, kv: int, q: Any, k: Any, v: Any, bias: Any = None) -> Any:
+    """Attend from the query heads of one key-value head over all pairs.
+
+    In the dtype of the inputs.
+    """
     mask, score = g.mods(bias)
     n, group = g.sizes.n, q.shape[1]
     j = torch.arange(n, device=q.device)

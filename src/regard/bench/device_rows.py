@@ -1,4 +1,7 @@
-"""What is measured on a device, against what, and the goals: bfloat16, 16,384 tokens and 2,048 features in all."""
+"""Rows measured on a device: cases, peers and goals.
+
+bfloat16, 16,384 tokens and 2,048 features in all.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,11 +10,11 @@ from functools import partial
 import torch
 
 from regard.bench import device, device_peers
-from regard.bench.device_peers import CAUSAL, PLAIN, WISHES, Given, Sizes, Wish
-from regard.bench.kinds import BACKWARD, Prepared, Row, compared, dtype_of
+from regard.bench.device_peers import CAUSAL, OPTIONS, PLAIN, CallSizes, DeviceCall, Option
 from regard.bench.limits import Limit
 from regard.bench.measure import SUBJECT, Contender, Result, Setting
 from regard.bench.peers import reason
+from regard.bench.row_types import BACKWARD, Prepared, Row, compared, dtype_of
 
 TOKENS, FEATURES = 2**14, 2**11
 FUSED = ("cuDNN", "Flash", "FlexAttention")
@@ -20,8 +23,8 @@ LIMIT = "limit"
 
 
 @dataclass(frozen=True)
-class Rate:
-    """The limits themselves."""
+class DeviceLimitRow:
+    """A limit itself."""
 
     name: str
     limit: Callable[[torch.device], Limit]
@@ -36,13 +39,16 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Speed:
-    """A call's rate as a share of `reference`: the limit, a peer, or another `kind` of call of ours (then its time)."""
+class DeviceSpeedRow:
+    """A call's rate as a share of `reference`.
+
+    The reference is the limit, a peer, or another `kind` of our calls (then its time).
+    """
 
     group: str
     name: str
-    sizes: Sizes
-    wish: Wish = PLAIN
+    sizes: CallSizes
+    option: Option = PLAIN
     kind: str = "forward"
     reference: str = LIMIT
     peers: tuple[str, ...] = FUSED
@@ -55,10 +61,10 @@ class Speed:
         unit = f"of the peak of {self.dtype}" if limited else f"× {self.reference}"
         over = self.reference in device_peers.KINDS
         found = Result(self.group, self.name, unit, not over, self.goal, self.reference)
-        found.facts = self.sizes.facts | {"dtype": self.dtype, "causal": self.wish.causal, "rate": "GFLOP/s"}
+        found.facts = self.sizes.facts | {"dtype": self.dtype, "causal": self.option.causal, "rate": "GFLOP/s"}
         contenders: dict[str, Contender] = {}
         try:
-            g = Given.of(self.sizes, self.wish, getattr(torch, self.dtype), s.device, s.engine)
+            g = DeviceCall.of(self.sizes, self.option, getattr(torch, self.dtype), s.device, s.engine)
             expected = device_peers.exact(self.kind, g)
             if limited:
                 limit = device.peak(self.dtype, s.device)
@@ -69,22 +75,22 @@ class Speed:
             found.failures[SUBJECT] = reason(error)
             return found
         adapters = {name: partial(prepared, name, self.kind) for name in (SUBJECT, *self.peers)}
-        work = 0.0 if over else flops(self.sizes, self.wish, self.kind)
+        work = 0.0 if over else flops(self.sizes, self.option, self.kind)
         return compared(found, contenders, adapters, (g,), expected, dtype_of(self.dtype), work, s)
 
 
-def prepared(who: str, kind: str, g: Given) -> Prepared:
+def prepared(who: str, kind: str, g: DeviceCall) -> Prepared:
     return device_peers.prepared(who, kind, g)
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Memory at the peak of one call beyond inputs and outputs, over the size of query, key and value."""
+class DeviceMemoryRow:
+    """Peak memory of one call beyond inputs and outputs, over the size of q, k and v."""
 
     name: str
-    sizes: Sizes
+    sizes: CallSizes
     kind: str
-    wish: Wish = PLAIN
+    option: Option = PLAIN
     goal: float | None = None
     peers: tuple[str, ...] = (MATH,)
     group: str = "memory"
@@ -93,7 +99,7 @@ class Memory:
     def measure(self, s: Setting) -> Result:
         found = Result(self.group, self.name, "× q, k and v", False, self.goal, "q, k and v")
         found.facts = self.sizes.facts
-        g = Given.of(self.sizes, self.wish, torch.bfloat16, s.device, s.engine)
+        g = DeviceCall.of(self.sizes, self.option, torch.bfloat16, s.device, s.engine)
         found.samples = {"q, k and v": [float(device.size((g.q, g.k, g.v)))]}
         for name in (SUBJECT, *self.peers):
             s.tick(name)
@@ -104,52 +110,62 @@ class Memory:
         return found
 
 
-def flops(s: Sizes, wish: Wish, kind: str) -> float:
-    """4 · b · h · n² · d of the pairs that may be seen, for backward 2.5 times as many."""
-    return (BACKWARD if kind == "backward" else 1.0) * wish.visible(s) * 4.0 * s.batch * s.h * s.n**2 * s.d
+def flops(s: CallSizes, option: Option, kind: str) -> float:
+    """Return 4 · b · h · n² · d of the visible pairs, for backward 2.5 times as many."""
+    return (BACKWARD if kind == "backward" else 1.0) * option.visible(s) * 4.0 * s.batch * s.h * s.n**2 * s.d
 
 
 # The table
 
 
-def sized(n: int, d: int, h_kv: int | None = None, tokens: int = TOKENS) -> Sizes:
+def sized(n: int, d: int, h_kv: int | None = None, tokens: int = TOKENS) -> CallSizes:
     h = FEATURES // d
-    return Sizes(max(1, tokens // n), h, n, d, h_kv or h)
+    return CallSizes(max(1, tokens // n), h, n, d, h_kv or h)
 
 
 def rows() -> Iterator[Row]:
     """Every row there is, in the order of the report."""
     for dtype in device.PEAKS:
-        yield Rate(f"peak, {dtype}", partial(device.peak, dtype))
-    yield Rate("memory bandwidth", device.bandwidth)
+        yield DeviceLimitRow(f"peak, {dtype}", partial(device.peak, dtype))
+    yield DeviceLimitRow("memory bandwidth", device.bandwidth)
 
     for kind in ("forward", "backward"):
         for d in (64, 128, 256):
-            for wish in (PLAIN, CAUSAL):
+            for option in (PLAIN, CAUSAL):
                 for n in (512, 1024, 2048, 4096, 8192, 16384):
-                    name = f"{wish.name}, d = {d}, n = {n:,}"
-                    yield Speed(kind, name, sized(n, d), wish, kind, quick=(d, n) == (128, 8192))
-        for wish in (PLAIN, CAUSAL):
-            name = f"32 heads over 8, {wish.name}, d = 64, n = 4,096"
-            yield Speed(kind, name, sized(4096, 64, 8), wish, kind)
-        for wish in (PLAIN, CAUSAL):
-            name = f"{kind}, {wish.name}, d = 128, n = 8,192"
-            yield Speed("against cuDNN", name, sized(8192, 128), wish, kind, "cuDNN", ("cuDNN",), 1.0, quick=True)
+                    name = f"{option.name}, d = {d}, n = {n:,}"
+                    yield DeviceSpeedRow(kind, name, sized(n, d), option, kind, quick=(d, n) == (128, 8192))
+        for option in (PLAIN, CAUSAL):
+            name = f"32 heads over 8, {option.name}, d = 64, n = 4,096"
+            yield DeviceSpeedRow(kind, name, sized(4096, 64, 8), option, kind)
+        for option in (PLAIN, CAUSAL):
+            name = f"{kind}, {option.name}, d = 128, n = 8,192"
+            yield DeviceSpeedRow(
+                "against cuDNN", name, sized(8192, 128), option, kind, "cuDNN", ("cuDNN",), 1.0, quick=True
+            )
     for kind in ("forward", "backward"):
-        for wish in WISHES:
-            size = sized(4096, 128, tokens=4096 if wish.biased else TOKENS)
-            name = f"{kind}, {wish.name}"
-            yield Speed("wishes", name, size, wish, kind, "FlexAttention", ("FlexAttention",), 1.0, quick=True)
+        for option in OPTIONS:
+            size = sized(4096, 128, tokens=4096 if option.biased else TOKENS)
+            name = f"{kind}, {option.name}"
+            yield DeviceSpeedRow(
+                "options", name, size, option, kind, "FlexAttention", ("FlexAttention",), 1.0, quick=True
+            )
 
     size = sized(4096, 128)
-    for wish in (PLAIN, CAUSAL):
-        yield Speed("derivatives", f"JVP, {wish.name}", size, wish, "JVP", "forward", (), 3.3, quick=True)
-        name = f"double backward, {wish.name}"
-        yield Speed("derivatives", name, size, wish, "double backward", "backward", (), 3.3, quick=wish is PLAIN)
+    for option in (PLAIN, CAUSAL):
+        yield DeviceSpeedRow("derivatives", f"JVP, {option.name}", size, option, "JVP", "forward", (), 3.3, quick=True)
+        name = f"double backward, {option.name}"
+        yield DeviceSpeedRow(
+            "derivatives", name, size, option, "double backward", "backward", (), 3.3, quick=option is PLAIN
+        )
         for kind in ("JVP", "double backward"):
-            name = f"{kind}, {wish.name}, n = 2,048"
-            yield Speed("against math", name, sized(2048, 128), wish, kind, MATH, (MATH,), 1.0, quick=wish is PLAIN)
+            name = f"{kind}, {option.name}, n = 2,048"
+            yield DeviceSpeedRow(
+                "against math", name, sized(2048, 128), option, kind, MATH, (MATH,), 1.0, quick=option is PLAIN
+            )
     for kind in ("forward", "backward", "JVP", "double backward"):
         for n in (2048, 8192):
             goal = 2.0 if kind in ("forward", "JVP") else None
-            yield Memory(f"{kind}, causal, n = {n:,}", sized(n, 128, tokens=n), kind, CAUSAL, goal, quick=n == 2048)
+            yield DeviceMemoryRow(
+                f"{kind}, causal, n = {n:,}", sized(n, 128, tokens=n), kind, CAUSAL, goal, quick=n == 2048
+            )

@@ -1,11 +1,6 @@
-"""What the machine can do at best, measured by four kernels: multiplications and additions in registers of vectors and
-of matrices, the same of vectors from cache, and reading.
+"""Limits of this machine, measured by four kernels.
 
-The peak counts two FLOPs for a multiplication and its addition: for each lane two, of pairs of bfloat16 four, and of
-matrices of bfloat16 2 · 16 · 16 · 32. Each thread runs its own copy of the kernel on its own data.
-
-Loads take power, for which some processors (seen: Granite Rapids) lower their clock. What products from cache reach is
-no goal, but says how much of a share is missing for that.
+Multiplications and additions in registers of vectors and of AMX tiles, the same of vectors from cache, and reading.
 """
 
 import math
@@ -31,18 +26,21 @@ from regard.runtime.threads import spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 STEPS = 2**22  # of the peak's loop: some 10 ms
-MATRIX_STEPS = 2**18  # of that of matrices, likewise
-GROWING = REGISTERS - 2  # matrices of sums: two hold what is multiplied
+MATRIX_STEPS = 2**18  # of the AMX loop: the same time
+GROWING = REGISTERS - 2  # AMX tiles of sums; two more hold the factors
 FEATURES = 64  # of products from cache: as many numbers as are summed, whose operands fit the first level
 BUFFER = 2**28  # bytes that are read: far more than a cache holds
-STREAMS = 4, 2, 1  # places that one thread reads from at once
-NEAR = 512  # numbers that are asked for there before they are read
-FAR = 2**14  # bytes, at one place
+STREAMS = 4, 2, 1  # streams that one thread reads
+NEAR = 512  # distance of prefetches in a stream, in numbers
+FAR = 2**14  # distance of prefetches in a single stream, in bytes
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What one call does, in FLOPs or bytes, and the call. means: by which products, where there are several."""
+    """A call and its work, in FLOPs or bytes.
+
+    means: the instructions used, where there are several.
+    """
 
     name: str
     unit: str
@@ -51,14 +49,15 @@ class Limit:
     means: str = ""
 
     def rate(self, seconds: float) -> float:
-        """In 10⁹ a second."""
+        """Return the rate in 10⁹ a second."""
         return self.work / seconds / 1e9
 
 
 def peak(dtype: str, threads: int = 1, by_matrices: bool = True) -> Limit:
-    """The highest rate of multiply-adds at which a dtype can be computed: float16 in float32, bfloat16 if need be.
+    """Return the highest rate of multiply-adds for a dtype.
 
-    by_matrices: with products of matrices, where the target has them.
+    float16 is computed in float32, and so is bfloat16 where there is no faster way. by_matrices: with AMX tiles, where
+    the target has them.
     """
     target = chosen()
     if dtype == "bfloat16" and target.matrices and by_matrices:
@@ -82,7 +81,10 @@ NAMES = {F64: "float64", F32: "float32", BF16: "bfloat16 dot products"}
 
 
 def product(dtype: str, threads: int = 1) -> Limit:
-    """The rate of multiply-adds in float32 or float64 whose operands are loaded as in attention's products."""
+    """Return the rate of multiply-adds with operands loaded as in attention.
+
+    float32 or float64.
+    """
     target, element = chosen(), F64 if dtype == "float64" else F32
     rows, columns = target.tile
     work = rows * columns * target.lanes(element.size) * 2.0 * STEPS * threads
@@ -95,7 +97,7 @@ def product(dtype: str, threads: int = 1) -> Limit:
 
 
 def bandwidth(threads: int = 1) -> Limit:
-    """The rate at which memory can be read, by the fastest of some kernels."""
+    """Return the rate at which memory can be read, by the fastest of some kernels."""
     size = BUFFER
     count = size // 4 // threads
     return Limit(
@@ -104,12 +106,17 @@ def bandwidth(threads: int = 1) -> Limit:
 
 
 def chains(target: Target) -> int:
-    """Sums that do not wait for each other and leave registers for their operands: 24 of 32."""
+    """Return the number of independent sums: 24 of 32 registers.
+
+    The others are for operands.
+    """
     return target.registers * 3 // 4
 
 
 def peak_kernel(element: Type, target: Target) -> str:
-    """IR of total ← total · x + y in every chain, or of total ← total + x · y over pairs of bfloat16.
+    """Write the IR of total ← total · x + y in every chain.
+
+    Over bf16 pairs, total ← total + x · y.
 
     The source holds x, y, and where the chains begin, a number apart: of chains that begin alike one would be left.
     """
@@ -129,7 +136,9 @@ def peak_kernel(element: Type, target: Target) -> str:
 
 
 def product_kernel(element: Type, target: Target) -> str:
-    """IR of total[r][c] ← total[r][c] + Σ_x f[r, x] · v[x, c] for a micro-tile of attention.
+    """Write the IR of a micro-tile.
+
+    total[r][c] ← total[r][c] + Σ_x f[r, x] · v[x, c].
 
     The source holds v, whole vectors, then f.
     """
@@ -150,7 +159,7 @@ def product_kernel(element: Type, target: Target) -> str:
 
 
 def matrix_peak_kernel(target: Target) -> str:
-    """IR of total ← total + x y for all matrices but x and y.
+    """Write the IR of total ← total + x y for all AMX tiles except x and y.
 
     The source holds x, y, and where each total begins, a row apart; the result is all totals.
     """
@@ -171,8 +180,9 @@ def matrix_peak_kernel(target: Target) -> str:
 
 
 def read_kernel(target: Target, streams: int) -> str:
-    """IR of the sum of `count` float32 numbers, read at so many places at once; what is read at one is brought near out
-    of order.
+    """Write the IR of the sum of `count` float32 numbers, read in several streams.
+
+    A single stream is prefetched out of order.
     """
     k = Kernel("read", target, FIELDS)
     lanes = target.lanes(4)
@@ -191,7 +201,7 @@ FIELDS = ("source", "result", "count")
 
 
 def _store_sum(k: Kernel, totals: list[Any], lanes: int) -> None:
-    """The result depends on every chain, so that none can be left out."""
+    """Store a result that depends on every chain, so that none can be left out."""
     values = [t.value for t in totals]
     while len(values) > 1:
         values = [sum(values[n + 1 : n + 2], values[n]) for n in range(0, len(values), 2)]
@@ -215,7 +225,10 @@ def _matrix_peak() -> Compiled:
 
 @cache
 def _read() -> Compiled:
-    """Some processors read faster at several places at once, others where lines are asked for out of order."""
+    """Return the fastest read kernel.
+
+    Some processors read faster in several streams, others with prefetches out of order.
+    """
     kernels = [_compiled("read", read_kernel(chosen(), streams)) for streams in STREAMS]
     source, seconds = _buffer(BUFFER), [math.inf] * len(kernels)
     for _ in range(4):
@@ -227,13 +240,13 @@ def _read() -> Compiled:
 
 
 def _compiled(name: str, text: str) -> Compiled:
-    # Known by its text: of the sources, objects on disk depend on those of the engine alone.
+    # Keyed by its text: the keys of cached objects hash the sources of the engine alone.
     return kernel(text, name, chosen(), lambda: text)
 
 
 @cache
 def _operands() -> Array:
-    """Zeros that begin a cache line, so that no vector lies in two."""
+    """Return zeros that begin a cache line, so that no vector crosses two."""
     return memory.zeros((2**15,), np.uint8, aligned=True)
 
 

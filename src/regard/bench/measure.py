@@ -1,8 +1,8 @@
-"""How things are measured: in turns, pinned, checked first; memory and first calls in processes of their own.
+"""Method of measurement: in turns, on pinned cores, with checked results.
 
-What is compared runs in turns within seconds, so that a ratio of two times of one round does not know how fast the
-machine was just then. On one core the clock is the processor time of this process, all its threads included, which
-leaves out what other programs took of the core; on several cores it is the time on the wall.
+Contenders run in turns within seconds, so that a ratio of two times of one round does not depend on the machine's speed
+at that time. On one core the clock is the processor time of this process, all its threads included, which leaves out
+other programs. On several cores it is wall time. Memory and first calls are measured in processes of their own.
 """
 
 import json
@@ -23,6 +23,8 @@ Call = Callable[[], Any]
 
 SAMPLE = 1e-3  # seconds: shorter calls are repeated until they take as long
 SUBJECT = "regard"
+RENAMED = (("every wish", "every option"), ("wishes", "options"), (" inside of tokens", ", token-major"))
+"""Words of older reports, and those of today."""
 
 
 class Wrong(Exception):
@@ -31,7 +33,10 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """How to measure. `cores` may be used, `threads` of them by default; `seconds` is what one row should take."""
+    """Settings of a measurement.
+
+    cores: those that may be used, `threads` of them by default. seconds: for one row, about.
+    """
 
     cores: tuple[int, ...]
     threads: int = 1
@@ -40,7 +45,7 @@ class Setting:
     engine: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)  # peers, and why
     device: Any = None  # of PyTorch, where rows of a device are measured
-    time: Callable[[Call, int], float] | None = None  # of so many calls, in seconds; None: of the processor
+    time: Callable[[Call, int], float] | None = None  # (call, repeats) -> seconds; None: processor time
     tick: Callable[[str], object] = lambda stage: None
     done: "Sequence[Result]" = ()  # of this run, so far
 
@@ -55,7 +60,7 @@ class Contender:
 
 @dataclass
 class Result:
-    """What was measured in one row.
+    """Samples of one row, with its goal.
 
     samples: for each contender seconds of one call, or bytes, one for each round. work: the FLOPs or bytes of one call
     where rates are compared, in 10⁹ a second. The figure of a contender is its sample or rate divided by that of
@@ -76,7 +81,7 @@ class Result:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def values(self, name: str) -> list[float]:
-        """Of each round: rates in 10⁹ a second where work is counted, else the samples."""
+        """Return each round's rate in 10⁹ a second where work counts, else its sample."""
         return [self.work[name] / t / 1e9 if self.work else t for t in self.samples[name]]
 
     def figures(self, name: str = SUBJECT) -> list[float]:
@@ -84,15 +89,15 @@ class Result:
         if self.reference is None:
             return values
         others = self.values(self.reference)
-        # A reference that is a fact, not a measurement, is one number.
+        # A reference that is not measured is a single number.
         return [a / b for a, b in zip(values, others * (len(values) // len(others)), strict=True)]
 
     def figure(self, name: str = SUBJECT) -> float | None:
-        """The median, None if there is no sample."""
+        """Return the median, None if there is no sample."""
         return statistics.median(self.figures(name)) if name in self.samples else None
 
     def spread(self, name: str = SUBJECT) -> tuple[float, float]:
-        """The quartiles."""
+        """Return the quartiles."""
         figures = self.figures(name)
         if len(figures) == 1:
             return figures[0], figures[0]
@@ -101,7 +106,7 @@ class Result:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is reached; None where there is none."""
+        """True if the goal is reached; None if there is none."""
         if self.goal is None:
             return None
         figure = self.figure()
@@ -109,7 +114,7 @@ class Result:
 
     @property
     def peers(self) -> list[str]:
-        """The others that were measured, the best first."""
+        """Others that were measured, best first."""
         names = [name for name in self.samples if name not in (SUBJECT, self.reference)]
         return sorted(names, key=lambda name: self.figure(name) or 0.0, reverse=self.higher_is_better)
 
@@ -127,6 +132,9 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
+        """Read a report; names of groups and rows in older reports become those of today."""
+        for old, new in RENAMED:
+            text = text.replace(old, new)
         found = json.loads(text)
         return cls(found["machine"], found["method"], [Result(**x) for x in found["results"]])
 
@@ -138,12 +146,15 @@ class Report:
 
 
 def clock(threads: int) -> Callable[[], float]:
-    """Seconds: of this process on one core, on the wall on several."""
+    """Return a clock in seconds: of this process on one core, on the wall on several."""
     return time.process_time if threads == 1 else time.perf_counter
 
 
 def in_turns(contenders: Mapping[str, Contender], s: Setting, threads: int | None = None) -> dict[str, list[float]]:
-    """Seconds of one call of each, one after the other in every round; all have run before."""
+    """Time one call of each contender, in turns in every round, in seconds.
+
+    All have run before.
+    """
     now = clock(threads or s.threads)
 
     def processor(call: Call, repeats: int) -> float:
@@ -170,7 +181,10 @@ def in_turns(contenders: Mapping[str, Contender], s: Setting, threads: int | Non
 
 @contextmanager
 def pinned(cores: tuple[int, ...]) -> Iterator[None]:
-    """Every thread of this process on these cores, and back; nothing where the system cannot."""
+    """Pin every thread of this process to these cores, and back.
+
+    Nothing happens where the system cannot.
+    """
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -191,7 +205,7 @@ def pinned(cores: tuple[int, ...]) -> Iterator[None]:
 
 
 def cores() -> tuple[int, ...]:
-    """The cores that this process may run on."""
+    """Return the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
@@ -205,7 +219,10 @@ that are rounded. A key too many or too few changes far more."""
 
 
 def errors(got: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
-    """The error of every result relative to its norm; raises `Wrong` where shapes differ."""
+    """Return the error of every result relative to its norm.
+
+    Raises `Wrong` where shapes differ.
+    """
     found = {}
     for name, expected in exact.items():
         x = got[name].astype(np.float64)
@@ -221,9 +238,10 @@ def check(
     dtype: np.dtype[Any],
     naive: Mapping[str, float] | None = None,
 ) -> None:
-    """Raise `Wrong` unless every result of a call in `dtype` agrees with that of float64, by its relative error.
+    """Raise `Wrong` unless every result in `dtype` agrees with that of float64.
 
-    naive: errors of a computation that rounds as often, twice of which are allowed on top.
+    Judged by relative errors. naive: errors of a computation that rounds as often, twice of which are allowed in
+    addition.
     """
     import ml_dtypes
 
@@ -238,9 +256,9 @@ def check(
 
 
 def fresh(code: str, *arguments: Any, **environment: str) -> Any:
-    """What Python code prints, as JSON, in a process of its own. `arguments` are in sys.argv[1:].
+    """Run Python code in a process of its own, and return what it prints as JSON.
 
-    RuntimeError with the last line of its errors if it fails.
+    arguments: the code's sys.argv[1:]. Raises RuntimeError with the last line of its errors if it fails.
     """
     command = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
@@ -251,5 +269,5 @@ def fresh(code: str, *arguments: Any, **environment: str) -> Any:
 
 
 def as_installed(folder: str) -> dict[str, str]:
-    """The environment in which modules are compiled to bytecode once, as an installer does, wherever they come from."""
+    """Return the environment in which bytecode is compiled once, as installed."""
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}

@@ -1,4 +1,4 @@
-"""The memory that one call takes beyond its inputs and its output, at the peak, in a process of its own."""
+"""Peak memory of one call beyond inputs and outputs, in a process of its own."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ D = 64
 
 
 def inputs(n: int) -> tuple[Array, Array, Array, dict[str, Any]]:
-    """query, key and value, (2, 1, n, 64) each, and every wish there is."""
+    """Return query, key and value, (2, 1, n, 64) each, and every option."""
     return case("everything", h=1, h_kv=1, n_q=n, n_k=n, d=D, d_v=D).inputs(np.float32)
 
 
@@ -53,7 +53,7 @@ def torch_causal(n: int, engine: str | None) -> Call:
 
 
 def torch_window(n: int, engine: str | None) -> Call:
-    """A causal window; PyTorch wants an n × n mask."""
+    """Prepare a causal window, for which PyTorch needs an n × n mask."""
     import torch
 
     tensors = [torch.from_numpy(x) for x in inputs(n)[:3]]
@@ -67,7 +67,10 @@ def torch_window(n: int, engine: str | None) -> Call:
 
 
 def training(n: int) -> tuple[Array, ...]:
-    """query, key, value and dO, (1, 2, n, 64) each, and a bias (1, 2, 1, n) that trains."""
+    """Return query, key, value, dO and a trained bias.
+
+    (1, 2, n, 64) each, the bias (1, 2, 1, n).
+    """
     rng = np.random.default_rng(0)
     arrays = (rng.standard_normal((1, 2, n, D), np.float32) for _ in range(4))
     return (*arrays, rng.standard_normal((1, 2, 1, n), np.float32))
@@ -108,7 +111,7 @@ CALLS: dict[str, Callable[[int, str | None], Call]] = {
     "NumPy, causal": numpy_causal,
 }
 FORWARD = tuple(CALLS)
-"""Those of forward; `regard` alone has every wish on."""
+"""Those of forward; `regard` alone has every option on."""
 CALLS |= {
     "regard, training with bias and dropout": regard_training,
     "PyTorch, training with bias and dropout": torch_training,
@@ -116,7 +119,10 @@ CALLS |= {
 
 
 def extra(name: str, n: int, engine: str | None = None, threads: int = 1) -> float:
-    """Bytes beyond what was there before the call and what it returns; RuntimeError if it does not survive."""
+    """Return the peak bytes of a call beyond those before it and its result.
+
+    Raises RuntimeError if its process does not survive.
+    """
     code = "from regard.bench.memory import main; main()"
     return float(fresh(code, name, n, engine or "", threads))
 
@@ -128,7 +134,7 @@ def main() -> None:
     regard.set_num_threads(threads)
     CALLS[name](SMALL, engine)()
     call = CALLS[name](n, engine)
-    with contextlib.suppress(AttributeError):  # memory that was freed is not there for the call to use unseen
+    with contextlib.suppress(AttributeError):  # a call must not reuse freed memory unseen
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):  # where it cannot be reset, the peak is that of a small call at least
         Path("/proc/self/clear_refs").write_text("5")
@@ -156,7 +162,10 @@ def size(result: Any) -> int:
 
 
 def memory(name: str, file: str = "/proc/self/status") -> int:
-    """Bytes: VmRSS and VmHWM of this process are what it holds and held at most; MemAvailable is the machine's."""
+    """Return VmRSS, VmHWM and MemAvailable in bytes.
+
+    Of this process the first two, of the machine the third.
+    """
     for line in Path(file).read_text().splitlines():
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
@@ -164,7 +173,10 @@ def memory(name: str, file: str = "/proc/self/status") -> int:
 
 
 def stay_within_memory() -> None:
-    """A call that takes more than the machine has fails by itself, and does not take the machine with it."""
+    """Limit this process to the memory of the machine.
+
+    A call that needs more then fails alone.
+    """
     import resource
 
     limit = memory("VmSize") + int(memory("MemAvailable", "/proc/meminfo") * 0.9)

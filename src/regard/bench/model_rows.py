@@ -1,4 +1,7 @@
-"""Measure models, and attention in their shapes and after products; each row has threads of its own."""
+"""Rows of models, and of attention in their shapes and after products.
+
+Each row sets its own number of threads.
+"""
 
 import math
 import time
@@ -10,9 +13,9 @@ import numpy as np
 
 import regard
 from regard.bench import shapes
-from regard.bench.kinds import MANY, Row, compared, dtype_of, facts, partly
 from regard.bench.measure import SUBJECT, Call, Contender, Result, Setting, check, clock, errors, in_turns, pinned
 from regard.bench.peers import reason
+from regard.bench.row_types import MANY, Row, compared, dtype_of, facts, partly
 from regard.runtime.threads import num_threads
 
 EAGER, SDPA = "eager", "SDPA"
@@ -41,8 +44,10 @@ MODEL_TIME, SHAPE_TIME = 1 / 2, 1 / 6
 
 
 @dataclass(frozen=True)
-class ModelStep:
-    """The speed of a step of a model over the speed with SDPA; eager, and the share of attention in each, beside it.
+class ModelStepRow:
+    """Speed of a step of a model over the speed with SDPA.
+
+    Eager is measured too, and the share of attention in each.
 
     With two threads the goal is what one thread reached in the same run, its lower quartile, if that is more.
     """
@@ -90,8 +95,8 @@ class ModelStep:
 
 
 @dataclass(frozen=True)
-class DropIn:
-    """The speed of our function in the place of PyTorch's, over that of PyTorch's, in a model's shape."""
+class DropInRow:
+    """Speed of our function in place of PyTorch's over PyTorch's, in a model's shape."""
 
     shape: shapes.Shape
     dtype: str
@@ -117,11 +122,11 @@ class DropIn:
 
 
 @dataclass(frozen=True)
-class AfterProduct:
-    """The speed of a call on two threads over one, right after a product of matrices on two threads.
+class AfterProductRow:
+    """Speed of a call on two threads over one, right after a product of matrices.
 
-    The product is PyTorch's, before the drop-in, or NumPy's, before `regard.attention` on arrays. Its threads then spin
-    for a while, on cores that attention needs. Without a product the drop-in runs alone.
+    The product is PyTorch's, before the drop-in, or NumPy's, before `regard.attention` on arrays, on two threads. Its
+    threads then spin for a while, on cores that attention needs. Without a product the drop-in runs alone.
     """
 
     shape: shapes.Shape
@@ -187,7 +192,10 @@ def counted(threads: int) -> str:
 
 
 def on_threads(found: Result, threads: int, s: Setting, fill: Callable[[Result, Setting], object]) -> Result:
-    """The row, filled while PyTorch and `regard` have so many threads, or why it cannot be."""
+    """Fill a row on so many threads of PyTorch and `regard`.
+
+    Or record why it cannot be.
+    """
     if len(s.cores) < threads:
         found.failures[SUBJECT] = f"needs {threads} cores, may use {len(s.cores)}"
         return found
@@ -220,11 +228,11 @@ def rows() -> Iterator[Row]:
     for shape, dtypes in COMPANY:
         for dtype in dtypes:
             for product in ("", "PyTorch", "NumPy"):
-                yield AfterProduct(shape, dtype, product)
+                yield AfterProductRow(shape, dtype, product)
     kinds = [(dtype, threads) for dtype in ("float32", "bfloat16") for threads in (1, 2)]
     for model in MODELS:
         for dtype, threads in kinds:
-            yield ModelStep(model, dtype, threads, quick=model.startswith("ViT") and (dtype, threads) == kinds[0])
+            yield ModelStepRow(model, dtype, threads, quick=model.startswith("ViT") and (dtype, threads) == kinds[0])
     for n, shape in enumerate(shapes.SHAPES):
         for dtype, threads in kinds:
-            yield DropIn(shape, dtype, threads, quick=n % 8 == 0 and threads == 1)
+            yield DropInRow(shape, dtype, threads, quick=n % 8 == 0 and threads == 1)

@@ -1,4 +1,7 @@
-"""Models as they are measured: random weights, steps of inference and training, the attention that is put into them."""
+"""Models as they are measured: random weights, steps of inference and training.
+
+Each implementation of attention is put into them.
+"""
 
 import copy
 import sys
@@ -21,7 +24,9 @@ IMPLEMENTATIONS = {EAGER: "eager", SDPA: "sdpa", SUBJECT: "regard"}
 
 Given = dict[str, Tensor]
 Named = dict[str, Array]
-Prepared = tuple[Callable[[], Any], Callable[[Any], dict[str, Tensor]]]  # what is timed, and how its result is read
+Prepared = tuple[
+    Callable[[], Any], Callable[[Any], dict[str, Tensor]]
+]  # the call to time, and a function from its result to tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +90,7 @@ def floats(**shapes: tuple[int, ...]) -> Given:
 
 
 def forward(model: Any, given: Given) -> Prepared:
-    """The output of an encoder."""
+    """Prepare the output of an encoder."""
 
     def call() -> Any:
         with torch.inference_mode():
@@ -95,7 +100,10 @@ def forward(model: Any, given: Given) -> Prepared:
 
 
 def prefill(model: Any, given: Given) -> Prepared:
-    """The logits of the last token, and a cache, of which the last layer's keys tell of every token."""
+    """Prepare the logits of the last token, and a cache.
+
+    The keys of the last layer depend on every token.
+    """
 
     def call() -> Any:
         with torch.inference_mode():
@@ -105,7 +113,10 @@ def prefill(model: Any, given: Given) -> Prepared:
 
 
 def generation(model: Any, given: Given, steps: int = 32) -> Prepared:
-    """The logits of the last tokens, one after the other from a cache of those before; the tokens are given."""
+    """Prepare the logits of the last tokens, one after the other from a cache.
+
+    The tokens are given.
+    """
     ids = given["input_ids"]
     first = ids.shape[1] - steps
     with torch.inference_mode():
@@ -122,7 +133,10 @@ def generation(model: Any, given: Given, steps: int = 32) -> Prepared:
 
 
 def training(model: Any, given: Given, **watched: str) -> Prepared:
-    """Loss and the gradients of all parameters; compared are those that have one of the names given in theirs."""
+    """Prepare the loss and the gradients of all parameters.
+
+    watched: names that select the parameters to compare.
+    """
     names, parameters = zip(*model.named_parameters(), strict=True)
     inputs = {"labels": given["input_ids"]} | given
 
@@ -179,12 +193,15 @@ T5 (1.1, small) four of eight; dropout is off.
 """
 
 
-# What is compared
+# Calls to compare
 
 
 @lru_cache(maxsize=1)  # the rows of a model follow each other
 def module(model: Model) -> Any:
-    """In float32, with weights that bfloat16 holds too, so that every dtype computes the same function."""
+    """Make the module in float32, with weights that bfloat16 can represent.
+
+    Every dtype then computes the same function.
+    """
     torch.manual_seed(0)
     made = model.make().eval()
     for x in made.parameters():
@@ -193,7 +210,10 @@ def module(model: Model) -> Any:
 
 
 def prepared(model: Model, who: str, dtype: str) -> tuple[Callable[[], Any], Callable[[Any], Named]]:
-    """A step of a model in a dtype with an implementation of attention, and how its results are read."""
+    """Prepare a step of a model in a dtype with an implementation of attention.
+
+    Returns the call, and a function from its result to named arrays.
+    """
     if who == SUBJECT:
         regard.torch.register_transformers()
     whole, wanted = module(model), getattr(torch, dtype)
@@ -208,7 +228,10 @@ def prepared(model: Model, who: str, dtype: str) -> tuple[Callable[[], Any], Cal
 
 @lru_cache(maxsize=1)
 def exact(model: Model) -> Named:
-    """In float64 and eager, except where the model itself turns to float32."""
+    """Compute the step in float64 and eager.
+
+    Except where the model itself uses float32.
+    """
     call, read = prepared(model, EAGER, "float64")
     return read(call())
 
@@ -217,7 +240,10 @@ def exact(model: Model) -> Named:
 
 
 def share(who: str, call: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds in attention, backward included, over those of one call, in which an implementation is `who`'s."""
+    """Return the share of one call's time in attention, backward included.
+
+    who: whose implementation it is.
+    """
     from_transformers = sys.modules.get("transformers.modeling_utils")
     tables = [FUNCTIONS, *([from_transformers.ALL_ATTENTION_FUNCTIONS] if from_transformers else [])]
     name, inside = IMPLEMENTATIONS[who], Inside(clock)
@@ -254,7 +280,7 @@ class Inside:
         self.seconds += self.clock()
 
     def __call__(self, function: Any, *given: Any, **options: Any) -> Any:
-        if function is None:  # transformers' eager is a function beside each model
+        if function is None:  # transformers has an eager function for each model
             function = sys.modules[type(given[0]).__module__].eager_attention_forward
         first = next(n for n, x in enumerate(given) if isinstance(x, Tensor))
         operands = Mark.apply(self.leave, *given[first : first + 3])

@@ -1,4 +1,4 @@
-"""Attention as the textbook writes it, n × n in memory: the peer that every engine is measured against."""
+"""Attention as in a textbook, n × n in memory: the peer of every engine."""
 
 from typing import Any
 

@@ -41,7 +41,7 @@ def tiled(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepared:
 
 
 def tensor(x: Array) -> Any:
-    """A PyTorch tensor that shares the array's memory."""
+    """Return a PyTorch tensor that shares the array's memory."""
     import torch
 
     return torch.from_numpy(x) if x.dtype.kind == "f" else torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
@@ -53,7 +53,7 @@ def tensors(*arrays: Array) -> list[Any]:
 
 
 def array(x: Any) -> Array:
-    """A tensor (1, h, n, d) as an array of the nearest dtype that NumPy has."""
+    """Return a tensor (1, h, n, d) as an array of the nearest dtype that NumPy has."""
     return np.asarray((x.float() if x.element_size() == 2 else x)[0].numpy())
 
 
@@ -93,7 +93,10 @@ def torch_flex(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prep
 
 
 def jax_dpa(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepared:
-    """Positions lie before heads, as `jax.nn` wants them. Its threads are those that the process may run on."""
+    """Prepare `jax.nn`'s function, with positions before heads.
+
+    Its threads are those that the process may run on.
+    """
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -106,7 +109,7 @@ def jax_dpa(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepare
 
 
 def onnx_mha(q: Array, k: Array, v: Array, causal: bool, threads: int) -> Prepared:
-    """The operator com.microsoft.MultiHeadAttention over (1, n, h · d)."""
+    """Prepare the operator com.microsoft.MultiHeadAttention over (1, n, h · d)."""
     import onnxruntime as ort
     from onnx import TensorProto, helper
 

@@ -1,4 +1,4 @@
-"""Pictures of a report: speed, time and memory against n, every peer's share of the limit, wishes with their goals."""
+"""Plots of a report: speed, time, memory, shares of limits, costs of options."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,14 +32,14 @@ Plot = tuple[str, Figure]
 
 
 def plots(report: Report) -> dict[str, Plot]:
-    """Captions and figures by name; those for which the report has rows."""
+    """Return captions and figures by name, those for which the report has rows."""
     if "device" in report.method:
         made: dict[str, Callable[[Report], Plot | None]] = {"forward": forward}
         return {name: plot for name, make in made.items() if (plot := make(report)) is not None}
     made = {
         "speed": speed,
         "forward": forward,
-        "wishes": wishes,
+        "options": options,
         "derivatives": derivatives,
         "growth": growth,
         "memory": memory,
@@ -48,14 +48,17 @@ def plots(report: Report) -> dict[str, Plot]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the form that the ending of the path names, "svg" or "png": the same bytes each time."""
-    # Without its date, and with names of parts that are not drawn by chance.
+    """Write a figure as "svg" or "png": the same bytes each time.
+
+    The path's ending says which.
+    """
+    # Without a date, and with names of parts that are not random.
     with rc_context({"svg.hashsalt": "regard"}):
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def speed(report: Report) -> Plot | None:
-    """GFLOP/s against n, plain and causal."""
+    """Plot GFLOP/s against n, plain and causal."""
     kinds = {kind: found for kind in ("plain", "causal") if (found := of_kind(report, kind))}
     if not kinds:
         return None
@@ -74,7 +77,7 @@ def speed(report: Report) -> Plot | None:
 
 
 def forward(report: Report) -> Plot | None:
-    """A share of the limit for each row, of everybody who took part, and the goal."""
+    """Plot a share of the limit for each row, with every peer and the goal."""
     groups = {"forward": "", "backward": "backward, ", "decode": ""}
     results = [x for x in report.results if x.group in groups and SUBJECT in x.samples]
     if not results:
@@ -103,16 +106,17 @@ def forward(report: Report) -> Plot | None:
     return "share of the measured limit, for every peer", figure
 
 
-def wishes(report: Report) -> Plot | None:
-    """Time over the plain call as bars, with the goals."""
-    return costs(report, "wishes", "that of the plain call of the same size", "What a wish costs: 8 heads, n = 2048, "
-                 "d = 64, float32", "wishes against the plain call, with their goals")  # fmt: skip
+def options(report: Report) -> Plot | None:
+    """Plot time over the plain call as bars, with the goals."""
+    return costs(report, "options", "that of the plain call of the same size",
+                 "Cost of an option: 8 heads, n = 2048, d = 64, float32",
+                 "options against the plain call, with their goals")  # fmt: skip
 
 
 def derivatives(report: Report) -> Plot | None:
-    """Time over what a derivative is measured against as bars, with the goals."""
+    """Plot time over that of the reference as bars, with the goals."""
     return costs(report, "derivatives", "that of forward (JVP), of PyTorch's backward, or of backward",
-                 "What derivatives cost: 8 heads, n = 2048, d = 64", "derivatives, with their goals")  # fmt: skip
+                 "Cost of derivatives: 8 heads, n = 2048, d = 64", "derivatives, with their goals")  # fmt: skip
 
 
 def costs(report: Report, group: str, base: str, title: str, caption: str) -> Plot | None:
@@ -141,12 +145,12 @@ def costs(report: Report, group: str, base: str, title: str, caption: str) -> Pl
 
 
 def label(x: Result) -> str:
-    """Of a mask also what may be seen."""
+    """Return a row's name, for a mask with the share of visible pairs."""
     return x.name + (f" ({x.facts['visible']:.0%} visible)" if "visible" in x.facts else "")
 
 
 def growth(report: Report) -> Plot | None:
-    """Milliseconds against n."""
+    """Plot milliseconds against n."""
     drawn = {
         "NumPy, plain": ("plain", "NumPy", "#6b6b6b", "v"),
         "PyTorch, plain": ("plain", "PyTorch", "#cc79a7", "D"),
@@ -172,7 +176,7 @@ def growth(report: Report) -> Plot | None:
 
 
 def memory(report: Report) -> Plot | None:
-    """MiB against n; who did not survive is marked where it was last seen."""
+    """Plot MiB against n, marked where a call ran out of memory."""
     results = report.group("memory over n")
     if not results:
         return None
@@ -181,7 +185,7 @@ def memory(report: Report) -> Plot | None:
         "PyTorch, window": ("PyTorch, window as a dense mask", "#cc79a7", "D"),
         "PyTorch, causal": ("PyTorch, causal", "#e69f00", "X"),
         "regard, causal": ("regard, causal", "#56b4e9", "<"),
-        SUBJECT: ("regard, every wish at once", "#0072b2", "o"),
+        SUBJECT: ("regard, every option at once", "#0072b2", "o"),
     }
     figure, (axes,) = canvas(1, width=7, height=4.6)
     axes.set_yscale("log")
@@ -207,7 +211,7 @@ def memory(report: Report) -> Plot | None:
 
 
 def canvas(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of panels side by side, in inches, without the frame that says nothing."""
+    """Make a figure of panels side by side, in inches, without a frame."""
     figure = Figure(figsize=(width * count, height), facecolor="white", layout="constrained")
     panels = list(figure.subplots(1, count, squeeze=False)[0])
     for axes in panels:
@@ -225,7 +229,7 @@ def headline(figure: Figure, text: str) -> None:
 
 def put(axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], coords: Any = "data",
         **style: Any) -> None:  # fmt: skip
-    """A text some points away from a place."""
+    """Write a text some points away from a point."""
     options: dict[str, Any] = {"fontsize": 8, "color": INK, "annotation_clip": False} | style
     axes.annotate(text, at, xycoords=coords, xytext=offset, textcoords="offset points", **options)
 
@@ -238,7 +242,7 @@ def threads(report: Report) -> str:
 
 
 def of_kind(report: Report, kind: str) -> list[Result]:
-    """The rows of a sweep, by n."""
+    """Return the rows of a sweep, by n."""
     found = report.group("window over n" if kind == "window" else "growth")
     return sorted((x for x in found if x.name.startswith(kind)), key=lambda x: x.facts["n_q"])
 
@@ -249,12 +253,15 @@ def points(
     turn: Callable[[Result, float], float],
     values: Callable[[Result, str], list[float]] = Result.values,
 ) -> Points:
-    """(n, the median turned) where `name` was measured."""
+    """Return (n, the median after `turn`) where `name` was measured."""
     return [(x.facts["n_q"], turn(x, statistics.median(values(x, name)))) for x in results if x.samples.get(name)]
 
 
 def lines(axes: Axes, found: Mapping[str, Points], styles: Mapping[str, tuple[str, str]] = STYLES) -> None:
-    """A line for each, named at its end; names are moved apart where they would overlap."""
+    """Draw a line for each, named at its end.
+
+    Names move apart where they would overlap.
+    """
     found = {name: line for name, line in found.items() if line}
     for name, line in found.items():
         colour, marker = styles[name]
@@ -274,7 +281,10 @@ def lines(axes: Axes, found: Mapping[str, Points], styles: Mapping[str, tuple[st
 
 
 def apart(heights: list[float], gap: float) -> list[float]:
-    """Rising heights, moved as little as makes neighbours differ by `gap`: where they meet, both give way."""
+    """Move rising heights as little as makes neighbours differ by `gap`.
+
+    Where they meet, both move.
+    """
     made = list(heights)
     for _ in range(100):
         for n in range(1, len(made)):
@@ -285,7 +295,7 @@ def apart(heights: list[float], gap: float) -> list[float]:
 
 
 def over_n(axes: Axes, results: Iterable[Result]) -> None:
-    """The axis of n, with a tick for each size that was measured."""
+    """Format the axis of n, with a tick for each size that was measured."""
     sizes = sorted({x.facts["n_q"] for x in results})
     axes.set_xscale("log", base=2)
     shown = sizes if len(sizes) <= 10 else sizes[::2]

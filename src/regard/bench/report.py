@@ -1,12 +1,12 @@
-"""What a run found as tables, for the terminal and for Markdown, and as files."""
+"""Report of a run: tables for the terminal and for Markdown, and files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.bench.kinds import Row
 from regard.bench.measure import SUBJECT, Report, Result
+from regard.bench.row_types import Row
 
 ABSENT = "–"
 LIMIT = "limit"
@@ -18,7 +18,7 @@ TITLES = {
     "derivatives": "Derivatives: 8 heads, n = 2048, d = 64, float32 unless it says otherwise",
     "decode": "Decode, one query: share of the read bandwidth",
     "threads": "Threads",
-    "wishes": "A wish against the plain call: 8 heads, n = 2048, d = 64, float32",
+    "options": "An option against the plain call: 8 heads, n = 2048, d = 64, float32",
     "small": "Small calls from PyTorch tensors against PyTorch: 8 heads, d = 64, float32",
     "models": "Models of random weights: speed over that with PyTorch's SDPA",
     "shapes": "The drop-in in the shapes of models: speed over that of PyTorch's function",
@@ -34,7 +34,7 @@ ON_DEVICE = TITLES | {
     "derivatives": "Derivatives: 16 heads, n = 4,096, d = 128, 16,384 tokens, bfloat16",
     "against cuDNN": "Against cuDNN: rates, bfloat16",
     "against math": "Derivatives against PyTorch's n × n path: rates, bfloat16",
-    "wishes": "Wishes against compiled FlexAttention: rates, 16 heads, n = 4,096, d = 128, bfloat16",
+    "options": "Options against compiled FlexAttention: rates, 16 heads, n = 4,096, d = 128, bfloat16",
     "memory": "Memory beyond inputs and outputs, one sequence, 16 heads, d = 128, bfloat16",
 }
 
@@ -63,14 +63,14 @@ double backward are given what came before; JVP computes the outputs too."""
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     title: str
     header: list[str]
     rows: list[list[str]]
 
 
 def shown(result: Result, x: float | None) -> str:
-    """A figure in the unit of its row."""
+    """Format a figure in the unit of its row."""
     if x is None:
         return ABSENT
     if result.reference == LIMIT:
@@ -87,7 +87,7 @@ def verdict(result: Result) -> str:
 
 
 def middle(result: Result, name: str = SUBJECT) -> list[str]:
-    """The median and the quartiles."""
+    """Format the median and the quartiles."""
     if name not in result.samples:
         return [ABSENT, ""]
     low, high = result.spread(name)
@@ -100,8 +100,11 @@ def goal(result: Result) -> str:
     return f"{'≥' if result.higher_is_better else '≤'} {shown(result, result.goal)}"
 
 
-def tables(report: Report, wide: bool = True) -> Iterator[Table]:
-    """One for each group of rows, and one of those that did not take part. wide: with a column for every peer."""
+def tables(report: Report, wide: bool = True) -> Iterator[ReportTable]:
+    """Make a table for each group of rows, and one of failures.
+
+    wide: with a column for every peer.
+    """
     titles = ON_DEVICE if "device" in report.method else TITLES
     for group in dict.fromkeys(x.group for x in report.results):
         results = report.group(group)
@@ -120,10 +123,10 @@ def tables(report: Report, wide: bool = True) -> Iterator[Table]:
             [name, why, where[0] if len(where) == 1 else f"{len(where)} rows, such as {where[0]}"]
             for (name, why), where in reasons.items()
         ]
-        yield Table("Not measured", ["who", "why", "where"], rows)
+        yield ReportTable("Not measured", ["who", "why", "where"], rows)
 
 
-def _plain(title: str, results: list[Result]) -> Table:
+def _plain(title: str, results: list[Result]) -> ReportTable:
     visible = any("visible" in x.facts for x in results)
     goals = any(x.goal is not None for x in results)
     units = len({x.unit for x in results}) > 1 and goals
@@ -143,10 +146,10 @@ def _plain(title: str, results: list[Result]) -> Table:
         for x in results
     ]
     header += ["goal", "met"] * goals + ["peers"] * peers + ["share of attention"] * shares
-    return Table(title, header, rows)
+    return ReportTable(title, header, rows)
 
 
-def _side_by_side(title: str, results: list[Result], wide: bool) -> Table:
+def _side_by_side(title: str, results: list[Result], wide: bool) -> ReportTable:
     names = list(dict.fromkeys(name for x in results for name in [*x.samples, *x.failures]))
     peers = [name for name in names if name not in (SUBJECT, LIMIT)]
     goals = any(x.goal is not None for x in results)
@@ -158,20 +161,20 @@ def _side_by_side(title: str, results: list[Result], wide: bool) -> Table:
         + ([shown(x, x.figure(name)) for name in peers] if wide else [])
         for x in results
     ]
-    return Table(title, header + (peers if wide else []), rows)
+    return ReportTable(title, header + (peers if wide else []), rows)
 
 
-def _memory(title: str, results: list[Result]) -> Table:
+def _memory(title: str, results: list[Result]) -> ReportTable:
     names = list(dict.fromkeys(name for x in results for name in [*x.samples, *x.failures] if name != x.reference))
     rows = [
         [f"{x.facts['n_q']:,}", *(f"{x.samples[m][0] / 2**20:,.1f}" if m in x.samples else ABSENT for m in names)]
         for x in results
     ]
-    return Table(title, ["n", *("regard, every wish" if name == SUBJECT else name for name in names)], rows)
+    return ReportTable(title, ["n", *("regard, every option" if name == SUBJECT else name for name in names)], rows)
 
 
 def crossings(report: Report) -> list[str]:
-    """From which n on `regard` is faster than naive NumPy, as far as was measured."""
+    """Return the n from which on `regard` is faster than naive NumPy."""
     found = []
     for kind in ("plain", "causal"):
         ahead = {
@@ -213,7 +216,7 @@ STYLES = {"yes": "green", "no": "red"}
 
 
 def show_rows(rows: list[Row], console: Any) -> None:
-    """What would be measured."""
+    """Print the rows that would be measured."""
     from rich.text import Text
 
     for row in rows:
@@ -224,7 +227,10 @@ def show_rows(rows: list[Row], console: Any) -> None:
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write report.json, report.md and the first of its plots, as PNG. OSError if they cannot be written."""
+    """Write report.json, report.md and the first plot, as PNG.
+
+    Raises OSError if they cannot be written.
+    """
     from regard.bench.plots import plots, save
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -241,7 +247,10 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Write all plots of a report, each as SVG and PNG. OSError if they cannot be written."""
+    """Write all plots of a report, each as SVG and PNG.
+
+    Raises OSError if they cannot be written.
+    """
     from regard.bench.plots import plots, save
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -253,7 +262,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
 
 
 def markdown(report: Report, pictures: list[tuple[str, str]]) -> str:
-    """The report as a page; `pictures` are names of files and their captions."""
+    """Return the report as a page; `pictures` are names of files and their captions."""
     device = "device" in report.method
     lines = ["# Benchmarks", "", METHOD_ON_DEVICE if device else METHOD, ""]
     lines += [f"- {name}: {value}" for name, value in report.machine.items()]

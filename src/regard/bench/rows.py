@@ -1,4 +1,4 @@
-"""What is measured, against what, and the goals."""
+"""Rows of the report: cases, peers and goals."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,10 +9,20 @@ from typing import Any
 import regard
 from regard.bench import limits, memory, model_rows
 from regard.bench.cases import Case, case
-from regard.bench.cold import KINDS, First, Import
-from regard.bench.kinds import BackwardShare, Cost, Derivative, Memory, Rate, Row, Share, Small, Speedup
+from regard.bench.cold import KINDS, FirstCallRow, ImportRow
 from regard.bench.measure import SUBJECT
 from regard.bench.peers import PEERS
+from regard.bench.row_types import (
+    BackwardShareRow,
+    CostRow,
+    DerivativeRow,
+    LimitRow,
+    MemoryRow,
+    Row,
+    ShareRow,
+    SmallRow,
+    SpeedupRow,
+)
 
 
 def sized(name: str, n: int, d: int = 64, h: int = 8, lead: tuple[int, ...] = (), **more: Any) -> Case:
@@ -33,15 +43,15 @@ IN_GROWTH = tuple(name for name in PEERS if name != "FlexAttention")  # it would
 
 
 def rows() -> Iterator[Row]:
-    """Every row there is, in the order of the report."""
+    """Iterate over every row, in the order of the report."""
     for dtype in ("float32", "float64", "bfloat16"):
-        yield Rate(f"peak, {dtype}", partial(limits.peak, dtype))
+        yield LimitRow(f"peak, {dtype}", partial(limits.peak, dtype))
     for dtype in ("float32", "float64"):
-        yield Rate(f"products from cache, {dtype}", partial(limits.product, dtype))
-    yield Rate("read bandwidth", limits.bandwidth)
+        yield LimitRow(f"products from cache, {dtype}", partial(limits.product, dtype))
+    yield LimitRow("read bandwidth", limits.bandwidth)
     for dtype in ("float32", "float64", "bfloat16"):
-        yield Rate(f"peak, {dtype}, every core", partial(limits.peak, dtype), every_core=True)
-    yield Rate("read bandwidth, every core", limits.bandwidth, every_core=True)
+        yield LimitRow(f"peak, {dtype}, every core", partial(limits.peak, dtype), every_core=True)
+    yield LimitRow("read bandwidth, every core", limits.bandwidth, every_core=True)
 
     for dtype in ("float32", "float64", "bfloat16", "float16"):
         for kind in ("plain", "causal"):
@@ -50,28 +60,30 @@ def rows() -> Iterator[Row]:
                     name = f"{dtype}, {kind}, d = {d}, n = {n}"
                     quick = (d, n) == (64, 2048)
                     goal = FORWARD_GOALS.get((dtype, kind))
-                    yield Share("forward", name, sized(kind, n, d), dtype, goal, quick=quick)
+                    yield ShareRow("forward", name, sized(kind, n, d), dtype, goal, quick=quick)
 
     for dtype in ("float32", "float64", "bfloat16", "float16"):
         for kind in ("plain", "causal"):
             for d, n in ((64, 2048), (128, 2048), (64, 4096)):
                 name = f"{dtype}, {kind}, d = {d}, n = {n}"
                 quick = (d, n) == (64, 2048) and dtype != "float16"
-                yield BackwardShare("backward", name, sized(kind, n, d), dtype, BACKWARD_GOALS.get(dtype), quick=quick)
+                yield BackwardShareRow(
+                    "backward", name, sized(kind, n, d), dtype, BACKWARD_GOALS.get(dtype), quick=quick
+                )
     yield from derivative_rows()
 
-    for inside in (False, True):
+    for token_major in (False, True):
         for h, h_kv, d in ((8, 8, 64), (8, 8, 128), (32, 8, 64), (32, 8, 128)):
-            one = case("one query", lead=(), h=h, h_kv=h_kv, n_k=16384, d=d, d_v=d, inside=inside)
-            heads = f"{h} heads" + (f" over {h_kv}" if h_kv != h else "") + " inside of tokens" * inside
-            goal = None if inside else 0.85
-            yield Share("decode", f"16,384 keys, {heads}, d = {d}", one, goal=goal, reads=True, quick=d == 64)
+            one = case("one query", lead=(), h=h, h_kv=h_kv, n_k=16384, d=d, d_v=d, token_major=token_major)
+            heads = f"{h} heads" + (f" over {h_kv}" if h_kv != h else "") + ", token-major" * token_major
+            goal = None if token_major else 0.85
+            yield ShareRow("decode", f"16,384 keys, {heads}, d = {d}", one, goal=goal, reads=True, quick=d == 64)
 
     for kind, n in (("plain", 2048), ("causal", 2048), ("plain", 4096), ("causal", 4096)):
-        yield Speedup("threads", f"two threads over one, {kind}, n = {n}", sized(kind, n), 1.9, quick=n == 2048)
+        yield SpeedupRow("threads", f"two threads over one, {kind}, n = {n}", sized(kind, n), 1.9, quick=n == 2048)
 
-    wish = partial(sized, n=2048, h=4, lead=(2,))
-    plain, causal = wish("plain"), wish("causal")
+    option = partial(sized, n=2048, h=4, lead=(2,))
+    plain, causal = option("plain"), option("causal")
     for name, label in (
         ("window", "window of 256"),
         ("documents", "3 documents, causal"),
@@ -79,40 +91,40 @@ def rows() -> Iterator[Row]:
         ("padding", "padding"),
         ("composed masks", "composed mask"),
     ):
-        yield Cost("wishes", label, wish(name), plain, visible=True)
-    yield Cost("wishes", "softcap", wish("softcap"), plain, 1.2)
-    yield Cost("wishes", "score of three operations", wish("score rule"), plain, 1.2)
-    yield Cost("wishes", "alibi, against causal", wish("alibi"), causal, 1.2)
-    yield Cost("wishes", "dense bias", wish("bias"), plain, 1.2)
-    yield Cost("wishes", "dropout", wish("dropout"), plain, 1.25)
-    yield Cost("wishes", "lse", plain, plain, 1.15, observe=("lse",))
-    yield Cost("wishes", "entropy", plain, plain, 1.15, observe=("entropy",))
-    yield Cost("wishes", "top 8", plain, plain, 1.15, observe=(regard.top(8),))
-    yield Cost("wishes", "received", plain, plain, 1.7, observe=("received",))
-    yield Cost("wishes", "maps of 256 × 256", plain, plain, observe=(MASS_MAP, MAX_MAP), quick=False)
+        yield CostRow("options", label, option(name), plain, visible=True)
+    yield CostRow("options", "softcap", option("softcap"), plain, 1.2)
+    yield CostRow("options", "score of three operations", option("score rule"), plain, 1.2)
+    yield CostRow("options", "alibi, against causal", option("alibi"), causal, 1.2)
+    yield CostRow("options", "dense bias", option("bias"), plain, 1.2)
+    yield CostRow("options", "dropout", option("dropout"), plain, 1.25)
+    yield CostRow("options", "lse", plain, plain, 1.15, observe=("lse",))
+    yield CostRow("options", "entropy", plain, plain, 1.15, observe=("entropy",))
+    yield CostRow("options", "top 8", plain, plain, 1.15, observe=(regard.top(8),))
+    yield CostRow("options", "received", plain, plain, 1.7, observe=("received",))
+    yield CostRow("options", "maps of 256 × 256", plain, plain, observe=(MASS_MAP, MAX_MAP), quick=False)
     grouped = sized("grouped heads", 2048, h=32, h_kv=8)
-    yield Cost("wishes", "32 heads over 8, against 32", grouped, replace(grouped, name="32 over 32", h_kv=32), 1.0)
+    yield CostRow("options", "32 heads over 8, against 32", grouped, replace(grouped, name="32 over 32", h_kv=32), 1.0)
 
     for n in (16, 32, 64, 128):
-        yield Small(f"plain, n = {n}", sized("plain", n))
-        yield Small(f"causal, n = {n}", sized("causal", n), quick=False)
+        yield SmallRow(f"plain, n = {n}", sized("plain", n))
+        yield SmallRow(f"causal, n = {n}", sized("causal", n), quick=False)
     yield from model_rows.rows()
 
-    yield Import()
+    yield ImportRow()
     for kind in KINDS:
-        yield First(kind, False, 0.3, quick=kind == "plain")
-        yield First(kind, True, 0.03, quick=kind == "plain")
+        yield FirstCallRow(kind, False, 0.3, quick=kind == "plain")
+        yield FirstCallRow(kind, True, 0.03, quick=kind == "plain")
 
-    yield Memory(2**17, goal=2.0)
+    yield MemoryRow(2**17, goal=2.0)
     for n in (2**12, 2**13, 2**16):
         alone = (SUBJECT,) if n > 2**13 else (SUBJECT, "PyTorch")
-        yield Memory(n, alone, 2.0 if n > 2**13 else None, quick=n == 2**12, what=", training with bias and dropout")
+        yield MemoryRow(n, alone, 2.0 if n > 2**13 else None, quick=n == 2**12, what=", training with bias and dropout")
     for n in (2**x for x in (10, 12, 14, 15, 17)):
-        yield Memory(n, memory.FORWARD, group="memory over n", quick=n <= 4096)
+        yield MemoryRow(n, memory.FORWARD, group="memory over n", quick=n <= 4096)
 
     for kind in ("plain", "causal"):
         for n in (2**x for x in range(4, 14)):
-            yield Share(
+            yield ShareRow(
                 "growth",
                 f"{kind}, n = {n}",
                 sized(kind, n),
@@ -120,8 +132,10 @@ def rows() -> Iterator[Row]:
                 quick=kind == "plain" and n in (128, 512, 2048),
             )
     for n in (2**x for x in range(10, 14)):
-        fixed = replace(sized("window", n), name="window of 256", wishes=lambda rng, c: {"mask": regard.window(256)})
-        yield Cost("window over n", f"window of 256, n = {n}", fixed, sized("plain", n), visible=True, quick=n <= 4096)
+        fixed = replace(sized("window", n), name="window of 256", options=lambda rng, c: {"mask": regard.window(256)})
+        yield CostRow(
+            "window over n", f"window of 256, n = {n}", fixed, sized("plain", n), visible=True, quick=n <= 4096
+        )
 
 
 def derivative_rows() -> Iterator[Row]:
@@ -129,28 +143,28 @@ def derivative_rows() -> Iterator[Row]:
     for dtype in ("float32", "bfloat16"):
         for c in (plain, causal):
             name = f"backward against PyTorch's, {dtype}, {c.name}"
-            yield Derivative(name, "backward", c, goal=0.5, dtype=dtype, versus=True, quick=c is plain)
+            yield DerivativeRow(name, "backward", c, goal=0.5, dtype=dtype, versus=True, quick=c is plain)
     for c in (plain, causal):
-        yield Derivative(f"JVP, {c.name}", "JVP", c, "forward", goal=3.3, quick=c is plain)
-        yield Derivative(f"double backward, {c.name}", "double backward", c, goal=3.3, quick=c is plain)
+        yield DerivativeRow(f"JVP, {c.name}", "JVP", c, "forward", goal=3.3, quick=c is plain)
+        yield DerivativeRow(f"double backward, {c.name}", "double backward", c, goal=3.3, quick=c is plain)
         name = f"forward over reverse, dO moving, {c.name}"
-        yield Derivative(name, "forward over reverse", c, goal=3.8, quick=c is plain)
-    wish = partial(sized, n=2048, h=4, lead=(2,))
-    plain = wish("plain")
-    per_head = replace(wish("broadcast bias"), name="bias of each head", lead=(2,))
-    yield Derivative("dense bias and its gradient", "backward", wish("bias"), base_case=plain, goal=1.3)
-    yield Derivative("bias of a row for each head and its gradient", "backward", per_head, base_case=plain, goal=1.3)
-    yield Derivative("double backward of that, against its backward", "double backward", per_head, goal=3.3)
+        yield DerivativeRow(name, "forward over reverse", c, goal=3.8, quick=c is plain)
+    option = partial(sized, n=2048, h=4, lead=(2,))
+    plain = option("plain")
+    per_head = replace(option("broadcast bias"), name="bias of each head", lead=(2,))
+    yield DerivativeRow("dense bias and its gradient", "backward", option("bias"), base_case=plain, goal=1.3)
+    yield DerivativeRow("bias of a row for each head and its gradient", "backward", per_head, base_case=plain, goal=1.3)
+    yield DerivativeRow("double backward of that, against its backward", "double backward", per_head, goal=3.3)
     for name, label in (("window", "window of 256"), ("documents", "3 documents, causal"), ("padding", "padding")):
-        yield Derivative(f"backward, {label}", "backward", wish(name), base_case=plain, visible=True)
-    yield Derivative("double backward, window of 256", "double backward", wish("window"), "double backward", plain,
+        yield DerivativeRow(f"backward, {label}", "backward", option(name), base_case=plain, visible=True)
+    yield DerivativeRow("double backward, window of 256", "double backward", option("window"), "double backward", plain,
                      visible=True)  # fmt: skip
-    yield Derivative("backward, softcap", "backward", wish("softcap"), base_case=plain, goal=1.2)
-    yield Derivative("backward, dropout", "backward", wish("dropout"), base_case=plain, goal=1.25)
+    yield DerivativeRow("backward, softcap", "backward", option("softcap"), base_case=plain, goal=1.2)
+    yield DerivativeRow("backward, dropout", "backward", option("dropout"), base_case=plain, goal=1.25)
 
 
 def chosen(pattern: str | None = None, quick: bool = False, among: Iterable[Row] | None = None) -> list[Row]:
-    """The rows whose `group: name` the regular expression finds."""
+    """Return the rows whose `group: name` the regular expression finds."""
     return [
         row
         for row in (rows() if among is None else among)

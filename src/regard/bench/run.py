@@ -1,4 +1,4 @@
-"""Running rows one after the other, with what the machine is."""
+"""A run: rows measured one after the other, and a description of the machine."""
 
 import platform
 import warnings
@@ -12,8 +12,8 @@ from threadpoolctl import threadpool_limits
 
 import regard
 from regard import doctor
-from regard.bench.kinds import Row
 from regard.bench.measure import Report, Result, Setting, pinned
+from regard.bench.row_types import Row
 from regard.runtime.threads import num_threads
 
 PACKAGES = ("numpy", "llvmlite", "torch", "transformers", "jax", "onnxruntime", "openvino")
@@ -30,7 +30,10 @@ QUICK: dict[str, Any] = {
 
 
 def on_device(s: Setting, name: str) -> Setting:
-    """To measure a device of PyTorch; ValueError in one line if there is none of that name."""
+    """Return settings for a device of PyTorch.
+
+    Raises ValueError, in one line, if there is none of that name.
+    """
     from regard.bench import device
 
     found = device.device(name)
@@ -38,9 +41,10 @@ def on_device(s: Setting, name: str) -> Setting:
 
 
 def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done: None) -> Report:
-    """Measure rows on the last of the cores that may be used, libraries held to as many threads.
+    """Measure rows on the last of the cores that may be used.
 
-    What interrupts it ends it early, with the rows that are done; of none there is no report.
+    Libraries are held to as many threads. An interruption ends it early, with the rows that are done; without any,
+    there is no report.
     """
     before = num_threads()
     results: list[Result] = []
@@ -69,7 +73,7 @@ def run(rows: Sequence[Row], s: Setting, progress: Progress = lambda stage, done
 
 
 def current(s: Setting) -> AbstractContextManager[None]:
-    """Where a device is measured, it is the current one."""
+    """Make the device of the settings current, if they have one."""
     if s.device is None:
         return nullcontext()
     from regard.bench import device
@@ -82,7 +86,10 @@ def _tick(progress: Progress, label: str, done: int, stage: str) -> None:
 
 
 def machine(s: Setting) -> dict[str, str]:
-    """The processor, the kernels' target and the versions of everything measured; nothing that names the machine."""
+    """Describe the processor, the target and the versions of everything measured.
+
+    Nothing names the machine.
+    """
     if s.device is not None:
         from regard.bench import device
 

@@ -1,4 +1,4 @@
-"""Attention in the shapes of real models, as they call PyTorch's function, and the two that are compared in them.
+"""Attention in the shapes of real models, by PyTorch's function and by ours.
 
 Sizes are those of published configurations. Padding and windows are arrays of booleans, as transformers makes them.
 """
@@ -11,21 +11,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from regard.bench import derivatives, kinds
+from regard.bench import derivatives, row_types
 from regard.bench.cases import Case
-from regard.bench.derivatives import Given, torch_names
+from regard.bench.derivatives import DerivativeCall, torch_names
 from regard.bench.measure import SUBJECT, Array
 from regard.bench.peers import tensor
 
-Wishes = Callable[[np.random.Generator, Case], dict[str, Any]]
+OptionsOf = Callable[[np.random.Generator, Case], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A case, the names of its model and of its wishes, and whether the model is trained in it."""
+    """A case of a model, with the name of its option.
+
+    trains: backward is measured too.
+    """
 
     case: Case
-    wish: str = ""
+    option: str = ""
     trains: bool = False
 
     @property
@@ -33,7 +36,7 @@ class Shape:
         c = self.case
         heads = f"{c.lead[0]} × {c.h} heads" + (f" over {c.h_kv}" if c.h_kv else "")
         n = f"n = {c.n_q:,}" + (f" over {c.n_k:,}" if c.n_k != c.n_q else "")
-        return f"{c.name}: {heads}, {n}, d = {c.d}" + (f", {self.wish}" if self.wish else "")
+        return f"{c.name}: {heads}, {n}, d = {c.d}" + (f", {self.option}" if self.option else "")
 
 
 def plain(rng: np.random.Generator, c: Case) -> dict[str, Any]:
@@ -50,12 +53,12 @@ def padding(rng: np.random.Generator, c: Case) -> dict[str, Any]:
     return {"mask": np.broadcast_to(keys, (*c.lead, 1, c.n_q, c.n_k)).copy()}
 
 
-def window(width: int) -> Wishes:
-    def wishes(rng: np.random.Generator, c: Case) -> dict[str, Any]:
+def window(width: int) -> OptionsOf:
+    def options(rng: np.random.Generator, c: Case) -> dict[str, Any]:
         i, j = np.arange(c.n_q)[:, None], np.arange(c.n_k)
         return {"mask": ((j <= i) & (i - j < width))[None, None]}
 
-    return wishes
+    return options
 
 
 def bias(rng: np.random.Generator, c: Case, batch: int = 1) -> dict[str, Any]:
@@ -72,31 +75,34 @@ def shape(
     heads: int,
     n: int,
     d: int = 64,
-    wish: str = "",
-    wishes: Wishes = plain,
+    option: str = "",
+    options: OptionsOf = plain,
     *,
     over: int | None = None,
     n_k: int | None = None,
     trains: bool = False,
 ) -> Shape:
-    """over: key-value heads. Positions come before heads in memory but where keys come from a cache."""
+    """Make a shape, token-major except where keys come from a cache.
+
+    over: key-value heads.
+    """
     cached = n == 1
     sizes: Any = {"lead": (batch,), "h": heads, "h_kv": over, "n_q": n, "n_k": n_k or n, "d": d, "d_v": d}
-    return Shape(Case(model, wishes, inside=not cached, **sizes), wish, trains)
+    return Shape(Case(model, options, token_major=not cached, **sizes), option, trains)
 
 
 SHAPES = (
-    shape("BERT-base", 32, 12, 128, wish="padded", wishes=padding),
-    shape("BERT-base", 8, 12, 512, wish="padded", wishes=padding),
-    shape("BERT-base, training", 8, 12, 128, wish="padded", wishes=padding, trains=True),
-    shape("BERT-large", 4, 16, 384, wish="padded", wishes=padding),
+    shape("BERT-base", 32, 12, 128, option="padded", options=padding),
+    shape("BERT-base", 8, 12, 512, option="padded", options=padding),
+    shape("BERT-base, training", 8, 12, 128, option="padded", options=padding, trains=True),
+    shape("BERT-large", 4, 16, 384, option="padded", options=padding),
     shape("MiniLM-L6", 32, 12, 128, 32, "padded", padding),
-    shape("T5-small, encoder, training", 2, 8, 512, wish="bias", wishes=bias, trains=True),
+    shape("T5-small, encoder, training", 2, 8, 512, option="bias", options=bias, trains=True),
     shape("ViT-B/16", 16, 12, 197),
     shape("ViT-B/16, training", 8, 12, 197, trains=True),
     shape("ViT-L/14 at 336", 4, 16, 577),
     shape("DINOv2-S/14 at 518", 1, 6, 1_370),
-    shape("CLIP-L, text", 16, 12, 77, wish="causal", wishes=causal),
+    shape("CLIP-L, text", 16, 12, 77, option="causal", options=causal),
     shape("SAM-B, windows", 25, 12, 196),
     shape("Swin-T, stage 1", 64, 3, 49, 32, "bias", bias),
     shape("Swin-T, stage 1, shifted", 64, 3, 49, 32, "bias of each window", biases),
@@ -108,10 +114,10 @@ SHAPES = (
     shape("SDXL, 32 × 32", 2, 20, 1_024),
     shape("SDXL, 32 × 32 over text", 2, 20, 1_024, n_k=77),
     shape("Stable Diffusion 1.5, 32 × 32", 2, 8, 1_024, 80),
-    shape("GPT-2", 1, 12, 1_024, wish="causal", wishes=causal),
-    shape("GPT-2, training", 2, 12, 1_024, wish="causal", wishes=causal, trains=True),
+    shape("GPT-2", 1, 12, 1_024, option="causal", options=causal),
+    shape("GPT-2, training", 2, 12, 1_024, option="causal", options=causal, trains=True),
     shape("GPT-2, decoding", 1, 12, 1, n_k=1_024),
-    shape("Llama 3.2 1B", 1, 32, 1_024, wish="causal", wishes=causal, over=8),
+    shape("Llama 3.2 1B", 1, 32, 1_024, option="causal", options=causal, over=8),
     shape("Llama 3.1 8B", 1, 32, 1_024, 128, "causal", causal, over=8),
     shape("Qwen3 0.6B, training", 1, 16, 512, 128, "causal", causal, over=8, trains=True),
     shape("Llama 3.1 8B, decoding", 1, 32, 1, 128, over=8, n_k=4_096),
@@ -122,16 +128,19 @@ SHAPES = (
 
 
 @lru_cache(maxsize=1)  # the rows of a shape follow each other
-def expected(shape: Shape) -> tuple[Given, dict[str, Array]]:
-    """Inputs in bfloat16, which float32 holds too, and the output, or the gradients if it trains, in float64."""
-    g = Given.of(shape.case, np.dtype(ml_dtypes.bfloat16))
+def expected(shape: Shape) -> tuple[DerivativeCall, dict[str, Array]]:
+    """Return inputs in bfloat16, and the exact output or gradients in float64."""
+    g = DerivativeCall.of(shape.case, np.dtype(ml_dtypes.bfloat16))
     if shape.trains:
         return g, derivatives.exact("backward", g)
-    return g, kinds.exact(g.q, g.k, g.v, g.options)
+    return g, row_types.exact(g.q, g.k, g.v, g.options)
 
 
-def adapter(who: str, shape: Shape, g: Given, dtype: np.dtype[Any]) -> kinds.Prepared:
-    """The call of a shape, forward and backward if it trains, of PyTorch's function or of ours."""
+def adapter(who: str, shape: Shape, g: DerivativeCall, dtype: np.dtype[Any]) -> row_types.Prepared:
+    """Prepare a shape's call of PyTorch's function or of ours.
+
+    Forward, and backward if it trains.
+    """
     import torch
 
     import regard.torch

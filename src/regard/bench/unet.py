@@ -1,4 +1,4 @@
-"""A small U-Net of latent diffusion: convolutions, and attention to itself and to a text."""
+"""A small U-Net of latent diffusion, with attention to itself and to a text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Implementations of attention by the names that transformers gives them; ours is the drop-in."""
 
 
-class Attention(nn.Module):
+class UNetAttention(nn.Module):
     """Multi-head attention of x (b, n, width) over a context (b, m, from_width)."""
 
     implementation = "sdpa"
@@ -41,8 +41,8 @@ class Attention(nn.Module):
         return self.o(FUNCTIONS[self.implementation](q, k, v).transpose(1, 2).flatten(2))
 
 
-class Stage(nn.Module):
-    """A residual block of convolutions, told the time, and a transformer block, told the text."""
+class UNetStage(nn.Module):
+    """A residual block of convolutions with time, and a transformer block with text."""
 
     def __init__(self, channels: int, width: int, time: int, text: int, d: int):
         super().__init__()
@@ -51,7 +51,7 @@ class Stage(nn.Module):
         self.after = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1))
         self.skip = nn.Conv2d(channels, width, 1)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
-        self.itself, self.text = Attention(width, width, d), Attention(width, text, d)
+        self.itself, self.text = UNetAttention(width, width, d), UNetAttention(width, text, d)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor, time: Tensor, text: Tensor) -> Tensor:
@@ -65,7 +65,9 @@ class Stage(nn.Module):
 
 
 class UNet(nn.Module):
-    """Noise in latents (b, 4, s, s), from their time (b, 1) in 0 to 1 and a text (b, m, text): a tuple of (b, 4, s, s).
+    """Predict noise in latents (b, 4, s, s) from their time and a text.
+
+    time: (b, 1) in 0 to 1. text: (b, m, text). Returns a tuple of (b, 4, s, s).
 
     Attention over s² places with heads of d features, over (s / 2)² with twice as many heads, and over s² again.
     """
@@ -75,16 +77,16 @@ class UNet(nn.Module):
         more = 4 * width, text, d
         self.time = nn.Sequential(nn.Linear(1, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))
         self.first = nn.Conv2d(4, width, 3, padding=1)
-        self.down = Stage(width, width, *more)
+        self.down = UNetStage(width, width, *more)
         self.smaller = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
-        self.middle = Stage(2 * width, 2 * width, *more)
+        self.middle = UNetStage(2 * width, 2 * width, *more)
         self.larger = nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(2 * width, width, 3, padding=1))
-        self.up = Stage(2 * width, width, *more)
+        self.up = UNetStage(2 * width, width, *more)
         self.last = nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1))
 
     def set_attn_implementation(self, name: str) -> None:
         for module in self.modules():
-            if isinstance(module, Attention):
+            if isinstance(module, UNetAttention):
                 module.implementation = name
 
     def forward(self, latents: Tensor, time: Tensor, text: Tensor) -> tuple[Tensor]:

@@ -1,11 +1,15 @@
-"""One call: its arguments checked, its problem as data, what it returns.
+"""One call: its arguments checked, its problem as data, and its results.
 
 | Module | Contents |
 |---|---|
-| `problem` | `Problem`, one normalized call; `Outputs` and `Differential`, what derivatives take and return |
+| `problem` | `Problem`, one normalized call; `Outputs` and `Differential`, arguments and results of derivatives |
+| `extents` | the absolute indices of a call |
+| `callrules` | the rules of a call: bounds that hide tiles, derivatives |
+| `parts` | problems made of a problem: scores alone, some rows and keys |
+| `layout` | conversion between the layouts of arrays |
 | `checks` | every validation of a call and its message |
-| `statistics` | statistics that `observe=` asks for, and `Seen`, in which they come back |
-| `rowsums` | whether an lse belongs to the scores of a call |
+| `statistics` | statistics that `observe=` asks for, and `Seen`, in which they are returned |
+| `rowsums` | a check that an lse belongs to the scores of a call |
 | `tensors` | tensors as NumPy arrays and back, without copies |
 | `types` | types of the public calls, the same for every array library |
 """

@@ -18,6 +18,7 @@ from regard.arguments.values import (
     number,
     real,
     shown,
+    size_text,
 )
 from regard.core.problem import Problem
 from regard.core.statistics import NAMES, Statistic
@@ -42,12 +43,12 @@ FARTHEST = 2**62  # the farthest position: differences of two still fit into 64 
 
 
 def is_float(x: Array) -> bool:
-    """Whether the dtype is one of the floating dtypes of the field (bfloat16 comes from ml_dtypes)."""
+    """Return whether the dtype is float16, bfloat16 (of ml_dtypes), float32 or float64."""
     return x.dtype.type.__name__ in FLOATS and x.dtype.isnative
 
 
 def array(name: str, x: object) -> Array:
-    """A NumPy array of a floating dtype (one mapped from a file as a plain view of it), or a TypeError."""
+    """Return a NumPy array of a floating dtype (a memory map as a plain view), or raise TypeError."""
     if type(x) not in (np.ndarray, np.memmap):
         raise TypeError(f"{name} must be a NumPy array, got {array_type(x)}")
     x = np.asarray(x)
@@ -76,7 +77,7 @@ def operands(query: object, key: object, value: object) -> tuple[Array, Array, A
 
 
 def sizes(q: Array, k: Array, v: Array, given: tuple[Array, Array, Array] | None = None) -> tuple[int, ...]:
-    """The common leading shape of query, key and value in (..., h, n, d), once all sizes fit.
+    """Return the common leading shape of query, key and value (..., h, n, d), once all sizes fit.
 
     given: the same as the caller gave them, for messages.
     """
@@ -105,7 +106,7 @@ def sizes(q: Array, k: Array, v: Array, given: tuple[Array, Array, Array] | None
 
 
 def aligned(name: str, x: Array, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Array:
-    """A mask or bias given as an array, aligned right to (..., h, n_q, n_k)."""
+    """Return a mask or bias that is an array, if it aligns right to (..., h, n_q, n_k)."""
     full = (*lead, h, n_q, n_k)
     fits = x.ndim <= len(full) and all(a in (1, b) for a, b in zip(x.shape[::-1], full[::-1], strict=False))
     if not fits:
@@ -119,7 +120,7 @@ def aligned(name: str, x: Array, lead: tuple[int, ...], h: int, n_q: int, n_k: i
 
 
 def mask(x: object, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Mask | None:
-    """A mask rule, a function of (b, h, i, j), or an array of booleans or of 0 and 1."""
+    """Return the mask of a rule, of a function of (b, h, i, j), or of an array of booleans or 0/1."""
     if x is None:
         return None
     if isinstance(x, Score):
@@ -131,7 +132,7 @@ def mask(x: object, lead: tuple[int, ...], h: int, n_q: int, n_k: int) -> Mask |
 
 
 def score(x: object) -> Score | None:
-    """A score rule, a function of (s, b, h, i, j), or a sequence of those, applied in order."""
+    """Return the score of a rule, of a function of (s, b, h, i, j), or of a sequence of those."""
     if x is None:
         return None
     for rule in x if isinstance(x, Sequence) else (x,):
@@ -181,7 +182,7 @@ def dropout(p: object, seed: object) -> tuple[float, int]:
 
 
 def offset(x: object, lead: tuple[int, ...], n_q: int, n_k: int) -> Array:
-    """The absolute index of row 0, for each row-major index of the leading dimensions: int64, (batch,)."""
+    """Return the absolute index of row 0 for each row-major index of the batch: int64 (batch,)."""
     if type(x) is np.ndarray:
         if x.dtype.kind not in "iu":
             raise TypeError(f"offset must be an int or an integer array, got {x.dtype}")
@@ -235,7 +236,7 @@ def covers(p: Problem) -> None:
     """Rules that hold one entry for each position, batch element or head must have those of the call."""
     for rule in (p.mask, p.score, *(s.of for s in p.observe if s.name == "mass")):
         for need in rule.requires if rule is not None else ():
-            need.check(*p.extent[need.axis])
+            need.check(*p.extents.indices[need.axis])
         if rule is not None and lookups(rule.node):
             _inside(p, rule)
 
@@ -244,7 +245,7 @@ def _inside(p: Problem, rule: Any) -> None:
     """Refuse look-ups beyond tables with bounds="raise", where the mask allows the pair."""
 
     def boxes(read: frozenset[str]) -> Iterator[list[tuple[int, int]]]:
-        """The indices of the call; batch elements apart that the rule tells apart, or that are at other positions."""
+        """Return the indices of the call, with a box for each batch element that the rule or the offset tells apart."""
         every, seen = read & {"b", "dense"}, set()
         for b, offset in enumerate(p.offset.tolist()):
             if p.heads and p.n_q and p.n_k and (every or offset not in seen):
@@ -298,7 +299,7 @@ def fits(
         inputs = {"query": p.query, "key": p.key, "value": p.value, "bias": p.trained_bias, "sink": p.sink}
         for name, x in inputs.items():
             results[f"gradient of {name}"] = 0 if x is None else gradients * x.size * x.itemsize
-        results["gradients of tables"] = gradients * sum(math.prod(t.shape) for t in p.tables) * real
+        results["gradients of tables"] = gradients * sum(math.prod(t.shape) for t in p.rules.tables) * real
     room(results)
 
 
@@ -311,16 +312,16 @@ def room(results: dict[str, int]) -> None:
     if there is None or total <= there[0]:
         return
     largest = sorted((name for name in results if results[name]), key=lambda name: -results[name])
-    each = ", ".join(f"{name} {_binary(results[name])}" for name in largest[:3])
+    each = ", ".join(f"{name} {size_text(results[name])}" for name in largest[:3])
     rest = ", ..." if len(largest) > 3 else ""
     raise MemoryError(
-        f"the results of this call take {_binary(total)} ({each}{rest}), "
-        f"more than the {_binary(there[0])} of memory of {there[1]}"
+        f"the results of this call take {size_text(total)} ({each}{rest}), "
+        f"more than the {size_text(there[0])} of memory of {there[1]}"
     )
 
 
 def _bytes_of(p: Problem, s: Statistic) -> int:
-    """The size of a statistic, all its arrays together."""
+    """Return the bytes of a statistic, all its arrays together."""
     heads, real, index = p.batch * p.heads, p.compute.itemsize, 8
     rows, of = heads * p.n_q, s.of
     if s.name == "top":
@@ -330,22 +331,14 @@ def _bytes_of(p: Problem, s: Statistic) -> int:
     if s.name == "weights_of":
         return heads * len(s.of) * p.n_k * real
     if s.name == "profile":
-        return p.diagonals * (heads * real + p.batch * index)
+        return p.extents.diagonals * (heads * real + p.batch * index)
     if s.name in ("received", "group_received"):
         return p.batch * (p.heads if s.name == "received" else p.kv_heads) * p.n_k * real
     return rows * (index if s.name in ("visible", "argmax") else real)
 
 
-def _binary(x: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if x < 1024:
-            return f"{x:.4g} {unit}"
-        x /= 1024
-    return f"{x:.4g} PiB"
-
-
 def positions(name: str, part: object, n: int) -> range:
-    """The positions of n that a slice asks for."""
+    """Return the positions of n that a slice selects."""
     if not isinstance(part, slice):
         raise TypeError(f"{name} must be a slice, got {shown(part)}")
     try:
@@ -355,7 +348,7 @@ def positions(name: str, part: object, n: int) -> range:
 
 
 def shaped(name: str, x: object, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
-    """A cotangent or tangent: a float array of the shape (and dtype, where one is required) of what it belongs to."""
+    """Return a cotangent or tangent, if it is a float array of the required shape and dtype."""
     result = array(name, x)
     if result.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {result.shape}")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from regard.core import checks
+from regard.core.parts import part_of
 from regard.core.problem import Problem, device_of
 from regard.rules import At, evaluate
 from regard.rules.expression import order
@@ -34,7 +35,7 @@ ON_LOADING = 2**24
 
 
 class RowSum(NamedTuple):
-    """The weights of a row, summed over all keys and the sink.
+    """Sum of a row's weights over all keys and the sink.
 
     head: row-major in (..., h). found: the lse of the row by its scores. roundings: how far `given` is from it.
     """
@@ -47,17 +48,17 @@ class RowSum(NamedTuple):
 
     @property
     def total(self) -> str:
-        """The sum, as text that tells it from 1."""
+        """Return the sum as text, with the digits that tell it from 1."""
         with np.errstate(all="ignore"):
             off = float(np.expm1(np.float64(self.found) - self.given))
         return f"1 {'-' if off < 0 else '+'} {abs(off):.3g}" if abs(off) < 1e-3 else f"{1 + off:.4g}"
 
 
 def require(name: str, p: Problem, lse: Array, rows: range | None = None, pairs: int = 0) -> None:
-    """Raise ValueError unless lse (..., h, n_q), the argument `name`, belongs to the scores of a call.
+    """Raise ValueError unless an lse belongs to the scores of a call.
 
-    rows: the rows whose lse is used, all unless given. pairs: the work that comes after the check, in pairs of a query
-    and a key: some of them are added to what the check may take.
+    name: the argument that holds it, (..., h, n_q). rows: the rows whose lse is used, all unless given. pairs: the work
+    that follows the check, in pairs of a query and a key; a share of them is added to the work of the check.
     """
     rows = range(p.n_q) if rows is None else rows
     worst = deviation(p, lse, rows, pairs=max(PAIRS, pairs // 8))
@@ -69,7 +70,10 @@ def require(name: str, p: Problem, lse: Array, rows: range | None = None, pairs:
 
 
 def taken(p: Problem, lse: object) -> Array:
-    """The lse of a caller as (..., h, n_q), with or without axes of size 1. Raises TypeError, ValueError."""
+    """Return a caller's lse as (..., h, n_q), with or without axes of size 1.
+
+    Raises TypeError or ValueError for one that does not belong to the call.
+    """
     found = checks.array("lse", lse)
     if found.size != p.batch * p.heads * p.n_q:
         raise ValueError(f"lse must have shape {p.shape(p.n_q)}, got {found.shape}")
@@ -79,7 +83,7 @@ def taken(p: Problem, lse: object) -> Array:
 
 
 def described(p: Problem, x: RowSum) -> str:
-    """The sum of a row in words, by the numbers that the call has for it."""
+    """Describe the sum of a row in words, by its indices in the call."""
     b, h = divmod(x.head, p.heads)
     where = f"row {x.row} of head {h}" + (f" of batch element {b}" if p.batch > 1 else "")
     if x.found == -np.inf:
@@ -91,10 +95,10 @@ def described(p: Problem, x: RowSum) -> str:
 def deviation(
     p: Problem, lse: Array, rows: Sequence[int], count: int = ROWS, pairs: int | None = None
 ) -> RowSum | None:
-    """The sampled row that is farthest off, None if there is no row.
+    """Return the sampled row that is farthest off, None if there is no row.
 
-    rows: those to sample from. count: rows of each head. pairs: of a query and a key, that may be looked at; where that
-    is less than all heads take, some are sampled, and at least one row. None: all heads.
+    rows: those to sample from. count: rows of each head. pairs: the pairs of a query and a key that may be visited;
+    where that is less than all heads take, some heads are sampled, with at least one row. None: all heads.
     """
     heads, n_k = p.batch * p.heads, max(p.n_k, 1)
     if not heads or not len(rows):
@@ -114,8 +118,8 @@ def deviation(
 
 
 def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowSum]:
-    """Sums of some rows of one head, row-major in (..., h); lse (..., h, n_q)."""
-    one = p.part(*divmod(head, p.heads))
+    """Return sums of some rows of one head, row-major in (..., h); lse (..., h, n_q)."""
+    one = part_of(p, *divmod(head, p.heads))
     lse = lse[np.unravel_index(head, p.shape())]
     at, S = scores(one, np.asarray(rows))
     with np.errstate(all="ignore"):
@@ -128,7 +132,7 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
         eps = max(_eps(lse.dtype), _eps(p.compute))
         size = 4.0 + np.abs(np.where(np.isfinite(given), given, 0))
         apart = np.where((given == found) | np.isnan(found) | (found == np.inf), 0, np.abs(given - found))
-        if (apart > eps * size).any():  # else the keys need not be read again
+        if (apart > eps * size).any():  # else a second pass over the keys is not needed
             size = size + _of_products(one, rows, at, S, found, eps)
         roundings = apart / (eps * size)
     numbers = (x.tolist() for x in (given, found, roundings))
@@ -136,8 +140,11 @@ def of_head(p: Problem, lse: Array, head: int, rows: Sequence[int]) -> list[RowS
 
 
 def scores(p: Problem, rows: Array) -> tuple[At, Array]:
-    """Where rules are evaluated, and the scores of some rows on all keys, (rows, n_k), −∞ where masked: of one head
-    (`Problem.part`), in one product.
+    """Return indices for rules, and the scores of some rows, (rows, n_k).
+
+    −∞ where masked.
+
+    p: one head (`Problem.part`), whose scores are one product.
     """
     real: Any = p.compute.type
     q, k = read(p.query[0], rows).astype(real), read(p.key[0]).astype(real, copy=False)
@@ -156,14 +163,14 @@ def scores(p: Problem, rows: Array) -> tuple[At, Array]:
 
 
 def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, eps: float) -> Array:
-    """√d / 4 Σ_j P |∂S/∂s| |scale| ‖q‖ ‖k_j‖ for each row: what rounding of the products does to its lse, over eps.
+    """Return the error of lse by rounding of products, for each row, over eps.
 
-    A sum of d products is off by some √d roundings of its largest part. P is that of scores as much higher as this may
-    make them, and at most 1.
+    √d / 4 Σ_j P |∂S/∂s| |scale| ‖q‖ ‖k_j‖: a sum of d products is off by some √d roundings of its largest part. P is
+    that of scores raised by this error, and at most 1.
     """
     q, k = (np.linalg.norm(x.astype(np.float64), axis=-1) for x in (read(p.query[0], rows), read(p.key[0])))
     size = np.sqrt(p.d) / 4 * abs(p.scale) * q[:, None] * k
-    slope = p.score_partials[0]
+    slope = p.rules.score_partials[0]
     if slope is not None:
         size = size * np.abs(np.broadcast_to(evaluate([slope], at)[0], S.shape))
     P = np.minimum(np.exp(S + MOST * eps * size - lse[:, None]), 1)
@@ -172,7 +179,11 @@ def _of_products(p: Problem, rows: Sequence[int], at: At, S: Array, lse: Array, 
 
 
 def spread(n: int, count: int, salt: int = 0) -> list[int]:
-    """So many of n positions, rising: the first, the last and others by a fixed hash; all where n is not larger.
+    """Return `count` of n positions, rising.
+
+    The first, the last and others by a fixed hash.
+
+    All positions where n is not larger.
 
     >>> spread(4, 4), spread(1000, 4), spread(1000, 1, salt=7)
     ([0, 1, 2, 3], [0, 236, 618, 999], [944])
@@ -185,7 +196,7 @@ def spread(n: int, count: int, salt: int = 0) -> list[int]:
 
 
 def read(x: Array, rows: Any = None) -> Array:
-    """An array, or some rows of it, where NumPy can read it."""
+    """Return an array, or some rows of it, in memory that NumPy can read."""
     if device_of(x) is None:
         return x if rows is None else x[rows]
     from regard.core.tensors import array, tensor

@@ -1,4 +1,4 @@
-"""Statistics of attention that `observe=` asks for, and the object they come back in."""
+"""Statistics that `observe=` asks for, and the object that holds them."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -16,7 +16,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Statistic:
-    """What to observe, by name; statistics with parameters are made by functions such as `top`, which `of` holds."""
+    """A statistic to observe, by name.
+
+    of: the parameters of statistics made by functions such as `top`.
+    """
 
     name: str
     of: Any = None
@@ -76,14 +79,16 @@ class Profile:
 
 
 def each_array(found: Any, turn: Callable[[Array], Any]) -> Any:
-    """What was found for a statistic, with `turn` applied to the array or arrays that it is."""
+    """Apply `turn` to the array or arrays of a statistic."""
     if isinstance(found, Top | Profile):
         return type(found)(*(turn(getattr(found, field.name)) for field in fields(found)))
     return turn(found)
 
 
 def top(k: int) -> Statistic:
-    """Observe the k largest weights of every query, which `seen[regard.top(k)]` has as a `Top`.
+    """Observe the k largest weights of every query.
+
+    `seen[regard.top(k)]` has them as a `Top`.
 
     For `observe=`.
 
@@ -97,7 +102,9 @@ def top(k: int) -> Statistic:
 
 
 def mass(mask: Mask | Array | Callable[..., Any]) -> Statistic:
-    """Observe the weight of every query on the pairs that a rule allows: (..., h, n_q).
+    """Observe the weight of every query on the pairs that a rule allows.
+
+    (..., h, n_q).
 
     For `observe=`. The rule is given as a mask is: `regard.mass(regard.window(1) &
     ~regard.window(0))` is the weight on the previous token, `regard.mass(regard.documents(ids))`
@@ -152,8 +159,8 @@ def weights_of(rows: Sequence[int]) -> Statistic:
     return Statistic("weights_of", tuple(integer("rows of weights_of", row) for row in rows))
 
 
-def cells(number: int, n: int) -> Array:
-    """Where the cells of `pooled` begin, for n queries or keys, and the end: int64 (cells + 1,)."""
+def bin_edges(number: int, n: int) -> Array:
+    """Return the edges of `pooled`'s bins of n positions, int64 (bins + 1,)."""
     number = min(number, n)
     return np.arange(number + 1, dtype=np.int64) * n // max(number, 1)
 
@@ -163,7 +170,7 @@ def _count(name: str, x: object) -> int:
 
 
 class Seen(Mapping[Statistic | str, Any]):
-    """The statistics asked for: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`.
+    """Observed statistics: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`.
 
     Of every query, (..., h, n_q): `lse`; `entropy` in nats; `visible`, how many keys it sees;
     `normalized_entropy`, its entropy over the logarithm of that; `max`, the largest weight, and

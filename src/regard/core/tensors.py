@@ -29,7 +29,7 @@ NUMPY = {torch.bfloat16: BFLOAT16} | {
 DEVICES = ("cuda",)  # whose memory the host does not read
 
 
-class Memory:
+class DeviceMemory:
     """The memory of a tensor on a device; arrays that view it have shapes, strides and addresses, and are not read."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -50,7 +50,7 @@ def array(x: torch.Tensor) -> Array:
     Of a tensor on a device, an array that lies there, which nothing may read.
     """
     if x.device.type in DEVICES:
-        found: Array = np.asarray(Memory(x.detach().resolve_conj().resolve_neg()))
+        found: Array = np.asarray(DeviceMemory(x.detach().resolve_conj().resolve_neg()))
         return found.view(BFLOAT16) if x.dtype is torch.bfloat16 else found
     if x.dtype is torch.bfloat16:
         x = x.detach().view(torch.uint16)

@@ -22,13 +22,13 @@ class ArrayLike(Protocol):
 Array = TypeVar("Array", bound=ArrayLike)
 """The arrays of one call: what comes out is of the library of what goes in."""
 
-Layout = Literal["bhnd", "bnhd"]
+LayoutName = Literal["bhnd", "bnhd"]
 MaskLike = Mask | ArrayLike | Callable[..., Any] | None
 ScoreLike = Score | Callable[..., Any] | Sequence[Score | Callable[..., Any]] | None
 
 
-class Rules(TypedDict, total=False):
-    """The options of `regard.attention` that say what the weights are, in any layout."""
+class WeightOptions(TypedDict, total=False):
+    """The options of `regard.attention` that determine the weights, in any layout."""
 
     mask: MaskLike
     causal: bool
@@ -40,21 +40,16 @@ class Rules(TypedDict, total=False):
     origin: tuple[int, int, int]
 
 
-class Scores(Rules, total=False):
-    """The options of `regard.attention` that say what the weights are."""
-
-    layout: Layout
-
-
-class Options(Scores, total=False):
+class Options(WeightOptions, total=False):
     """The options of `regard.attention` that its derivatives take too."""
 
+    layout: LayoutName
     dropout: float
     seed: int | ArrayLike | None
 
 
-class HeadsOptions(Rules, total=False):
-    """The options of `regard.multihead_attention`: its projections, and those of `regard.attention`."""
+class HeadsOptions(WeightOptions, total=False):
+    """The options of `regard.multihead_attention`: projections and attention's."""
 
     num_kv_heads: int | None
     w_q: ArrayLike | None

@@ -1,23 +1,35 @@
-"""The engines, in the order in which they are tried.
+"""Engines, their order, and the protocol that each implements.
 
-An engine is a module with NAME, ABOUT, `state() -> None | reason` (can it run here), `supports(problem) -> None |
-reason`, and functions over a `Problem`: `forward`; `weights` and `maps` (`regard.pooled`, mass and max), given an lse,
-which may be that of more keys than the problem has; and the derivatives
+| Module | Contents |
+|---|---|
+| `cpu/` | kernels compiled by LLVM; tried first |
+| `tiled/` | tiles on NumPy; supports every call |
+| `triton/` | kernels for NVIDIA GPUs |
+| `normalized`, `observed` | corrections and statistics that follow from an engine's results |
 
-- `backward`, the gradients of ⟨ct, outputs⟩ with respect to the inputs;
-- `jvp`, the outputs and their tangents along tangents t of the inputs. Outputs that are given are not computed again;
-  where their entropy is None, so is its tangent;
-- `backward_jvp`, the tangents of `backward`'s gradients along t and along tangents d_ct of the cotangents; d_outputs
-  are the tangents of the outputs along t;
-- `jvp_jvp`, the tangents along u of `jvp`'s tangents along t, which does not move; d_t and d_u are those of the outputs
+The specification is the engine "spec", which runs only when it is named.
+
+An engine is a module with NAME, ABOUT and the functions of `Engine`. `state` and `supports` return None, or the reason
+why the engine cannot run here, or cannot run a problem. `weights` and `maps` (`regard.pooled`, mass and max) take an
+lse, which may be that of more keys than the problem has. The derivatives:
+
+- `backward`: the gradients of ⟨ct, outputs⟩ in the inputs.
+- `jvp`: the outputs and their tangents along tangents t of the inputs. Outputs that are given are not computed again;
+  where their entropy is None, so is its tangent.
+- `backward_jvp`: the tangents of `backward`'s gradients along t and along tangents d_ct of the cotangents. d_outputs
+  are the tangents of the outputs along t.
+- `jvp_jvp`: the tangents along u of `jvp`'s tangents along a constant t. d_t and d_u are the tangents of the outputs
   along each.
 
-Double backward is made of the last two: of ⟨u, gradients⟩ the gradient in the inputs is `backward_jvp` along u with
-cotangents that do not move, and that in ct is the tangent of `jvp` along u. The outputs that derivatives are given are
-those of `forward`, the entropy among them where a cotangent of it is not None; a None in cotangents or tangents is 0.
+The last two make double backward. The gradient of ⟨u, gradients⟩ in the inputs is `backward_jvp` along u with constant
+cotangents; that in ct is the tangent of `jvp` along u. Derivatives take the outputs of `forward`, with entropy where it
+has a cotangent. None in cotangents or tangents is 0.
 
-`into` holds arrays of the right shapes and dtypes that nothing else reads: where an engine can, it writes results there
-(of `jvp`, the tangents) and returns those arrays; others that it returns were made anew.
+An engine may also have `again(problem)`: a function of the addresses of query, key, value, out and lse that runs the
+call on other arrays of the same shapes and strides, or None (`ops/callcache.py`).
+
+`into` holds arrays of the right shapes and dtypes that nothing else reads. An engine may write results there (of `jvp`,
+the tangents) and return those arrays; any other array that it returns is new.
 """
 
 import sys
@@ -39,6 +51,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Engine(Protocol):
+    """Members of an engine's module."""
+
     NAME: str
     ABOUT: str
 
@@ -64,7 +78,10 @@ class Engine(Protocol):
 
 
 class Engines(Mapping[str, Engine]):
-    """By name. A module is loaded when it is first asked for: most calls never get beyond the first engine."""
+    """Engines by name, each imported when it is first needed.
+
+    Most calls use the first engine alone.
+    """
 
     modules: ClassVar = {name: f"regard.engines.{name}" for name in ("cpu", "tiled", "triton")} | {
         "spec": "regard.reference.engine"
@@ -88,25 +105,31 @@ class Engines(Mapping[str, Engine]):
 
 
 _engines = Engines()
-_warned: set[str] = set()  # the reasons that a warning has named
+_warned: set[str] = set()  # reasons that were given in a warning
 
 
 def engines() -> Engines:
-    """In the order in which they are tried; the last, the specification, runs only when it is named."""
+    """Return the engines in the order in which they are tried.
+
+    "spec" runs only when it is named.
+    """
     return _engines
 
 
 def choose(p: Problem, name: str | None) -> Engine:
-    """The engine named, or the first that supports the problem. ValueError with every reason if there is none."""
-    known = engines()
+    """Return the engine named, or the first that supports the problem.
+
+    Raises ValueError with the reason of every engine if there is none.
+    """
+    every = engines()
     if name is not None:
-        if not isinstance(name, str) or name not in known:
-            raise ValueError(f"engine must be one of {', '.join(map(repr, known))}, got {shown(name)}")
-        reason = known[name].state() or elsewhere(known[name], p) or known[name].supports(p)
+        if not isinstance(name, str) or name not in every:
+            raise ValueError(f"engine must be one of {', '.join(map(repr, every))}, got {shown(name)}")
+        reason = every[name].state() or elsewhere(every[name], p) or every[name].supports(p)
         if reason:
             raise ValueError(f"engine {name!r} refuses this call: {reason}")
-        return known[name]
-    for engine in known.values():
+        return every[name]
+    for engine in every.values():
         if refusal(engine, p) is None:
             if engine.NAME == "tiled":
                 _warn_of_fallback(p)
@@ -115,9 +138,11 @@ def choose(p: Problem, name: str | None) -> Engine:
 
 
 def _warn_of_fallback(p: Problem) -> None:
-    """Warn, once for each reason, that the compiled engine runs here but refuses the call.
+    """Warn that the compiled engine runs here but refuses the call.
 
-    Where it cannot run at all nothing is said: `available_engines` and `regard doctor` name what is missing.
+    Once for each reason.
+
+    An engine that cannot run here gives no warning: `available_engines` and `regard doctor` name what is missing.
     """
     cpu = engines()["cpu"]
     reason = None if cpu.state() else cpu.supports(p)
@@ -134,7 +159,7 @@ def _warn_of_fallback(p: Problem) -> None:
 
 
 def _level_of_caller() -> int:
-    """The `stacklevel`, for the function that asks, of the frame that called into this package."""
+    """Return the caller's `stacklevel` of the frame that called into this package."""
     package, level = str(Path(__file__).parent.parent), 1
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
@@ -143,7 +168,7 @@ def _level_of_caller() -> int:
 
 
 def refusal(engine: Engine, p: Problem) -> str | None:
-    """Why an engine would not be chosen for a problem; None if it could be."""
+    """Return the reason why an engine would not be chosen, or None."""
     named = "runs only when named"
     if engine.NAME == "triton" and p.device is None:
         return named
@@ -151,17 +176,18 @@ def refusal(engine: Engine, p: Problem) -> str | None:
 
 
 def elsewhere(engine: Engine, p: Problem) -> str | None:
-    """That an engine which reads memory as NumPy does cannot read that of a device."""
+    """Return the reason why an engine cannot read arrays of a device, or None."""
     return None if p.device is None or engine.NAME == "triton" else f"the arrays are on the device {p.device}"
 
 
 def refusals(p: Problem) -> dict[str, str | None]:
+    """Return `refusal` for every engine, by name."""
     return {name: refusal(engine, p) for name, engine in engines().items()}
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """An engine, and why it cannot run here (None: it can)."""
+    """An engine, and the reason why it cannot run here; None if it can."""
 
     name: str
     about: str

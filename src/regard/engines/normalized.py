@@ -1,7 +1,7 @@
-"""Gradients where lse is too large to tell weights: the weights exp(S − lse) of a row are made to sum to 1.
+"""Cotangents corrected where lse is too large for exp(S − lse) to be exact.
 
-Beside a score of 3e38, which models write where they hide, a float cannot hold the logarithm of a sum: of a row of n
-such scores each weight would be 1 instead of 1 / n.
+Models write scores such as 3e38 to hide keys. Next to such a score a float cannot hold the logarithm of a sum: in a row
+of n such scores each weight would be 1 instead of 1 / n.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ Maps = Callable[[Problem, Array, int, int], tuple[Array, Array]]
 
 
 def normalized(p: Problem, outputs: Outputs, ct: Outputs, maps: Maps) -> Outputs:
-    """Divide the cotangents of rows whose weights may have lost half of their digits by what the weights sum to.
+    """Divide the cotangents of rows by the sum of their weights, if far from 1.
 
-    Gradients are sums of products of a weight and a cotangent of its row, so dividing either is the same. maps: of the
-    engine, whose weights have the errors that its gradients would have.
+    Gradients are sums of products of a weight and a cotangent of its row, so dividing either is the same. Rows are
+    corrected where weights may have lost half of their digits. maps: of the engine, whose weights have the same errors.
     """
     assert outputs.lse is not None
     size, eps = np.abs(outputs.lse), np.finfo(p.compute).eps

@@ -1,10 +1,11 @@
-"""Statistics that follow from others, on whichever engine those were found."""
+"""Statistics that follow from other statistics, on every engine."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from regard.core.parts import scores_alone
 from regard.core.problem import Outputs, Problem
 from regard.core.statistics import Statistic
 
@@ -15,7 +16,7 @@ NEEDS = {"normalized_entropy": ("entropy", "visible"), "group_received": ("recei
 
 
 def basic(observe: tuple[Statistic, ...]) -> tuple[Statistic, ...]:
-    """What an engine has to find itself, for what is to be observed."""
+    """Return the statistics that an engine has to compute itself for those observed."""
     needed = (Statistic(name) for s in observe for name in NEEDS.get(s.name, ()))
     own = (s for s in observe if s.name not in NEEDS and s.name != "mass")
     return tuple(dict.fromkeys((*own, *needed)))
@@ -24,7 +25,7 @@ def basic(observe: tuple[Statistic, ...]) -> tuple[Statistic, ...]:
 def complete(
     p: Problem, lse: Array, found: Mapping[Statistic, Any], forward: Callable[[Problem], tuple[Outputs, Found]]
 ) -> Found:
-    """Everything observed, given `basic` of it."""
+    """Return every statistic observed, given those of `basic`."""
 
     def value(s: Statistic) -> Any:
         if s.name == "mass":
@@ -40,17 +41,20 @@ def complete(
 
 
 def normalized(entropy: Array, visible: Array) -> Array:
-    """Entropy over the logarithm of how many keys a query sees; 0 for one key or none."""
+    """Divide entropy by the logarithm of the number of visible keys.
+
+    0 for one key or none.
+    """
     most = np.log(np.maximum(visible, 2).astype(entropy.dtype))
     return np.asarray(np.where(visible > 1, entropy / most, entropy.dtype.type(0)))
 
 
 def mass(p: Problem, s: Statistic, lse: Array, forward: Callable[[Problem], tuple[Outputs, Found]]) -> Array:
-    """Σ_j P where a rule holds: exp of what lse would be if nothing else were visible, minus lse.
+    """Return Σ_j P where a rule holds, as exp(lse of those keys alone − lse).
 
-    So only tiles that the rule may reach are looked at: the weight on a diagonal costs O(n).
+    Only tiles that the rule may reach are visited: the weight on a diagonal costs O(n).
     """
-    part = forward(p.scores_alone(s.of if p.mask is None else p.mask & s.of))[0].lse
+    part = forward(scores_alone(p, s.of if p.mask is None else p.mask & s.of))[0].lse
     assert part is not None
     least = np.finfo(lse.dtype).min
     return np.where(part == -np.inf, 0, np.exp(part - np.maximum(lse, least))).astype(lse.dtype, copy=False)

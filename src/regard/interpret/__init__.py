@@ -1,4 +1,4 @@
-"""What attention heads look at: statistics of heads, and captures of models.
+"""Analysis of attention heads: statistics, captures of models, an example model.
 
 | Module | Contents |
 |---|---|

@@ -1,7 +1,7 @@
-"""Statistics of attention heads: what a head looks at, as numbers.
+"""Statistics of attention heads, computed from their weights.
 
-Every statistic is an average over rows. A row that has nothing to say is left out: the first, which sees one key, one
-that sees nothing, and, where copies are asked for, one whose token has none before it. Without any row left it is 0.
+Every statistic is an average over rows. Rows that do not count are left out: the first, which sees one key, those that
+see nothing, and, for scores of copies, those whose token has none before it. Without any row left it is 0.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -18,8 +18,8 @@ from regard.arguments.values import boolean, integer, number
 
 Floats = NDArray[np.floating[Any]]
 Means = NDArray[np.float64]
-Says = NDArray[np.bool_]
-Rows = tuple[NDArray[np.float64], Says]
+RowFlags = NDArray[np.bool_]
+RowValues = tuple[NDArray[np.float64], RowFlags]
 
 KINDS = ("previous token", "duplicate token", "induction", "first-token sink", "current token", "n tokens back")
 
@@ -38,12 +38,13 @@ LEAST_ROWS = 8
 
 @dataclass(frozen=True)
 class HeadStatistics:
-    """What one head looks at, averaged over the rows that tell; weights are in [0, 1].
+    """Statistics of one head, averaged over the rows that count.
 
-    `entropy` is in nats, `normalized_entropy` relative to attending evenly. `sink` is the weight on
-    the first token. `kv_head` is the key-value head whose keys it reads, None where that is not
-    known. `back` is the largest mean weight on one distance of `DISTANCES`, and `distance` that
-    distance, None where no distance has rows enough."""
+    Scores are weights in [0, 1]. `entropy` is in nats, `normalized_entropy` relative to attending
+    evenly. `sink` is the weight on the first token. `kv_head` is the key-value head whose keys it
+    reads, None if unknown. `back` is the largest mean weight on one distance of `DISTANCES`, and
+    `distance` that distance, None if no distance has rows enough.
+    """
 
     layer: int
     head: int
@@ -83,7 +84,9 @@ def previous_token(weights: ArrayLike) -> Means:
 
 
 def current_token(weights: ArrayLike) -> Means:
-    """Average the weight on the token itself, per head, without row 0: (..., h, n, n) gives (..., h).
+    """Average the weight on the token itself, per head, without row 0.
+
+    (..., h, n, n) gives (..., h).
 
     >>> current_token([[[1.0, 0.0], [0.75, 0.25]]])
     array([0.25])
@@ -104,7 +107,7 @@ def duplicate_token(weights: ArrayLike, ids: ArrayLike) -> Means:
 
 
 def induction(weights: ArrayLike, ids: ArrayLike, *, prefix: int = 1) -> Means:
-    """Average the weight on the tokens that came after earlier copies of the current token, per head.
+    """Average the weight on tokens that came after earlier copies of the current one.
 
     `weights` (..., h, n, n) and `ids` (..., n) give (..., h): summed over all earlier copies of a
     row's token (with several, each one alone would read low), then averaged over the rows that have
@@ -120,11 +123,11 @@ def induction(weights: ArrayLike, ids: ArrayLike, *, prefix: int = 1) -> Means:
 
 
 def sink(weights: ArrayLike) -> Means:
-    """Average the weight that the first token receives, per head: (..., h, n, n) gives (..., h).
+    """Average the weight that the first token receives, per head.
 
-    The importance score of the first token of Gu et al. 2025, "When Attention Sink Emerges in
-    Language Models", but for row 0, which sees nothing else: it is left out, so that short texts do
-    not look like sinks.
+    (..., h, n, n) gives (..., h). The importance score of the first token of Gu et al. 2025, "When
+    Attention Sink Emerges in Language Models", except that row 0, which sees nothing else, is left
+    out, so that short texts do not look like sinks.
 
     >>> sink([[[1.0, 0.0], [0.75, 0.25]]])
     array([0.75])
@@ -133,7 +136,10 @@ def sink(weights: ArrayLike) -> Means:
 
 
 def sink_rate(weights: ArrayLike, epsilon: float = 0.3) -> float:
-    """Return the share of heads whose `sink` exceeds `epsilon` (Gu et al. 2025, with 0.3)."""
+    """Return the share of heads whose `sink` exceeds `epsilon`.
+
+    Gu et al. 2025, with 0.3.
+    """
     return float((sink(weights) > number("epsilon", epsilon)).mean())
 
 
@@ -149,7 +155,7 @@ def entropy(weights: ArrayLike) -> Means:
 
 
 def normalized_entropy(weights: ArrayLike, *, causal: bool = True) -> Means:
-    """Average the entropy of rows over the log of how many keys each sees, without row 0.
+    """Average the entropy of rows over the log of their visible keys, without row 0.
 
     0 is one key, 1 all evenly. With `causal`, row i sees i + 1 keys; otherwise every row sees all.
 
@@ -224,7 +230,10 @@ def most_back(
 
 
 def kind(head: HeadStatistics) -> tuple[str, float]:
-    """Return the one of `KINDS` with the highest score, and that score; NaN is lower than any."""
+    """Return the one of `KINDS` with the highest score, and that score.
+
+    NaN is lower than any.
+    """
     return max(head.scores.items(), key=lambda item: _number(item[1]))
 
 
@@ -243,10 +252,10 @@ def all_notable(scores: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def by_chance(ids: ArrayLike, *, prefix: int = 1) -> float:
-    """Compute the `induction` score, from 0 to 1, of a causal head that attends evenly.
+    """Compute the `induction` score of a causal head that attends evenly.
 
-    `ids` (n,). From `NOTABLE` on, a text repeats too much for the score to tell heads apart. Takes
-    O(n log n) time.
+    From 0 to 1. `ids` (n,). From `NOTABLE` on, a text repeats too much for the score to tell heads
+    apart. Takes O(n log n) time.
 
     >>> by_chance([7] * 100) > 0.8, by_chance(np.tile(np.arange(25), 4)) < 0.05
     (True, True)
@@ -298,12 +307,18 @@ class _Tile:
     visible: NDArray[np.integer] | None = None
 
     def shifted_diagonal(self, by: int) -> NDArray[np.float64]:
-        """weights[..., i, i - by] for every row i; column 0 where that is before the first."""
+        """Return weights[..., i, i - by] for every row i.
+
+        Column 0 where i - by is before the first.
+        """
         columns = np.maximum(self.rows - by, 0)
         return np.take_along_axis(self.weights, columns.reshape(*(1,) * (self.weights.ndim - 2), -1, 1), -1)[..., 0]
 
-    def earlier_copies(self, length: int = 1) -> Says:
-        """Where the `length` tokens up to key j < i are those up to row i: (..., 1, m, n)."""
+    def earlier_copies(self, length: int = 1) -> RowFlags:
+        """Return True at keys j < i whose last `length` tokens are those of row i.
+
+        (..., 1, m, n).
+        """
         columns = np.arange(self.ids.shape[-1])
         copies = columns < self.rows[:, None]
         for back in range(min(length, len(columns) + 1)):  # longer ones have no copy either
@@ -312,53 +327,53 @@ class _Tile:
         return np.asarray(copies[..., None, :, :])
 
     @property
-    def alive(self) -> Says:
+    def alive(self) -> RowFlags:
         """Rows that see anything at all: (..., h, m)."""
         return np.asarray(self.weights.any(-1))
 
-    def after_first(self, values: NDArray[np.float64]) -> Rows:
+    def after_first(self, values: NDArray[np.float64]) -> RowValues:
         return values, self.alive & (self.rows > 0)
 
 
-# Each gives one value per row, (..., h, m), and which rows have something to say, broadcastable with it.
+# Each returns a value per row, (..., h, m), and flags of the rows that count, which broadcast with it.
 
 
-def _previous(tile: _Tile) -> Rows:
+def _previous(tile: _Tile) -> RowValues:
     return tile.after_first(tile.shifted_diagonal(1))
 
 
-def _duplicate(tile: _Tile) -> Rows:
+def _duplicate(tile: _Tile) -> RowValues:
     copies = tile.earlier_copies()
     return np.where(copies, tile.weights, 0).sum(-1), copies.any(-1) & tile.alive
 
 
-def _induction(tile: _Tile) -> Rows:
+def _induction(tile: _Tile) -> RowValues:
     copies = tile.earlier_copies(tile.prefix)
     return np.where(copies[..., :-1], tile.weights[..., 1:], 0).sum(-1), copies.any(-1) & tile.alive
 
 
-def _sink(tile: _Tile) -> Rows:
+def _sink(tile: _Tile) -> RowValues:
     return tile.after_first(tile.weights[..., 0])
 
 
-def _current(tile: _Tile) -> Rows:
+def _current(tile: _Tile) -> RowValues:
     return tile.after_first(tile.shifted_diagonal(0))
 
 
-def _entropy(tile: _Tile) -> Rows:
+def _entropy(tile: _Tile) -> RowValues:
     logs = np.log(tile.weights, where=tile.weights > 0, out=np.zeros_like(tile.weights))
     return tile.after_first(0.0 - (tile.weights * logs).sum(-1))
 
 
-def _normalized(tile: _Tile) -> Rows:
+def _normalized(tile: _Tile) -> RowValues:
     visible = tile.visible
     if visible is None:
         visible = tile.rows + 1 if tile.causal else np.full(tile.rows.shape, tile.weights.shape[-1])
-    values, says = _entropy(tile)
-    return values / np.log(np.maximum(visible, 2)), says
+    values, counted = _entropy(tile)
+    return values / np.log(np.maximum(visible, 2)), counted
 
 
-def _back(tile: _Tile, distance: int) -> Rows:
+def _back(tile: _Tile, distance: int) -> RowValues:
     """Weight on one distance; rows whose key would be the first are left out, which is a sink's."""
     return tile.shifted_diagonal(distance), tile.alive & (tile.rows > distance)
 
@@ -378,18 +393,18 @@ def _whole(weights: ArrayLike, ids: ArrayLike | None = None, *, causal: bool = T
     return _Tile(array, tokens, np.arange(array.shape[-1]), causal, prefix)
 
 
-def _mean(rows: Rows) -> Means:
-    values, says = rows
-    says = np.broadcast_to(says, values.shape)
-    return divide(values.sum(-1, where=says), says.sum(-1))
+def _mean(rows: RowValues) -> Means:
+    values, counted = rows
+    counted = np.broadcast_to(counted, values.shape)
+    return divide(values.sum(-1, where=counted), counted.sum(-1))
 
 
-def _sums(rows: Rows) -> NDArray[np.float64]:
-    """Per head, the sum over all other axes and the number of rows in it: (2, h)."""
-    values, says = rows
-    says = np.broadcast_to(says, values.shape)
+def _sums(rows: RowValues) -> NDArray[np.float64]:
+    """Return per head the sum over all other axes and its number of rows: (2, h)."""
+    values, counted = rows
+    counted = np.broadcast_to(counted, values.shape)
     others = tuple(axis for axis in range(values.ndim) if axis != values.ndim - 2)
-    return np.stack([values.sum(others, where=says), says.sum(others)])
+    return np.stack([values.sum(others, where=counted), counted.sum(others)])
 
 
 def _all_sums(tile: _Tile) -> NDArray[np.float64]:
@@ -407,6 +422,6 @@ def _statistics_of(sums: NDArray[np.float64], layer: int) -> tuple[HeadStatistic
 
 
 def divide(sums: NDArray[np.float64], counts: NDArray[Any]) -> Means:
-    """Means; 0 of nothing."""
+    """Divide sums by counts; 0 where the count is 0."""
     means: Means = np.divide(sums, counts, out=np.zeros_like(sums), where=counts > 0)
     return means

@@ -1,4 +1,4 @@
-"""What commands are given: texts, captures, and query, key and value in files."""
+"""Inputs of commands: texts, captures, and query, key and value in files."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ OPERANDS = ("query", "key", "value")
 
 
 def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[str, Array]:
-    """query, key and value, and what else one file holds beside them, by name; `needed` are those that must be there.
+    """Read query, key and value from files, and any other array, by name.
 
-    Raises ValueError for files that cannot be read, or do not hold them.
+    needed: the names that must be there. Raises ValueError for files that cannot be read, or do not hold them.
     """
     if [path.suffix for path in paths] == [".npy"] * len(paths) and len(needed) <= len(paths) <= len(OPERANDS):
         loaded = [_read(path, lambda path: np.load(path, allow_pickle=False)) for path in paths]
@@ -39,9 +39,10 @@ def operands(paths: Sequence[Path], needed: Sequence[str] = OPERANDS) -> dict[st
 
 
 def text(given: str | None, file: Path | None = None) -> str | None:
-    """The text that was given, - for standard input, or that is in a file; without the end of its last line if read.
+    """Return a text argument: itself, standard input for "-", or a file.
 
-    Raises ValueError if there are both, or if it is empty, cannot be read, or is not UTF-8.
+    The end of the last line is removed from what is read. Raises ValueError if there are both, or if the text is empty,
+    cannot be read, or is not UTF-8.
     """
     if given is not None and file is not None:
         raise ValueError("give --text or --file, not both")
@@ -65,7 +66,7 @@ def text(given: str | None, file: Path | None = None) -> str | None:
 
 
 def capture(path: Path) -> "Capture":
-    """What `regard.capture` saved. Raises ValueError if it cannot be read."""
+    """Load a capture from a file; ValueError if it cannot be read."""
     try:
         return Capture.load(path)
     except OSError as error:
@@ -73,7 +74,10 @@ def capture(path: Path) -> "Capture":
 
 
 def model(name: str, given: str | None, progress: Callable[[str], object]) -> "Capture":
-    """What a model of transformers attends to in a text. Raises ValueError if there is none, or none can be run."""
+    """Capture a model of transformers.
+
+    Raises ValueError if there is none, or it cannot run.
+    """
     try:
         pretrained = loaders["torch.pretrained"]()
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Heads compared by their maps: how far apart two are, which belong together, of what rank one is."""
+"""Heads compared by their maps: distances, clusters, ranks."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -13,11 +13,11 @@ Floats = NDArray[np.float64]
 
 
 def head_distance(maps: ArrayLike) -> Floats:
-    """Compute the mean Jensen–Shannon divergence of the rows of heads, in nats: (h, h).
+    """Compute the mean Jensen–Shannon divergence of the rows of heads, in nats.
 
-    `maps` (h, rows, cols) are weights or `regard.pooled` masses; 0 is the same and log 2 nothing in
-    common. Clark et al. 2019, "What Does BERT Look At?", compare heads so. Rows that hold nothing
-    for either of two heads are left out.
+    (h, h) for `maps` (h, rows, cols): weights or `regard.pooled` masses; 0 is the same and log 2
+    nothing in common. Clark et al. 2019, "What Does BERT Look At?", compare heads so. Rows that
+    hold nothing for either of two heads are left out.
 
     >>> import numpy as np
     >>> head_distance([np.eye(2), np.eye(2), np.eye(2)[::-1]]).round(3)
@@ -68,10 +68,11 @@ def cluster_heads(distance: ArrayLike, number: int) -> NDArray[np.int64]:
 
 
 def effective_rank(maps: ArrayLike) -> Floats:
-    """Count the directions of a map: exp of the entropy of its singular values' shares.
+    """Compute the effective rank of maps.
 
-    Roy and Vetterli 2007. `maps` (..., rows, cols), weights or `regard.pooled` masses, give (...,),
-    from 1 to the smaller side; 0 for a map that holds nothing.
+    exp of the entropy of the shares of singular values (Roy and Vetterli 2007). `maps` (..., rows,
+    cols), weights or `regard.pooled` masses, give (...,), from 1 to the smaller side; 0 for a map
+    that holds nothing.
 
     >>> import numpy as np
     >>> effective_rank([np.eye(4), np.ones((4, 4))]).round(6)
@@ -84,10 +85,10 @@ def effective_rank(maps: ArrayLike) -> Floats:
 
 
 def copying(embedding: ArrayLike, value: ArrayLike, output: ArrayLike, unembedding: ArrayLike) -> Floats:
-    """Compute how much likelier a head makes what it looks at: (h,), from −1 to 1.
+    """Compute how much likelier a head makes the tokens it attends to.
 
-    Σ λ / Σ |λ| over the eigenvalues of its circuit from tokens to tokens, E W_V W_O U (Elhage et
-    al. 2021, "A Mathematical Framework for Transformer Circuits").
+    (h,), from −1 to 1: Σ λ / Σ |λ| over the eigenvalues of its circuit from tokens to tokens,
+    E W_V W_O U (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits").
 
     `embedding` (vocabulary, model), `value` (h or h_kv, model, d), `output` (h, d, model),
     `unembedding` (model, vocabulary), all applied to rows from the right. Heads in groups share
@@ -101,7 +102,7 @@ def copying(embedding: ArrayLike, value: ArrayLike, output: ArrayLike, unembeddi
     E, v, o, U = (np.asarray(x, np.float64) for x in (embedding, value, output, unembedding))
     if v.ndim != 3 or o.ndim != 3 or len(o) % len(v):
         raise ValueError(f"value (h_kv, model, d) and output (h, d, model) must fit, got {v.shape} and {o.shape}")
-    # The eigenvalues of a product that are not 0 stay when its first factor becomes the last.
+    # Moving the first factor of a product to its end keeps the nonzero eigenvalues.
     values = np.linalg.eigvals(o @ (U @ E) @ np.repeat(v, len(o) // len(v), axis=0))
     size = np.abs(values).sum(-1)
     return np.asarray(np.divide(values.sum(-1).real, size, out=np.zeros(len(o)), where=size > 0))
@@ -110,10 +111,11 @@ def copying(embedding: ArrayLike, value: ArrayLike, output: ArrayLike, unembeddi
 def repeated_tokens(
     vocabulary: int, *, length: int = 25, times: int = 4, count: int = 1, seed: int = 0
 ) -> NDArray[np.int64]:
-    """Make random tokens that repeat, (count, length · times), to measure prefix matching.
+    """Make random tokens that repeat, to measure prefix matching.
 
-    The prefix matching score of Olsson et al. 2022, "In-context Learning and Induction Heads", is
-    the `induction` of `head_statistics` or `measure_heads` on 25 random tokens said four times.
+    (count, length · times). The prefix matching score of Olsson et al. 2022, "In-context Learning
+    and Induction Heads", is the `induction` of `head_statistics` or `measure_heads` on 25 random
+    tokens repeated four times.
 
     >>> ids = repeated_tokens(100, length=3, times=2)
     >>> ids.shape, bool((ids[:, :3] == ids[:, 3:]).all())

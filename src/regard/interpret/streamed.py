@@ -1,4 +1,4 @@
-"""The same statistics from queries and keys, at any length: no weights of size n × n are made."""
+"""Statistics of heads from queries and keys, without n × n weights."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -30,11 +30,11 @@ def measure_heads(
     """Compute `head_statistics` of one layer in O(n) memory.
 
     From queries (..., h, n_q, d) and keys (..., h_kv, n_k, d). `ids` (..., n_k) are the tokens of
-    the keys; without them what is said of copies is NaN. `options` are those of `regard.attention`
+    the keys; without them scores of copies are NaN. `options` are those of `regard.attention`
     that the layer has, such as `causal=True` and `scale`. Each score is the mean weight that falls
     on a rule: a diagonal, the first token, the tokens after copies. Entropies are normalized by how
-    many keys a query sees. Of grouped heads, each says whose keys it reads (`kv_head`). Fewer
-    queries than keys are the last of the sequence, as everywhere.
+    many keys a query sees. `kv_head` is the key-value head of each of grouped heads. Fewer queries
+    than keys are the last of the sequence, as everywhere.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k = rng.standard_normal((2, 4, 300, 8))
@@ -105,8 +105,9 @@ def on_diagonal(distance: int) -> Mask:
 
 
 def run_numbers(tokens: Integers, length: int) -> Integers:
-    """For each token (batch, n), a number that stands for the last `length` of them; −1, −2, ... where there are
-    fewer.
+    """Return a number for the run of `length` tokens up to each token: (batch, n).
+
+    Equal runs have equal numbers; −1, −2, ... where there are fewer tokens.
     """
     single = np.unique(tokens, return_inverse=True)[1].reshape(tokens.shape)
     runs, size = single, int(single.max(initial=0)) + 1
@@ -118,13 +119,13 @@ def run_numbers(tokens: Integers, length: int) -> Integers:
 
 
 def after_copies(runs: Integers, by: int) -> Mask:
-    """The keys that lie `by` after an earlier place with the run of the query."""
+    """Allow the keys `by` places after an earlier copy of the query's run."""
     found = table(runs)
     return mask(lambda b, h, i, j: (found[b, j - by] == found[b, i]) & (j >= by) & (j - by < i))
 
 
 def came_before(runs: Integers) -> NDArray[np.bool_]:
-    """Where a run was met before: (batch, n)."""
+    """Return True for runs that occurred before: (batch, n)."""
     made = np.ones(runs.shape, bool)
     for row, found in zip(runs, made, strict=True):
         found[np.unique(row, return_index=True)[1]] = False

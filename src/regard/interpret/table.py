@@ -1,4 +1,4 @@
-"""Tables of heads: what kind each is of, for the terminal, as JSON and as CSV."""
+"""Tables of heads with their kinds, for the terminal, as JSON and as CSV."""
 
 import csv
 import io
@@ -22,9 +22,10 @@ SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "n
 
 
 def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return a row for each head: layer, head and kv_head (by the model), name of the layer, kind, scores (None: NaN).
+    """Make a row for each head: numbers, layer name, kind and scores (None: NaN).
 
-    layers: the names of layers, by their numbers. `distance` is the n of "n tokens back".
+    layer, head and kv_head are the model's numbers. layers: the names of layers, by their numbers. `distance` is the n
+    of "n tokens back".
     """
     found = []
     for head in heads:
@@ -47,7 +48,7 @@ def as_json(heads: Sequence[HeadStatistics], layers: Mapping[int, str], model: s
 
 
 def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> str:
-    """One line for each head, empty where a score has no meaning."""
+    """Write one line for each head, empty where a score has no meaning."""
     written = io.StringIO()
     table = csv.DictWriter(written, list(rows(heads[:1], layers)[0]), lineterminator="\n")
     table.writeheader()
@@ -56,7 +57,10 @@ def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> str:
 
 
 def caution(chance: float) -> str:
-    """A word where a text repeats too much, `by_chance`, for its induction scores to mean anything; else empty."""
+    """Return a warning where a text repeats too much for induction scores, else "".
+
+    chance: as of `by_chance`.
+    """
     if chance < NOTABLE:
         return ""
     return f"this text repeats so much that a head which attends evenly scores {chance:.2f} for induction; read another"
@@ -70,7 +74,10 @@ def show(
     every: bool = False,
     note: str = "",
 ) -> None:
-    """Print how many heads are of each kind, the strongest of each, and the scores of all if they are few."""
+    """Print how many heads are of each kind, the strongest of each, and all scores.
+
+    All scores are left out where heads are many, unless `every`.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -81,8 +88,8 @@ def show(
         kinds.add_column(title)
     names = [all_notable(head.scores) for head in heads]
     for kind in KINDS:
-        known = [head for head in heads if not math.isnan(head.scores[kind])]
-        best = sorted(known, key=lambda head: -head.scores[kind])[:STRONGEST]
+        scored = [head for head in heads if not math.isnan(head.scores[kind])]
+        best = sorted(scored, key=lambda head: -head.scores[kind])[:STRONGEST]
         listed = "  ".join(
             f"L{head.layer} H{head.head} {head.scores[kind]:.2f}"
             + f" (n = {head.distance})" * (kind == "n tokens back")

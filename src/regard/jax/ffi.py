@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import jax
-from regard.core.problem import remember
 from regard.jax.task import Shape, Task, again, named, run
+from regard.runtime.bounded import insert
 from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -172,7 +172,7 @@ def handle(pointer: Any) -> int | None:
             prepared = known.get(key)
             if prepared is None:
                 prepared = Prepared(key)
-                remember(known, key, prepared, KEPT)
+                insert(known, key, prepared, KEPT)
             prepared.run(addresses(frame.operands), addresses(frame.results))
         return None
     except BaseException as error:

@@ -1,9 +1,9 @@
-"""The public calls on NumPy arrays.
+"""Public calls on NumPy arrays.
 
 | Module | Contents |
 |---|---|
 | `attention` | attention, its derivatives and weights: check, make a `Problem`, choose an engine, run |
-| `fastpath` | small calls that were made before, without their checks and plans |
+| `callcache` | the one cache of calls: no checks, no choice of an engine, no plan |
 | `merging` | attention over a set of keys from its parts |
 | `multihead`, `linear` | multi-head attention; linear attention |
 | `stepping` | every intermediate of a call, with its indices |

@@ -4,69 +4,25 @@ from __future__ import annotations  # so that `help` shows the names of types
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Unpack, cast, overload
-from weakref import WeakKeyDictionary, ref
+from typing import Any, Literal, Unpack, cast, overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from regard.arguments.frameworks import dispatched
 from regard.arguments.signatures import passing_on
 from regard.core import checks, rowsums
-from regard.core.problem import Differential, Outputs, Problem, compute_dtype, remember
-from regard.core.statistics import Seen, Statistic, each_array
-from regard.core.types import Array, ArrayLike, Layout, MaskLike, Options, ScoreLike
-from regard.engines import Engine, choose, engines
-from regard.ops import fastpath
-from regard.rules import Mask, Score, Table, type_name
+from regard.core.layout import Layout
+from regard.core.problem import Differential, Outputs, Problem, compute_dtype
+from regard.core.statistics import Seen, Statistic
+from regard.core.types import Array, ArrayLike, LayoutName, MaskLike, Options, ScoreLike
+from regard.engines import Engine, choose
+from regard.ops import callcache
+from regard.ops.callcache import ORIGIN, array_operands, signature
+from regard.rules import Mask, Table, type_name
 from regard.rules import causal as causal_rule
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
-ORIGIN = (0, 0, 0)
-KEPT = 256  # forms of calls: what their checks found
-
-
-class Frame(NamedTuple):
-    """How the caller's arrays lie: `inward` makes them (..., h, n, d), `outward` turns results back; views, no copies.
-
-    matrices: plain (n, d), one head. positions_first: (..., n, h, d).
-    """
-
-    matrices: bool
-    positions_first: bool
-
-    @classmethod
-    def of(cls, query: Any, layout: object) -> Frame:
-        return cls(query.ndim == 2, checks.layout(layout) == "bnhd" and query.ndim > 2)
-
-    def inward(self, x: NDArray) -> NDArray:
-        return x[None] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
-
-    def outward(self, x: NDArray) -> NDArray:
-        return x[0] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
-
-    def per_head(self, x: NDArray) -> NDArray:
-        """A statistic or the weights: (..., h, ...) in both layouts, without h for matrices."""
-        return x[0] if self.matrices else x
-
-    def inward_rows(self, x: NDArray) -> NDArray:
-        """A per-query array of the caller as (..., h, n_q)."""
-        return x[None] if self.matrices else x
-
-    def per_head_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape[1:] if self.matrices else shape
-
-    def out_shape(self, p: Problem) -> tuple[int, ...]:
-        """The shape of the output as the caller sees it."""
-        return tuple(self.outward(np.broadcast_to(np.float32(0), p.shape(p.n_q, p.d_v))).shape)
-
-    def seen(self, found: Mapping[Statistic, Any]) -> Seen:
-        return Seen({s: each_array(x, self.per_head) for s, x in found.items()})
-
-    def outputs(self, x: Outputs) -> Outputs:
-        out, *rest = x
-        return Outputs(
-            None if out is None else self.outward(out), *(None if a is None else self.per_head(a) for a in rest)
-        )
 
 
 def problem_from(
@@ -84,21 +40,29 @@ def problem_from(
     seed: Any = None,
     offset: Any = None,
     origin: tuple[int, int, int] = ORIGIN,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     observe: Sequence[str | Statistic] = (),
 ) -> Problem:
-    """The call with these arguments (see `attention`), checked and normalized to (..., h, n, d); nothing is copied."""
-    signature = _signature(
-        query, key, value, mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
-    )
-    if signature is not None and (found := _forms.get(signature)):
-        frame, form = found
-        q, k, v = frame.inward(query), frame.inward(key), frame.inward(value)
-        rule = causally(mask) if causal else mask  # type: ignore[arg-type]
-        return Problem.again(form, query=q, key=k, value=v, mask=rule, score=score)
+    """Check a call (arguments as in `attention`) and normalize it to (..., h, n, d); nothing is copied."""
+    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
+    return _checked(signature(array_operands(query, key, value), *options), query, key, value, *options)
+
+
+def _checked(
+    signature: callcache.Signature | None, query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any,
+    bias: Any, scale: Any, sink: Any, dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
+) -> Problem:  # fmt: skip
+    """Return the problem of a call with a signature, or without one; calls of a known signature are not checked."""
+    entry = callcache.find(signature)
+    if entry is not None and entry.fields is not None and entry.layout is not None:
+        inward = entry.layout.inward
+        return Problem.again(
+            entry.fields, query=inward(query), key=inward(key), value=inward(value),
+            mask=causally(mask) if causal else mask, score=score,
+        )  # fmt: skip
     query, key, value = checks.operands(query, key, value)
-    frame = Frame.of(query, layout)
-    q, k, v = (frame.inward(x) for x in (query, key, value))
+    arranged = Layout.of(query, layout)
+    q, k, v = (arranged.inward(x) for x in (query, key, value))
     lead = checks.sizes(q, k, v, (query, key, value))
     h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
     rule = checks.mask(mask, lead, h, n_q, n_k)
@@ -119,49 +83,18 @@ def problem_from(
         seed=seed_int,
         offset=checks.offset(offset, lead, n_q, n_k),
         origin=checks.origin(origin),
-        positions_first=frame.positions_first,
+        positions_first=arranged.positions_first,
         observe=checks.observe(observe),
     )
     checks.covers(problem)
     checks.observable(problem)
-    if signature is not None and problem.batch <= KEPT:
-        object.__setattr__(problem, "signature", signature)
-        problem.offset.setflags(write=False)
-        remember(_forms, signature, (frame, problem.form), KEPT)
-    return problem
-
-
-_forms: dict[Any, tuple[Frame, dict[str, Any]]] = {}
-
-
-def _signature(
-    query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any, bias: Any, scale: Any, sink: Any,
-    dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
-) -> tuple[Any, ...] | None:  # fmt: skip
-    """What a call with few options is but for the contents of arrays; None for others, whose checks look at those.
-
-    A rule never changes, and a reference that is dead equals no other: the form of a rule that is gone goes unused.
-    """
-    if not (
-        bias is sink is seed is offset is None
-        and origin is ORIGIN
-        and type(observe) is tuple
-        and not observe
-        and type(query) is type(key) is type(value) is np.ndarray
-        and (mask is None or (type(mask) is Mask and not mask.dense))
-        and (score is None or type(score) is Score)
-        and type(causal) is bool
-        and (scale is None or (type(scale) is float and scale))  # 0.0 equals −0.0
-        and type(dropout) is float
-        and not dropout
-        and type(layout) is str
-    ):
-        return None
-    return (
-        query.dtype, query.shape, query.strides, key.dtype, key.shape, key.strides,
-        value.dtype, value.shape, value.strides,
-        mask if mask is None else ref(mask), causal, score if score is None else ref(score), scale, layout,
-    )  # fmt: skip
+    if signature is None:
+        return problem
+    problem.offset.setflags(write=False)
+    fields = problem.fields_for(signature)
+    if callcache.meet(mask, score):
+        callcache.store(signature, callcache.Entry(arranged, fields))
+    return Problem.again(fields, query=q, key=k, value=v, mask=problem.mask, score=problem.score)
 
 
 _causal: Mask = causal_rule.__wrapped__()  # type: ignore[attr-defined]
@@ -169,7 +102,7 @@ _causally: WeakKeyDictionary[Mask, Mask] = WeakKeyDictionary()
 
 
 def causally(mask: Mask | None) -> Mask:
-    """What a mask allows of the keys up to the query; as long as the mask is there, the same rule each time."""
+    """Return `causal() & mask`; the same rule each time, as long as the mask is there."""
     if mask is None:
         return _causal
     found = _causally.get(mask)
@@ -243,7 +176,7 @@ def attention(
     seed: int | ArrayLike | None = None,
     offset: int | ArrayLike | None = None,
     origin: tuple[int, int, int] = ORIGIN,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     return_weights: bool = False,
     observe: Sequence[str | Statistic] = (),
     engine: str | None = None,
@@ -303,33 +236,36 @@ def attention(
     >>> seen.entropy.shape
     (8, 100)
     """
-    bare = engine is None and return_weights is False
-    if bare:
-        signature = _signature(
-            query, key, value, mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
-        )
-        if signature is not None and (call := fastpath.known(signature)) is not None:
-            return call(cast(NDArray, query), cast(NDArray, key), cast(NDArray, value))
-    p = problem_from(
-        query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout,
-        seed=seed, offset=offset, origin=origin, layout=layout, observe=observe,
-    )  # fmt: skip
+    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
+    signed = signature(array_operands(query, key, value), *options)
+    simple = signed is not None and engine is None and return_weights is False
+    if simple and (known := callcache.find(signed)) is not None and known.call is not None:
+        return known.call(query, key, value)
+    p = _checked(signed, query, key, value, *options)
     return_weights = checks.boolean("return_weights", return_weights)
     checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if return_weights else 0)
     chosen = choose(p, engine)
-    frame = Frame.of(query, layout)
-    if bare and p.signature is not None and chosen is engines()["cpu"]:
-        fastpath.keep(p, frame.out_shape(p))
+    arranged = Layout.of(query, layout)
+    if simple:
+        _cache_call(p, chosen, arranged.out_shape(p))
     outputs, found = chosen.forward(p)
     assert outputs.out is not None
     assert outputs.lse is not None
-    results: list[Any] = [frame.outward(outputs.out)]
+    results: list[Any] = [arranged.outward(outputs.out)]
     if return_weights:
         tile = chosen.weights(p, outputs.lse, range(p.n_q), range(p.n_k)).astype(p.dtype, copy=False)
-        results.append(frame.per_head(tile))
+        results.append(arranged.per_head(tile))
     if p.observe:
-        results.append(frame.seen(found))
+        results.append(arranged.seen(found))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _cache_call(p: Problem, chosen: Engine, shape: tuple[int, ...]) -> None:
+    """Cache the call of a problem, if its signature is in the store and the engine can run it again."""
+    entry, again = callcache.find(p.signature), getattr(chosen, "again", None)
+    if entry is not None and not entry.tried and again is not None:
+        run = again(p)
+        entry.tried, entry.call = True, None if run is None else callcache.CachedCall(run, p, shape)
 
 
 @dispatched
@@ -348,7 +284,7 @@ def weights(
     sink: ArrayLike | None = None,
     offset: int | ArrayLike | None = None,
     origin: tuple[int, int, int] = ORIGIN,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     engine: str | None = None,
 ) -> Array:
     """Compute any part of the weights exactly: P[h, i, j] = exp(S[h, i, j] − lse[h, i]).
@@ -374,14 +310,14 @@ def weights(
     i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
     checks.fits(p, outputs=lse is None, weights=p.batch * p.heads * len(i) * len(j), d_v=0)
     chosen = choose(p, engine)
-    frame = Frame.of(query, layout)
+    arranged = Layout.of(query, layout)
     if lse is None:
         known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
-        known = frame.inward_rows(checks.shaped("lse", lse, frame.per_head_shape(p.shape(p.n_q))))
+        known = arranged.inward_rows(checks.shaped("lse", lse, arranged.per_head_shape(p.shape(p.n_q))))
         rowsums.require("lse", p, known, rows=i, pairs=len(i) * len(j) * p.batch * p.heads)
     assert known is not None
-    tile = frame.per_head(chosen.weights(p, known, i, j))
+    tile = arranged.per_head(chosen.weights(p, known, i, j))
     return cast(Array, tile if tile.dtype == p.dtype else tile.astype(p.dtype))
 
 
@@ -420,13 +356,13 @@ def attention_vjp(
     >>> g.query.shape, g.tables[slopes].shape
     ((2, 5, 4), (2,))
     """
-    p, frame, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options)
     checks.fits(p, outputs=outputs is None, entropies=outputs is None and dentropy is not None, gradients=1)
-    ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
-    known = known_outputs(p, frame, outputs, "dentropy" if dentropy is not None else None)
+    ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
+    known = known_outputs(p, arranged, outputs, "dentropy" if dentropy is not None else None)
     if known is None:
         known, _ = chosen.forward(p if dentropy is None else replace(p, observe=(Statistic("entropy"),)))
-    return differential_out(frame, chosen.backward(p, known, ct))
+    return differential_out(arranged, chosen.backward(p, known, ct))
 
 
 @dispatched
@@ -462,12 +398,12 @@ def attention_jvp(
     >>> bool(np.allclose(tangent.out, regard.attention(q, k, dv)))  # the output is linear in value
     True
     """
-    p, frame, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options)
     count = 2 if outputs is None else 1
     checks.fits(p, outputs=count, entropies=count)
-    t = tangents_in(p, frame, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
-    primal, tangent = chosen.jvp(p, t, known_outputs(p, frame, outputs))
-    return frame.outputs(primal), frame.outputs(tangent)
+    t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
+    primal, tangent = chosen.jvp(p, t, known_outputs(p, arranged, outputs))
+    return arranged.outputs(primal), arranged.outputs(tangent)
 
 
 @dispatched
@@ -519,41 +455,41 @@ def attention_vjp_jvp(
     >>> bool(np.isclose((cotangents.out * step).sum(), slope))
     True
     """
-    p, frame, chosen = prepare(query, key, value, engine, options)
+    p, arranged, chosen = prepare(query, key, value, engine, options)
     count = 2 if outputs is None else 1
     checks.fits(p, outputs=count, entropies=count, gradients=1)
-    ct = outputs_in(p, frame, "d{}", Outputs(dout, dlse, dentropy))
-    t = tangents_in(p, frame, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
+    ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
+    t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
     moving = Outputs(None, None, None) if cotangent_tangents is None else cotangent_tangents
-    d_ct = outputs_in(p, frame, "cotangent_tangents.{}", checks.instance("cotangent_tangents", moving, Outputs))
-    wish = "dentropy" if dentropy is not None else "cotangent_tangents.entropy" if d_ct.entropy is not None else None
-    primal, tangent = chosen.jvp(p, t, known_outputs(p, frame, outputs, wish))
-    return differential_out(frame, chosen.backward_jvp(p, primal, ct, t, tangent, d_ct)), frame.outputs(tangent)
+    d_ct = outputs_in(p, arranged, "cotangent_tangents.{}", checks.instance("cotangent_tangents", moving, Outputs))
+    needs = "dentropy" if dentropy is not None else "cotangent_tangents.entropy" if d_ct.entropy is not None else None
+    primal, tangent = chosen.jvp(p, t, known_outputs(p, arranged, outputs, needs))
+    return differential_out(arranged, chosen.backward_jvp(p, primal, ct, t, tangent, d_ct)), arranged.outputs(tangent)
 
 
 def prepare(
     query: Any, key: Any, value: Any, engine: str | None, options: Mapping[str, Any]
-) -> tuple[Problem, Frame, Engine]:
+) -> tuple[Problem, Layout, Engine]:
     p = problem_from(query, key, value, **options)
-    return p, Frame.of(query, options.get("layout", "bhnd")), choose(p, engine)
+    return p, Layout.of(query, options.get("layout", "bhnd")), choose(p, engine)
 
 
-def outputs_in(p: Problem, frame: Frame, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
-    """Outputs, cotangents or their tangents of the caller, checked and as engines want them.
+def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: np.dtype[Any] | None = None) -> Outputs:
+    """Check outputs, cotangents or their tangents, and convert them to the layout of engines.
 
     label: how messages name one of them, such as "d{}". lse_dtype: the dtype of lse and entropy if one is required.
     """
-    rows = frame.per_head_shape(p.shape(p.n_q))
-    out = None if x.out is None else checks.shaped(label.format("out"), x.out, frame.out_shape(p), p.dtype)
+    rows = arranged.per_head_shape(p.shape(p.n_q))
+    out = None if x.out is None else checks.shaped(label.format("out"), x.out, arranged.out_shape(p), p.dtype)
     lse, entropy = (
-        None if a is None else frame.inward_rows(checks.shaped(label.format(name), a, rows, lse_dtype))
+        None if a is None else arranged.inward_rows(checks.shaped(label.format(name), a, rows, lse_dtype))
         for name, a in (("lse", x.lse), ("entropy", x.entropy))
     )
-    return Outputs(None if out is None else frame.inward(out), lse, entropy)
+    return Outputs(None if out is None else arranged.inward(out), lse, entropy)
 
 
 def known_outputs(
-    p: Problem, frame: Frame, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
+    p: Problem, arranged: Layout, outputs: Outputs | tuple[Any, ...] | None, entropy_for: str | None = None
 ) -> Outputs | None:
     """Check the outputs that the caller gives. entropy_for: the argument that needs the entropy, if one does.
 
@@ -567,36 +503,36 @@ def known_outputs(
     elif not isinstance(outputs, Outputs):
         expected = 'a regard.Outputs, or the (out, seen) of attention(..., observe=["lse"])'
         raise TypeError(f"outputs must be {expected}, got {type_name(outputs)}")
-    for name, wish in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
-        if wish is not None and getattr(outputs, name) is None:
-            raise ValueError(f"outputs.{name} is None, but {wish} needs it")
-    known = outputs_in(p, frame, "outputs.{}", outputs, p.compute)
+    for name, needs in (("out", "a derivative"), ("lse", "a derivative"), ("entropy", entropy_for)):
+        if needs is not None and getattr(outputs, name) is None:
+            raise ValueError(f"outputs.{name} is None, but {needs} needs it")
+    known = outputs_in(p, arranged, "outputs.{}", outputs, p.compute)
     assert known.lse is not None
     rowsums.require("outputs.lse", p, known.lse, pairs=p.batch * p.heads * p.n_q * p.n_k)
     return known
 
 
 def tangents_in(
-    p: Problem, frame: Frame, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
+    p: Problem, arranged: Layout, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
     dvalue: NDArray | None, dbias: NDArray | None, dsink: NDArray | None, dtables: Mapping[Table, NDArray] | None,
 ) -> Differential:  # fmt: skip
     """Check the tangents of inputs, given together or one by one."""
     single = {"query": dquery, "key": dkey, "value": dvalue, "bias": dbias, "sink": dsink, "tables": dtables}
     given: dict[str, Any] = {name: x for name, x in single.items() if x is not None}
     if tangents is None:
-        return differential_in(p, frame, "d{}", Differential(**given))
+        return differential_in(p, arranged, "d{}", Differential(**given))
     if given:
         names = ", ".join(f"d{name}" for name in given)
         raise TypeError(f"tangents holds the tangents of all inputs: give it or {names}, not both")
-    return differential_in(p, frame, "tangents.{}", checks.instance("tangents", tangents, Differential))
+    return differential_in(p, arranged, "tangents.{}", checks.instance("tangents", tangents, Differential))
 
 
-def differential_in(p: Problem, frame: Frame, label: str, t: Differential) -> Differential:
+def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -> Differential:
     """Tangents of the caller, checked and as engines want them; `label` as in `outputs_in`."""
     turned: dict[str, NDArray | None] = {}
     for name in ("query", "key", "value"):
-        x, shape = getattr(t, name), frame.outward(getattr(p, name)).shape
-        turned[name] = None if x is None else frame.inward(checks.shaped(label.format(name), x, shape, p.dtype))
+        x, shape = getattr(t, name), arranged.outward(getattr(p, name)).shape
+        turned[name] = None if x is None else arranged.inward(checks.shaped(label.format(name), x, shape, p.dtype))
     for name in ("bias", "sink"):
         x, like = getattr(t, name), getattr(p, name)
         if x is not None and like is None:
@@ -606,13 +542,13 @@ def differential_in(p: Problem, frame: Frame, label: str, t: Differential) -> Di
     if not isinstance(t.tables, Mapping):
         raise TypeError(f"{tables} must map tables to their tangents, got {type_name(t.tables)}")
     for table, x in t.tables.items():
-        if table not in p.tables:
+        if table not in p.rules.tables:
             raise ValueError(f"{tables}: {table!r} is not a float table of this call's score")
         checks.shaped(f"{tables}[{table!r}]", x, table.shape)
     return Differential(**turned, tables=dict(t.tables))
 
 
-def differential_out(frame: Frame, g: Differential) -> Differential:
+def differential_out(arranged: Layout, g: Differential) -> Differential:
     """Gradients, or their tangents, as the caller has the inputs."""
-    q, k, v = (None if x is None else frame.outward(x) for x in (g.query, g.key, g.value))
+    q, k, v = (None if x is None else arranged.outward(x) for x in (g.query, g.key, g.value))
     return replace(g, query=q, key=k, value=v)

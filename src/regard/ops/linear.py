@@ -1,7 +1,6 @@
-"""Linear attention: exp(q · k) replaced by φ(q) · φ(k), so that keys are summed once and not for every query.
+"""Linear attention: exp(q · k) replaced by φ(q) · φ(k).
 
-It is another operation than softmax attention: "favor" approximates it, with an error that falls with the number of
-features, and the other feature maps do not try to. Where attention must be exact, use `regard.attention`.
+Keys are summed once and not for every query.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -15,8 +14,8 @@ import numpy as np
 
 from regard.arguments.frameworks import NUMPY, Namespace, dispatched
 from regard.core import checks
-from regard.core.types import Array, Layout
-from regard.ops.attention import Frame
+from regard.core.layout import Layout
+from regard.core.types import Array, LayoutName
 from regard.runtime.threads import one_blas_thread
 
 NDArray = np.ndarray[Any, np.dtype[Any]]
@@ -24,7 +23,9 @@ NDArray = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class RandomFeatures:
-    """Positive orthogonal random features (FAVOR+, Choromanski et al. 2021, https://arxiv.org/abs/2009.14794).
+    """Positive orthogonal random features, FAVOR+.
+
+    Choromanski et al. 2021, https://arxiv.org/abs/2009.14794.
 
         φ(x)[r] = exp(W[r,a] y[a] - |y|²/2) / √m,   y = x / d^(1/4),   E[φ(q) · φ(k)] = exp(q · k / √d)
 
@@ -41,7 +42,7 @@ class RandomFeatures:
             raise ValueError(f"seed must not be negative, got {checks.shown(self.seed)}")
 
     def projection(self, d: int) -> NDArray:
-        """W, (num_features, d) in float64."""
+        """Return W, (num_features, d) in float64."""
         random = np.random.default_rng(self.seed)
         normal = random.standard_normal((math.ceil(self.num_features / d), d, d))
         orthogonal, triangular = np.linalg.qr(normal)
@@ -60,7 +61,9 @@ FeatureMap = str | RandomFeatures | Callable[[NDArray], NDArray]
 def linear_spec(
     query: NDArray, key: NDArray, value: NDArray, *, feature_map: FeatureMap = "elu", causal: bool = False
 ) -> tuple[NDArray, NDArray]:
-    """The definition of `linear_attention` in float64, O(n²): its output and its weights (..., h, n_q, n_k).
+    """Compute `linear_attention` by its definition, in float64 and O(n²).
+
+    Returns its output and its weights (..., h, n_q, n_k).
 
     >>> out, weights = linear_spec(np.eye(2), np.eye(2), np.array([[1.0], [4.0]]))
     >>> weights
@@ -94,7 +97,7 @@ def linear_attention(
     feature_map: FeatureMap = "elu",
     causal: bool = False,
     chunk: int = 128,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Array:
     """Attend with weights φ(q) · φ(k) instead of exp(q · k), in O(n · d²) time.
 
@@ -139,28 +142,28 @@ def linear_attention(
            [0.455, 0.545, 0.   ],
            [0.312, 0.312, 0.375]], dtype=float32)
     """
-    frame, shape = _checked(query, key, value, causal, chunk, layout)
-    q, k, v = (frame.inward(np.asarray(x)) for x in (query, key, value))
+    arranged, shape = _checked(query, key, value, causal, chunk, layout)
+    q, k, v = (arranged.inward(np.asarray(x)) for x in (query, key, value))
     wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
     out = np.zeros(shape, q.dtype)
     with one_blas_thread(), np.errstate(invalid="ignore", over="ignore"):
         _stream(q, k, v, _features(feature_map, q.shape[-1], wide), wide, causal, chunk, out)
-    return cast(Array, frame.outward(out))
+    return cast(Array, arranged.outward(out))
 
 
 def _checked(
-    query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: Layout
-) -> tuple[Frame, tuple[int, ...]]:
-    """Check the arguments; return how the arrays lie, and the shape of the output (..., h, n_q, d_v)."""
+    query: Any, key: Any, value: Any, causal: bool, chunk: int, layout: LayoutName
+) -> tuple[Layout, tuple[int, ...]]:
+    """Check the arguments; return their layout, and the output's shape."""
     q, k, v = checks.operands(query, key, value)
     checks.boolean("causal", causal)
     checks.integer("chunk", chunk, least=1)
-    frame = Frame.of(q, layout)
-    q, k, v = (frame.inward(x) for x in (q, k, v))
+    arranged = Layout.of(q, layout)
+    q, k, v = (arranged.inward(x) for x in (q, k, v))
     lead = checks.sizes(q, k, v)
     if q.shape[-1] == 0:
         raise ValueError(f"linear attention needs at least one feature, got query {query.shape} and key {key.shape}")
-    return frame, (*lead, *q.shape[-3:-1], v.shape[-1])
+    return arranged, (*lead, *q.shape[-3:-1], v.shape[-1])
 
 
 def _stream(
@@ -184,7 +187,7 @@ def _stream(
         out[..., start:stop, :] = rows.reshape(*rows.shape[:-4], h, stop - start, d_v)
 
     def diagonal(start: int, stop: int, state: _State) -> _State:
-        """Rows that see the keys of the state, then one more each."""
+        """Attend from rows that see the keys of the state, then one more key each."""
         pending = [(start, stop)]
         while pending:
             start, stop = pending.pop()
@@ -216,7 +219,10 @@ def _stream(
 
 
 class _State(NamedTuple):
-    """Keys so far: sums[r,b] = Σ_j φ(k_j)[r] [v_j, 1][b] / exp(peak[r]), peak (1, r) the largest log φ(k_j)[r]."""
+    """Sums over the keys so far.
+
+    sums[r,b] = Σ_j φ(k_j)[r] [v_j, 1][b] / exp(peak[r]); peak (1, r) is the largest log φ(k_j)[r].
+    """
 
     sums: NDArray
     peak: NDArray
@@ -227,7 +233,10 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True)
 class _Features:
-    """A feature map, of (..., n, d) to (..., n, r): φ itself, or log φ where φ is an exponential."""
+    """A feature map from (..., n, d) to (..., n, r).
+
+    of: φ itself, or log φ where φ is an exponential.
+    """
 
     of: Callable[[Any], Any]
     log: bool = False
@@ -242,15 +251,18 @@ class _Features:
         return self.space.constant(x)
 
     def rescaled(self, features: NDArray, state: _State) -> tuple[NDArray, _State]:
-        """φ of keys relative to the peaks that include them, and the state relative to the same."""
+        """Return φ of keys, and the state, relative to peaks that include these keys."""
         if not self.log:
             return features, state
         peak = np.maximum(state.peak, features.max(-2, keepdims=True))
         return np.exp(features - peak), _State(state.sums * np.exp(state.peak - peak).swapaxes(-1, -2), peak)
 
     def safe(self, features: NDArray, values: NDArray, state: _State) -> bool:
-        """Whether rows can share the chunk's peaks: no row's own lies so low below them that its terms underflow, and
-        nothing that a row does not see can turn its zero weight into NaN."""
+        """Return True if all rows of a chunk can share its peaks.
+
+        No row's own peak lies so far below them that its terms underflow, and nothing that a row
+        does not see can turn its zero weight into NaN.
+        """
         if not np.isfinite(values).all():
             return False
         if not self.log:
@@ -259,7 +271,10 @@ class _Features:
         return bool((features.max(-2, keepdims=True) - lowest <= 20).all())
 
     def query(self, q: Any, state: _State, features: Any = None) -> Any:
-        """φ(q) up to a factor for each row, in units of the state; `features` of keys seen from their own row on."""
+        """Return φ(q) up to a factor for each row, in units of the state.
+
+        features: of keys that are visible from their own row on.
+        """
         phi = self.of(q)
         if self.log:
             phi = phi if self.per_feature else phi + state.peak
@@ -278,23 +293,25 @@ def in_parallel(
     feature_map: FeatureMap = "elu",
     causal: bool = False,
     chunk: int = 128,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Any:
-    """`linear_attention` on the arrays of a framework: no loop over chunks, no branch on values, so that it is traced.
+    """Compute `linear_attention` on the arrays of a framework.
+
+    No loop over chunks and no branch on values, so that it can be traced.
 
     Memory is O(n · (r + d_v)) for r features φ, and n · r · d_v / chunk for the sums of chunks where it is causal.
     """
     given = {"query": query, "key": key, "value": value}
     hollow = {name: space.hollow(name, x) for name, x in given.items()}
-    frame, shape = _checked(**hollow, causal=causal, chunk=chunk, layout=layout)
+    arranged, shape = _checked(**hollow, causal=causal, chunk=chunk, layout=layout)
     dtype = hollow["query"].dtype
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
-    q, k, v = (space.cast(frame.inward(x), wide) for x in given.values())
+    q, k, v = (space.cast(arranged.inward(x), wide) for x in given.values())
     (h, n_q, d), (h_kv, n_k) = q.shape[-3:], k.shape[-3:-1]
     xp = space.xp
     rows = min(n_q, n_k) if causal else n_q  # the rows before them see nothing
     if 0 in shape or not n_k:
-        return frame.outward(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
+        return arranged.outward(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
     q = q[..., n_q - rows :, :].reshape(*q.shape[:-3], h_kv, h // h_kv, rows, d)
     k, v = k[..., None, :, :], v[..., None, :, :]
     values = xp.concatenate([v, xp.ones_like(v[..., :1])], -1)  # the column of ones sums the weights
@@ -305,11 +322,11 @@ def in_parallel(
     if rows < n_q:
         nothing = xp.broadcast_to(xp.zeros_like(out[..., :1, :]), (*shape[:-2], n_q - rows, shape[-1]))
         out = xp.concatenate([nothing, out], -2)
-    return frame.outward(space.cast(out, dtype))
+    return arranged.outward(space.cast(out, dtype))
 
 
 def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:
-    """Weighted sums of the values over all keys, each row up to a factor."""
+    """Return weighted sums of the values over all keys, each row up to a factor."""
     features = phi.of(k)
     peak = phi.constant(phi.xp.amax(features, -2)[..., None, :])
     if phi.log:
@@ -319,11 +336,12 @@ def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:
 
 
 def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
-    """Weighted sums of the values up to each row's key, the last row's being the last; each row up to a factor.
+    """Return weighted sums of values up to each row's key, up to a factor.
 
-    A row sees all keys of the chunks before its own, then in its chunk, halved again and again, the first half where
-    it lies in the second, and last its own key. So no product has a key that some row of it does not see: what is
-    hidden has no influence, and exponentials relative to the largest of the keys never overflow, nor all underflow.
+    The last row's key is the last. A row sees all keys of the chunks before its own. In its chunk, halved repeatedly,
+    it sees the first half where it is in the second, and at last its own key. No product has a key that one of its rows
+    does not see: hidden keys have no influence, and exponentials relative to the largest of the keys never overflow,
+    nor all underflow.
     """
     xp = phi.xp
     c = 1 << (min(chunk, 2 * k.shape[-2]).bit_length() - 1)
@@ -337,7 +355,7 @@ def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
         scale = xp.amax(phi.constant(q) + highest, -1)[..., None]
 
     def padded(x: Any, fill: float = 0.0) -> Any:
-        """x with rows before it, for keys that no row ends at, and after everything up to a whole chunk."""
+        """Pad x in front, for keys that no row ends at, and at its end to a whole chunk."""
         size = (*x.shape[:-2], n - x.shape[-2], x.shape[-1]), (*x.shape[:-2], -n % c, x.shape[-1])
         before, after = (xp.broadcast_to(xp.full_like(x[..., :1, :], fill), shape) for shape in size)
         return xp.concatenate([before, x, after], -2)
@@ -379,7 +397,10 @@ def _hierarchy(phi: _Features, q: Any, k: Any, values: Any, chunk: int) -> Any:
 
 
 def _accumulated(combine: Any, x: Any, xp: Any) -> Any:
-    """The running result of an associative operation along the rows of x (..., n, r)."""
+    """Return the running result of an associative operation along rows.
+
+    x: (..., n, r).
+    """
     step = 1
     while step < x.shape[-2]:
         x = xp.concatenate([x[..., :step, :], combine(x[..., step:, :], x[..., :-step, :])], -2)
@@ -388,7 +409,10 @@ def _accumulated(combine: Any, x: Any, xp: Any) -> Any:
 
 
 def _before(peak: Any, sums: Any, log: bool, xp: Any) -> tuple[Any, Any]:
-    """The peaks (..., c, 1, r) and sums (..., c, r, e) of all chunks before each, from those of each."""
+    """Return the peaks and sums over all chunks before each one.
+
+    peak: (..., c, 1, r). sums: (..., c, r, e).
+    """
 
     def later(x: Any, step: int, fill: float) -> Any:
         return xp.concatenate([xp.full_like(x[..., :step, :, :], fill), x[..., : x.shape[-3] - step, :, :]], -3)
@@ -441,5 +465,5 @@ def _features(feature_map: FeatureMap, d: int, dtype: np.dtype[Any], space: Name
 
 
 def _divide(a: Any, total: Any, xp: Any = np) -> Any:
-    """a / total, and 0 / 0 = 0; a NaN stays one."""
+    """Return a / total with 0 / 0 = 0; NaN stays NaN."""
     return a / xp.where(total == 0, 1.0, total)

@@ -42,7 +42,10 @@ def merge(*parts: tuple[Array, Array], sink: ArrayLike | None = None) -> tuple[A
 
 
 def combined(space: Namespace, parts: tuple[Any, ...], sink: Any) -> tuple[Any, Any]:
-    """`merge` on the arrays of a framework; it differentiates as often as that framework's functions do."""
+    """Merge parts on the arrays of a framework.
+
+    It differentiates as often as that framework's functions do.
+    """
     xp, cast = space.xp, space.cast
 
     def hollow(n: int, part: Any) -> Any:
@@ -75,7 +78,7 @@ def combined(space: Namespace, parts: tuple[Any, ...], sink: Any) -> tuple[Any, 
 
 
 def validated(parts: tuple[Any, ...], sink: Any) -> tuple[list[NDArray], list[NDArray]]:
-    """The outputs and the lse of the parts of `merge`, once they fit together."""
+    """Return the outputs and the lse of the parts of `merge`, checked to fit together."""
     if not parts:
         raise ValueError("merge needs at least one part (out, lse), got none")
     for n, given in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Multi-head attention: features split into heads, attended by `regard.attention`, and joined again."""
+"""Multi-head attention: features split into heads, attended, and joined."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -160,7 +160,10 @@ def projected(
     num_kv_heads: int | None = None,
     **options: Any,
 ) -> Any:
-    """`multihead_attention` on the arrays of a framework; `options` are its projections and those of attention."""
+    """Compute `multihead_attention` on the arrays of a framework.
+
+    options: its projections and those of attention.
+    """
     arrays = {"query": query, "key": key, "value": value} | {name: options.pop(name, None) for name in WEIGHTS}
     hollow: dict[str, Any] = {name: None if x is None else space.hollow(name, x) for name, x in arrays.items()}
     h = checks.integer("num_heads", num_heads)
@@ -194,7 +197,7 @@ def projected(
     columns("the joined heads", (*inputs["query"].shape[:-1], h * d_v), "o")
 
     def linear(x: Any, name: str) -> Any:
-        """x @ w + b in the dtype of x, 16 bit by way of float32."""
+        """Return x @ w + b in the dtype of x, computed in float32 for 16 bit."""
         w, b = arrays[f"w_{name}"], arrays[f"b_{name}"]
         if w is None:
             return x
@@ -215,7 +218,7 @@ def projected(
 
 
 def _columns(source: str, shape: tuple[int, ...], name: str, w: NDArray | None, b: NDArray | None) -> tuple[int, str]:
-    """How many features a projection will give, and of what, once its shapes fit."""
+    """Return a projection's number of features, and their source, checked."""
     if w is None:
         if b is not None:
             raise ValueError(f"b_{name} needs w_{name}")

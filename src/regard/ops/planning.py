@@ -1,4 +1,4 @@
-"""What a call of attention will cost, and which engine will run it, found from shapes and rules."""
+"""Cost of a call of attention, and its engine, from shapes and rules."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -10,28 +10,29 @@ from typing import Any, NamedTuple, TypedDict, Unpack, overload
 import numpy as np
 
 from regard.arguments.frameworks import dispatched
+from regard.arguments.values import size_text
 from regard.core import checks
 from regard.core.problem import Problem
-from regard.core.types import ArrayLike, Layout, MaskLike, ScoreLike
+from regard.core.types import ArrayLike, LayoutName, MaskLike, ScoreLike
 from regard.engines import choose, refusals
-from regard.engines.tiled.tiles import CHUNK, KEYS, ROWS
+from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, CHUNK_SCORES
 from regard.ops.attention import problem_from
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.runtime.threads import num_threads
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Of more than these, as many stand for all: blocks of rows whose tiles are counted, blocks whose visible pairs are
-# counted, and partly masked tiles in such a block.
+# Sizes of samples: query blocks whose tiles are counted, blocks whose visible pairs are counted, and mixed tiles of
+# such a block.
 BLOCKS, BLOCKS_LOOKED_INTO, TILES_LOOKED_INTO = 2048, 512, 8
-TILES, SPLIT = 2**14, 64  # ranges of keys looked at for one block of rows; parts of one that is looked into
+TILES, SPLIT = 2**14, 64  # ranges of keys visited for one query block; parts of a mixed one
 
 
 MOST = 2**60  # entries of an array
 
 
 class Complexity(NamedTuple):
-    """The order of time and of memory that one operation takes, in naive attention and here."""
+    """Order of time and of memory of one operation, in naive attention and here."""
 
     operation: str
     time: str
@@ -49,7 +50,7 @@ COMPLEXITY = (
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of `rows` queries × `keys` keys of all heads, by what the bounds of the rules say of them.
+    """Tiles of `rows` queries × `keys` keys of all heads, by the bounds of the rules.
 
     `skipped` tiles hold no visible pair, `full` ones nothing else, the `mixed` ones are masked pair by pair. `pairs` is
     how many pairs of query and key the visited tiles hold, `visible` the share of all pairs that the mask allows. Where
@@ -74,7 +75,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Plan:
-    """One call: its engine and why, its floating point operations, its bytes, its memory and its tiles.
+    """One call: its engine and why, its FLOPs, bytes, memory and tiles.
 
     FLOPs are those of the products, a multiplication and an addition each: `flops` = 2·b·h·n_q·n_k·(d + d_v) forward,
     `flops_backward` 2.5 times that; `flops_visited` and `flops_visited_backward` leave out the tiles skipped.
@@ -120,7 +121,7 @@ class Plan:
         return self.naive_memory // (self.batch * self.heads or 1)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What `str` prints, a label and a text for each line."""
+        """Return the lines that `str` prints, a label and a text each."""
         t, about = self.tiles, "" if self.tiles.exact else "about "
         heads = f"{self.heads} heads" + (f" over {self.kv_heads}" if self.kv_heads != self.heads else "")
         lines = [
@@ -136,9 +137,9 @@ class Plan:
                 "backward",
                 f"{_si(self.flops_backward)}FLOP, {about}{_si(self.flops_visited_backward)}FLOP in the tiles visited",
             ),
-            ("bytes", f"{_binary(self.bytes_read)} read, {_binary(self.bytes_written)} written"),
-            ("memory", f"about {_binary(self.working_memory)} beyond inputs and outputs"),
-            ("naive", f"{_binary(self.naive_memory)} of scores, {_binary(self.naive_memory_per_head)} per head"),
+            ("bytes", f"{size_text(self.bytes_read)} read, {size_text(self.bytes_written)} written"),
+            ("memory", f"about {size_text(self.working_memory)} beyond inputs and outputs"),
+            ("naive", f"{size_text(self.naive_memory)} of scores, {size_text(self.naive_memory_per_head)} per head"),
             (
                 "tiles",
                 f"{t.total:,} of {t.rows} × {t.keys}: {about}{t.skipped:,} skipped, {t.full:,} full, {t.mixed:,} mixed",
@@ -152,7 +153,7 @@ class Plan:
 
 
 class Setup(TypedDict, total=False):
-    """The options of `plan`: what it is told of a call, but for its arrays or sizes."""
+    """The options of `plan`: those of a call, except its arrays or sizes."""
 
     dtype: Any
     mask: MaskLike
@@ -165,7 +166,7 @@ class Setup(TypedDict, total=False):
     seed: int | ArrayLike | None
     offset: int | ArrayLike | None
     origin: tuple[int, int, int]
-    layout: Layout
+    layout: LayoutName
     engine: str | None
 
 
@@ -212,7 +213,7 @@ def plan(
     seed: Any = None,
     offset: Any = None,
     origin: tuple[int, int, int] = (0, 0, 0),
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
     engine: str | None = None,
 ) -> Plan:
     """Tell what `regard.attention` with these arguments would do, without doing it.
@@ -293,9 +294,9 @@ def plan(
 def shapes(
     sizes: Mapping[str, Any], *, positions_first: bool = False, label: Callable[[str], str] = str
 ) -> list[tuple[int, ...]]:
-    """The shapes of query, key and value with these sizes, named as in `plan`.
+    """Return the shapes of query, key and value with these sizes, named as in `plan`.
 
-    label: how an error names a size.
+    label: maps the name of a size to that in an error.
     """
     found = {name: checks.integer(label(name), size, least=1, below=MOST) for name, size in sizes.items()}
     if not found.keys() >= {"n", "d"}:
@@ -313,7 +314,7 @@ def shapes(
 
 
 def _array(name: str, x: Any, dtype: Any) -> Array:
-    """The array itself, or one of that shape which takes no memory."""
+    """Return an array, or for a shape an array of it that takes no memory."""
     if not isinstance(x, tuple | list):
         array: Array = x
         return array
@@ -322,7 +323,7 @@ def _array(name: str, x: Any, dtype: Any) -> Array:
     if math.prod(max(size, 1) for size in x) >= MOST:
         raise ValueError(f"{name} must have fewer than 2**60 entries, got shape {checks.shown(tuple(x))}")
     one = np.zeros(1, checks.floating("dtype", dtype))
-    # The strides of an array of its own, without its memory: nothing is read.
+    # The strides of a real array, without its memory: nothing is read.
     strides = [math.prod(x[n + 1 :]) * one.itemsize for n in range(len(x))]
     return np.lib.stride_tricks.as_strided(one, tuple(x), strides, writeable=False)
 
@@ -333,9 +334,11 @@ def _reasons(p: Problem, chosen: str, named: bool) -> dict[str, str]:
 
 
 def _working_memory(p: Problem, engine: str) -> int:
-    """Bytes beyond inputs and outputs: of the chunks that threads work on (scores and weights; keys and values copied
-    for BLAS, once more where the dtype of sums is wider), of the cpu engine's tiles and lists, or of the n × n arrays
-    of the specification.
+    """Return bytes beyond inputs and outputs, about.
+
+    Of the tiled engine: the chunks that threads work on, with scores and weights, and keys and
+    values copied for BLAS (once more where the dtype of sums is wider). Of the cpu engine: its
+    tiles and lists. Of the specification: its n × n arrays.
     """
     if engine == "spec":
         return 8 * 8 * p.batch * p.heads * p.n_q * p.n_k
@@ -343,15 +346,15 @@ def _working_memory(p: Problem, engine: str) -> int:
         from regard.engines.cpu.schedule.work import working_memory
 
         return working_memory(p)
-    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // ROWS))
-    pairs = min(CHUNK, ROWS * KEYS * -(-p.n_k // KEYS) * p.heads)
+    threads = min(num_threads(), p.batch * p.heads * -(-p.n_q // BLOCK_Q))
+    pairs = min(CHUNK_SCORES, BLOCK_Q * BLOCK_K * -(-p.n_k // BLOCK_K) * p.heads)
     copies = 2 if p.dtype == p.compute else 3
-    return threads * p.compute.itemsize * (2 * pairs + copies * (ROWS + pairs // ROWS) * (p.d + p.d_v))
+    return threads * p.compute.itemsize * (2 * pairs + copies * (BLOCK_Q + pairs // BLOCK_Q) * (p.d + p.d_v))
 
 
 @dataclass(frozen=True)
 class _Alike:
-    """One of the batch elements and heads that see the same, by index, and how many there are."""
+    """The first of `count` batch elements and heads that see the same, by index."""
 
     b: int
     h: int
@@ -359,20 +362,29 @@ class _Alike:
 
 
 def _alike(p: Problem, leaves: frozenset[str]) -> list[_Alike]:
-    """The batch elements and heads that the rules can tell apart."""
-    by_batch = leaves & {"b", "dense"}
-    seen: dict[tuple[int, int], list[int]] = {}
-    for b in range(p.batch):
-        seen.setdefault((b if by_batch else 0, int(p.offset[b])), []).append(b)
+    """Group batch elements and heads that rules cannot tell apart.
+
+    leaves: those that the rules read.
+    """
+    if leaves & {"b", "dense"}:
+        elements = [(b, 1) for b in range(p.batch)]
+    elif any(p.offset.strides):
+        _, first, counts = np.unique(p.offset, return_index=True, return_counts=True)
+        elements = sorted(zip(first.tolist(), counts.tolist(), strict=True))
+    else:  # one offset for all
+        elements = [(0, p.batch)] if p.batch else []
     if leaves & {"h", "dense"}:
-        return [_Alike(same[0], h, len(same)) for same in seen.values() for h in range(p.heads)]
-    return [_Alike(same[0], 0, len(same) * p.heads) for same in seen.values()] if p.heads else []
+        return [_Alike(b, h, count) for b, count in elements for h in range(p.heads)]
+    return [_Alike(b, 0, count * p.heads) for b, count in elements] if p.heads else []
 
 
 def _tiles(p: Problem) -> Tiles:
-    """Count the tiles by the bounds of the rules, as the tiled engine cuts them: from i = 0 and j = 0."""
-    alike = _alike(p, reads(*p.hiding))
-    starts = [range(-(int(p.offset[same.b]) % ROWS), p.n_q, ROWS) for same in alike]
+    """Count the tiles by the bounds of the rules.
+
+    Tiles begin at multiples from i = 0 and j = 0, as in the tiled engine.
+    """
+    alike = _alike(p, reads(*p.rules.hiding))
+    starts = [range(-(int(p.offset[same.b]) % BLOCK_Q), p.n_q, BLOCK_Q) for same in alike]
     ends = np.cumsum([len(blocks) for blocks in starts], dtype=np.int64)  # of each one's blocks among those of all
     count = int(ends[-1]) if len(ends) else 0
     counted = _sample(count, BLOCKS)
@@ -382,7 +394,7 @@ def _tiles(p: Problem) -> Tiles:
     for number, k in enumerate(counted):
         n = int(np.searchsorted(ends, k, "right"))
         same, start = alike[n], starts[n][k - int(ends[n])]  # counted from the end
-        first, last = max(start, 0), min(start + ROWS, p.n_q)
+        first, last = max(start, 0), min(start + BLOCK_Q, p.n_q)
         seen_tiles = _visited(p, same, first, last)
         left, right, times = seen_tiles.left, seen_tiles.right, seen_tiles.times
         tiles_exact &= seen_tiles.exact
@@ -402,8 +414,8 @@ def _tiles(p: Problem) -> Tiles:
     full, mixed_tiles, pairs = (round(x * count / max(len(counted), 1)) for x in counts)
     every = p.batch * p.heads * p.n_q * p.n_k
     return Tiles(
-        rows=ROWS,
-        keys=KEYS,
+        rows=BLOCK_Q,
+        keys=BLOCK_K,
         total=sum(same.count * len(blocks) for same, blocks in zip(alike, starts, strict=True))
         * (int(_tile_count(p.origin[2], p.keys)) if p.n_k else 0),
         full=full,
@@ -416,8 +428,12 @@ def _tiles(p: Problem) -> Tiles:
 
 
 def _sample(count: int, most: int) -> list[int]:
-    """At most so many of the numbers below `count`: all of them, or one from each of equal stretches, at random (an
-    even spacing would fall in step with the tiles), the same ones every time.
+    """Return at most `most` of the numbers below `count`.
+
+    All, or one from each of equal stretches.
+
+    The choice is random, as an even spacing would fall in step with the tiles, but the same every
+    time.
     """
     if count <= most:
         return list(range(count))
@@ -426,8 +442,9 @@ def _sample(count: int, most: int) -> list[int]:
 
 
 class _Seen(NamedTuple):
-    """Ranges of absolute keys that some rows may see. times: the tiles or ranges that each stands for, as an estimate
-    where not `exact`.
+    """Ranges of absolute keys that some rows may see.
+
+    times: the number of tiles or ranges that each one represents, an estimate where not `exact`.
     """
 
     left: Array
@@ -438,31 +455,32 @@ class _Seen(NamedTuple):
 
 
 def _tile_count(left: Any, right: Any) -> Any:
-    """How many tiles the keys from left to before right lie in."""
-    return -(-right // KEYS) - left // KEYS
+    """Return the number of tiles with the keys from left to before right."""
+    return -(-right // BLOCK_K) - left // BLOCK_K
 
 
 def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
-    """The keys that some rows may see: whole ranges of tiles where all is visible, tiles where it is mixed.
+    """Return the keys that some rows may see.
 
-    At most TILES ranges are looked at: of more tiles, several together first, then some of those that are mixed.
+    Whole ranges of tiles where all is visible, single tiles where some is. At most TILES ranges are
+    visited: of more tiles, several together first, then some of those that are mixed.
     """
-    size = KEYS
+    size = BLOCK_K
     while p.n_k > size * TILES:
         size *= 2
-    edges = p.key_edges(size)
-    if not p.hiding:
+    edges = p.extents.key_edges(size)
+    if not p.rules.hiding:
         return _Seen(edges[:-1], edges[1:], np.full(len(edges) - 1, EVERYTHING), np.ones(len(edges) - 1), True)
-    ranges = p.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
+    ranges = p.extents.ranges(same.b, range(same.h, same.h + 1), first, last - 1)
 
     parts: list[tuple[Array, Array, Array, Array]] = []
     pieces, times, exact = [edges], 1.0, True
     while True:
         mixed: list[tuple[int, int]] = []
         for edges in pieces:
-            tiles, kinds = key_tiles(p.mask_node, p.hiding_node, ranges, edges)
+            tiles, kinds = key_tiles(p.mask_node, p.rules.hiding_node, ranges, edges)
             left, right = edges[tiles], edges[tiles + 1]
-            taken = kinds == EVERYTHING if size > KEYS else np.ones(len(kinds), bool)
+            taken = kinds == EVERYTHING if size > BLOCK_K else np.ones(len(kinds), bool)
             parts.append((left[taken], right[taken], kinds[taken], np.full(taken.sum(), times)))
             mixed += zip(left[~taken].tolist(), right[~taken].tolist(), strict=True)
         if not mixed:
@@ -470,7 +488,7 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
             return _Seen(left, right, kinds, counts, exact)
         some = _sample(len(mixed), TILES_LOOKED_INTO)
         times, exact = times * len(mixed) / len(some), exact and len(some) == len(mixed)
-        size = max(size // SPLIT, KEYS)
+        size = max(size // SPLIT, BLOCK_K)
         pieces = [
             np.array([left, *range(left - left % size + size, right, size), right])
             for left, right in map(mixed.__getitem__, some)
@@ -478,7 +496,7 @@ def _visited(p: Problem, same: _Alike, first: int, last: int) -> _Seen:
 
 
 def _visible(p: Problem, same: _Alike, first: int, last: int, left: int, right: int) -> int:
-    """How many pairs of these rows and these absolute keys the mask allows."""
+    """Count the pairs of these rows and these absolute keys that the mask allows."""
     if p.mask_node is None:
         return int((last - first) * (right - left))
     j0 = p.origin[2]
@@ -505,11 +523,3 @@ def _si(x: float) -> str:
             return f"{x:.4g} {unit}"
         x /= 1000
     return f"{x:.4g} P"
-
-
-def _binary(x: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if x < 1024:
-            return f"{x:.4g} {unit}"
-        x /= 1024
-    return f"{x:.4g} TiB"

@@ -1,4 +1,4 @@
-"""Attention step by step: every intermediate of one call, with its indices, its formula and its values."""
+"""Attention step by step: every intermediate of a call, with its formula."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -9,9 +9,10 @@ from typing import Any, overload
 import numpy as np
 
 from regard.arguments.frameworks import dispatched
+from regard.core.layout import Layout
 from regard.core.problem import Problem
-from regard.core.types import Layout, MaskLike, ScoreLike
-from regard.ops.attention import Frame, problem_from
+from regard.core.types import LayoutName, MaskLike, ScoreLike
+from regard.ops.attention import problem_from
 from regard.reference import specification
 from regard.rules import Score, as_score
 
@@ -20,9 +21,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One intermediate: `symbol` and `indices` name it in `formula`, `einsum` is its contraction (empty if it is none).
+    """One intermediate of a call.
 
-    `value` is read-only and of the dtype of sums (float32, float64 for float64); the output is of the inputs' dtype.
+    `symbol` and `indices` name it in `formula`; `einsum` is its contraction, empty if it is none.
+    `value` is read-only and of the dtype of sums (float32, float64 for float64); the output is of
+    the inputs' dtype.
     """
 
     name: str
@@ -44,7 +47,9 @@ class Step:
 
 
 class Steps(Sequence[Step]):
-    """The steps of a call in order; also by name or symbol, `steps["softmax"]` or `steps["P"]` (the last of a symbol).
+    """The steps of a call in order, also by name or symbol.
+
+    `steps["softmax"]` is a step, `steps["P"]` the last of a symbol.
 
     `str(steps)` is a table of names, formulas, contractions and shapes.
     """
@@ -82,7 +87,7 @@ class Steps(Sequence[Step]):
         return tuple(step.name for step in self)
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """What `str` prints, a row for each step: name, tensor, formula, einsum, shape."""
+        """Return the rows that `str` prints: name, tensor, formula, einsum, shape."""
         return [(step.name, step.tensor, step.formula, step.einsum, _shape(step.shape)) for step in self]
 
     def __str__(self) -> str:
@@ -111,7 +116,7 @@ def steps(
     seed: int | None = None,
     offset: int | Array | None = None,
     origin: tuple[int, int, int] = (0, 0, 0),
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> Steps:
     """Return every intermediate of `regard.attention` with these arguments, as data.
 
@@ -141,23 +146,23 @@ def steps(
     )  # fmt: skip
     rules = score if isinstance(score, Sequence) else () if score is None else (score,)
     with np.errstate(all="ignore"):
-        return Steps([*_steps(p, Frame.of(query, layout), [as_score(rule) for rule in rules], scale is None)])
+        return Steps([*_steps(p, Layout.of(query, layout), [as_score(rule) for rule in rules], scale is None)])
 
 
 def steps_of_head(p: Problem) -> Steps:
     """Return every intermediate of a call with one head, as matrices."""
     default = bool(np.isclose(p.scale, p.d**-0.5, rtol=1e-6))
     with np.errstate(all="ignore"):
-        return Steps([*_steps(p, Frame(matrices=True, positions_first=False), [p.score] if p.score else [], default)])
+        return Steps([*_steps(p, Layout(matrices=True, positions_first=False), [p.score] if p.score else [], default)])
 
 
-def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool) -> Iterator[Step]:
+def _steps(p: Problem, arranged: Layout, rules: Sequence[Score], default_scale: bool) -> Iterator[Step]:
     real: Any = p.compute.type
     f = specification.terms(p, real)
-    lead, h = "..." if p.lead else "", "" if frame.matrices else "h"
+    lead, h = "..." if p.lead else "", "" if arranged.matrices else "h"
 
     def letters(head: str, position: str, feature: str) -> str:
-        return lead + (position + head if frame.positions_first else head + position) + feature
+        return lead + (position + head if arranged.positions_first else head + position) + feature
 
     def step(name: str, symbol: str, indices: str, value: Array, formula: str = "", einsum: str = "") -> Step:
         value = value.view()
@@ -165,10 +170,10 @@ def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool
         return Step(name, symbol, indices, formula, einsum, value)
 
     def pairs(x: Array) -> Array:
-        return frame.per_head(x.reshape(p.shape(*x.shape[2:])))
+        return arranged.per_head(x.reshape(p.shape(*x.shape[2:])))
 
     def positions(x: Array) -> Array:
-        return frame.outward(x.reshape(p.shape(*x.shape[2:])))
+        return arranged.outward(x.reshape(p.shape(*x.shape[2:])))
 
     q, k, v, o = (letters(h, *two) for two in ("ia", "ja", "jb", "ib"))
     ij, i = f"{lead}{h}ij", f"{lead}{h}i"
@@ -176,10 +181,12 @@ def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool
     raw = "S" if p.scale == 1 else "R"
     R, S, P, lse = (_tensor(*pair) for pair in ((raw, ij), ("S", ij), ("P", ij), ("lse", i)))
 
-    yield step("queries", "Q", q, frame.outward(p.query.astype(real, copy=False)))
-    yield step("keys", "K", letters("g", "j", "a") if p.group > 1 else k, frame.outward(p.key.astype(real, copy=False)))
+    yield step("queries", "Q", q, arranged.outward(p.query.astype(real, copy=False)))
     yield step(
-        "values", "V", letters("g", "j", "b") if p.group > 1 else v, frame.outward(p.value.astype(real, copy=False))
+        "keys", "K", letters("g", "j", "a") if p.group > 1 else k, arranged.outward(p.key.astype(real, copy=False))
+    )
+    yield step(
+        "values", "V", letters("g", "j", "b") if p.group > 1 else v, arranged.outward(p.value.astype(real, copy=False))
     )
     if p.group > 1:
         shared = f"h // {p.group}"
@@ -193,10 +200,10 @@ def _steps(p: Problem, frame: Frame, rules: Sequence[Score], default_scale: bool
         yield step("scaled", "S", ij, pairs(f.T), f"{S} = {factor}")
     scores = f.T
     for number, rule in enumerate(rules, 1):
-        scores = specification.evaluate_one(rule.node, specification.place(p, real, scores), scores.shape)
+        scores = specification.evaluate_one(rule.node, specification.indices_of(p, real, scores), scores.shape)
         yield step("score" if len(rules) == 1 else f"score {number}", "S", ij, pairs(scores), f"S ← {rule}")
     if p.bias is not None:
-        scores = scores + specification.square(p, p.bias).astype(real)
+        scores = scores + specification.dense(p, p.bias).astype(real)
         yield step("bias", "S", ij, pairs(scores), f"S ← S + {_tensor('bias', ij)}")
     if p.mask is not None:
         yield step("masked", "S", ij, pairs(f.S), f"S ← −∞ unless {p.mask}")

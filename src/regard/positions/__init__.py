@@ -1,4 +1,4 @@
-"""Where a token is, as numbers: added to embeddings, rotated into queries and keys, or added to scores.
+"""Positions of tokens as numbers: for embeddings, for queries and keys, for scores.
 
 =================  ==========================  =====================================================================
 function           used on                     source

@@ -1,4 +1,4 @@
-"""Rotary encodings, which turn pairs of features of queries and keys, and their scalings for longer contexts."""
+"""Rotary encodings, which rotate pairs of features, and scalings for longer contexts."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from regard.arguments import values
 from regard.core import checks
-from regard.core.types import Layout
-from regard.ops.attention import Frame
+from regard.core.layout import Layout
+from regard.core.types import LayoutName
 from regard.positions.sinusoids import checked_base
 from regard.rules.tracing import as_array
 
@@ -148,9 +148,11 @@ def rope(
     pairing: Literal["half", "interleaved"] = "half",
     dim: int | None = None,
     scaling: Scaling | None = None,
-    layout: Layout = "bhnd",
+    layout: LayoutName = "bhnd",
 ) -> NDArray[Any]:
-    """Turn each pair of features by the angle ω[a] · position (rotary, Su et al. 2021).
+    """Rotate each pair of features by the angle ω[a] · position.
+
+    Rotary encoding, Su et al. 2021.
 
         (x[h,i,a], x[h,i,a'])  ←  (x[h,i,a] cos - x[h,i,a'] sin,  x[h,i,a'] cos + x[h,i,a] sin)
 
@@ -191,8 +193,8 @@ def rope(
     values.choice("pairing", pairing, ("half", "interleaved"))
     if x.ndim < 2:
         raise ValueError(f"x must be (..., h, n, d) or (n, d), got shape {x.shape}")
-    frame = Frame.of(x, layout)
-    x = frame.inward(x)
+    arranged = Layout.of(x, layout)
+    x = arranged.inward(x)
     d = x.shape[-1]
     dim = d if dim is None else values.integer("dim", dim)
     if dim < 2 or dim % 2 or dim > d:
@@ -217,11 +219,11 @@ def rope(
     out = x.copy(order="K")
     out[..., a] = first * cos - second * sin
     out[..., b] = second * cos + first * sin
-    return frame.outward(out)
+    return arranged.outward(out)
 
 
 def _scaled(scaling: Scaling, d: int, base: float) -> tuple[NDArray[np.float64], float]:
-    """What a scaling makes of d features: a number for each pair, and a factor."""
+    """Return a scaling's frequencies, one for each pair of d features, and its factor."""
     found = values.function("scaling", scaling, ("dim", "base"))(d, base)
     if not isinstance(found, tuple) or len(found) != 2 or np.shape(found[0]) != (d // 2,):
         raise ValueError(f"scaling must return (frequencies of shape ({d // 2},), factor), got {values.shown(found)}")

@@ -14,7 +14,9 @@ from regard.arguments import values
 def sinusoidal(
     n: int, d: int, *, base: float = 10000.0, offset: float = 0, dtype: DTypeLike = np.float32
 ) -> NDArray[Any]:
-    """Make sinusoidal encodings, (n, d): PE[i, 2a] = sin(ω[a] p), PE[i, 2a+1] = cos(ω[a] p).
+    """Make sinusoidal encodings, (n, d).
+
+    PE[i, 2a] = sin(ω[a] p), PE[i, 2a+1] = cos(ω[a] p).
 
     p = i + offset and ω[a] = base^(-2a/d), as in Vaswani et al. 2017, section 3.5. For an odd d the
     last sine has no cosine. Angles are float64 whatever `dtype` is.
@@ -42,7 +44,10 @@ def sinusoidal(
 
 
 def checked_base(base: object) -> float:
-    """The base of the wavelengths as a float, or a TypeError or ValueError."""
+    """Return the base of the wavelengths as a float.
+
+    Raises TypeError or ValueError for anything else.
+    """
     value = values.real("base", base)
     if not 1 < value < math.inf:
         raise ValueError(f"base must be greater than 1 and finite, got {value}")

@@ -1,5 +1,7 @@
 """The executable specification, which judges every engine.
 
-Read `specification` first: attention, its derivatives and its statistics in O(n²), as formulas in `einsum`. `engine`
-makes it the engine "spec".
+| Module | Contents |
+|---|---|
+| `specification` | attention, its derivatives and its statistics in O(n²), as formulas in `einsum` |
+| `engine` | the same as the engine "spec" |
 """

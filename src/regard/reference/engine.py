@@ -1,4 +1,4 @@
-"""The specification as an engine: `engine="spec"` gives what all others are judged by, in float64 and O(n²)."""
+"""The specification as the engine "spec", in float64 and O(n²)."""
 
 from typing import Any
 
@@ -23,8 +23,9 @@ def supports(p: Problem) -> str | None:
 
 
 def rounded(p: Problem, x: Outputs) -> Outputs:
-    kinds = (p.dtype, p.compute, p.compute)
-    return Outputs(*(None if a is None else a.astype(kind) for a, kind in zip(x, kinds, strict=True)))
+    """Round outputs to the dtypes of a call."""
+    dtypes = (p.dtype, p.compute, p.compute)
+    return Outputs(*(None if a is None else a.astype(dtype) for a, dtype in zip(x, dtypes, strict=True)))
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
@@ -46,7 +47,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
         if s.name == "weights_of":
             return P[..., s.of, :].astype(p.compute)
         x = found[s.name] if s.name in ("argmax", "visible") else found[s.name].astype(p.compute)
-        return Profile(x, p.distances) if s.name == "profile" else x
+        return Profile(x, p.extents.distances) if s.name == "profile" else x
 
     return outputs, {s: value(s) for s in p.observe}
 
@@ -62,12 +63,12 @@ def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
         f = specification.terms(p)
         P = np.where(f.visible, np.exp(f.S.reshape(f.P.shape) - lse.reshape(f.lse.shape)[..., None]), 0)
     P = P.reshape(p.shape(p.n_q, p.n_k))
-    mass, largest = (specification.pooled(P, rows, cols, kind).astype(p.compute) for kind in ("mass", "max"))
+    mass, largest = (specification.pooled(P, rows, cols, reduce).astype(p.compute) for reduce in ("mass", "max"))
     return mass, largest
 
 
 def fitted(p: Problem, g: Differential) -> Differential:
-    """Each gradient in the dtype of its input."""
+    """Round each gradient to the dtype of its input."""
 
     def fit(x: Array | None, like: Array | None) -> Array | None:
         return None if x is None or like is None else x.astype(like.dtype)

@@ -1,8 +1,6 @@
-"""The executable specification: attention, its derivatives and its statistics, O(n²), slow and obviously right.
+"""The executable specification: attention and its derivatives as formulas.
 
-It judges every engine and imports nothing but NumPy and the rules. Indices: b batch (leading dimensions, row-major),
-h head, i query, j key, a feature of query and key, c feature of value. Arrays are float64, or longdouble where
-float64 itself is judged. A dot after a name in a comment is a tangent; a name that begins with d is a gradient.
+It judges every engine, takes O(n²) time and memory, and imports nothing but NumPy, the rules and the call as data.
 
     T = scale · Q K                     raw scores
     S = score(T) + bias                 −∞ where the mask or the score hides the pair
@@ -10,6 +8,13 @@ float64 itself is judged. A dot after a name in a comment is a tangent; a name t
     P = exp(S − lse)
     O = (P · D) V                       D = keep / (1 − p), the dropout
     H = −Σ_j P log P                    the entropy
+
+Read from the top: `terms` computes these lines; then come outputs and statistics, gradients, tangents, second
+derivatives, and last the parts that they are made of.
+
+Indices: b batch (leading dimensions, row-major), h head, i query, j key, a feature of query and key, c feature of
+value. A name that begins with d is a gradient. In comments, a dot after a name is a tangent. Arrays are float64, or
+longdouble where float64 itself is judged.
 """
 
 from collections.abc import Mapping
@@ -20,68 +25,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from regard.core.problem import Differential, Outputs, Problem, collapse
-from regard.core.statistics import cells
+from regard.core.statistics import bin_edges
 from regard.rules import At, Mask, Node, Table, evaluate, reading, scatter, tangent
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Real = type[np.float32] | type[np.float64] | type[np.longdouble]
 
-GOLDEN = 0x9E3779B97F4A7C15
 
-
-def mix64(x: Any) -> Any:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit words."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-def random_bits(seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
-    """32 random bits for each (b, h, i, j): SplitMix64 makes the two keys of a row, 32-bit arithmetic counts along it.
-
-    The mixer has the multipliers and shifts of lowbias32 (Wellons 2018); the row's second key enters halfway.
-    """
-    key = mix64(np.full(1, seed, np.uint64) + np.uint64(GOLDEN))
-    for index in (b, h, i):
-        key = mix64((key ^ np.asarray(index).astype(np.uint64)) + np.uint64(GOLDEN))
-    first, second = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
-    j = np.atleast_1d(j)
-    x = (j.astype(np.uint32) ^ (j >> 32).astype(np.uint32) * np.uint32(GOLDEN & 0xFFFFFFFF)) + first
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D) + second
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    return np.asarray(x ^ (x >> np.uint32(16)))
-
-
-def kept(p: float, seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
-    """The pairs that dropout keeps: those whose bits reach the integer threshold ⌊p · 2³²⌋."""
-    return random_bits(seed, b, h, i, j) >= np.uint32(int(p * 2**32))
-
-
-def einsum(pattern: str, x: Array, y: Array) -> Array:
-    """np.einsum, but a sum over nothing is 0: NumPy 2.4 can leave such a result unwritten."""
-    terms, result = pattern.split("->")
-    size = dict(zip(terms.replace(",", ""), x.shape + y.shape, strict=True))
-    return np.einsum(pattern, x, y) if all(size.values()) else np.zeros([size[n] for n in result], x.dtype)
-
-
-def seen(pattern: str, weight: Array, x: Array, visible: Array) -> Array:
-    """`einsum(pattern, weight, x)` over the visible pairs alone, so that a masked pair never makes 0 · NaN.
-
-    The pattern sums over the first index of x after its head, on the side of j or of i.
-    """
-    bad = ~np.isfinite(x)
-    total = einsum(pattern, weight, np.where(bad, 0, x))
-    axis = -1 if pattern.startswith("bhij,bhj") else -2
-    for n in np.flatnonzero(bad.any(axis=(0, 1, 3))):
-        w, see = np.take(weight, n, axis)[..., None], np.take(visible, n, axis)[..., None]
-        row = x[:, :, n, None, :]
-        total = total + np.where(see & ~np.isfinite(row), w * row, 0)
-    return total
+# Attention
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Every quantity of the formulas above, (b, h, i, j) or (b, h, i)."""
+    """All quantities of the formulas above, (b, h, i, j) or (b, h, i) each."""
 
     q: Array
     k: Array
@@ -100,98 +56,68 @@ class Terms:
     logP: Array
 
 
-def flat(p: Problem, x: Array, keep: int, real: Real) -> Array:
-    """Leading dimensions broadcast and made one; key-value heads repeated for their query heads."""
-    x = p.leading(x, keep).astype(real).reshape(p.batch, *x.shape[x.ndim - keep :])
-    return np.repeat(x, p.group, axis=1) if keep == 3 and x.shape[1] != p.heads else x
-
-
-def fold(p: Problem, x: Array, like: Array | None) -> Array | None:
-    """The transpose of `flat`: a gradient (b, h, ...) summed into the shape of the input it belongs to."""
-    if like is None:
-        return None
-    if like is p.key or like is p.value:
-        x = x.reshape(x.shape[0], p.kv_heads, p.group, *x.shape[2:]).sum(axis=2)
-    return collapse(x.reshape(*p.lead, *x.shape[1:]), like.shape)
-
-
-def square(p: Problem, x: Array) -> Array:
-    """A dense mask or bias as (b, h, i, j)."""
-    return p.dense(x).reshape(p.batch, p.heads, p.n_q, p.n_k)
-
-
-def place(p: Problem, real: Real, T: Array | None = None, **more: Any) -> At:
-    """Where the rules are evaluated: absolute indices of every pair."""
-    b0, h0, j0 = p.origin
-    b, h, i, j = (np.arange(n, dtype=np.int64) for n in (p.batch, p.heads, p.n_q, p.n_k))
-    return At(
-        b=b[:, None, None, None] + b0,
-        h=h[:, None, None] + h0,
-        i=i[:, None] + p.offset[:, None, None, None],
-        j=j + j0,
-        s=T,
-        dtype=real,
-        keys=p.keys,
-        dense=lambda x: square(p, x),
-        **more,
-    )
-
-
-def evaluate_one(node: Node, at: At, shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(evaluate([node], at)[0], shape)
-
-
 def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
-    """Every quantity. As naive code computes them: real=float32, and S, P and O rounded to a `short` dtype."""
+    """Compute all quantities of a call.
+
+    Naive code in 16 bit is real=float32, with S, P and O rounded to the `short` dtype.
+    """
 
     def rounded(x: Array) -> Array:
         return x if short is None else x.astype(short).astype(real)
 
-    q, k, v = (flat(p, x, 3, real) for x in (p.query, p.key, p.value))
+    q, k, v = (flatten(p, x, 3, real) for x in (p.query, p.key, p.value))
     T = real(p.scale) * einsum("bhia,bhja->bhij", q, k)
-    at = place(p, real, T)
+    at = indices_of(p, real, T)
     visible = np.ones(T.shape, bool)
-    if p.mask_node is not None:  # in the arithmetic of the call, so that every engine hides the same pairs
-        visible = evaluate_one(p.mask_node, place(p, p.compute.type), T.shape)
+    if p.mask_node is not None:  # in the dtype of the call, so that every engine hides the same pairs
+        visible = evaluate_one(p.mask_node, indices_of(p, p.compute.type), T.shape)
     S = T if p.score_node is None else evaluate_one(p.score_node, at, T.shape)
-    S = S if p.bias is None else S + square(p, p.bias).astype(real)
+    S = S if p.bias is None else S + dense(p, p.bias).astype(real)
     visible = visible & (S != -np.inf)
     S = rounded(np.where(visible, S, -np.inf))
 
     sink = np.broadcast_to(np.asarray(-np.inf if p.sink is None else p.sink, real), (p.heads,))[:, None]
     m = np.maximum(S.max(axis=-1, initial=-np.inf), sink)
     m = np.where(m == -np.inf, 0, m)  # a query that sees nothing: every exp below is 0
-    rest = np.log(np.exp(S - m[..., None]).sum(axis=-1) + np.exp(sink - m))  # beside a large m it would be lost
-    lse = m + rest
-    logP = np.where(visible, S - m[..., None] - rest[..., None], 0)
+    log_sum = np.log(np.exp(S - m[..., None]).sum(axis=-1) + np.exp(sink - m))
+    lse = m + log_sum
+    logP = np.where(visible, S - m[..., None] - log_sum[..., None], 0)  # not S − lse: a large m absorbs log_sum
     P = rounded(np.where(visible, np.exp(logP), 0))
-    p_sink = np.where(sink == -np.inf, 0, np.exp(sink - m - rest))
+    p_sink = np.where(sink == -np.inf, 0, np.exp(sink - m - log_sum))
     D = np.ones(T.shape, real)
     if p.dropout:
-        D = np.broadcast_to(kept(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
-    O = rounded(seen("bhij,bhjc->bhic", P * D, v, visible))
+        D = np.broadcast_to(dropout_mask(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
+    O = rounded(visible_einsum("bhij,bhjc->bhic", P * D, v, visible))
     H = -(P * logP).sum(axis=-1)
     return Terms(q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H, logP)
 
 
-def outputs(p: Problem, out: Array, lse: Array, entropy: Array) -> Outputs:
-    return Outputs(*(x.reshape(p.shape(*x.shape[2:])) for x in (out, lse, entropy)))
-
-
 def forward(p: Problem, real: Real = np.float64, short: Any = None) -> Outputs:
+    """Return out (..., h, n_q, d_v), lse and entropy (..., h, n_q)."""
     with np.errstate(all="ignore"):
         f = terms(p, real, short)
     return outputs(p, f.O, f.lse, f.H)
 
 
 def weights(p: Problem, real: Real = np.float64) -> Array:
-    """P (..., h, n_q, n_k), before dropout."""
+    """Return P (..., h, n_q, n_k), before dropout."""
     with np.errstate(all="ignore"):
         return terms(p, real).P.reshape(p.shape(p.n_q, p.n_k))
 
 
+def outputs(p: Problem, out: Array, lse: Array, entropy: Array) -> Outputs:
+    """Restore the leading dimensions of outputs (b, h, i, ...)."""
+    return Outputs(*(x.reshape(p.shape(*x.shape[2:])) for x in (out, lse, entropy)))
+
+
+# Statistics
+
+
 def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
-    """The statistics that have no parameters; `order` lists every key of a query, heaviest first."""
+    """Return the statistics that have no parameters, by name.
+
+    `order` lists the keys of each query by falling weight, −1 for hidden ones.
+    """
     with np.errstate(all="ignore"):
         f = terms(p, real)
         visible = f.visible.sum(axis=-1)
@@ -199,7 +125,7 @@ def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
     order = np.lexsort((np.broadcast_to(np.arange(p.n_k), f.P.shape), -f.P, ~f.visible), axis=-1)
     first = order[..., 0] if p.n_k else np.zeros(f.lse.shape, np.int64)
     received = f.P.sum(axis=-2)
-    on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.diagonals)]
+    on_diagonals = [f.P.trace(p.n_k - 1 - n, axis1=-2, axis2=-1) for n in range(p.extents.diagonals)]
     found = {
         "lse": f.lse,
         "entropy": f.H,
@@ -216,41 +142,73 @@ def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
 
 
 def mass(p: Problem, P: Array, rule: Mask) -> Array:
-    """Σ_j P over the pairs that a rule allows, (..., h, n_q)."""
-    chosen = evaluate_one(rule.node, place(p, p.compute.type), (p.batch, p.heads, p.n_q, p.n_k)).reshape(P.shape)
+    """Return Σ_j P over the pairs that a rule allows, (..., h, n_q)."""
+    chosen = evaluate_one(rule.node, indices_of(p, p.compute.type), (p.batch, p.heads, p.n_q, p.n_k)).reshape(P.shape)
     return np.asarray(np.where(chosen, P, 0).sum(axis=-1))
 
 
-def pooled(P: Array, rows: int, cols: int, kind: str) -> Array:
-    """P by cells of `rows` × `cols` (no more than there are): the mass of a query in it, on average, or the maximum."""
-    edges, columns = cells(rows, P.shape[-2]), cells(cols, P.shape[-1])
-    if kind == "max":
+def pooled(P: Array, rows: int, cols: int, reduce: str) -> Array:
+    """Pool P into a map of `rows` × `cols` bins.
+
+    No more bins than queries and keys.
+
+    "mass" is the mean over queries of the sum over keys, "max" the largest weight.
+    """
+    edges, columns = bin_edges(rows, P.shape[-2]), bin_edges(cols, P.shape[-1])
+    if reduce == "max":
         return np.maximum.reduceat(np.maximum.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
     total = np.add.reduceat(np.add.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
     return np.asarray(total / np.diff(edges)[:, None].astype(P.dtype))
 
 
+# Gradients
+
+
+def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = None) -> Differential:
+    """Return the gradients of ⟨dO, out⟩ + ⟨dlse, lse⟩ + ⟨dH, entropy⟩ in every input."""
+    with np.errstate(all="ignore"):
+        f = terms(p, real, short)
+        g = adjoint(p, ct, f)
+        return Differential(
+            query=unflatten(p, p.scale * visible_einsum("bhij,bhja->bhia", g.dT, f.k, f.visible), p.query),
+            key=unflatten(p, p.scale * visible_einsum("bhij,bhia->bhja", g.dT, f.q, f.visible), p.key),
+            value=unflatten(p, visible_einsum("bhij,bhic->bhjc", f.P * f.D, g.dO, f.visible), p.value),
+            bias=unflatten(p, g.dS, p.trained_bias),
+            sink=sink_gradient(p, (f.p_sink * g.c_row).sum(axis=(0, 2))),
+            tables=table_gradients(
+                p, f, {leaf: through(f, node, g.dS) for leaf, node in p.rules.table_partials.items()}
+            ),
+        )
+
+
 @dataclass(frozen=True)
 class Adjoint:
-    """The cotangents, and what backward makes of them on the way to the gradients."""
+    """Cotangents and intermediate gradients of backward."""
 
     dO: Array
     dlse: Array
     dH: Array
     G: Array  # the gradient of P: D · (dO V)
     c: Array  # dS = P · c
-    c_row: Array  # the part of c that is one number for a query; the sink has nothing else
+    c_row: Array  # the part of c that is one number for each query; all that the sink has
     dS: Array
     dT: Array
 
 
-def through(f: Terms, node: Node | None, dS: Array) -> Array:
-    """dS · node, where `node` is a derivative of the score rule (None: no rule, so 1)."""
-    return dS if node is None else np.where(f.visible, dS * evaluate_one(node, f.at, dS.shape), 0)
+def adjoint(p: Problem, ct: Outputs, f: Terms) -> Adjoint:
+    """Compute the gradients of the intermediate quantities."""
+    dO, dlse, dH = cotangents(p, ct, f.T.dtype.type)
+    G = np.where(f.visible, f.D * einsum("bhic,bhjc->bhij", dO, f.v), 0)
+    mean = (f.P * G).sum(axis=-1)
+    m = f.P.sum(axis=-1)
+    c_row = -mean + dlse + dH * (m - f.H)
+    c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * (f.logP + 1), 0)
+    dS = f.P * c
+    return Adjoint(dO, dlse, dH, G, c, c_row, dS, through(f, p.rules.score_partials[0], dS))
 
 
 def cotangents(p: Problem, ct: Outputs, real: Real) -> tuple[Array, Array, Array]:
-    """dO (b, h, i, c), dlse and dH (b, h, i); zeros where there is none."""
+    """Return dO (b, h, i, c), dlse and dH (b, h, i), zeros for absent ones."""
     rows = (p.batch, p.heads, p.n_q)
     dO, dlse, dH = (
         np.zeros(rows + tail, real) if x is None else x.astype(real).reshape(rows + tail)
@@ -259,47 +217,38 @@ def cotangents(p: Problem, ct: Outputs, real: Real) -> tuple[Array, Array, Array
     return dO, dlse, dH
 
 
-def adjoint(p: Problem, ct: Outputs, f: Terms) -> Adjoint:
-    dO, dlse, dH = cotangents(p, ct, f.T.dtype.type)
-    G = np.where(f.visible, f.D * einsum("bhic,bhjc->bhij", dO, f.v), 0)
-    mean = (f.P * G).sum(axis=-1)
-    m = f.P.sum(axis=-1)
-    c_row = -mean + dlse + dH * (m - f.H)
-    c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * (f.logP + 1), 0)
-    dS = f.P * c
-    return Adjoint(dO, dlse, dH, G, c, c_row, dS, through(f, p.score_partials[0], dS))
+def through(f: Terms, node: Node | None, dS: Array) -> Array:
+    """Return dS · node for a derivative of the score rule; None is no rule, so 1."""
+    return dS if node is None else np.where(f.visible, dS * evaluate_one(node, f.at, dS.shape), 0)
 
 
-def gather(p: Problem, f: Terms, parts: Mapping[Node, Array]) -> dict[Table, Array]:
-    """For each table, the parts of its gradient summed where they were read."""
-    total = {table: np.zeros(table.shape, f.T.dtype) for table in p.tables}
+def table_gradients(p: Problem, f: Terms, parts: Mapping[Node, Array]) -> dict[Table, Array]:
+    """Sum each table's gradient over its readings, at the indices read."""
+    total = {table: np.zeros(table.shape, f.T.dtype) for table in p.rules.tables}
     for leaf, part in parts.items():
         scatter(leaf, part, f.at, total[leaf.payload])
     return total
 
 
-def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = None) -> Differential:
-    """The gradients of ⟨dO, out⟩ + ⟨dlse, lse⟩ + ⟨dH, entropy⟩ with respect to every input."""
-    with np.errstate(all="ignore"):
-        f = terms(p, real, short)
-        g = adjoint(p, ct, f)
-        return Differential(
-            query=fold(p, p.scale * seen("bhij,bhja->bhia", g.dT, f.k, f.visible), p.query),
-            key=fold(p, p.scale * seen("bhij,bhia->bhja", g.dT, f.q, f.visible), p.key),
-            value=fold(p, seen("bhij,bhic->bhjc", f.P * f.D, g.dO, f.visible), p.value),
-            bias=fold(p, g.dS, p.trained_bias),
-            sink=sink_shape(p, (f.p_sink * g.c_row).sum(axis=(0, 2))),
-            tables=gather(p, f, {leaf: through(f, node, g.dS) for leaf, node in p.table_partials.items()}),
-        )
-
-
-def sink_shape(p: Problem, x: Array) -> Array | None:
+def sink_gradient(p: Problem, x: Array) -> Array | None:
+    """Sum x (h,) into the shape of the sink; None without one."""
     return None if p.sink is None else collapse(x, p.sink.shape)
 
 
+# Tangents
+
+
+def jvp(p: Problem, t: Differential, real: Real = np.float64, short: Any = None) -> tuple[Outputs, Outputs]:
+    """Return the outputs, and their tangents along tangents t of the inputs."""
+    with np.errstate(all="ignore"):
+        f = terms(p, real, short)
+        d = term_tangents(p, t, f)
+    return outputs(p, f.O, f.lse, f.H), outputs(p, d.O, d.lse, d.H)
+
+
 @dataclass(frozen=True)
-class Dot:
-    """The tangents of `Terms` along tangents of the inputs."""
+class TermTangents:
+    """Tangents of `Terms` along tangents of the inputs."""
 
     q: Array
     k: Array
@@ -315,94 +264,229 @@ class Dot:
     H: Array
 
 
-def dot(p: Problem, t: Differential, f: Terms) -> Dot:
+def term_tangents(p: Problem, t: Differential, f: Terms) -> TermTangents:
+    """Compute the tangents of all quantities along tangents t of the inputs."""
     real = f.T.dtype.type
     q, k, v = (
-        np.zeros_like(full) if x is None else flat(p, x, 3, real)
+        np.zeros_like(full) if x is None else flatten(p, x, 3, real)
         for x, full in ((t.query, f.q), (t.key, f.k), (t.value, f.v))
     )
     T = real(p.scale) * (einsum("bhia,bhja->bhij", q, f.k) + einsum("bhia,bhja->bhij", f.q, k))
     tables = {table: Table(x) for table, x in t.tables.items()}
-    at = place(p, real, f.T, ds=T)
+    at = indices_of(p, real, f.T, ds=T)
     S = T if p.score_node is None else evaluate_one(tangent(p.score_node, tables), at, T.shape)
-    S = S if t.bias is None else S + square(p, t.bias).astype(real)
+    S = S if t.bias is None else S + dense(p, t.bias).astype(real)
     S = np.where(f.visible, S, 0)
     sink = np.zeros(()) if t.sink is None else np.broadcast_to(t.sink.astype(real), (p.heads,))[:, None]
     lse = (f.P * S).sum(axis=-1) + f.p_sink * sink
     P = f.P * (S - lse[..., None])
-    O = seen("bhij,bhjc->bhic", P * f.D, f.v, f.visible) + seen("bhij,bhjc->bhic", f.P * f.D, v, f.visible)
+    O = visible_einsum("bhij,bhjc->bhic", P * f.D, f.v, f.visible) + visible_einsum(
+        "bhij,bhjc->bhic", f.P * f.D, v, f.visible
+    )
     H = -(P * (f.logP + 1)).sum(axis=-1)
-    return Dot(q, k, v, at, tables, sink, S, lse, P, f.p_sink * (sink - lse), O, H)
+    return TermTangents(q, k, v, at, tables, sink, S, lse, P, f.p_sink * (sink - lse), O, H)
 
 
-def jvp(p: Problem, t: Differential, real: Real = np.float64, short: Any = None) -> tuple[Outputs, Outputs]:
-    """Outputs, and their tangents along tangents of the inputs."""
-    with np.errstate(all="ignore"):
-        f = terms(p, real, short)
-        d = dot(p, t, f)
-    return outputs(p, f.O, f.lse, f.H), outputs(p, d.O, d.lse, d.H)
-
-
-def bent(p: Problem, f: Terms, x: Dot, y: Dot) -> Array:
-    """The second derivative of the scores along two directions."""
-    T = f.T.dtype.type(p.scale) * (einsum("bhia,bhja->bhij", x.q, y.k) + einsum("bhia,bhja->bhij", y.q, x.k))
-    d_ds, d_tables = p.score_partials
-    S = through(f, d_ds, T)
-    if d_ds is not None:
-        S = S + evaluate_one(tangent(d_ds, y.tables), y.at, T.shape) * x.at.ds
-    for leaf, slope in d_tables.items():
-        if leaf.payload in x.tables:
-            moved = evaluate_one(reading(leaf, x.tables), f.at, T.shape)
-            S = S + evaluate_one(tangent(slope, y.tables), y.at, T.shape) * moved
-    return np.where(f.visible, S, 0)
+# Second derivatives
 
 
 def jvp_jvp(p: Problem, t: Differential, u: Differential, real: Real = np.float64, short: Any = None) -> Outputs:
-    """The tangents of `jvp`'s tangents along t, which does not move itself, along u: symmetric in both."""
+    """Return the tangents along u of `jvp`'s tangents along a constant t.
+
+    Symmetric in t and u.
+    """
     with np.errstate(all="ignore"):
         f = terms(p, real, short)
-        x, y = dot(p, t, f), dot(p, u, f)
-        S = bent(p, f, x, y)
+        x, y = term_tangents(p, t, f), term_tangents(p, u, f)
+        S = second_scores(p, f, x, y)
         lse = (y.P * x.S + f.P * S).sum(axis=-1) + y.p_sink * x.sink
         P = y.P * (x.S - x.lse[..., None]) + f.P * (S - lse[..., None])
         parts = ((P, f.v), (x.P, y.v), (y.P, x.v))
-        O = sum((seen("bhij,bhjc->bhic", w * f.D, v, f.visible) for w, v in parts), start=np.zeros_like(f.O))
+        O = sum((visible_einsum("bhij,bhjc->bhic", w * f.D, v, f.visible) for w, v in parts), start=np.zeros_like(f.O))
         logP = np.where(f.visible, y.S - y.lse[..., None], 0)
         H = -(P * (f.logP + 1) + x.P * logP).sum(axis=-1)
     return outputs(p, O, lse, H)
 
 
+def second_scores(p: Problem, f: Terms, x: TermTangents, y: TermTangents) -> Array:
+    """Return the second derivative of S along two directions."""
+    T = f.T.dtype.type(p.scale) * (einsum("bhia,bhja->bhij", x.q, y.k) + einsum("bhia,bhja->bhij", y.q, x.k))
+    d_ds, d_tables = p.rules.score_partials
+    S = through(f, d_ds, T)
+    if d_ds is not None:
+        S = S + evaluate_one(tangent(d_ds, y.tables), y.at, T.shape) * x.at.ds
+    for leaf, d_leaf in d_tables.items():
+        if leaf.payload in x.tables:
+            leaf_dot = evaluate_one(reading(leaf, x.tables), f.at, T.shape)
+            S = S + evaluate_one(tangent(d_leaf, y.tables), y.at, T.shape) * leaf_dot
+    return np.where(f.visible, S, 0)
+
+
 def gradients_jvp(
     p: Problem, t: Differential, ct: Outputs, ct_dot: Outputs, real: Real = np.float64, short: Any = None
 ) -> Differential:
-    """The tangents of `gradients` along tangents of the inputs and of the cotangents."""
+    """Return the tangents of `gradients` along t and ct_dot.
+
+    t: tangents of the inputs; ct_dot: of the cotangents.
+    """
     with np.errstate(all="ignore"):
         f = terms(p, real, short)
-        d = dot(p, t, f)
+        d = term_tangents(p, t, f)
         g = adjoint(p, ct, f)
         dO, dlse, dH = cotangents(p, ct_dot, real)
         G = np.where(f.visible, f.D * (einsum("bhic,bhjc->bhij", dO, f.v) + einsum("bhic,bhjc->bhij", g.dO, d.v)), 0)
         mean = (d.P * g.G + f.P * G).sum(axis=-1)
-        spread, spread_dot = f.P.sum(axis=-1) - f.H, d.P.sum(axis=-1) - d.H
-        c_row = -mean + dlse + dH * spread + g.dH * spread_dot
+        m, m_dot = f.P.sum(axis=-1), d.P.sum(axis=-1)
+        c_row = -mean + dlse + dH * (m - f.H) + g.dH * (m_dot - d.H)
         logP = np.where(f.visible, d.S - d.lse[..., None], 0)
         c = np.where(f.visible, G + c_row[..., None] - dH[..., None] * (f.logP + 1) - g.dH[..., None] * logP, 0)
         dS = d.P * g.c + f.P * c
 
         def second(node: Node | None) -> Array:
-            """The tangent of dS · node: the node is a first derivative of the rule, its tangent a second one."""
+            """Return the tangent of dS · node, where node is a first derivative of the rule."""
             if node is None:
                 return np.asarray(dS)
-            bend = np.where(f.visible, g.dS * evaluate_one(tangent(node, d.tables), d.at, dS.shape), 0)
-            return np.asarray(through(f, node, dS) + bend)
+            node_dot = evaluate_one(tangent(node, d.tables), d.at, dS.shape)
+            return np.asarray(through(f, node, dS) + np.where(f.visible, g.dS * node_dot, 0))
 
-        dT = second(p.score_partials[0])
+        dT = second(p.rules.score_partials[0])
         q, k = "bhij,bhja->bhia", "bhij,bhia->bhja"
         return Differential(
-            query=fold(p, p.scale * (seen(q, dT, f.k, f.visible) + seen(q, g.dT, d.k, f.visible)), p.query),
-            key=fold(p, p.scale * (seen(k, dT, f.q, f.visible) + seen(k, g.dT, d.q, f.visible)), p.key),
-            value=fold(p, seen(k, d.P * f.D, g.dO, f.visible) + seen(k, f.P * f.D, dO, f.visible), p.value),
-            bias=fold(p, dS, p.trained_bias),
-            sink=sink_shape(p, (d.p_sink * g.c_row + f.p_sink * c_row).sum(axis=(0, 2))),
-            tables=gather(p, f, {leaf: second(node) for leaf, node in p.table_partials.items()}),
+            query=unflatten(
+                p, p.scale * (visible_einsum(q, dT, f.k, f.visible) + visible_einsum(q, g.dT, d.k, f.visible)), p.query
+            ),
+            key=unflatten(
+                p, p.scale * (visible_einsum(k, dT, f.q, f.visible) + visible_einsum(k, g.dT, d.q, f.visible)), p.key
+            ),
+            value=unflatten(
+                p, visible_einsum(k, d.P * f.D, g.dO, f.visible) + visible_einsum(k, f.P * f.D, dO, f.visible), p.value
+            ),
+            bias=unflatten(p, dS, p.trained_bias),
+            sink=sink_gradient(p, (d.p_sink * g.c_row + f.p_sink * c_row).sum(axis=(0, 2))),
+            tables=table_gradients(p, f, {leaf: second(node) for leaf, node in p.rules.table_partials.items()}),
         )
+
+
+# Rules, and sums over visible pairs
+
+
+def indices_of(p: Problem, real: Real, T: Array | None = None, **more: Any) -> At:
+    """Return the absolute indices of every pair, for rules.
+
+    T: raw scores.
+    """
+    b0, h0, j0 = p.origin
+    b, h, i, j = (np.arange(n, dtype=np.int64) for n in (p.batch, p.heads, p.n_q, p.n_k))
+    return At(
+        b=b[:, None, None, None] + b0,
+        h=h[:, None, None] + h0,
+        i=i[:, None] + p.offset[:, None, None, None],
+        j=j + j0,
+        s=T,
+        dtype=real,
+        keys=p.keys,
+        dense=lambda x: dense(p, x),
+        **more,
+    )
+
+
+def evaluate_one(node: Node, at: At, shape: tuple[int, ...]) -> Array:
+    """Evaluate one expression, broadcast to a shape."""
+    return np.broadcast_to(evaluate([node], at)[0], shape)
+
+
+def einsum(pattern: str, x: Array, y: Array) -> Array:
+    """Compute np.einsum, with 0 for a sum over nothing.
+
+    NumPy 2.4 can leave such a result unwritten.
+    """
+    terms, result = pattern.split("->")
+    size = dict(zip(terms.replace(",", ""), x.shape + y.shape, strict=True))
+    return np.einsum(pattern, x, y) if all(size.values()) else np.zeros([size[n] for n in result], x.dtype)
+
+
+def visible_einsum(pattern: str, weight: Array, x: Array, visible: Array) -> Array:
+    """Compute `einsum(pattern, weight, x)` over visible pairs alone.
+
+    No masked pair makes 0 · NaN.
+
+    The pattern sums over the third index of x, which is j or i.
+    """
+    bad = ~np.isfinite(x)
+    total = einsum(pattern, weight, np.where(bad, 0, x))
+    axis = -1 if pattern.startswith("bhij,bhj") else -2
+    for n in np.flatnonzero(bad.any(axis=(0, 1, 3))):
+        w, see = np.take(weight, n, axis)[..., None], np.take(visible, n, axis)[..., None]
+        row = x[:, :, n, None, :]
+        total = total + np.where(see & ~np.isfinite(row), w * row, 0)
+    return total
+
+
+# Shapes
+
+
+def flatten(p: Problem, x: Array, keep: int, real: Real) -> Array:
+    """Make the leading dimensions one, and repeat key-value heads for their queries.
+
+    keep: the number of trailing dimensions, 3 for (h, n, d).
+    """
+    x = p.leading(x, keep).astype(real).reshape(p.batch, *x.shape[x.ndim - keep :])
+    return np.repeat(x, p.group, axis=1) if keep == 3 and x.shape[1] != p.heads else x
+
+
+def unflatten(p: Problem, x: Array, like: Array | None) -> Array | None:
+    """Sum a gradient (b, h, ...) into the shape of its input `like`.
+
+    The transpose of `flatten`.
+    """
+    if like is None:
+        return None
+    if like is p.key or like is p.value:
+        x = x.reshape(x.shape[0], p.kv_heads, p.group, *x.shape[2:]).sum(axis=2)
+    return collapse(x.reshape(*p.lead, *x.shape[1:]), like.shape)
+
+
+def dense(p: Problem, x: Array) -> Array:
+    """Return a dense mask or bias as (b, h, i, j)."""
+    return p.dense(x).reshape(p.batch, p.heads, p.n_q, p.n_k)
+
+
+# Dropout
+
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def dropout_mask(p: float, seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
+    """Return True for each pair that dropout keeps.
+
+    Those are the pairs whose random bits reach the integer threshold ⌊p · 2³²⌋.
+    """
+    return random_bits(seed, b, h, i, j) >= np.uint32(int(p * 2**32))
+
+
+def random_bits(seed: int, b: ArrayLike, h: ArrayLike, i: ArrayLike, j: ArrayLike) -> Array:
+    """Return 32 random bits, uint32, for each (b, h, i, j).
+
+    SplitMix64 makes two 32-bit keys of each row (b, h, i). Along the row, j is mixed with both in 32-bit arithmetic,
+    with the multipliers and shifts of lowbias32 (Wellons 2018); the second key enters halfway.
+    """
+    key = mix64(np.full(1, seed, np.uint64) + np.uint64(GOLDEN))
+    for index in (b, h, i):
+        key = mix64((key ^ np.asarray(index).astype(np.uint64)) + np.uint64(GOLDEN))
+    first, second = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
+    j = np.atleast_1d(j)
+    x = (j.astype(np.uint32) ^ (j >> 32).astype(np.uint32) * np.uint32(GOLDEN & 0xFFFFFFFF)) + first
+    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D) + second
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return np.asarray(x ^ (x >> np.uint32(16)))
+
+
+def mix64(x: Any) -> Any:
+    """Apply the output function of SplitMix64, a bijection of uint64.
+
+    Steele, Lea and Flood 2014.
+    """
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

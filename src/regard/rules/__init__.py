@@ -1,10 +1,22 @@
-"""Rules: masks and scores as small programs over indices, and their four readings.
+"""Rules: masks and scores as small programs over indices, read in four ways.
 
-Values (`evaluate`), code (`Program`), bounds (`classify`, `key_tiles`) and derivatives (`partials`, `tangent`).
+| Module | Contents |
+|---|---|
+| `masks`, `scores`, `buckets` | the rules that users call: `causal`, `window`, `alibi`, ...; T5's buckets |
+| `tracing` | the arguments of a rule while it is traced: indices, score, tables |
+| `tensors` | PyTorch's functions in rules, by name |
+| `expression` | expressions as graphs of nodes; values: `evaluate` |
+| `program` | code: expressions as instructions, and as text |
+| `intervals`, `extremes` | interval arithmetic over index ranges; least and greatest entries of tables |
+| `bounds` | bounds: `classify`, `key_tiles`, `visible_tiles` |
+| `derivative` | derivatives: `partials`, `tangent`, and `scatter`, which sums gradients of tables |
+| `outside` | indices that leave a table with ``bounds="raise"`` |
+
+Read `masks`, `tracing` and `expression` first.
 """
 
 from regard.arguments.values import type_name
-from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, tile_pairs
+from regard.rules.bounds import EVERYTHING, MIXED, NOTHING, classify, key_tiles, visible_tiles
 from regard.rules.derivative import partials, reading, scatter, tangent
 from regard.rules.expression import OPS, At, Kind, Node, Reading, evaluate, once, order, reads, rebuild
 from regard.rules.intervals import Interval, Ranges, interval, intervals
@@ -80,8 +92,8 @@ __all__ = [
     "table",
     "tangent",
     "temperature",
-    "tile_pairs",
     "type_name",
+    "visible_tiles",
     "where",
     "window",
 ]

@@ -1,8 +1,8 @@
 """Bounds of rules over tiles: *nothing here*, *everything here*, or *mixed*.
 
-Always sound, exact for one affine comparison of indices (`regard.rules.intervals`). Nothing grows with the number of
-tiles: a summary of O(n / block) per table (`regard.rules.extremes`), and `key_tiles` looks at groups of tiles before
-it looks at tiles.
+Always sound, and exact for one affine comparison of indices (`regard.rules.intervals`). Nothing is stored for each
+tile: tables have a summary of O(n / block) numbers (`regard.rules.extremes`), and groups of tiles are classified before
+tiles.
 """
 
 from dataclasses import replace
@@ -17,10 +17,10 @@ BRANCH = 16  # tiles in a group, groups in a group of groups
 
 
 def classify(mask: Node | None, score: Node | None, ranges: Ranges) -> Array:
-    """`NOTHING`, `MIXED` or `EVERYTHING` for each tile of `ranges`: which of its pairs the rules leave visible.
+    """Classify each tile of `ranges` as `NOTHING`, `MIXED` or `EVERYTHING` visible.
 
-    mask: boolean, or None for all. score: a pair that it gives -inf is hidden; only tiles where it surely does so
-    everywhere are seen to be `NOTHING`, and `EVERYTHING` speaks of the mask alone.
+    mask: boolean, or None for all. score: pairs that it gives -inf are hidden. A tile is `NOTHING` by its score only
+    where that is certain for every pair; `EVERYTHING` concerns the mask alone.
 
     >>> from regard.rules import window
     >>> tiles = Ranges(i=(8, 11), j=(np.arange(0, 16, 4), np.arange(3, 16, 4)))
@@ -38,7 +38,7 @@ def classify(mask: Node | None, score: Node | None, ranges: Ranges) -> Array:
 
 
 def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array]:
-    """The key tiles that are not `NOTHING` for one tile of queries: their numbers, ascending, and their kinds.
+    """Return the visible key tiles of one query tile, ascending, and their classes.
 
     ranges: of b, h and i; its j is not used. edges: int64 (tiles + 1,), tile t has the keys edges[t] to
     edges[t + 1] - 1, at least one each. Groups of tiles are classified before the tiles in them, so that the work
@@ -49,16 +49,17 @@ def key_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Arra
     (array([62, 63, 64]), array([1, 1, 1], dtype=int8))
     """
     one = replace(ranges, i=(np.reshape(ranges.i[0], 1), np.reshape(ranges.i[1], 1)))
-    return tile_pairs(mask, score, one, edges)[1:]
+    return visible_tiles(mask, score, one, edges)[1:]
 
 
-def tile_pairs(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
-    """As `key_tiles`, for several tiles of queries at once: ranges.i holds arrays (query tiles,).
+def visible_tiles(mask: Node | None, score: Node | None, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
+    """Return the visible tiles of several query tiles, whose ranges.i are arrays.
 
-    Returns the numbers of the query tile and of the key tile, and the kind, of each pair, in rising order.
+    ranges.i: arrays (query tiles,); else as in `key_tiles`. Returns for each visible tile the number of its query tile,
+    of its key tile, and its class, in rising order.
 
     >>> from regard.rules import causal
-    >>> tile_pairs(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))
+    >>> visible_tiles(causal().node, None, Ranges(i=(np.array([0, 64]), np.array([63, 127]))), np.array([0, 64, 128]))
     (array([0, 1, 1]), array([0, 0, 1]), array([1, 2, 1], dtype=int8))
     """
     edges = np.asarray(edges, np.int64)

@@ -11,6 +11,7 @@ to integers have derivative 0.
 
 import math
 from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def where(condition: Node, a: Node, b: Node) -> Node:
 
 
 def is_zero(node: Node) -> bool:
-    """Whether `node` is the literal 0, and with it the derivative of what does not vary."""
+    """Return True for the literal 0, the derivative of a constant."""
     return node.op == "literal" and node.payload == 0
 
 
@@ -72,7 +73,7 @@ def _flat(y: Node, x: tuple[Node, ...], dx: tuple[Node, ...]) -> Node:
 
 
 def _chain(slope: Callable[[Node, Node], Node]) -> Callable[..., Node]:
-    """The rule of a function of one variable from its derivative slope(y, x)."""
+    """Return the rule of a function of one variable from its derivative slope(y, x)."""
 
     def rule(y: Node, x: tuple[Node, ...], dx: tuple[Node, ...]) -> Node:
         return ZERO if is_zero(dx[0]) else multiply(slope(y, *x), dx[0])
@@ -125,7 +126,7 @@ TANGENTS: dict[str, Callable[[Node, tuple[Node, ...], tuple[Node, ...]], Node]] 
 
 
 def _differentiate(node: Node, leaf: Callable[[Node], Node]) -> Node:
-    """The tangent of `node`, given that of each float leaf."""
+    """Return the tangent of `node`, given that of each float leaf."""
     tangents: dict[Node, Node] = {}
     for y in order([node]):
         if y.kind != "float" or (not y.args and y.op not in ("s", "ds", "gather")):
@@ -138,10 +139,11 @@ def _differentiate(node: Node, leaf: Callable[[Node], Node]) -> Node:
 
 
 def tangent(node: Node, tables: Mapping[Table, Table] | None = None) -> Node:
-    """The derivative of `node` along a direction: "ds" in the score, and in each table that `tables` maps, the other.
+    """Return the derivative of `node` along a direction.
 
-    It reads the leaf "ds" (`At.ds`), and the tangent tables at the same clamped indices. A table that is not in
-    `tables` does not vary. Of a derivative that `partials` gave, the tangent is a second derivative.
+    The direction is "ds" in the score, and in each table the other one that `tables` maps it to; other tables are
+    constant. The result reads the leaf "ds" (`At.ds`), and the tangent tables at the same clamped indices. The tangent
+    of a result of `partials` is a second derivative.
 
     >>> from regard.rules import softcap, temperature
     >>> tangent(temperature(2.0).node)
@@ -160,7 +162,9 @@ def tangent(node: Node, tables: Mapping[Table, Table] | None = None) -> Node:
 
 
 def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
-    """The derivatives of `node` in the score, and in each reading ("gather" leaf) of a float table.
+    """Return the derivatives of `node` in the score and in each table reading.
+
+    A reading is a "gather" leaf.
 
     >>> from regard.rules import Table, alibi
     >>> d_ds, d_tables = partials(alibi(Table([0.5, 0.25])).node)
@@ -168,22 +172,52 @@ def partials(node: Node) -> tuple[Node, dict[Node, Node]]:
     (1.0, {table(2,)[h]: negative(float(absolute(subtract(i, j))))})
     """
 
-    def by(x: Node) -> Node:
-        return _differentiate(node, lambda y: ONE if y is x else ZERO)
+    nodes = order([node])
+    position = {x: n for n, x in enumerate(nodes)}
+    users: dict[Node, list[Node]] = {x: [] for x in nodes}
+    for y in nodes:
+        for x in y.args:
+            if x.kind == y.kind == "float":
+                users[x].append(y)
+    # A tangent passes unchanged through a run of sums that have no other user: `end` is the last of them. Without these
+    # jumps, work on a sum of n readings would grow with n².
+    end: dict[Node, Node] = {}
+    for x in reversed(nodes):
+        passes = len(users[x]) == 1 and users[x][0].op in ("add", "subtract")
+        end[x] = end[users[x][0]] if passes and (users[x][0].op == "add" or users[x][0].args[0] is x) else x
 
-    readings = [leaf for leaf in order([node]) if leaf.op == "gather" and leaf.kind == "float"]
-    return by(make("s", "float")), {leaf: by(leaf) for leaf in readings}
+    def by(leaf: Node) -> Node:
+        tangents, last = {leaf: ONE}, leaf
+        open_: list[int] = []  # a heap: positions of nodes that depend on the leaf
+        found = set(open_)
+        while True:
+            if not is_zero(tangents[last]):
+                if not open_:  # every path goes through this node
+                    tangents[end[last]] = tangents[last]
+                    last = end[last]
+                for n in {position[y] for y in users[last]} - found:
+                    heappush(open_, n)
+                    found.add(n)
+            if not open_:
+                return tangents.get(node, ZERO)
+            last = nodes[heappop(open_)]
+            tangents[last] = TANGENTS[last.op](last, last.args, tuple(tangents.get(x, ZERO) for x in last.args))
+
+    readings = [leaf for leaf in nodes if leaf.op == "gather" and leaf.kind == "float"]
+    s = make("s", "float")
+    return by(s) if s in position else ZERO, {leaf: by(leaf) for leaf in readings}
 
 
 def reading(leaf: Node, tables: Mapping[Table, Table]) -> Node:
-    """What `leaf`, a reading of a table, reads in the other table that `tables` maps it to."""
+    """Return the reading of the table that `tables` maps a leaf's own table to."""
     return make("gather", "float", leaf.args, tables[leaf.payload])
 
 
 def scatter(leaf: Node, values: Array, at: At, out: Array) -> None:
-    """Add `values`, which broadcast to the indices of `at`, to `out` where `leaf` reads its table.
+    """Add `values` to `out` where `leaf` reads its table: the transpose of reading it.
 
-    The transpose of reading it. out: of the table's shape, C-contiguous; sums are in its dtype and in a fixed order.
+    values: broadcast to the indices of `at`. out: of the table's shape, C-contiguous; sums are in its dtype and in a
+    fixed order.
     """
     if not out.flags.c_contiguous:
         raise ValueError("out must be C-contiguous")
@@ -191,7 +225,7 @@ def scatter(leaf: Node, values: Array, at: At, out: Array) -> None:
     values = np.broadcast_to(values, shape)
     flat = np.asarray(flat_index(out.shape, evaluate(leaf.args, at)))
     flat = flat.reshape((1,) * (len(shape) - flat.ndim) + flat.shape)
-    # What is read once for a whole axis is summed over it first.
+    # An axis along which one entry is read is summed first.
     shared = tuple(axis for axis, length in enumerate(flat.shape) if length == 1 != shape[axis])
     values = values.sum(axis=shared, keepdims=True, dtype=out.dtype)
     np.add.at(out.reshape(-1), flat.reshape(-1), values.reshape(-1))

@@ -54,20 +54,25 @@ INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Node:
-    """One value of an expression: what computes it, from what. Equal expressions are one object.
+    """One value of an expression: an operation and its operands.
+
+    Equal expressions are one object.
 
     op: an operation in `OPS`. args: its operands. kind: of its result. payload: the value of a ``number`` or
-    ``literal``, the `Table` of a ``gather``, the array of a ``dense``. known: see `once`.
+    ``literal``, the `Table` of a ``gather``, the array of a ``dense``. cached: see `once`.
     """
 
     op: str
     kind: Kind
     args: tuple[Node, ...] = ()
     payload: Any = None
-    known: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
+    cached: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make, (self.op, self.kind, self.args, self.payload)
+        # A list, not a tree: pickle and copy follow a tree by recursion.
+        nodes = order([self])
+        number_of = {node: n for n, node in enumerate(nodes)}
+        return _from_list, ([(x.op, x.kind, tuple(number_of[arg] for arg in x.args), x.payload) for x in nodes],)
 
     def __repr__(self) -> str:
         return _text(self, depth=6)
@@ -78,7 +83,10 @@ _nodes_lock = renewed(sys.modules[__name__], "_nodes_lock", threading.Lock)
 
 
 def make(op: str, kind: Kind, args: tuple[Node, ...] = (), payload: Any = None) -> Node:
-    """The node with these fields; one that exists already is returned, save for numbers, each a slot of its own."""
+    """Return the node with these fields, an existing one if possible.
+
+    Numbers are always new: each is a run-time argument of its own.
+    """
     if op == "number":
         return Node(op, kind, args, payload)
     # Equal literals need not be the same number (0.0 and -0.0), and arrays have no hash.
@@ -87,13 +95,21 @@ def make(op: str, kind: Kind, args: tuple[Node, ...] = (), payload: Any = None) 
         return _nodes.setdefault((op, kind, args, identity), Node(op, kind, args, payload))
 
 
+def _from_list(steps: list[tuple[str, Kind, tuple[int, ...], Any]]) -> Node:
+    """Return the last node of a list in which operands precede their users."""
+    nodes: list[Node] = []
+    for op, kind, args, payload in steps:
+        nodes.append(make(op, kind, tuple(nodes[n] for n in args), payload))
+    return nodes[-1]
+
+
 def literal(value: Number, kind: Kind = "float") -> Node:
-    """A constant that belongs to the structure of an expression, such as the 1 of a derivative."""
+    """Return a constant of an expression's structure, such as the 1 of a derivative."""
     return make("literal", kind, (), {"bool": bool, "int": int, "float": float}[kind](value))
 
 
 def number(value: Any) -> Node:
-    """A new run-time argument of the kind of `value`."""
+    """Return a new run-time argument of the kind of `value`."""
     if isinstance(value, bool | np.bool_):
         return make("number", "bool", (), bool(value))
     if isinstance(value, int | np.integer):
@@ -104,9 +120,9 @@ def number(value: Any) -> Node:
 
 
 def order(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: False) -> list[Node]:
-    """Every node that `nodes` depend on and they themselves, operands before users, in order of first use.
+    """List `nodes` and every node that they depend on, operands before users.
 
-    ends: the nodes whose operands are left out.
+    In order of first use. ends: the nodes whose operands are left out.
     """
     done: dict[Node, None] = {}
     stack = [(node, False) for node in reversed(list(nodes))]
@@ -123,21 +139,24 @@ def order(nodes: Iterable[Node], ends: Callable[[Node], bool] = lambda node: Fal
 
 
 def once(function: Callable[[Node], T]) -> Callable[[Node], T]:
-    """A function whose result is kept with the node, which never changes. The result must not refer to the node."""
+    """Cache the results of a function with each node, which never changes.
 
-    @functools.wraps(function)  # which gives `known` the function itself, as `has` looks it up
-    def known(node: Node) -> T:
-        if function not in node.known:
-            node.known[function] = function(node)
-        result: T = node.known[function]
+    The result must not refer to the node.
+    """
+
+    @functools.wraps(function)  # `has` looks results up by `__wrapped__`
+    def cached(node: Node) -> T:
+        if function not in node.cached:
+            node.cached[function] = function(node)
+        result: T = node.cached[function]
         return result
 
-    return known
+    return cached
 
 
 def has(node: Node, function: Callable[[Node], Any]) -> bool:
-    """Whether the node has a result of a function made by `once`."""
-    return function.__wrapped__ in node.known  # type: ignore[attr-defined]
+    """Return True if the node has a cached result of a function made by `once`."""
+    return function.__wrapped__ in node.cached  # type: ignore[attr-defined]
 
 
 @once
@@ -146,7 +165,9 @@ def _leaves(node: Node) -> frozenset[str]:
 
 
 def reads(*nodes: Node) -> frozenset[str]:
-    """The names of the leaves that `nodes` depend on: of "b" "h" "i" "j" "s" "ds" "keys" "number" "gather" "dense".
+    """Return the names of the leaves that `nodes` depend on.
+
+    Of "b" "h" "i" "j" "s" "ds" "keys" "number" "gather" "dense".
 
     >>> from regard.rules import prefix
     >>> sorted(reads(prefix(2).node))
@@ -156,7 +177,7 @@ def reads(*nodes: Node) -> frozenset[str]:
 
 
 def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:
-    """`node` with every node in `replacements` replaced."""
+    """Return `node` with every node in `replacements` replaced."""
     new: dict[Node, Node] = {}
     for old in order([node]):
         args = tuple(new[arg] for arg in old.args)
@@ -165,7 +186,10 @@ def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:
 
 
 def rebuild(node: Node, payloads: Mapping[int, Any]) -> Node:
-    """`node` with other tables and dense arrays: `payloads` maps the id of each that is replaced to its successor."""
+    """Return `node` with other tables and dense arrays.
+
+    payloads: maps the id of each array that is replaced to its successor.
+    """
     new: dict[Node, Node] = {}
     for old in order([node]):
         args = tuple(new[arg] for arg in old.args)
@@ -191,7 +215,7 @@ def _text(node: Node, depth: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a rule is evaluated.
+    """Indices at which a rule is evaluated, and what it reads there.
 
     b, h, i, j: integer arrays of absolute indices that broadcast together. dtype: of float arithmetic. s, ds: score
     and tangent of the score. keys: number of keys of the whole. dense: gives the values of a dense array here, to
@@ -213,18 +237,18 @@ class At:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What b, h, i and j broadcast to."""
+        """Shape that b, h, i and j broadcast to."""
         return np.broadcast_shapes(*(np.shape(x) for x in (self.b, self.h, self.i, self.j)))
 
     def given(self, name: str) -> Any:
-        """The field `name`, which the rule needs."""
+        """Return the field `name`, which the rule needs."""
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"the rule reads {name!r}, which is not given where it is evaluated")
         return value
 
     def array(self, table: Table) -> Array:
-        """The array that `table` stands for here."""
+        """Return the array that `table` stands for here."""
         return table.array if self.tables is None else self.tables.get(table, table.array)
 
 
@@ -232,14 +256,14 @@ Typing = Literal["leaf", "number", "float", "int", "bits", "compare", "where", "
 
 
 class Op(NamedTuple):
-    """An operation: how its operands and result are typed (see `build`), and its value on NumPy arrays."""
+    """An operation: its typing rule (see `build`), and its value on NumPy arrays."""
 
     rule: Typing
     evaluate: Callable[..., Any]
 
 
 def flat_index(shape: tuple[int, ...], indices: Sequence[Array]) -> Array:
-    """Row-major positions of clamped `indices` in an array of `shape`."""
+    """Return row-major positions of clamped `indices` in an array of `shape`."""
     flat: Array = np.zeros((), np.int64)
     for length, index in zip(shape, indices, strict=True):
         flat = flat * length + np.clip(index, 0, length - 1)
@@ -297,7 +321,7 @@ OPS: dict[str, Op] = {
 
 
 def evaluate(nodes: Sequence[Node], at: At) -> tuple[Array, ...]:
-    """The values of `nodes` at `at`, common subexpressions once.
+    """Evaluate `nodes` at `at`, common subexpressions once.
 
     A result has the shape of what it depends on, which may be less than all of `at`. Raises ValueError for a leaf
     that `at` does not give.
@@ -313,7 +337,10 @@ def evaluate(nodes: Sequence[Node], at: At) -> tuple[Array, ...]:
 
 
 class Reading:
-    """Nodes put in order once, to be evaluated (see `evaluate`) at many places; no value outlives its last use."""
+    """Nodes put in order once, to be evaluated at many indices (see `evaluate`).
+
+    Each value is dropped after its last use.
+    """
 
     def __init__(self, nodes: Sequence[Node]):
         self.nodes = tuple(nodes)
@@ -339,7 +366,7 @@ class Reading:
 
 
 def cast(node: Node, kind: Kind) -> Node:
-    """`node` as a value of `kind`."""
+    """Return `node` as a value of `kind`."""
     if node.kind == kind:
         return node
     if node.op == "number" and kind == "float":
@@ -355,7 +382,10 @@ def _widest(nodes: Sequence[Node], least: Kind = "bool") -> Kind:
 
 
 def build(name: str, *nodes: Node) -> Node:
-    """The typed node for operation `name`, or for one that is defined by others; TypeError if the kinds do not fit."""
+    """Return the typed node for an operation, or for one that is defined by others.
+
+    Raises TypeError if the kinds of its operands do not fit.
+    """
     if name in _DEFINED:
         return _DEFINED[name](*nodes)
     rule = OPS[name].rule

@@ -1,4 +1,4 @@
-"""The least and greatest entry of any span of a table, from a summary: for bounds of what a tile may look up."""
+"""Least and greatest entries of ranges of a table, from an O(n / block) summary."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -11,17 +11,17 @@ from regard.rules.expression import Array
 from regard.rules.tracing import Table
 
 BLOCK = 64
-CHUNK = 4096  # spans read at once, so that what is read stays small
+CHUNK = 4096  # boxes read together, which limits temporary memory
 
 
 class Extremes:
-    """Least and greatest entries of spans of the columns of `rows` (r, m), NaN left out.
+    """Least and greatest entries of ranges of columns of `rows` (r, m), NaN left out.
 
-    Keeps the best of every 2^k blocks in a row (a sparse table), O(m / BLOCK · log m) numbers, and O(m) of more than
-    one row. A span is two runs of at most BLOCK columns, read directly, and the blocks between them, answered by two
-    of those numbers. `nan`: whether any entry is NaN.
+    A sparse table holds the extremes of every 2^k consecutive blocks: O(m / BLOCK · log m) numbers, and O(m) where
+    there are several rows. A range is two runs of at most BLOCK columns, read directly, and the blocks between them,
+    answered by two of those numbers. `nan`: any entry is NaN.
 
-    >>> Extremes(np.array([[5, 1, 4, 2, 8]])).span(np.array([0, 2]), np.array([4, 3]))
+    >>> Extremes(np.array([[5, 1, 4, 2, 8]])).between(np.array([0, 2]), np.array([4, 3]))
     (array([1, 2]), array([8, 4]))
     """
 
@@ -32,7 +32,7 @@ class Extremes:
 
     @staticmethod
     def _levels(best: np.ufunc, values: Array) -> Array:
-        """Row k, column p: the best of blocks p, ..., p + 2^k - 1, as far as there are that many."""
+        """Return the extremes of blocks p, ..., p + 2^k - 1 in row k, column p."""
         count = len(values) // BLOCK
         rows = [best.reduce(values[: count * BLOCK].reshape(count, BLOCK), axis=1)]
         while 2 ** len(rows) <= count:
@@ -41,8 +41,8 @@ class Extremes:
             rows.append(row)
         return np.stack(rows)
 
-    def span(self, first: Array, last: Array) -> tuple[Array, Array]:
-        """Least and greatest of the entries first, ..., last, elementwise."""
+    def between(self, first: Array, last: Array) -> tuple[Array, Array]:
+        """Return the least and greatest of the entries first, ..., last, elementwise."""
         first, last = np.broadcast_arrays(first, last)
         width = int(min(BLOCK, (last - first).max(initial=0) + 1))
         run = np.arange(width)
@@ -72,7 +72,10 @@ _summaries: WeakKeyDictionary[Table, Any] = WeakKeyDictionary()
 
 
 def extremes(table: Table, axis: int, ranges: tuple[tuple[int, int], ...]) -> Extremes:
-    """The `Extremes` along `axis` of the entries whose other indices lie in `ranges` (inclusive; that of axis: all)."""
+    """Return the cached `Extremes` along `axis` of a table.
+
+    ranges: (first, last), both included, of every index; for `axis`, all.
+    """
     summary = _summaries.get(table)
     if summary is None:
         summary = _summaries[table] = lru_cache(maxsize=32)(partial(_summarize, table.array))
@@ -80,28 +83,28 @@ def extremes(table: Table, axis: int, ranges: tuple[tuple[int, int], ...]) -> Ex
     return result
 
 
-def look_up(table: Table, spans: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
-    """Least and greatest entry, and whether any is NaN, where each index lies in its span; elementwise.
+def look_up(table: Table, boxes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array]:
+    """Return the extremes of each box of indices, and where any entry is NaN.
 
-    spans: one (first, last) for each axis, (tiles,) inside the table. Tiles are answered together if their spans
-    differ along one axis alone, and otherwise in groups of which that is so.
+    boxes: one (first, last) for each axis, (tiles,) inside the table. Boxes are answered together if they differ along
+    one axis alone, and otherwise in groups of such boxes.
     """
-    axis = len(spans) - 1
-    for n, (first, last) in enumerate(spans):
+    axis = len(boxes) - 1
+    for n, (first, last) in enumerate(boxes):
         axis = n if np.ptp(first) or np.ptp(last) else axis
-    others = [end for n, span in enumerate(spans) if n != axis for end in span]
-    group = np.zeros(len(spans[axis][0]), np.int64)
+    others = [end for n, box in enumerate(boxes) if n != axis for end in box]
+    group = np.zeros(len(boxes[axis][0]), np.int64)
     if any(np.ptp(end) for end in others):
         group = np.unique(np.stack(others), axis=1, return_inverse=True)[1].reshape(-1)
 
     members = np.argsort(group, kind="stable")
     least, greatest, nan = [], [], []
     for part in np.split(members, np.cumsum(np.bincount(group))[:-1]):
-        hulls = [(int(first[part[0]]), int(last[part[0]])) for first, last in spans]
+        hulls = [(int(first[part[0]]), int(last[part[0]])) for first, last in boxes]
         hulls[axis] = (0, table.shape[axis] - 1)
         summary = extremes(table, axis, tuple(hulls))
         for some in np.split(part, range(CHUNK, len(part), CHUNK)):
-            lo, hi = summary.span(*(end[some] for end in spans[axis]))
+            lo, hi = summary.between(*(end[some] for end in boxes[axis]))
             least.append(lo)
             greatest.append(hi)
             nan.append(np.full(len(some), summary.nan))

@@ -1,4 +1,4 @@
-"""Interval arithmetic over index ranges: where the values of an expression may lie.
+"""Interval arithmetic over index ranges, which bounds the values of an expression.
 
 Sound for float32 and float64 arithmetic as any engine may round it, and for 64-bit integers that wrap; exact for sums
 of multiples of indices, in which a repeated index is counted once.
@@ -24,7 +24,7 @@ Bound = tuple[Any, Any]  # least and greatest, both included
 
 
 class Interval(NamedTuple):
-    """Where values lie: from `lo` to `hi`, both included; where `nan`, they may also be NaN.
+    """Values from `lo` to `hi`, both included; where `nan`, also NaN.
 
     int64 for integers and booleans (0 and 1), float64 for floats.
     """
@@ -36,10 +36,10 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranges:
-    """The index ranges of tiles, (least, greatest) each, both included: integers or int64 arrays that broadcast.
+    """Index ranges of tiles, (least, greatest) each, both included.
 
-    keys: number of keys of the whole. dtype: of float arithmetic, float32 or float64. dense: None, or a
-    function of a dense array and ranges that gives the least and the greatest value there.
+    Integers or int64 arrays that broadcast. keys: number of keys of the whole. dtype: of float arithmetic, float32 or
+    float64. dense: None, or a function of a dense array and ranges that returns the least and the greatest value there.
     """
 
     b: Bound = (0, 0)
@@ -56,14 +56,14 @@ class Ranges:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """One pass over an expression: the ranges, and the intervals found so far."""
+class Environment:
+    """Environment of one pass: index ranges, and the intervals of nodes so far."""
 
     ranges: Ranges
-    known: dict[Node, Interval]
+    intervals: dict[Node, Interval]
 
     def rounded(self, lo: Array, hi: Array, nan: Any, ulps: int = ARITHMETIC) -> Interval:
-        """Exact or nearly exact ends widened by what rounding, overflow and flushing to zero may do."""
+        """Widen ends by the effect of rounding, overflow and flushing to zero."""
         info = np.finfo(self.ranges.dtype)
         eps, tiny, top = float(info.eps) * ulps, float(info.tiny), float(info.max)
         lo, hi = np.minimum(lo, top), np.maximum(hi, -top)
@@ -72,16 +72,19 @@ class Frame:
 
 
 def intervals(nodes: Sequence[Node], ranges: Ranges) -> tuple[Interval, ...]:
-    """Where the values of `nodes` lie for indices in `ranges`, elementwise; common subexpressions once."""
-    frame = Frame(ranges, {})
+    """Bound the values of `nodes` for indices in `ranges`, elementwise.
+
+    Common subexpressions are computed once.
+    """
+    env = Environment(ranges, {})
     with np.errstate(all="ignore"):
         for x in order(nodes):
-            frame.known[x] = INTERVALS[x.op](frame, x, *(frame.known[arg] for arg in x.args))
-    return tuple(frame.known[node] for node in nodes)
+            env.intervals[x] = INTERVALS[x.op](env, x, *(env.intervals[arg] for arg in x.args))
+    return tuple(env.intervals[node] for node in nodes)
 
 
 def interval(node: Node, ranges: Ranges) -> Interval:
-    """Where the values of `node` lie for indices in `ranges`, elementwise.
+    """Bound the values of `node` for indices in `ranges`, elementwise.
 
     >>> from regard.rules import causal
     >>> tiles = Ranges(i=(64, 127), j=(np.array([0, 64, 128]), np.array([63, 127, 191])))
@@ -91,9 +94,9 @@ def interval(node: Node, ranges: Ranges) -> Interval:
     return intervals([node], ranges)[0]
 
 
-def _dense(frame: Frame, node: Node) -> Interval:
-    given = frame.ranges.dense
-    return Interval(np.asarray(0), np.asarray(1)) if given is None else Interval(*given(node.payload, frame.ranges))
+def _dense(env: Environment, node: Node) -> Interval:
+    given = env.ranges.dense
+    return Interval(np.asarray(0), np.asarray(1)) if given is None else Interval(*given(node.payload, env.ranges))
 
 
 # Integers
@@ -104,7 +107,10 @@ def _full(x: Interval) -> Any:
 
 
 def _corners(function: np.ufunc, *pairs: tuple[Any, Any]) -> Interval:
-    """The hull of `function` on pairs of ends; all integers where one of them may wrap."""
+    """Return the hull of `function` on some corners.
+
+    All integers where a corner may wrap.
+    """
     values = [function(x, y) for x, y in pairs]
     sizes = [np.abs(function(np.asarray(x, np.float64), np.asarray(y, np.float64))) for x, y in pairs]
     wraps = reduce(np.maximum, sizes) >= LIMIT
@@ -133,7 +139,7 @@ _affine: WeakKeyDictionary[Node, Affine | None] = WeakKeyDictionary()
 
 
 def affine(node: Node) -> Affine:
-    """An integer node as an affine sum, in the integers rather than modulo 2^64."""
+    """Return an integer node as an affine sum, in unbounded integers."""
     if node not in _affine:
         for x in order([node], ends=lambda x: x in _affine or x.op not in SUMS):
             if x not in _affine:
@@ -142,9 +148,10 @@ def affine(node: Node) -> Affine:
 
 
 def _to_affine(node: Node) -> Affine | None:
-    """None for a node that is no sum, or none of few terms, so that what is remembered never holds on to its own key.
+    """Return the affine sum of a node, if it is a sum of few terms, else None.
 
-    The operands are known. Terms and factors are limited, or the work on a long chain would grow with its square.
+    None instead of the node itself, as a cached value must not refer to its key. Terms and factors are limited, or the
+    work on a long chain would grow with its square.
     """
     form = _combined(node) if node.kind == "int" else None
     if form is None or len(form.terms) > TERMS or max(map(abs, [form.constant, *form.terms.values()])) >= 2**128:
@@ -165,10 +172,10 @@ def _combined(node: Node) -> Affine | None:
     return (nothing if node.op == "negative" else parts[0]).plus(parts[-1], 1 if node.op == "add" else -1)
 
 
-def _sum(frame: Frame, form: Affine) -> tuple[Array, Array, Any]:
-    """The exact ends of an affine sum, and where they may not fit into 64 bits."""
+def _sum(env: Environment, form: Affine) -> tuple[Array, Array, Any]:
+    """Return the exact ends of an affine sum, and where they may overflow 64 bits."""
     one = np.ones((), np.int64)
-    parts = [(form.constant, Interval(one, one)), *((c, frame.known[x]) for x, c in form.terms.items())]
+    parts = [(form.constant, Interval(one, one)), *((c, env.intervals[x]) for x, c in form.terms.items())]
     lo: Any = 0
     hi: Any = 0
     size: Any = 0.0
@@ -181,36 +188,42 @@ def _sum(frame: Frame, form: Affine) -> tuple[Array, Array, Any]:
 
 
 def _repeats(node: Node) -> bool:
-    """Whether both operands contain the same node, so that intervals alone are not tight."""
+    """Return True if both operands contain the same node.
+
+    Intervals alone are not tight then.
+    """
     return len(node.args) == 2 and bool(affine(node.args[0]).terms.keys() & affine(node.args[1]).terms.keys())
 
 
 def _linear(natural: Callable[..., Interval]) -> Callable[..., Interval]:
-    """An integer operation that is affine: sums in which a node appears twice are put together first."""
+    """Make the rule of an affine integer operation.
 
-    def rule(frame: Frame, node: Node, *args: Interval) -> Interval:
+    Sums in which a node appears twice are combined before they are bounded.
+    """
+
+    def rule(env: Environment, node: Node, *args: Interval) -> Interval:
         if node.kind == "float":
-            return _FLOATS[node.op](frame, node, *args)
+            return _FLOATS[node.op](env, node, *args)
         x = natural(*args)
         if not _repeats(node):
             return x
-        # Whatever wraps on the way, a sum that fits into 64 bits is right in the end.
-        lo, hi, unsure = _sum(frame, affine(node))
+        # Intermediate sums may wrap: a result that fits into 64 bits is right.
+        lo, hi, unsure = _sum(env, affine(node))
         return Interval(np.where(unsure, x.lo, lo), np.where(unsure, x.hi, hi))
 
     return rule
 
 
-def _multiplied(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+def _multiplied(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
     if node.kind == "float":
-        return _times(frame, node, a, b)
+        return _times(env, node, a, b)
     x = _product(np.multiply, a, b)
     return Interval(np.where(_full(x), x.lo, np.maximum(x.lo, 0)), x.hi) if node.args[0] is node.args[1] else x
 
 
-def _floor_divide(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+def _floor_divide(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
     x = _product(np.floor_divide, a, b)
-    # A divisor of 0 gives 0, and any other no more than there was.
+    # A divisor of 0 gives 0, and any other does not increase the absolute value.
     zero = (b.lo <= 0) & (b.hi >= 0)
     reach = np.maximum(np.abs(a.lo), np.abs(a.hi))
     wraps = (a.lo <= -LIMIT) | (a.hi >= LIMIT)
@@ -218,7 +231,7 @@ def _floor_divide(frame: Frame, node: Node, a: Interval, b: Interval) -> Interva
     return Interval(np.where(zero, lo, x.lo), np.where(zero, hi, x.hi))
 
 
-def _remainder(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+def _remainder(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
     lo, hi = np.minimum(b.lo + 1, 0), np.maximum(b.hi - 1, 0)
     lo = np.where(b.lo > 0, 0, lo)
     hi = np.where(b.hi < 0, 0, hi)
@@ -228,7 +241,7 @@ def _remainder(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
 
 
 def _shift(function: np.ufunc) -> Callable[..., Interval]:
-    def rule(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    def rule(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
         x = _product(function, a, Interval(*(np.left_shift(1, np.clip(end, 0, 61)) for end in (b.lo, b.hi))))
         within = (b.lo >= 0) & (b.hi <= 61)
         return Interval(np.where(within, x.lo, INT64.min), np.where(within, x.hi, INT64.max))
@@ -237,7 +250,7 @@ def _shift(function: np.ufunc) -> Callable[..., Interval]:
 
 
 def _bits(function: np.ufunc) -> Callable[..., Interval]:
-    def rule(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+    def rule(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
         if node.kind == "bool" and function is not np.bitwise_xor:
             return Interval(function(a.lo, b.lo), function(a.hi, b.hi))
         ones = np.maximum(a.hi, b.hi)
@@ -255,7 +268,7 @@ def _bits(function: np.ufunc) -> Callable[..., Interval]:
     return rule
 
 
-def _invert(frame: Frame, node: Node, x: Interval) -> Interval:
+def _invert(env: Environment, node: Node, x: Interval) -> Interval:
     one = 1 if node.kind == "bool" else -1
     return Interval(one - x.hi, one - x.lo)
 
@@ -278,63 +291,66 @@ def _infinite(x: Interval) -> Any:
     return (x.lo == -np.inf) | (x.hi == np.inf)
 
 
-def _added(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+def _added(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
     lo, hi = a.lo + b.lo, a.hi + b.hi
     nan = (_has(a, np.inf) & _has(b, -np.inf)) | (_has(a, -np.inf) & _has(b, np.inf)) | a.nan | b.nan
-    return frame.rounded(*_anywhere(lo, hi, nan))
+    return env.rounded(*_anywhere(lo, hi, nan))
 
 
-def _negated(frame: Frame, node: Node, x: Interval) -> Interval:
+def _negated(env: Environment, node: Node, x: Interval) -> Interval:
     return Interval(-x.hi, -x.lo, x.nan)
 
 
-def _times(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+def _times(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
     nan = (_has(a, 0) & _infinite(b)) | (_infinite(a) & _has(b, 0)) | a.nan | b.nan
     pairs = [(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
     lo, hi = _limits(np.multiply, pairs, (0.0, 0.0))  # 0 · inf at a corner: its neighbours are 0
-    x = frame.rounded(lo, hi, nan)
+    x = env.rounded(lo, hi, nan)
     return x._replace(lo=np.maximum(x.lo, 0)) if node.args[0] is node.args[1] else x
 
 
-def _divided(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+def _divided(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
     zero = _has(b, 0)
     nan = (_has(a, 0) & zero) | (_infinite(a) & _infinite(b)) | a.nan | b.nan
     pairs = [(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
     lo, hi = _limits(np.divide, pairs, (-np.inf, np.inf))
-    return frame.rounded(np.where(zero, -np.inf, lo), np.where(zero, np.inf, hi), nan)
+    return env.rounded(np.where(zero, -np.inf, lo), np.where(zero, np.inf, hi), nan)
 
 
 def _rising(function: np.ufunc, ulps: int, least: float = -np.inf, floor: float = -np.inf) -> Callable[..., Interval]:
-    """A function that never falls, defined from `least` on, with values from `floor` on."""
+    """Return the rule of an increasing function.
 
-    def rule(frame: Frame, node: Node, x: Interval) -> Interval:
+    It is defined from `least` on, with values from `floor` on.
+    """
+
+    def rule(env: Environment, node: Node, x: Interval) -> Interval:
         lo, hi = function(np.maximum(x.lo, least)), function(np.maximum(x.hi, least))
         nan = x.nan | (x.lo < least)
         if not ulps:
             return Interval(lo, hi, nan)
-        y = frame.rounded(lo, hi, nan, ulps)
+        y = env.rounded(lo, hi, nan, ulps)
         return y._replace(lo=np.maximum(y.lo, floor))
 
     return rule
 
 
 def _even(x: Interval) -> tuple[Array, Array]:
-    """The least and greatest absolute value."""
+    """Return the least and greatest absolute value."""
     lo = np.where(_has(x, 0), 0, np.minimum(np.abs(x.lo), np.abs(x.hi)))
     return lo, np.maximum(np.abs(x.lo), np.abs(x.hi))
 
 
-def _cosh(frame: Frame, node: Node, x: Interval) -> Interval:
+def _cosh(env: Environment, node: Node, x: Interval) -> Interval:
     lo, hi = _even(x)
-    return frame.rounded(np.cosh(lo), np.cosh(hi), x.nan, FUNCTION)
+    return env.rounded(np.cosh(lo), np.cosh(hi), x.nan, FUNCTION)
 
 
-def _periodic(frame: Frame, node: Node, x: Interval) -> Interval:
+def _periodic(env: Environment, node: Node, x: Interval) -> Interval:
     reach = np.full(np.shape(x.lo), np.inf if node.op == "tan" else 1.0)
-    return frame.rounded(-reach, reach, x.nan | _infinite(x), FUNCTION)
+    return env.rounded(-reach, reach, x.nan | _infinite(x), FUNCTION)
 
 
-def _absolute(frame: Frame, node: Node, x: Interval) -> Interval:
+def _absolute(env: Environment, node: Node, x: Interval) -> Interval:
     lo, hi = _even(x)
     if node.kind == "int":  # the least integer is its own absolute value
         wraps = x.lo == INT64.min
@@ -345,11 +361,11 @@ def _absolute(frame: Frame, node: Node, x: Interval) -> Interval:
 # Either
 
 
-def _compare(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
+def _compare(env: Environment, node: Node, a: Interval, b: Interval) -> Interval:
     nan = a.nan | b.nan
     same = node.args[0] is node.args[1]
     if node.args[0].kind == "int" and _repeats(node):
-        lo, hi, unsure = _sum(frame, affine(node.args[0]).plus(affine(node.args[1]), -1))
+        lo, hi, unsure = _sum(env, affine(node.args[0]).plus(affine(node.args[1]), -1))
         unsure = unsure | _full(a) | _full(b)
         a = Interval(np.where(unsure, a.lo, lo), np.where(unsure, a.hi, hi))
         b = Interval(np.where(unsure, b.lo, 0), np.where(unsure, b.hi, 0))
@@ -361,7 +377,7 @@ def _compare(frame: Frame, node: Node, a: Interval, b: Interval) -> Interval:
     return Interval(surely * 1, possibly * 1) if node.op == "equal" else Interval(1 - possibly, 1 - surely)
 
 
-def _where(frame: Frame, node: Node, c: Interval, a: Interval, b: Interval) -> Interval:
+def _where(env: Environment, node: Node, c: Interval, a: Interval, b: Interval) -> Interval:
     def pick(x: Any, y: Any, either: Any) -> Any:
         return np.where(c.lo == 1, x, np.where(c.hi == 0, y, either))
 
@@ -369,24 +385,24 @@ def _where(frame: Frame, node: Node, c: Interval, a: Interval, b: Interval) -> I
     return Interval(lo, hi, pick(a.nan, b.nan, a.nan | np.asarray(b.nan)))
 
 
-def _to_float(frame: Frame, node: Node, x: Interval) -> Interval:
-    # Rounding never falls, so rounded ends bound what is rounded.
-    return Interval(*(np.asarray(end).astype(frame.ranges.dtype).astype(np.float64) for end in (x.lo, x.hi)))
+def _to_float(env: Environment, node: Node, x: Interval) -> Interval:
+    # Rounding is monotonic, so rounded ends bound rounded values.
+    return Interval(*(np.asarray(end).astype(env.ranges.dtype).astype(np.float64) for end in (x.lo, x.hi)))
 
 
-def _to_int(frame: Frame, node: Node, x: Interval) -> Interval:
+def _to_int(env: Environment, node: Node, x: Interval) -> Interval:
     lo, hi = truncate(np.asarray(x.lo)), truncate(np.asarray(x.hi))
     return Interval(np.where(x.nan, np.minimum(lo, 0), lo), np.where(x.nan, np.maximum(hi, 0), hi))
 
 
-def _constant(frame: Frame, node: Node) -> Interval:
+def _constant(env: Environment, node: Node) -> Interval:
     if node.kind != "float":
         return Interval(*(np.asarray(node.payload, np.int64),) * 2)
-    value = np.asarray(node.payload, frame.ranges.dtype).astype(np.float64)
+    value = np.asarray(node.payload, env.ranges.dtype).astype(np.float64)
     return _anywhere(value, value, np.isnan(value))
 
 
-def _gather(frame: Frame, node: Node, *indices: Interval) -> Interval:
+def _gather(env: Environment, node: Node, *indices: Interval) -> Interval:
     table = node.payload
     if table.known is None:
         ends = (-np.inf, np.inf) if table.kind == "float" else (INT64.min, INT64.max)
@@ -398,39 +414,39 @@ def _gather(frame: Frame, node: Node, *indices: Interval) -> Interval:
         return np.broadcast_to(np.clip(end, 0, length - 1), shape).reshape(-1)
 
     lengths = zip(table.shape, indices, strict=True)
-    spans = [(clamped(x.lo, length), clamped(x.hi, length)) for length, x in lengths]
+    boxes = [(clamped(x.lo, length), clamped(x.hi, length)) for length, x in lengths]
     lo = hi = nan = table.array
-    if spans:
-        lo, hi, nan = (found.reshape(shape) for found in look_up(table, spans))
+    if boxes:
+        lo, hi, nan = (found.reshape(shape) for found in look_up(table, boxes))
     if table.kind != "float":
         return Interval(lo.astype(np.int64), hi.astype(np.int64))
-    lo, hi = (end.astype(frame.ranges.dtype).astype(np.float64) for end in (lo, hi))
-    return _anywhere(lo, hi, np.isnan(lo) | (nan if spans else False))
+    lo, hi = (end.astype(env.ranges.dtype).astype(np.float64) for end in (lo, hi))
+    return _anywhere(lo, hi, np.isnan(lo) | (nan if boxes else False))
 
 
 def _anywhere(lo: Array, hi: Array, nan: Any) -> Interval:
-    """Ends of which NaN means unknown."""
+    """Return an interval whose ends may be NaN, for unknown."""
     return Interval(np.where(np.isnan(lo), -np.inf, lo), np.where(np.isnan(hi), np.inf, hi), nan)
 
 
-def _index(frame: Frame, node: Node) -> Interval:
-    lo, hi = getattr(frame.ranges, node.op)
+def _index(env: Environment, node: Node) -> Interval:
+    lo, hi = getattr(env.ranges, node.op)
     return Interval(np.asarray(lo, np.int64), np.asarray(hi, np.int64))
 
 
-def _keys(frame: Frame, node: Node) -> Interval:
-    if frame.ranges.keys is None:
+def _keys(env: Environment, node: Node) -> Interval:
+    if env.ranges.keys is None:
         raise ValueError("the rule reads 'keys', which is not given where it is bounded")
-    return Interval(*(np.asarray(frame.ranges.keys, np.int64),) * 2)
+    return Interval(*(np.asarray(env.ranges.keys, np.int64),) * 2)
 
 
-def _score(frame: Frame, node: Node) -> Interval:
+def _score(env: Environment, node: Node) -> Interval:
     return Interval(np.asarray(-np.inf), np.asarray(np.inf), True)
 
 
 _FLOATS: dict[str, Callable[..., Interval]] = {
     "add": _added,
-    "subtract": lambda frame, node, a, b: _added(frame, node, a, _negated(frame, node, b)),
+    "subtract": lambda env, node, a, b: _added(env, node, a, _negated(env, node, b)),
     "negative": _negated,
 }
 
@@ -448,9 +464,9 @@ INTERVALS: dict[str, Callable[..., Interval]] = {
     "multiply": _multiplied,
     "negative": _linear(lambda x: _corners(np.multiply, (x.hi, np.int64(-1)), (x.lo, np.int64(-1)))),
     "absolute": _absolute,
-    "sign": lambda frame, node, x: Interval(np.sign(x.lo), np.sign(x.hi), x.nan),
-    "minimum": lambda frame, node, a, b: Interval(np.minimum(a.lo, b.lo), np.minimum(a.hi, b.hi), a.nan | b.nan),
-    "maximum": lambda frame, node, a, b: Interval(np.maximum(a.lo, b.lo), np.maximum(a.hi, b.hi), a.nan | b.nan),
+    "sign": lambda env, node, x: Interval(np.sign(x.lo), np.sign(x.hi), x.nan),
+    "minimum": lambda env, node, a, b: Interval(np.minimum(a.lo, b.lo), np.minimum(a.hi, b.hi), a.nan | b.nan),
+    "maximum": lambda env, node, a, b: Interval(np.maximum(a.lo, b.lo), np.maximum(a.hi, b.hi), a.nan | b.nan),
     "divide": _divided,
     "sqrt": _rising(np.sqrt, ARITHMETIC, least=0.0, floor=0.0),
     "exp": _rising(np.exp, FUNCTION, floor=0.0),

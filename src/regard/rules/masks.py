@@ -1,4 +1,4 @@
-"""Masks: who may be attended to, as frozen rules over (b, h, i, j) that compose with ``& | ~``.
+"""Masks: frozen rules over (b, h, i, j) that compose with ``& | ~``.
 
 i is the absolute index of the query and j of the key, h the query head, b the row-major index of the leading
 dimensions. True means attend.
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from regard.arguments.frameworks import adapter, constructor, plain
 from regard.arguments.values import array_type, choice, integer
 from regard.rules.expression import MASK_LEAVES, Array, At, Node, build, evaluate, has, make, once, order
-from regard.rules.tracing import Traced, as_array, as_table, trace
+from regard.rules.tracing import Table, Traced, as_array, as_table, trace
 
 Axis = Literal["b", "h", "i", "j"]
 AXES: dict[str, str] = {"b": "batch index", "h": "head", "i": "query index", "j": "key index"}
@@ -25,7 +25,7 @@ ATOM, NOT, AND, OR = 3, 2, 1, 0  # how tightly the text of a rule binds
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What an argument of a rule asks of a call: absolute indices along `axis` lie in [0, length).
+    """Range of absolute indices, [0, length) along `axis`, that an argument covers.
 
     Along "b" and "h" a length of 1 serves every index.
     """
@@ -36,7 +36,7 @@ class Requirement:
     length: int
 
     def check(self, low: int, high: int) -> None:
-        """ValueError if a call whose indices along the axis are low, ..., high - 1 is not served."""
+        """Raise ValueError for a call with indices low, ..., high - 1 beyond the range."""
         if high <= low or (self.axis in "bh" and self.length == 1) or (low >= 0 and high <= self.length):
             return
         outside = low if low < 0 else high - 1
@@ -48,9 +48,12 @@ class Requirement:
 
 @once
 def foreign(node: Node) -> tuple[Any, ...]:
-    """The tables and masks of tensors that an expression reads, in order of first use."""
+    """Return the tables and masks of tensors that an expression reads.
+
+    In order of first use.
+    """
     read: list[Any] = []
-    # The parts of a combination know already, so that a long chain of combinations is not walked at each of them.
+    # Parts of a combination have cached results, so that a long chain is not walked at each of its links.
     for x in order([node], ends=lambda x: has(x, foreign)):
         if has(x, foreign):
             read += foreign(x)
@@ -66,7 +69,7 @@ def _dense(node: Node) -> tuple[Array, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
 class Rule:
-    """A traced rule: its expression, its text, what it requires of a call, and its tensors."""
+    """A traced rule: its expression, text, requirements on a call, and tensors."""
 
     node: Node
     text: str
@@ -78,7 +81,7 @@ class Rule:
 
     @property
     def dense(self) -> tuple[Array, ...]:
-        """The dense arrays it reads, each aligned right to (..., h, n_q, n_k)."""
+        """Dense arrays that it reads, each aligned right to (..., h, n_q, n_k)."""
         return _dense(self.node)
 
     def __repr__(self) -> str:
@@ -88,7 +91,9 @@ class Rule:
 @plain
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Mask(Rule):
-    """Who may be attended to; composes with ``&``, ``|`` and ``~``.
+    """A rule for the keys that each query may attend to.
+
+    Composes with ``&``, ``|`` and ``~``.
 
     Also with boolean or 0/1 integer arrays. Equal means identical: two masks built alike are two
     masks.
@@ -123,8 +128,8 @@ class Mask(Rule):
     def _within(self, binds: int) -> str:
         return self.text if self.binds >= binds else f"({self.text})"
 
-    def show(self, n: int, n_k: int | None = None) -> Drawing:
-        """Draw the first head and batch entry for n queries and n_k keys, the last aligned.
+    def show(self, n: int, n_k: int | None = None) -> MaskText:
+        """Draw the first head and batch entry for n queries and the last-aligned n_k keys.
 
         Raises ValueError if an array in the mask does not cover that many.
 
@@ -151,11 +156,11 @@ class Mask(Rule):
         i, j = np.arange(n_k - n, n_k)[:, None], np.arange(n_k)
         (visible,) = evaluate([self.node], At(zero, zero, i, j, keys=n_k, dense=first))
         rows = np.where(np.broadcast_to(visible, (n, n_k)), "█", "·")
-        return Drawing("\n".join(" ".join(row) for row in rows))
+        return MaskText("\n".join(" ".join(row) for row in rows))
 
 
-class Drawing(str):
-    """Text that shows itself as it is at the prompt, not quoted."""
+class MaskText(str):
+    """Text that is printed as it is at the prompt, not quoted."""
 
     __slots__ = ()
 
@@ -171,10 +176,10 @@ def _combine(binds: int, left: Any, right: Any) -> Mask:
 
 
 def as_mask(mask: Any, argument: str = "mask", frozen: bool = False) -> Mask:
-    """`mask` as a `Mask`: one already, a function, or booleans or 0/1 integers that align to (..., h, n_q, n_k).
+    """Return `mask` as a `Mask`.
 
-    frozen: of an array, the values that it has now. A call reads its `mask=` once, so it needs no copy; a rule that
-    outlives the call does.
+    mask: a mask, a function, or booleans or 0/1 integers aligned right to (..., h, n_q, n_k).
+    frozen: copy an array, as a rule that outlives the call needs; a call reads its `mask=` once.
 
     Raises TypeError for anything else, ValueError for integers other than 0 and 1.
 
@@ -247,7 +252,9 @@ def causal() -> Mask:
 
 @constructor
 def window(left: int | None, right: int | None = 0) -> Mask:
-    """Let a query see `left` keys before it and `right` after it: i - left ≤ j ≤ i + right.
+    """Let a query see `left` keys before it and `right` after it.
+
+    i - left ≤ j ≤ i + right.
 
     None: no bound on that side. Counts as flash-attention does: a sliding window of W keys is
     ``window(W - 1)``.
@@ -273,7 +280,7 @@ def window(left: int | None, right: int | None = 0) -> Mask:
 
 
 @constructor
-def prefix(length: int | ArrayLike) -> Mask:
+def prefix(length: int | ArrayLike | Table) -> Mask:
     """Let every query see the first `length` keys: j < length.
 
     length: an integer, or one for each batch entry.
@@ -288,7 +295,7 @@ def prefix(length: int | ArrayLike) -> Mask:
 
 
 @constructor
-def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") -> Mask:
+def padding(lengths: int | ArrayLike | Table, side: Literal["right", "left"] = "right") -> Mask:
     """Hide padding: each batch entry has `lengths` real keys.
 
     lengths: integers over the leading dimensions. side: where the padding is. On the right, keys j
@@ -307,7 +314,7 @@ def padding(lengths: int | ArrayLike, side: Literal["right", "left"] = "right") 
 
 
 @constructor
-def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
+def documents(ids: ArrayLike | Table, key_ids: ArrayLike | Table | None = None) -> Mask:
     """Let a query see its own document alone, in sequences packed from several.
 
     ids: (n,) or (..., n), the document of each position over the leading dimensions; any integers.
@@ -325,8 +332,8 @@ def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
     if type(query) is type(key) is np.ndarray:
         labels = _relabel(np.concatenate([key, query], axis=1))
         query, key = labels[:, key.shape[1] :], labels[:, : key.shape[1]]
-    of_key = as_table("ids of documents", key)
-    of_query = of_key if key_ids is None else as_table("ids of documents", query)
+    of_key = _looked_up("ids of documents", key)
+    of_query = of_key if key_ids is None else _looked_up("ids of documents", query)
     argument = "ids" if key_ids is None else "key_ids"
     text = f"documents({_short(ids)}" + (")" if key_ids is None else f", {_short(key_ids)})")
     return _rule(
@@ -339,7 +346,10 @@ def documents(ids: ArrayLike, key_ids: ArrayLike | None = None) -> Mask:
 
 
 def _relabel(ids: Array) -> Array:
-    """`ids` (rows, n) renamed 0, 1, ... in order of first appearance in each row, so that packed ones are sorted."""
+    """Rename `ids` (rows, n) 0, 1, ... by first appearance in each row.
+
+    Packed ids are then sorted.
+    """
     values, inverse = np.unique(ids, return_inverse=True)
     pairs = inverse.reshape(ids.shape) + np.arange(len(ids))[:, None] * len(values)
     _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
@@ -362,7 +372,9 @@ def strided(step: int) -> Mask:
 
 @constructor
 def dilated(left: int, step: int) -> Mask:
-    """Let a query see `left` keys before it, `step` apart: i - j = 0, step, ..., left · step.
+    """Let a query see `left` keys before it, `step` apart.
+
+    i - j = 0, step, ..., left · step.
 
     Beltagy et al. 2020.
 
@@ -378,8 +390,8 @@ def dilated(left: int, step: int) -> Mask:
 
 
 @constructor
-def blocks(table: ArrayLike, size: int) -> Mask:
-    """Allow whole blocks: the pairs (i, j) where ``table[..., i // size, j // size]`` is True.
+def blocks(table: ArrayLike | Table, size: int) -> Mask:
+    """Allow whole blocks: (i, j) where ``table[..., i // size, j // size]`` is True.
 
     table: booleans or 0/1 integers, (rows, columns), (h, rows, columns) or (b, h, rows, columns).
 
@@ -389,26 +401,27 @@ def blocks(table: ArrayLike, size: int) -> Mask:
     █ █ █ █
     █ █ █ █
     """
-    values = as_array("table of blocks", table)
-    if not 2 <= values.ndim <= 4:
+    values = table if isinstance(table, Table) else as_array("table of blocks", table)
+    rank = len(values.shape)
+    if not 2 <= rank <= 4:
         raise ValueError(f"table of blocks must have 2, 3 or 4 dimensions, got shape {values.shape}")
     size = whole("size of blocks", size, least=1)
-    look = as_table("table of blocks", _booleans("table of blocks", values))
+    look = _looked_up("table of blocks", _booleans("table of blocks", values))
     axes: tuple[Axis, ...] = ("b", "h", "i", "j")
     requires = [
         Requirement("blocks", "table", axis, length * (size if axis in "ij" else 1))
-        for axis, length in zip(axes[-values.ndim :], values.shape, strict=True)
+        for axis, length in zip(axes[-rank:], values.shape, strict=True)
     ]
     return _rule(
         f"blocks({_short(table)}, {size})",
-        lambda b, h, i, j: look[(b, h, i // size, j // size)[-values.ndim :]],
+        lambda b, h, i, j: look[(b, h, i // size, j // size)[-rank:]],
         *requires,
     )
 
 
 @constructor
 def global_tokens(n: int) -> Mask:
-    """Let the first `n` positions see everything and be seen by everything: i < n or j < n.
+    """Let the first `n` positions see and be seen by everything: i < n or j < n.
 
     Beltagy et al. 2020.
 
@@ -425,12 +438,20 @@ def global_tokens(n: int) -> Mask:
 
 
 def whole(what: str, value: Any, least: int) -> int:
-    """`value` as an int of at least `least`; `what` names it in the TypeError or ValueError otherwise."""
+    """Return `value` as an int of at least `least`.
+
+    what: the argument's name in TypeError and ValueError.
+    """
     return integer(what, value, "an integer", least=least, below=2**62)
 
 
-def _integers(what: str, value: Any) -> Array:
-    values = as_array(what, value)
+def _looked_up(what: str, values: Array | Table) -> Table:
+    return values if isinstance(values, Table) else as_table(what, values)
+
+
+def _integers(what: str, value: Any) -> Any:
+    """An array or a `Table` of integers; TypeError or ValueError for other values."""
+    values = value if isinstance(value, Table) else as_array(what, value)
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be integers, got {values.dtype}")
     if type(values) is np.ndarray and values.dtype == np.uint64 and values.size and values.max() >= 2**63:
@@ -438,12 +459,12 @@ def _integers(what: str, value: Any) -> Array:
     return values.astype(np.int64) if type(values) is np.ndarray else values
 
 
-def _booleans(what: str, values: Array) -> Array:
+def _booleans(what: str, values: Any) -> Any:
     if values.dtype.kind == "b":
         return values
     if values.dtype.kind not in "iu":
         raise TypeError(f"{what} must be booleans or 0/1 integers, got {values.dtype}")
-    if type(values) is not np.ndarray:  # its values are not there yet
+    if type(values) is not np.ndarray:  # a traced array has no values yet
         traced: Array = values != 0
         return traced
     wrong = values[(values != 0) & (values != 1)]
@@ -453,24 +474,30 @@ def _booleans(what: str, values: Array) -> Array:
 
 
 def _per_batch(rule: str, argument: str, value: Any) -> tuple[Callable[[Any], Any], tuple[Requirement, ...]]:
-    """One length for all batch entries, or one for each, as what a rule reads at b."""
-    if not (isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0 or adapter(value)):
+    """Return a function of b that gives an argument's length, and its requirements.
+
+    value: one length for all batch entries, or one for each.
+    """
+    if not (isinstance(value, list | tuple | Table) or getattr(value, "ndim", 0) > 0 or adapter(value)):
         length = whole(f"{argument} of {rule}", value.item() if isinstance(value, np.ndarray) else value, least=0)
         return lambda b: length, ()
-    lengths = _integers(f"{argument} of {rule}", value).reshape(-1)
+    lengths = _integers(f"{argument} of {rule}", value)
+    lengths = lengths if isinstance(lengths, Table) else lengths.reshape(-1)
     if type(lengths) is np.ndarray and lengths.size and lengths.min() < 0:
         raise ValueError(f"{argument} of {rule} must be at least 0, got {lengths.min()}")
-    table = as_table(f"{argument} of {rule}", lengths)
-    return lambda b: table[b], (Requirement(rule, argument, "b", len(lengths)),)
+    table = _looked_up(f"{argument} of {rule}", lengths)
+    return lambda b: table[b], (Requirement(rule, argument, "b", table.shape[0]),)
 
 
-def _document_ids(argument: str, ids: Any) -> Array:
+def _document_ids(argument: str, ids: Any) -> Any:
     values = _integers(f"{argument} of documents", ids)
-    if values.ndim == 0 or 0 in values.shape:
+    if values.shape == () or 0 in values.shape:
         raise ValueError(f"{argument} of documents must be (n,) or (..., n) and not empty, got shape {values.shape}")
-    return values.reshape(-1, values.shape[-1])
+    return values if isinstance(values, Table) else values.reshape(-1, values.shape[-1])
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Table):
+        return f"array of shape {value.shape}"
     known = np.ndim(value) == 0 and type(as_array("a number", value)) is np.ndarray  # else it may be traced
     return repr(int(value)) if known else f"array of shape {tuple(np.shape(value))}"

@@ -14,14 +14,17 @@ import numpy as np
 from regard.rules.expression import Array, At, Node, build, evaluate, literal, once, order, reads
 from regard.rules.intervals import Ranges, interval
 
-SIDE = 16  # a range of at most so many indices on each axis is looked at pair by pair
-MOST = 2**17  # ranges that are open at once, with which a search ends without an answer
+SIDE = 16  # boxes with at most this many indices on each axis are evaluated pair by pair
+MOST = 2**17  # open boxes at which a search ends without an answer
 
 Box = Sequence[tuple[int, int]]  # least and greatest index, both included: of b, h, i and j
 
 
 class Lookup(NamedTuple):
-    """One axis of a lookup: `outside` is where its entry is not in the table, `needed` where it is read (None: all)."""
+    """One axis of a lookup in a table.
+
+    outside: true where its entry is not in the table. needed: true where it is read (None: everywhere).
+    """
 
     table: Any
     axis: int
@@ -32,7 +35,7 @@ class Lookup(NamedTuple):
 
 @once
 def lookups(node: Node) -> tuple[Lookup, ...]:
-    """The lookups of an expression in tables with ``bounds="raise"``."""
+    """Return the lookups of an expression in tables with ``bounds="raise"``."""
     steps = order([node])
     if not any(x.op == "gather" and x.payload.bounds == "raise" for x in steps):
         return ()
@@ -73,10 +76,11 @@ def check(
     keys: int,
     dtype: Any,
 ) -> None:
-    """ValueError if a lookup of a rule leaves its table for a pair of a call; TypeError if that cannot be known.
+    """Raise ValueError if a lookup leaves its table for a visible pair of a call.
 
-    guard: the pairs that count, None for all. boxes: the indices of the call, those apart that expressions which read
-    these leaves must be told apart at. dense: the values of a dense array at indices.
+    Raises TypeError if that cannot be known. guard: the pairs that count, None for all. boxes: maps the leaves that an
+    expression reads to boxes of indices of the call, within which they range freely. dense: returns the values of a
+    dense array at indices.
     """
     for lookup in lookups(node):
         what = f"{text}, which looks up a {lookup.table!r} with bounds='raise'"
@@ -103,7 +107,7 @@ CLAMP = "give bounds='clamp', or keep the index inside with np.clip"
 
 
 def _unknown_here(x: Node) -> bool:
-    """Whether a node reads what has no value before the call: a score, a traced array."""
+    """Return True if a node has no value before the call: a score, or a traced array."""
     if x.op in ("s", "ds"):
         return True
     if x.op == "gather":
@@ -123,10 +127,10 @@ def _ranges(box: Any, keys: int, dtype: Any) -> Ranges:
 def _search(
     what: str, fault: Node, box: Box, dense: Callable[[Array, Sequence[Any]], Array], keys: int, dtype: Any
 ) -> Any:
-    """Indices (b, h, i, j) in a box at which `fault` is true, or None."""
+    """Return indices (b, h, i, j) in a box at which `fault` is true, or None."""
     read = reads(fault)
     whole = "dense" in read
-    # What is not read is the same everywhere: one index stands for all.
+    # Along an axis that is not read one index represents all.
     ends = [(low, high if whole or axis in read else low) for axis, (low, high) in zip("bhij", box, strict=True)]
     boxes = np.array(ends, np.int64)[..., None]  # (4, 2, boxes)
     while boxes.shape[-1]:
@@ -152,13 +156,18 @@ def _search(
 
 
 def _look(fault: Node, boxes: Array, dense: Any, keys: int, dtype: Any) -> Any:
-    """Indices in small boxes at which `fault` is true, or None; every pair is looked at."""
+    """Return indices in small boxes at which `fault` is true, or None.
+
+    Every pair is evaluated.
+    """
     for start in range(0, boxes.shape[-1], 256):
         some = boxes[..., start : start + 256]
         at = []
         for axis in range(4):
             width = int((some[axis, 1] - some[axis, 0]).max()) + 1
-            indices = np.minimum(some[axis, 0] + np.arange(width)[:, None], some[axis, 1])  # those beyond again
+            indices = np.minimum(
+                some[axis, 0] + np.arange(width)[:, None], some[axis, 1]
+            )  # clamped: the last index repeats
             at.append(indices.T.reshape(-1, *(width if n == axis else 1 for n in range(4))))
         given = At(*at, dtype=dtype, keys=keys, dense=lambda x, at=at: dense(x, at))  # type: ignore[misc]
         wrong = np.broadcast_to(evaluate([fault], given)[0], given.shape)

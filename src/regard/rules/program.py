@@ -1,4 +1,6 @@
-"""Expressions as linear programs, for compilers: one instruction per node, each operand computed before its use.
+"""Expressions as linear programs, for compilers, and as text, for files.
+
+One instruction per node, each operand computed before its use.
 
 And as text, for what is written down: a compiled program of another framework, a file.
 """
@@ -27,10 +29,11 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Expressions in static single assignment: instruction n computes value n, `results` are the values returned.
+    """Expressions in static single assignment: instruction n computes value n.
 
-    numbers, tables, dense: the run-time arguments, by slot. structure: what the program computes, leaving out the
-    values of numbers, and the contents and lengths of arrays; programs of equal structure may share compiled code.
+    results: the values returned. numbers, tables, dense: the run-time arguments, by slot. structure: text of the
+    program without the values of numbers, and the contents and lengths of arrays; programs of equal structure may share
+    compiled code.
     """
 
     instructions: tuple[Instruction, ...]
@@ -42,7 +45,7 @@ class Program:
 
     @staticmethod
     def of(nodes: Sequence[Node]) -> "Program":
-        """The program that computes `nodes`; that of a single node is kept with it.
+        """Return the program that computes `nodes`; that of a single node is cached.
 
         >>> from regard.rules import causal
         >>> print(Program.of([causal().node]))
@@ -94,7 +97,7 @@ def _lines(instructions: Sequence[Instruction], results: Sequence[int]) -> list[
 
 
 def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
-    """An expression as text, and the tables and the dense arrays that it reads."""
+    """Return an expression as text, and the tables and the dense arrays that it reads."""
     program = Program.of([node])
     steps = [
         (op, kind, operands, program.numbers[slot] if op == "number" else slot)
@@ -104,7 +107,7 @@ def rule_text(node: Node) -> tuple[str, tuple[Any, ...], tuple[Any, ...]]:
 
 
 def rule_from_text(text: str, tables: Sequence[Any], dense: Sequence[Any]) -> Node:
-    """The expression that `rule_text` wrote, over these tables and dense arrays."""
+    """Return the expression that `rule_text` wrote, over these arrays."""
     steps, result = json.loads(text)
     nodes: list[Node] = []
     arrays = {"gather": tables, "dense": dense}

@@ -1,4 +1,4 @@
-"""Scores: what is added to or done to a score before the softmax, as frozen rules over (s, b, h, i, j).
+"""Scores: frozen rules over (s, b, h, i, j) that change scores before the softmax.
 
 s is the scaled product of query and key; i, j, h and b as for masks. Every array is a table that trains: give a
 `regard.table` to hold on to the handle that its gradient is returned under.
@@ -34,7 +34,9 @@ class Score(Rule):
 
 
 def as_score(score: Any, argument: str = "score") -> Score:
-    """`score` as one `Score`: one already, a function, or a sequence of those, applied in order.
+    """Return `score` as one `Score`.
+
+    score: a score, a function, or a sequence of those, applied in order.
 
     >>> as_score([temperature(2.0), softcap(30.0)])
     [temperature(2.0), softcap(30.0)]
@@ -52,7 +54,7 @@ def as_score(score: Any, argument: str = "score") -> Score:
 
 
 def compose(scores: Sequence[Score]) -> Score:
-    """The rule that applies `scores` in order; none: the score as it is."""
+    """Return the rule that applies `scores` in order; for none, the score unchanged."""
     node = make("s", "float")
     for score in scores:
         node = substitute(score.node, {make("s", "float"): node})
@@ -165,7 +167,7 @@ def relative(
             raise ValueError(f"table of relative must have at least {least} buckets, got {m}")
         text += ", buckets='t5'" + ("" if bidirectional else ", bidirectional=False")
         text += "" if max_distance == 128 else f", max_distance={max_distance}"
-        offsets = np.arange(-max_distance, max_distance + 1)  # beyond these every offset has the bucket of the last
+        offsets = np.arange(-max_distance, max_distance + 1)  # offsets beyond these share the last buckets
         bucket_of = Table(t5_buckets(offsets, m, max_distance, bidirectional))
 
         def entry(offset: Any) -> Any:
@@ -194,7 +196,10 @@ def _floats(what: str, value: Any, positive: bool = False) -> Table:
 def _per_head(
     rule: str, argument: str, value: Any, positive: bool = False
 ) -> tuple[Callable[[Any], Any], str, tuple[Requirement, ...]]:
-    """One number for all heads, or one for each head, as what a rule reads at h; its text; what it requires."""
+    """Return a function of h for an argument, its text and its requirements.
+
+    value: one number for all heads, or one for each.
+    """
     what = f"{argument} of {rule}"
     if isinstance(value, Table | list | tuple) or getattr(value, "ndim", 0) > 0 or adapter(value):
         table = _floats(what, value, positive)

@@ -1,6 +1,8 @@
-"""PyTorch's functions and methods in rules: what `torch.where(...)`, `torch.tanh(x)`, `x.abs()` are of traced values.
+"""PyTorch's functions and methods of traced values, by name.
 
-By name, so that nothing is imported: a traced value is asked by PyTorch (`__torch_function__`) what a function gives.
+PyTorch is not imported.
+
+PyTorch asks a traced value for the result of a function (`__torch_function__`).
 """
 
 from collections.abc import Callable
@@ -10,9 +12,14 @@ import numpy as np
 
 
 def _divide(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
-    if rounding_mode not in (None, "floor"):
-        raise TypeError(f"rounding_mode of torch.div must be None or 'floor' in a rule, got {rounding_mode!r}")
-    return np.divide(a, b) if rounding_mode is None else np.floor_divide(a, b)
+    if rounding_mode not in (None, "floor", "trunc"):
+        raise TypeError(f"rounding_mode of torch.div must be None, 'floor' or 'trunc' in a rule, got {rounding_mode!r}")
+    if rounding_mode is None:
+        return np.divide(a, b)
+    if rounding_mode == "floor":
+        return np.floor_divide(a, b)
+    size = np.floor_divide(abs(a), abs(b))
+    return np.where((a < 0) == (b < 0), size, -size)
 
 
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
@@ -21,7 +28,7 @@ def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def _to(x: Any, *args: Any, dtype: Any = None, **others: Any) -> Any:
-    """`x` with the dtype among the arguments; a device and options of copying say nothing of one number."""
+    """Cast `x` to the dtype among the arguments; other arguments have no effect."""
     for given in (*args, dtype):
         kind = given if isinstance(given, type) else getattr(given, "dtype", given)
         if kind is not None and kind_of(kind) is not None:
@@ -30,7 +37,7 @@ def _to(x: Any, *args: Any, dtype: Any = None, **others: Any) -> Any:
 
 
 def kind_of(dtype: Any) -> str | None:
-    """The kind of value of a dtype of Python, NumPy or PyTorch; None for what is none."""
+    """Return the kind of value of a dtype of Python, NumPy or PyTorch, or None."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     name = name.removeprefix("torch.").rstrip("_").rstrip("0123456789")
     if name == "bool":
@@ -57,6 +64,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "bitwise_not": np.invert,
     "bitwise_right_shift": np.right_shift,
     "clamp": _clamp,
+    "clamp_max": lambda x, max: _clamp(x, max=max),
+    "clamp_min": _clamp,
     "clip": _clamp,
     "div": _divide,
     "divide": _divide,
@@ -82,7 +91,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": np.rint,
     "rshift": np.right_shift,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * x),  # whose derivative overflows nowhere
+    "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * x),  # a form whose derivative does not overflow
     "sub": np.subtract,
     "truediv": np.divide,
     "xor": np.bitwise_xor,
@@ -106,7 +115,10 @@ METHODS: dict[str, Callable[..., Any]] = FUNCTIONS | {
 
 
 def call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function of PyTorch gives for these arguments, a traced value among them, or a TypeError."""
+    """Apply one of PyTorch's functions to arguments with a traced value.
+
+    Raises TypeError for a function that rules do not have.
+    """
     name = getattr(function, "__name__", str(function))
     if name == "__getitem__":
         raise TypeError("a traced value cannot index a tensor; use regard.table(tensor)[index], whose indices clamp")

@@ -1,4 +1,4 @@
-"""What a rule is given when it is called: stand-ins for the indices and the score, and tables to look up."""
+"""Arguments of a rule while it is traced: indices, score and tables."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -25,10 +25,10 @@ BRANCHING = (
 
 
 def as_array(what: str, value: Any) -> Array:
-    """A NumPy array, or numbers in lists, as an array; a framework's array as an array of the values that it has now.
+    """Return an array, or numbers in lists, as a NumPy array with its present values.
 
-    Where there are none because a function is being traced, it is returned as it is.
-    Other arrays, such as masked ones, mean more than numbers.
+    Takes arrays of other frameworks; one that is being traced has no values, and is returned
+    unchanged. Raises TypeError for other arrays, such as masked ones, which mean more than numbers.
     """
     framework = adapter(value)
     if framework is not None:
@@ -57,17 +57,17 @@ class Table:
     table of shape (2,), float64
     """
 
-    __slots__ = ("__weakref__", "array", "bounds", "lies")
+    __slots__ = ("__weakref__", "array", "bounds", "on_device")
     array: Array
     bounds: Bounds
-    lies: bool  # on a device
+    on_device: bool
 
     def __init__(self, array: ArrayLike, *, bounds: Bounds = "clamp") -> None:
         self._hold("table", array, choice("bounds", bounds, BOUNDS))
 
     @classmethod
     def of(cls, what: str, array: ArrayLike, bounds: Bounds = "clamp") -> Table:
-        """The table of an array that errors call `what`."""
+        """Make the table of an array that errors call `what`."""
         made = object.__new__(Table)
         made._hold(what, array, bounds)
         return made
@@ -82,14 +82,14 @@ class Table:
             raise ValueError(f"{what} must not be empty, got shape {values.shape}")
         values = values.astype(values.dtype.newbyteorder("="), order="C", copy=False)
         values.setflags(write=False)
-        for name, value in (("array", values), ("bounds", bounds), ("lies", False)):
+        for name, value in (("array", values), ("bounds", bounds), ("on_device", False)):
             object.__setattr__(self, name, value)
 
     @classmethod
-    def lying(cls, array: Array, bounds: Bounds = "clamp") -> Table:
-        """A table of an array on a device, which is neither copied nor looked at."""
+    def of_device(cls, array: Array, bounds: Bounds = "clamp") -> Table:
+        """Make a table of an array on a device, which is neither copied nor read."""
         made = object.__new__(Table)
-        for name, value in (("array", array), ("bounds", bounds), ("lies", True)):
+        for name, value in (("array", array), ("bounds", bounds), ("on_device", True)):
             object.__setattr__(made, name, value)
         return made
 
@@ -109,12 +109,12 @@ class Table:
 
     @property
     def known(self) -> Array | None:
-        """The values as far as they can be looked at now."""
-        return None if self.lies else self.array
+        """Values that can be read now; None for an array on a device."""
+        return None if self.on_device else self.array
 
     @property
     def kind(self) -> Kind:
-        """The kind of value that looking it up gives."""
+        """Kind of value that a lookup gives."""
         kinds: dict[str, Kind] = {"b": "bool", "i": "int", "u": "int"}
         return kinds.get(self.dtype.kind, "float")
 
@@ -162,7 +162,7 @@ def as_table(what: str, value: Any, bounds: Bounds = "clamp") -> Table:
 
 
 def _operand(value: Any) -> Node:
-    """The node for anything that may stand in a rule."""
+    """Return the node for any operand of a rule."""
     if isinstance(value, Traced):
         return value.node
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "biufV":
@@ -184,7 +184,7 @@ def _apply(name: str, *values: Any) -> Traced:
 
 
 def _kind(values: Iterable[Any]) -> type[Traced]:
-    """What is made of a subclass of `Traced` is of that subclass."""
+    """Return the subclass of `Traced` among operands, which their result has too."""
     return next((type(value) for value in values if isinstance(value, Traced)), Traced)
 
 
@@ -204,7 +204,10 @@ def _refuse(message: str) -> Callable[..., NoReturn]:
 
 
 class Traced:
-    """A value in a rule: takes operators, NumPy's and PyTorch's elementwise functions, ``.astype(kind)``."""
+    """A value in a rule.
+
+    Takes operators, NumPy's and PyTorch's elementwise functions, ``.astype(kind)``.
+    """
 
     __slots__ = ("node",)
     node: Node
@@ -240,7 +243,10 @@ class Traced:
     __setitem__ = _refuse("a rule cannot assign to elements; build the value with regard.where")
 
     def astype(self, kind: Any) -> Traced:
-        """The value as int, float or bool; widths are the call's own, so np.float32 means float."""
+        """Cast the value to int, float or bool.
+
+        Widths are the call's, so np.float32 means float.
+        """
         target = tensors.kind_of(np.dtype(kind) if isinstance(kind, str) else kind)
         if target is None:
             raise TypeError(f"astype takes int, float or bool, got {kind!r}")
@@ -248,7 +254,7 @@ class Traced:
 
     @property
     def dtype(self) -> type:
-        """The type that stands for the kind of value, for ``.astype(x.dtype)``."""
+        """Type that stands for the kind of value, for ``.astype(x.dtype)``."""
         return {"bool": bool, "int": int, "float": float}[self.node.kind]
 
     def __getattr__(self, name: str) -> Any:
@@ -306,10 +312,11 @@ def where(condition: Any, a: Any, b: Any) -> Traced:
 
 
 def trace(function: Callable[..., Any], leaves: Sequence[str]) -> Node:
-    """The expression that `function` computes from `leaves`, `MASK_LEAVES` or `SCORE_LEAVES`.
+    """Trace the expression that `function` computes from `leaves`.
 
-    A mask must return a boolean, a score a number; raises TypeError otherwise, or if `function` does not take as many
-    arguments as there are leaves. What `function` raises itself gets a note that names the rule.
+    leaves: `MASK_LEAVES` or `SCORE_LEAVES`. Raises TypeError if a mask returns no boolean, a score
+    no number, or if `function` takes other arguments. Errors of `function` itself get a note that
+    names the rule.
 
     >>> trace(lambda b, h, i, j: i - j >= 0, ("b", "h", "i", "j"))
     less_equal(0, subtract(i, j))

@@ -4,6 +4,7 @@
 |---|---|
 | `threads` | the number of threads; helpers; work spread over them |
 | `memory` | results on huge pages, reused by later calls |
+| `bounded` | caches of a bounded size |
 | `system` | memory and processors, within the limits of a control group |
 | `forks` | locks and cached properties that a forked child can use |
 | `diskcache` | files in the user's cache directory that nobody else could have written |

@@ -1,6 +1,6 @@
-"""Named arrays in a safetensors file, written piece by piece and mapped into memory when read.
+"""Named arrays in a safetensors file, mapped into memory when read.
 
-The library itself writes only what lies in memory as a whole, and reads copies; it still judges every file that is
+The library itself writes only what is in memory as a whole, and reads copies; it still validates every file that is
 opened here.
 """
 
@@ -35,7 +35,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Parts:
-    """Arrays (..., n, d) that follow each other along their last axis but one, as one that is never put together."""
+    """Arrays (..., n, d) concatenated along their last axis but one, without a copy."""
 
     def __init__(self, parts: Sequence[Array]):
         self.parts = tuple(parts)
@@ -51,7 +51,7 @@ class Parts:
 
 
 def _pieces(x: Array | Parts) -> Iterator[Array]:
-    """The array in its order in memory, a matrix at a time."""
+    """Iterate over the matrices of an array in their order in memory."""
     if isinstance(x, Parts):
         yield from x.pieces()
         return
@@ -60,7 +60,7 @@ def _pieces(x: Array | Parts) -> Iterator[Array]:
 
 
 def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str, str]) -> None:
-    """Write the file, whole or not at all: what was at `path` stays until the new one is complete.
+    """Write a file whole or not at all; an older one stays until it is complete.
 
     In the metadata is a checksum, the CRC-32 of all bytes, for which its own digits count as zeros. Raises TypeError
     for a dtype that the format has no name for.
@@ -98,7 +98,10 @@ def write(path: Path, arrays: Mapping[str, Array | Parts], metadata: Mapping[str
 
 
 def _verify(path: Path, checksum: str, text: bytes, file: BinaryIO) -> None:
-    """Raise ValueError unless the file is as it was written: `text` is what was read of it so far."""
+    """Raise ValueError unless the file has its checksum.
+
+    text: the bytes that were read from it already.
+    """
     found = crc32(text.replace(MARK + checksum.encode(), MARK + ZEROS, 1))
     while piece := file.read(READ):
         found = crc32(piece, found)
@@ -107,7 +110,7 @@ def _verify(path: Path, checksum: str, text: bytes, file: BinaryIO) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    """The arrays, mapped into memory and read-only, and the metadata.
+    """Return the arrays, mapped into memory and read-only, and the metadata.
 
     A file with a checksum is read once as a whole. Raises OSError if the file cannot be read, ValueError if it is not a
     whole safetensors file, or not the one that was written.

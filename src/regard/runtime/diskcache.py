@@ -1,12 +1,13 @@
-"""Files in the user's cache directory, some of them machine code, which only their owner may change.
+"""Files in the user's cache directory, which only their owner may change.
 
-A directory and a file are opened once, without following a link, and checked by their descriptors: both belong to this
-user or to root, and nobody else may write to them. A file begins with a hash of its name and its contents, so that half
-a file, or one under another's name, is not used. Files are written under a temporary name first. What others could have
-changed is neither read nor written, and one `RegardWarning` says so; without a place to write to, nothing is kept.
+Some are machine code. A directory and a file are opened once, without following a link, and checked by their
+descriptors: both belong to this user or to root, and nobody else may write to them. A file begins with a hash of its
+name and its contents, so that a partial or renamed file is not used. Files are written under a temporary name first. A
+file that others could have changed is neither read nor written, and one `RegardWarning` says so; without a writable
+directory, nothing is cached.
 
-Windows has no owner or mode in `stat` and opens no directories. There a link is refused, and the digest is checked;
-who may write is left to the directory, which in %LOCALAPPDATA% is the user alone.
+Windows has no owner or mode in `stat` and opens no directories. There a link is refused and the digest is checked;
+write access is left to the directory, which in %LOCALAPPDATA% is the user's alone.
 
 REGARD_CACHE names another directory, or is "off".
 """
@@ -23,31 +24,33 @@ from pathlib import Path
 
 from regard.warning import RegardWarning
 
-try:  # without OpenSSL, whose loading by hashlib is a tenth of a first call
+try:  # not by hashlib, which loads OpenSSL: a tenth of a first call
     from _blake2 import blake2b
 except ImportError:
     from hashlib import blake2b
 
-DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(os, "geteuid")  # a directory's, and owners: not on Windows
+DESCRIPTORS = os.open in os.supports_dir_fd and hasattr(
+    os, "geteuid"
+)  # Windows has no descriptors of directories, and no owners
 FLAGS = 0
-for _name in ("O_CLOEXEC", "O_NOINHERIT", "O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):  # the last: a pipe, never waited for
+for _name in ("O_CLOEXEC", "O_NOINHERIT", "O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):  # O_NONBLOCK: never wait for a pipe
     FLAGS |= getattr(os, _name, 0)
 TEMPORARY = re.compile(r".*-[0-9a-f]{40}\.[a-z]+\.[0-9a-f]{16}\.tmp")
-OLD = 3600.0  # seconds after which a temporary file has no writer any more
+OLD = 3600.0  # seconds after which a temporary file is abandoned
 _warned: set[Path] = set()
 
 
 class _Refused(Exception):
-    """Says why a file or a directory is not used."""
+    """Reason why a file or a directory is not used."""
 
 
 def hash_of(content: bytes = b"") -> blake2b:
-    """32 bytes; more contents may follow by `update`."""
+    """Return a hash of 32 bytes; `update` adds contents."""
     return blake2b(content, digest_size=32)
 
 
 def directory() -> Path | None:
-    """Where files are kept; None if they are not, as where a user has no home."""
+    """Return the cache directory; None if there is none, as for a user without a home."""
     chosen = os.environ.get("REGARD_CACHE", "")
     if chosen.lower() == "off":
         return None
@@ -65,7 +68,10 @@ def directory() -> Path | None:
 
 
 def read(path: Path) -> bytes | None:
-    """What was written to `path`; None if there is nothing, if it is not whole, or if others could have changed it."""
+    """Return the contents of a cached file.
+
+    None if there is none, if it is not whole, or if others could have changed it.
+    """
     try:
         with _opened(path.parent) as folder, os.fdopen(_open(path, os.O_RDONLY, folder), "rb") as file:
             _check(path, os.fstat(file.fileno()), stat.S_ISREG)
@@ -80,9 +86,9 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes, first: bool = False) -> None:
-    """Leave a file for later processes. A disk that is full or read-only costs no more than time.
+    """Write a file for later processes; errors of the disk are ignored.
 
-    first: what another process has left there in the meantime stays, if it is whole.
+    first: a whole file that another process wrote meanwhile stays.
     """
     temporary = path.with_name(f"{path.name}.{os.urandom(8).hex()}.tmp")
     try:
@@ -110,7 +116,10 @@ def _digest(name: str, content: bytes) -> bytes:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """The descriptor of a directory that nobody else may write to; None where there are no such descriptors."""
+    """Open a directory that nobody else may write to.
+
+    Yields None where there are no such descriptors.
+    """
     if not DESCRIPTORS:
         _check(path, os.lstat(path), stat.S_ISDIR)
         yield None
@@ -124,19 +133,19 @@ def _opened(path: Path) -> Iterator[int | None]:
 
 
 def _open(path: Path, flags: int, folder: int | None = None) -> int:
-    """The descriptor of a file in an open directory, or of a directory; never by a link."""
-    if path.is_symlink():  # the system refuses a link that comes later, where it has O_NOFOLLOW
+    """Open a file in an open directory, or a directory, never by a link."""
+    if path.is_symlink():  # O_NOFOLLOW refuses a link that is made after this check
         raise _Refused(f"{path} is not used: it is a link")
     return os.open(_at(path, folder), flags | FLAGS, 0o600, dir_fd=folder)
 
 
 def _at(path: Path, folder: int | None) -> str:
-    """A file as the system is asked for it: relative to its directory, if that is open."""
+    """Return a path relative to its directory, if that is open."""
     return str(path) if folder is None else path.name
 
 
 def _check(path: Path, found: os.stat_result, expected: Callable[[int], bool]) -> None:
-    """Refuse what others could have changed."""
+    """Raise _Refused for a file or directory that others could have changed."""
     mode, reason = stat.S_IMODE(found.st_mode), ""
     if not expected(found.st_mode):
         reason = "it is a link" if stat.S_ISLNK(found.st_mode) else "it is not a file in a directory"
@@ -149,7 +158,7 @@ def _check(path: Path, found: os.stat_result, expected: Callable[[int], bool]) -
 
 
 def _warn(folder: Path, reason: str) -> None:
-    """Once for each directory, also where the warning is an error."""
+    """Warn once for each directory, also where the warning is an error."""
     if folder not in _warned:
         _warned.add(folder)
         hint = "REGARD_CACHE names another directory, or is off"
@@ -157,7 +166,7 @@ def _warn(folder: Path, reason: str) -> None:
 
 
 def _prune(parent: Path, folder: int | None) -> None:
-    """Remove what processes that were killed have left."""
+    """Remove temporary files of processes that were killed."""
     for name in os.listdir(parent if folder is None else folder):
         if TEMPORARY.fullmatch(name):
             with suppress(FileNotFoundError):
@@ -167,7 +176,10 @@ def _prune(parent: Path, folder: int | None) -> None:
 
 
 def _linked(temporary: Path, path: Path, folder: int | None) -> bool:
-    """Whether `path` now holds something whole, which this did not replace; of several processes one is the first."""
+    """Link a file to `path` unless a whole one is there.
+
+    Returns True if `path` now holds a whole file.
+    """
     try:
         os.link(_at(temporary, folder), _at(path, folder), src_dir_fd=folder, dst_dir_fd=folder)
     except FileExistsError:

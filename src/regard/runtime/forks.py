@@ -1,8 +1,8 @@
-"""Processes made by `fork`: what they share with their parent is usable, whatever its other threads were doing.
+"""Processes made by `fork`, which can use this package like their parent.
 
 A child has one thread. A lock that another thread of the parent held at that moment is never released in the child, and
-what that thread was changing is never finished. So locks of this package are made anew in a child, and `fork` waits
-while another thread imports one of its modules or is inside of LLVM.
+a change in progress is never finished. So locks of this package are made anew in a child, and `fork` waits while
+another thread imports one of its modules or is inside of LLVM.
 """
 
 import _imp
@@ -16,17 +16,20 @@ from weakref import ref
 
 T = TypeVar("T")
 
-IMPORTED = ("regard.", "llvmlite.", "threadpoolctl.")  # modules that are imported by the first call that needs them
+IMPORTED = ("regard.", "llvmlite.", "threadpoolctl.")  # modules that calls import lazily
 _renewed: dict[int, tuple[ref[Any], dict[str, Callable[[], Any]]]] = {}
 _held: list[AbstractContextManager[Any]] = []
-_mine = threading.local()
+_local = threading.local()
 # The locks of modules that are being imported, by name. Python makes its own lock for all imports anew in a child, but
 # not those of modules. No import begins while another thread has the lock for all.
 _importing: dict[str, Any] = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
 
 
 def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
-    """make(), which is to be the attribute `name` of a module or an object, and is made again in a child process."""
+    """Return make(), and call it again in a child process.
+
+    Its result is the attribute `name` of a module or an object.
+    """
     key = id(owner)
     if key not in _renewed:
         _renewed[key] = ref(owner, lambda _: _renewed.pop(key, None)), {}
@@ -35,7 +38,10 @@ def renewed(owner: Any, name: str, make: Callable[[], T]) -> T:
 
 
 def held(lock: AbstractContextManager[Any]) -> None:
-    """Have `fork` wait until it has this lock, which is to be reentrant, and is taken with no other inside of it."""
+    """Have `fork` wait until it has this lock.
+
+    The lock is reentrant, and no other is taken inside of it.
+    """
     _held.append(lock)
 
 
@@ -43,31 +49,31 @@ def _before() -> None:
     entered: list[AbstractContextManager[Any]] = []
     waited_for: set[str] = set()
     while True:
-        for lock in _held[len(entered) :]:  # not with the lock for imports: who has one of these may import
+        for lock in _held[len(entered) :]:  # before the import lock: a holder of these may import
             lock.__enter__()
             entered.append(lock)
-        _imp.acquire_lock()  # until the fork has been made, so that no import begins meanwhile
+        _imp.acquire_lock()  # held until the fork is made, so that no import begins
         names = {name for name in list(_importing) if f"{name}.".startswith(IMPORTED) and _taken(name)} - waited_for
         if not names and len(entered) == len(_held):
-            _mine.entered = entered
+            _local.entered = entered
             return
         _imp.release_lock()
         waited_for |= names
         for name in names:
-            with suppress(Exception):  # of an import that fails, of which another thread is told
+            with suppress(Exception):  # the importing thread raises this error
                 importlib.import_module(name)  # waits for the thread that imports it
 
 
 def _taken(name: str) -> bool:
-    """Whether another thread has the lock of a module."""
+    """Return True if another thread holds the lock of a module."""
     lock = _importing[name]()
     return lock is not None and getattr(lock, "owner", None) not in (None, threading.get_ident())
 
 
 def _after() -> None:
     _imp.release_lock()
-    while _mine.entered:
-        _mine.entered.pop().__exit__(None, None, None)
+    while _local.entered:
+        _local.entered.pop().__exit__(None, None, None)
 
 
 def _in_child() -> None:
@@ -84,7 +90,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class cached_property(Generic[T]):
-    """A property that is computed once, as `functools.cached_property` of Python 3.12 does.
+    """A property computed once, as `functools.cached_property` of Python 3.12.
 
     That of 3.11 has a lock for each property of a class, which threads wait for and a child may find locked.
     """
@@ -104,5 +110,7 @@ class cached_property(Generic[T]):
     def __get__(self, instance: object, owner: type | None = None) -> "cached_property[T] | T":
         if instance is None:
             return self
-        value: T = instance.__dict__.setdefault(self.name, self.function(instance))  # of two threads the first's
+        value: T = instance.__dict__.setdefault(
+            self.name, self.function(instance)
+        )  # the value of the first of two threads
         return value

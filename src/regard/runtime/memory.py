@@ -1,10 +1,10 @@
-"""Memory of results, of sums that become results, and of threads: on huge pages, and used again.
+"""Arrays on huge pages, pooled for later calls.
 
-The first thread to write to a new page waits for the system: for 4 KiB one to 16 µs, and longer while others wait for
-theirs (seen: backward on two threads no faster than on one). So a large array begins on a page of 2 MiB where the
-system has such, and up to KEPT bytes of what callers drop are kept for the next arrays of their size. All but the last
-WARM of them are lent to the system, which takes back what it needs. `tracemalloc` counts what callers hold, as it does
-for NumPy. REGARD_POOL=off keeps nothing: what is dropped goes back to the system at once.
+The first thread to write to a new page waits for the system: for 4 KiB 1 to 16 µs, and longer while others wait for
+theirs (backward on two threads was no faster than on one). So a large array begins on a page of 2 MiB where the system
+has such, and up to POOLED bytes of dropped arrays are reused for arrays of their size. All but the last WARM of them
+are released lazily (MADV_FREE): the system may take their pages. `tracemalloc` counts arrays that callers hold, as it
+does for NumPy. REGARD_POOL=off returns dropped memory to the system at once.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -24,8 +24,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 CACHE_LINE = 64
 PAGE = 2**21
-LARGE = PAGE // 2  # bytes from which an array has pages of its own
-WARM, KEPT = 2**25, 2**28
+LARGE = PAGE // 2  # arrays of this many bytes have pages of their own
+WARM, POOLED = 2**25, 2**28
 HUGE = hasattr(mmap, "MADV_HUGEPAGE")
 
 _TRACED = np.lib.tracemalloc_domain
@@ -33,10 +33,11 @@ _track, _untrack = pythonapi.PyTraceMalloc_Track, pythonapi.PyTraceMalloc_Untrac
 _track.argtypes, _untrack.argtypes = (c_uint, c_size_t, c_size_t), (c_uint, c_size_t)
 
 
-class Block:
-    """Pages for an array. length: bytes. first: where, counted from the address, the first huge page begins.
+class PoolBlock:
+    """Pages for an array.
 
-    whole: bytes from there on that should be huge pages.
+    length: bytes. first: offset of the first huge page from the address. whole: bytes from there on that should be huge
+    pages.
     """
 
     __slots__ = ("address", "first", "length", "pages")
@@ -45,32 +46,35 @@ class Block:
         self.length, self.pages = length, _mapped(length)
         self.address = int(np.frombuffer(self.pages, np.uint8).ctypes.data)
         self.first = -self.address % PAGE
-        with suppress(OSError):  # of a system without huge pages
+        with suppress(OSError):  # systems without huge pages
             self.pages.madvise(mmap.MADV_HUGEPAGE, self.first, whole)
 
 
-class _Loan(ref[Array]):
-    """A block that is an array's, until that and all views of it, which hold it, are gone."""
+class _Lease(ref[Array]):
+    """A block owned by an array until it and all views of it are gone."""
 
     __slots__ = ("block", "pooled")
-    block: Block
+    block: PoolBlock
     pooled: bool
 
 
-# What was dropped last at the end. No lock: an array may be dropped at any time, and each method of a deque or a dict
-# is done at once.
-_warm: deque[Block] = deque()
-_kept: deque[Block] = deque()
-_loans: dict[int, _Loan] = {}
+# Blocks in the order in which they were dropped. No lock: an array may be dropped at any time, and each method of a
+# deque or a dict is atomic.
+_warm: deque[PoolBlock] = deque()
+_released: deque[PoolBlock] = deque()
+_leases: dict[int, _Lease] = {}
 
 
 def empty(shape: tuple[int, ...], dtype: Any, aligned: bool = False) -> Array:
-    """An array as from `np.empty`; large ones, and all that are to be `aligned`, begin on a cache line."""
+    """Return an array as from `np.empty`.
+
+    Large arrays, and any that are to be `aligned`, begin on a cache line.
+    """
     return _array(np.empty, shape, np.dtype(dtype), aligned)
 
 
 def zeros(shape: tuple[int, ...], dtype: Any, aligned: bool = False) -> Array:
-    """Likewise as from `np.zeros`."""
+    """Return an array as from `np.zeros`, aligned as by `empty`."""
     return _array(np.zeros, shape, np.dtype(dtype), aligned)
 
 
@@ -87,24 +91,27 @@ def _array(make: Any, shape: tuple[int, ...], dtype: np.dtype[Any], aligned: boo
 
 
 def _on_pages(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, zero: bool) -> Array:
-    """An array from a huge page on."""
+    """Return an array that begins on a huge page."""
     keep = pooled()
-    whole = (size + PAGE // 2) // PAGE * PAGE  # of a huge page of which less than half is needed, small ones are taken
+    whole = (size + PAGE // 2) // PAGE * PAGE  # a last page less than half full is made of small ones
     length = PAGE + max(whole, size + -size % mmap.PAGESIZE)
     block, used = _taken(length), True
     if block is None:
-        block, used = Block(length, whole), False
+        block, used = PoolBlock(length, whole), False
     made: Array = np.ndarray(shape, dtype, block.pages, block.first)
     if used and zero:
         np.ndarray(size, np.uint8, block.pages, block.first)[:] = 0
     _track(_TRACED, block.address, size)
-    loan = _loans[block.address] = _Loan(made, _returned)
-    loan.block, loan.pooled = block, keep
+    lease = _leases[block.address] = _Lease(made, _returned)
+    lease.block, lease.pooled = block, keep
     return made
 
 
 def pooled() -> bool:
-    """Whether what is dropped is kept for later arrays. ValueError for a REGARD_POOL that is neither on nor off."""
+    """Return True if dropped arrays are pooled.
+
+    Raises ValueError for a REGARD_POOL that is neither on nor off.
+    """
     chosen = os.environ.get("REGARD_POOL") or "on"
     if chosen.lower() not in ("on", "off"):
         raise ValueError(f"REGARD_POOL must be on or off, got {chosen!r}")
@@ -118,34 +125,34 @@ def _mapped(length: int) -> mmap.mmap:
         raise MemoryError(f"the system gave no memory for an array of {length - PAGE} bytes: {e}") from e
 
 
-def _taken(length: int) -> Block | None:
-    """A block of this length that was kept."""
-    for blocks in (_warm, _kept):
+def _taken(length: int) -> PoolBlock | None:
+    """Take a block of this length out of the pool; None if there is none."""
+    for blocks in (_warm, _released):
         for block in reversed(tuple(blocks)):
             if block.length == length:
-                with suppress(ValueError):  # another thread was first
+                with suppress(ValueError):  # another thread took it
                     blocks.remove(block)
                     return block
     return None
 
 
-def _returned(loan: _Loan) -> None:
-    block = loan.block
+def _returned(lease: _Lease) -> None:
+    block = lease.block
     _untrack(_TRACED, block.address)
-    del _loans[block.address]
-    if loan.pooled and block.length <= KEPT:
+    del _leases[block.address]
+    if lease.pooled and block.length <= POOLED:
         _warm.append(block)
-        _lend()
+        _release()
 
 
-def _lend() -> None:
-    """Lend what is not warm any more, and drop what is too much."""
+def _release() -> None:
+    """Release blocks lazily that are no longer warm; drop those beyond POOLED bytes."""
     while sum(block.length for block in tuple(_warm)) > WARM:
         with suppress(IndexError):
-            block = _warm.popleft()  # first, so that nobody else takes it
+            block = _warm.popleft()  # first, so that no other thread takes it
             with suppress(AttributeError, OSError):
                 block.pages.madvise(mmap.MADV_FREE)
-            _kept.append(block)
-    while sum(block.length for blocks in (_kept, _warm) for block in tuple(blocks)) > KEPT:
+            _released.append(block)
+    while sum(block.length for blocks in (_released, _warm) for block in tuple(blocks)) > POOLED:
         with suppress(IndexError):
-            (_kept or _warm).popleft()
+            (_released or _warm).popleft()

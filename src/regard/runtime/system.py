@@ -1,4 +1,4 @@
-"""Memory and processors of this process: those of the machine, or fewer where a control group of Linux limits them.
+"""Memory and processors, within the limits of a Linux control group.
 
 Each is read once, when it is first needed: a limit that changes later is not seen.
 """
@@ -14,7 +14,10 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @cache
 def memory() -> tuple[int, str] | None:
-    """Bytes of memory, and "this machine" or "its control group", which sets them; None where neither is known."""
+    """Return the bytes of memory, and the source of that limit.
+
+    The source is "this machine" or "its control group". None where neither is known.
+    """
     found: list[tuple[int, str]] = []
     try:
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
@@ -31,7 +34,7 @@ def memory() -> tuple[int, str] | None:
 
 @cache
 def quota() -> int | None:
-    """Processors that the quota of a control group is worth, rounded up; None without one."""
+    """Return the processors that a control group's quota is worth, rounded up, or None."""
     found = []
     for group, unified in _groups("cpu"):
         names = ("cpu.max",) if unified else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -42,12 +45,15 @@ def quota() -> int | None:
 
 
 def _groups(controller: str) -> Iterator[tuple[Path, bool]]:
-    """The directories of this process's control groups and of those around them, and whether each is of version 2."""
+    """Iterate over the directories of control groups, innermost first.
+
+    The second value is True for version 2.
+    """
     for line in _read(MEMBERSHIP).splitlines():
         names, _, path = line.partition(":")[2].partition(":")
         if names and controller not in names.split(","):
             continue
-        # In a container the path may be that outside of it: the root is then the container's own group.
+        # In a container this may be the path on the host: the root is then the container's own group.
         root = GROUPS / names if names else GROUPS
         inside = root / path.strip().lstrip("/")
         for group in (inside, *inside.parents):

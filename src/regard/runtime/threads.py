@@ -1,8 +1,8 @@
-"""How many threads a call may use, and how work is spread over them without changing a bit of any result.
+"""Threads of a call, and work spread over them with the same bits.
 
-Helpers stand by, each asleep at a letter box of its own, so that waking one costs a few microseconds. There are at most
-as many as one call has asked for beside its own thread; where others keep them busy, a call does its work alone. Calls
-from a framework run on its own team instead: its threads spin after an operation, on cores that helpers need.
+Helper threads wait, each at a queue of its own, so that waking one costs a few microseconds. There are at most as many
+as one call has asked for beside its own thread; where others keep them busy, a call does its work alone. Calls from a
+framework run on its own threads instead, which spin after an operation on the cores that helpers would need.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -27,14 +27,14 @@ from regard.runtime.forks import renewed
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-WAIT = 0.5  # seconds after which Python answers signals where they do not end the wait for a lock
+WAIT = 0.5  # seconds between answers to signals, where these do not end the wait for a lock
 
 _chosen: int | None = None
 _this = sys.modules[__name__]
-_lock = renewed(_this, "_lock", threading.RLock)  # a signal's handler may call in between
+_lock = renewed(_this, "_lock", threading.RLock)  # a signal's handler may call too
 _helpers = renewed(_this, "_helpers", int)  # a child process has none
 _idle: list[_Helper] = renewed(_this, "_idle", list)
-_mine = threading.local()
+_local = threading.local()
 _inside = renewed(_this, "_inside", int)
 _limit: Any = None
 
@@ -54,9 +54,10 @@ def set_num_threads(n: int) -> None:
 
 
 def num_threads() -> int:
-    """The number set by `set_num_threads`, else OMP_NUM_THREADS, else the processors this process may run on.
+    """Return the number of threads that a call may use.
 
-    A CPU quota of its control group, as containers have, is worth quota / period processors, rounded up: not more.
+    Set by `set_num_threads`, else by OMP_NUM_THREADS, else the processors that this process may run on. A CPU quota of
+    its control group, as containers have, limits these to quota / period, rounded up.
     """
     if _chosen is not None:
         return _chosen
@@ -68,43 +69,43 @@ def num_threads() -> int:
     return allowed if quota is None else min(allowed, quota)
 
 
-class Team(Protocol):
+class ThreadTeam(Protocol):
     """Threads of a framework, which wait for its next operation."""
 
     def size(self) -> int:
-        """How many there are for a call from this thread, itself among them; 1 if they cannot be used."""
+        """Return the number of threads for a call from this thread, itself included."""
 
     def call(self, function: int, data: int, members: int) -> None:
-        """function(data), compiled code at an address, on so many at once, the calling thread among them.
+        """Run function(data), compiled code at an address, on `members` threads.
 
-        Returns when all have ended.
+        The calling thread is one of them. Returns when all have ended.
         """
 
     def run(self, work: Callable[[], None], members: int) -> None:
-        """Likewise work(), a function in Python."""
+        """Run work(), a function in Python, likewise."""
 
 
-def on_team(team: Team) -> Callable[[F], F]:
+def on_team(team: ThreadTeam) -> Callable[[F], F]:
     """Decorate a function so that work which is spread inside of it runs on this team."""
 
     def decorate(function: F) -> F:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            before = getattr(_mine, "team", None)
-            _mine.team = team
+            before = getattr(_local, "team", None)
+            _local.team = team
             try:
                 return function(*args, **kwargs)
             finally:
-                _mine.team = before
+                _local.team = before
 
         return run  # type: ignore[return-value]
 
     return decorate
 
 
-def team_for(threads: int) -> tuple[Team | None, int]:
-    """The team that this thread's work runs on, if it is to use several threads, and how many of its members."""
-    team: Team | None = getattr(_mine, "team", None)
+def team_for(threads: int) -> tuple[ThreadTeam | None, int]:
+    """Return this thread's team and the members to use; (None, 1) for one thread."""
+    team: ThreadTeam | None = getattr(_local, "team", None)
     if team is None or threads < 2:
         return None, 1
     members = min(threads, team.size())
@@ -112,34 +113,34 @@ def team_for(threads: int) -> tuple[Team | None, int]:
 
 
 def spread(work: Callable[[T], None], tasks: Sequence[T], threads: int) -> None:
-    """work(task) for each task, begun in order, on at most so many threads, the calling one among them.
+    """Call work(task) for each task, begun in order, on at most `threads` threads.
 
-    Once a task has raised an error none is begun any more, and the first error is raised when those begun have ended.
-    May be called from many threads at once, and by `work` itself.
+    The calling thread is one of them. After an error no more tasks begin, and the first error is raised when those
+    begun have ended. May be called from many threads at once, and by `work` itself.
     """
     threads = min(threads, len(tasks))
     if threads <= 1:
         for task in tasks:
             work(task)
         return
-    pile, (team, members) = _Pile(work, tasks), team_for(threads)
+    queue, (team, members) = _WorkQueue(work, tasks), team_for(threads)
     try:
         if team is not None:
-            _take_on_team(pile, team, members)
+            _take_on_team(queue, team, members)
         else:
             for helper in _wake(threads - 1):
-                helper.box.put(pile)
-            pile.take()
-    except BaseException as raised:  # by a signal's handler, between tasks or where helpers are woken
-        pile.fail(raised)
+                helper.box.put(queue)
+            queue.take()
+    except BaseException as raised:  # by a signal's handler
+        queue.fail(raised)
     finally:
-        pile.close()
-    error, pile.error = pile.error, None
+        queue.close()
+    error, queue.error = queue.error, None
     if error is not None:
         try:
             raise error
         finally:
-            del error  # which holds this frame
+            del error  # a traceback holds this frame
 
 
 def spread_numpy(work: Callable[[T], None], tasks: Iterable[T], threads: int) -> None:
@@ -156,8 +157,8 @@ def spread_numpy(work: Callable[[T], None], tasks: Iterable[T], threads: int) ->
         spread(quietly, list(tasks), threads)
 
 
-class _Pile:
-    """Tasks that threads take one after the other, until none is left or one has failed."""
+class _WorkQueue:
+    """Tasks that threads take in order, until none is left or one has failed."""
 
     def __init__(self, work: Callable[[Any], None], tasks: Sequence[Any]):
         self.work, self.tasks, self.numbers = work, tasks, itertools.count()
@@ -174,12 +175,12 @@ class _Pile:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Begin no more tasks, and raise the first such error in the end."""
+        """Begin no more tasks; `spread` raises the first such error."""
         if self.error is None:
             self.error = error
 
     def enter(self) -> bool:
-        """Whether a helper may take tasks: not when all are done."""
+        """Register a helper; return False when all tasks are done."""
         with self.lock:
             self.helping += not self.closed
             return not self.closed
@@ -208,31 +209,34 @@ class _Pile:
                 self.fail(error)
 
 
-def _take_on_team(pile: _Pile, team: Team, members: int) -> None:
-    """Take tasks on a team. What its threads keep for themselves is lost after each call, so the caller keeps it."""
-    kept: list[_Memory] = _mine.__dict__.setdefault("kept", [])
+def _take_on_team(queue: _WorkQueue, team: ThreadTeam, members: int) -> None:
+    """Run tasks on a team; the caller keeps the scratch memory of its threads.
+
+    Thread-local memory of the members is lost after each call.
+    """
+    cached: list[_ScratchMemory] = _local.__dict__.setdefault("cached", [])
     caller = threading.get_ident()
 
     def take() -> None:
         if threading.get_ident() == caller:
-            pile.take()
+            queue.take()
             return
         with suppress(IndexError):
-            _mine.memory = kept.pop()
-        pile.take()
-        if hasattr(_mine, "memory"):
-            kept.append(_mine.memory)
+            _local.memory = cached.pop()
+        queue.take()
+        if hasattr(_local, "memory"):
+            cached.append(_local.memory)
 
     team.run(take, members)
 
 
 class _Helper:
-    """A thread that stands by, and the core that it keeps off."""
+    """A waiting thread, and the core that it avoids."""
 
     def __init__(self) -> None:
-        self.box: SimpleQueue[_Pile] = SimpleQueue()
-        self.number: int | None = None  # of the thread, by the system
-        self.avoided = -1
+        self.box: SimpleQueue[_WorkQueue] = SimpleQueue()
+        self.number: int | None = None  # the system's thread id
+        self.avoided_core = -1
         threading.Thread(target=self._stand_by, name="regard", daemon=True).start()
 
     def _stand_by(self) -> None:
@@ -240,29 +244,29 @@ class _Helper:
         while True:
             self._help(self.box.get())
 
-    def _help(self, pile: _Pile) -> None:
-        entered = pile.enter()
+    def _help(self, queue: _WorkQueue) -> None:
+        entered = queue.enter()
         if entered:
-            pile.take()
-        _idle.append(self)  # before the caller goes on, whose next call may be at once
+            queue.take()
+        _idle.append(self)  # before the caller continues: its next call may follow at once
         if entered:
-            pile.leave()
+            queue.leave()
 
-    def keep_off(self, core: int) -> None:
+    def avoid(self, core: int) -> None:
         """Run on other cores than the caller's.
 
         Where another library's threads spin on theirs, Linux wakes helpers on the caller's, and leaves them there.
         """
-        if core != self.avoided and self.number is not None:
+        if core != self.avoided_core and self.number is not None:
             others = os.sched_getaffinity(0) - {core}
             if others:
-                with suppress(OSError):  # of a system that does not let a process place its threads
+                with suppress(OSError):  # some systems do not let a process place its threads
                     os.sched_setaffinity(self.number, others)
-                self.avoided = core
+                self.avoided_core = core
 
 
 def _wake(count: int) -> Iterator[_Helper]:
-    """At most `count` helpers that have nothing to do."""
+    """Iterate over at most `count` idle helpers."""
     global _helpers
     core = _core()
     for _ in range(count):
@@ -280,13 +284,13 @@ def _wake(count: int) -> Iterator[_Helper]:
                     _helpers -= 1
                 return
         if core is not None:
-            helper.keep_off(core)
+            helper.avoid(core)
         yield helper
 
 
 @cache
 def _core_function() -> Any:
-    """The C library's sched_getcpu, where threads can be placed."""
+    """Return the C library's sched_getcpu, where threads can be placed."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     try:
@@ -296,51 +300,52 @@ def _core_function() -> Any:
 
 
 def _core() -> int | None:
-    """The core that this thread runs on; None where that cannot be known, or helpers cannot be placed."""
+    """Return the core that this thread runs on; None where threads cannot be placed."""
     function = _core_function()
     core = -1 if function is None else int(function())
     return None if core < 0 else core
 
 
-class _Memory:
+class _ScratchMemory:
     def __init__(self, size: int):
         self.size, self.bytes = size, memory.empty((size,), np.uint8, aligned=True)
         self.address = int(self.bytes.ctypes.data)
 
 
 class Scratch:
-    """Memory for one call: `size` bytes on a cache line, for each thread that asks for its `address`.
+    """Memory of one call, `size` bytes for each thread that asks for its `address`.
 
-    A thread keeps its memory for later calls, which find it mapped and in cache.
+    It begins on a cache line. A thread caches its memory for later calls, which find it mapped and in cache.
     """
 
     def __init__(self, size: int):
         self.size = size
-        self.held: list[_Memory] = []  # a call that comes in between may need more, and replace it
+        self.held: list[_ScratchMemory] = []  # keeps memory alive that a nested call replaces
 
     @property
     def address(self) -> int:
-        mine: _Memory | None = getattr(_mine, "memory", None)
-        if mine is None or mine.size < self.size:
-            mine = _mine.memory = _Memory(self.size)
-        self.held.append(mine)
-        return mine.address
+        own: _ScratchMemory | None = getattr(_local, "memory", None)
+        if own is None or own.size < self.size:
+            own = _local.memory = _ScratchMemory(self.size)
+        self.held.append(own)
+        return own.address
 
     def addresses(self, members: int) -> list[int]:
-        """One for the calling thread and each other member of its team, whose memory it keeps."""
-        kept: list[_Memory] = _mine.__dict__.setdefault("kept", [])
-        kept[:] = [x for x in kept if x.size >= self.size]
-        kept += [_Memory(self.size) for _ in range(members - 1 - len(kept))]
-        self.held += kept
-        return [self.address, *(x.address for x in kept[: members - 1])]
+        """Return an address for the calling thread and for each other member of its team."""
+        cached: list[_ScratchMemory] = _local.__dict__.setdefault("cached", [])
+        cached[:] = [x for x in cached if x.size >= self.size]
+        cached += [_ScratchMemory(self.size) for _ in range(members - 1 - len(cached))]
+        self.held += cached
+        return [self.address, *(x.address for x in cached[: members - 1])]
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """BLAS on one thread while any call is inside: how BLAS splits a product over threads changes its bits.
+    """Limit BLAS to one thread while any call is inside.
 
-    The limit is the process's, so it is set by the first call to enter and lifted by the last one to leave. Without
-    threadpoolctl there is none, and a call may use one thread: ModuleNotFoundError for more.
+    The way in which BLAS splits a product over threads changes its bits. The limit is the process's, so it is set by
+    the first call to enter and lifted by the last one to leave. Without threadpoolctl there is none, and a call may use
+    one thread: ModuleNotFoundError for more.
     """
     global _inside, _limit
     blas = _blas()
@@ -353,7 +358,7 @@ def one_blas_thread() -> Iterator[None]:
     with _lock:
         _inside += 1
         if _inside == 1:
-            if _limit is not None:  # a parent's, which another of its threads had set
+            if _limit is not None:  # set by another thread of a forked parent
                 _limit.__exit__(None, None, None)
             _limit = nullcontext() if blas is None else blas.limit(limits=1)
             _limit.__enter__()
@@ -369,7 +374,10 @@ def one_blas_thread() -> Iterator[None]:
 
 @cache
 def _blas() -> Any:
-    """What limits the threads of BLAS; None without threadpoolctl, as in a browser."""
+    """Return the controller of BLAS threads.
+
+    None without threadpoolctl, as in a browser.
+    """
     try:
         from threadpoolctl import ThreadpoolController
     except ModuleNotFoundError:

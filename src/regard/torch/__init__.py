@@ -1,14 +1,33 @@
-"""regard for PyTorch: modules, transformers' models, and what follows PyTorch's conventions.
+"""Modules, drop-ins and functions for PyTorch.
 
-`regard.attention` on tensors needs none of this.
+`regard.attention` on tensors needs none of them. To read a call from its beginning: `adapter`, `calls`, `kernels`, then
+`autograd` for derivatives and `graph/` for compiled graphs.
+
+| Module | Contents |
+|---|---|
+| `adapter` | the public functions of `regard` on tensors |
+| `fastpath` | small calls, cached by shape and options |
+| `calls` | a call as data, and its `Problem` once its tensors are arrays |
+| `kernels` | an engine's five functions on tensors |
+| `autograd` | their derivatives |
+| `batching` | `vmap` of calls |
+| `arrays` | checks of tensors, their values, autocast |
+| `rules` | rules that read tensors |
+| `functions` | `merge`, `multihead_attention`, `linear_attention` |
+| `varlen` | packed sequences and jagged nested tensors |
+| `team` | PyTorch's OpenMP threads, which run the cpu engine's kernels |
+| `graph/` | calls in graphs that PyTorch traces |
+| `nn/` | modules |
+| `dropins/` | attention functions of PyTorch and transformers, replaced |
+| `capture/` | `regard.capture` of modules and of pretrained models |
 """
 
 from regard.arguments.signatures import listed
 from regard.torch import autograd as autograd  # operations and derivatives, before a saved program is loaded
 from regard.torch.dropins.functional import scaled_dot_product_attention, sdpa
+from regard.torch.dropins.transformers import register_transformers
 from regard.torch.nn.modules import BlockCache, FeedForward, KVCache, MultiHeadAttention, Transformer, TransformerBlock
 from regard.torch.nn.positions import Alibi, Relative, Rope
-from regard.torch.transformers import register_transformers
 from regard.torch.varlen import jagged_attention, varlen_attention
 
 __all__ = [

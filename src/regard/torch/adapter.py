@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ from regard.ops.attention import problem_from
 from regard.rules import Rule, as_mask, as_score
 from regard.rules.masks import foreign
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
-from regard.torch.autograd import Attention
-from regard.torch.calls import DEFAULTS, Call, new_seed, seen_of
-from regard.torch.fastpath import short
+from regard.torch.autograd import AttentionFunction
+from regard.torch.calls import DEFAULTS, TensorCall, new_seed, seen_of
+from regard.torch.fastpath import cached, signature_of, undifferentiated
 from regard.torch.functions import linear_attention, merge, multihead_attention
 from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
@@ -35,6 +36,92 @@ __all__ = [
 ALL = slice(None)
 
 
+@dataclass(frozen=True, eq=False)
+class TensorArguments:
+    """The arguments of one call of `attention`.
+
+    floats: tensors with a derivative, and others: tensors without one, by name or by what stands for them in a rule,
+    in the order of `TensorCall`. options: of `regard.attention`, for what is no tensor. matrices: operands are (n, d),
+    and those of `floats` (1, n, d).
+    """
+
+    floats: dict[Any, torch.Tensor]
+    others: dict[Any, torch.Tensor]
+    options: dict[str, Any]
+    matrices: bool
+
+    @classmethod
+    def of(cls, query: Any, key: Any, value: Any, given: dict[str, Any], observe: Any) -> Self:
+        """Check the types of arguments, and sort them; `given` are options of `regard.attention`."""
+        unknown = given.keys() - DEFAULTS.keys()
+        if unknown:
+            raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
+        operands = operands_of(query, key, value)
+        observed = checks.observe(observe)
+        weighing = {name: checked(name, given[name]) for name in ("bias", "sink") if given.get(name) is not None}
+        for name in ("mask", "offset"):
+            if isinstance(given.get(name), np.ndarray):
+                checked(name, given[name])
+        mask = None if given.get("mask") is None else as_mask(given["mask"])
+        score = None if given.get("score") is None else as_score(given["score"])
+        scored, masked = (() if rule is None else foreign(rule.node) for rule in (score, mask))
+        tables = {x: x.tensor for x in scored if x.kind == "float"}
+        numbers = offset_of(given.get("offset"))
+        seed = {"seed": new_seed()} if given.get("dropout") and given.get("seed") is None else {}
+        return cls(
+            floats=operands | weighing | tables,
+            others={x: x.tensor for x in (*scored, *masked) if x not in tables} | numbers | seed,
+            options=DEFAULTS | given | {"mask": mask, "score": score, "observe": observed}
+            | dict.fromkeys(("bias", "sink")) | dict.fromkeys(numbers),
+            matrices=operands["query"].ndim == 2,
+        )  # fmt: skip
+
+    def ready(self) -> Self:
+        """Return the same with heads, and with constants among `others`; the tensors must be on one device."""
+        floats = self.floats
+        if self.matrices:
+            if not symbolic(*floats.values()):
+                stand_in(floats, self.options)
+            floats = floats | {name: floats[name][None] for name in ("query", "key", "value")}
+        together(floats | {name: x for name, x in self.others.items() if type(name) is not str})
+        fixed = constants(floats)
+        floats = {name: x for name, x in floats.items() if name not in fixed}
+        return replace(self, floats=floats, others=self.others | fixed)
+
+    def outputs(self, engine: str | None, before_weights: bool) -> tuple[torch.Tensor, ...]:
+        """Return out, lse and the statistics observed, as `TensorCall.results` names them."""
+        call = TensorCall(self.options, tuple(self.floats), tuple(self.others), engine, before_weights=before_weights)
+        found = applied(call, *self.floats.values(), *self.others.values())
+        return tuple(x[0] for x in found) if self.matrices else found
+
+    def weights(self, engine: str | None) -> torch.Tensor:
+        """Return the weights (..., h, n_q, n_k), before dropout."""
+        floats = {name: x for name, x in self.floats.items() if name != "value"}
+        fixed = {name: x for name, x in self.others.items() if name != "seed"}
+        options = self.options | {"dropout": 0.0, "observe": ()}
+        call = TensorCall(options, tuple(floats), tuple(fixed), engine, weights=True)
+        tile = applied(call, *floats.values(), *fixed.values())[0]
+        return tile[0] if self.matrices else tile
+
+
+def operands_of(query: Any, key: Any, value: Any) -> dict[Any, torch.Tensor]:
+    """Return the operands by name, once they are checked and cast."""
+    given = checked("query", query), checked("key", key), checked("value", value)
+    if autocasting(given[0]):
+        given = autocast(given[0]), autocast(given[1]), autocast(given[2])
+    if tracing():
+        traced.not_in_onnx()
+    return dict(zip(("query", "key", "value"), given, strict=True))
+
+
+def offset_of(x: Any) -> dict[Any, torch.Tensor]:
+    """Return an offset that is a tensor, or a symbol in a graph, as a tensor by name; nothing for others."""
+    if isinstance(x, torch.Tensor):
+        given = checked("offset", x)
+        return {"offset": given if fake(given) else given.cpu()}  # checks look at it
+    return {"offset": torch.full((), x, dtype=torch.int64, device="cpu")} if isinstance(x, torch.SymInt) else {}
+
+
 def attention(
     query: Any, key: Any, value: Any, *, return_weights: bool = False, observe: Any = (), engine: str | None = None,
     **options: Any,
@@ -46,73 +133,46 @@ def attention(
     if watch is not None:
         with watched(None):
             return watch(query, key, value, return_weights=return_weights, observe=observe, engine=engine, **options)
-    call = None if return_weights or observe or engine is not None else short(query, key, value, options)
-    if call is not None:
-        out: torch.Tensor = applied(call, query, key, value)[0]
-        return out
-    unknown = options.keys() - DEFAULTS.keys()
-    if unknown:
-        raise TypeError(f"attention() got an unexpected keyword argument {min(unknown)!r}")
-    q, k, v = checked("query", query), checked("key", key), checked("value", value)
-    if autocasting(q):
-        q, k, v = map(autocast, (q, k, v))
-    if tracing():
-        traced.not_in_onnx()
-    given: dict[Any, torch.Tensor] = {"query": q, "key": k, "value": v}
-    others: dict[Any, torch.Tensor] = {}
-    options = DEFAULTS | options | {"observe": checks.observe(observe)}
-    for name in ("bias", "sink"):
-        if options[name] is not None:
-            given[name], options[name] = checked(name, options[name]), None
-    for name in ("mask", "offset"):
-        if isinstance(options[name], np.ndarray):
-            checked(name, options[name])
-    for name, rule in (("mask", as_mask), ("score", as_score)):
-        if options[name] is not None:
-            options[name] = rule(options[name])
-    if options["score"] is not None:
-        for x in foreign(options["score"].node):
-            (given if x.kind == "float" else others)[x] = x.tensor
-    if options["mask"] is not None:
-        for x in foreign(options["mask"].node):
-            if x not in given:
-                others[x] = x.tensor
-    if isinstance(options["offset"], torch.Tensor):
-        given_offset = checked("offset", options["offset"])
-        others["offset"] = given_offset if fake(given_offset) else given_offset.cpu()  # checks look at it
-        options["offset"] = None
-    elif isinstance(options["offset"], torch.SymInt):
-        others["offset"], options["offset"] = torch.full((), options["offset"], dtype=torch.int64, device="cpu"), None
-    if options["dropout"] and options["seed"] is None:
-        others["seed"] = new_seed()
+    if not (return_weights or observe or engine is not None):
+        known = cached(signature_of(query, key, value, options), query, key, value, options)
+        if known is not None:
+            if undifferentiated(query, key, value):
+                return known.cached.output(query, key, value)
+            return applied(known, query, key, value)[0]
+    sorted_arguments = TensorArguments.of(query, key, value, options, observe)
     return_weights = checks.boolean("return_weights", return_weights)
-    matrices = q.ndim == 2
-    if matrices:
-        if not symbolic(*given.values()):
-            stand_in(given, options)
-        given |= {name: given[name][None] for name in ("query", "key", "value")}
-    together(given | {name: x for name, x in others.items() if type(name) is not str})
-    others |= constants(given)
-    given = {name: x for name, x in given.items() if name not in others}
-    call = Call(options, tuple(given), tuple(others), engine, before_weights=return_weights)
-    inputs = (*given.values(), *others.values())
-    found = applied(call, *inputs)
-    if matrices:
-        found = tuple(x[0] for x in found)
+    arguments = sorted_arguments.ready()
+    found = arguments.outputs(engine, before_weights=return_weights)
     results: list[Any] = [found[0]]
     if return_weights:
-        floats = {name: x for name, x in given.items() if name != "value"}
-        fixed = {name: x for name, x in others.items() if name != "seed"}
-        one = Call(options | {"dropout": 0.0, "observe": ()}, tuple(floats), tuple(fixed), engine, weights=True)
-        tile = applied(one, *floats.values(), *fixed.values())[0]
-        results.append(tile[0] if matrices else tile)
-    if call.observe:
-        results.append(seen_of(call.observe, found))
+        results.append(arguments.weights(engine))
+    statistics = arguments.options["observe"]
+    if statistics:
+        results.append(seen_of(statistics, found))
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def positions_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """Return `regard.attention` of (..., n, h, d); options that are None are left out."""
+    if query.shape[-3] > 1:
+        given = {name: x for name, x in options.items() if x is not None}
+        return attention(query, key, value, layout="bnhd", **given)
+    return heads_first(*(x.transpose(-2, -3) for x in (query, key, value)), **options)
+
+
+def heads_first(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """Return `regard.attention` of (..., h, n, d) as (..., n, h, d); options that are None are left out."""
+    if query.shape[-2] > 1:
+        return positions_first(*(x.transpose(-2, -3) for x in (query, key, value)), **options)
+    # One row has the same strides in both layouts, and calls without options are the quicker ones.
+    found = attention(query, key, value, **{name: x for name, x in options.items() if x is not None})
+    if isinstance(found, tuple):
+        return found[0].transpose(-2, -3), *found[1:]
+    return found.transpose(-2, -3)
+
+
 def watching() -> bool:
-    """Whether calls of this thread go elsewhere: see `watched`."""
+    """Return whether calls of this thread go elsewhere: see `watched`."""
     return _watching.get() is not None
 
 
@@ -126,21 +186,21 @@ def watched(watch: Callable[..., Any] | None) -> Iterator[None]:
         _watching.reset(token)
 
 
-def applied(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The results of a call, with a derivative where one may be asked for."""
+def applied(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Compute the results of a call, with a derivative where one may be asked for."""
     needed = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     found: tuple[torch.Tensor, ...]
-    if needed or transformed() or (call.again is None and jit_state() is not None):
-        found = Attention.apply(call, *inputs)
-    elif call.again is not None:  # as no mode was active when it was looked up
-        found = call.again(*inputs)
+    if needed or transformed() or (call.cached is None and jit_state() is not None):
+        found = AttentionFunction.apply(call, *inputs)
+    elif call.cached is not None:  # as no mode was active when it was looked up
+        found = call.cached(*inputs)
     else:
         found = execute("attention", call, inputs)
     return found
 
 
 def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-    """A bias and tables of the score that nobody can ask a derivative of: theirs may be as large as all scores."""
+    """Return the bias and tables without a derivative: a gradient may be as large as all scores."""
     tables = {name: x for name, x in given.items() if name == "bias" or type(name) is not str}
     if not tables or transformed() or tracing():
         return {}
@@ -148,7 +208,7 @@ def constants(given: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
 
 
 def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
-    """The checks of a call before its matrices become heads, so that messages show what was given."""
+    """Check a call before its matrices become heads, so that messages show what was given."""
     arrays = {name: hollow(x) for name, x in given.items() if type(name) is str}
     seed = 0 if options["seed"] is None else options["seed"]
     problem_from(**arrays, **{name: x for name, x in options.items() if name not in arrays} | {"seed": seed})

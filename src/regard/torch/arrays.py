@@ -1,4 +1,4 @@
-"""Which tensors the engines can read, where they lie, and what autocast makes of them."""
+"""Tensors as NumPy arrays and back, without copies."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,10 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def checked(name: str, x: Any) -> torch.Tensor:
-    """`x` if an engine can read it: a strided tensor on the CPU, of no subclass that means more than its numbers."""
+    """Return `x` if an engine can read it; else raise TypeError or ValueError.
+
+    An engine reads strided tensors of a supported device, of no subclass that means more than its numbers.
+    """
     if type(x) in PLAIN and x.layout is torch.strided and x.is_cpu and x.dtype in NUMPY:
         return x
     if not isinstance(x, torch.Tensor):
@@ -39,18 +42,27 @@ def checked(name: str, x: Any) -> torch.Tensor:
 
 
 def concrete(x: torch.Tensor) -> bool:
-    """Whether the values of `x` can be read now: it is no stand-in of a transform, and no graph is being traced."""
+    """Return True if the values of `x` can be read now.
+
+    False for a wrapper of a transform, a fake tensor, and any tensor while a graph is traced.
+    """
     return type(x) in PLAIN and not wrapped(x) and not fake(x) and not tracing()
 
 
 def values(x: torch.Tensor, there: bool = False) -> Array:
-    """The values of a `concrete` tensor, which a transform that is active would wrap; there: where they lie."""
+    """Read the values of a `concrete` tensor outside of any active transform.
+
+    there: a CUDA tensor stays on its device; else it is copied to the host.
+    """
     with without_transforms():
         return array(x.cpu() if x.is_cuda and not there else x)
 
 
 def together(given: Mapping[Any, torch.Tensor]) -> None:
-    """ValueError unless all lie on one device; those that are named by no text are of rules."""
+    """Raise ValueError unless all tensors are on the device of `query`.
+
+    given: tensors by name; those that rules read by any other key.
+    """
     device = given["query"].device
     for name, x in given.items():
         if x.device != device:
@@ -59,17 +71,26 @@ def together(given: Mapping[Any, torch.Tensor]) -> None:
 
 
 def hollow(x: torch.Tensor, shape: tuple[int, ...] | None = None) -> Any:
-    """An array of the dtype of a tensor and, unless another is given, of its shape, to be checked in its place."""
+    """Return a one-element array broadcast to a shape, to check a tensor by.
+
+    The dtype is that of the tensor, as is the shape unless another is given.
+    """
     return np.broadcast_to(np.empty((), NUMPY[x.dtype]), sizes(x) if shape is None else shape)
 
 
 def autocasting(x: torch.Tensor) -> bool:
-    """Whether operands on the device of `x` are cast; PyTorch does not answer that for meta tensors."""
+    """Return True if autocast is on for the device of `x`; False for meta tensors.
+
+    PyTorch itself raises for those.
+    """
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def autocast(x: torch.Tensor) -> torch.Tensor:
-    """What PyTorch's autocast makes of an operand of its own attention: 64 bits stay."""
+    """Cast an operand as PyTorch's autocast casts those of its own attention.
+
+    Tensors of 64 bits and of integers stay.
+    """
     if x.is_floating_point() and x.dtype is not torch.float64:
         return x.to(torch.get_autocast_dtype(x.device.type))
     return x

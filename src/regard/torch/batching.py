@@ -1,4 +1,7 @@
-"""`vmap`: the axis becomes the first of the leading axes of every tensor, or the examples are done one by one."""
+"""`vmap` of calls: its axis becomes the first leading axis of every tensor.
+
+Where engines have one array for all of a batch (a sink, a table, a seed), the examples run one by one.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -6,28 +9,28 @@ from typing import Any
 
 import torch
 
-from regard.torch.calls import Call
+from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import legacy_vmap_enter, legacy_vmap_leave, legacy_vmap_unwrap, legacy_vmap_wrap
-from regard.torch.rules import Flags
+from regard.torch.rules import TensorMask
 
 Given = Sequence[torch.Tensor | None]
 
 
 def batched(
-    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, dims: Sequence[int | None], call: Call,
-    given: Given,
+    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, dims: Sequence[int | None], call:
+    TensorCall, given: Given,
 ) -> Any:  # fmt: skip
-    """What the batching rule of an operation returns: results with the axis in front, and that it is there.
+    """Apply an operation to a batch; return its results and their batch axes, all 0.
 
-    roles: which input or output each tensor is, or is a tangent of. sums: the results are gradients, which add up over
-    a batch where an input has no leading axes. Engines have one sink, table and seed for all of a batch, so calls in
-    which these, or their gradients, differ are done one by one; so is dropout, which would see the new axis.
+    roles: the input or output that each tensor is, or is a tangent of. sums: the results are gradients, which add up
+    over a batch where an input has no leading axes. Engines have one sink, table and seed for all of a batch, so calls
+    in which these, or their gradients, differ run one by one; so does dropout, whose bits depend on the batch index.
     """
     front: list[Any] = [
         None if x is None else x if d is None else x.movedim(d, 0) for x, d in zip(given, dims, strict=True)
     ]
     mapped = [d is not None for d in dims]
-    one_for_all = [role == "sink" or role == "seed" or not isinstance(role, str | Flags) for role in roles]
+    one_for_all = [role == "sink" or role == "seed" or not isinstance(role, str | TensorMask) for role in roles]
     differ = [
         one and (m or (sums and role in call.floats)) for one, m, role in zip(one_for_all, mapped, roles, strict=True)
     ]
@@ -40,9 +43,10 @@ def batched(
 
 
 def folded(
-    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, mapped: Sequence[bool], call: Call,
+    apply: Callable[..., Any], roles: Sequence[Any], sums: bool, size: int, mapped: Sequence[bool], call: TensorCall,
     given: Sequence[Any],
 ) -> tuple[Any, ...]:  # fmt: skip
+    """Apply an operation once, with the batch axis as the first leading axis."""
     shapes: list[Any] = [
         None if x is None else x.shape[1:] if m else x.shape for x, m in zip(given, mapped, strict=True)
     ]
@@ -50,13 +54,13 @@ def folded(
     lead = max(map(len, operands)) - 3
     ranks = {"offset": lead, "lse": lead + 2, "entropy": lead + 2}
 
-    def inward(x: torch.Tensor | None, role: Any, m: bool) -> torch.Tensor | None:
-        if x is None or role == "sink" or not isinstance(role, str | Flags) or not (m or isinstance(role, str)):
+    def with_batch_axis(x: torch.Tensor | None, role: Any, m: bool) -> torch.Tensor | None:
+        if x is None or role == "sink" or not isinstance(role, str | TensorMask) or not (m or isinstance(role, str)):
             return x
         pad = (1,) * (ranks.get(str(role), lead + 3) - (x.ndim - m))
         return x.reshape(size, *pad, *x.shape[1:]) if m else x.expand(size, *pad, *x.shape)
 
-    results = apply(replace(call, folded=call.folded + 1, again=None), *map(inward, given, roles, mapped))
+    results = apply(replace(call, folded=call.folded + 1, cached=None), *map(with_batch_axis, given, roles, mapped))
     if not sums:
         return tuple(results)
     shapes = shapes[: len(results)]
@@ -65,15 +69,18 @@ def folded(
 
 @dataclass(frozen=True)
 class LegacyBatch:
-    """Tensors of which some are batched by that vmap at a level; those have the axis in front."""
+    """Tensors batched by the vmap before `torch.func`, at one of its levels.
+
+    tensors: the batched ones, those `mapped`, have the axis in front.
+    """
 
     tensors: Given
     mapped: Sequence[bool]
     level: int
     depth: int
 
-    def map(self, apply: Callable[..., Any], roles: Sequence[Any], sums: bool, call: Call) -> tuple[Any, ...]:
-        """An operation on them, as outside of that level."""
+    def map(self, apply: Callable[..., Any], roles: Sequence[Any], sums: bool, call: TensorCall) -> tuple[Any, ...]:
+        """Apply an operation to the batch, outside of its level."""
         size = next(len(x) for x, m in zip(self.tensors, self.mapped, strict=True) if x is not None and m)
         inside = range(self.level, self.depth + 1)
         for _ in inside:
@@ -88,11 +95,14 @@ class LegacyBatch:
 
 
 def legacy_batch(args: Sequence[Any]) -> LegacyBatch | None:
-    """The tensors of (call, *tensors or None) by the innermost level at which one is batched; None if none is."""
+    """Return the batch of the innermost level at which a tensor is batched, or None.
+
+    args: (call, *tensors or None).
+    """
     depth = legacy_vmap_enter() - 1
     legacy_vmap_leave()
     for level in range(depth, 0, -1):
-        # A tensor without this level comes back with a new axis of the size given, which no batch has.
+        # A tensor without this level comes back with a new axis of size 0, which no batch has.
         whole = [None if x is None else legacy_vmap_unwrap(x, level, 0, 0) for x in args[1:]]
         mapped = [x is not None and len(x) > 0 for x in whole]
         if any(mapped):

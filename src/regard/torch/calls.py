@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from regard.core import checks
+from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs, Problem, device_of
 from regard.core.statistics import Profile, Seen, Statistic, Top, each_array
 from regard.core.tensors import array, converted, on_device
 from regard.engines import Engine, choose
-from regard.ops.attention import Frame, problem_from
+from regard.ops.attention import problem_from
 from regard.rules import Table, Traced, reads
 from regard.rules.expression import make, substitute
 from regard.rules.masks import foreign
@@ -26,15 +27,15 @@ LSE, ENTROPY = Statistic("lse"), Statistic("entropy")
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class TensorCall:
     """A call but for its tensors.
 
     floats: what has a derivative, in the order in which its tensors are given: "query", "key", "value", "bias", "sink",
     and the tables of the score. others: what has none: "offset", "seed", integers and masks in rules. options: of
     `regard.attention`, for what is no tensor. folded: leading axes that `vmap` took away, and that rules do not see.
     weights: the output is the weights, and the value the identity. before_weights: such a call follows, for whose
-    results there must be memory too. again: computes the call at once, on tensors like those that it was made for, or
-    gives None.
+    results there must be memory too. cached: runs the call on
+    tensors of the same signature (`torch/fastpath.py`).
     """
 
     options: dict[str, Any]
@@ -44,7 +45,7 @@ class Call:
     folded: int = 0
     weights: bool = False
     before_weights: bool = False
-    again: Any = None
+    cached: Any = None
 
     @property
     def observe(self) -> tuple[Statistic, ...]:
@@ -57,14 +58,14 @@ class Call:
 
     @cached_property
     def constants(self) -> tuple[Any, ...]:
-        """Those of `others` that may be among `floats`, and are not because nobody wants their gradient."""
+        """The bias and float tables among `others`, whose gradient nobody wants."""
         score = self.options["score"]
         tables = [] if score is None else [x for x in foreign(score.node) if x.kind == "float"]
         return tuple(x for x in self.others if x == "bias" or x in tables)
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """What comes out, by name: out and lse, entropy if it is observed, then the other statistics as observed."""
+        """The names of results: out, lse, entropy if it is observed, then the other statistics in order."""
         if self.weights:
             return "out", "lse"
         names = [name for s in self.observe for name in arrays_of(s)]
@@ -73,17 +74,17 @@ class Call:
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
+class PreparedCall:
     """A call with its arrays: the problem, the engine that serves it, and which table stands for which input."""
 
-    call: Call
+    call: TensorCall
     problem: Problem
-    frame: Frame
+    layout: Layout
     engine: Engine
     tables: dict[Any, Table] = field(default_factory=dict)
 
     @staticmethod
-    def of(call: Call, arrays: Sequence[Array]) -> "Ready":
+    def of(call: TensorCall, arrays: Sequence[Array]) -> "PreparedCall":
         given = dict(zip(call.inputs, arrays, strict=True))
         options = dict(call.options)
         tables: dict[Any, Table] = {}
@@ -105,10 +106,10 @@ class Ready:
         p = problem_from(query, key, value, **options)
         if call.constants:
             p = replace(p, constants=frozenset(tables.get(x, x) for x in call.constants))
-        return Ready(call, p, Frame.of(query, options["layout"]), choose(p, call.engine), tables)
+        return PreparedCall(call, p, Layout.of(query, options["layout"]), choose(p, call.engine), tables)
 
     def forward(self) -> list[Array]:
-        """The results of the call."""
+        """Compute the results of the call."""
         p = self.problem
         checks.fits(p, weights=p.batch * p.heads * p.n_q * p.n_k if self.call.before_weights else 0)
         outputs, found = self.engine.forward(p)
@@ -118,21 +119,21 @@ class Ready:
             tile = converted(self.engine.weights(p, outputs.lse, range(p.n_q), range(p.n_k)), p.dtype)
             return self.outward(Outputs(tile, outputs.lse, None))
         flat: list[Array] = []
-        for s, x in self.frame.seen(found).items():
+        for s, x in self.layout.seen(found).items():
             if s not in (LSE, ENTROPY):
                 each_array(x, flat.append)
         return [*self.outward(outputs), *flat]
 
     def outward(self, x: Outputs) -> list[Array]:
         """out, lse and, if it is observed, entropy, as the caller sees them."""
-        turned: Any = self.frame.outputs(x._replace(out=None) if self.call.weights else x)
+        turned: Any = self.layout.outputs(x._replace(out=None) if self.call.weights else x)
         out: Any = x.out if self.call.weights else turned.out
         return [out, turned.lse, *([turned.entropy] if "entropy" in self.call.results else [])]
 
     def outputs(self, out: Array | None, lse: Array | None, entropy: Array | None) -> Outputs:
-        """Outputs, or cotangents or tangents of them, as they lie in the problem."""
-        rows = self.frame.inward_rows
-        turn = rows if self.call.weights else self.frame.inward
+        """Convert outputs, their cotangents or tangents to the layout of the problem."""
+        rows = self.layout.inward_rows
+        turn = rows if self.call.weights else self.layout.inward
         return Outputs(None if out is None else turn(out), *(None if x is None else rows(x) for x in (lse, entropy)))
 
     def differential(self, arrays: Sequence[Array | None]) -> Differential:
@@ -140,23 +141,23 @@ class Ready:
         given = dict(zip(self.call.floats, arrays, strict=True))
         q, k, v = (given.get(name) for name in ("query", "key", "value"))
         tables = {self.tables[x]: t for x, t in given.items() if isinstance(x, TensorTable) and t is not None}
-        q, k, v = (None if x is None else self.frame.inward(x) for x in (q, k, v))
+        q, k, v = (None if x is None else self.layout.inward(x) for x in (q, k, v))
         return Differential(q, k, v, given.get("bias"), given.get("sink"), tables)
 
     def gradients(self, g: Differential) -> list[Array | None]:
-        """The arrays of a differential in the order of `floats`."""
+        """Return the arrays of a differential in the order of `floats`."""
         found: list[Array | None] = []
         for x in self.call.floats:
             if isinstance(x, TensorTable):
                 found.append(g.tables.get(self.tables[x]))
             else:
                 part = getattr(g, x)
-                found.append(self.frame.outward(part) if x in ("query", "key", "value") and part is not None else part)
+                found.append(self.layout.outward(part) if x in ("query", "key", "value") and part is not None else part)
         return found
 
 
 def identity(query: Array, key: Array, layout: str) -> Array:
-    """A value that makes the output the weights: the identity over keys, for every head, laid out as the key."""
+    """Return the identity over keys as a value in the layout of the key, by which the output is the weights."""
     first, device = layout == "bnhd", device_of(query)
     n = key.shape[-3] if first else key.shape[-2]
     if device is None:
@@ -188,12 +189,12 @@ def unfolded(options: dict[str, Any], lead: tuple[int, ...], folded: int) -> dic
 
 
 def arrays_of(s: Statistic) -> tuple[str, ...]:
-    """The names of the arrays that a statistic is."""
+    """Return the names of the arrays of a statistic."""
     return {"top": ("values", "indices"), "profile": ("profile", "distances")}.get(s.name, (s.name,))
 
 
 def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
-    """The statistics, of the results of a call."""
+    """Return the statistics among the results of a call."""
     rest = iter(results[3 if ENTROPY in observe else 2 :])
     values: dict[Statistic, Any] = {}
     for s in observe:
@@ -211,5 +212,5 @@ def seen_of(observe: Sequence[Statistic], results: Sequence[Any]) -> Seen:
 
 
 def new_seed() -> torch.Tensor:
-    """A seed for dropout from PyTorch's default generator, so that `torch.manual_seed` repeats it."""
+    """Draw a seed for dropout from PyTorch's default generator, so that `torch.manual_seed` repeats it."""
     return torch.randint(0, 2**63 - 1, (), device="cpu")

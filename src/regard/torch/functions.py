@@ -1,4 +1,7 @@
-"""Public functions made of PyTorch's own operations and of attention, which differentiate as those do."""
+"""Public functions made of PyTorch's own operations and of attention.
+
+They differentiate as those do.
+"""
 
 from typing import Any
 
@@ -23,16 +26,19 @@ SPACE = Namespace(
 
 
 def merge(*parts: Any, sink: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """`regard.merge` on tensors; where sizes are symbols, the checks see those of the example."""
+    """Compute `regard.merge` on tensors.
+
+    Where sizes are symbols, the checks see those of the example.
+    """
     seen = SPACE._replace(hollow=lambda name, x: hollow(checked(name, x), example(x)))
     return merging.combined(seen, parts, sink)
 
 
 def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **options: Any) -> Any:
-    """`regard.multihead_attention` on tensors."""
+    """Compute `regard.multihead_attention` on tensors."""
     return multihead.projected(SPACE, query, key, value, num_heads, **options)
 
 
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """`regard.linear_attention` on tensors."""
+    """Compute `regard.linear_attention` on tensors."""
     return linear.in_parallel(SPACE, query, key, value, **options)

@@ -1,6 +1,6 @@
-"""What an engine computes of a call on tensors: attention and four derivatives, on tensors that lie in memory.
+"""Attention and four derivatives of tensors in memory, as an engine computes them.
 
-All are functions of (call, *tensors or None). Nothing is differentiated here, and no mode of PyTorch sees what is done.
+All are functions of (call, *tensors or None). Nothing is differentiated here, and no mode of PyTorch sees the work.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from regard.core import checks
 from regard.core.tensors import array, tensor
 from regard.runtime.threads import on_team
-from regard.torch.calls import Call, Ready
+from regard.torch.calls import PreparedCall, TensorCall
 from regard.torch.team import TEAM
 
 Tensors = tuple[torch.Tensor | None, ...]
@@ -19,65 +19,77 @@ INTEGERS = ("argmax", "indices", "visible", "distances")
 
 
 @on_team(TEAM)
-def attention(call: Call, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """(*inputs) → out, lse and the other statistics observed."""
-    if call.again is not None:
-        found: tuple[torch.Tensor, ...] = call.again(*inputs)
+def attention(call: TensorCall, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Compute the outputs: (*inputs) → out, lse and the other statistics observed."""
+    if call.cached is not None:
+        found: tuple[torch.Tensor, ...] = call.cached(*inputs)
         return found
-    return tuple(map(tensor, Ready.of(call, [array(x) for x in inputs]).forward()))
+    return tuple(map(tensor, PreparedCall.of(call, [array(x) for x in inputs]).forward()))
 
 
 @on_team(TEAM)
-def backward(call: Call, *given: torch.Tensor | None) -> Tensors:
-    """(*inputs, *outputs, *cotangents of outputs) → gradients of the floats."""
+def backward(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
+    """Compute gradients: (*inputs, *outputs, *ct) → gradients of the floats.
+
+    ct: cotangents of the outputs.
+    """
     inputs, outputs, ct = parts(call, given, 3, 3)
-    ready = Ready.of(call, arrays(inputs))
+    ready = PreparedCall.of(call, arrays(inputs))
     checks.fits(ready.problem, outputs=0, gradients=1)
     g = ready.engine.backward(ready.problem, ready.outputs(*arrays(outputs)), ready.outputs(*arrays(ct)))
     return tensors(ready.gradients(g))
 
 
 @on_team(TEAM)
-def tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
-    """(*inputs, *outputs, *tangents of the floats) → tangents of out, lse and, if it is observed, entropy."""
+def tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
+    """Compute tangents: (*inputs, *outputs, *t) → tangents of the outputs.
+
+    t: tangents of the floats. The outputs are out, lse and, if it is observed, entropy.
+    """
     inputs, outputs, t = parts(call, given, 3, len(call.floats))
-    ready = Ready.of(call, arrays(inputs))
+    ready = PreparedCall.of(call, arrays(inputs))
     checks.fits(ready.problem, entropies=1)
     _, d = ready.engine.jvp(ready.problem, ready.differential(arrays(t)), ready.outputs(*arrays(outputs)))
     return tensors(ready.outward(d))
 
 
 @on_team(TEAM)
-def backward_tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
-    """(*inputs, *outputs, *ct, *tangents of the floats, of the outputs and of ct) → tangents of the gradients."""
+def backward_tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
+    """Compute tangents of gradients: (*inputs, *outputs, *ct, *t, *d, *d_ct) → those.
+
+    t, d, d_ct: tangents of the floats, of the outputs and of ct.
+    """
     inputs, outputs, ct, t, d_outputs, d_ct = parts(call, given, 3, 3, len(call.floats), 3, 3)
-    ready = Ready.of(call, arrays(inputs))
+    ready = PreparedCall.of(call, arrays(inputs))
     along = ready.differential(arrays(t))
-    known, c, d, d_c = (ready.outputs(*arrays(x)) for x in (outputs, ct, d_outputs, d_ct))
+    results, c, d, d_c = (ready.outputs(*arrays(x)) for x in (outputs, ct, d_outputs, d_ct))
     checks.fits(ready.problem, outputs=0, gradients=1)
-    g = ready.engine.backward_jvp(ready.problem, known, c, along, d, d_c)
+    g = ready.engine.backward_jvp(ready.problem, results, c, along, d, d_c)
     return tensors(ready.gradients(g))
 
 
 @on_team(TEAM)
-def tangent_tangent(call: Call, *given: torch.Tensor | None) -> Tensors:
-    """(*inputs, *outputs, *tangents of floats and outputs, *others of both) → tangents of the first tangents."""
+def tangent_tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
+    """Compute second tangents: (*inputs, *outputs, *t, *d_t, *u, *d_u) → those.
+
+    t, u: tangents of the floats along two directions; d_t, d_u: those of the outputs.
+    """
     n = len(call.floats)
     inputs, outputs, t, d_t, u, d_u = parts(call, given, 3, n, 3, n, 3)
-    ready = Ready.of(call, arrays(inputs))
+    ready = PreparedCall.of(call, arrays(inputs))
     first, second = (ready.differential(arrays(x)) for x in (t, u))
-    known, d_first, d_second = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))
-    return tensors(ready.outward(ready.engine.jvp_jvp(ready.problem, known, first, second, d_first, d_second)))
+    results, d_first, d_second = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))
+    return tensors(ready.outward(ready.engine.jvp_jvp(ready.problem, results, first, second, d_first, d_second)))
 
 
-def parts(call: Call, given: Any, *sizes: int) -> list[Any]:
-    """`given` cut into the inputs of the call and parts of those sizes."""
-    cut, at = [], 0
+def parts(call: TensorCall, given: Any, *sizes: int) -> list[Any]:
+    """Split `given` into the inputs of the call and parts of the given sizes."""
+    found, at = [], 0
     for size in (len(call.inputs), *sizes):
-        cut.append(given[at : at + size])
+        found.append(given[at : at + size])
         at += size
     assert at == len(given)
-    return cut
+    return found
 
 
 def arrays(given: Any) -> list[Any]:

@@ -1,7 +1,7 @@
-"""PyTorch's own threads, which run calls on tensors.
+"""PyTorch's OpenMP threads, which run calls on tensors.
 
 After an operation they wait for the next one and spin for milliseconds, on the cores that threads of ours would need.
-So work is handed to them, by the function that compiled code calls where a parallel region of OpenMP begins.
+So they get our work too, through the function that compiled code calls where an OpenMP parallel region begins.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from regard.torch.graph import modes
 _work: dict[int, Callable[[], None]] = {}
 _numbers = itertools.count(1)
 _generations = itertools.count()
-# A process made by fork has none of the threads that its parent's runtime believes in, and would wait for them forever.
+# A forked process has no OpenMP threads, though its copy of the runtime counts on them and would wait forever.
 _generation: int = renewed(sys.modules[__name__], "_generation", lambda: next(_generations))
 
 
@@ -31,8 +31,8 @@ def _region(number: int) -> None:
 _REGION_ADDRESS = ctypes.cast(_region, ctypes.c_void_p).value or 0
 
 
-class Team:
-    """The OpenMP threads of PyTorch, as `regard.runtime.threads.on_team` wants them."""
+class OpenMPTeam:
+    """PyTorch's thread team, for `regard.runtime.threads.on_team`."""
 
     def size(self) -> int:
         return 1 if _generation or _begin() is None else torch.get_num_threads()
@@ -49,12 +49,12 @@ class Team:
             del _work[number]
 
 
-TEAM = Team()
+TEAM = OpenMPTeam()
 
 
 @cache
 def _begin() -> Any:
-    """GOMP_parallel of the runtime that PyTorch is linked with; None where PyTorch uses none that has it.
+    """Find GOMP_parallel of the OpenMP runtime that PyTorch is linked with, or None.
 
     GNU's runtime, LLVM's and Intel's have it on Linux and macOS.
     """

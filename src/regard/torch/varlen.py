@@ -1,4 +1,4 @@
-"""Sequences of different lengths without padding: packed one after the other, or as jagged nested tensors."""
+"""Sequences of different lengths without padding, packed or jagged."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -29,22 +29,22 @@ def varlen_attention(
     causal: bool = False,
     **options: Any,
 ) -> Any:
-    """Attend within packed sequences, each alone, as flash-attention has them; no padding.
+    """Attend within packed sequences without padding, as flash-attention does.
 
     Args:
         query: (total_q, h, d), the sequences one after the other.
         key: (total_k, h_kv, d), h a multiple of h_kv.
         value: (total_k, h_kv, d_v).
-        cu_seqlens_q: (sequences + 1,) integers from 0 to total_q, where each sequence of queries
-            begins, and the end.
+        cu_seqlens_q: (sequences + 1,) integers from 0 to total_q: the first row of each sequence of
+            queries, and the end.
         cu_seqlens_k: the same of keys; that of the queries unless given.
-        mask, score: rules, as of `regard.attention`. j is the row of a key; i is that of the key at
-            which the query sits, of its sequence the last query at the last key. i − j is the
-            distance within a sequence.
+        mask, score: rules, as of `regard.attention`. j is the row of a key. i is the row of the key
+            that is aligned with the query: the last query of a sequence is aligned with its last
+            key. i − j is the distance within a sequence.
         causal: query i sees the keys j ≤ i: aligned at the ends of sequences of different lengths
             (bottom right).
-        options: others of `regard.attention`, but `layout`, `offset` and `origin`; arrays have no
-            leading dimensions.
+        options: others of `regard.attention`, except `layout`, `offset` and `origin`; arrays have
+            no leading dimensions.
 
     Returns out (total_q, h, d_v), or what `regard.attention` returns. Each call reads cu_seqlens on
     the host.
@@ -66,7 +66,7 @@ def varlen_attention(
     ends_k = _ends("cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, key.shape[0])
     if len(ends_q) != len(ends_k):
         raise ValueError(f"cu_seqlens_q and cu_seqlens_k differ in length: {len(ends_q)} and {len(ends_k)}")
-    own, at = _packed(ends_q, ends_k, causal)
+    same_sequence, at = _packed(ends_q, ends_k, causal)
     rules: dict[str, Any] = {
         "mask": None if mask is None else as_mask(mask),
         "score": None if score is None else as_score(score),
@@ -75,18 +75,18 @@ def varlen_attention(
         for name, rule in rules.items():
             if rule is not None:
                 rules[name] = type(rule)(substitute(rule.node, {I.node: at}), rule.text, rule.requires)
-    if own is not None:
-        rules["mask"] = own if rules["mask"] is None else own & rules["mask"]
+    if same_sequence is not None:
+        rules["mask"] = same_sequence if rules["mask"] is None else same_sequence & rules["mask"]
     return attention(query, key, value, **rules, **options, offset=0, layout="bnhd")
 
 
 def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Attend within the sequences of jagged nested tensors, laid out as PyTorch takes them.
+    """Attend within the sequences of jagged nested tensors.
 
     These are of `torch.nested`, with layout=torch.jagged. query (sequences, h, n_q*, d), key
     (sequences, h_kv, n_k*, d), value (sequences, h_kv, n_k*, d_v), where the starred lengths
     differ: `torch.nested.nested_tensor([...], layout=torch.jagged)` of (n, h, d) each, with
-    dimensions 1 and 2 transposed. The options are those of `varlen_attention`, but those that
+    dimensions 1 and 2 transposed. The options are those of `varlen_attention`, except those that
     return more than the output. Returns (sequences, h, n_q*, d_v), with the offsets and lengths of
     query: there may be holes between sequences.
 
@@ -114,7 +114,7 @@ def jagged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 
 
 def _packed_values(name: str, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of the sequences, one after the other, and where they begin and end."""
+    """Return the rows of the sequences, one after the other, and their ends."""
     if not isinstance(x, torch.Tensor) or not x.is_nested or x.layout is not torch.jagged:
         raise TypeError(f"{name} must be a nested tensor with layout torch.jagged, got {type_name(x)}")
     if x.dim() != 4 or x._ragged_idx != 2:
@@ -127,19 +127,19 @@ def _packed_values(name: str, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _rows(x: Any) -> torch.Tensor:
-    """The rows of a jagged tensor that belong to a sequence, where there are holes between them."""
+    """Return the numbers of the rows that belong to a sequence, without the holes."""
     begins, lengths = x.offsets()[:-1].tolist(), x.lengths().tolist()
     return torch.cat([torch.arange(a, a + n) for a, n in zip(begins, lengths, strict=True)]).to(x.device)
 
 
 def _with_holes(packed: torch.Tensor, x: Any) -> torch.Tensor:
-    """Packed rows where those of `x` lie, and 0 between them."""
+    """Scatter packed rows to the rows of `x`, with zeros in its holes."""
     whole = packed.new_zeros(x.transpose(1, 2).values().shape[0], *packed.shape[1:])
     return whole.index_copy(0, _rows(x), packed)
 
 
 def _ends(name: str, x: Any, total: int) -> tuple[int, ...]:
-    """Where sequences begin and the last ends, as integers."""
+    """Read and check cumulative lengths: (sequences + 1,) integers from 0 to `total`."""
     x = checked(name, x)
     if not concrete(x):
         raise NotImplementedError(f"{name} has no values that can be read while it is transformed or traced")
@@ -157,20 +157,21 @@ def _few(ends: tuple[int, ...]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _packed(ends_q: tuple[int, ...], ends_k: tuple[int, ...], ends_at_query: bool) -> tuple[Mask | None, Any]:
-    """The mask of sequences, and the node of the key at which a query sits, if that is not its own row.
+    """Return the mask of packed sequences, and the node that replaces i in rules.
 
-    The same for equal lengths, so that what engines keep of a rule is found again.
+    The node gives the key that a query is aligned with; None where that is its own row. Cached, so that equal lengths
+    find the plans of engines again.
     """
     if not ends_q[-1] or not ends_k[-1]:
         return None, None
     lengths, key_lengths = np.diff(ends_q), np.diff(ends_k)
     numbers = np.arange(len(lengths))
-    own = documents(np.repeat(numbers, lengths), np.repeat(numbers, key_lengths))
+    same_sequence = documents(np.repeat(numbers, lengths), np.repeat(numbers, key_lengths))
     at = I
     if ends_q != ends_k:
         shift = table(np.repeat(np.subtract(ends_k, ends_q)[1:], lengths))
         at = I + shift[I]
     if ends_at_query:
         rule = causal()
-        own = own & Mask(substitute(rule.node, {I.node: at.node}), rule.text)
-    return own, None if at is I else at.node
+        same_sequence = same_sequence & Mask(substitute(rule.node, {I.node: at.node}), rule.text)
+    return same_sequence, None if at is I else at.node

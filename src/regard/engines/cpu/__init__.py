@@ -74,14 +74,14 @@ def _length(node: Node) -> int:
 
 @functools.cache
 def _work() -> Any:
-    """What needs the compiler, loaded by the first call; to import it in each one takes a microsecond."""
+    """Load what needs the compiler, once: an import in each call takes a microsecond."""
     from regard.engines.cpu.schedule import work
 
     return work
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Outputs (entropy only where it is observed) and what is observed, at least for `rows` if they are given."""
+    """Return the outputs and statistics, for `rows` at least; entropy only where it is observed."""
     work, out = _work(), p.new_output() if into is None or into.out is None else into.out
     lse = np.empty(out.shape[:-1], p.compute) if into is None or into.lse is None else into.lse
     if not p.observe:
@@ -125,7 +125,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 def again(p: Problem) -> Any:
-    """What runs a short call once more: a function of the addresses of query, key, value, out and lse, or None."""
+    """Return a function of the addresses of query, key, value, out and lse that runs the call again, or None."""
     from regard.engines.cpu.schedule import work
     from regard.engines.cpu.target.instructions import chosen
 
@@ -133,7 +133,7 @@ def again(p: Problem) -> Any:
 
 
 def step(p: Problem) -> Any:
-    """What runs a step of decoding like this one with any number of keys (see `decoding.Step`), or None."""
+    """Return a function that runs this decoding step with any number of keys (see `decoding.Step`), or None."""
     from regard.engines.cpu.schedule import decoding
     from regard.engines.cpu.target.instructions import chosen
 
@@ -165,7 +165,7 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | Non
 def jvp(
     p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    """The outputs are those of `forward`, to the bit; if they are given, they are not made again."""
+    """Return outputs, with the bits of `forward`, and their tangents; outputs that are given are not computed."""
     from regard.engines.cpu.schedule import tangent_work
     from regard.engines.cpu.target.instructions import chosen
 

@@ -1,11 +1,13 @@
-"""Attention in tiles on NumPy alone: O(n) memory, every option, wherever NumPy runs.
+"""Attention in tiles on NumPy: O(n) memory, every option, on any platform.
 
 | Module | Contents |
 |---|---|
-| `tiles` | the tiles of a call: query blocks, the pairs that a tile sees, its scores |
+| `tiles` | tiles of a call: query blocks, the key tiles that each may see, their scores |
 | `forward_pass` | forward by the online softmax; statistics; weights |
-| `derivatives` | what derivatives share; `jvp` and its tangent |
+| `derivatives` | weights and tangents of a chunk; `jvp` and its tangent |
 | `backward_pass` | backward and its tangent |
+
+Read them in this order. `reference.specification` has the same formulas without tiles.
 """
 
 from regard.core.problem import Differential, Outputs, Problem
@@ -31,12 +33,12 @@ ABOUT = "tiles on NumPy, O(n) memory, any platform"
 
 
 def supports(p: Problem) -> str | None:
-    """None: every valid problem."""
+    """Return None: every valid problem is supported."""
     return None
 
 
 def state() -> str | None:
-    """None: NumPy is always there."""
+    """Return None: NumPy is always available."""
     return None
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem, collapse
-from regard.engines.tiled.derivatives import AT_ONCE, Direction, Known, Moving, Pairs
+from regard.engines.tiled.derivatives import TANGENT_TILES, BlockOutputs, BlockTangents, ChunkWeights, InputTangents
 from regard.engines.tiled.forward_pass import in_order, rows_of, threads_for
-from regard.engines.tiled.tiles import KEYS, ROWS, Chunk, Rows, Unit, product, units
+from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, Chunk, HeadBlock, QueryBlock, head_blocks, product
 from regard.rules import scatter
 from regard.runtime.threads import spread_numpy
 
@@ -21,25 +21,28 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Cotangents:
-    """The cotangents of a block, and of each row the number that they add to the gradients of its scores."""
+    """Cotangents of a query block.
 
-    def __init__(self, known: Known, ct: Outputs):
-        rows, p = known.rows, known.rows.p
-        shape = (*rows.heads, 1, ROWS)
+    c_row: the part of c that is one number for each row.
+    """
+
+    def __init__(self, saved: BlockOutputs, ct: Outputs):
+        block, p = saved.block, saved.block.p
+        shape = (*block.head_shape, 1, BLOCK_Q)
         self.dO = np.zeros((*shape, p.d_v), p.compute)
         self.c_row: Array = np.zeros((*shape, 1), p.compute)
         self.dH: Array | None = None
         if ct.out is not None:
-            self.dO = rows.take(rows.unit.per_query_head(ct.out, 2))
-            self.c_row = self.c_row - dot(self.dO, known.out)
+            self.dO = block.take(block.heads.per_query_head(ct.out, 2))
+            self.c_row = self.c_row - dot(self.dO, saved.out)
         if ct.lse is not None:
-            self.c_row = self.c_row + known.column(ct.lse)
+            self.c_row = self.c_row + saved.column(ct.lse)
         if ct.entropy is not None:
-            self.dH = known.column(ct.entropy)
-            self.c_row = self.c_row + self.dH * (known.total - known.entropy)
+            self.dH = saved.column(ct.entropy)
+            self.c_row = self.c_row + self.dH * (saved.total - saved.entropy)
 
-    def through(self, x: Pairs) -> Array:
-        """c, linear in the cotangents."""
+    def through(self, x: ChunkWeights) -> Array:
+        """Return c, which is linear in the cotangents."""
         c = x.dropped(np.matmul(self.dO, x.chunk.v.swapaxes(-1, -2)))
         c += self.c_row
         if self.dH is not None:
@@ -48,7 +51,7 @@ class Cotangents:
 
 
 class Gradients:
-    """The gradients being summed, in the dtype of sums; of a unit's rows and keys in place."""
+    """Gradients of a call while they are summed, in the dtype of sums."""
 
     def __init__(self, p: Problem):
         self.p, c = p, p.compute
@@ -57,13 +60,13 @@ class Gradients:
         self.value = np.zeros((*p.lead, p.kv_heads, p.n_k, p.d_v), c)
         self.bias = None if p.trained_bias is None else np.zeros(p.trained_bias.shape, c)
         self.sink = None if p.sink is None else np.zeros((p.kv_heads, p.group), c)
-        self.tables = {table: np.zeros(table.shape, c) for table in p.tables}
-        # Units that add to the same array have to do so in order.
-        self.shared = self.bias is not None or p.sink is not None or bool(p.tables)
+        self.tables = {table: np.zeros(table.shape, c) for table in p.rules.tables}
+        # Head blocks that add to the same array have to do so in order.
+        self.shared = self.bias is not None or p.sink is not None or bool(p.rules.tables)
 
     def add(
         self,
-        x: Pairs,
+        x: ChunkWeights,
         hidden: Array | None,
         dT: Array,
         PD: Array,
@@ -72,45 +75,52 @@ class Gradients:
         dO: Array,
         dq: Array,
     ) -> None:
-        """dq += dT K, dk += dTᵀ Q, dv += (P D)ᵀ dO; a k or q of None adds nothing. hidden: None if all is finite."""
-        turned = None if hidden is None else hidden.swapaxes(-1, -2)
+        """Add dT K to dq, dTᵀ Q to dk and (P D)ᵀ dO to dv; a k or q of None adds nothing.
+
+        hidden: the mask of hidden pairs; None if everything is finite.
+        """
+        hidden_t = None if hidden is None else hidden.swapaxes(-1, -2)
         if k is not None:
             dq += in_order(product(dT, k, hidden))
         if q is not None:
-            self._add_keys(self.key, product(dT.swapaxes(-1, -2), q, turned), x.chunk)
-        self._add_keys(self.value, product(PD.swapaxes(-1, -2), dO, turned), x.chunk)
+            self._add_keys(self.key, product(dT.swapaxes(-1, -2), q, hidden_t), x.chunk)
+        self._add_keys(self.value, product(PD.swapaxes(-1, -2), dO, hidden_t), x.chunk)
 
     @staticmethod
     def _add_keys(total: Array, part: Array, chunk: Chunk) -> None:
-        """total (..., h_kv, n_k, d) += part (kv heads, group, T, KEYS, d), summed over the group."""
-        part = part.sum(axis=1).reshape(part.shape[0], chunk.T * KEYS, part.shape[-1])
-        unit = chunk.rows.unit
-        total[unit.index][unit.kv, chunk.outside] += part[:, chunk.inside]
+        """Add a chunk's part to the gradient of keys or values.
+
+        part: (kv heads, group, T, BLOCK_K, d), summed over the group. total: (..., h_kv, n_k, d).
+        """
+        part = part.sum(axis=1).reshape(part.shape[0], chunk.T * BLOCK_K, part.shape[-1])
+        heads = chunk.block.heads
+        total[heads.index][heads.kv, chunk.in_call] += part[:, chunk.valid]
 
     def add_bias(self, dS: Array, chunk: Chunk) -> None:
-        """dbias += dS, summed over the axes along which the bias broadcasts."""
+        """Add dS, summed over the axes along which the bias broadcasts, to dbias."""
         if self.bias is None:
             return
-        unit, p = chunk.rows.unit, self.p
+        heads, p = chunk.block.heads, self.p
         full = self.bias.reshape((1,) * (len(p.lead) + 3 - self.bias.ndim) + self.bias.shape)
-        target = full[tuple(i if size > 1 else 0 for i, size in zip(unit.index, full.shape, strict=False))]
+        target = full[tuple(i if size > 1 else 0 for i, size in zip(heads.index, full.shape, strict=False))]
         if target.shape[0] == p.heads:
-            target = target.reshape(p.kv_heads, p.group, *target.shape[1:])[unit.kv, unit.group]
+            target = target.reshape(p.kv_heads, p.group, *target.shape[1:])[heads.kv, heads.group]
         else:
             target = target[None]
-        outside = (chunk.rows.outside, chunk.outside)
-        rows, keys = (s if size > 1 else slice(None) for s, size in zip(outside, target.shape[2:], strict=True))
-        part = dS.swapaxes(2, 3).reshape(*chunk.rows.heads, ROWS, -1)[..., chunk.rows.inside, chunk.inside]
-        spot = target[:, :, rows, keys]
-        spot += collapse(part, spot.shape)
+        in_call = (chunk.block.in_call, chunk.in_call)
+        rows, keys = (s if size > 1 else slice(None) for s, size in zip(in_call, target.shape[2:], strict=True))
+        part = dS.swapaxes(2, 3).reshape(*chunk.block.head_shape, BLOCK_Q, -1)[..., chunk.block.valid, chunk.valid]
+        gradient = target[:, :, rows, keys]
+        gradient += collapse(part, gradient.shape)
 
-    def finish(self, rows: Rows, dq: Array, d_sink: Array) -> None:
-        """The gradients of a block's queries, and what its rows add to that of the sink."""
-        rows_of(rows, self.query, 2)[...] = (dq * self.p.compute.type(self.p.scale))[:, :, rows.inside]
+    def finish(self, block: QueryBlock, dq: Array, d_sink: Array) -> None:
+        """Store a block's dq, and add its rows' part of dsink."""
+        rows_of(block, self.query, 2)[...] = (dq * self.p.compute.type(self.p.scale))[:, :, block.valid]
         if self.sink is not None:
-            self.sink[rows.unit.kv, rows.unit.group] += d_sink[:, :, 0, rows.inside, 0].sum(axis=-1)
+            self.sink[block.heads.kv, block.heads.group] += d_sink[:, :, 0, block.valid, 0].sum(axis=-1)
 
     def result(self) -> Differential:
+        """Return each gradient in the shape and dtype of its input."""
         p = self.p
 
         def fit(x: Array | None, like: Array | None) -> Any:
@@ -127,18 +137,21 @@ class Gradients:
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
-    """Gradients of ⟨ct.out, out⟩ + ⟨ct.lse, lse⟩ + ⟨ct.entropy, entropy⟩, from the outputs of forward."""
-    total = Gradients(p)
-    d_ds, d_tables = p.score_partials[0], p.table_partials
+    """Return the gradients of ⟨ct, outputs⟩ in the inputs.
 
-    def work(rows: Rows) -> None:
-        unit, known = rows.unit, Known(rows, outputs)
-        g = Cotangents(known, ct)
-        clean_rows = bool(np.isfinite(rows.q).all() and np.isfinite(g.dO).all())
-        dq = np.zeros((*rows.heads, ROWS, p.d), p.compute)
-        for chunk in rows.chunks():
-            clean = clean_rows and bool(unit.finite_k[chunk.tiles].all() and unit.finite_v[chunk.tiles].all())
-            x = Pairs(known, chunk, plain=clean and chunk.full and p.score is None and p.bias is None)
+    outputs: those of forward.
+    """
+    total = Gradients(p)
+    d_ds, d_tables = p.rules.score_partials[0], p.rules.table_partials
+
+    def work(block: QueryBlock) -> None:
+        heads, saved = block.heads, BlockOutputs(block, outputs)
+        g = Cotangents(saved, ct)
+        clean_rows = bool(np.isfinite(block.q).all() and np.isfinite(g.dO).all())
+        dq = np.zeros((*block.head_shape, BLOCK_Q, p.d), p.compute)
+        for chunk in block.chunks():
+            clean = clean_rows and bool(heads.finite_k[chunk.tiles].all() and heads.finite_v[chunk.tiles].all())
+            x = ChunkWeights(saved, chunk, plain=clean and chunk.full and p.score is None and p.bias is None)
             dS = g.through(x)
             dS *= x.P
             x.visible(dS)
@@ -146,8 +159,8 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
             for leaf, slope in d_tables.items():
                 scatter(leaf, x.through(slope, dS), chunk.at(), total.tables[leaf.payload])
             dT, PD = x.through(d_ds, dS), x.dropped(x.P)
-            total.add(x, None if clean else x.hidden, dT, PD, chunk.k, rows.q, g.dO, dq)
-        total.finish(rows, dq, known.p_sink * g.c_row)
+            total.add(x, None if clean else x.hidden, dT, PD, chunk.k, block.q, g.dO, dq)
+        total.finish(block, dq, saved.p_sink * g.c_row)
 
     in_turn(p, total, work)
     return total.result()
@@ -156,35 +169,37 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs) -> Differential:
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    """The tangents of `backward` along tangents t of the inputs and d_ct of the cotangents.
+    """Return the tangents of `backward` along t and d_ct.
 
-    d_outputs: the tangents of the outputs along t, as `jvp` gives them.
+    t: tangents of the inputs; d_ct: of the cotangents.
+
+    d_outputs: the tangents of the outputs along t, as `jvp` returns them.
     """
     total = Gradients(p)
-    way = Direction(p, t)
-    d_ds, d_tables = p.score_partials[0], p.table_partials
-    d_ds_dot, d_tables_dot = way.of(d_ds), {leaf: way.of(slope) for leaf, slope in d_tables.items()}
+    along = InputTangents(p, t)
+    d_ds, d_tables = p.rules.score_partials[0], p.rules.table_partials
+    d_ds_dot, d_tables_dot = along.of(d_ds), {leaf: along.of(slope) for leaf, slope in d_tables.items()}
 
-    def work(rows: Rows) -> None:
-        known, known_dot = Known(rows, outputs), Known(rows, d_outputs)
-        moving = Moving(known, way)
-        g, g_dot = Cotangents(known, ct), Cotangents(known, d_ct)
-        p_sink = known.p_sink * (moving.sink - known_dot.lse)
+    def work(block: QueryBlock) -> None:
+        saved, saved_dot = BlockOutputs(block, outputs), BlockOutputs(block, d_outputs)
+        tangents = BlockTangents(saved, along)
+        g, g_dot = Cotangents(saved, ct), Cotangents(saved, d_ct)
+        p_sink = saved.p_sink * (tangents.sink - saved_dot.lse)
         if ct.out is not None:
-            g_dot.c_row = g_dot.c_row - dot(g.dO, known_dot.out)
+            g_dot.c_row = g_dot.c_row - dot(g.dO, saved_dot.out)
         if g.dH is not None:
-            g_dot.c_row = g_dot.c_row - g.dH * (p_sink + known_dot.entropy)
-        dq = np.zeros((*rows.heads, ROWS, p.d), p.compute)
-        for chunk in rows.chunks(AT_ONCE):
-            x = Pairs(known, chunk)
-            T_dot, S_dot = moving.scores(x)
-            grown = S_dot - known_dot.lse  # P˙ / P
+            g_dot.c_row = g_dot.c_row - g.dH * (p_sink + saved_dot.entropy)
+        dq = np.zeros((*block.head_shape, BLOCK_Q, p.d), p.compute)
+        for chunk in block.chunks(TANGENT_TILES):
+            x = ChunkWeights(saved, chunk)
+            T_dot, S_dot = tangents.scores(x)
+            relative = S_dot - saved_dot.lse  # P˙ / P
             c, c_dot = g.through(x), g_dot.through(x)
-            if moving.v is not None:
-                c_dot += x.dropped(np.matmul(g.dO, chunk.take(moving.v).swapaxes(-1, -2)))
+            if tangents.v is not None:
+                c_dot += x.dropped(np.matmul(g.dO, chunk.take(tangents.v).swapaxes(-1, -2)))
             if g.dH is not None:
-                c_dot -= g.dH * grown
-            P_dot = grown
+                c_dot -= g.dH * relative
+            P_dot = relative
             P_dot *= x.P
             x.visible(P_dot)
             c_dot *= x.P
@@ -199,27 +214,30 @@ def backward_jvp(
             dT, dT_dot = x.through(d_ds, dS), x.through(d_ds, dS_dot)
             if d_ds_dot is not None:
                 dT_dot = dT_dot + x.through(d_ds_dot, dS, T_dot)
-            k_dot = None if moving.k is None else chunk.take(moving.k)
-            total.add(x, x.hidden, dT_dot, x.dropped(P_dot), chunk.k, rows.q, g.dO, dq)
-            total.add(x, x.hidden, dT, x.dropped(x.P), k_dot, moving.q, g_dot.dO, dq)
-        total.finish(rows, dq, p_sink * g.c_row + known.p_sink * g_dot.c_row)
+            k_dot = None if tangents.k is None else chunk.take(tangents.k)
+            total.add(x, x.hidden, dT_dot, x.dropped(P_dot), chunk.k, block.q, g.dO, dq)
+            total.add(x, x.hidden, dT, x.dropped(x.P), k_dot, tangents.q, g_dot.dO, dq)
+        total.finish(block, dq, p_sink * g.c_row + saved.p_sink * g_dot.c_row)
 
     in_turn(p, total, work)
     return total.result()
 
 
 def dot(x: Array, y: Array) -> Array:
-    """One number for each row."""
+    """Sum x · y over features, (..., 1)."""
     return np.asarray((x * y).sum(axis=-1, keepdims=True))
 
 
 def in_turn(p: Problem, total: Gradients, work: Any) -> None:
-    """Work for every block; those that add to the same keys, or the same shared array, one after the other."""
-    together = [list(one_head) for _, one_head in groupby(units(p), lambda unit: (unit.b, unit.kv.start))]
+    """Do work for every query block, in order where blocks add to the same array.
 
-    def each(one_head: list[Unit]) -> None:
-        for unit in one_head:
-            for rows in unit.blocks:
-                work(rows)
+    These have the same keys, or a shared bias, sink or table.
+    """
+    per_kv_head = [list(one_head) for _, one_head in groupby(head_blocks(p), lambda heads: (heads.b, heads.kv.start))]
 
-    spread_numpy(each, together, 1 if total.shared else threads_for(p))
+    def each(one_head: list[HeadBlock]) -> None:
+        for heads in one_head:
+            for block in heads.blocks:
+                work(block)
+
+    spread_numpy(each, per_kv_head, 1 if total.shared else threads_for(p))

@@ -1,12 +1,16 @@
-"""The tiles of a call: how queries and keys are cut, which pairs a tile sees, and the scores in it.
+"""Tiles of a call: query blocks, the key tiles that each may see, their scores.
 
-Rows are cut at multiples of ROWS counted from the absolute position i = 0, keys at multiples of KEYS from j = 0, and
-every tile is computed at its full size, padded where the call ends. So a query meets the same products and sums, in
-the same order, whatever else the call holds: prefill and decode give the same bits.
+Query blocks begin at multiples of BLOCK_Q, counted from the absolute position i = 0; key tiles at multiples of BLOCK_K
+from j = 0. Every tile is computed at its full size, padded where the call ends. A query therefore meets the same
+products and sums in the same order, whatever else the call holds: prefill and decode give the same bits.
 
-A *unit* is one batch element and some of its heads, a *block* is ROWS queries of a unit, a *tile* is a block against
-KEYS keys, a *span* is TILES tiles, counted from j = 0. Tiles in which nothing is visible are left out; the tiles of a
-span that are left are a *chunk* and are computed at once, as arrays (kv heads, group, T, ROWS, KEYS).
+| Term | Meaning |
+|---|---|
+| head block | one batch element and some of its heads |
+| query block | BLOCK_Q queries of a head block |
+| tile | a query block against BLOCK_K keys |
+| key split | SPLIT_TILES tiles, counted from j = 0 |
+| chunk | the visible tiles of a key split, computed together as arrays (kv heads, group, T, BLOCK_Q, BLOCK_K) |
 """
 
 from collections.abc import Iterator
@@ -17,25 +21,28 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
-from regard.reference.specification import kept
-from regard.rules import EVERYTHING, At, Node, evaluate, reads, tile_pairs
+from regard.reference.specification import dropout_mask
+from regard.rules import EVERYTHING, At, Node, evaluate, reads, visible_tiles
 from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Positions = range | tuple[int, ...]
 
-ROWS, KEYS, TILES = 128, 128, 8
-CHUNK = 2**18  # scores computed at once: a megabyte of float32, in cache, and Python between them counts for little
-BAND = 16  # blocks whose tiles are found together, at most
+BLOCK_Q, BLOCK_K, SPLIT_TILES = 128, 128, 8
+CHUNK_SCORES = 2**18  # scores computed together: a megabyte of float32 stays in cache and hides Python's overhead
+BAND = 16  # the most query blocks whose tiles are found together
 
 
-def block(x: Array, start: int, size: int, dtype: Any) -> Array:
-    """Positions start to start + size of x (..., n, d), zero where there are none, in a form that BLAS reads."""
+def padded(x: Array, start: int, size: int, dtype: Any) -> Array:
+    """Return positions [start, start + size) of x (..., n, d), zero outside of x.
+
+    The result has a layout that BLAS reads; it is a view of x where possible.
+    """
     n, width = x.shape[-2:]
     if start >= 0 and start + size <= n:
         part = x[..., start : start + size, :]
-        straight = part.strides[-1] == part.itemsize and part.strides[-2] >= width * part.itemsize and width > 1
-        if part.dtype == dtype and straight and part.flags.aligned:
+        row_major = part.strides[-1] == part.itemsize and part.strides[-2] >= width * part.itemsize and width > 1
+        if part.dtype == dtype and row_major and part.flags.aligned:
             return part
         return np.ascontiguousarray(part, dtype)
     result = np.zeros((*x.shape[:-2], size, width), dtype)
@@ -46,16 +53,22 @@ def block(x: Array, start: int, size: int, dtype: Any) -> Array:
 
 
 def is_finite(x: Array, starts: range) -> Array:
-    """For each start, whether x (..., n, d) is finite at the next KEYS positions; their sum tells, or overflows."""
+    """Return for each start if x (..., n, d) is finite at the next BLOCK_K positions.
+
+    A sum that overflows counts as not finite, which is safe.
+    """
     n, real = x.shape[-2], np.float64 if x.dtype == np.float64 else np.float32
     with np.errstate(all="ignore"):
-        sums = [x[..., max(s, 0) : min(s + KEYS, n), :].sum(dtype=real) for s in starts]
+        sums = [x[..., max(s, 0) : min(s + BLOCK_K, n), :].sum(dtype=real) for s in starts]
     return np.asarray(np.isfinite(np.array(sums, real)))
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
-    """One batch element and the query heads of key-value heads `kv`, or `group` of one key-value head's."""
+class HeadBlock:
+    """One batch element and some of its heads.
+
+    Either all query heads of the key-value heads `kv`, or the query heads `group` of a single one.
+    """
 
     p: Problem
     b: int
@@ -71,29 +84,29 @@ class Unit:
         return int(self.p.offset[self.b])
 
     @cached_property
-    def heads(self) -> range:
-        """The query heads of this unit, counted from the first of the call."""
+    def query_heads(self) -> range:
+        """Query heads of this block, counted from the first of the call."""
         first, stop, _ = self.group.indices(self.p.group)
         return range(self.kv.start * self.p.group + first, (self.kv.stop - 1) * self.p.group + stop)
 
     @cached_property
     def h(self) -> Array:
-        """The absolute query heads, (kv heads, group, 1, 1, 1)."""
-        heads = np.array(self.heads, np.int64).reshape(self.kv.stop - self.kv.start, -1)
+        """Absolute query heads, (kv heads, group, 1, 1, 1)."""
+        heads = np.array(self.query_heads, np.int64).reshape(self.kv.stop - self.kv.start, -1)
         return heads[:, :, None, None, None] + self.p.origin[1]
 
     def per_query_head(self, x: Array, tail: int) -> Array:
-        """The part of x (..., h, *tail) that belongs to this unit, (kv heads, group, *tail); a view."""
+        """Return a view of x (..., h, *tail) for these heads, (kv heads, group, *tail)."""
         x = self.p.leading(x, tail + 1)[self.index]
         x = np.broadcast_to(x, (self.p.heads, *x.shape[1:]))
         grouped = x.reshape(self.p.kv_heads, self.p.group, *x.shape[1:])
-        mine: Array = grouped[self.kv, self.group]
-        return mine
+        own: Array = grouped[self.kv, self.group]
+        return own
 
     def per_kv_head(self, x: Array) -> Array:
-        """The part of key or value that belongs to this unit, (kv heads, 1, n_k, d); a view."""
-        mine: Array = self.p.leading(x, 3)[self.index][self.kv, None]
-        return mine
+        """Return a view of the keys or values of these heads, (kv heads, 1, n_k, d)."""
+        own: Array = self.p.leading(x, 3)[self.index][self.kv, None]
+        return own
 
     @cached_property
     def k(self) -> Array:
@@ -109,7 +122,7 @@ class Unit:
 
     @cached_property
     def sink(self) -> Array | None:
-        """(kv heads, group, 1), so that it broadcasts over rows."""
+        """Sinks (kv heads, group, 1), which broadcast over rows."""
         if self.p.sink is None:
             return None
         return np.broadcast_to(self.p.sink.astype(self.p.compute), (self.p.heads,)).reshape(self.p.kv_heads, -1)[
@@ -126,234 +139,263 @@ class Unit:
 
     @cached_property
     def tile_starts(self) -> range:
-        """The first key of each tile as a column of this call; the first may be negative."""
-        return range(-(self.p.origin[2] % KEYS) if self.p.n_k else 0, self.p.n_k, KEYS)
+        """First column of each tile in the call; the first may be negative."""
+        return range(-(self.p.origin[2] % BLOCK_K) if self.p.n_k else 0, self.p.n_k, BLOCK_K)
 
     @cached_property
     def row_starts(self) -> range:
-        """The first query of each block as a row of this call; the first may be negative."""
-        return range(-(self.offset % ROWS) if self.p.n_q else 0, self.p.n_q, ROWS)
+        """First row of each query block in the call; the first may be negative."""
+        return range(-(self.offset % BLOCK_Q) if self.p.n_q else 0, self.p.n_q, BLOCK_Q)
 
     def own(self, x: Array) -> Array:
-        """The part of a result (..., h, *tail) that belongs to this unit, (kv heads, group, *tail); a view."""
-        mine = x[self.index]
-        part: Array = mine.reshape(self.p.kv_heads, self.p.group, *mine.shape[1:])[self.kv, self.group]
-        return part
+        """Return a view of a result for these heads.
+
+        x: (..., h, *tail); the view: (kv heads, group, *tail).
+        """
+        element = x[self.index]
+        own: Array = element.reshape(self.p.kv_heads, self.p.group, *element.shape[1:])[self.kv, self.group]
+        return own
 
     def bands(self, size: int, rows: Positions | None = None, cols: Positions | None = None) -> list["Band"]:
-        """The blocks that hold some of `rows`, at most `size` of them together, and the tiles from the first of `cols`
-        to the last; all unless they are given.
+        """Group query blocks into bands of at most `size` blocks.
+
+        rows: only blocks that hold some of them. cols: only tiles from the first of them to the last.
         """
         starts, tiles = list(self.row_starts), range(len(self.tile_starts))
         if rows is not None:
             first = self.row_starts.start
-            starts = [starts[n] for n in dict.fromkeys(sorted((row - first) // ROWS for row in rows))]
+            starts = [starts[n] for n in dict.fromkeys(sorted((row - first) // BLOCK_Q for row in rows))]
         if cols is not None:
             first = self.tile_starts.start
-            tiles = range((min(cols) - first) // KEYS, (max(cols) - first) // KEYS + 1)
+            tiles = range((min(cols) - first) // BLOCK_K, (max(cols) - first) // BLOCK_K + 1)
         return [Band(self, starts[n : n + size], tiles) for n in range(0, len(starts), size)]
 
     @property
-    def blocks(self) -> Iterator["Rows"]:
+    def blocks(self) -> Iterator["QueryBlock"]:
         for band in self.bands(BAND):
             yield from band
 
 
-def units(p: Problem) -> Iterator[Unit]:
-    """The units of a call, each of as many heads as fit a chunk, one head where the mask differs between heads."""
-    apart = p.mask_node is not None and "h" in reads(p.mask_node)
-    tiles = min(-(-p.n_k // KEYS) or 1, TILES)
-    heads = 1 if apart else max(1, CHUNK // (ROWS * KEYS * tiles))
+def head_blocks(p: Problem) -> Iterator[HeadBlock]:
+    """Iterate over the head blocks of a call, each as large as a chunk allows.
+
+    Where the mask reads the head, each has a single one, as heads see different tiles.
+    """
+    mask_per_head = p.mask_node is not None and "h" in reads(p.mask_node)
+    tiles = min(-(-p.n_k // BLOCK_K) or 1, SPLIT_TILES)
+    size = 1 if mask_per_head else max(1, CHUNK_SCORES // (BLOCK_Q * BLOCK_K * tiles))
     for b in range(p.batch if p.heads else 0):
-        if heads >= p.group:
-            step = max(1, heads // p.group)
+        if size >= p.group:
+            step = max(1, size // p.group)
             for kv in range(0, p.kv_heads, step):
-                yield Unit(p, b, slice(kv, min(kv + step, p.kv_heads)), slice(None))
+                yield HeadBlock(p, b, slice(kv, min(kv + step, p.kv_heads)), slice(None))
         else:
             for kv in range(p.kv_heads):
-                for g in range(0, p.group, heads):
-                    yield Unit(p, b, slice(kv, kv + 1), slice(g, min(g + heads, p.group)))
+                for g in range(0, p.group, size):
+                    yield HeadBlock(p, b, slice(kv, kv + 1), slice(g, min(g + size, p.group)))
 
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """Some blocks of a unit; iterating finds their tiles."""
+    """Consecutive query blocks of a head block; iterating finds their tiles together."""
 
-    unit: Unit
+    heads: HeadBlock
     starts: list[int]
     tiles: range
 
-    def __iter__(self) -> Iterator["Rows"]:
-        unit, p = self.unit, self.unit.p
+    def __iter__(self) -> Iterator["QueryBlock"]:
+        heads, p = self.heads, self.heads.p
         tiles = np.arange(self.tiles.start, self.tiles.stop)
-        if not p.hiding:
-            everything = np.full(len(tiles), EVERYTHING, np.int8)
+        if not p.rules.hiding:
+            visibility = np.full(len(tiles), EVERYTHING, np.int8)
             for start in self.starts:
-                yield Rows(unit, start, tiles, everything)
+                yield QueryBlock(heads, start, tiles, visibility)
             return
-        first, last = np.maximum(self.starts, 0), np.minimum(np.add(self.starts, ROWS), p.n_q) - 1
-        ranges = p.ranges(unit.b, unit.heads, first, last)
-        edges = p.key_edges(KEYS)[self.tiles.start : self.tiles.stop + 1]
-        row, tile, kind = tile_pairs(p.mask_node, p.hiding_node, ranges, edges)
+        first, last = np.maximum(self.starts, 0), np.minimum(np.add(self.starts, BLOCK_Q), p.n_q) - 1
+        ranges = p.extents.ranges(heads.b, heads.query_heads, first, last)
+        edges = p.extents.key_edges(BLOCK_K)[self.tiles.start : self.tiles.stop + 1]
+        row, tile, visibility = visible_tiles(p.mask_node, p.rules.hiding_node, ranges, edges)
         tile = tile + self.tiles.start
-        cuts = np.searchsorted(row, np.arange(len(self.starts) + 1))
-        for start, (a, b) in zip(self.starts, pairwise(cuts), strict=True):
-            yield Rows(unit, start, tile[a:b], kind[a:b])
+        edges = np.searchsorted(row, np.arange(len(self.starts) + 1))
+        for start, (a, b) in zip(self.starts, pairwise(edges), strict=True):
+            yield QueryBlock(heads, start, tile[a:b], visibility[a:b])
 
 
-class Rows:
-    """A block of queries of a unit, and the tiles that it may see."""
+class QueryBlock:
+    """BLOCK_Q queries of a head block, and the tiles that they may see.
 
-    def __init__(self, unit: Unit, start: int, tiles: Array, kinds: Array):
-        self.unit, self.p, self.start, self.tiles, self.kinds = unit, unit.p, start, tiles, kinds
-        self.inside = slice(max(-start, 0), min(ROWS, unit.p.n_q - start))  # the rows of the block that the call has
-        self.outside = slice(start + self.inside.start, start + self.inside.stop)  # the same, as rows of the call
-        self.whole = self.inside == slice(0, ROWS)
-        self.heads = unit.h.shape[:2]
-        self.i = (np.arange(ROWS, dtype=np.int64) + (start + unit.offset))[:, None]
+    valid: the rows of the block that exist. in_call: the same, as rows of the call. visibility: `EVERYTHING` or
+    `MIXED` for each tile.
+    """
+
+    def __init__(self, heads: HeadBlock, start: int, tiles: Array, visibility: Array):
+        self.heads, self.p, self.start, self.tiles, self.visibility = heads, heads.p, start, tiles, visibility
+        self.valid = slice(max(-start, 0), min(BLOCK_Q, heads.p.n_q - start))
+        self.in_call = slice(start + self.valid.start, start + self.valid.stop)
+        self.whole = self.valid == slice(0, BLOCK_Q)
+        self.head_shape = heads.h.shape[:2]
+        self.i = (np.arange(BLOCK_Q, dtype=np.int64) + (start + heads.offset))[:, None]
 
     @cached_property
     def q(self) -> Array:
-        """scale · q, (kv heads, group, 1, ROWS, d)."""
-        scaled: Array = self.take(self.unit.q) * self.p.compute.type(self.p.scale)
+        """scale · Q, (kv heads, group, 1, BLOCK_Q, d)."""
+        scaled: Array = self.take(self.heads.q) * self.p.compute.type(self.p.scale)
         return scaled
 
     def take(self, x: Array) -> Array:
-        """The rows of x (kv heads, group, n_q, d) as (kv heads, group, 1, ROWS, d)."""
-        return block(x, self.start, ROWS, self.p.compute)[:, :, None]
+        """Return the block's rows of x, (kv heads, group, 1, BLOCK_Q, d).
 
-    def chunks(self, tiles_at_once: int = TILES) -> Iterator["Chunk"]:
-        """The tiles span by span, or by so many, in rising order."""
+        x: (kv heads, group, n_q, d).
+        """
+        return padded(x, self.start, BLOCK_Q, self.p.compute)[:, :, None]
+
+    def chunks(self, chunk_tiles: int = SPLIT_TILES) -> Iterator["Chunk"]:
+        """Iterate over the visible tiles, a key split of `chunk_tiles` at a time.
+
+        In rising order.
+        """
         if not len(self.tiles):
             return
-        first = self.p.origin[2] // KEYS  # the absolute number of tile 0
-        spans = (self.tiles + first) // tiles_at_once
-        cuts = np.flatnonzero(np.diff(spans)) + 1
-        for tiles, kinds in zip(np.split(self.tiles, cuts), np.split(self.kinds, cuts), strict=True):
-            inside = np.arange(tiles[0], tiles[-1] + 1)
-            # A tile between them that was left out is here again, and has to be masked.
-            mixed = np.ones(len(inside), bool)
-            mixed[tiles[kinds == EVERYTHING] - tiles[0]] = False
-            yield Chunk(self, inside, inside[mixed])
+        first = self.p.origin[2] // BLOCK_K  # the absolute number of tile 0
+        split = (self.tiles + first) // chunk_tiles
+        edges = np.flatnonzero(np.diff(split)) + 1
+        for tiles, visibility in zip(np.split(self.tiles, edges), np.split(self.visibility, edges), strict=True):
+            consecutive = np.arange(tiles[0], tiles[-1] + 1)
+            # Hidden tiles between visible ones are computed as well, so they have to be masked.
+            mixed = np.ones(len(consecutive), bool)
+            mixed[tiles[visibility == EVERYTHING] - tiles[0]] = False
+            yield Chunk(self, consecutive, consecutive[mixed])
 
 
 class Chunk:
-    """T consecutive tiles of a span: those from the first to the last that may hold a visible pair."""
+    """T consecutive tiles of a key split, from the first visible one to the last.
 
-    def __init__(self, rows: Rows, tiles: Array, mixed: Array):
-        self.rows, self.p = rows, rows.p
+    valid: the columns of the chunk that exist. in_call: the same, as columns of the call. mixed: the tiles, counted
+    from the first, between which the mask has to be evaluated. whole: nothing is padding. full: nor is anything masked.
+    """
+
+    def __init__(self, block: QueryBlock, tiles: Array, mixed: Array):
+        self.block, self.p = block, block.p
         self.T, first = len(tiles), int(tiles[0])
         self.tiles = slice(first, first + self.T)
-        self.start = rows.unit.tile_starts[first]
-        self.shape = (*rows.heads, self.T, ROWS, KEYS)
-        # The tiles, counted from the first, between which the mask has to be evaluated.
+        self.start = block.heads.tile_starts[first]
+        self.shape = (*block.head_shape, self.T, BLOCK_Q, BLOCK_K)
         self.mixed = slice(int(mixed[0]) - first, int(mixed[-1]) + 1 - first) if len(mixed) else slice(0, 0)
-        size = self.T * KEYS
-        self.inside = slice(max(-self.start, 0), min(size, self.p.n_k - self.start))  # columns that the call has
-        self.outside = slice(self.start + self.inside.start, self.start + self.inside.stop)  # as columns of the call
-        self.whole = rows.whole and self.inside == slice(0, size)  # no part of it is padding
-        self.full = self.whole and not len(mixed)  # and nothing is masked
+        size = self.T * BLOCK_K
+        self.valid = slice(max(-self.start, 0), min(size, self.p.n_k - self.start))
+        self.in_call = slice(self.start + self.valid.start, self.start + self.valid.stop)
+        self.whole = block.whole and self.valid == slice(0, size)
+        self.full = self.whole and not len(mixed)
 
     def take(self, x: Array) -> Array:
-        """The keys of x (kv heads, 1, n_k, d) as (kv heads, 1, T, KEYS, d)."""
-        part = block(x, self.start, self.T * KEYS, self.p.compute)
-        return part.reshape(*part.shape[:-2], self.T, KEYS, part.shape[-1])
+        """Return the chunk's keys of x, (kv heads, 1, T, BLOCK_K, d).
+
+        x: (kv heads, 1, n_k, d).
+        """
+        part = padded(x, self.start, self.T * BLOCK_K, self.p.compute)
+        return part.reshape(*part.shape[:-2], self.T, BLOCK_K, part.shape[-1])
 
     @cached_property
     def k(self) -> Array:
-        return self.take(self.rows.unit.k)
+        return self.take(self.block.heads.k)
 
     @cached_property
     def v(self) -> Array:
-        return self.take(self.rows.unit.v)
+        return self.take(self.block.heads.v)
 
     def columns(self, tiles: slice = slice(None)) -> Array:
-        """The keys of some tiles as columns of the call, (T, 1, KEYS)."""
+        """Return the columns in the call of some tiles, (T, 1, BLOCK_K)."""
         first, stop, _ = tiles.indices(self.T)
-        size = (stop - first) * KEYS
-        return np.arange(size, dtype=np.int64).reshape(-1, 1, KEYS) + (self.start + first * KEYS)
+        size = (stop - first) * BLOCK_K
+        return np.arange(size, dtype=np.int64).reshape(-1, 1, BLOCK_K) + (self.start + first * BLOCK_K)
 
     def dense(self, x: Array, tiles: slice = slice(None)) -> Array:
-        """Some tiles of a dense mask or bias."""
-        full = self.rows.unit.per_query_head(self.p.dense(x), 2)[..., self.rows.outside, self.outside]
+        """Return some tiles of a dense mask or bias.
+
+        (kv heads, group, T, BLOCK_Q, BLOCK_K).
+        """
+        full = self.block.heads.per_query_head(self.p.dense(x), 2)[..., self.block.in_call, self.in_call]
         if not self.whole:
-            padded = np.zeros((*full.shape[:2], ROWS, self.T * KEYS), full.dtype)
-            padded[..., self.rows.inside, self.inside] = full
-            full = padded
-        return full.reshape(*full.shape[:3], self.T, KEYS).swapaxes(2, 3)[:, :, tiles]
+            valid, full = full, np.zeros((*full.shape[:2], BLOCK_Q, self.T * BLOCK_K), full.dtype)
+            full[..., self.block.valid, self.valid] = valid
+        return full.reshape(*full.shape[:3], self.T, BLOCK_K).swapaxes(2, 3)[:, :, tiles]
 
     def at(self, tiles: slice = slice(None), s: Array | None = None, ds: Array | None = None) -> At:
-        """Where the rules are evaluated for some tiles."""
+        """Return the indices at which rules are evaluated for some tiles."""
         return At(
-            b=np.array(self.p.origin[0] + self.rows.unit.b),
-            h=self.rows.unit.h,
-            i=self.rows.i,
+            b=np.array(self.p.origin[0] + self.block.heads.b),
+            h=self.block.heads.h,
+            i=self.block.i,
             j=self.columns(tiles) + self.p.origin[2],
             dtype=self.p.compute.type,
             keys=self.p.keys,
             dense=lambda x: self.dense(x, tiles),
-            integers=self.p.integers,
+            integers=self.p.rules.integers,
             s=s,
             ds=ds,
         )
 
     def raw(self) -> Array:
-        """T = scale · Q K."""
-        T: Array = np.matmul(self.rows.q, self.k.swapaxes(-1, -2))
+        """Return T = scale · Q K."""
+        T: Array = np.matmul(self.block.q, self.k.swapaxes(-1, -2))
         return T
 
     def scores(self, raw: Array) -> Array:
-        """S: the score rules, the bias, and −∞ for what is masked. Overwrites `raw` where there is no rule."""
+        """Return S: T = `raw` after score rules and bias, −∞ where masked.
+
+        Overwrites `raw` where there is no score rule.
+        """
         p = self.p
         S = raw
-        if p.score_reading is not None:
-            S = np.array(np.broadcast_to(p.score_reading(self.at(s=raw))[0], self.shape), p.compute)
+        if p.rules.score_reading is not None:
+            S = np.array(np.broadcast_to(p.rules.score_reading(self.at(s=raw))[0], self.shape), p.compute)
         if p.bias is not None:
             S += self.dense(p.bias)
         self.hide(S, -np.inf)
         return S
 
     def hide(self, S: Array, value: float) -> None:
-        """Set what the mask hides, or what lies outside the call, to a value."""
-        if self.mixed.stop and self.p.mask_reading is not None:
-            hidden = ~self.p.mask_reading(self.at(self.mixed))[0]
+        """Set scores that the mask hides, and padding, to a value."""
+        if self.mixed.stop and self.p.rules.mask_reading is not None:
+            hidden = ~self.p.rules.mask_reading(self.at(self.mixed))[0]
             np.copyto(S[:, :, self.mixed], value, where=hidden)
         if not self.whole:
-            S[..., : self.rows.inside.start, :] = value
-            S[..., self.rows.inside.stop :, :] = value
-            S[:, :, 0, :, : self.inside.start] = value
-            S[:, :, -1, :, self.inside.stop - (self.T - 1) * KEYS :] = value
+            S[..., : self.block.valid.start, :] = value
+            S[..., self.block.valid.stop :, :] = value
+            S[:, :, 0, :, : self.valid.start] = value
+            S[:, :, -1, :, self.valid.stop - (self.T - 1) * BLOCK_K :] = value
 
     def evaluate(self, node: Node, s: Array, ds: Array | None = None) -> Array:
-        """A score rule or a derivative of one."""
+        """Evaluate a score rule, or a derivative of one."""
         return evaluate([node], self.at(s=s, ds=ds))[0]
 
     def dropout(self) -> Array | None:
-        """D = keep / (1 − p); None without dropout."""
+        """Return D = keep / (1 − p), or None without dropout."""
         p = self.p
         if not p.dropout:
             return None
         at = self.at()
-        D: Array = kept(p.dropout, p.seed, at.b, at.h, at.i, at.j) * p.compute.type(1 / (1 - p.dropout))
+        D: Array = dropout_mask(p.dropout, p.seed, at.b, at.h, at.i, at.j) * p.compute.type(1 / (1 - p.dropout))
         return D
 
 
 def masked(S: Array) -> Array:
-    """The pairs that do not see each other."""
+    """Return the mask of hidden scores."""
     return np.asarray(S == -np.inf)
 
 
 def product(weight: Array, x: Array, hidden: Array | None) -> Array:
-    """weight @ x for weight (..., n, m) and x (..., m, d), where the weight of a `hidden` pair is 0.
+    """Return weight @ x for weight (..., n, m) and x (..., m, d), free of 0 · NaN.
 
-    None says that x is finite. Otherwise what is hidden must not make 0 · NaN.
+    hidden: the mask of pairs with weight 0, whose x has no influence; None where x is finite.
     """
+    total: Array
     if hidden is None:
-        plain: Array = np.matmul(weight, x)
-        return plain
-    wild = ~np.isfinite(x)
-    total: Array = np.matmul(weight, np.where(wild, x.dtype.type(0), x))
-    for m in np.flatnonzero(wild.any(axis=(*range(x.ndim - 2), x.ndim - 1))):
+        total = np.matmul(weight, x)
+        return total
+    not_finite = ~np.isfinite(x)
+    total = np.matmul(weight, np.where(not_finite, x.dtype.type(0), x))
+    for m in np.flatnonzero(not_finite.any(axis=(*range(x.ndim - 2), x.ndim - 1))):
         row = x[..., m, None, :]
         total += np.where(~np.isfinite(row) & ~hidden[..., m, None], weight[..., m, None] * row, 0)
     return total

@@ -1,9 +1,11 @@
-"""The queries, keys, lse and rules of a model's layers, from which any weight follows.
+"""Captures: the queries, keys, lse and rules of a model's layers.
+
+Any weight follows from them.
 
 | Module | Contents |
 |---|---|
-| `captured` | `Capture` and `capture` |
 | `layers` | one layer, and the tokens that it read |
-| `files` | the file format of captures |
-| `joining` | the calls of generation as one layer |
+| `captured` | `Capture`, a list of layers, and `regard.capture` |
+| `joining` | the calls of a generation as one layer |
+| `files` | the file format |
 """

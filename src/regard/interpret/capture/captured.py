@@ -1,7 +1,7 @@
-"""What attention was made of: the queries, keys, lse and rules of a model's layers, from which any weight follows.
+"""Captures of models, and `regard.capture`.
 
-One `Capture` serves everything that looks at attention, wherever it comes from: a model that ran inside of
-`regard.capture`, a file, plain arrays, the example model.
+One `Capture` serves all views of attention, wherever it comes from: a model that ran inside of `regard.capture`, a
+file, plain arrays, the example model.
 """
 
 from __future__ import annotations  # so that `help` shows the names of types
@@ -30,11 +30,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Capture(Sequence[Layer]):
-    """The layers of a model as they attended to a text, made by `regard.capture`.
+    """Layers of a model as they attended to a text, made by `regard.capture`.
 
     layers: in the order of their first call. tokens: the sequences that the model read, by name.
-    model: its name. dropped: the names of layers that were not kept, and why: want of memory, or
-    calls that make no sequence.
+    model: its name. dropped: the reason for each layer that was not kept, by name: the memory
+    limit, or calls that make no sequence.
 
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 4))
     >>> seen = Capture.of_arrays(x, x, tokens=["to", "be", "or", "not", "to"], causal=True)
@@ -57,7 +57,7 @@ class Capture(Sequence[Layer]):
         self.model = model
         self.dropped = dict(dropped or {})
 
-    # Where captures come from
+    # Constructors
 
     @classmethod
     def of_arrays(
@@ -92,7 +92,7 @@ class Capture(Sequence[Layer]):
 
     @classmethod
     def of_trace(cls, trace: Trace, labels: Sequence[str] | None = None) -> Self:
-        """A run of the example model, `regard.examplemodel`.
+        """Make a capture of a run of the example model, `regard.examplemodel`.
 
         >>> from regard.examplemodel import ExampleModel
         >>> model = ExampleModel.load()
@@ -112,17 +112,19 @@ class Capture(Sequence[Layer]):
     # Files
 
     def save(self, path: str | Path) -> None:
-        """Write everything to a safetensors file, whole or not at all, or raise OSError."""
+        """Write a safetensors file, completely or not at all, or raise OSError."""
         from regard.interpret.capture import files
 
         files.write(Path(path), self)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """A capture that `save` wrote; its arrays stay in the file until they are read.
+        """Load a capture that `save` wrote.
 
-        Raises OSError if the file cannot be read, ValueError if it is not a capture, if it is
-        damaged, or if the weights of sampled rows do not sum to 1."""
+        Its arrays stay in the file until they are read. Raises OSError if the file cannot be read,
+        ValueError if it is not a capture, if it is damaged, or if the weights of sampled rows do
+        not sum to 1.
+        """
         from regard.interpret.capture import files
 
         found = cls(**files.read(Path(path)))
@@ -132,7 +134,7 @@ class Capture(Sequence[Layer]):
             raise ValueError(f"{path} is no sound capture: {error}") from None
         return found
 
-    # What there is to see
+    # Layers
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -141,7 +143,7 @@ class Capture(Sequence[Layer]):
         return iter(self.layers)
 
     def __getitem__(self, which: Any) -> Any:
-        """A layer by number or by name, or the layers of a slice."""
+        """Return a layer by number or by name, or the layers of a slice."""
         if isinstance(which, str):
             for layer in self.layers:
                 if layer.name == which:
@@ -160,25 +162,26 @@ class Capture(Sequence[Layer]):
         return sum(layer.nbytes for layer in self.layers)
 
     def labels(self, layer: int | str, axis: str = "query", batch: int = 0) -> tuple[str, ...] | None:
-        """What to show for each query or key of a layer; None where nothing is known of them."""
-        known = self.tokens.get(getattr(self[layer], f"{axis}_tokens") or "")
-        return None if known is None or known.labels is None else known.labels[batch]
+        """Return the labels of the queries or keys of a layer; None where unknown."""
+        tokens = self.tokens.get(getattr(self[layer], f"{axis}_tokens") or "")
+        return None if tokens is None or tokens.labels is None else tokens.labels[batch]
 
     def ids(self, layer: int | str, axis: str = "query") -> Array | None:
-        """The token ids of the queries or keys of a layer, (b, n), where they are known."""
-        known = self.tokens.get(getattr(self[layer], f"{axis}_tokens") or "")
-        return None if known is None else known.ids
+        """Return the token ids of the queries or keys of a layer, (b, n), if known."""
+        tokens = self.tokens.get(getattr(self[layer], f"{axis}_tokens") or "")
+        return None if tokens is None else tokens.ids
 
     def measure(self, *, prefix: int = 1) -> tuple[HeadStatistics, ...]:
-        """The statistics of every head (`regard.insight.measure_heads`), in O(n) memory.
+        """Compute the statistics of every head in O(n) memory.
 
-        `layer`, `head` and `kv_head` are the model's numbers (`numbers`, `Layer.numbers`). NaN is
-        what has no meaning: scores of copies without token ids, and those of positions in
-        cross-attention."""
+        They are those of `regard.insight.measure_heads`. `layer`, `head` and `kv_head` are the
+        model's numbers (`numbers`, `Layer.numbers`). NaN: scores of copies without token ids, and
+        those of positions in cross-attention.
+        """
         found = []
         for n, (of_model, layer) in enumerate(zip(self.numbers, self.layers, strict=True)):
             ids = self.ids(n, "key") if not layer.cross else None
-            for head in measure_heads(**layer.together, ids=ids, layer=of_model, prefix=prefix):
+            for head in measure_heads(**layer.all_heads, ids=ids, layer=of_model, prefix=prefix):
                 number = layer.numbers[head.head]
                 nothing: dict[str, Any] = {"previous": math.nan, "current": math.nan} if layer.cross else {}
                 found.append(replace(head, head=number, kv_head=layer.kv_head(head.head), **nothing))
@@ -219,7 +222,9 @@ def capture(
     path: str | Path | None = None,
     tokenizer: Any = None,
 ) -> AbstractContextManager[Capture]:
-    """Record what a model attends to inside of a `with`, as a `Capture` that its end fills.
+    """Record a model's attention inside of a `with`, as a `Capture`.
+
+    The `Capture` is filled at the end of the `with`.
 
         with regard.capture(model, tokenizer=tokenizer) as seen:
             model.generate(**tokenizer("to be or not", return_tensors="pt"))
@@ -231,19 +236,18 @@ def capture(
     they follow from those, exactly, at any length. The model is one of transformers, which takes
     `attn_implementation="regard"` for the time being, or any `torch.nn.Module` that calls
     `F.scaled_dot_product_attention` or `regard.attention`. Calls that go on where the last ones
-    ended, as in generation with a cache, make one sequence; any other call takes the place of what
-    was there. (Beam search gives its caches other contents on the way, so that only its last steps
-    are kept.)
+    ended, as in generation with a cache, make one sequence; any other call replaces the earlier
+    ones. (Beam search reorders its caches on the way, so that only its last steps are kept.)
 
     Args:
-        model: the module to be looked at.
-        layers: which to keep: numbers in the order of their first call, or names of modules, with *
+        model: the module to record.
+        layers: those to keep: numbers in the order of their first call, or names of modules, with *
             for anything ("decoder.*"); all unless given.
-        heads: which query heads to keep, by number; all unless given.
+        heads: the query heads to keep, by number; all unless given.
         memory: the most bytes of queries, keys, lse and biases that are kept. A layer that would
             take more is left out, and `seen.dropped` says so, as does a warning.
         path: a file to keep everything in, as `seen.save` writes it, from which the arrays of
-            `seen` are then mapped; until it is whole, they are in a folder beside it.
+            `seen` are then mapped; until it is complete, they are in a folder beside it.
         tokenizer: for labels, a tokenizer of transformers, or a function from a list of ids to
             strings.
 
@@ -268,7 +272,7 @@ def capture(
 
 
 def _size(n: int) -> str:
-    """Bytes, as they are read.
+    """Format a number of bytes.
 
     >>> _size(640), _size(3_500_000)
     ('640 bytes', '3.3 MiB')

@@ -1,4 +1,7 @@
-"""A capture as a file: its arrays by name, its rules as lists of instructions, all else as JSON in the metadata."""
+"""The file format of captures: named arrays, and the rest as JSON metadata.
+
+Rules are lists of instructions.
+"""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +21,7 @@ FORMAT, BEFORE = "regard.capture/2", "regard.capture/1"
 
 
 def write(path: Path, seen: Any) -> None:
-    """Write the `Capture` to a file, whole or not at all. Raises OSError if that cannot be done."""
+    """Write the file, complete or not at all; raise OSError otherwise."""
     written = _Written()
     content = {
         "model": seen.model,
@@ -33,7 +36,10 @@ def write(path: Path, seen: Any) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a `Capture` is made of. Raises OSError if the file cannot be read, ValueError if it holds no capture."""
+    """Read the arguments of a `Capture`.
+
+    Raises OSError if the file cannot be read, ValueError if it holds no capture.
+    """
     arrays, metadata = arrayfile.read(path)
     if metadata.get("format") not in (FORMAT, BEFORE):
         raise ValueError(f"{path} is a safetensors file, but not a capture of regard ({FORMAT})")
@@ -52,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class _Written:
-    """Arrays by name and rules as text: what several layers share is written once."""
+    """Writer: arrays by name and rules as text, each shared one written once."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array | arrayfile.Parts] = {}
@@ -94,7 +100,7 @@ class _Written:
 
 
 class _Read:
-    """The transpose of `_Written`; rules that were one object are one again."""
+    """Reader; rules that were one object are one again."""
 
     def __init__(self, arrays: Mapping[str, Array]):
         self.arrays = arrays

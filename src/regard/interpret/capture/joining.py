@@ -1,7 +1,7 @@
-"""Calls of attention that make one sequence, such as the steps of generation, as one layer.
+"""Joins the calls of one sequence, such as the steps of generation, to a layer.
 
-The first call has the prompt; each one after it has a query or a few, and keys in a cache that grows, slides or was
-made in full beforehand. What they see is told by rules of their own, which become one rule.
+The first call has the prompt. Each later one has a query or a few, and keys in a cache that grows, slides or has
+its full size from the start. Every call has a rule of its own; together they become one rule.
 """
 
 import tempfile
@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from regard.core.layout import Layout
 from regard.interpret.capture.layers import OPTIONS, RULES, Layer
-from regard.ops.attention import Frame, causally
+from regard.ops.attention import causally
 from regard.rules import At, Mask, Table, Traced, evaluate, mask, reads, rule_text
 from regard.rules.expression import make, number, rebuild, substitute
 from regard.runtime.arrayfile import Parts
@@ -21,7 +22,7 @@ from regard.runtime.arrayfile import Parts
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SAMPLED = 16
-"""Rows and keys of a call that are compared with what is known already."""
+"""Rows and keys of a call that are compared with those of earlier calls."""
 
 RULES_AT_MOST = 64
 """Different masks that may follow each other along the rows of a layer."""
@@ -33,19 +34,19 @@ SPILLED = 2**20
 EVERYONE = mask(lambda b, h, i, j: j >= 0)
 
 
-class Unjoinable(Exception):
-    """Calls that follow each other, but not as one; its text says why."""
+class UnjoinableCalls(Exception):
+    """Consecutive calls that make no single one; the text says why."""
 
 
-class Store:
-    """Where arrays are kept: copies in memory, or in files of a folder, mapped into memory."""
+class ArrayStore:
+    """Copies of arrays, in memory or in mapped files of a folder."""
 
     def __init__(self, folder: Path | None = None):
         self.folder = folder
         self._made: dict[Any, tuple[Any, Any]] = {}
 
-    def keep(self, x: Array) -> Array:
-        """A copy that nobody else writes to."""
+    def copy(self, x: Array) -> Array:
+        """Copy an array, so that nobody else writes to it."""
         made = self.empty(x.shape, x.dtype)
         made[...] = x
         return made
@@ -57,7 +58,10 @@ class Store:
             return np.asarray(np.memmap(file, dtype, "w+", shape=shape))
 
     def once(self, key: Any, alive: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once for a key as long as `alive`, which makes the key unique, is known."""
+        """Cache the result of `make` by a key.
+
+        alive: an object stored with it, by whose id or address the key is unique.
+        """
         if key not in self._made:
             self._made[key] = make(), alive
         return self._made[key][0]
@@ -67,10 +71,11 @@ class Store:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """One call: query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q), options of `regard.attention`.
+class CapturedCall:
+    """One call: its arrays and the options of `regard.attention`.
 
-    first: the absolute position of the first query; an array over the batch where it differs. begin: of the first key.
+    query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q). first: the absolute position of the first query; an
+    array over the batch where it differs. begin: of the first key.
     """
 
     query: Array
@@ -82,9 +87,9 @@ class Call:
     cross: bool
 
     @staticmethod
-    def of(query: Array, key: Array, lse: Array, options: Mapping[str, Any], cross: bool) -> "Call":
-        """A call with the arguments and options that `regard.attention` was given."""
-        frame = Frame.of(query, options.get("layout", "bhnd"))
+    def of(query: Array, key: Array, lse: Array, options: Mapping[str, Any], cross: bool) -> "CapturedCall":
+        """Make a call of the arguments and options that `regard.attention` was given."""
+        frame = Layout.of(query, options.get("layout", "bhnd"))
         q, k = frame.inward(query), frame.inward(key)
         lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3])
         batch = int(np.prod(lead, dtype=np.int64))
@@ -92,7 +97,7 @@ class Call:
         n_q, n_k = q.shape[-2], k.shape[-2]
 
         def flat(x: Array) -> Array:
-            """An array that aligns right to (..., h, n_q, n_k), with one axis for the leading ones."""
+            """Merge the leading axes of an array that aligns right to (..., h, n_q, n_k)."""
             x = x.reshape((1,) * (len(lead) + 3 - x.ndim) + x.shape)
             return x if len(lead) < 2 else np.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(batch, *x.shape[-3:])
 
@@ -110,8 +115,8 @@ class Call:
         else:
             offset = int(offset)
         begin = given.get("origin", (0, 0, 0))[2]
-        made = Call(q, k, frame.inward_rows(lse).reshape(q.shape[:3]), given, offset, begin, cross)
-        return made if cross else made.without_the_unwritten()
+        made = CapturedCall(q, k, frame.inward_rows(lse).reshape(q.shape[:3]), given, offset, begin, cross)
+        return made if cross else made.without_unwritten_keys()
 
     @property
     def n_q(self) -> int:
@@ -119,7 +124,7 @@ class Call:
 
     @property
     def end(self) -> int:
-        """The position after the last key."""
+        """Position after the last key."""
         return self.begin + int(self.key.shape[2])
 
     @property
@@ -127,8 +132,11 @@ class Call:
         given = self.options.get("mask")
         return causally(given) if self.options.get("causal") else given
 
-    def without_the_unwritten(self) -> "Call":
-        """Without the keys after the last query, if no query sees them: a cache that was made in full beforehand."""
+    def without_unwritten_keys(self) -> "CapturedCall":
+        """Drop the keys after the last query, if no query sees them.
+
+        They are the free places of a cache that has its full size from the start.
+        """
         if isinstance(self.first, np.ndarray) or self.mask is None or self.mask.dense:
             return self
         stop = self.first + self.n_q
@@ -140,12 +148,15 @@ class Call:
         return replace(self, key=self.key[:, :, : stop - self.begin], options=options)
 
     def rule(self) -> Mask:
-        """What its queries see, as a rule that says so whatever keys may follow, and holds tables alone."""
+        """Return the mask of its queries as a rule that later keys do not change.
+
+        The rule holds tables, no dense arrays.
+        """
         found = self.mask
         if found is not None and found.dense:
             b, h, i, j = (Traced(make(name, "int")) for name in "bhij")
             new = {}
-            for x in found.dense:  # of an axis of size 1, any index is its only one
+            for x in found.dense:  # along an axis of size 1, any index is clamped to 0
                 table = Table(x.reshape((1,) * (4 - x.ndim) + x.shape))
                 new[make("dense", "bool", (), x)] = table[b, h, i - self.first, j - self.begin].node
             found = Mask(substitute(found.node, new), found.text)
@@ -161,12 +172,15 @@ class Call:
             if not visible(found, self, later).any():
                 return found
         end = self.end
-        known = mask(lambda b, h, i, j: j < end)
-        return known if found is None else found & known
+        existing = mask(lambda b, h, i, j: j < end)
+        return existing if found is None else found & existing
 
 
-def visible(rule: Mask, call: Call, keys: Sequence[int], rows: Array | None = None) -> Array:
-    """What a rule lets sampled rows (positions) of a call see of some keys (positions): (b, h, rows, keys)."""
+def visible(rule: Mask, call: CapturedCall, keys: Sequence[int], rows: Array | None = None) -> Array:
+    """Evaluate a rule on sampled rows and given keys of a call: (b, h, rows, keys).
+
+    rows, keys: positions.
+    """
     positions = call.first + sampled(call.n_q) if rows is None else rows
     b, h = (np.arange(size, dtype=np.int64) for size in call.query.shape[:2])
     j = np.asarray(keys, np.int64)
@@ -176,17 +190,17 @@ def visible(rule: Mask, call: Call, keys: Sequence[int], rows: Array | None = No
 
 
 def sampled(n: int) -> Array:
-    """Some of n, the first and the last among them."""
+    """Sample evenly from range(n), the first and the last included."""
     return np.unique(np.linspace(0, n - 1, min(n, SAMPLED)).astype(np.int64))
 
 
 def with_dense(rule: Mask, arrays: Mapping[int, Array]) -> Mask:
-    """The rule with other dense arrays, by the id of those that they replace."""
+    """Replace dense arrays of a rule: `arrays` has one for the id of each."""
     return Mask(rebuild(rule.node, arrays), rule.text, rule.requires, rule.binds)
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two options say the same."""
+    """Return True if two options are equal."""
     if a is b:
         return True
     if a is None or b is None or type(a) is not type(b):
@@ -200,48 +214,48 @@ def alike(a: Any, b: Any) -> bool:
     return text == other and not arrays[1] and all(x is y or alike(x.array, y.array) for x, y in pairs)
 
 
-def options_of(options: Mapping[str, Any], heads: Sequence[int], store: Store) -> dict[str, Any]:
-    """The options with copies of their arrays, of some heads where those have an axis for them."""
+def options_of(options: Mapping[str, Any], heads: Sequence[int], store: ArrayStore) -> dict[str, Any]:
+    """Copy the arrays of options, of some heads where they have a head axis."""
 
-    def kept(x: Array, axis: int) -> Array:
+    def copied(x: Array, axis: int) -> Array:
         def make() -> Array:
             some = x.ndim >= -axis and x.shape[axis] > 1 and list(heads) != list(range(x.shape[axis]))
-            return store.keep(np.take(x, heads, axis) if some else x)
+            return store.copy(np.take(x, heads, axis) if some else x)
 
         at: Array = store.once((x.__array_interface__["data"][0], x.shape, x.strides, tuple(heads)), x, make)
         return at
 
     found = dict(options)
     if "bias" in found:
-        found["bias"] = kept(found["bias"], -3)
+        found["bias"] = copied(found["bias"], -3)
     if "sink" in found:
-        found["sink"] = kept(found["sink"], -1)
+        found["sink"] = copied(found["sink"], -1)
     if "mask" in found and found["mask"].dense:
         rule = found["mask"]
-        dense = {id(x): kept(x, -3) for x in rule.dense}
+        dense = {id(x): copied(x, -3) for x in rule.dense}
         found["mask"] = store.once(("rule", id(rule), tuple(heads)), rule, lambda: with_dense(rule, dense))
     return found
 
 
-class Passing:
-    """How far the calls of a layer have come, of which nothing is kept."""
+class CallSequence:
+    """Position that the calls of a layer have reached; their arrays are not kept."""
 
     nbytes = 0
 
-    def __init__(self, call: Call):
+    def __init__(self, call: CapturedCall):
         self.shape = call.query.shape[:2], call.key.shape[1]
         self.next = call.first + call.n_q
 
-    def precedes(self, call: Call) -> bool:
-        """Whether the first query of a call comes right after the last one so far."""
+    def precedes(self, call: CapturedCall) -> bool:
+        """Return True if the first query of a call comes right after the last one so far."""
         same = self.shape == (call.query.shape[:2], call.key.shape[1])
         return same and type(call.first) is int and call.first == self.next
 
 
-class Joined(Passing):
-    """Calls so far, as one: those of the given heads, of all if that is None."""
+class JoinedCalls(CallSequence):
+    """Calls so far, as one, of the given heads or of all."""
 
-    def __init__(self, call: Call, store: Store, heads: Sequence[int] | None = None):
+    def __init__(self, call: CapturedCall, store: ArrayStore, heads: Sequence[int] | None = None):
         super().__init__(call)
         h, h_kv = call.query.shape[1], call.key.shape[1]
         self.heads = tuple(range(h)) if heads is None else tuple(heads)
@@ -251,7 +265,7 @@ class Joined(Passing):
         self.kv_heads = tuple(sorted({head // self.group for head in self.heads}))
         self.store, self.cross = store, call.cross
         self.options = options_of(call.options, self.heads, store)
-        # Its shapes and rules are looked at when another call follows; its arrays are the model's.
+        # For its shapes and rules, when another call follows; its arrays belong to the model.
         query, key, lse = (np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in (call.query, call.key, call.lse))
         rules = {name: self.options[name] for name in ("mask", "score") if name in self.options}
         self.first = replace(call, query=query, key=key, lse=lse, options=dict(call.options) | rules)
@@ -269,72 +283,78 @@ class Joined(Passing):
         biases = {id(bias): bias.nbytes for bias, _ in self.biases if bias is not None}
         return sum(x.nbytes for part in (self.queries, self.keys, self.lses) for x in part) + sum(biases.values())
 
-    def add(self, call: Call) -> bool:
-        """Take in a call that follows; False if it has other keys, so that it begins a sequence of its own.
+    def add(self, call: CapturedCall) -> bool:
+        """Append the next call; return False if its keys begin a new sequence.
 
-        Raises Unjoinable if the calls do not make one.
+        Raises UnjoinableCalls if the calls make no single one.
         """
         if not self._same_keys(call):
             return False
         options = options_of(call.options, self.heads, self.store)
         for name in ("score", "sink", "scale"):
             if not alike(self.options.get(name), options.get(name)):
-                raise Unjoinable(f"its {name} changes from call to call")
+                raise UnjoinableCalls(f"its {name} changes from call to call")
         if call.begin > self.end:
-            raise Unjoinable("keys are missing between its calls")
+            raise UnjoinableCalls("keys are missing between its calls")
         if not self.masks:
             self.masks.append((self._position(self.first), self.first.rule()))
         self._see(call)
         self._take(call, options)
         return True
 
-    def _position(self, call: Call) -> int:
-        """Where the first query of a call is; in cross-attention, where rules look at keys alone, its row."""
+    def _position(self, call: CapturedCall) -> int:
+        """Return the position of the first query; in cross-attention, its row.
+
+        There rules read positions of keys alone.
+        """
         return self.rows if self.cross and call is not self.first else 0 if self.cross else int(call.first)
 
-    def _take(self, call: Call, options: Mapping[str, Any]) -> None:
-        self.queries.append(self.store.keep(_some(call.query, self.heads)))
-        self.lses.append(self.store.keep(_some(call.lse, self.heads)))
+    def _take(self, call: CapturedCall, options: Mapping[str, Any]) -> None:
+        self.queries.append(self.store.copy(_some(call.query, self.heads)))
+        self.lses.append(self.store.copy(_some(call.lse, self.heads)))
         if call.end > self.end:
-            self.keys.append(self.store.keep(_some(call.key, self.kv_heads)[:, :, self.end - call.begin :]))
+            self.keys.append(self.store.copy(_some(call.key, self.kv_heads)[:, :, self.end - call.begin :]))
             self.end = call.end
         self.biases.append((options.get("bias"), call.begin))
         self.rows += call.n_q
         self.next = self.rows if self.cross else call.first + call.n_q
 
-    def _same_keys(self, call: Call) -> bool:
-        """Whether sampled keys that are known already are the same to the bit."""
+    def _same_keys(self, call: CapturedCall) -> bool:
+        """Compare sampled keys of a call with those recorded, bit by bit."""
         begin, end = max(self.begin, call.begin), min(self.end, call.end)
         if self.cross and (call.begin, call.end) != (self.begin, self.end):
             return False
         starts = np.cumsum([self.begin, *(part.shape[2] for part in self.keys)])
         for position in (begin + sampled(end - begin)).tolist() if end > begin else ():
             part = int(np.searchsorted(starts, position, "right")) - 1
-            known = self.keys[part][:, :, position - starts[part]]
-            if known.tobytes() != call.key[:, list(self.kv_heads), position - call.begin].tobytes():
+            recorded = self.keys[part][:, :, position - starts[part]]
+            if recorded.tobytes() != call.key[:, list(self.kv_heads), position - call.begin].tobytes():
                 return False
         return True
 
-    def _see(self, call: Call) -> None:
-        """What the queries of a call see: told by the last rule if that says the same of them, else by one more."""
+    def _see(self, call: CapturedCall) -> None:
+        """Record the mask of a call: keep the last rule if it agrees, else add one."""
         rule = call.rule()
         start, last = self.masks[-1]
         if self.cross and "i" in reads(rule.node, last.node):
-            raise Unjoinable("its masks look at the positions of queries in another sequence")
+            raise UnjoinableCalls("its masks look at the positions of queries in another sequence")
         keys = range(call.begin, call.end)
         if _equal(visible(rule, call, keys), visible(last, call, keys)):
             return
-        before, known = start + sampled(self._position(call) - start), range(self.begin, call.end)
-        dense = call.mask is not None and bool(call.mask.dense)  # it says nothing of other rows
-        if not dense and _equal(visible(rule, call, known, before), visible(last, call, known, before)):
-            self.masks[-1] = start, rule  # it says the same of the earlier ones: a table that has grown
+        before, all_keys = start + sampled(self._position(call) - start), range(self.begin, call.end)
+        dense = call.mask is not None and bool(call.mask.dense)  # it has no other rows
+        if not dense and _equal(visible(rule, call, all_keys, before), visible(last, call, all_keys, before)):
+            self.masks[-1] = start, rule  # the same for the earlier rows: a table that has grown
             return
         self.masks.append((self._position(call), rule))
         if len(self.masks) > RULES_AT_MOST:
-            raise Unjoinable(f"more than {RULES_AT_MOST} different masks follow each other")
+            raise UnjoinableCalls(f"more than {RULES_AT_MOST} different masks follow each other")
 
     def layer(self, name: str, sizes: Mapping[str, int], texts: tuple[str | None, str | None], number: int) -> Layer:
-        """What was seen. `texts` are the names of the sequences of queries and keys, `sizes` their lengths."""
+        """Make the layer of all calls.
+
+        texts: the names of the sequences of queries and keys; sizes: their lengths.
+        """
         options, n_k = dict(self.options), self.end - self.begin
         if self.masks:
             options = {x: options[x] for x in ("score", "sink", "scale") if x in options}
@@ -358,7 +378,7 @@ class Joined(Passing):
         return Parts(parts) if self.store.folder is not None else np.concatenate(parts, axis=-2)
 
     def _bias(self) -> Array | None:
-        """The biases of all calls as one; what was said of fewer keys is 0 for those that came later."""
+        """Join the biases of all calls; for keys that came later it is 0."""
         given = [x for x, _ in self.biases if x is not None]
         if not given:
             return None
@@ -385,7 +405,7 @@ class Joined(Passing):
 
 
 def _some(x: Array, heads: tuple[int, ...]) -> Array:
-    """Some of the heads of (b, h, ...); a view where that is all of them."""
+    """Select heads of (b, h, ...); a view where that is all of them."""
     return x if heads == tuple(range(x.shape[1])) else x[:, list(heads)]
 
 
@@ -394,7 +414,7 @@ def _equal(a: Array, b: Array) -> bool:
 
 
 def _one_after_another(masks: Sequence[tuple[int, Mask]]) -> Mask:
-    """The rule that says of each query what the last of the rules that begin at or before it says."""
+    """Return the rule that follows, for each query, the last rule begun by its row."""
     _, found = masks[0]
     for start, rule in masks[1:]:
         before = mask(lambda b, h, i, j, start=start: i < start)

@@ -1,4 +1,4 @@
-"""One layer of a capture: its queries, keys, lse and rules, from which any weight follows."""
+"""One layer of a capture: its queries, keys, lse and rules."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -24,17 +24,21 @@ RULES: dict[str, Any] = {"mask": (Mask, as_mask), "score": (Score, as_score)}
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One call of attention that was seen, or many that make one sequence; arrays may be mapped from a file.
+    """One call of attention, or many that make one sequence.
 
-    query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q), float32 (float64 for float64). `options` are those of
-    `regard.attention` that have a say: mask, causal, score, bias, scale, sink, offset, origin. `cross`: the keys are
-    those of another sequence. `query_tokens`, `key_tokens`: the names of the sequences in `Capture.tokens` that its
-    queries and keys are the tokens of. `numbers`: which of the model's heads those of `query` are, and `group`, how
-    many of those share a key-value head; where not all were kept, `kv_numbers` says which key-value heads were.
-    `number`: which of the model's layers it is, in the order of their first calls, those that were not kept counted;
-    None: its place in the capture.
+    query (b, h, n_q, d), key (b, h_kv, n_k, d), lse (b, h, n_q), float32 (float64 for float64). Arrays may be mapped
+    from a file.
 
-    `attention` takes the parts of a layer that `arguments` gives as they are, so every statistic is at hand:
+    options: those of `regard.attention` that change weights: mask, causal, score, bias, scale, sink, offset, origin.
+    cross: True for keys of another sequence.
+    query_tokens, key_tokens: names in `Capture.tokens` of the sequences of queries and keys.
+    numbers: the model's number of each head in `query`.
+    group: how many query heads share a key-value head.
+    kv_numbers: the model's number of each key-value head, where not all were kept.
+    number: the model's number of the layer, in the order of first calls, layers that were not kept included; None: its
+    place in the capture.
+
+    `regard.attention` takes what `arguments` gives, so every statistic is at hand:
 
     >>> rng = np.random.default_rng(0)
     >>> q, k = rng.standard_normal((2, 1, 4, 300, 8))
@@ -62,13 +66,13 @@ class Layer:
 
     @classmethod
     def of(cls, name: str, query: Array, key: Array, *, lse: Array | None = None, **options: Any) -> Self:
-        """A layer from arrays (n, d), (h, n, d) or (b, h, n, d); without `lse` (..., h, n_q) one pass makes it.
+        """Make a layer from arrays (n, d), (h, n, d) or (b, h, n, d).
 
-        `options` are those of `regard.attention` and fields of the layer. Raises TypeError and ValueError as
-        `regard.attention` does, and ValueError for an lse of another call.
+        Without `lse` (..., h, n_q), one pass computes it. `options` are those of `regard.attention` and fields of the
+        layer. Raises TypeError and ValueError as `regard.attention` does, and ValueError for an lse of another call.
         """
-        known = ("cross", "query_tokens", "key_tokens", "number")
-        fields = {field: options.pop(field) for field in known if field in options}
+        of_layer = ("cross", "query_tokens", "key_tokens", "number")
+        fields = {field: options.pop(field) for field in of_layer if field in options}
         for option in options:
             if option not in OPTIONS:
                 raise TypeError(f"{option} is not an option that a layer keeps; those are {', '.join(OPTIONS)}")
@@ -98,7 +102,7 @@ class Layer:
 
     @property
     def heads(self) -> int:
-        """Query heads that were kept; `numbers` says which of the model's they are."""
+        """Number of query heads that were kept; `numbers` has the model's number of each."""
         return int(self.query.shape[1])
 
     @property
@@ -123,8 +127,8 @@ class Layer:
         return self.query.nbytes + self.key.nbytes + self.lse.nbytes
 
     @cached_property
-    def together(self) -> dict[str, Any]:
-        """What `regard.attention` takes for all heads but the value: query, key and the options.
+    def all_heads(self) -> dict[str, Any]:
+        """Arguments of `regard.attention` for all heads, without the value.
 
         Where not all heads of the model were kept, each has its keys, and rules that read h are given its number.
         """
@@ -141,20 +145,21 @@ class Layer:
         return {"query": self.query, "key": key, **options}
 
     def kv_head(self, head: int) -> int:
-        """The model's number of the key-value head that a head reads."""
+        """Return the model's number of the key-value head that a head reads."""
         return self.numbers[head] // self.group
 
     def arguments(self, head: int, batch: int = 0) -> dict[str, Any]:
-        """What `regard.weights` takes for one head: query (n_q, d), key (n_k, d), lse (n_q,) and the options.
+        """Return the arguments of `regard.weights` for one head.
 
-        Views, nothing is copied; rules see the head's number and the batch index that they saw in the model.
+        query (n_q, d), key (n_k, d), lse (n_q,) and the options: views, nothing is copied. Rules see the head's number
+        and the batch index that they saw in the model.
         """
         head, batch = _index("head", head, self.heads), _index("batch", batch, self.batch)
         options = dict(self.options)
         b, _, j = options.get("origin", (0, 0, 0))
 
         def part(x: Array) -> Array:
-            """Of an array that aligns right to (b, h, n_q, n_k), what belongs to this head."""
+            """Select this head of an array that aligns right to (b, h, n_q, n_k)."""
             x = x.reshape((1,) * (4 - x.ndim) + x.shape)
             found: Array = x[batch if x.shape[0] > 1 else 0, head if x.shape[1] > 1 else 0]
             return found
@@ -178,7 +183,7 @@ class Layer:
         }
 
     def weights(self, head: int, rows: slice = slice(None), cols: slice = slice(None), batch: int = 0) -> Array:
-        """A tile of the weights of one head, exactly, in the dtype of lse: (rows, cols)."""
+        """Compute a tile of the weights of one head: (rows, cols), in the dtype of lse."""
         given = self.arguments(head, batch)
         lse = given.pop("lse")
         p = problem_from(value=given["key"], **given)
@@ -186,29 +191,30 @@ class Layer:
         return np.asarray(tile[0])
 
     def observe(self, observe: Sequence[str | Statistic], *, head: int | None = None, batch: int = 0) -> Seen:
-        """Statistics in O(n) memory, as `observe=` of `regard.attention` has them: of one head without the leading
-        axes, else of all heads and batch elements (b, h, ...).
+        """Compute statistics in O(n) memory, as `observe=` of `regard.attention`.
+
+        Of one head without the leading axes, else of all heads and batch elements (b, h, ...).
         """
         if head is None:
-            given = self.together
+            given = self.all_heads
             return cast(Seen, attention(value=given["key"][..., :0], observe=observe, **given)[1])
         given = self.arguments(head, batch)
         given.pop("lse")
         return cast(Seen, attention(value=given["key"][:, :0], observe=observe, **given)[1])
 
     def deviation(self, rows: int = 3) -> float:
-        """How far the weights of sampled rows are from summing to what they must, in units of rounding.
+        """Measure how far sampled rows of weights are from their sum, in roundings.
 
         With every key, Σ_j exp(S[i, j] − lse[i]) is 1 less the sink's weight, and 0 for a row that sees nothing. The
-        unit is what rounding lse and scores costs (`regard.core.rowsums`); more than some 8 of it means that the rules,
-        the keys or lse do not belong together.
+        unit is the error that rounding lse and scores makes (`regard.core.rowsums`). More than some 8 of it means that
+        the rules, the keys or lse do not belong together.
         """
         found = self.farthest(rows)
         return 0.0 if found is None else found.roundings
 
     def farthest(self, rows: int = 3, pairs: int | None = None) -> rowsums.RowSum | None:
-        """The sampled row whose weights are farthest from summing to 1, see `regard.core.rowsums.deviation`."""
-        given = self.together
+        """Return the sampled row whose sum is farthest off (`rowsums.deviation`)."""
+        given = self.all_heads
         p = problem_from(value=given["key"], **given)
         return rowsums.deviation(p, self.lse, range(self.n_q), rows, pairs)
 
@@ -225,7 +231,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """A sequence that a model read: ids (b, n), where they are known, and what to show for each, by batch element."""
+    """Sequence that a model read: ids (b, n), if known, and labels by batch element."""
 
     ids: Array | None = None
     labels: tuple[tuple[str, ...], ...] | None = None

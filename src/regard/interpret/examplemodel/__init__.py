@@ -1,1 +1,4 @@
-"""A small decoder over bytes, with trained weights: `model` computes, CARD.md says how it was trained."""
+"""A small decoder over bytes, with trained weights.
+
+`model` has its code, CARD.md how it was trained.
+"""

@@ -31,11 +31,12 @@ _SHOWN = {BOS: "⟨bos⟩", 9: "⇥", 10: "⏎", 13: "␍", 32: "␣"}
 
 @dataclass(frozen=True)
 class Config:
-    """The sizes of the model, as its weights file records them.
+    """Sizes of the model, as its weights file records them.
 
     `width` is the residual stream, `hidden` the inside of a feed-forward block, `rotary` how many
-    of a head's features RoPE turns (the rest match content at any distance), `context` the length
-    it was trained on."""
+    of a head's features RoPE rotates (the rest match content at any distance), `context` the length
+    it was trained on.
+    """
 
     layers: int
     heads: int
@@ -52,11 +53,12 @@ class Config:
 
 @dataclass(frozen=True)
 class Trace:
-    """One run of the model: what it predicts, and all that its attention maps are made of.
+    """One run of the model: its predictions, and the arrays of its attention maps.
 
     `ids` (..., n); `logits` (..., n, 256); `q`, `k`, `v` hold per layer an array (..., h, n, d), q
     and k after RoPE; `lse` per layer (..., h, n). `scale` and `causal` are those of the run. No map
-    is kept: `weights` makes any part of one exactly, when it is wanted."""
+    is stored: `weights` computes any part of one exactly.
+    """
 
     ids: Integers
     logits: Floats
@@ -81,7 +83,7 @@ class Trace:
         return attention.weights(q, k, lse=lse, rows=rows, cols=cols, causal=self.causal, scale=self.scale)
 
     def losses(self) -> NDArray[np.float64]:
-        """Nats for each byte after the first, given those before it: (..., n - 1)."""
+        """Compute the loss of each byte after the first, in nats: (..., n - 1)."""
         logits = self.logits[..., :-1, :].astype(np.float64)
         top = logits.max(-1, keepdims=True)
         chosen = np.take_along_axis(logits, self.ids[..., 1:, None], -1)
@@ -90,7 +92,7 @@ class Trace:
 
 
 class ExampleModel:
-    """A small trained decoder over bytes, with heads worth looking at.
+    """Small trained decoder over bytes, with heads worth a look.
 
     Pre-norm (RMSNorm), RoPE on part of each head, GELU; attention is `regard.attention`. `load`
     reads the weights that come with regard; the model card beside them says what they were trained
@@ -109,28 +111,31 @@ class ExampleModel:
 
     @classmethod
     def load(cls) -> Self:
-        """The model with the weights shipped in the package, float32."""
+        """Load the float32 weights shipped in the package."""
         return cls.from_safetensors(files(__package__).joinpath("weights.safetensors").read_bytes())
 
     @classmethod
     def from_safetensors(cls, data: bytes) -> Self:
-        """The model in a safetensors file, given its bytes."""
+        """Load a model from the bytes of a safetensors file."""
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size])["__metadata__"]
         return cls(Config(**json.loads(metadata["config"])), load(data))
 
     def to_safetensors(self) -> bytes:
-        """Return the bytes of a safetensors file in float16, the configuration in its metadata."""
+        """Return the bytes of a safetensors file in float16.
+
+        The configuration is in its metadata.
+        """
         weights = {name: array.astype(np.float16) for name, array in self._weights.items()}
         return save(weights, {"config": json.dumps(asdict(self.config))})
 
     @property
     def parameters(self) -> int:
-        """How many numbers it learned."""
+        """Number of learned parameters."""
         return sum(array.size for array in self._weights.values())
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        """The ids of `text`: a beginning-of-sequence token (byte 0), then its bytes in UTF-8."""
+        """Encode `text` as ids: a beginning-of-sequence token (byte 0), then UTF-8 bytes."""
         if not isinstance(text, str):
             raise TypeError(f"text must be a str, got {type(text).__name__}")
         if not text:
@@ -139,7 +144,7 @@ class ExampleModel:
         return np.frombuffer(bytes([BOS]) + data, np.uint8).astype(np.int64)
 
     def labels(self, ids: ArrayLike) -> list[str]:
-        """What to show for each of `ids` (n,): a visible character, or the byte in hexadecimal."""
+        """Return a label for each of `ids` (n,): a character, or the byte in hexadecimal."""
         return [_label(byte) for byte in self._check(ids).tolist()]
 
     def run(
@@ -151,13 +156,13 @@ class ExampleModel:
         causal: bool = True,
         ablate: Mapping[tuple[int, int], Replacement] | None = None,
     ) -> Trace:
-        """Run the model on `ids` (..., n) and keep what its attention maps are made of.
+        """Run the model on `ids` (..., n), and keep the arrays of its attention maps.
 
-        Three options change the attention of every layer, to see what becomes of the heads: scores
-        are divided by `temperature`; `scale=False` leaves out 1/√d; `causal=False` lets each
-        position see those after it. `ablate` takes heads away, to see what they are for: {(layer,
-        head): "zero"} leaves the head's output out, "mean" puts its mean over all positions there.
-        That mean knows the whole text, later positions too.
+        Three options change the attention of every layer: scores are divided by `temperature`;
+        `scale=False` leaves out 1/√d; `causal=False` lets each position see those after it.
+
+        `ablate` switches heads off: {(layer, head): "zero"} leaves the head's output out, "mean"
+        puts the mean of its outputs over all positions there, later ones too.
 
         >>> model = ExampleModel.load()
         >>> ids = model.encode("A rare name comes back. A rare na")
@@ -168,9 +173,9 @@ class ExampleModel:
         ids = self._check(ids)
         if not 0 < temperature < np.inf:
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
-        ablate = self._heads_to_ablate(ablate or {})
+        ablate = self._heads_to_ablate({} if ablate is None else ablate)
         factor = (self.config.head_width**-0.5 if scale else 1.0) / temperature
-        weights, kept = self._weights, list[tuple[Floats, Floats, Floats, Floats]]()
+        weights, recorded = self._weights, list[tuple[Floats, Floats, Floats, Floats]]()
         x = weights["embedding"][ids]
         for layer in range(self.config.layers):
             w = {name: weights[f"{layer}.{name}"] for name in _LAYER}
@@ -180,16 +185,16 @@ class ExampleModel:
             v = self._split(y @ w["v"])
             out: Floats
             out, seen = attention.attention(q, k, v, causal=causal, scale=factor, observe=["lse"])
-            kept.append((q, k, v, seen.lse))
+            recorded.append((q, k, v, seen.lse))
             out = _ablated(out, {head: how for (at, head), how in ablate.items() if at == layer})
             x = x + np.swapaxes(out, -3, -2).reshape(x.shape) @ w["o"]
             x = x + _gelu(_rms_norm(x, w["norm2"]) @ w["up"]) @ w["down"]
         logits = _rms_norm(x, weights["norm"]) @ weights["unembedding"]
-        qs, ks, vs, lses = zip(*kept, strict=True)
+        qs, ks, vs, lses = zip(*recorded, strict=True)
         return Trace(ids, logits, qs, ks, vs, lses, factor, causal)
 
     def loss(self, ids: ArrayLike) -> float:
-        """Mean nats per byte over every byte of `ids` (..., n) after the first."""
+        """Compute the mean nats per byte of `ids` (..., n), the first byte left out."""
         ids = self._check(ids)
         if ids.shape[-1] < 2:
             raise ValueError(f"ids must hold at least 2 tokens to have a loss, got {ids.shape[-1]}")
@@ -225,12 +230,12 @@ class ExampleModel:
         return ablate
 
     def _split(self, x: Floats) -> Floats:
-        """(..., n, h·d) to (..., h, n, d)."""
+        """Split heads: (..., n, h·d) to (..., h, n, d)."""
         return np.swapaxes(x.reshape(*x.shape[:-1], self.config.heads, -1), -3, -2)
 
     def _rotate(self, x: Floats) -> Floats:
-        turned, plain = np.split(x, [self.config.rotary], axis=-1)
-        return np.concatenate([rope(turned, np.arange(x.shape[-2]), base=self.config.base), plain], axis=-1)
+        rotated, plain = np.split(x, [self.config.rotary], axis=-1)
+        return np.concatenate([rope(rotated, np.arange(x.shape[-2]), base=self.config.base), plain], axis=-1)
 
     @staticmethod
     def _check(ids: ArrayLike) -> Integers:
@@ -283,5 +288,5 @@ def _rms_norm(x: Floats, gain: Floats) -> Floats:
 
 
 def _gelu(x: Floats) -> Floats:
-    """GELU in its tanh form (Hendrycks and Gimpel 2016)."""
+    """Compute GELU in its tanh form (Hendrycks and Gimpel 2016)."""
     return np.asarray(0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x))))

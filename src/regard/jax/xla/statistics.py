@@ -9,7 +9,7 @@ import numpy as np
 
 import jax
 from jax import lax
-from regard.core.statistics import cells
+from regard.core.statistics import bin_edges
 from regard.jax.task import OUTPUTS, places
 from regard.runtime.forks import cached_property
 
@@ -160,7 +160,7 @@ def distances(x: "Blocks") -> Any:
 
 def pooled(x: "Blocks", lse: Any, rows: int, cols: int, kind: str) -> Any:
     """A map of cells: sums over keys and means over queries, or maxima."""
-    edges = [cells(number, n) for number, n in ((rows, x.n_q), (cols, x.n_k))]
+    edges = [bin_edges(number, n) for number, n in ((rows, x.n_q), (cols, x.n_k))]
     rows, cols = (len(e) - 1 for e in edges)
     if not rows or not cols:
         return jnp.zeros((*x.lead, x.h, rows, cols), x.real)

@@ -1,4 +1,4 @@
-"""PyTorch's own function with PyTorch's conventions, and a way to put it in the place of PyTorch's."""
+"""`F.scaled_dot_product_attention`, and its replacement in PyTorch."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -14,12 +14,13 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from regard.ops.attention import attention
+from regard.ops.callcache import entries, signature
 from regard.rules import type_name
 from regard.runtime.forks import renewed
 from regard.torch.adapter import watching
 from regard.torch.arrays import autocast
 from regard.torch.dropins import nested
-from regard.torch.fastpath import form_of, keep_output, output_of
+from regard.torch.fastpath import tensor_operands, undifferentiated
 from regard.torch.graph import modes
 
 Tensor = torch.Tensor
@@ -85,13 +86,10 @@ def scaled_dot_product_attention(
         others = modes.functions_overridden() and not KNOWN.issuperset(map(type, given))
         if others or modes.any_function_mode():
             return _handed_over(given, dropout_p, is_causal, scale, enable_gqa)
-    form = None
     if attn_mask is None and type(dropout_p) is float and not dropout_p and not torch.compiler.is_compiling():
-        form = _form(query, key, value, is_causal, scale, enable_gqa)
-        out = None if form is None else output_of(form, query, key, value)
+        out = _cached(query, key, value, is_causal, scale, enable_gqa)
         if out is not None:
             return out
-    asked = query, key, value
     if not type(query) is type(key) is type(value) is Tensor:
         query, key, value = _tensor("query", query), _tensor("key", key), _tensor("value", value)
     if type(dropout_p) is not float:
@@ -138,23 +136,30 @@ def scaled_dot_product_attention(
         out = attention(*heads, **options)
     except (TypeError, ValueError) as error:
         raise RuntimeError(str(error)) from None
-    if form is not None and all(x is y for x, y in zip(heads, asked, strict=True)):
-        keep_output(form, *asked, options)
     return torch.nn.functional.dropout(out, 1.0) if dropout_p == 1.0 else out
 
 
-def _form(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> Any:
-    """What tells calls without a mask apart; None for those with arguments of other types, and those being watched."""
-    if type(is_causal) is not bool or type(enable_gqa) is not bool or not (scale is None or type(scale) is float):
+def _cached(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> torch.Tensor | None:
+    """Return the output of a call without mask and derivative, if such a call of `regard.attention` is cached."""
+    if type(is_causal) is not bool or type(enable_gqa) is not bool or watching():
         return None
-    form = None if watching() else form_of(query, key, value, steps=not is_causal)
-    return None if form is None else (form, is_causal, scale, enable_gqa)
+    operands = tensor_operands(query, key, value, steps=not is_causal)
+    # By position, because names take longer: mask, causal, score, bias, scale, sink, dropout, seed, offset.
+    offset = 0 if is_causal else None
+    entry = entries().get(signature(operands, None, is_causal, None, None, scale, None, 0.0, None, offset))
+    if entry is None or entry.call is None or not undifferentiated(query, key, value):
+        return None
+    call = entry.call.cached
+    if call.grouped and not enable_gqa:
+        return None
+    out: torch.Tensor = call.output(query, key, value)
+    return out
 
 
 def _handed_over(
     given: tuple[Any, ...], dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any
 ) -> Any:  # fmt: skip
-    """What the first `TorchFunctionMode` or argument with `__torch_function__` makes of the call."""
+    """Call the first `TorchFunctionMode` or `__torch_function__` of an argument."""
     query, key, value, attn_mask = given
     options = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
     options |= {"scale": scale, "enable_gqa": enable_gqa}
@@ -168,7 +173,10 @@ def _wrong(name: str, expected: str, x: Any) -> TypeError:
 
 
 def _tensor(name: str, x: Any) -> torch.Tensor:
-    """The tensor; of a subclass that changes no operations, the plain one that shares its memory and its gradient."""
+    """Check a tensor, and unwrap a subclass that changes no operations.
+
+    The plain tensor shares its memory and its gradient.
+    """
     if not isinstance(x, Tensor):
         raise _wrong(name, "Tensor", x)
     if type(x) in KNOWN or type(x).__torch_dispatch__ is not modes.no_torch_dispatch:
@@ -177,7 +185,7 @@ def _tensor(name: str, x: Any) -> torch.Tensor:
 
 
 def _number(name: str, x: Any) -> float:
-    """What PyTorch takes as a float: a number, or a tensor of one without a gradient."""
+    """Check what PyTorch takes as a float: a number, or a 0-d tensor without grad."""
     if isinstance(x, torch.SymFloat | torch.SymInt):
         return x
     if isinstance(x, Tensor):
@@ -195,7 +203,7 @@ def _boolean(name: str, x: Any) -> bool:
 
 
 def _of_one_dtype(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """query, key and value as autocast makes them; RuntimeError if their dtypes still differ."""
+    """Cast query, key and value by autocast; RuntimeError if their dtypes differ."""
     if torch.is_autocast_enabled(given[0].device.type):
         given = tuple(map(autocast, given))
     query, key, value = given
@@ -208,7 +216,7 @@ def _of_one_dtype(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _mask(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A mask of a dtype that PyTorch takes."""
+    """Check that a mask has a dtype that PyTorch takes."""
     fits = x.dtype in (torch.bool, torch.float32, query.dtype)
     if not fits and not (x.is_floating_point() and torch.is_autocast_enabled(query.device.type)):
         raise RuntimeError(
@@ -219,7 +227,10 @@ def _mask(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _offset(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
-    """Where the first query sits: PyTorch aligns at the top left, but for an oblong bias of the lower right."""
+    """Return the position of the first query under a `CausalBias`.
+
+    PyTorch aligns at the top left, except for an oblong bias of the lower right.
+    """
     n_q, n_k = bias.seq_len_q, bias.seq_len_kv
     if n_q == n_k or bias.variant == CausalVariant.UPPER_LEFT:
         return 0
@@ -231,7 +242,10 @@ def _offset(bias: CausalBias, query: torch.Tensor, key: torch.Tensor) -> int:
 
 
 def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> tuple[torch.Tensor, ...]:
-    """Operands whose heads are as `regard.attention` has them; views but where PyTorch repeats heads unevenly."""
+    """Return operands whose heads are grouped as `regard.attention` takes them.
+
+    They are views, except where PyTorch repeats heads unevenly.
+    """
     ranks = q.ndim, k.ndim, v.ndim
     if max(ranks) == 2:
         return q, k, v
@@ -259,7 +273,7 @@ def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grouped: bool) -> 
 
 
 def _refuse_script(*_: Any) -> Any:
-    """Called by TorchScript before it compiles what this is an attribute of.
+    """Raise RuntimeError before TorchScript compiles an owner of this attribute.
 
     Types of modules that wait for their methods are forgotten, which TorchScript does not do after an error: it would
     define their methods a second time when such a module is scripted again.
@@ -281,10 +295,10 @@ _undo = ExitStack()
 
 @contextmanager
 def sdpa() -> Iterator[None]:
-    """Replace `F.scaled_dot_product_attention` by that of `regard.torch` inside of a `with`.
+    """Replace `F.scaled_dot_product_attention` inside of a `with`.
 
     For models that cannot be edited: everything that looks the function up in `torch.nn.functional`
-    when it calls it, `torch.nn.MultiheadAttention` and the Transformer layers among them, whose
+    when it calls it, `torch.nn.MultiheadAttention` and the Transformer layers among them. Their
     fused inference path is off meanwhile; nested tensors, which PyTorch takes on that path alone,
     are attended to one sequence after the other. Code that has imported the function itself keeps
     PyTorch's, and a compiled model what it compiled.
@@ -314,7 +328,7 @@ def sdpa() -> Iterator[None]:
 
 
 def _replaced() -> ExitStack:
-    """Puts ours in the place of PyTorch's, until the stack is closed."""
+    """Replace PyTorch's functions until the returned stack is closed."""
     stack = ExitStack()
     module: Any = torch.nn.MultiheadAttention
     for owner, name, x in (

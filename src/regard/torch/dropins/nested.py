@@ -1,4 +1,4 @@
-"""Nested tensors in the place of PyTorch's: attention of each sequence by itself, in the strided and jagged layouts."""
+"""Drop-in for nested tensors, strided and jagged: each sequence by itself."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def attention(
     one: Callable[..., torch.Tensor], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any,
     dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """The drop-in of nested tensors; `one` is that of dense ones.
+    """Compute attention of nested tensors; `one` is the drop-in for dense ones.
 
     PyTorch raises ValueError where a tensor is jagged, RuntimeError where all are strided or where sizes do not fit.
     """
@@ -59,7 +59,7 @@ def _jagged(
     ragged = {x._ragged_idx for x in given}
     if len(ragged) != 1:
         raise ValueError(f"Expected query, key, and value to be ragged on one dimension, but got {sorted(ragged)}")
-    if ragged == {1} and min(x.dim() for x in given) > 3:  # the lengths are of a batch, and positions are dense
+    if ragged == {1} and min(x.dim() for x in given) > 3:  # ragged on a batch axis: positions are dense
         ends = [(x.offsets(), x.lengths()) for x in given]
         for other in ends[1:]:
             if not all(_same(a, b) for a, b in zip(ends[0], other, strict=True)):
@@ -101,7 +101,7 @@ def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 
 def multihead(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`forward` of `torch.nn.MultiheadAttention`, which takes nested tensors too, one sequence after the other."""
+    """Wrap `MultiheadAttention.forward` to attend in nested tensors one by one."""
 
     @functools.wraps(forward)
     def each(

@@ -1,4 +1,4 @@
-"""Modes, traces and transforms of PyTorch that watch its operations; and the private names that tell of them.
+"""Active modes, traces and transforms of PyTorch, by its private names.
 
 PyTorch has no public names for these questions. All private names that this package uses are here, each with what goes
 wrong without it. They are looked up on import: a version of PyTorch that lacks one fails there, and no call is wrong.
@@ -15,12 +15,12 @@ from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map_only
 
-# How many dispatch modes are active: FakeTensorMode, the tracer of make_fx, counters, loggers. Without it they see the
+# Number of active dispatch modes: FakeTensorMode, the tracer of make_fx, counters, loggers. Without it they see the
 # memory that a call on plain tensors allocates, and not the call: make_fx records uninitialised tensors.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _dispatch_mode_at = torch._C._get_dispatch_stack_at
 
-# The same of function modes, which see calls of Python functions. Without it they see the getters of shapes alone.
+# The same for function modes, which see calls of Python functions. Without it they see the getters of shapes alone.
 any_function_mode = torch._C._is_torch_function_mode_enabled
 _function_modes = torch._C._len_torch_function_stack
 _function_mode_at = torch._C._get_function_stack_at
@@ -35,11 +35,11 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _mode_before_autograd = torch._ops._get_dispatch_mode_pre_dispatch
 _modes_before_autograd = torch._ops._len_torch_dispatch_stack_pre_dispatch
 
-# torch.compiler.disable, but that torch._dynamo, which takes a second to import, waits until it is called. Without it
-# compiled autograd, which follows the code of backward, fails inside of an engine.
+# torch.compiler.disable, but torch._dynamo, which takes a second to import, is imported in the first call. Without it
+# compiled autograd, which traces the code of backward, fails inside of an engine.
 outside_of_graphs: Any = torch._disable_dynamo
 
-# Whether a transform of torch.func is active. Without it calls would read the memory of a wrapper.
+# True while a transform of torch.func is active. Without it calls would read the memory of a wrapper.
 transforms_active = torch._C._are_functorch_transforms_active
 _is_transform_wrapper = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -68,7 +68,7 @@ _FAKE = (FakeTensor, FunctionalTensor)
 # Tensors that torch.func.functionalize wraps. Their type does not tell them from plain ones.
 _is_functional = torch._is_functional_tensor
 
-# The vmap that was before torch.func, with which PyTorch still batches gradients. Its tensors are of plain type too.
+# The vmap before torch.func, with which PyTorch still batches gradients. Its tensors are of plain type too.
 _included = torch._C._dispatch_tls_is_dispatch_key_included
 _VMAP_MODE = torch._C._parse_dispatch_key("VmapMode")
 legacy_vmap_enter = torch._C._vmapmode_increment_nesting
@@ -76,10 +76,10 @@ legacy_vmap_leave = torch._C._vmapmode_decrement_nesting
 legacy_vmap_wrap = torch._add_batch_dim
 legacy_vmap_unwrap = torch._remove_batch_dim
 
-# Whether arguments with __torch_function__ are asked. Without it a call inside of one hands itself over without end.
+# True where arguments with __torch_function__ are asked. Without it a call inside of one would recurse without end.
 functions_overridden = torch._C._is_torch_function_enabled
 
-# The __torch_function__ and __torch_dispatch__ of classes that leave them alone. Without them a mask that is a rule
+# The __torch_function__ and __torch_dispatch__ of classes that define none. Without them a mask that is a rule
 # would be asked for each getter, and subclasses that change no operation could not be told from those that do.
 no_torch_function = torch._C._disabled_torch_function_impl
 no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
@@ -87,8 +87,8 @@ no_torch_dispatch = torch._C._disabled_torch_dispatch_impl
 # The type of jagged nested tensors. Without it they could not be told from those of the other layout.
 Jagged = NestedTensor
 
-# A tensor without storage, the operation behind Tensor.to, and a function of the tensors in what an operation is called
-# with. Without them a mask that is a rule would be an array of n × n.
+# A tensor without storage, the operation of Tensor.to, and a map over the tensors among arguments. Without them a mask
+# that is a rule would be an array of n × n.
 tensor_without_storage = torch.Tensor._make_wrapper_subclass
 to_copy = torch.ops.aten._to_copy
 map_tensors = tree_map_only
@@ -96,53 +96,59 @@ map_tensors = tree_map_only
 # The types of modules that TorchScript has seen. Without them a module whose compiling failed could not be tried again.
 script_types = torch.jit._recursive.concrete_type_store
 
-# The file that is linked with the runtime of PyTorch's threads. Without it they spin while threads of ours work.
+# A file linked with the OpenMP runtime of PyTorch's threads. Without it they spin while threads of ours work.
 library: str = torch._C.__file__
 
 # Keeps a GPU busy for some cycles. Without it its benchmarks would measure how fast Python queues calls.
 busy = torch.cuda._sleep
 
-# Function modes that are not told of a call: torch.set_default_device says where new tensors lie, which a call says
-# itself. Others that need not see calls may be added.
+# Function modes that need not see calls: torch.set_default_device sets the device of new tensors, which a call sets
+# itself. More may be added.
 quiet: set[type] = {DeviceContext}
 
 
 def watched() -> bool:
-    """Whether a mode or a trace is active that a call must be one operation for."""
+    """Return True if an active mode or trace must see a call as one operation."""
     if _dispatch_modes() or jit_state() is not None:
         return True
     return any_function_mode() and any(type(_function_mode_at(n)) not in quiet for n in range(_function_modes()))
 
 
 def tracing() -> bool:
-    """Whether a graph is being traced, for other values than those of now."""
+    """Return True while a graph is traced, which will run on other values."""
     if jit_state() is not None or _mode_of(_PROXY) is not None:
         return True
     return bool(_modes_before_autograd()) and _mode_before_autograd(_PROXY) is not None
 
 
 def transformed() -> bool:
-    """Whether a transform is active that may want a derivative of what requires no grad."""
+    """Return True if a transform is active.
+
+    It may want a derivative of tensors that require no grad.
+    """
     return bool(forward_ad._current_level >= 0 or transforms_active())  # without the first: zero tangents
 
 
 def fake(x: torch.Tensor) -> bool:
-    """Whether `x` only stands for a tensor: it has a shape and a dtype, and no values."""
+    """Return True if `x` has a shape and a dtype but no values."""
     return isinstance(x, _FAKE) or x.is_meta or _is_functional(x)
 
 
 def wrapped(x: torch.Tensor) -> bool:
-    """Whether `x` is a wrapper of a transform."""
+    """Return True if `x` is a wrapper of a transform."""
     return bool(_is_transform_wrapper(x))
 
 
 def symbolic(*tensors: torch.Tensor) -> bool:
-    """Whether a size of theirs is not known while a graph is traced."""
+    """Return True if a size of these tensors is a symbol of a traced graph."""
     return any(not isinstance(n, int) for x in tensors for n in sizes(x))
 
 
 def sizes(x: torch.Tensor) -> tuple[Any, ...]:
-    """The shape; as numbers while torch.jit.trace makes tensors of sizes, without its warning, as they are checked."""
+    """Return the shape; while torch.jit.trace makes tensors of sizes, as numbers.
+
+    Its warning about that is silenced, since the sizes are only checked.
+    """
     if jit_state() is None:
         return tuple(x.shape)
     with warnings.catch_warnings():
@@ -151,15 +157,18 @@ def sizes(x: torch.Tensor) -> tuple[Any, ...]:
 
 
 def example(x: torch.Tensor) -> tuple[int, ...]:
-    """The shape, with the sizes of the example that is traced in the place of symbols."""
+    """Return the shape with the sizes of the traced example for symbols."""
     return tuple(n if isinstance(n, int) else n.node.hint for n in sizes(x))
 
 
 def in_legacy_vmap() -> bool:
-    """Whether the vmap is active that was before `torch.func` (`torch.autograd.grad(..., is_grads_batched=True)`)."""
+    """Return True inside of the vmap before `torch.func`.
+
+    `torch.autograd.grad(..., is_grads_batched=True)` still uses it.
+    """
     return _included(_VMAP_MODE)
 
 
 def dispatch_modes() -> list[Any]:
-    """The dispatch modes that are active."""
+    """Return the active dispatch modes."""
     return [_dispatch_mode_at(n) for n in range(_dispatch_modes())]

@@ -1,7 +1,8 @@
-"""The operations of PyTorch's dispatcher: attention and its derivatives, for any number of tensors and a call as text.
+"""Operations of PyTorch's dispatcher: attention and its four derivatives.
 
-Modes and traced graphs see these five and nothing below them. A fake kernel says which shapes come out. Their
-derivatives are the autograd functions of `torch/autograd.py`, which call them in turn.
+Each takes a list of tensors and a call as text. Modes and traced graphs see these five and nothing below them. A fake
+kernel gives the shapes of results. Their derivatives are the autograd functions of `torch/autograd.py`, which call
+them in turn.
 """
 
 import sys
@@ -14,7 +15,7 @@ import torch
 from regard.ops.attention import problem_from
 from regard.torch import kernels
 from regard.torch.arrays import hollow, together
-from regard.torch.calls import Call
+from regard.torch.calls import TensorCall
 from regard.torch.graph.modes import (
     below_autograd,
     dispatch_modes,
@@ -28,13 +29,16 @@ from regard.torch.graph.texts import call_of, text_of_call
 
 Results = list[torch.Tensor]
 Given = Sequence[torch.Tensor | None]
-HOST = ("offset", "seed")  # numbers that checks and plans look at
+HOST = ("offset", "seed")  # numbers that checks and plans read on the host
 
 library = torch.library.Library("regard", "DEF")
 
 
-class Sizes(NamedTuple):
-    """lead: leading dimensions, broadcast. value: features of the output, 0 where it is the weights."""
+class CallSizes(NamedTuple):
+    """Sizes of a call.
+
+    lead: leading dimensions, broadcast. value: features of the output, 0 where it is the weights.
+    """
 
     lead: tuple[int, ...]
     heads: int
@@ -46,30 +50,33 @@ class Sizes(NamedTuple):
     positions_first: bool
 
     @staticmethod
-    def of(call: Call, shapes: Sequence[Any]) -> "Sizes":
-        """Of the shapes of a call's inputs."""
+    def of(call: TensorCall, shapes: Sequence[Any]) -> "CallSizes":
+        """Read the sizes from the shapes of a call's inputs."""
         named: dict[Any, Any] = dict(zip(call.inputs, shapes, strict=False))
         q, k = named["query"], named["key"]
         v: Any = named.get("value", k)
         first = call.options["layout"] == "bnhd"
         n, h = (-3, -2) if first else (-2, -3)
         lead = torch.broadcast_shapes(*(x[:-3] for x in (q, k, v)))
-        return Sizes(tuple(lead), q[h], k[h], q[n], k[n], q[-1], 0 if call.weights else v[-1], first)
+        return CallSizes(tuple(lead), q[h], k[h], q[n], k[n], q[-1], 0 if call.weights else v[-1], first)
 
 
-def execute(name: str, call: Call, given: Given) -> Any:
-    """An operation by its kernel, or, where a mode or a tensor without values asks for that, by the dispatcher."""
-    if transforms_active() and any(x is not None and wrapped(x) for x in given):  # of one with others around it
+def execute(name: str, call: TensorCall, given: Given) -> Any:
+    """Run an operation by its kernel, or by the dispatcher if a mode must see it.
+
+    The dispatcher also serves tensors without values.
+    """
+    if transforms_active() and any(x is not None and wrapped(x) for x in given):  # one level of several
         with torch.enable_grad(), with_forward_mode(True), below_autograd():
             return tuple(operate(name, call, given))
-    if watched() or (call.again is None and fake(given[0])):  # query, and then all of them
+    if watched() or (call.cached is None and fake(given[0])):  # if query is, all are
         with below_autograd():
             return tuple(operate(name, call, given))
     return KERNELS[name](call, *given)
 
 
-def operate(name: str, call: Call, given: Given) -> Results:
-    """An operation by the dispatcher."""
+def operate(name: str, call: TensorCall, given: Given) -> Results:
+    """Run an operation by the dispatcher."""
     if "torch.utils.flop_counter" in sys.modules:
         be_counted()
     found: Results = OPERATIONS[name](list(given), text_of_call(call))
@@ -77,8 +84,9 @@ def operate(name: str, call: Call, given: Given) -> Results:
 
 
 def attention_fake(given: list[Any], text: str) -> Results:
+    """Return empty results of attention."""
     call = call_of(text)
-    size, q = Sizes.of(call, [x.shape for x in given]), given[0]
+    size, q = CallSizes.of(call, [x.shape for x in given]), given[0]
     checked_shapes(call, given)
     lead, heads, n_q, n_k = size.lead, size.heads, size.n_q, size.n_k
     rows = (*lead, heads, n_q)
@@ -102,8 +110,8 @@ def attention_fake(given: list[Any], text: str) -> Results:
     return results
 
 
-def checked_shapes(call: Call, given: list[Any]) -> None:
-    """The checks of a call that need no values, where sizes are known."""
+def checked_shapes(call: TensorCall, given: list[Any]) -> None:
+    """Check a call as far as its shapes tell, where sizes are known."""
     named = {name: x for name, x in zip(call.inputs, given, strict=True) if type(name) is str and name not in HOST}
     if call.folded or not all(type(n) is int for x in named.values() for n in x.shape):
         return
@@ -112,45 +120,51 @@ def checked_shapes(call: Call, given: list[Any]) -> None:
 
 
 def outputs_fake(given: list[Any], text: str) -> Results:
-    """Of a tangent of the outputs, which are given behind the inputs."""
+    """Return empty tangents of the outputs, which are given after the inputs."""
     n = len(call_of(text).inputs)
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[n : n + 3] if x is not None]
 
 
 def floats_fake(given: list[Any], text: str) -> Results:
-    """Of gradients, which have the shapes of the floats."""
+    """Return empty gradients, in the shapes of the floats."""
     return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[: len(call_of(text).floats)]]
 
 
 def attention_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
-    """Q Kᵀ and P V, as PyTorch counts its own: all pairs, for masks too."""
+    """Count Q Kᵀ and P V over all pairs, masked or not, as PyTorch does for its own."""
     return products(shapes, text, 1, 1)
 
 
 def backward_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
-    """Q Kᵀ again, dO Vᵀ, Pᵀ dO, dS K and dSᵀ Q."""
+    """Count the recomputed Q Kᵀ, and dO Vᵀ, Pᵀ dO, dS K and dSᵀ Q."""
     return products(shapes, text, 3, 2)
 
 
 def tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
-    """Q Kᵀ again, its tangents in Q and in K, and those of P V in P and in V."""
+    """Count the recomputed Q Kᵀ, its tangents in Q and K, those of P V in P and V."""
     return products(shapes, text, 3, 2)
 
 
 def backward_tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
-    """Q Kᵀ and dO Vᵀ again, and two tangents of each of the five products of backward."""
+    """Count the recomputed Q Kᵀ and dO Vᵀ, and two tangents of each backward product."""
     return products(shapes, text, 7, 5)
 
 
 def tangent_tangent_flops(shapes: Any, text: str, *args: Any, **kwargs: Any) -> int:
-    """Q Kᵀ, two tangents of it along each direction and two along both; P V in V, in V along each, and in P."""
+    """Count Q Kᵀ with its first and second tangents, and those of P V.
+
+    Over d: Q Kᵀ, two tangents along each direction and two along both. Over d_v: P V in V, in V along each, and in P.
+    """
     return products(shapes, text, 7, 3)
 
 
 def products(shapes: Any, text: str, over_d: int, over_value: int) -> int:
-    """Floating-point operations of so many products over the features of keys, and over those of values."""
+    """Return the floating-point operations of products over keys and over values.
+
+    over_d, over_value: the number of products over the features of keys and over those of values.
+    """
     call = call_of(text)
-    size = Sizes.of(call, shapes)
+    size = CallSizes.of(call, shapes)
     return 2 * prod(size.lead) * size.heads * size.n_q * size.n_k * (over_d * size.d + over_value * size.value)
 
 
@@ -178,14 +192,14 @@ FLOPS = {
 
 
 def compute(name: str, given: list[Any], text: str) -> Results:
-    """The results of an operation, on tensors of one device."""
+    """Compute the results of an operation on tensors of one device."""
     call = call_of(text)
     together({n: x for n, x in zip(call.inputs, given, strict=False) if n not in HOST})
     return [x.contiguous() for x in completed(name, KERNELS[name](call, *given), given, text)]
 
 
 def define(name: str) -> Any:
-    """The operation of a kernel, in PyTorch's dispatcher."""
+    """Define the operation of a kernel in PyTorch's dispatcher."""
     first = "Tensor[] inputs" if name == "attention" else "Tensor?[] given"
     library.define(f"{name}({first}, str call) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
 
@@ -198,7 +212,7 @@ def define(name: str) -> Any:
 
 
 def completed(name: str, found: Any, given: Any, text: str) -> Results:
-    """Results with zeros for those that are None."""
+    """Replace the results that are None by zeros."""
     if all(x is not None for x in found):
         return list(found)
     like = FAKES[name](given, text)
@@ -210,7 +224,7 @@ forward = OPERATIONS["attention"]
 
 
 def be_counted() -> None:
-    """Tell PyTorch's counters of floating-point operations the formulas, and those that are counting already."""
+    """Register FLOP formulas with PyTorch's counters, those already counting included."""
     from torch.utils.flop_counter import flop_registry, register_flop_formula
 
     formulas = {getattr(torch.ops.regard, name): flops for name, flops in FLOPS.items()}

@@ -1,7 +1,8 @@
-"""Rules and calls as text, by which a traced graph knows them: JSON, which is saved with the graph and read elsewhere.
+"""Rules and calls as JSON text, by which a traced graph knows them.
 
-Arrays that a rule was made of are part of its text. Those of more than KEPT bytes stay in the process; the text has
-a digest of what they hold. They stay for good where a graph is traced, and else as long as the rule.
+The text is saved with the graph and read in any process. It has the arrays that a rule was made of; for those of more
+than MOST_INLINE bytes, which stay in the process, it has a digest. They stay for good where a graph is traced, else as
+long as the rule.
 """
 
 import base64
@@ -21,33 +22,38 @@ from regard.core.statistics import Statistic
 from regard.rules import Mask, Rule, Score, Table, rule_from_text, rule_text, type_name
 from regard.rules.expression import rebuild
 from regard.rules.masks import Requirement, foreign
-from regard.torch.calls import DEFAULTS, Call
+from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.graph.modes import tracing
-from regard.torch.rules import Flags, TensorTable
+from regard.torch.rules import TensorMask, TensorTable
 
-KEPT = 2**16
+MOST_INLINE = 2**16
 KINDS: dict[str, Any] = {"Mask": Mask, "Score": Score}
 _large: WeakValueDictionary[str, np.ndarray[Any, np.dtype[Any]]] = WeakValueDictionary()
-_lasting: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}  # those of graphs, which may outlive what they were traced of
-_texts: WeakKeyDictionary[Call, str] = WeakKeyDictionary()
-_calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
+_lasting: dict[
+    str, np.ndarray[Any, np.dtype[Any]]
+] = {}  # of graphs, which may outlive the rules that they were traced with
+_texts: WeakKeyDictionary[TensorCall, str] = WeakKeyDictionary()
+_calls: WeakValueDictionary[str, TensorCall] = WeakValueDictionary()
 
 
-class Named(NamedTuple):
-    """A rule by its text: its tensors are `slots` here."""
+class NamedRule(NamedTuple):
+    """Rule read from its text; `slots` stand for its tensors."""
 
     rule: Any
     slots: tuple[Any, ...]
 
     @property
-    def fresh(self) -> "Named":
-        """The same rule with slots of its own, so that it can stand beside itself."""
+    def fresh(self) -> "NamedRule":
+        """The same rule with slots of its own, so that it can be combined with itself."""
         slots = {id(x): x.empty for x in self.slots}
-        return Named(replace(self.rule, node=rebuild(self.rule.node, slots)), tuple(slots.values()))
+        return NamedRule(replace(self.rule, node=rebuild(self.rule.node, slots)), tuple(slots.values()))
 
 
 def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
-    """A rule as text, `slots` being what stands for tensors in it. lasting: large arrays stay in the process."""
+    """Write a rule as text, with `slots` for its tensors.
+
+    lasting: large arrays stay in the process for good.
+    """
     expression, tables, dense = rule_text(rule.node)
     place = {id(x): n for n, x in enumerate(slots)}
 
@@ -63,7 +69,7 @@ def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
         "tables": [read(x) for x in tables],
         "dense": [read(x) for x in dense],
         "slots": [
-            ["flags", x.ndim] if isinstance(x, Flags) else ["table", x.shape, str(x.torch_dtype)] for x in slots
+            ["flags", x.ndim] if isinstance(x, TensorMask) else ["table", x.shape, str(x.torch_dtype)] for x in slots
         ],
     })  # fmt: skip
 
@@ -71,7 +77,7 @@ def text_of(rule: Rule, slots: Sequence[Any], lasting: bool = True) -> str:
 def written(x: Any, lasting: bool) -> dict[str, Any]:
     found = {"dtype": x.dtype.name, "shape": x.shape}
     data = np.ascontiguousarray(x).tobytes()
-    if len(data) <= KEPT:
+    if len(data) <= MOST_INLINE:
         return found | {"data": base64.b64encode(data).decode()}
     digest = hashlib.sha256(data).hexdigest()
     _large[digest] = x
@@ -81,7 +87,7 @@ def written(x: Any, lasting: bool) -> dict[str, Any]:
 
 
 def array_of(given: dict[str, Any]) -> Any:
-    """What `written` wrote."""
+    """Read an array that `written` wrote."""
     if "data" in given:
         data = np.frombuffer(base64.b64decode(given["data"]), given["dtype"])
         return data.reshape(given["shape"])
@@ -94,11 +100,11 @@ def array_of(given: dict[str, Any]) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def named(text: str) -> Named:
-    """The rule that `text_of` wrote."""
+def named(text: str) -> NamedRule:
+    """Read a rule that `text_of` wrote."""
     given = json.loads(text)
     slots: list[Any] = [
-        Flags(None, (1,) * form[0])
+        TensorMask(None, (1,) * form[0])
         if kind == "flags"
         else TensorTable("table", None, tuple(form[0]), getattr(torch, form[1].removeprefix("torch.")))
         for kind, *form in given["slots"]
@@ -110,7 +116,7 @@ def named(text: str) -> Named:
     node = rule_from_text(given["expression"], tables, dense)
     more = {} if given["binds"] is None else {"binds": given["binds"]}
     requires = tuple(Requirement(**x) for x in given["requires"])
-    return Named(KINDS[given["kind"]](node, given["prints"], requires, **more), tuple(slots))
+    return NamedRule(KINDS[given["kind"]](node, given["prints"], requires, **more), tuple(slots))
 
 
 def call_text(**parts: Any) -> str:
@@ -118,7 +124,10 @@ def call_text(**parts: Any) -> str:
 
 
 def plain_number(x: Any) -> Any:
-    """A number of NumPy or of a traced shape as one of Python; a rule that is observed as text."""
+    """Return a number of NumPy or of a traced shape as one of Python.
+
+    A rule that is observed becomes its text.
+    """
     if isinstance(x, Rule):
         return {"rule": text_of(x, ())}
     if isinstance(x, np.generic):
@@ -128,10 +137,10 @@ def plain_number(x: Any) -> Any:
     raise TypeError(f"an option of a call in a traced graph must be a number or a string, got {type_name(x)}")
 
 
-def text_of_call(call: Call) -> str:
-    """The text of a call, by which `call_of` finds it, or one like it in another process."""
-    known = _texts.get(call)
-    if known is None:
+def text_of_call(call: TensorCall) -> str:
+    """Write a call as text, by which `call_of` finds it or makes an equal one."""
+    found = _texts.get(call)
+    if found is None:
         slots: dict[int, int] = {}
         lasting = tracing()
 
@@ -145,28 +154,28 @@ def text_of_call(call: Call) -> str:
 
         score, score_slots = rule(call.options["score"])
         mask, mask_slots = rule(call.options["mask"])
-        known = _texts[call] = call_text(
+        found = _texts[call] = call_text(
             mask=mask, score=score, slots=[score_slots, mask_slots], engine=call.engine, weights=call.weights,
             floats=[x if isinstance(x, str) else slots[id(x)] for x in call.floats],
             others=[x if isinstance(x, str) else slots[id(x)] for x in call.others],
             observe=[[s.name, s.of] for s in call.observe], folded=call.folded,
             options={name: x for name, x in call.options.items() if name not in ("mask", "score", "observe")},
         )  # fmt: skip
-        _calls[known] = call
-    return known
+        _calls[found] = call
+    return found
 
 
-def call_of(text: str) -> Call:
-    """The call that a text was made of, as long as that is there, or one like it."""
+def call_of(text: str) -> TensorCall:
+    """Return the call that a text was made of, or an equal one if that is gone."""
     return _calls.get(text) or _read(text)
 
 
 @lru_cache(maxsize=1024)
-def _read(text: str) -> Call:
-    """The call that `call_text` wrote.
+def _read(text: str) -> TensorCall:
+    """Read a call that `call_text` wrote.
 
     mask, score: rules as text. slots: the numbers of the tensors that score and mask read. floats, others: the inputs
-    in order, by name or by the number of a slot. The rest is as in `Call`.
+    in order, by name or by the number of a slot. The rest is as in `TensorCall`.
     """
     try:
         given = json.loads(text)
@@ -177,7 +186,7 @@ def _read(text: str) -> Call:
     slots: dict[int, Any] = {}
     rules = {}
     for name, numbers in zip(("score", "mask"), given["slots"], strict=True):
-        rule, own = Named(None, ()) if given[name] is None else named(given[name]).fresh
+        rule, own = NamedRule(None, ()) if given[name] is None else named(given[name]).fresh
         shared = {id(x): slots.setdefault(n, x) for n, x in zip(numbers, own, strict=True)}
         if any(id(x) != at for at, x in shared.items()):  # a table that both rules read
             rule = replace(rule, node=rebuild(rule.node, shared))
@@ -188,13 +197,13 @@ def _read(text: str) -> Call:
     options = {name: frozen(x) for name, x in given["options"].items()}
     observe = tuple(Statistic(name, observed(of)) for name, of in given["observe"])
     whole = DEFAULTS | options | rules | {"observe": observe}
-    call = Call(whole, floats, others, given["engine"], given["folded"], given["weights"])
+    call = TensorCall(whole, floats, others, given["engine"], given["folded"], given["weights"])
     _texts[call] = text
     return call
 
 
 def observed(of: Any) -> Any:
-    """What a statistic is of."""
+    """Read the argument of a statistic."""
     return named(of["rule"]).rule if isinstance(of, dict) else frozen(of)
 
 

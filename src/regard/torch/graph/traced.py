@@ -1,8 +1,8 @@
-"""Calls in a graph that PyTorch traces (`torch.compile`, `torch.export`): one operation each, tensors as its inputs.
+"""Calls in a graph that PyTorch traces, as one operation with tensor inputs.
 
-All that is no tensor is known under a name, what it says as text, which is a constant of the graph. What runs while
-Dynamo traces comes in two kinds: functions that it follows, which see tensors and names, and functions marked as
-constant, which it calls with constants, and which make rules and calls and give back their names.
+Everything that is no tensor is text, a constant of the graph. Two kinds of functions run while Dynamo traces. It
+follows the plain ones, which see tensors and texts. It calls those marked as constant with constants; they make rules
+and calls, and return their texts.
 """
 
 from collections.abc import Callable
@@ -23,54 +23,54 @@ from regard.torch.calls import new_seed, seen_of
 from regard.torch.graph.modes import fake, transformed
 from regard.torch.graph.operators import forward
 from regard.torch.graph.texts import call_text, named, text_of
-from regard.torch.rules import Flags, TensorTable
+from regard.torch.rules import TensorMask, TensorTable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def constant(function: F) -> F:
-    """A function that Dynamo calls while it traces, with constants, and whose result is one."""
+    """Mark a function that Dynamo calls with constants, and whose result is one."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
-class InGraph:
-    """A mask or a score in a graph: the name of what it says, and the tensors that it reads."""
+class GraphRule:
+    """Mask or score in a graph: its text (`name`), and the tensors that it reads."""
 
     def __init__(self, name: str, tensors: tuple[torch.Tensor, ...]) -> None:
         self.name = name
         self.tensors = tensors
 
-    def __and__(self, other: Any) -> "InGraph":
+    def __and__(self, other: Any) -> "GraphRule":
         return combined("__and__", self, in_graph("mask", other, frozen=True))
 
-    def __rand__(self, other: Any) -> "InGraph":
+    def __rand__(self, other: Any) -> "GraphRule":
         return combined("__and__", in_graph("mask", other, frozen=True), self)
 
-    def __or__(self, other: Any) -> "InGraph":
+    def __or__(self, other: Any) -> "GraphRule":
         return combined("__or__", self, in_graph("mask", other, frozen=True))
 
-    def __ror__(self, other: Any) -> "InGraph":
+    def __ror__(self, other: Any) -> "GraphRule":
         return combined("__or__", in_graph("mask", other, frozen=True), self)
 
-    def __invert__(self) -> "InGraph":
-        return InGraph(name_of_inverse(self.name), self.tensors)
+    def __invert__(self) -> "GraphRule":
+        return GraphRule(name_of_inverse(self.name), self.tensors)
 
 
-def combined(operator: str, a: InGraph, b: InGraph) -> InGraph:
-    return InGraph(name_of_both(operator, a.name, b.name), a.tensors + b.tensors)
+def combined(operator: str, a: GraphRule, b: GraphRule) -> GraphRule:
+    return GraphRule(name_of_both(operator, a.name, b.name), a.tensors + b.tensors)
 
 
-def in_graph(argument: str, x: Any, frozen: bool = False) -> InGraph:
-    """Anything that may be given as a mask or a score; frozen: a tensor as it is now."""
-    if isinstance(x, InGraph):
+def in_graph(argument: str, x: Any, frozen: bool = False) -> GraphRule:
+    """Return a mask or score argument as a `GraphRule`; frozen: a tensor as it is now."""
+    if isinstance(x, GraphRule):
         return x
     if isinstance(x, torch.Tensor):
         if argument != "mask":
             raise TypeError(f"{argument} must be a score rule, got a tensor")
         if x.is_floating_point():
             raise TypeError(f"mask must be booleans or 0/1 integers, got {x.dtype}; to add to scores, use bias=")
-        return InGraph(name_of_flags(x.ndim), (x if x.dtype is torch.bool and not frozen else x != 0,))
+        return GraphRule(name_of_flags(x.ndim), (x if x.dtype is torch.bool and not frozen else x != 0,))
     if isinstance(x, Rule):
         if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
             for tensor in x.tensors:
@@ -80,45 +80,62 @@ def in_graph(argument: str, x: Any, frozen: bool = False) -> InGraph:
                         "reads as a constant, without a gradient: make the rule where the program calls attention, or "
                         "export with strict=True"
                     )
-        return InGraph(name_of_rule(x), x.tensors)
+        return GraphRule(name_of_rule(x), x.tensors)
     if isinstance(x, list | tuple):
         parts = [in_graph(argument, part) for part in x]
         tensors: tuple[torch.Tensor, ...] = ()
         for part in parts:
             tensors = tensors + part.tensors
-        return InGraph(name_of_sequence(tuple([part.name for part in parts])), tensors)
-    return InGraph(name_of_function(argument, x), ())
+        return GraphRule(name_of_sequence(tuple([part.name for part in parts])), tensors)
+    return GraphRule(name_of_function(argument, x), ())
 
 
 def trained(x: torch.Tensor) -> bool:
-    """Whether a derivative may be asked for: a compiled graph is traced again for tensors that require grad, an
-    exported one is not.
+    """Return True if a derivative of `x` may be asked for.
+
+    A compiled graph is traced again for tensors that require grad; an exported one is not.
     """
     followed = torch.compiler.is_exporting() or not torch.compiler.is_dynamo_compiling()
     return x.is_floating_point() and (x.requires_grad or followed)
 
 
 def construct(name: str, args: Any, kwargs: Any) -> Any:
-    """What a function that makes rules gives in a graph."""
+    """Return the `GraphRule` of a constructor of rules that is called in a graph."""
     if name == "table":
         if kwargs.get("bounds", "clamp") != "clamp":
             raise TypeError("regard.table: bounds='raise' is not checked inside of a graph: give bounds='clamp'")
         return args[0] if args else kwargs["array"]
     if name in ("mask", "score"):
         return in_graph(name, args[0] if args else kwargs["function"], frozen=True)
+    args = [shaped(name, x) for x in args]
+    kwargs = {key: shaped(name, x) for key, x in kwargs.items()}
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
     values = tuple([described(x) for x in args])
     named = tuple([(key, described(x)) for key, x in kwargs.items()])
-    return InGraph(name_of_constructed(name, values, named), tuple(tensors))
+    return GraphRule(name_of_constructed(name, values, named), tuple(tensors))
+
+
+def shaped(name: str, x: Any) -> Any:
+    """Return a tensor argument in the shape that its constructor looks it up in.
+
+    Leading axes become one; tables of `regard.blocks` become booleans.
+    """
+    if not isinstance(x, torch.Tensor) or x.is_floating_point():
+        return x
+    if name in ("padding", "prefix"):
+        return x.reshape(-1)
+    if name == "documents" and x.ndim:
+        return x.reshape(-1, x.shape[-1])
+    return x != 0 if name == "blocks" else x
 
 
 def described(x: Any) -> Any:
-    """An argument as a constant."""
-    return ("tensor", tuple(x.shape), str(x.dtype)) if isinstance(x, torch.Tensor) else ("value", fixed(x))
+    """Describe an argument by constants."""
+    return ("tensor", fixed(tuple(x.shape)), str(x.dtype)) if isinstance(x, torch.Tensor) else ("value", fixed(x))
 
 
 def fixed(x: Any) -> Any:
-    """Numbers as constants of the graph, which is traced again for others."""
+    """Return numbers as constants of the graph, which is traced again for others."""
     if isinstance(x, tuple):
         return tuple([fixed(part) for part in x])
     return guard_scalar(x) if isinstance(x, int | float) else x
@@ -161,7 +178,7 @@ def name_of_rule(rule: Rule) -> str:
 
 @constant
 def name_of_flags(ndim: int) -> str:
-    slot = Flags(None, (1,) * ndim)
+    slot = TensorMask(None, (1,) * ndim)
     return text_of(Mask(make("dense", "bool", (), slot), "array"), (slot,))
 
 
@@ -189,9 +206,10 @@ def name_of_call(
     weights: bool, observe: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...],
     constants: tuple[str, ...],
 ) -> str:  # fmt: skip
-    """
-    mask, score: rules as text. floats: which tensors of the score have a derivative. tensors: which other inputs are
-    given; constants: which of them have none, though they could.
+    """Write a call as text.
+
+    mask, score: rules as text. floats: True for the tensors of the score with a derivative. tensors: the other inputs
+    that are given; constants: those of them without a derivative that could have one.
     """
     slots = [0 if rule is None else len(named(rule).slots) for rule in (score, mask)]
     scored, masked = range(slots[0]), range(slots[0], sum(slots))
@@ -208,7 +226,7 @@ def name_of_call(
 
 
 def not_in_onnx() -> None:
-    """NotImplementedError while a model is exported to ONNX."""
+    """Raise NotImplementedError while a model is exported to ONNX."""
     if torch.onnx.is_in_onnx_export():
         raise NotImplementedError(
             "regard.attention has no ONNX operator: export the model with PyTorch's F.scaled_dot_product_attention, "
@@ -219,7 +237,7 @@ def not_in_onnx() -> None:
 def attention(
     query: Any, key: Any, value: Any, return_weights: bool, observe: Any, engine: str | None, options: dict[str, Any]
 ) -> Any:  # fmt: skip
-    """`regard.attention` in a graph."""
+    """Compute `regard.attention` in a graph."""
     not_in_onnx()
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, torch.Tensor):
@@ -242,10 +260,10 @@ def attention(
     for name, into in (("bias", tail if constants else floats), ("sink", floats), ("offset", tail)):
         given = options.get(name)
         if name == "offset" and isinstance(given, int):
-            # An input, because it changes from step to step.
+            # An input, because it changes from one decode step to the next.
             given = torch.full((), given, dtype=torch.int64, device="cpu")
         elif name == "offset" and isinstance(given, torch.Tensor):
-            given = given.cpu()  # checks look at it
+            given = given.cpu()  # checks read it
         if given is not None:
             names.append(name)
             into.append(given)

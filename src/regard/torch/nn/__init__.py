@@ -1,1 +1,7 @@
-"""PyTorch modules: `modules` has attention, blocks and stacks, `positions` encodings for them."""
+"""PyTorch modules around `regard.attention`.
+
+| Module | Contents |
+|---|---|
+| `modules` | multi-head attention, blocks, stacks and their caches |
+| `positions` | position encodings for them |
+"""

@@ -1,4 +1,4 @@
-"""Multi-head attention, transformer blocks and stacks of them, as PyTorch modules around `regard.attention`."""
+"""Multi-head attention, transformer blocks and stacks, as PyTorch modules."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -16,7 +16,7 @@ from regard import rules
 from regard.arguments.signatures import named, named_beside, passing_on
 from regard.core.types import MaskLike, ScoreLike
 from regard.rules import Mask, Score, as_mask, as_score
-from regard.torch.fastpath import positions_first
+from regard.torch.adapter import positions_first
 from regard.torch.graph.traced import in_graph
 from regard.torch.nn.positions import Alibi, Relative, Rope
 
@@ -34,7 +34,10 @@ _NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 class CopyOptions(TypedDict, total=False):
-    """The options of `MultiHeadAttention` that PyTorch's modules do not have, for `from_torch`."""
+    """Options of `MultiHeadAttention` for `from_torch`.
+
+    PyTorch's modules have no such options.
+    """
 
     positions: Positions
     causal: bool
@@ -44,7 +47,7 @@ class CopyOptions(TypedDict, total=False):
 
 
 class HeadOptions(CopyOptions, total=False):
-    """The options of `MultiHeadAttention` that blocks and stacks of them take too."""
+    """Options of `MultiHeadAttention` that blocks and stacks of them take too."""
 
     num_kv_heads: int | None
     key_dim: int | None
@@ -55,7 +58,7 @@ class HeadOptions(CopyOptions, total=False):
 
 
 class BlockOptions(HeadOptions, total=False):
-    """The options of `TransformerBlock` that `Transformer` takes too."""
+    """Options of `TransformerBlock` that `Transformer` takes too."""
 
     activation: Activation
     dropout: float
@@ -70,12 +73,12 @@ class BlockOptions(HeadOptions, total=False):
     dtype: Any
 
 
-# What `from_torch` takes from PyTorch's module.
+# Options that `from_torch` reads from PyTorch's module.
 OF_TORCH = ("bias", "dropout", "device", "dtype", *(HeadOptions.__annotations__.keys() - CopyOptions.__annotations__))
 
 
 class KVCache:
-    """The keys and values that a `MultiHeadAttention` has seen, for decoding step by step.
+    """Keys and values seen by a `MultiHeadAttention`, for decoding step by step.
 
     It grows as needed, twice as large each time, and is for inference: under `torch.no_grad()` or
     `torch.inference_mode()`. Position 0 is the first key that was ever appended.
@@ -97,7 +100,7 @@ class KVCache:
         return self._length
 
     def append(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values so far, (..., n, h_kv, d), with those given as the last ones."""
+        """Append keys and values; return all so far, (..., n, h_kv, d), as views."""
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise RuntimeError("a KVCache is for inference: call the module under torch.no_grad()")
         begin, self._length = self._length, self._length + key.shape[-3]
@@ -108,16 +111,16 @@ class KVCache:
         return self.parts()
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and values so far, (..., n, h_kv, d), as views."""
+        """Return all keys and values so far, (..., n, h_kv, d), as views."""
         key, value = (part[..., : self._length, :].transpose(-2, -3) for part in self._parts)
         return key, value
 
     def reorder(self, index: torch.Tensor) -> None:
-        """Batch entries in another order, or some of them more than once, as beam search needs."""
+        """Reorder or repeat batch entries, as beam search needs."""
         self._parts = [part.index_select(0, index) for part in self._parts]
 
     def _grow(self, key: torch.Tensor, value: torch.Tensor, filled: int) -> None:
-        # Heads before positions: what a head reads in a step of decoding is one stretch of memory.
+        # Heads before positions: in a decode step a head reads one stretch of memory.
         old, self._parts = self._parts, []
         for n, x in enumerate((key, value)):
             *lead, _, h, d = x.shape
@@ -132,22 +135,22 @@ class KVCache:
 
 @dataclass
 class BlockCache:
-    """The keys and values of a `TransformerBlock`: of its own sequence and of the context."""
+    """Keys and values of a `TransformerBlock`, of its sequence and of the context."""
 
     own: KVCache = field(default_factory=KVCache)
     context: KVCache = field(default_factory=KVCache)
 
     def reorder(self, index: torch.Tensor) -> None:
-        """Batch entries in another order, or some of them more than once, as beam search needs."""
+        """Reorder or repeat batch entries, as beam search needs."""
         for cache in (self.own, self.context):
             cache.reorder(index)
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, section 3.2.2), self or cross, batch first.
+    """Multi-head attention, self or cross, batch first.
 
-    The formula is that of `regard.multihead_attention`, with a `nn.Linear` for each projection:
-    w_q, w_k, w_v, w_o.
+    Vaswani et al. 2017, section 3.2.2. The formula is that of `regard.multihead_attention`, with a
+    `nn.Linear` for each projection: w_q, w_k, w_v, w_o.
 
     True means attend, in `mask` and in `key_padding_mask`: the reverse of `nn.MultiheadAttention`,
     where True hides. A query that sees nothing gives zeros (and then the bias of w_o), where that
@@ -162,15 +165,15 @@ class MultiHeadAttention(nn.Module):
             (cross-attention).
         head_dim: d, features of a head's queries and keys; default d_model / h.
         value_head_dim: d_v, features of a head's values; default d.
-        bias: whether the projections have biases; or which do, as letters of "qkvo": "qk" is
-            queries and keys alone.
+        bias: True for biases of all projections, or letters of "qkvo": "qk" is queries and keys
+            alone.
         dropout: share of the attention weights that is dropped in training.
         positions: "rope", "alibi", "relative", or one of `Rope`, `Alibi`, `Relative`. The last two
             are added after `score`. Queries count from the end: the last query is at the position
             of the last key.
         causal: query i sees the keys j ≤ i.
         mask: a rule for every call, such as `regard.window(256)`; as `mask` of `regard.attention`.
-        score: what is done to scores, such as `regard.softcap(50.0)`; as `score` of
+        score: a rule that changes scores, such as `regard.softcap(50.0)`; as `score` of
             `regard.attention`.
         scale: of Q Kᵀ; default 1/√d.
         sink: each head learns a logit that takes weight and gives no value; it begins at 0.
@@ -240,11 +243,12 @@ class MultiHeadAttention(nn.Module):
     @named
     @passing_on(__init__, without=OF_TORCH)
     def from_torch(cls, module: nn.MultiheadAttention, **options: Unpack[CopyOptions]) -> Self:
-        """The same attention with a copy of the weights of a `nn.MultiheadAttention`.
+        """Copy the weights of a `nn.MultiheadAttention`.
 
         Called batch first and with masks reversed (True = attend), it gives the same output.
         `options` are those of the constructor that PyTorch's module does not have, such as causal.
-        Raises ValueError for `add_bias_kv`."""
+        Raises ValueError for `add_bias_kv`.
+        """
         if module.bias_k is not None:
             raise ValueError("from_torch: add_bias_kv=True, a key and value of its own, has no counterpart here")
         weight = module.out_proj.weight
@@ -271,7 +275,7 @@ class MultiHeadAttention(nn.Module):
         return new.train(module.training)
 
     def reset_parameters(self) -> None:
-        """Xavier's uniform weights (Glorot and Bengio 2010), biases and sinks of zero."""
+        """Draw Xavier's uniform weights (Glorot and Bengio 2010); zero biases and sinks."""
         for linear in (self.w_q, self.w_k, self.w_v, self.w_o):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -303,7 +307,7 @@ class MultiHeadAttention(nn.Module):
                 reverse of `nn.MultiheadAttention`. With a cache, for all keys in it.
             cache: in self-attention the keys of this call are appended to those in the cache, and
                 all are attended to. In cross-attention (key given) those of the first call are
-                kept, and `key` is not looked at again.
+                cached, and `key` is not read again.
             return_weights: also return the weights (..., h, n_q, n_k), "mean": averaged over heads
                 (..., n_q, n_k).
 
@@ -406,7 +410,7 @@ class FeedForward(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and a feed-forward network, with residuals, norms and perhaps cross-attention.
+    """Attention and feed-forward network with residuals, norms, maybe cross-attention.
 
     Post-norm, x ← norm(x + f(x)), is that of Vaswani et al. 2017; pre-norm, x ← x + f(norm(x)),
     trains deeper stacks.
@@ -482,11 +486,12 @@ class TransformerBlock(nn.Module):
     def from_torch(
         cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, **attention: Unpack[CopyOptions]
     ) -> Self:
-        """The same block with a copy of the weights of PyTorch's encoder or decoder layer.
+        """Copy the weights of PyTorch's encoder or decoder layer.
 
         Called batch first and with masks reversed (True = attend), it gives the same output.
         `attention` are options of `MultiHeadAttention`: a decoder is made causal here,
-        `causal=True`, instead of by a mask in every call."""
+        `causal=True`, instead of by a mask in every call.
+        """
         decoder = isinstance(layer, nn.TransformerDecoderLayer)
         if not decoder and not isinstance(layer, nn.TransformerEncoderLayer):
             raise TypeError(
@@ -524,23 +529,25 @@ class TransformerBlock(nn.Module):
         context_padding_mask: torch.Tensor | None = None,
         cache: BlockCache | None = None,
     ) -> torch.Tensor:
-        """Return (..., n, d_model) from x of that shape and a context (..., n_k, context_dim).
+        """Return (..., n, d_model) from x of that shape and, if it has one, a context.
 
-        Masks are as in `MultiHeadAttention`: True = attend, in padding masks too. With a cache, x
-        is what follows the tokens already seen; the context of the first call is kept."""
+        context: (..., n_k, context_dim). Masks are as in `MultiHeadAttention`: True = attend, in
+        padding masks too. With a cache, x is what follows the tokens already seen; the context of
+        the first call is cached.
+        """
         if (context is None) != (self.cross_attention is None):
             need = "takes no context" if self.cross_attention is None else "has cross-attention: give it a context"
             raise ValueError(f"this block {need}")
 
         def own(y: torch.Tensor) -> torch.Tensor:
-            kept = None if cache is None else cache.own
-            return self.attention(y, mask=mask, key_padding_mask=key_padding_mask, cache=kept)
+            block_cache = None if cache is None else cache.own
+            return self.attention(y, mask=mask, key_padding_mask=key_padding_mask, cache=block_cache)
 
         def other(y: torch.Tensor) -> torch.Tensor:
             assert self.cross_attention is not None
-            kept = None if cache is None else cache.context
+            block_cache = None if cache is None else cache.context
             return self.cross_attention(
-                y, context, mask=context_mask, key_padding_mask=context_padding_mask, cache=kept
+                y, context, mask=context_mask, key_padding_mask=context_padding_mask, cache=block_cache
             )
 
         x = self._add(x, own, self.attention_norm)
@@ -554,7 +561,7 @@ class TransformerBlock(nn.Module):
         return norm(x + self.dropout(f(x)))
 
     def new_cache(self) -> BlockCache:
-        """An empty cache for decoding."""
+        """Make an empty cache for decoding."""
         return BlockCache()
 
     def extra_repr(self) -> str:
@@ -564,8 +571,7 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """A stack of `TransformerBlock`s, with a norm at its end if they are pre-norm.
 
-    Embeddings, and what is made of the output, are the model's own: `nn.Embedding` before,
-    `nn.Linear` after it.
+    Embeddings and the head are the model's own: `nn.Embedding` before, `nn.Linear` after it.
 
     Args:
         num_layers: how many blocks.
@@ -626,17 +632,17 @@ class Transformer(nn.Module):
         mask = with_padding(mask, key_padding_mask, (*x.shape[:-2], seen + x.shape[-2]))
         if context is not None:
             context_mask = with_padding(context_mask, context_padding_mask, tuple(context.shape[:-1]))
-        for block, kept in zip(self.blocks, caches, strict=True):
-            x = block(x, context, mask=mask, context_mask=context_mask, cache=kept)
+        for block, block_cache in zip(self.blocks, caches, strict=True):
+            x = block(x, context, mask=mask, context_mask=context_mask, cache=block_cache)
         return x if self.norm is None else self.norm(x)
 
     def new_cache(self) -> tuple[BlockCache, ...]:
-        """An empty cache for every block, for decoding."""
+        """Make an empty cache for every block, for decoding."""
         return tuple(block.new_cache() for block in self.blocks)
 
 
 def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[int, ...]) -> Any:
-    """What a mask and a padding mask (..., n_k) allow, which must have that shape.
+    """Combine a mask and a padding mask (..., n_k), which must have `shape`.
 
     The padding mask is a table that a rule looks up, O(n): it hides keys from all queries alike. In a graph that is
     being compiled it stays a tensor, as an input of the graph.
@@ -660,12 +666,12 @@ def with_padding(mask: Any, key_padding_mask: torch.Tensor | None, shape: tuple[
 
 
 def both(a: Any, b: Any) -> Any:
-    """The mask that both masks are, each of a kind that `regard.attention` takes; None allows all."""
+    """Combine two masks of any type that `regard.attention` takes; None allows all."""
     if a is None or b is None:
         return b if a is None else a
     if torch.compiler.is_compiling():
         return in_graph("mask", a) & in_graph("mask", b)
-    return as_mask(a) & as_mask(b)  # of one call, so that nothing is copied
+    return as_mask(a) & as_mask(b)  # for one call, so nothing is copied
 
 
 def _positions(given: Any, h: int, d: int, made: dict[str, Any]) -> Rope | Alibi | Relative | None:

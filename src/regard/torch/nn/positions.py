@@ -1,4 +1,4 @@
-"""Where a token is, for modules: rotations of queries and keys, and scores that depend on the distance."""
+"""Position encodings for modules: RoPE, and scores by distance."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -12,10 +12,11 @@ from regard.rules import Score, alibi, relative
 
 
 class Rope(nn.Module):
-    """Rotary position embedding (Su et al. 2021), as `regard.positions.rope`, on tensors.
+    """Rotary position embedding on tensors, as `regard.positions.rope`.
 
-    dim: how many features of a head are turned, an even number; the others match content at any
-    distance. base, pairing, scaling: those of `regard.positions.rope`. It has no parameters.
+    Su et al. 2021. dim: how many features of a head are rotated, an even number; the others match
+    content at any distance. base, pairing, scaling: those of `regard.positions.rope`. It has no
+    parameters.
 
     >>> Rope(8)(torch.ones(3, 2, 8), first=0).shape
     torch.Size([3, 2, 8])
@@ -37,19 +38,19 @@ class Rope(nn.Module):
         self.factor = 1.0
         if scaling is not None:
             frequencies, self.factor = scaling(dim, base)
-        self.frequencies = frequencies.tolist()  # no buffer: those change their dtype with the module's
+        self.frequencies = frequencies.tolist()  # no buffer: it would follow the dtype of the module
 
     def forward(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """`x` (..., n, h, d) with its rows at the positions first, first + 1, ..."""
+        """Rotate `x` (..., n, h, d), whose rows are at the positions first, first + 1, ..."""
         wide = torch.promote_types(x.dtype, torch.float32)
         positions = torch.arange(first, first + x.shape[-3], dtype=torch.float64, device=x.device)
         angles = torch.outer(positions, torch.tensor(self.frequencies, dtype=torch.float64, device=x.device))[:, None]
         cos, sin = ((f(angles) * self.factor).to(wide) for f in (torch.cos, torch.sin))
-        turned, rest = x[..., : self.dim], x[..., self.dim :]
+        rotated, rest = x[..., : self.dim], x[..., self.dim :]
         if self.pairing == "half":
-            a, b = turned.to(wide).chunk(2, -1)
+            a, b = rotated.to(wide).chunk(2, -1)
         else:
-            a, b = turned.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
+            a, b = rotated.to(wide).unflatten(-1, (-1, 2)).unbind(-1)
         pairs = (a * cos - b * sin).to(x.dtype), (b * cos + a * sin).to(x.dtype)
         if self.pairing == "half":
             return torch.cat([*pairs, rest], -1)
@@ -61,7 +62,7 @@ class Rope(nn.Module):
 
 
 class Alibi(nn.Module):
-    """Scores lowered in proportion to distance (Press et al. 2022); nothing is learned."""
+    """Scores lowered in proportion to distance (Press et al. 2022), not learned."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -76,11 +77,12 @@ class Alibi(nn.Module):
 
 
 class Relative(nn.Module):
-    """A learned bias by relative position: `regard.relative` with a parameter as its table.
+    """Learned bias by relative position: `regard.relative` of a parameter.
 
     table: (num_heads, 2 · max_distance + 1) for offsets j - i from -max_distance to max_distance;
-    what is beyond takes the ends (Shaw et al. 2018). With `num_buckets`, (num_heads, num_buckets),
-    by T5's buckets (Raffel et al. 2020). It begins at zero."""
+    offsets beyond that take the ends (Shaw et al. 2018). With `num_buckets`, (num_heads,
+    num_buckets), by T5's buckets (Raffel et al. 2020). It begins at zero.
+    """
 
     def __init__(
         self,

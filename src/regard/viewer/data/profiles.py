@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.core.parts import part_of
 from regard.core.statistics import Statistic
 from regard.viewer.scene.scenes import BAND, BLOCK, Head
 
@@ -52,7 +53,7 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
     band = max(1, BAND // (n_k * BLOCK)) * BLOCK
     for start in range(0, n_q, band):
         progress(start / n_q)
-        part = p.part(rows=slice(start, start + band))
+        part = part_of(p, rows=slice(start, start + band))
         part = replace(part, value=part.value[..., :0], observe=tuple(wanted))
         outputs, found = head.engine.forward(part)
         assert outputs.lse is not None
@@ -68,7 +69,7 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
     # As many pairs lie at a distance as the shorter of the sides and the corners of the map allow.
     pairs = np.minimum.reduce([np.arange(1, n_q + n_k), np.arange(n_q + n_k - 1, 0, -1), np.full(n_q + n_k - 1, n_q)])
     pairs = np.minimum(pairs, n_k)
-    lowest = int(p.distances[0, 0])
+    lowest = int(p.extents.distances[0, 0])
     if p.mask_node is not None:  # of a causal head only what is behind
         seen = np.flatnonzero(by_distance)
         begin, end = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.core.parts import part_of
 from regard.runtime.forks import renewed
 from regard.viewer.scene.scenes import SMALL, Head
 
@@ -188,7 +189,7 @@ def _cells(head: Head, rows: range, cols: range, cell: int) -> tuple[Array, Arra
     if not fits or head.n_q * head.n_k < WORTH_COMPILING or len(rows) * len(cols) < WORTH_CALLING:
         return _by_strips(head, rows, cols, cell)
     top, below = rows[: down * cell], rows[down * cell :]
-    part = head.problem.part(rows=slice(top.start, top.stop), cols=slice(even.start, even.stop))
+    part = part_of(head.problem, rows=slice(top.start, top.stop), cols=slice(even.start, even.stop))
     mass, largest = head.engine.maps(part, head.lse_of(top)[None], down, across)
     totals, largest = mass[0] * np.float32(cell), largest[0]
     if right:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.core.parts import part_of
 from regard.insight import HeadStatistics, measure_heads
 from regard.interpret.heads import CLEAR, all_notable, sampled_statistics
 from regard.runtime.threads import one_blas_thread
@@ -83,7 +84,7 @@ def layer_scores(
     found: list[HeadStatistics] = []
     for number in [None] if small else range(of.heads):
         progress((number or 0) / of.heads)
-        p = of.problem.part(b, number)
+        p = part_of(of.problem, b, number)
         found += measure_heads(
             p.query, p.key, ids, layer=layer, prefix=scene.prefix, engine="tiled" if small else None, mask=p.mask,
             score=p.score, bias=p.bias, scale=p.scale, sink=p.sink, offset=int(p.offset[0]), origin=p.origin,

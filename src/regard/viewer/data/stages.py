@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.core.parts import part_of
 from regard.reference import specification
 from regard.viewer.scene.scenes import SceneLayer, rules_of
 
@@ -35,7 +36,7 @@ def stages(layer: SceneLayer, head: int, i: int, j: int, b: int = 0) -> tuple[We
 
 
 def _stages(layer: SceneLayer, head: int, i: int, j: int, b: int) -> Iterator[WeightStage]:
-    p = layer.problem.part(b, head, rows=slice(i, i + 1))
+    p = part_of(layer.problem, b, head, rows=slice(i, i + 1))
     with np.errstate(all="ignore"):
         f = specification.terms(p)
     at: Any = (0, 0, 0, j)
@@ -56,11 +57,11 @@ def _stages(layer: SceneLayer, head: int, i: int, j: int, b: int) -> Iterator[We
     if p.score_node is not None:
         with np.errstate(all="ignore"):
             score = float(
-                specification.evaluate_one(p.score_node, specification.place(p, np.float64, f.T), f.T.shape)[at]
+                specification.evaluate_one(p.score_node, specification.indices_of(p, np.float64, f.T), f.T.shape)[at]
             )
         yield WeightStage("rules", rf"{symbol}\leftarrow f({symbol},{i},{j})", f"the score rule {p.score}", score)
     if p.bias is not None:
-        added = float(specification.square(p, p.bias)[at])
+        added = float(specification.dense(p, p.bias)[at])
         score += added
         yield WeightStage("bias", rf"{symbol}\leftarrow {symbol}+b_{{{i},{j}}}", f"plus a bias of {added:.6g}", score)
     visible = bool(f.visible[at])

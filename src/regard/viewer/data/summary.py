@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.core.statistics import cells
+from regard.core.statistics import bin_edges
 from regard.interpret.heads import all_notable
 from regard.runtime.forks import cached_property
 from regard.viewer.data import finding, sentences
@@ -297,7 +297,7 @@ def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: No
     def pooled_of(layer: int, head: int, rows: int, cols: int) -> Weights:
         one = head_of(layer, head)
         largest = one.engine.maps(one.problem, one.lse[None], rows, cols)[1][0].astype(np.float32)
-        hidden = one.hidden(cells(rows, one.n_q), cells(cols, one.n_k))
+        hidden = one.hidden(bin_edges(rows, one.n_q), bin_edges(cols, one.n_k))
         return largest if hidden is None else np.where(hidden, np.float32(np.nan), largest)
 
     named = bool(scene.query_tokens and scene.key_tokens)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core import rowsums
+from regard.core.parts import part_of
 from regard.core.problem import Problem
 from regard.engines import Engine, choose
 from regard.interpret.heads import by_chance
@@ -78,7 +79,7 @@ class SceneLayer:
     def head(self, head: int, b: int = 0) -> "Head":
         """One head of one batch element."""
         lse = None if self.lse is None else np.ascontiguousarray(self.lse[b, head])
-        return Head(self.problem.part(b, head), lse)
+        return Head(part_of(self.problem, b, head), lse)
 
     def described(self) -> dict[str, Any]:
         """Return the layer as the page's list of scenes has it."""
@@ -182,7 +183,7 @@ class Head:
             band = max(1, BAND // (self.n_k * BLOCK)) * BLOCK
             for start in range(first, last, band):
                 progress((start - first) / (last - first))
-                part = self.problem.part(rows=slice(start, min(start + band, last)))
+                part = part_of(self.problem, rows=slice(start, min(start + band, last)))
                 outputs, _ = self.engine.forward(replace(part, value=part.value[..., :0]))
                 assert outputs.lse is not None
                 self.learn(start, outputs.lse[0])
@@ -236,11 +237,11 @@ class Head:
         Cell r holds the rows from rows[r] to before rows[r + 1], and of keys likewise.
         """
         p = self.problem
-        if not p.hiding:
+        if not p.rules.hiding:
             return None
-        seen = p.ranges(0, range(1), rows[:-1, None], rows[1:, None] - 1)
+        seen = p.extents.ranges(0, range(1), rows[:-1, None], rows[1:, None] - 1)
         j = p.origin[2] + cols
-        return np.asarray(classify(p.mask_node, p.hiding_node, replace(seen, j=(j[:-1], j[1:] - 1))) == NOTHING)
+        return np.asarray(classify(p.mask_node, p.rules.hiding_node, replace(seen, j=(j[:-1], j[1:] - 1))) == NOTHING)
 
 
 def _blocks(rows: range) -> slice:
@@ -255,7 +256,7 @@ def triangle(p: Problem) -> tuple[bool, bool]:
     if p.mask is None:
         return False, True
     first, last, end = int(p.offset.min()), int(p.offset.max()) + p.n_q, p.keys
-    ranges = p.ranges(0, range(p.heads), np.int64(0), np.int64(0))
+    ranges = p.extents.ranges(0, range(p.heads), np.int64(0), np.int64(0))
     none, every = True, True
     for size in (2**k for k in range(max(last, end, 1).bit_length())):
         low = np.arange(0, max(last, end), 2 * size, dtype=np.int64)

@@ -191,7 +191,7 @@ def captured(seen: captured_model.Capture, kind: Kind = "capture") -> tuple[Scen
 
 
 def _captured_layer(layer: layers.Layer, number: int) -> SceneLayer:
-    given = layer.together
+    given = layer.all_heads
     return SceneLayer(
         name=layer.name,
         problem=problem_from(value=given["key"], **given),

@@ -1,22 +1,34 @@
-"""The page as a widget of Jupyter: it asks over the notebook's own connection, and no server of ours is needed.
+"""The page as a widget of Jupyter, which asks over the notebook's own connection: no server is needed.
 
 anywidget is all that a host has to know: JupyterLab, Notebook, VS Code and Colab run one module and one style sheet,
 which load nothing else.
 """
 
+from base64 import b64encode
 from typing import Any
 
 import numpy as np
 
+from regard.viewer.scene.scenes import Scene
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import Answers
+from regard.viewer.serve.saving import Still
+from regard.viewer.show import drawing
+from regard.viewer.show.picture import picture
+
+PAIRS = 2**23
+"""Pairs in all heads up to which a picture is beside the page: some 2 s of work, before the cell shows anything."""
 
 PATIENCE = 0.1
 """Seconds that a question may hold the kernel up, which runs cells and answers in turn."""
 
 
 def widget(answers: Answers) -> Any:
-    """An anywidget that shows the page. Raises ImportError where anywidget is missing."""
+    """Return an anywidget that shows the page.
+
+    Beside it in the cell's output is a picture, for where no kernel runs: on a forge, in a PDF. Raises ImportError
+    where anywidget is missing.
+    """
     try:
         from anywidget import AnyWidget
     except ImportError:
@@ -26,6 +38,13 @@ def widget(answers: Answers) -> Any:
     class Page(AnyWidget):
         _esm = files["page.js"]
         _css = files["page.css"]
+
+        def _repr_mimebundle_(self, **options: Any) -> Any:
+            shown = super()._repr_mimebundle_(**options)
+            if shown is None:
+                return None
+            data, metadata = shown
+            return data | still(next(iter(answers.scenes.values()))), metadata
 
     made = Page()
     made.answers = answers
@@ -40,8 +59,18 @@ def widget(answers: Answers) -> Any:
     return made
 
 
+def still(scene: Scene) -> dict[str, Any]:
+    """Return the picture of a scene by its type, PNG or, without matplotlib, SVG; none of a scene that is long."""
+    if sum(layer.heads * layer.problem.n_q * layer.problem.n_k for layer in scene.layers) > PAIRS:
+        return {}
+    made = Still(scene)
+    if drawing.has_png():
+        return {"image/png": b64encode(picture(made.data, made.choice, "png")).decode("ascii")}
+    return {"image/svg+xml": picture(made.data, made.choice, "svg").decode()}
+
+
 def answered(answers: Answers, message: Any) -> tuple[dict[str, Any], list[bytes]]:
-    """The message and the buffers that answer a message of the page, {id, path} or {id, path, method, body}."""
+    """Return the message and the buffers that answer a page's {id, path} or {id, path, method, body}."""
     if not isinstance(message, dict) or not isinstance(path := message.get("path"), str):
         return {"id": None, "status": 400, "json": {"error": "a question needs a path"}}, []
     path, _, query = path.removeprefix("api/").partition("?")

@@ -61,12 +61,12 @@ class Arrays:
         bias = p.trained_bias
         # Where nothing is hidden every number of a bias that belongs to one head is written.
         every = (
-            bias is not None and not p.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
+            bias is not None and not p.rules.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
             and not hides(p.dense(bias))
         )  # fmt: skip
         make = memory.empty if every else memory.zeros
         self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
-        self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.tables}
+        self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.rules.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
@@ -115,7 +115,7 @@ class Arrays:
     def lie(self) -> tuple[Any, ...]:
         """What plans depend on beside the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
-        trained = self.dbias is not None, *map(ref, self.p.tables)
+        trained = self.dbias is not None, *map(ref, self.p.rules.tables)
         return *(None if x is None else x.strides for x in arrays), trained
 
     @cached_property
@@ -215,7 +215,7 @@ def rule_of(p: Problem, tangents: Mapping[Table, Table] | None = None) -> Rule:
     """The rule of a call and its derivatives; with tangents of tables, each with its tangent behind."""
     if p.score_node is None:
         return Rule()
-    d_ds, slopes = p.score_partials[0], p.table_partials
+    d_ds, slopes = p.rules.score_partials[0], p.rules.table_partials
     assert d_ds is not None
 
     def both(node: Node) -> list[Node]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regard.core.parts import scores_alone
 from regard.core.problem import Problem
-from regard.core.statistics import Profile, Statistic, cells
+from regard.core.statistics import Profile, Statistic, bin_edges
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.fields import address_of, base_of, packed
 from regard.engines.cpu.schedule.work import (
@@ -73,12 +74,12 @@ class Pass:
     """One pass over the weights, for some statistics and maps of one shape."""
 
     def __init__(self, p: Problem, target: Target, lse: Array, observe: tuple[Statistic, ...], shape: tuple[int, int]):
-        self.p = p = p.scores_alone()
+        self.p = p = scores_alone(p)
         self.target, self.observe = target, observe
         self.threads = 1 if p.batch * p.heads * p.n_q * p.n_k * (p.d + 16) < SMALL else num_threads()
         self.kind = second_kind(p, target, observe)
         self.results = Results(p.new_output(), lse, None, None)
-        self.row_edges, self.col_edges = cells(shape[0], p.n_q), cells(shape[1], p.n_k)
+        self.row_edges, self.col_edges = bin_edges(shape[0], p.n_q), bin_edges(shape[1], p.n_k)
         self.cuts = self._cuts()
 
     def _cuts(self) -> list[int]:
@@ -122,11 +123,11 @@ class Pass:
                 first = p.origin[2] % KEYS
                 x = x.sum(axis=1)[:, first : first + p.n_k]
             elif s.name == "profile":
-                x = x.sum(axis=1)[:, KEYS : KEYS + p.diagonals]
+                x = x.sum(axis=1)[:, KEYS : KEYS + p.extents.diagonals]
             elif word_of(s) == "mass":
                 x /= np.diff(self.row_edges).astype(x.dtype)[:, None]
             made = np.ascontiguousarray(x).reshape(p.shape(*x.shape[1:]))
-            return Profile(made, p.distances) if s.name == "profile" else made
+            return Profile(made, p.extents.distances) if s.name == "profile" else made
 
         return {s: value(s) for s in self.observe}
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from regard.core.problem import Problem, remember
+from regard.core.problem import Problem
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
@@ -44,10 +44,11 @@ from regard.engines.cpu.spec.forward import (
 )
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, chosen
-from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, tile_pairs
+from regard.rules import EVERYTHING, NOTHING, Program, Ranges, Table, classify, reads, visible_tiles
 from regard.rules.expression import Node, make
+from regard.runtime.bounded import insert
 from regard.runtime.forks import cached_property
-from regard.runtime.threads import Scratch, Team, num_threads, spread, team_for
+from regard.runtime.threads import Scratch, ThreadTeam, num_threads, spread, team_for
 
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
@@ -201,9 +202,9 @@ def kept(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
             found = make()
             if not found.keep():
                 return found
-            remember(_plans, alike, found, KEPT)
+            insert(_plans, alike, found, KEPT)
         if near is not None:
-            remember(_plans, near, found, KEPT)
+            insert(_plans, near, found, KEPT)
     return found
 
 
@@ -277,7 +278,9 @@ def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, th
     spread(some, [portion for portion in shared for _ in range(threads)], threads)
 
 
-def launch_on_team(kernel: Any, fields: "array[int]", stage: Stage, scratch: Scratch, team: Team, members: int) -> None:
+def launch_on_team(
+    kernel: Any, fields: "array[int]", stage: Stage, scratch: Scratch, team: ThreadTeam, members: int
+) -> None:
     """Run the groups of a stage without a word to Python, which its threads would wait for one after the other."""
     taken, every, words = array("q", [0]), [], array("Q", [0, members, kernel.address])
     for address in scratch.addresses(members):
@@ -361,7 +364,7 @@ class Repeated:
             self.words.append(address_in(mine))
         self.member, self.data = member(chosen()).address, address_in(self.words)
 
-    def __call__(self, team: Team | None) -> None:
+    def __call__(self, team: ThreadTeam | None) -> None:
         self.taken[0] = self.words[0] = 0
         if team is None or self.members == 1:
             self.kernel(self.words[3])
@@ -493,7 +496,7 @@ class Stages:
         """What lists of tiles depend on, of "b" and "h" and the like."""
         views = [view for _, view in self.masks]
         found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
-        return reads(*self.p.hiding) | found
+        return reads(*self.p.rules.hiding) | found
 
     @property
     def short(self) -> bool:
@@ -501,7 +504,7 @@ class Stages:
         p, (heads, rows) = self.p, self.blocks
         if self.masks:
             return False
-        tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.hiding else 0
+        tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.rules.hiding else 0
         return p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
 
     def __iter__(self) -> Iterator[Stage]:
@@ -576,14 +579,14 @@ class Stages:
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
         everyone = range(p.batch)
-        if (self.mask is None and p.hiding_node is None) or len(tiles) <= 1:
+        if (self.mask is None and p.rules.hiding_node is None) or len(tiles) <= 1:
             # One tile is not worth a look at what it hides.
             zero = np.zeros(len(rows), np.int64)
-            mixed = KEYS if p.hiding else 0
+            mixed = KEYS if p.rules.hiding else 0
             word = tile_word(tiles, mixed_stop=mixed)
             yield word, self.items(everyone, heads, rows, zero, zero + len(tiles))
             return
-        edges, reading = p.key_edges(KEYS), self.varying
+        edges, reading = p.extents.key_edges(KEYS), self.varying
         cell, target = max(1, self.kind.lanes // 2), chosen()
         masks = {id(x): BlockMask(view, self.rows.start, cell, target, self.threads) for x, view in self.masks}
         dense = dense_bounds(masks, p.lead, p.origin, p.offset) if masks else None
@@ -595,7 +598,9 @@ class Stages:
                 band = rows[max(stop - size, 0) : stop][::-1]
                 lists, parts, length = [], [], 0
                 for first, count in apart.tolist():
-                    ranges = p.ranges(batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1)
+                    ranges = p.extents.ranges(
+                        batch[0], range(first, first + count), band[:, 0], band[:, 0] + band[:, 1] - 1
+                    )
                     ranges = replace(ranges, dense=dense)
                     found, begin, number = self.visible(ranges, edges)
                     mine = heads[heads[:, 0] == first] if "h" in reading else heads
@@ -607,7 +612,7 @@ class Stages:
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
         """The tiles of some blocks of queries, where each block's begin, and how many there are."""
         p = self.p
-        row, tile, kind = tile_pairs(self.mask, p.hiding_node, ranges, edges)
+        row, tile, kind = visible_tiles(self.mask, p.rules.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
         mixed = np.flatnonzero(kind != EVERYTHING)
         if len(mixed):
@@ -631,7 +636,7 @@ class Stages:
         middle = least + self.kind.lanes // 2
         halves = (least, np.where(full, middle - 1, greatest)), (np.where(full, middle, least), greatest)
         kinds = [
-            classify(self.mask, p.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
+            classify(self.mask, p.rules.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
             for i in halves[: 1 + full.any()]
         ]
         seen = [(kind != NOTHING) & ~outside for kind in kinds]
@@ -783,7 +788,7 @@ def kind_of(
     few = few and rows * p.group <= min(FEW, W) and straight[1] and not best
     # A mask that differs by head would have each tile that one head sees worked on for all.
     beside = p.kv_heads > 1 and all(x.strides[-3] > 0 and _heads_in_rows(x) for x in (p.key, p.value))
-    joined = few and beside and "h" not in reads(*p.hiding)
+    joined = few and beside and "h" not in reads(*p.rules.hiding)
     converted = plain.element is not plain.real and not pairs
     apart = rows * p.group > plain.lanes and any(_scattered(x) for x in (p.key, p.value, *more))
     vectors = -(-min(rows * p.heads, JOINED) // W) if joined else 0
@@ -814,7 +819,7 @@ def with_queries_in_lanes(
     return Kind(
         element=type_of(p.dtype),
         real=real,
-        integer=integer_type(p.integers, mask, score) if mask or score else I64,
+        integer=integer_type(p.rules.integers, mask, score) if mask or score else I64,
         lanes=multiple(lanes, W),
         few=0,
         joined=0,
@@ -848,9 +853,9 @@ def working_memory(p: Problem) -> int:
     kind = kind_of(p, chosen(), p.n_q, False)
     blocks = -(-p.heads * p.n_q // kind.lanes) if kind.joined else p.heads * -(-p.n_q // kind.lanes)
     items, lists = p.batch * blocks, 1
-    if p.hiding:
+    if p.rules.hiding:
         items = min(blocks, WAVE * p.heads)
-        lists = min(-(-p.n_q // kind.lanes), WAVE) * (p.heads if "h" in reads(*p.hiding) else 1)
+        lists = min(-(-p.n_q // kind.lanes), WAVE) * (p.heads if "h" in reads(*p.rules.hiding) else 1)
     words = 2 * items * len(kind.item) + 3 * lists * -(-p.n_k // KEYS)
     scratch = scratch_size(kind, min(WIDE_GROUP, items), p.d, p.d_v) * kind.real.size
     return min(num_threads(), p.batch * blocks) * scratch + 8 * words

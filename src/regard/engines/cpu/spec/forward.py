@@ -81,7 +81,7 @@ class Arguments:
 
 
 def integer_type(integers: type[np.signedinteger[Any]], *rules: Arguments | None) -> Type:
-    """The type of the integers in rules: I32 if they fit (see `Problem.integers`), positions in tables included."""
+    """The type of the integers in rules: I32 if they fit (see `CallRules.integers`), positions in tables included."""
     sizes = [table.array.size for rule in rules if rule for table in rule.program.tables]
     return I32 if integers is np.int32 and max(sizes, default=0) < 2**31 else I64
 

@@ -201,7 +201,7 @@ class Work:
         chunk = min(64, power_of_two(-(-p.n_k // N), 2))
         return tiles.Form(
             REAL=self.real,
-            INT=tl.int32 if p.integers is np.int32 else tl.int64,
+            INT=tl.int32 if p.rules.integers is np.int32 else tl.int64,
             M=min(cut.M, power_of_two(p.n_q)),
             N=N,
             T=chunk,

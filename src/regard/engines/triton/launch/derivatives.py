@@ -39,7 +39,7 @@ class Way:
 
     @cached_property
     def tables(self) -> dict[Table, Table]:
-        return {table: Table(x) if device_of(x) is None else Table.lying(x) for table, x in self.t.tables.items()}
+        return {table: Table(x) if device_of(x) is None else Table.of_device(x) for table, x in self.t.tables.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Derivative(Work):
         node = self.p.score_node
         if node is None:
             return ()
-        slope, slopes = self.p.score_partials
+        slope, slopes = self.p.rules.score_partials
         nodes = [node, slope, *(slopes[x] for x in self.readings)]
         assert slope is not None
         if self.way is not None:
@@ -137,7 +137,7 @@ class Bends(Work):
         p, t, u = self.p, self.way.tables, self.other.tables
         if p.score_node is None:
             return None
-        slope, slopes = p.score_partials
+        slope, slopes = p.rules.score_partials
         assert slope is not None
         varying = [multiply(tangent(x, u), reading(leaf, t)) for leaf, x in slopes.items() if leaf.payload in t]
         return Program.of([tangent(p.score_node, u), tangent(slope, u), *varying])
@@ -246,13 +246,13 @@ def bias_gradient(work: Derivative, task: backward_kernel.Task) -> Array:
 
 def table_gradients(p: Problem, given: Any, direction: Any, way: Way | None) -> dict[Table, Array]:
     """A chunk of rows at a time, sorted by entry and then summed entry by entry: slow, but the same in every run."""
-    slopes = p.table_partials
+    slopes = p.rules.table_partials
     if not slopes:
         return {}
     work = Derivative(p, way=way, readings=tuple(slopes))
     totals = {
         table: torch.zeros(table.shape, dtype=tensor(np.empty(0, p.compute)).dtype, device=p.device).reshape(-1)
-        for table in p.tables
+        for table in p.rules.tables
     }
     size = max(1, AT_ONCE // max(1, p.n_k * p.batch * p.heads * BLOCK)) * BLOCK
     for first in range(0, p.n_q if p.n_k * p.batch * p.heads else 0, size):

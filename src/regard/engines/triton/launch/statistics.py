@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from regard.core.problem import Problem
-from regard.core.statistics import Profile, Statistic, Top, cells
+from regard.core.statistics import Profile, Statistic, Top, bin_edges
 from regard.core.tensors import array, tensor
 from regard.engines.triton.kernels import weights
 from regard.engines.triton.launch import tuning
@@ -60,15 +60,15 @@ def second_pass(p: Problem, lse: Array, observe: Sequence[Statistic]) -> dict[St
             ADD[s.name](p, s, rows, P, total)
     for s, total in sums.items():
         if s.name == "pooled" and s.of[2] == "mass":
-            total /= torch.from_numpy(np.diff(cells(s.of[0], p.n_q)))[:, None].to(total)
-        seen[s] = Profile(array(total), p.distances) if s.name == "profile" else array(total)
+            total /= torch.from_numpy(np.diff(bin_edges(s.of[0], p.n_q)))[:, None].to(total)
+        seen[s] = Profile(array(total), p.extents.distances) if s.name == "profile" else array(total)
     return seen | {s: top(p, lse, s.of) for s in observe if s.name == "top"}
 
 
 def shape_of(p: Problem, s: Statistic) -> tuple[int, ...]:
     if s.name == "pooled":
         return p.shape(min(s.of[0], p.n_q), min(s.of[1], p.n_k))
-    return p.shape(p.n_k if s.name == "received" else p.diagonals)
+    return p.shape(p.n_k if s.name == "received" else p.extents.diagonals)
 
 
 def add_received(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
@@ -85,7 +85,7 @@ def add_diagonals(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total:
 
 
 def add_cells(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
-    edges, columns = cells(s.of[0], p.n_q).tolist(), cells(s.of[1], p.n_k).tolist()
+    edges, columns = bin_edges(s.of[0], p.n_q).tolist(), bin_edges(s.of[1], p.n_k).tolist()
     if not p.n_k:
         return
     largest = s.of[2] == "max"

@@ -249,7 +249,7 @@ def bounds(p: Problem) -> Any:
     None: the rules of the call never say so.
     """
     mask = None if p.mask_node is None else _parts(p, p.mask_node)
-    score = None if p.hiding_node is None else _parts(p, p.hiding_node)
+    score = None if p.rules.hiding_node is None else _parts(p, p.rules.hiding_node)
     return None if mask is None and score is None else _bounds(mask, score)
 
 
@@ -260,10 +260,10 @@ def _parts(p: Problem, node: Node) -> Any:
 
 def _unsure(p: Problem, node: Node) -> frozenset[int]:
     """The integers that may wrap somewhere in the call: of them the device knows nothing."""
-    if p.integers is np.int32:
+    if p.rules.integers is np.int32:
         return frozenset()
     near, nodes = 2**16, order([node])
-    ranges = Ranges(**{axis: (a - near, b + near) for axis, (a, b) in p.extent.items()}, keys=p.keys)
+    ranges = Ranges(**{axis: (a - near, b + near) for axis, (a, b) in p.extents.indices.items()}, keys=p.keys)
     found = intervals(nodes, ranges)
     wide = (n for n, x in enumerate(found) if nodes[n].kind == "int" and not np.all(np.abs(x.lo) < LIMIT))
     high = (n for n, x in enumerate(found) if nodes[n].kind == "int" and not np.all(np.abs(x.hi) < LIMIT))

@@ -1,6 +1,6 @@
-"""Models of transformers that are on this machine, and what they attend to in a text. Nothing is fetched.
+"""Capture of transformers' models that are on this machine.
 
-Raises ValueError with one line for people wherever a model or a text cannot be had.
+Nothing is fetched. Raises ValueError with one line for people where a model or a text cannot be had.
 """
 
 import inspect
@@ -16,7 +16,7 @@ import torch
 
 from regard.interpret.capture.captured import Capture, capture
 from regard.interpret.maps import repeated_tokens
-from regard.torch.capturing import pieces
+from regard.torch.capture.recorder import pieces
 
 try:
     import transformers
@@ -35,16 +35,18 @@ def read(
     path: Path | None = None,
     progress: Callable[[str], object] = lambda stage: None,
 ) -> Capture:
-    """What a model attends to in a text, or, without one, in random tokens that are said four times over, which is
-    what induction heads are measured on (Olsson et al. 2022).
+    """Capture a model's attention to a text, or to repeated random tokens.
+
+    Without a text, 25 random tokens are repeated four times, on which induction heads are measured (Olsson et al.
+    2022).
 
     model: a folder as `save_pretrained` writes it, or the name of a model in the local cache. memory, path: as in
     `regard.capture`. An encoder reads the text, and its decoder what the model answers.
     """
     with _quiet():
         config = _loaded(transformers.AutoConfig, model, "configuration")
-        known = None if text is None else _loaded(transformers.AutoTokenizer, model, "tokenizer")
-        ids, labels = _repeated(config) if known is None else _encoded(known, text or "")
+        tokenizer = None if text is None else _loaded(transformers.AutoTokenizer, model, "tokenizer")
+        ids, labels = _repeated(config) if tokenizer is None else _encoded(tokenizer, text or "")
         longest = _longest(config)
         if longest is not None and ids.shape[-1] > longest:
             raise ValueError(f"text is too long: {ids.shape[-1]:,} tokens, and {model} reads at most {longest:,}")
@@ -73,13 +75,13 @@ def read(
     seen.model = model
     for name, tokens in seen.tokens.items():
         assert tokens.ids is not None
-        shown = labels if np.array_equal(tokens.ids, ids) else _pieces(known, tokens.ids[0].tolist())
+        shown = labels if np.array_equal(tokens.ids, ids) else _pieces(tokenizer, tokens.ids[0].tolist())
         seen.tokens[name] = replace(tokens, labels=(tuple(shown),))
     return seen
 
 
 def _loaded(kind: Any, model: str, what: str, **options: Any) -> Any:
-    """What a folder or the local cache has of a model."""
+    """Load a part of a model from a folder or from the local cache."""
     try:
         return kind.from_pretrained(model, local_files_only=True, **options)
     except (OSError, ValueError, KeyError) as error:
@@ -92,7 +94,7 @@ def _loaded(kind: Any, model: str, what: str, **options: Any) -> Any:
 
 
 def _encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]]:
-    """Token ids (1, n), and for each the piece of the text that it is, or its name if it is none."""
+    """Return token ids (1, n), and for each its piece of the text, or else its name."""
     if not text:
         raise ValueError("text is empty: give at least one character")
     made = tokenizer(text, return_offsets_mapping=tokenizer.is_fast)
@@ -102,7 +104,7 @@ def _encoded(tokenizer: Any, text: str) -> tuple[np.ndarray[Any, Any], list[str]
     if tokenizer.is_fast:
         labels, end = [], 0
         for (a, b), name in zip(made["offset_mapping"], pieces(tokenizer, ids), strict=True):
-            labels.append(text[end:b] if b > a else name)  # with the space before it, where that is no token's
+            labels.append(text[end:b] if b > a else name)  # with the space before it, where no token covers that
             end = max(end, b)
     else:
         labels = pieces(tokenizer, ids)
@@ -125,7 +127,7 @@ def _repeated(config: Any) -> tuple[np.ndarray[Any, Any], list[str]]:
 
 
 def _longest(config: Any) -> int | None:
-    """The most tokens that the model was made for."""
+    """Return the largest number of tokens that the model takes."""
     text = config.get_text_config()
     for name in ("max_position_embeddings", "n_positions", "max_source_positions"):
         if isinstance(found := getattr(text, name, None), int) and found > 0:
@@ -135,7 +137,7 @@ def _longest(config: Any) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the reports of transformers on weights that an attention map has no use for."""
+    """Silence transformers' reports on weights that attention maps do not need."""
     logger = logging.getLogger("transformers")
     level = logger.level
     transformers.utils.logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""`regard.capture` for PyTorch: what passes through attention while a model runs, by module.
+"""`regard.capture` for PyTorch: records attention calls by module.
 
 Every call of attention goes through `regard.attention` meanwhile: transformers' models by their attention interface,
 calls of `F.scaled_dot_product_attention` by a function mode, modules of `regard.torch` as they are. Hooks on the
@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from regard.interpret.capture.captured import Capture
-from regard.interpret.capture.joining import Call, Joined, Passing, Store, Unjoinable
+from regard.interpret.capture.joining import ArrayStore, CallSequence, CapturedCall, JoinedCalls, UnjoinableCalls
 from regard.interpret.capture.layers import Layer, Tokens
 from regard.torch import adapter
 from regard.torch.arrays import autocast, checked, values
 from regard.torch.dropins import functional
+from regard.torch.dropins.transformers import NAME, register_transformers
 from regard.torch.graph.modes import quiet
-from regard.torch.transformers import NAME, register_transformers
 from regard.warning import RegardWarning
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -52,7 +52,7 @@ def capture(
     path: str | Path | None = None,
     tokenizer: Any = None,
 ) -> Iterator[Capture]:
-    """See `regard.capture`."""
+    """Record a model; see `regard.capture`."""
     labels = _labels(tokenizer)
     seen = Capture(model=_name(model))
     with ExitStack() as stack:
@@ -65,14 +65,14 @@ def capture(
             switched.enter_context(_on_regard(model))
             switched.enter_context(recorder.hooked())
             switched.enter_context(adapter.watched(recorder.attention))
-            switched.enter_context(_Functions())
+            switched.enter_context(_SdpaMode())
             yield seen
         seen.layers, seen.tokens = recorder.finished(labels)
         seen.dropped = recorder.dropped
         if path is not None:
             seen.save(path)
-            kept = Capture.load(path)
-            seen.layers, seen.tokens = kept.layers, kept.tokens
+            saved = Capture.load(path)
+            seen.layers, seen.tokens = saved.layers, saved.tokens
     if recorder.runs and not recorder.calls:
         raise RuntimeError(
             f"no attention was seen in {seen.model}: it calls neither regard.attention nor "
@@ -90,7 +90,7 @@ def _name(model: nn.Module) -> str:
 
 @contextmanager
 def _on_regard(model: nn.Module) -> Iterator[None]:
-    """A model of transformers with attn_implementation="regard", and with its own again afterwards."""
+    """Set attn_implementation="regard" on a model of transformers for a while."""
     if not hasattr(model, "set_attn_implementation"):
         yield
         return
@@ -105,8 +105,11 @@ def _on_regard(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = implementation
 
 
-class _Functions(torch.overrides.TorchFunctionMode):
-    """Inside, `F.scaled_dot_product_attention` is regard's, however it was imported."""
+class _SdpaMode(torch.overrides.TorchFunctionMode):
+    """Function mode in which `F.scaled_dot_product_attention` is regard's.
+
+    However it was imported.
+    """
 
     original = staticmethod(F.scaled_dot_product_attention)
 
@@ -114,21 +117,21 @@ class _Functions(torch.overrides.TorchFunctionMode):
         kwargs = kwargs or {}
         if function is self.original:
             return functional.scaled_dot_product_attention(*args, **kwargs)
-        if function is F.multi_head_attention_forward:  # whose own calls are not seen from here
+        if function is F.multi_head_attention_forward:  # a function mode does not see the calls inside
             with functional.sdpa():
                 if not kwargs.get("need_weights", True):
                     return function(*args, **kwargs)
-                with torch.no_grad():  # weights are made without the function: it is called for what is seen alone
+                with torch.no_grad():  # PyTorch computes weights without the function: this call is only recorded
                     function(*args, **kwargs | {"need_weights": False})
         return function(*args, **kwargs)
 
 
-quiet.add(_Functions)
+quiet.add(_SdpaMode)
 
 
 @dataclass
-class _Running:
-    """A module while its forward runs."""
+class _RunningModule:
+    """Module while its forward runs."""
 
     name: str
     module: nn.Module
@@ -137,7 +140,7 @@ class _Running:
 
 
 class Recorder:
-    """What a model's layers were given while it ran."""
+    """Recorder of attention calls while a model runs, layer by layer."""
 
     def __init__(
         self,
@@ -148,20 +151,20 @@ class Recorder:
         folder: Path | None,
     ):
         self.model, self.layers, self.heads, self.memory = model, layers, heads, memory
-        self.store = Store(folder)
+        self.store = ArrayStore(folder)
         self.calls = self.runs = 0
-        self.seen: dict[str, Passing] = {}  # by name, in the order of first calls
+        self.seen: dict[str, CallSequence] = {}  # by name, in the order of first calls
         self.belongs: dict[str, tuple[str | None, str | None]] = {}
         self.dropped: dict[str, str] = {}
-        self.texts: dict[str, list[Array]] = {}  # ids (b, n), call after call
+        self.texts: dict[str, list[Array]] = {}  # ids (b, n) of each call
         self.text: str | None = None
         self._pending: tuple[str, Array] | None = None
         self._given: tuple[int, Any] | None = None
         self._continues = False
-        self._running: list[_Running] = []
+        self._running: list[_RunningModule] = []
         self._thread = threading.get_ident()
 
-    # Which module runs, and what text it reads
+    # Hooks: the running module, and its text
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -185,7 +188,7 @@ class Recorder:
                 self.runs += 1
                 self.store.forget()
             self._read(name, given, "input_ids" in names)
-            self._running.append(_Running(name, module, given))
+            self._running.append(_RunningModule(name, module, given))
 
         return enter
 
@@ -201,13 +204,13 @@ class Recorder:
             return
         key = ids.data_ptr(), tuple(ids.shape)
         if self._running and self._given == key:
-            return  # handed on from the outside in
+            return  # passed on from an outer module
         self._given = key
         array = values(checked("input_ids", ids)).astype(np.int64)
         self._pending = name or "text", array.reshape(-1, array.shape[-1])
 
-    def _settle(self, continues: bool) -> None:
-        """The text that was read last belongs to the sequence of the layers that are called now."""
+    def _assign_text(self, continues: bool) -> None:
+        """Assign the text that was read last to the layers that are called now."""
         self._continues = continues
         if self._pending is None:
             return
@@ -216,10 +219,10 @@ class Recorder:
         before = self.texts.get(self.text, []) if continues else []
         self.texts[self.text] = [*before, ids] if not before or len(before[0]) == len(ids) else [ids]
 
-    # What attention is given
+    # Attention calls
 
     def attention(self, query: Any, key: Any, value: Any, *, observe: Any = (), **options: Any) -> Any:
-        """`regard.attention` on tensors, which is looked at."""
+        """Compute and record `regard.attention` on tensors."""
         if threading.get_ident() != self._thread or not self._running:
             return adapter.attention(query, key, value, observe=observe, **options)
         asked = tuple(observe)
@@ -240,32 +243,32 @@ class Recorder:
             query, key = autocast(query), autocast(key)
         given = adapter.in_numpy({"query": query, "key": key, "lse": lse} | options)
         arrays = {x: given.pop(x) for x in ("query", "key", "lse")}
-        call = Call.of(**arrays, options=given, cross=_crosses(module, query))
-        known = self.seen.get(name)
+        call = CapturedCall.of(**arrays, options=given, cross=_crosses(module, query))
+        earlier = self.seen.get(name)
         if call.cross:
             continues = self._continues
         else:
-            continues = known is not None and known.precedes(call)
-            self._settle(continues)
+            continues = earlier is not None and earlier.precedes(call)
+            self._assign_text(continues)
         others = [text for text in self.texts if text != self.text]
         self.belongs[name] = self.text, (others[-1] if others else None) if call.cross else self.text
-        self.seen[name] = self._taken(name, call, known if continues else None)
+        self.seen[name] = self._joined(name, call, earlier if continues else None)
 
-    def _taken(self, name: str, call: Call, known: Passing | None) -> Passing:
-        """A layer after a call: with what it was before, if the call continues that."""
+    def _joined(self, name: str, call: CapturedCall, earlier: CallSequence | None) -> CallSequence:
+        """Return a layer after a call: joined with the earlier ones if it continues them."""
         if name in self.dropped or not self._wanted(name):
-            return Passing(call)
+            return CallSequence(call)
         try:
-            if not isinstance(known, Joined) or not known.add(call):
-                known = Joined(call, self.store, self.heads)
-        except Unjoinable as error:
+            if not isinstance(earlier, JoinedCalls) or not earlier.add(call):
+                earlier = JoinedCalls(call, self.store, self.heads)
+        except UnjoinableCalls as error:
             self.dropped[name] = str(error)
-            return Passing(call)
+            return CallSequence(call)
         others = sum(seen.nbytes for other, seen in self.seen.items() if other != name)
-        if self.memory is not None and others + known.nbytes > self.memory:
-            self.dropped[name] = f"{known.nbytes:,} bytes more would be over memory={self.memory:,}"
-            return Passing(call)
-        return known
+        if self.memory is not None and others + earlier.nbytes > self.memory:
+            self.dropped[name] = f"{earlier.nbytes:,} bytes more would be over memory={self.memory:,}"
+            return CallSequence(call)
+        return earlier
 
     def _wanted(self, name: str) -> bool:
         number = [*self.seen, name].index(name)
@@ -278,7 +281,10 @@ class Recorder:
                 raise ValueError(f"layers: {x!r} is no layer of {named}; it has {_listed(self.seen)}")
 
     def finished(self, labels: Callable[[list[int]], list[str]] | None) -> tuple[list[Layer], dict[str, Tokens]]:
-        """The layers, and the texts that were read. Raises ValueError if a layer that was asked for is none."""
+        """Return the layers, and the texts that were read.
+
+        Raises ValueError if a chosen layer does not exist.
+        """
         self._check_chosen()
         tokens = {}
         for name, parts in self.texts.items():
@@ -289,18 +295,18 @@ class Recorder:
         layers = [
             seen.layer(name, sizes, self.belongs[name], number)
             for number, (name, seen) in enumerate(self.seen.items())
-            if isinstance(seen, Joined)
+            if isinstance(seen, JoinedCalls)
         ]
         return layers, tokens
 
 
 def _is(chosen: int | str, number: int, name: str) -> bool:
-    """Whether a layer is one that was asked for, by its number or by a name or pattern."""
+    """Return True if a layer was chosen, by its number or by a name or pattern."""
     return fnmatch.fnmatchcase(name, chosen) if isinstance(chosen, str) else chosen == number
 
 
 def _listed(names: Iterable[str], most: int = 8) -> str:
-    """Layers by number and name, the last of them where they are many."""
+    """List layers by number and name; of many, the first and the last."""
     all_of = [f"{number} {name}" for number, name in enumerate(names)]
     return ", ".join(all_of if len(all_of) <= most else [*all_of[: most - 1], "...", all_of[-1]])
 
@@ -309,8 +315,8 @@ def _integers(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and not x.is_floating_point() and x.dtype is not torch.bool and x.ndim in (1, 2)
 
 
-def _crosses(running: _Running, query: torch.Tensor) -> bool:
-    """Whether the keys of a call are those of another sequence."""
+def _crosses(running: _RunningModule, query: torch.Tensor) -> bool:
+    """Return True if the keys of a call are those of another sequence."""
     given = running.given
     if any(given.get(name) is not None for name in OTHER_SEQUENCE):
         return True
@@ -323,7 +329,7 @@ def _crosses(running: _Running, query: torch.Tensor) -> bool:
 
 
 def _labels(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
-    """What to show for ids: by a tokenizer of transformers, or by a function of a list of ids."""
+    """Return a function from ids to labels, of a tokenizer or of such a function."""
     if tokenizer is None:
         return None
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
@@ -338,5 +344,5 @@ def _labels(tokenizer: Any) -> Callable[[list[int]], list[str]] | None:
 
 
 def pieces(tokenizer: Any, ids: list[int]) -> list[str]:
-    """What a tokenizer of transformers has for ids, with the spaces and newlines that its marks stand for."""
+    """Decode ids one by one, with spaces and newlines for a tokenizer's marks."""
     return ["".join(MARKS.get(c, c) for c in str(token)) for token in tokenizer.convert_ids_to_tokens(ids)]

@@ -1,7 +1,7 @@
-"""transformers' models on `regard.attention`: its attention interface, and its masks as rules.
+"""transformers' models on `regard.attention`, with their masks as rules.
 
 A model of transformers describes each of its masks as a function of the indices (b, h, q, k) before it makes an array
-of it. Here that function is traced into a rule instead, and the rule goes through the model in the place of the array.
+of it. Here that function is traced into a rule, and the rule goes through the model in the place of the array.
 """
 
 import sys
@@ -16,11 +16,10 @@ import torch
 from regard import rules
 from regard.rules import Mask, Traced, as_mask
 from regard.rules.expression import literal
-from regard.torch.fastpath import positions_first
+from regard.torch.adapter import heads_first
 from regard.torch.graph import modes
 from regard.torch.graph.texts import text_of
-from regard.torch.graph.traced import InGraph, constant, in_graph
-from regard.torch.rules import ARITHMETIC, arithmetic
+from regard.torch.graph.traced import GraphRule, constant, in_graph
 from regard.warning import RegardWarning
 
 NAME = "regard"
@@ -43,13 +42,13 @@ def register_transformers() -> None:
 
         regard.torch.register_transformers()
         model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="regard")
-        model.set_attn_implementation("regard")         # or a model that is there already
+        model.set_attn_implementation("regard")         # or for a loaded model
 
     Causal, padded, packed, sliding-window and chunked masks, and those that a model composes of
     index functions, become rules; nothing of size n × n is made of them. Soft caps, sinks, grouped
     heads, cross-attention and caches, dynamic and static, are served, in training and generation.
-    What a model or its caller makes as an array of n × n, such as T5's position bias or a mask of
-    four dimensions, is read as it is. `output_attentions=True` in a call returns the weights,
+    Arrays of n × n from a model or its caller, such as T5's position bias or a mask of four
+    dimensions, are read as they are. `output_attentions=True` in a call returns the weights,
     before dropout. `torch.compile(model, fullgraph=True)` makes one graph of a model that is given
     a cache or an attention_mask; without both, transformers looks for packed sequences, and
     attention runs between graphs.
@@ -77,7 +76,10 @@ def register_transformers() -> None:
 
 
 def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
-    """transformers' choice of an attention implementation, which takes every registered name for every model."""
+    """Wrap transformers' choice of an implementation to accept "regard" with advice.
+
+    transformers itself takes every registered name for every model.
+    """
     import transformers
 
     @wraps(chosen)
@@ -87,16 +89,16 @@ def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
             return found
         family = next(x for x in type(self).__mro__ if transformers.PreTrainedModel in x.__bases__).__name__
         if not self._can_set_attn_implementation():
-            tell(
+            warn_once(
                 f"{family} computes its attention itself, without transformers' attention interface: "
                 "it runs with attn_implementation='eager', not on regard"
             )
             return "eager"
         _fill_tables(sys.modules[type(self).__module__])
-        says = next(x for x in type(self).__mro__ if "_supports_attention_backend" in vars(x))
-        silent = says is transformers.PreTrainedModel and self._supports_sdpa  # the default is False
+        declaring = next(x for x in type(self).__mro__ if "_supports_attention_backend" in vars(x))
+        silent = declaring is transformers.PreTrainedModel and self._supports_sdpa  # the default is False
         if not self._supports_attention_backend and not silent:
-            tell(
+            warn_once(
                 f"{family} does not support other attention implementations, by its _supports_attention_backend and "
                 "_supports_sdpa: compare its results on regard with those of 'eager'"
             )
@@ -106,23 +108,27 @@ def _answering(chosen: Callable[..., str]) -> Callable[..., str]:
 
 
 def _fill_tables(module: ModuleType) -> None:
-    """Name a class for "regard" where a model looks up the class of its layers by the name of an implementation."""
+    """Name a class for "regard" in a model's tables of layer classes.
+
+    Such tables go from the name of an implementation to the class of a layer.
+    """
     for name, table in vars(module).items():
         if name.endswith("_ATTENTION_CLASSES") and isinstance(table, dict) and NAME not in table:
             own = "sdpa" if "sdpa" in table else "eager"
             table[NAME] = table[own]
-            tell(
+            warn_once(
                 f"{table[own].__name__} computes attention itself, without transformers' attention interface: layers "
                 f"of this class run with attn_implementation={own!r}, not on regard"
             )
 
 
 class RuleMask(torch.Tensor):
-    """A mask of shape (batch, 1, n_q, n_k) that is a rule, and a tensor without storage, as models hand masks on.
+    """Mask of shape (batch, 1, n_q, n_k) that is a rule, and a tensor without storage.
 
-    rule: who may be attended to, None for everyone. offset, origin: as in `regard.attention`. Shape, dtype and device
-    can be read, and it can be moved and copied. An operation on its elements has them made, by `make`, with a warning
-    that names `model`; from then on the mask is those elements, which the model may have changed.
+    rule: the pairs that may attend, None for all. offset, origin: as in `regard.attention`. Shape, dtype and device can
+    be read, and it can be moved and copied, as models do with masks. An operation on its elements has them made, by
+    `make`, with a warning that names `model`. From then on the mask is those elements, which the model may have
+    changed.
     """
 
     rule: Mask | None
@@ -156,7 +162,7 @@ class RuleMask(torch.Tensor):
     def elements(self) -> torch.Tensor:
         """The mask as an array of n_q × n_k."""
         if self.made is None:
-            tell(ELEMENTS.format(self.model))
+            warn_once(ELEMENTS.format(self.model))
             self.made = self.make().to(self.device)
         return self.made
 
@@ -177,7 +183,10 @@ _COPIES = {torch.ops.aten.detach, torch.ops.aten.clone, modes.to_copy, torch.ops
 
 
 class GraphMask:
-    """The same in a graph that is being compiled: no tensor, but with what models ask of one."""
+    """`RuleMask` in a graph that is being compiled.
+
+    It is no tensor, but has what models ask of one.
+    """
 
     ndim, dtype = 4, torch.bool
     made: torch.Tensor | None
@@ -185,7 +194,7 @@ class GraphMask:
     def __init__(
         self,
         shape: tuple[int, ...],
-        rule: InGraph | None,
+        rule: GraphRule | None,
         offset: Any,
         origin: tuple[int, int, int],
         make: Callable[[], torch.Tensor],
@@ -198,14 +207,14 @@ class GraphMask:
         return self
 
     def to(self, *args: Any, **options: Any) -> Any:
-        """The same where it is only moved; its elements in a dtype of numbers."""
+        """Return the mask itself where it is only moved, else its elements in `dtype`."""
         kind = next((x for x in (*args, *options.values()) if isinstance(x, torch.dtype)), torch.bool)
         return self if kind is torch.bool else self.elements.to(kind)
 
     @property
     def elements(self) -> torch.Tensor:
         if self.made is None:
-            tell(ELEMENTS.format(self.model))
+            warn_once(ELEMENTS.format(self.model))
             self.made = self.make()
         return self.made
 
@@ -227,52 +236,25 @@ class GraphMask:
         return function(*args, **options)
 
 
-class Index(Traced):
+MASKS = RuleMask, GraphMask
+
+
+class MaskIndex(Traced):
     """An index in a mask function of transformers, or what one makes of it: such a function expects tensors."""
 
     __slots__ = ()
 
     device = torch.device("cpu")
 
-    def to(self, *args: Any, **options: Any) -> "Index":
-        """The index in another dtype: only masks are moved, from one device to another."""
-        kind = next((x for x in (*args, *options.values()) if isinstance(x, torch.dtype)), None)
-        return (
-            self if kind is None else self._as(bool if kind is torch.bool else float if kind.is_floating_point else int)
-        )
+    def new_ones(self, shape: Any, **options: Any) -> "MaskIndex":
+        return MaskIndex(literal(True, "bool"))
 
-    def long(self) -> "Index":
-        return self._as(int)
-
-    def bool(self) -> "Index":
-        return self._as(bool)
-
-    int = long
-
-    def _as(self, kind: Any) -> "Index":
-        return Index(self.astype(kind).node)
-
-    def new_ones(self, shape: Any, **options: Any) -> "Index":
-        return Index(literal(True, "bool"))
-
-    def new_zeros(self, shape: Any, **options: Any) -> "Index":
-        return Index(literal(False, "bool"))
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ARITHMETIC:
-            return partial(arithmetic, name, self)
-        raise AttributeError(f"{name} of an index cannot be made a rule")
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(function, "__name__", str(function))
-        if name not in ARITHMETIC:
-            raise TypeError(f"{name} of an index cannot be made a rule")
-        return arithmetic(name, *args, **(kwargs or {}))
+    def new_zeros(self, shape: Any, **options: Any) -> "MaskIndex":
+        return MaskIndex(literal(False, "bool"))
 
 
-class Lookups(torch.overrides.TorchFunctionMode):
-    """Inside, a tensor that is indexed with an `Index` is a table, one for each tensor."""
+class TableLookups(torch.overrides.TorchFunctionMode):
+    """Function mode in which a tensor indexed with a `MaskIndex` becomes a table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,7 +264,7 @@ class Lookups(torch.overrides.TorchFunctionMode):
         if function is torch.Tensor.__getitem__:
             x, at = args
             at = at if isinstance(at, tuple) else (at,)
-            if any(isinstance(index, Index) for index in at):
+            if any(isinstance(index, MaskIndex) for index in at):
                 if id(x) not in self.tables:
                     self.tables[id(x)] = x, rules.table(x.detach())
                 return self.tables[id(x)][1][at]
@@ -300,7 +282,11 @@ def mask(
     device: Any = "cpu",
     **options: Any,
 ) -> RuleMask | GraphMask:
-    """transformers' mask interface: the mask that an index function and a padding mask (batch, keys) describe."""
+    """Make a mask, as transformers' mask interface.
+
+    mask_function: True where query index may attend to key index. attention_mask: padding (batch, keys), True = a
+    token.
+    """
     from transformers.masking_utils import (
         bidirectional_mask_function,
         causal_mask_function,
@@ -322,17 +308,17 @@ def mask(
             return outside_mask(
                 batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device
             )
-        found = None if function is bidirectional_mask_function else InGraph(name_of_mask(function), ())
+        found = None if function is bidirectional_mask_function else GraphRule(name_of_mask(function), ())
         if attention_mask is not None:
-            kept = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+            padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
             # A cache of a sliding window holds the last keys, and those are the columns of a mask in a graph.
-            flags = in_graph("mask", kept[:, None, None, kv_offset : kv_offset + kv_length])
+            flags = in_graph("mask", padding[:, None, None, kv_offset : kv_offset + kv_length])
             found = flags if found is None else found & flags
-        # A static cache counts on in the tensor that it hands out, before attention reads it.
+        # A static cache updates its offset tensor in place, before attention reads it.
         offset = q_offset.clone() if isinstance(q_offset, torch.Tensor) else q_offset
         return GraphMask(shape, found, offset, (0, 0, kv_offset), make, model)
     first, last = int(q_offset), int(kv_offset) + kv_length - 1
-    # In a step of decoding the query comes after every key; and the function of no mask looks at indices in vain.
+    # In a decode step the query comes after every key, so causal hides nothing.
     everyone = function is bidirectional_mask_function or (function is causal_mask_function and first >= last)
     rule = None if everyone else rule_of(function)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
@@ -343,16 +329,16 @@ def mask(
 
 
 def rule_of(function: Callable[..., Any]) -> Mask:
-    """The rule that a mask function computes; one that depends on nothing but its arguments is traced once."""
+    """Trace a mask function into a rule; once, if it has no closure."""
     return _traced_once(function) if getattr(function, "__closure__", function) is None else _traced(function)
 
 
 def _traced(function: Callable[..., Any]) -> Mask:
     def traced(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return function(*(Index(x.node) for x in (b, h, i, j)))
+        return function(*(MaskIndex(x.node) for x in (b, h, i, j)))
 
-    traced.__name__ = getattr(function, "__name__", type(function).__name__)  # what the rule prints as
-    with Lookups():
+    traced.__name__ = getattr(function, "__name__", type(function).__name__)  # the text of the rule
+    with TableLookups():
         return as_mask(traced)
 
 
@@ -368,7 +354,7 @@ outside_mask = torch.compiler.disable(mask, reason=OUTSIDE)
 
 @constant
 def name_of_mask(function: Callable[..., Any]) -> str:
-    """The name of such a rule in a graph."""
+    """Write the rule of a mask function as text."""
     return text_of(rule_of(function), ())
 
 
@@ -377,14 +363,14 @@ _softcap = lru_cache(rules.softcap)
 
 
 @cache
-def told(message: str) -> None:
+def _warned(message: str) -> None:
     warnings.warn(message, RegardWarning, stacklevel=3)
 
 
 @constant
-def tell(message: str) -> None:
+def warn_once(message: str) -> None:
     """Warn once in a process, also while a graph is traced."""
-    told(message)
+    _warned(message)
 
 
 def attention(
@@ -406,19 +392,21 @@ def attention(
     cache: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """transformers' attention interface: out (batch, n_q, h, d_v), and the weights if they are asked for.
+    """Compute attention, as transformers' attention interface.
 
-    s_aux: sinks (h,). sinks: one for each query, (batch, h, n_q, 1). indices: the keys that each query sees of those
-    that the mask allows, (batch, n_q, k); -1 is none.
+    Returns out (batch, n_q, h, d_v), and the weights if they are asked for, else None. s_aux: sinks (h,). sinks: one
+    for each query, (batch, h, n_q, 1). indices: the keys that each query sees of those that the mask allows, (batch,
+    n_q, k); -1 is none.
     """
-    output_attentions = output_attentions or weights_are_recorded()
+    compiling = torch.compiler.is_compiling()
+    output_attentions = output_attentions or weights_are_recorded(compiling)
     for name, x in options.items():
-        if isinstance(x, torch.Tensor) and name not in UNREAD:
+        if name not in UNREAD and x is not None and isinstance(x, torch.Tensor):
             raise NotImplementedError(
                 f"attn_implementation='regard' does not know the keyword {name!r}, a tensor that "
                 f"{type(module).__name__} gives to its attention: use 'eager' for this model"
             )
-    if isinstance(attention_mask, RuleMask) and torch.compiler.is_compiling():
+    if compiling and isinstance(attention_mask, RuleMask):
         return outside_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
             softcap=softcap, position_bias=position_bias, s_aux=s_aux, sinks=sinks, indices=indices,
@@ -426,14 +414,14 @@ def attention(
         )  # fmt: skip
     if cache is not None:
         raise NotImplementedError("attn_implementation='regard' has no paged cache, which continuous batching needs")
-    made = rules.softcap if torch.compiler.is_compiling() else _softcap
-    wishes: dict[str, Any] = {
+    made = rules.softcap if compiling else _softcap
+    call_options: dict[str, Any] = {
         "scale": scaling, "bias": position_bias, "sink": s_aux, "score": None if softcap is None else made(softcap),
         "dropout": dropout or None, "return_weights": True if output_attentions else None,
         "observe": None if sinks is None and (s_aux is None or not output_attentions) else ("lse",),
     }  # fmt: skip
     n_q, n_k = query.shape[-2], key.shape[-2]
-    if isinstance(attention_mask, RuleMask | GraphMask):
+    if isinstance(attention_mask, MASKS):
         rows, columns = attention_mask.shape[-2:]
         if rows not in (1, n_q) or columns not in (1, n_k):
             raise ValueError(f"the mask is for {rows} queries and {columns} keys, but the call has {n_q} and {n_k}")
@@ -441,54 +429,65 @@ def attention(
             attention_mask = attention_mask.made
         elif (rows, columns) != (n_q, n_k):  # it broadcasts, as a rule cannot
             attention_mask = attention_mask.make()
-    if isinstance(attention_mask, RuleMask | GraphMask):
+    if isinstance(attention_mask, MASKS):
         if attention_mask.rule is not None:
-            wishes["mask"] = attention_mask.rule
+            call_options["mask"] = attention_mask.rule
             moved = isinstance(attention_mask.offset, torch.Tensor) or attention_mask.offset != n_k - n_q
-            if attention_mask.origin[2] or moved:  # elsewhere than a call begins anyway
-                wishes |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
+            if attention_mask.origin[2] or moved:  # other than the default of a call
+                call_options |= {"offset": attention_mask.offset, "origin": attention_mask.origin}
     elif attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if causal and n_q > 1:
-            wishes |= {"causal": True, "offset": 0}
+            call_options |= {"causal": True, "offset": 0}
     elif attention_mask.is_floating_point():
-        wishes["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
+        call_options["bias"] = attention_mask if position_bias is None else position_bias + attention_mask
     else:
-        wishes["mask"] = attention_mask
+        call_options["mask"] = attention_mask
     if indices is not None:
         chosen = chosen_keys(indices, n_k)
-        wishes["mask"] = wishes["mask"] & chosen if "mask" in wishes else chosen
-    found = positions_first(*(x.transpose(1, 2) for x in (query, key, value)), **wishes)
+        call_options["mask"] = call_options["mask"] & chosen if "mask" in call_options else chosen
+    found = heads_first(query, key, value, **call_options)
     if not isinstance(found, tuple):
         return found, None
     out, *others = found
     weights = others[0] if output_attentions else None
-    lse = None if wishes["observe"] is None else others[-1].lse[..., None]
+    lse = None if call_options["observe"] is None else others[-1].lse[..., None]
     if weights is not None:
         weights = normalized(weights, None if s_aux is None else torch.exp(s_aux[:, None, None] - lse))
     if sinks is not None:
-        # exp(lse) / (exp(lse) + exp(sink)): what a sink of each query leaves of the weights.
+        # exp(lse) / (exp(lse) + exp(sink)): the share that a sink of each query leaves to the keys.
         left = torch.sigmoid(lse - sinks)
         out = out * left.transpose(1, 2).to(out.dtype)
         weights = None if weights is None else weights * left.to(weights.dtype)
     return out, weights
 
 
-def weights_are_recorded() -> bool:
-    """Whether weights are asked for of a model that does not tell its attention, but looks at what that returns."""
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:
+def weights_are_recorded(compiling: bool) -> bool:
+    """Return whether weights are asked for of a model that reads them from what its attention returns."""
+    collector = active_collector() if compiling else _active_collector_once()
+    if collector is None:
         return False
-    wanted = _active_collector.global_var if torch.compiler.is_compiling() else _active_collector.get()
+    wanted = collector.global_var if compiling else collector.get()
     return wanted is not None and any("attentions" in name for name in wanted)
 
 
-def normalized(weights: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
-    """Weights (..., n_q, n_k) that sum to 1 with what a sink takes; those of a query that sees nothing stay 0.
+def active_collector() -> Any:
+    """Return transformers' context variable of what is recorded of a model; None where this version has none."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return None
+    return _active_collector
 
-    Weights are exp(score - lse), and float32 holds an lse to 2^-24 of its size: at scores of 1,000, as relative
-    positions make them, every weight of a row would be off by the same 3e-5.
+
+_active_collector_once = cache(active_collector)  # an import statement takes microseconds in each layer
+
+
+def normalized(weights: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    """Scale weights (..., n_q, n_k) to sum to 1 together with a sink.
+
+    Those of a query that sees nothing stay 0. Weights are exp(score - lse), and float32 holds an lse to 2^-24 of its
+    size: at scores of 1,000, as relative positions make them, every weight of a row would be off by the same 3e-5.
     """
     total = weights.sum(-1, keepdim=True, dtype=torch.promote_types(weights.dtype, torch.float32))
     total = total if sink is None else total + sink
@@ -496,7 +495,7 @@ def normalized(weights: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor
 
 
 def chosen_keys(indices: torch.Tensor, n_k: int) -> torch.Tensor:
-    """The keys at indices (batch, n_q, k), of which -1 is none, as a mask (batch, 1, n_q, n_k)."""
+    """Turn indices (batch, n_q, k) into a mask (batch, 1, n_q, n_k); -1 is no key."""
     found = indices.new_zeros((*indices.shape[:-1], n_k + 1), dtype=torch.bool)
     at = torch.where(indices < 0, n_k, indices).long()
     return found.scatter(-1, at, True)[:, None, :, :n_k]

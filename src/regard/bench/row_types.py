@@ -1,4 +1,4 @@
-"""Kinds of rows: what a row measures, and how."""
+"""Types of rows: what each measures, and its method."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ from regard.runtime.threads import num_threads
 Array = np.ndarray[Any, np.dtype[Any]]
 Options = dict[str, Any]
 Named = dict[str, Array]
-Prepared = tuple[Callable[[], Any], Callable[[Any], Any]]  # what is timed, and how its result is read
+Prepared = tuple[Callable[[], Any], Callable[[Any], Any]]  # the call to time, and a function from its result to arrays
 
 PEAK = "the peak"
-MANY = 5  # times as many rounds of calls on several threads
+MANY = 5  # factor of rounds for calls on several threads
 BACKWARD = 2.5
 """Products of backward over those of forward: five for two."""
 
@@ -53,16 +53,11 @@ class Row(Protocol):
 # Calls of regard
 
 
-def real_inputs(c: Case, dtype: Any) -> tuple[Array, Array, Array, Options]:
-    """As the case has them, the bias in the dtype of a call's sums."""
-    q, k, v, options = c.inputs(dtype)
-    if "bias" in options:
-        options["bias"] = options["bias"].astype(np.float64 if q.dtype == np.float64 else np.float32)
-    return q, k, v, options
-
-
 def named(result: Any) -> Named:
-    """The arrays of a result of `regard.attention` by name; of those in several the values."""
+    """Return the arrays of a result of `regard.attention` by name.
+
+    Of statistics with several arrays, the values.
+    """
     if not isinstance(result, tuple):
         return {"out": result}
     out, seen = result
@@ -70,13 +65,19 @@ def named(result: Any) -> Named:
 
 
 def exact(q: Array, k: Array, v: Array, options: Options) -> Named:
-    """The same call in float64, in tiles on NumPy, which has nothing in common with the compiled kernels."""
+    """Compute the same call in float64 by the tiled engine.
+
+    It shares no kernel with the cpu engine.
+    """
     wide = {name: x.astype(np.float64) if name == "bias" else x for name, x in options.items()}
     return named(regard.attention(*(x.astype(np.float64) for x in (q, k, v)), engine="tiled", **wide))
 
 
 def flops(c: Case, options: Options) -> float:
-    """2 · b · h · n_q · n_k · (d + d_v), and half of it for as many causal queries as keys."""
+    """Return 2 · b · h · n_q · n_k · (d + d_v).
+
+    Half of it for as many causal queries as keys.
+    """
     half = 0.5 if options.get("causal") and c.n_q == c.n_k else 1.0
     return half * 2.0 * float(np.prod(c.lead)) * c.h * c.n_q * c.n_k * (c.d + c.d_v)
 
@@ -86,20 +87,20 @@ def facts(c: Case) -> dict[str, Any]:
 
 
 def checked(c: Case, dtype: Any, s: Setting, **more: Any) -> tuple[Callable[[], Any], Options]:
-    """A call that has given the right result, and its options."""
-    q, k, v, options = real_inputs(c, dtype)
+    """Return a call whose result was checked, and its options."""
+    q, k, v, options = c.inputs_with_real_bias(dtype)
     options |= more
     call = partial(regard.attention, q, k, v, engine=s.engine, **options)
     check(named(call()), exact(q, k, v, options), q.dtype)
     return call, options
 
 
-# Kinds of rows
+# Row types
 
 
 @dataclass(frozen=True)
-class Rate:
-    """The limits themselves."""
+class LimitRow:
+    """A limit itself."""
 
     name: str
     limit: Callable[[int], limits.Limit]
@@ -124,8 +125,8 @@ class Rate:
 
 
 @dataclass(frozen=True)
-class Share:
-    """A call's rate as a share of a limit, beside every peer."""
+class ShareRow:
+    """A call's rate as a share of a limit, with every peer."""
 
     group: str
     name: str
@@ -138,7 +139,7 @@ class Share:
     quick: bool = False
 
     def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:
-        """What adapters are given, what they should compute, the adapters, and the work of one call."""
+        """Return arguments of adapters, exact results, adapters, and work of a call."""
         q, k, v, options = self.case.inputs(dtype_of(self.dtype))
         work = float(k.nbytes + v.nbytes) if self.reads else flops(self.case, options)
         adapters = {SUBJECT: ours(s, options)} | {name: PEERS[name] for name in self.peers}
@@ -154,21 +155,21 @@ class Share:
             "rate": limit.unit,
         }
         if self.dtype == "bfloat16" and "bfloat16 dot" not in limit.name:
-            found.goal = None  # a processor without products of pairs, for which it was set
+            found.goal = None  # the goal is for processors with bf16 dot products
         given, expected, adapters, work = self.prepare(s)
         contenders = {"limit": Contender(limit.call, limit.work)}
         return compared(found, contenders, adapters, given, expected, dtype_of(self.dtype), work, s)
 
 
 @dataclass(frozen=True)
-class BackwardShare(Share):
-    """The same for backward, given what forward computed."""
+class BackwardShareRow(ShareRow):
+    """The same for backward, given forward's outputs."""
 
     by_matrices: bool = False
     peers: tuple[str, ...] = tuple(derivatives.BACKWARD)
 
     def prepare(self, s: Setting) -> tuple[Any, Named, Mapping[str, Callable[..., Prepared]], float]:
-        g = derivatives.Given.of(self.case, dtype_of(self.dtype))
+        g = derivatives.DerivativeCall.of(self.case, dtype_of(self.dtype))
         adapters = {SUBJECT: partial(derivatives.backward, engine=s.engine)} | {
             name: derivatives.BACKWARD[name] for name in self.peers
         }
@@ -185,8 +186,9 @@ def compared(
     work: float,
     s: Setting,
 ) -> Result:
-    """The row with every adapter whose result is right, in turns with the contenders that there are; rates if a call
-    does `work`.
+    """Time every adapter whose result is right, in turns with the contenders.
+
+    Rates are computed if a call does `work`.
     """
     found.failures = {name: why for name, why in s.left_out.items() if name in adapters}
     for name, adapter in adapters.items():
@@ -214,7 +216,10 @@ def partly(
     dtype: np.dtype[Any],
     naive: Mapping[str, float] | None = None,
 ) -> Callable[[], Any] | None:
-    """A contender's call once its result is right, as far as it has one; otherwise why not."""
+    """Return a contender's call once its result is right, as far as it has one.
+
+    Otherwise record the failure and return None.
+    """
     try:
         call, read = adapter(*given)
         got = read(call())
@@ -234,15 +239,15 @@ def ours(s: Setting, options: Options) -> Adapter:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The time of a call over that of another one of the same size."""
+class CostRow:
+    """Time of a call over that of another one of the same size."""
 
     group: str
     name: str
     case: Case
     base: Case
     goal: float | None = None
-    visible: bool = False  # the goal follows the share of pairs that may be seen
+    visible: bool = False  # the goal follows the share of visible pairs
     observe: tuple[Any, ...] = ()
     quick: bool = True
 
@@ -270,10 +275,10 @@ def visible(c: Case, options: Options) -> float:
 
 
 @dataclass(frozen=True)
-class Derivative:
-    """The time of a derivative over that of `base`, a kind of call too; PyTorch's own over the same, where it has it.
+class DerivativeRow:
+    """Time of a derivative over that of `base`, which is a derivative or forward.
 
-    versus: a peer to be measured against instead.
+    PyTorch's own is measured too, where it has one. versus: measure against PyTorch instead.
     """
 
     name: str
@@ -282,7 +287,7 @@ class Derivative:
     base: str = "backward"
     base_case: Case | None = None  # the same unless given
     goal: float | None = None
-    visible: bool = False  # the goal follows the share of pairs that may be seen
+    visible: bool = False  # the goal follows the share of visible pairs
     dtype: str = "float32"
     versus: bool = False
     group: str = "derivatives"
@@ -295,8 +300,8 @@ class Derivative:
         found.facts = facts(self.case)
         dtype = dtype_of(self.dtype)
         try:
-            g = derivatives.Given.of(self.case, dtype)
-            base = g if self.base_case is None else derivatives.Given.of(self.base_case, dtype)
+            g = derivatives.DerivativeCall.of(self.case, dtype)
+            base = g if self.base_case is None else derivatives.DerivativeCall.of(self.base_case, dtype)
             expected = derivatives.exact(self.kind, g)
             own = expected if base is g and self.base == self.kind else derivatives.exact(self.base, base)
         except (ValueError, MemoryError) as error:
@@ -324,11 +329,11 @@ class Derivative:
 
 
 @dataclass(frozen=True)
-class Speedup:
-    """A call on several threads over the same call on one, beside what the peak gains by them in the same round.
+class SpeedupRow:
+    """Time of a call on several threads over the same call on one.
 
-    Virtual cores may be the two of one core, or have others beside them, from one second to the next: a call gains no
-    more than they give, and a median takes many rounds.
+    In the same round, the peak's gain by the same threads is measured. Virtual cores may share one core, or have busy
+    neighbours, from one second to the next: a call gains no more than they allow, and a median takes many rounds.
     """
 
     group: str
@@ -364,7 +369,7 @@ class Speedup:
                 turns["together"] = Contender(together)
                 times = in_turns(turns, replace(s, rounds=MANY * s.rounds), self.threads)
                 found.samples = {name: times[name] for name in ("one thread", SUBJECT)}
-                # What the call would take if it gained as much as multiply-adds in registers do.
+                # The call's time if it gained as much as multiply-adds in registers.
                 gains = np.multiply(times["alone"], self.threads) / times["together"]
                 found.samples[PEAK] = (times["one thread"] / gains).tolist()
                 found.work = dict.fromkeys(found.samples, flops(self.case, options))
@@ -376,8 +381,8 @@ class Speedup:
 
 
 @dataclass(frozen=True)
-class Small:
-    """A short call from PyTorch's tensors and back, over PyTorch's own."""
+class SmallRow:
+    """Time of a small call from PyTorch's tensors and back, over PyTorch's own."""
 
     name: str
     case: Case
@@ -415,8 +420,8 @@ class Small:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Memory at the peak of one call beyond inputs and outputs, over the size of query, key and value."""
+class MemoryRow:
+    """Peak memory of one call beyond inputs and outputs, over the size of q, k and v."""
 
     n: int
     contenders: tuple[str, ...] = (SUBJECT,)
@@ -427,7 +432,7 @@ class Memory:
 
     @property
     def name(self) -> str:
-        return f"{self.what.removeprefix(', ') or 'every wish'}, n = {self.n:,}"
+        return f"{self.what.removeprefix(', ') or 'every option'}, n = {self.n:,}"
 
     def measure(self, s: Setting) -> Result:
         size = float(sum(x.nbytes for x in memory.inputs(self.n)[:3]))

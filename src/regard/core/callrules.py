@@ -1,0 +1,74 @@
+"""The rules of a call: bounds that may hide tiles, derivatives, and the width of integers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.core.extents import Extents
+from regard.rules import Mask, Node, Ranges, Reading, Score, Table, intervals, once, order, partials
+from regard.runtime.forks import cached_property
+
+
+@dataclass(eq=False)
+class CallRules:
+    """The mask and the score of a call over its indices; constants as in `Problem`."""
+
+    mask: Mask | None
+    score: Score | None
+    constants: frozenset[Any]
+    extents: Extents
+
+    @cached_property
+    def hiding_node(self) -> Node | None:
+        """The score if its bounds can ever say that it hides a whole tile."""
+        return self.score.node if self.score is not None and _chooses(self.score.node) else None
+
+    @property
+    def hiding(self) -> tuple[Node, ...]:
+        """The rules by which a tile may hold nothing visible; without any, no tile is hidden."""
+        mask = None if self.mask is None else self.mask.node
+        return tuple(node for node in (mask, self.hiding_node) if node is not None)
+
+    @cached_property
+    def score_partials(self) -> tuple[Node | None, Mapping[Node, Node]]:
+        """∂score/∂s (None: no rule, so 1), and the derivative with respect to each reading of a float table."""
+        return (None, {}) if self.score is None else partials(self.score.node)
+
+    @cached_property
+    def table_partials(self) -> Mapping[Node, Node]:
+        """The part of `score_partials` in readings of tables whose gradient is wanted."""
+        return {leaf: x for leaf, x in self.score_partials[1].items() if leaf.payload not in self.constants}
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """The float tables of the score whose gradient is wanted."""
+        return tuple(dict.fromkeys(leaf.payload for leaf in self.table_partials))
+
+    @cached_property
+    def mask_reading(self) -> Reading | None:
+        """The mask, ready to be evaluated tile by tile."""
+        return None if self.mask is None else Reading([self.mask.node])
+
+    @cached_property
+    def score_reading(self) -> Reading | None:
+        """The score, ready to be evaluated tile by tile."""
+        return None if self.score is None else Reading([self.score.node])
+
+    @cached_property
+    def integers(self) -> type[np.signedinteger[Any]]:
+        """int32 where the bounds of the rules prove that no integer in them leaves it, else int64."""
+        nodes = [rule.node for rule in (self.mask, self.score) if rule is not None]
+        integers = [node for node in order(nodes) if node.kind == "int"]
+        near = 2**16  # a tile may reach beyond the call, by less than this
+        indices = {axis: (a - near, b + near) for axis, (a, b) in self.extents.indices.items()}
+        limit = 2**31
+        bounds = intervals(integers, Ranges(**indices, keys=self.extents.keys))
+        return np.int32 if all(np.all((x.lo >= -limit) & (x.hi < limit)) for x in bounds) else np.int64
+
+
+@once
+def _chooses(node: Node) -> bool:
+    """Return whether an expression selects between values; without that, its bounds never say −∞ for all."""
+    return any(x.op in ("where", "minimum") for x in order([node]))

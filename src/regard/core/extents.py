@@ -1,0 +1,75 @@
+"""The absolute indices of a call: batch elements, heads, queries and keys."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regard.rules import Ranges
+from regard.runtime.forks import cached_property
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(eq=False)
+class Extents:
+    """Index ranges of a call with `lead` leading dimensions; offset and origin as in `Problem`.
+
+    real: the scalar type of scores.
+    """
+
+    lead: tuple[int, ...]
+    heads: int
+    n_q: int
+    n_k: int
+    offset: Array
+    origin: tuple[int, int, int]
+    real: type[np.floating[Any]]
+
+    @property
+    def keys(self) -> int:
+        """The number of keys of the whole sequence, if the last key of the call is its last one."""
+        return self.origin[2] + self.n_k
+
+    @cached_property
+    def indices(self) -> dict[str, tuple[int, int]]:
+        """The half-open range of each axis: "b", "h", "i" and "j"."""
+        b, h, j = self.origin
+        offsets = (self.offset if any(self.offset.strides) else self.offset[:1]).tolist()  # one for all: stride 0
+        first, last = (min(offsets), max(offsets)) if offsets else (0, -self.n_q)
+        i = (first, last + self.n_q if self.n_q else first)
+        return {"b": (b, b + len(self.offset)), "h": (h, h + self.heads), "i": i, "j": (j, j + self.n_k)}
+
+    def ranges(self, b: int, heads: range, first: Any, last: Any) -> Ranges:
+        """Return the indices of batch element b, of `heads`, and of queries first to last, without keys.
+
+        b, heads, first and last are counted from those of the call; first and last are integers or arrays.
+        """
+        offset, first_head = int(self.offset[b]), self.origin[1]
+        return Ranges(
+            b=(self.origin[0] + b,) * 2,
+            h=(first_head + heads.start, first_head + heads.stop - 1),
+            i=(first + offset, last + offset),
+            keys=self.keys,
+            dtype=self.real,
+        )
+
+    def key_edges(self, size: int) -> Array:
+        """Return the first key of each tile, and the end: int64 (tiles + 1,).
+
+        Tiles are cut at multiples of `size` from j = 0; the first and the last may be smaller.
+        """
+        first, end = self.origin[2], self.keys
+        starts = np.arange(first - first % size if self.n_k else end, end, size, dtype=np.int64)
+        return np.append(np.maximum(starts, first), end)
+
+    @property
+    def diagonals(self) -> int:
+        """The number of differences i − j."""
+        return self.n_q + self.n_k - 1 if self.n_q and self.n_k else 0
+
+    @cached_property
+    def distances(self) -> Array:
+        """The differences i − j, ascending: int64 (..., 1, diagonals)."""
+        first = self.offset - self.origin[2] - (self.n_k - 1)
+        return (first[:, None] + np.arange(self.diagonals, dtype=np.int64)).reshape(*self.lead, 1, self.diagonals)

@@ -1,0 +1,62 @@
+"""Problems made of a problem: its scores alone, and those of some heads, queries and keys."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from regard.core.problem import Problem
+from regard.rules import Mask, rebuild
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def scores_alone(p: Problem, mask: Mask | None = None) -> Problem:
+    """Return the problem without sink, values and statistics; with another mask if one is given."""
+    return replace(
+        p,
+        mask=p.mask if mask is None else mask,
+        value=p.value[..., :0],
+        sink=None,
+        dropout=0.0,
+        positions_first=False,
+        observe=(),
+    )
+
+
+def part_of(p: Problem, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)) -> Problem:
+    """Return the scores of head h (None: all) of batch element b, over adjacent rows and keys; views.
+
+    b is a row-major index. Rows and keys stay at the positions that they have in the whole. A rule that reads the
+    number of keys (`keys`) counts those to the end of the part. Dropout and statistics are left out.
+    """
+    at = tuple(int(x) for x in np.unravel_index(b, p.lead)) if p.lead else ()
+    head, kv = slice(None), slice(None)
+    if h is not None:
+        head, kv = slice(h, h + 1), slice(h // p.group, h // p.group + 1)
+    first, first_key = range(p.n_q)[rows].start, range(p.n_k)[cols].start
+
+    def pairs(x: Array) -> Array:
+        found: Array = p.dense(x)[at][head, rows, cols]
+        return found
+
+    def rule(x: Any) -> Any:
+        dense = {id(array): pairs(array) for array in x.dense} if x is not None else {}
+        return replace(x, node=rebuild(x.node, dense)) if dense else x
+
+    return replace(
+        p,
+        query=p.leading(p.query, 3)[at][head, rows],
+        key=p.leading(p.key, 3)[at][kv, cols],
+        value=p.leading(p.value, 3)[at][kv, cols],
+        lead=(),
+        mask=rule(p.mask),
+        score=rule(p.score),
+        bias=None if p.bias is None else pairs(p.bias),
+        sink=None if p.sink is None else np.broadcast_to(p.sink, (p.heads,))[head],
+        dropout=0.0,
+        offset=p.offset[b : b + 1] + first,
+        origin=(p.origin[0] + b, p.origin[1] + (h or 0), p.origin[2] + first_key),
+        positions_first=False,
+        observe=(),
+    )
