@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.core.parts import part_of
 from regard.ops.stepping import steps_of_head
 from regard.reference import specification
 from regard.viewer.scene.scenes import SceneLayer
@@ -30,7 +31,7 @@ def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]
 
     Values and output are left out where the layer has no values.
     """
-    p = layer.problem.part(b, head)
+    p = part_of(layer.problem, b, head)
     if max(p.n_q, p.n_k) > MOST:
         raise ValueError(f"matrices are shown up to {MOST} tokens, here are {p.n_q} queries and {p.n_k} keys")
     unknown = () if layer.has_values else ("values", "output")
@@ -46,14 +47,14 @@ def row_scores(layer: SceneLayer, head: int, i: int, b: int = 0) -> NDArray[np.f
 
     A hidden key has the score −∞. O(n) work, by the specification.
     """
-    p = layer.problem.part(b, head, rows=slice(i, i + 1))
+    p = part_of(layer.problem, b, head, rows=slice(i, i + 1))
     with np.errstate(all="ignore"):
         f = specification.terms(p)
         before: Any = f.T
         if p.score_node is not None:
-            before = specification.evaluate_one(p.score_node, specification.place(p, np.float64, f.T), f.T.shape)
+            before = specification.evaluate_one(p.score_node, specification.indices_of(p, np.float64, f.T), f.T.shape)
         if p.bias is not None:
-            before = before + specification.square(p, p.bias)
+            before = before + specification.dense(p, p.bias)
     return np.stack([x[0, 0, 0] for x in (np.broadcast_to(before, f.S.shape), f.S, f.P)]).astype(np.float32)
 
 
