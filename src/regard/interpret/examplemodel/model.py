@@ -160,9 +160,8 @@ class ExampleModel:
 
         Three options change the attention of every layer: scores are divided by `temperature`;
         `scale=False` leaves out 1/√d; `causal=False` lets each position see those after it.
-
-        `ablate` switches heads off: {(layer, head): "zero"} leaves the head's output out, "mean"
-        puts the mean of its outputs over all positions there, later ones too.
+        `ablate` replaces the output of heads: {(layer, head): "zero"} by zeros, "mean" by its mean
+        over all positions. That mean knows the whole text, later positions too.
 
         >>> model = ExampleModel.load()
         >>> ids = model.encode("A rare name comes back. A rare na")
