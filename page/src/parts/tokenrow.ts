@@ -32,7 +32,7 @@ export function shadedText(
   const scale = SCALES[scaleName(store.state)];
   const middle = row.length <= SHOWN ? 0 : Math.max(0, Math.min(row.length - SHOWN, j - (SHOWN >> 1)));
   const stop = Math.min(row.length, middle + SHOWN);
-  const text = h("p", { class: "shaded" });
+  const text = h("p", { class: "shaded sheet" });
   if (middle > 0) text.append("… ");
   for (let t = middle; t < stop; t++) {
     const weight = row[t];

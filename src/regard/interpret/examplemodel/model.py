@@ -161,8 +161,7 @@ class ExampleModel:
         Three options change the attention of every layer: scores are divided by `temperature`;
         `scale=False` leaves out 1/√d; `causal=False` lets each position see those after it.
         `ablate` replaces the output of heads: {(layer, head): "zero"} by zeros, "mean" by its mean
-        over all positions.
-        That mean knows the whole text, later positions too.
+        over all positions. That mean knows the whole text, later positions too.
 
         >>> model = ExampleModel.load()
         >>> ids = model.encode("A rare name comes back. A rare na")
@@ -173,7 +172,7 @@ class ExampleModel:
         ids = self._check(ids)
         if not 0 < temperature < np.inf:
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
-        ablate = self._heads_to_ablate(ablate or {})
+        ablate = self._heads_to_ablate({} if ablate is None else ablate)
         factor = (self.config.head_width**-0.5 if scale else 1.0) / temperature
         weights, recorded = self._weights, list[tuple[Floats, Floats, Floats, Floats]]()
         x = weights["embedding"][ids]

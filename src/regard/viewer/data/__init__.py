@@ -9,5 +9,9 @@
 | `matrices` | every matrix of a small head; the scores of one query before and after the mask |
 | `stages` | one query and one key, step by step |
 | `scores` | scores of heads as a table |
+| `finding` | the head that is shown first, why, and where a row looks most |
+| `tour` | the steps of the guided tour |
+| `sentences` | all that page, terminal and pictures say: lines above views, a glossary, patterns |
+| `dots` | q · k before scale and softmax, and how its variance grows with d |
 | `summary` | a model and a text: what terminal, page and picture draw |
 """
