@@ -22,7 +22,7 @@ LARGE: set[int] = set()  # launches of a plain causal call, whose tiles are as l
 
 
 def launches(dtype: Any) -> list[Launch]:
-    """Every kernel of a call that has every wish, with the arguments it would be run with."""
+    """Every kernel of a call that has every option, with the arguments it would be run with."""
     made: list[Launch] = []
     run, scatter = Launch.run, derivatives.scatter
     Launch.run = lambda launch: made.extend([launch, *launch.then])  # type: ignore[method-assign]
@@ -38,7 +38,7 @@ def launches(dtype: Any) -> list[Launch]:
         derivatives.jvp(p, t, outputs)
         derivatives.jvp_jvp(p, outputs, t, t, outputs, outputs)
         derivatives.backward(p, outputs, outputs)
-        derivatives.backward(p, outputs, outputs, derivatives.Way(t, outputs, outputs))
+        derivatives.backward(p, outputs, outputs, derivatives.Direction(t, outputs, outputs))
         long = problem_from(q[..., :1, :], *(np.repeat(x, 400, axis=-2) for x in (k, v)))
         forward_launch.forward(long)  # keys are split
         first = len(made)

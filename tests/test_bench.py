@@ -100,7 +100,7 @@ def test_products_from_cache_are_made_of_the_operations_that_they_count(target: 
     np.testing.assert_array_equal(got, expected)  # whole numbers
 
 
-@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs and t.matrices], ids=lambda t: t.name)
+@pytest.mark.parametrize("target", [t for t in targets().values() if t.runs and t.amx], ids=lambda t: t.name)
 def test_the_peak_of_matrices_is_made_of_products(target: Any) -> None:
     steps, totals = 3, limits.GROWING
     x, y = np.arange(512).reshape(16, 32) % 17 / 4, np.arange(512).reshape(16, 16, 2) % 13 / 2
@@ -130,7 +130,7 @@ def test_a_limit_knows_its_work() -> None:
     two.call()
     assert one.work == limits.chains(target) * target.lanes(4) * 2 * limits.STEPS
     assert limits.peak("bfloat16", by_matrices=False).work == one.work * (2 if target.bf16_dot else 1)
-    if target.matrices:
+    if target.amx:
         assert limits.peak("bfloat16").work == 6 * 16 * 16 * 32 * 2 * limits.MATRIX_STEPS
         assert limits.peak("bfloat16").name == "peak of bfloat16 matrix products"
     assert two.work == 2 * one.work

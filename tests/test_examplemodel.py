@@ -34,7 +34,7 @@ def all_heads(trace):
     return [h for layer in range(trace.layers) for h in head_statistics(trace.weights(layer), trace.ids, layer=layer)]
 
 
-def by_hand(model, ids, *, temperature=1.0, scale=True, causal=True):
+def by_hand(model, ids, *, temperature=1.0, scale=True, causal=True, ablate=()):
     """The forward pass once more, in float64, from the definition: logits (n, 256) and the weights of every layer."""
     w, config = {name: array.astype(np.float64) for name, array in model._weights.items()}, model.config
     n, r, d = len(ids), config.rotary, config.head_width
@@ -56,14 +56,28 @@ def by_hand(model, ids, *, temperature=1.0, scale=True, causal=True):
             scores = np.where(np.tri(n, dtype=bool), scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         maps.append(weights / weights.sum(-1, keepdims=True))
-        x = x + np.einsum("hij,hjb->ihb", maps[-1], v).reshape(n, -1) @ w[f"{layer}.o"]
+        out = np.einsum("hij,hjb->ihb", maps[-1], v)
+        for head in range(config.heads):
+            how = dict(ablate).get((layer, head))
+            if how is not None:
+                out[:, head] = {"zero": np.zeros(d), "mean": out[:, head].mean(0)}[how]
+        x = x + out.reshape(n, -1) @ w[f"{layer}.o"]
         y = norm(x, w[f"{layer}.norm2"]) @ w[f"{layer}.up"]
         x = x + (y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))) @ w[f"{layer}.down"]
     return norm(x, w["norm"]) @ w["unembedding"], maps
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 3.0}, {"scale": False}, {"causal": False}], ids=lambda options: str(options)
+    "options",
+    [
+        {},
+        {"temperature": 3.0},
+        {"scale": False},
+        {"causal": False},
+        {"ablate": {(2, 2): "zero"}},
+        {"ablate": {(0, 1): "mean", (0, 3): "zero", (2, 0): "mean"}, "temperature": 2.0},
+    ],
+    ids=lambda options: str(options),
 )
 def test_forward_pass_is_its_definition(model, options):
     ids = model.encode(TEXT)
@@ -113,6 +127,25 @@ def test_loss_is_the_mean_of_the_negative_log_probability(model):
     expected = -np.log([probability[i, token] for i, token in enumerate(ids[1:])])
     np.testing.assert_allclose(model.run(ids).losses(), expected, atol=1e-9)
     assert model.loss(ids) == pytest.approx(expected.mean())
+
+
+def test_each_head_is_ablated_in_turn(model):
+    ids = repeated_bytes(24, count=2, seed=7)
+    for how in ("zero", "mean"):
+        found = list(model.ablations(ids, how, causal=True))
+        assert [at[:2] for at in found] == [(layer, head) for layer in range(3) for head in range(4)]
+        for layer, head, trace in found[::5]:
+            expected = model.run(ids, ablate={(layer, head): how})
+            np.testing.assert_array_equal(trace.logits, expected.logits)
+
+
+def test_an_ablated_head_matters_for_what_it_does(model, card):
+    layer, head, *_ = claim(card, "induction")
+    ids = repeated_bytes(24, count=4, seed=1)
+    whole, without = model.run(ids).losses(), model.run(ids, ablate={(layer, head): "zero"}).losses()
+    assert without[:, 24:].mean() > whole[:, 24:].mean() + 0.5  # the second copy, which it copies
+    assert abs(without[:, :24].mean() - whole[:, :24].mean()) < 0.2
+    np.testing.assert_array_equal(model.run(ids, ablate={}).logits, model.run(ids).logits)
 
 
 def test_it_has_learned_english(model):
@@ -215,6 +248,13 @@ def test_the_control_of_one_layer_did_not_learn_to_copy(card):
         (lambda model: model.run(np.zeros(LONGEST + 1, int)), ValueError, "too long: 16385 tokens, at most 16384"),
         (lambda model: model.run([0, 1], temperature=0), ValueError, "temperature must be positive and finite, got 0"),
         (lambda model: model.run([0, 1], temperature=np.nan), ValueError, "temperature must be positive .* got nan"),
+        (lambda model: model.run([0, 1], ablate={(3, 0): "zero"}), ValueError, r"3 layers of 4 heads, got \(3, 0\)"),
+        (
+            lambda model: model.run([0, 1], ablate={(0, 0): "half"}),
+            ValueError,
+            "zero or mean for each head, got 'half'",
+        ),
+        (lambda model: model.run([0, 1], ablate=[(0, 0)]), TypeError, r"ablate must be a mapping of .* got list"),
         (lambda model: model.loss([0]), ValueError, "ids must hold at least 2 tokens to have a loss, got 1"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 import regard
 from regard.bench.cases import case
-from regard.engines.cpu.schedule.work import kind_of, source
+from regard.engines.cpu.schedule.work import source, spec_of
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.ops.attention import problem_from
@@ -80,16 +80,16 @@ def test_kernels_of_other_systems_want_nothing_from_them(
     for which in ("plain", "everything"):
         q, k, v, options = case(which).inputs(np.float32)
         for rows in (q.shape[-2], 1):
-            kind = kind_of(problem_from(q, k, v, **options), there, rows, entropy=True)
-            assert undefined(cache.compile_object(source(kind, there), there, "there")) == []
+            spec = spec_of(problem_from(q, k, v, **options), there, rows, entropy=True)
+            assert undefined(cache.compile_object(source(spec, there), there, "there")) == []
 
 
 def test_objects_of_windows_would_want_its_runtime() -> None:
     """Why they are not used; and that the test above can fail."""
     q, k, v, options = case("plain").inputs(np.float32)
     there = replace(target.targets()["avx2"], triple="x86_64-pc-windows-msvc")
-    kind = kind_of(problem_from(q, k, v, **options), there, 8, entropy=True)
-    assert b"_fltused" in cache.compile_object(source(kind, there), there, "there")
+    spec = spec_of(problem_from(q, k, v, **options), there, 8, entropy=True)
+    assert b"_fltused" in cache.compile_object(source(spec, there), there, "there")
     outside = "declare void @other() define void @kernel() { call void @other() ret void }"
     for triple in ("x86_64-pc-windows-msvc-elf", "x86_64-apple-darwin23.0.0"):
         text = f'target triple = "{triple}" {outside}'

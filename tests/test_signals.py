@@ -86,7 +86,7 @@ def test_a_handler_runs_between_portions(
     regard.set_num_threads(count)
     expected = call()
     caller, runs, fire = threading.get_ident(), 0, 0
-    run_groups = work.run_groups
+    run_work_groups = work.run_work_groups
 
     def counted(*args: Any) -> None:
         nonlocal runs
@@ -96,15 +96,15 @@ def test_a_handler_runs_between_portions(
             runs += 1
             if runs == fire:
                 signal.raise_signal(signal.SIGALRM)
-        run_groups(*args)
+        run_work_groups(*args)
 
-    monkeypatch.setattr(work, "_plans", {})
+    monkeypatch.setattr(work, "_schedules", {})
     monkeypatch.setattr(callcache, "_thread", threading.local())
     for module in (work, backward_work, second_work):
-        monkeypatch.setattr(module, "run_groups", counted)
+        monkeypatch.setattr(module, "run_work_groups", counted)
     for module in (work, backward_work):
         monkeypatch.setattr(module, "PORTION", 2**20)
-    monkeypatch.setattr(work, "LONG_GROUP", 2**20)
+    monkeypatch.setattr(work, "LONG_WORK_GROUP", 2**20)
     if count == 1:
         same(call(), expected)
         assert runs >= 8  # in which the handler may run
@@ -127,17 +127,17 @@ def same(found: list[Any], expected: list[Any]) -> None:
 def test_all_threads_share_each_portion(monkeypatch: pytest.MonkeyPatch, threads_restored: None) -> None:
     """Two of three portions would leave one thread without work for a third of the time."""
     both, met = threading.Barrier(2), []
-    run_groups = work.run_groups
+    run_work_groups = work.run_work_groups
 
     def together(kernel: Any, fields: Any, bounds: Any, *rest: Any) -> None:
         if len(bounds) > 1:
             both.wait(LONG)
         met.append((threading.get_ident(), int(bounds[0, 0])))
-        run_groups(kernel, fields, bounds, *rest)
+        run_work_groups(kernel, fields, bounds, *rest)
 
-    monkeypatch.setattr(work, "run_groups", together)
+    monkeypatch.setattr(work, "run_work_groups", together)
     monkeypatch.setattr(work, "PORTION", 2**22)
-    monkeypatch.setattr(work, "_plans", {})
+    monkeypatch.setattr(work, "_schedules", {})
     regard.set_num_threads(2)
     q = np.random.default_rng(0).standard_normal((3, 64, 128, 16), dtype=np.float32)
     regard.attention(*q)
@@ -164,12 +164,12 @@ def test_what_a_handler_raises_waits_for_helpers(handled: threading.Event, monke
     caller, both, ended = threading.get_ident(), threading.Barrier(2), []
     piles: list[Any] = []
 
-    class Pile(threads._Pile):
+    class Pile(threads._WorkQueue):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             piles.append(self)
 
-    monkeypatch.setattr(threads, "_Pile", Pile)
+    monkeypatch.setattr(threads, "_WorkQueue", Pile)
 
     def task(_: int) -> None:
         both.wait(LONG)

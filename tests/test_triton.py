@@ -25,7 +25,7 @@ from regard.torch import arrays  # noqa: E402
 
 KERNELS = {
     80: ["forward", "large query"],
-    90: ["large forward", "merge", "bend", "rows", "bias"],
+    90: ["large forward", "merge", "jvp_jvp", "rows", "bias"],
     100: ["large key_value", "table", "part", "tangent of rows"],
 }
 

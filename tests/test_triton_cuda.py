@@ -76,8 +76,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(engine, "state", lambda: None)
     for module in (launching, tuning, forward_launch, devices):
         monkeypatch.setattr(module, "INTERPRETED", False)
-    monkeypatch.setattr(tuning, "target", lambda device: tuning.Target(90, "fake"))
-    monkeypatch.setattr(tuning, "_kept", {})
+    monkeypatch.setattr(tuning, "target", lambda device: tuning.DeviceTarget(90, "fake"))
+    monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setenv("REGARD_CACHE", "off")
     monkeypatch.setattr(Launch, "run", lambda launch: device.run(launch))
     for name in ("watched", "fake"):  # calls are computed: FakeTensorMode is here for its tensors alone
@@ -96,7 +96,7 @@ def trained(*shape: int) -> torch.Tensor:
     return torch.empty(*shape, device=CUDA).requires_grad_()
 
 
-WISHES: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "plain": dict,
     "grouped and causal": lambda: {"causal": True},
     "window and softcap": lambda: {"mask": regard.window(64), "score": regard.softcap(30.0), "dropout": 0.1, "seed": 3},
@@ -107,14 +107,16 @@ WISHES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_a_call_and_its_derivatives_reach_the_device(wish: str, cuda: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_call_and_its_derivatives_reach_the_device(
+    option: str, cuda: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without waiting for it; results have their shapes, dtypes and strides, and lie there."""
     made: list[Any] = []
     # Nothing is differentiated by PyTorch: its engine wants the device.
     monkeypatch.setattr(adapter, "applied", lambda *args: made.append(args) or kernels.attention(*args))
     q, k, v = operands()
-    out, seen = regard.attention(q, k, v, **WISHES[wish](), observe=["lse"])
+    out, seen = regard.attention(q, k, v, **OPTIONS[option](), observe=["lse"])
     assert (out.device, out.dtype, out.shape) == (CUDA, torch.bfloat16, q.shape)
     assert (seen.lse.device, seen.lse.dtype, seen.lse.shape) == (CUDA, torch.float32, q.shape[:-1])
     launch = cuda.launches[0][1]
@@ -130,12 +132,12 @@ def test_a_call_and_its_derivatives_reach_the_device(wish: str, cuda: Device, mo
     gradients = autograd.BackwardFunction.forward(call, *known, *ct)
     tangents = autograd.TangentFunction.forward(call, *known, *along)
     second = autograd.BackwardTangentFunction.forward(call, *known, *ct, *along, *tangents, None, *autograd.NONE)
-    bend = autograd.TangentTangentFunction.forward(call, *known, *along, *tangents, None, *along, *tangents, None)
-    for found, like in ((gradients, trains), (second, trains), (tangents, (out, seen.lse)), (bend, (out, seen.lse))):
+    both = autograd.TangentTangentFunction.forward(call, *known, *along, *tangents, None, *along, *tangents, None)
+    for found, like in ((gradients, trains), (second, trains), (tangents, (out, seen.lse)), (both, (out, seen.lse))):
         for x, y in zip(found, like, strict=True):
             assert (x.device, x.dtype, x.shape) == (CUDA, y.dtype, y.shape)
-    backward = ["rows", "query", "key_value", *["bias"] * ("bias" in wish), *["table"] * (wish == "a table")]
-    assert cuda.names == ["forward", *backward, "tangent", "rows", *backward, "bend"]
+    backward = ["rows", "query", "key_value", *["bias"] * ("bias" in option), *["table"] * (option == "a table")]
+    assert cuda.names == ["forward", *backward, "tangent", "rows", *backward, "jvp_jvp"]
     assert {device for device, _ in cuda.launches} == {CUDA}, "launched where the tensors lie, on the current stream"
 
 

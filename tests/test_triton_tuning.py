@@ -24,12 +24,12 @@ from regard.engines.triton.kernels import forward, tiles  # noqa: E402
 from regard.engines.triton.launch import forward_launch, tuning  # noqa: E402
 from regard.engines.triton.launch.arguments import Work  # noqa: E402
 from regard.engines.triton.launch.launching import Launch  # noqa: E402
-from regard.engines.triton.launch.tuning import Cut, Kind, chosen  # noqa: E402
+from regard.engines.triton.launch.tuning import TileConfig, TuningSpec, chosen  # noqa: E402
 from regard.ops.attention import problem_from  # noqa: E402
 from regard.torch import arrays  # noqa: E402
 
 KERNELS = ("forward", "query", "key_value", "tangent", "rows", "bias", "table", "part")
-H100 = tuning.Target(90, "a device")
+H100 = tuning.DeviceTarget(90, "a device")
 
 
 class Timed:
@@ -38,25 +38,25 @@ class Timed:
     def __init__(self, times: Any) -> None:
         self.times, self.now, self.timed, self.ran = times, 0.0, [], []
 
-    def make(self, cut: Cut) -> Launch:
+    def make(self, config: TileConfig) -> Launch:
         def run(*args: Any) -> None:
-            if self.times(cut) is None:
+            if self.times(config) is None:
                 raise triton.runtime.errors.OutOfResources(2, 1, "shared memory")
-            self.ran.append(cut)
+            self.ran.append(config)
 
-        return Launch(Kernel(run, cut), (1,), (), {})
+        return Launch(Kernel(run, config), (1,), (), {})
 
     def milliseconds(self, launch: Launch) -> float:
         launch.run()
-        cut = launch.kernel.cut
-        self.timed.append(cut)
+        config = launch.kernel.config
+        self.timed.append(config)
         self.now += 1.5  # seconds, most of them compiling
-        return float(self.times(cut))
+        return float(self.times(config))
 
 
 class Kernel:
-    def __init__(self, run: Any, cut: Cut) -> None:
-        self.run, self.cut = run, cut
+    def __init__(self, run: Any, config: TileConfig) -> None:
+        self.run, self.config = run, config
 
     def __getitem__(self, grid: Any) -> Any:
         return self.run
@@ -72,7 +72,7 @@ def on_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyP
     """As if a device were there, nothing were known, and nobody had asked for tuning."""
     monkeypatch.setattr(tuning, "INTERPRETED", False)
     monkeypatch.setattr(tuning, "target", lambda device: H100)
-    monkeypatch.setattr(tuning, "_kept", {})
+    monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cuts"))
     monkeypatch.delenv("REGARD_TUNE", raising=False)
@@ -83,7 +83,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch, times: Any, **more: Any) -> Timed:
     """A process with a clock of its own that tunes `forward`, and then runs it."""
     timed = Timed(times)
     monkeypatch.setenv("REGARD_TUNE", "1")
-    monkeypatch.setattr(tuning, "_kept", {})
+    monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(tuning, "clock", lambda: timed.now)
     monkeypatch.setattr(tuning, "milliseconds", timed.milliseconds)
     chosen("forward", work(**more), timed.make).run()
@@ -100,106 +100,106 @@ def files() -> list[Path]:
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("d", [1, 64, 100, 256])
 def test_cuts_are_few_and_no_sum_changes_its_order(kernel: str, dtype: Any, d: int) -> None:
-    kind = Kind.of(kernel, work(dtype=dtype, d=d))
-    assert kind.cuts[0] == kind.default
-    assert len(set(kind.cuts)) == len(kind.cuts) <= 8
-    assert len(kind.cuts) == 1 or kernel in tuning.FREE
+    spec = TuningSpec.of(kernel, work(dtype=dtype, d=d))
+    assert spec.configs[0] == spec.default
+    assert len(set(spec.configs)) == len(spec.configs) <= 8
+    assert len(spec.configs) == 1 or kernel in tuning.FREE
     fixed = {"forward": "N", "query": "N", "tangent": "N", "key_value": "M"}
-    assert {getattr(cut, fixed.get(kernel, "M")) for cut in kind.cuts} == {
-        getattr(kind.default, fixed.get(kernel, "M"))
+    assert {getattr(config, fixed.get(kernel, "M")) for config in spec.configs} == {
+        getattr(spec.default, fixed.get(kernel, "M"))
     }
-    for cut in kind.cuts:
-        assert all(size >= 16 and size & (size - 1) == 0 for size in cut[:2])
-        assert cut.warps in (4, 8)
-        assert 1 <= cut.stages <= 5
-        less, count = cut, 0
-        while (found := kind.less(less)) is not None:
+    for config in spec.configs:
+        assert all(size >= 16 and size & (size - 1) == 0 for size in config[:2])
+        assert config.warps in (4, 8)
+        assert 1 <= config.stages <= 5
+        less, count = config, 0
+        while (found := spec.less(less)) is not None:
             assert found.M * found.N * found.stages < less.M * less.N * less.stages
             less, count = found, count + 1
-        assert less == (16, 16, cut.warps, 1)
+        assert less == (16, 16, config.warps, 1)
         assert count < 16
 
 
 def test_nothing_is_timed_unless_asked_for(on_device: pytest.MonkeyPatch) -> None:
     on_device.setattr(tuning, "milliseconds", lambda launch: pytest.fail("timed"))
-    timed = Timed(lambda cut: 1.0)
+    timed = Timed(lambda config: 1.0)
     for n in (16, 2048):
         chosen("forward", work(n), timed.make).run()
-    assert timed.ran == [Cut(128, 64, 4, 3)] * 2
+    assert timed.ran == [TileConfig(128, 64, 4, 3)] * 2
     assert files() == []
 
 
 def test_the_fastest_is_chosen_and_remembered(on_device: pytest.MonkeyPatch) -> None:
-    times = {Cut(64, 64, 4, 3): 0.5, Cut(128, 64, 8, 3): 0.75}
-    timed = tuned(on_device, lambda cut: times.get(cut, 1.0))
-    assert timed.timed == Kind.of("forward", work()).cuts
-    assert timed.ran[-1] == Cut(64, 64, 4, 3)
+    times = {TileConfig(64, 64, 4, 3): 0.5, TileConfig(128, 64, 8, 3): 0.75}
+    timed = tuned(on_device, lambda config: times.get(config, 1.0))
+    assert timed.timed == TuningSpec.of("forward", work()).configs
+    assert timed.ran[-1] == TileConfig(64, 64, 4, 3)
     (file,) = files()
     assert file.name.startswith("forward-")
     assert file.suffix == ".cut"
     # Another process, which does not tune, a call of any size; and one that tunes again.
     on_device.delenv("REGARD_TUNE")
-    on_device.setattr(tuning, "_kept", {})
-    later = Timed(lambda cut: 1.0)
+    on_device.setattr(tuning, "_chosen", {})
+    later = Timed(lambda config: 1.0)
     chosen("forward", work(16), later.make).run()
-    assert later.ran == [Cut(64, 64, 4, 3)]
-    again = tuned(on_device, lambda cut: 1.0)
+    assert later.ran == [TileConfig(64, 64, 4, 3)]
+    again = tuned(on_device, lambda config: 1.0)
     assert again.timed == []
-    assert again.ran == [Cut(64, 64, 4, 3)]
+    assert again.ran == [TileConfig(64, 64, 4, 3)]
 
 
 def test_kinds_are_tuned_apart(on_device: pytest.MonkeyPatch) -> None:
     """But one choice holds for all sizes."""
-    kinds: list[dict[str, Any]] = [
+    calls: list[dict[str, Any]] = [
         {},
         {"d": 128},
         {"dtype": np.float32},
         {"mask": regard.window(9)},
         {"dropout": 0.5, "seed": 1},
     ]
-    for options in kinds:
-        assert tuned(on_device, lambda cut: 1.0, **options).timed
-    assert len(files()) == len(kinds)
+    for options in calls:
+        assert tuned(on_device, lambda config: 1.0, **options).timed
+    assert len(files()) == len(calls)
     for options in ({"n": 4096}, {"d": 50}, {"mask": regard.causal()}):
-        assert not tuned(on_device, lambda cut: 1.0, **options).timed
-    on_device.setattr(tuning, "target", lambda device: tuning.Target(100, "another"))
-    assert tuned(on_device, lambda cut: 1.0).timed
+        assert not tuned(on_device, lambda config: 1.0, **options).timed
+    on_device.setattr(tuning, "target", lambda device: tuning.DeviceTarget(100, "another"))
+    assert tuned(on_device, lambda config: 1.0).timed
 
 
 def test_the_time_is_bounded(on_device: pytest.MonkeyPatch) -> None:
     on_device.setattr(tuning, "SECONDS", 4.0)
-    timed = tuned(on_device, lambda cut: 1.0)
+    timed = tuned(on_device, lambda config: 1.0)
     assert len(timed.timed) == 3  # of 1.5 s each
-    assert timed.ran[-1] == Kind.of("forward", work()).default
+    assert timed.ran[-1] == TuningSpec.of("forward", work()).default
 
 
 def test_short_calls_and_captured_ones_are_not_timed(on_device: pytest.MonkeyPatch) -> None:
-    assert tuned(on_device, lambda cut: 1.0, n=1023).timed == []
+    assert tuned(on_device, lambda config: 1.0, n=1023).timed == []
     on_device.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert tuned(on_device, lambda cut: 1.0).timed == []
+    assert tuned(on_device, lambda config: 1.0).timed == []
     assert files() == []
 
 
 def test_cuts_that_take_too_much_memory(on_device: pytest.MonkeyPatch) -> None:
     """Are no candidates; and where the default is one, the next smaller one runs, from the second call on at once."""
-    timed = tuned(on_device, lambda cut: 1.0 if cut.stages == 2 else None)
-    assert {cut.stages for cut in timed.timed} == {2}
+    timed = tuned(on_device, lambda config: 1.0 if config.stages == 2 else None)
+    assert {config.stages for config in timed.timed} == {2}
     assert timed.ran[-1].stages == 2
     on_device.delenv("REGARD_TUNE")
-    on_device.setattr(tuning, "_kept", {})
-    tried: list[Cut] = []
+    on_device.setattr(tuning, "_chosen", {})
+    tried: list[TileConfig] = []
 
-    def times(cut: Cut) -> float | None:
-        tried.append(cut)
-        return None if cut.stages > 1 or cut.M > 32 else 1.0
+    def times(config: TileConfig) -> float | None:
+        tried.append(config)
+        return None if config.stages > 1 or config.M > 32 else 1.0
 
     small = Timed(times)
     for _ in range(2):
         chosen("query", work(), small.make).run()
-    first = [Cut(64, 64, 4, 2), Cut(64, 64, 4, 1), Cut(32, 64, 4, 1)]
+    first = [TileConfig(64, 64, 4, 2), TileConfig(64, 64, 4, 1), TileConfig(32, 64, 4, 1)]
     assert tried == [*first, first[-1]]
     with pytest.raises(triton.runtime.errors.OutOfResources):
-        chosen("query", work(dtype=np.float64), Timed(lambda cut: None).make).run()
+        chosen("query", work(dtype=np.float64), Timed(lambda config: None).make).run()
 
 
 DAMAGE = {"empty": lambda x: b"", "cut short": lambda x: x[:40], "a bit": lambda x: x[:-1] + b"}"}
@@ -207,41 +207,41 @@ DAMAGE = {"empty": lambda x: b"", "cut short": lambda x: x[:40], "a bit": lambda
 
 @pytest.mark.parametrize("damage", [*DAMAGE, "unknown"])
 def test_a_corrupt_choice_is_made_again(on_device: pytest.MonkeyPatch, damage: str) -> None:
-    best = Cut(64, 64, 4, 3)
-    tuned(on_device, lambda cut: 0.5 if cut == best else 1.0)
+    best = TileConfig(64, 64, 4, 3)
+    tuned(on_device, lambda config: 0.5 if config == best else 1.0)
     (file,) = files()
     if damage == "unknown":
         diskcache.write(file, json.dumps([1, 2, 3, 4]).encode())
     else:
         file.write_bytes(DAMAGE[damage](file.read_bytes()))
-    again = tuned(on_device, lambda cut: 0.5 if cut == best else 1.0)
+    again = tuned(on_device, lambda config: 0.5 if config == best else 1.0)
     assert again.timed
     assert again.ran[-1] == best
-    assert not tuned(on_device, lambda cut: 1.0).timed
+    assert not tuned(on_device, lambda config: 1.0).timed
 
 
 def test_of_several_writers_the_first_decides(on_device: pytest.MonkeyPatch) -> None:
-    kind = Kind.of("forward", work())
+    spec = TuningSpec.of("forward", work())
     begin, made = threading.Barrier(4), []
 
-    def process(cut: Cut) -> None:
+    def process(config: TileConfig) -> None:
         begin.wait()
-        made.append(tuning.keep(kind, cut))
+        made.append(tuning.store(spec, config))
 
-    threads = [threading.Thread(target=process, args=[cut]) for cut in kind.cuts[:4]]
+    threads = [threading.Thread(target=process, args=[config]) for config in spec.configs[:4]]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(made) == 4
-    assert set(made) == {tuning.remembered(kind)}
+    assert set(made) == {tuning.stored(spec)}
     assert [file.suffix for file in files()] == [".cut"]
 
 
 def test_without_a_cache_the_choice_holds_for_the_process(on_device: pytest.MonkeyPatch) -> None:
     on_device.setenv("REGARD_CACHE", "off")
-    best = Cut(64, 64, 4, 3)
-    timed = tuned(on_device, lambda cut: 0.5 if cut == best else 1.0)
+    best = TileConfig(64, 64, 4, 3)
+    timed = tuned(on_device, lambda config: 0.5 if config == best else 1.0)
     count = len(timed.timed)
     chosen("forward", work(), timed.make).run()
     assert timed.ran[-1] == best
@@ -264,7 +264,7 @@ def test_tiles_come_in_the_same_order_for_all_blocks(monkeypatch: pytest.MonkeyP
     found, full = [], []
     for M in (16, 64):
         visited.clear()
-        monkeypatch.setattr(tuning, "ON_INTERPRETER", Cut(M, 16, 4, 2))
+        monkeypatch.setattr(tuning, "ON_INTERPRETER", TileConfig(M, 16, 4, 2))
         found.append(forward_launch.forward(p)[0])
         blocks = {first: [(tile, masked) for row, tile, masked in visited if row == first] for first, *_ in visited}
         assert len(blocks) == 128 // M
@@ -325,14 +325,14 @@ def test_every_way_of_asking_for_tf32(switch: Any, monkeypatch: pytest.MonkeyPat
 COMPILED = """
 import numpy as np
 from regard.ops.attention import problem_from
-from regard.engines.triton import forward_work, tuning
+from regard.engines.triton.launch import forward_launch, tuning
 from regard.engines.triton.launch.arguments import Work
 q = np.zeros((1, 64, 32), np.float32)
 p = problem_from(q, q, q)
 found = {"lse": np.zeros((1, 64), np.float32)}
 for precision in ("ieee", "tf32"):
     Work.precision = precision
-    made = forward_work.launch(Work(p), p.new_output(), found, tuning.Cut(64, 32, 4, 1)).compile(90)
+    made = forward_launch.launch(Work(p), p.new_output(), found, tuning.TileConfig(64, 32, 4, 1)).compile(90)
     print(made.asm["ptx"].count(".tf32"))
 """
 

@@ -9,6 +9,7 @@ import { Tour } from "./parts/tour";
 import { ShareMenu } from "./share/menu";
 import { Gone, type Source } from "./source/source";
 import { settingsIn, START, Store, typedOf, type State, type Way } from "./state";
+import { ablationView } from "./views/ablation";
 import { arcsView } from "./views/arcs";
 import { compareView } from "./views/compare";
 import { headsView } from "./views/heads";
@@ -31,11 +32,12 @@ const VIEWS: Record<string, readonly [title: string, make: MakeView]> = {
   profiles: ["Profiles", profilesView],
   scale: ["Scale", scaleView],
   steps: ["Step by step", stepsView],
+  ablation: ["Does it matter?", ablationView],
   arcs: ["Arcs", arcsView],
 };
 
 /** Views that need no chosen key to begin with. */
-const WITHOUT_KEY: ReadonlySet<string> = new Set(["heads", "profiles", "token", "arcs"]);
+const WITHOUT_KEY: ReadonlySet<string> = new Set(["heads", "profiles", "token", "ablation", "arcs"]);
 
 const KEYS = [
   ["1 … 9", "the views, in order"],
@@ -127,7 +129,8 @@ export class App {
       const [{ title, version, engine, scenes }, words] = await Promise.all([this.data.scenes(), this.data.words()]);
       this.scenes = scenes;
       this.words = words;
-      this.caveat.textContent = words.caveat;
+      const attempt = (): void => this.store.set({ view: "ablation" });
+      this.caveat.replaceChildren(words.caveat, " ", h("button", { type: "button", class: "link", click: attempt }, "Try it"));
       if (!this.help.childElementCount) fillHelp(this.help, words);
       const { note } = this.data.source;
       this.note.textContent = `${title} ${version}, engine ${engine}${note ? `; ${note}` : ""}`;

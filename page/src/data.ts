@@ -165,6 +165,28 @@ export interface Words {
   caveat: string;
 }
 
+/** A step of one head, as `regard.steps` gives it, its rows first; null is −∞. */
+export interface Matrix {
+  name: string;
+  symbol: string;
+  tensor: string;
+  formula: string;
+  values: (number | null)[][];
+}
+
+/** Nats a byte of a text: with all heads, and without each. */
+export interface Ablations {
+  loss: number;
+  rows: { layer: number; head: number; loss: number }[];
+}
+
+/** A model without one head: the odds of the token after token i, and the nats of each token after the first. */
+export interface Ablation {
+  i: number;
+  odds: { token: string; before: number; after: number; actual: boolean }[];
+  losses: { before: number[]; after: number[] };
+}
+
 /** A head of a scene; the scene is named by its id, or by `id:b` for a batch element other than the first. */
 export interface HeadAt {
   scene: string;
@@ -340,6 +362,30 @@ export class Data {
       this.tokenLists.set(name, known);
     }
     return known;
+  }
+
+  /** Every matrix of a head of few tokens. */
+  async matrices(at: HeadAt): Promise<Matrix[]> {
+    return (await this.json<{ matrices: Matrix[] }>(ofHead(at, "matrices"))).matrices;
+  }
+
+  /** Scores of query i before and after the mask, and its weights: three rows, −∞ where a key is hidden. */
+  scores(at: HeadAt, i: number): Promise<Float32Array> {
+    return this.floats(ofHead(at, "scores", `/${i}`));
+  }
+
+  /** The loss of the text as it is, and without each head. */
+  ablations(scene: string, how: string): Promise<Ablations> {
+    return this.json(path(scene, "ablations", [`how=${how}`]));
+  }
+
+  ablation(at: HeadAt, how: string, i: number): Promise<Ablation> {
+    return this.json(ofHead(at, "ablation", "", [`how=${how}`, `i=${i}`]));
+  }
+
+  /** The length of each value; none where values are not known. */
+  norms(at: HeadAt): Promise<Float32Array> {
+    return this.floats(ofHead(at, "norms"));
   }
 
   /** A scene with its page as the text of one file. */

@@ -33,6 +33,8 @@ export interface State {
   type: boolean;
   /** The step of the tour that is shown, from 1 on; 0: none. */
   tour: number;
+  /** What is put in place of a head that is switched off: zero or mean. */
+  without: string;
   /** The part of a map that is seen, as `DeepMap.part` writes it; empty: all of it. */
   zoom: string;
   /** Settings of a scene that was typed, so that a link to it can be followed when it is gone; no text: none was. */
@@ -62,6 +64,7 @@ export const START: State = {
   least: 0,
   type: false,
   tour: 0,
+  without: "zero",
   zoom: "",
   text: "",
   temperature: 1,
@@ -74,6 +77,7 @@ const ALLOWED: { [K in keyof State]?: readonly string[] } = {
   kind: ["mass", "max"],
   tone: ["linear", "root", "log"],
   scale: ["auto", ...Object.keys(SCALES)],
+  without: ["zero", "mean"],
 };
 
 /** Numbers that are no indices. */

@@ -25,6 +25,7 @@ READY = {
     "profiles": ".profiles .uplot canvas",
     "scale": ".scale .pair .bars span",
     "steps": ".steps .stage-card .katex",
+    "ablation": ".ablation .effect",
     "arcs": ".arcs svg .arc",
 }
 

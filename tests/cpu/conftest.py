@@ -18,7 +18,7 @@ DTYPES = np.float32, np.float64, np.float16, ml_dtypes.bfloat16
 def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each instruction set that this machine runs."""
     dtype = request.node.callspec.params.get("dtype")
-    if targets()[request.param].matrices and dtype is not ml_dtypes.bfloat16:
+    if targets()[request.param].amx and dtype is not ml_dtypes.bfloat16:
         pytest.skip("the code of another instruction set")
     monkeypatch.setenv("REGARD_CPU", request.param)
     return str(request.param)

@@ -1,8 +1,8 @@
-"""Targets with AVX-512, pairs of bfloat16 and AMX, run on a processor that has AVX2 alone.
+"""Targets with AVX-512, bf16 dot products and AMX, run on a processor that has AVX2 alone.
 
 Kernels are written as for the real target, but each of its instructions is made of others with the same results, by
 Intel's manual. LLVM splits vectors of 64 bytes into two of 32. VDPBF16PS sums the odd product, then the even one, by
-FMA; it and TDPBF16PS take numbers below the smallest normal one as 0, and registers with matrices lie in memory.
+FMA; it and TDPBF16PS take numbers below the smallest normal one as 0, and AMX tiles are in memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from regard.engines.cpu.language import kernel as emit
 from regard.engines.cpu.language.amx import REGISTERS
 from regard.engines.cpu.language.types import BF16, F32, I16, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import SIDE
+from regard.engines.cpu.spec.forward import AMX_SIDE
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import AVX2, OWN, Target
@@ -62,7 +62,7 @@ def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_machine", machine)
     monkeypatch.setattr(cache, "_sources", lambda: sources + Path(__file__).read_text())  # kernels on disk
     monkeypatch.setattr(emit, "Kernel", EmulatedKernel)
-    monkeypatch.setattr(lanes, "matrices", matrices)
+    monkeypatch.setattr(lanes, "amx_tiles", amx_tiles)
     monkeypatch.setenv("REGARD_CPU", name)
 
 
@@ -77,16 +77,16 @@ class EmulatedKernel(emit.Kernel):
         """x, or 0 where it is below the smallest normal number."""
         return self.where(self.intrinsic("fabs", x.type, x) < TINY, self.constant(x.type, 0.0), x)
 
-    def dot_pairs(self, total: Value, x: Value, y: Value) -> Value:
-        for a, b in list(zip(self.halves(x), self.halves(y), strict=True))[::-1]:
+    def dot_bf16(self, total: Value, x: Value, y: Value) -> Value:
+        for a, b in list(zip(self.unpack_bf16(x), self.unpack_bf16(y), strict=True))[::-1]:
             total = self.fma(self._normal(a), self._normal(b), total)
         return total
 
-    def rounded(self, x: Value) -> Value:
+    def round_bf16(self, x: Value) -> Value:
         return self.intrinsic("copysign", x.type, self._normal(x), x).to(BF16)
 
-    def pair(self, x: Value, y: Value) -> Value:
-        low, high = (self.rounded(z).bits(I16).to(I32) for z in (x, y))
+    def pack_bf16(self, x: Value, y: Value) -> Value:
+        low, high = (self.round_bf16(z).bits(I16).to(I32) for z in (x, y))
         return (low & 0xFFFF) | (high << 16)
 
     def scale_floor(self, x: Value, n: Value) -> Value:
@@ -117,37 +117,37 @@ class EmulatedKernel(emit.Kernel):
     def look_up(self, table: Sequence[float], index: Value, type: Type) -> Value:
         numbers = self.tables.get(tuple(table))
         if numbers is None:
-            words = self.words_on_stack(len(table) * type.size // 8)
+            numbers64 = self.stack(len(table) * type.size // 8)
             with self.inside(self.entry):
-                numbers = self.at(words.address, type)
+                numbers = self.at(numbers64.address, type)
                 for n, x in enumerate(table):
                     numbers[n] = self.constant(type, x)
             self.tables[tuple(table)] = numbers
         return numbers.gather((index & len(table) - 1).to(I64))
 
 
-class Matrix:
+class AmxTile:
     """16 × 16 words in memory."""
 
     def __init__(self, k: EmulatedKernel):
-        self.k, self.words = k, k.at(k.words_on_stack(SIDE * SIDE // 2).address, I32)
+        self.k, self.memory = k, k.at(k.stack(AMX_SIDE * AMX_SIDE // 2).address, I32)
 
     def _rows(self, work: Callable[[Value], None]) -> None:
-        with self.k.loop(SIDE) as n:
+        with self.k.loop(AMX_SIDE) as n:
             work(n)
 
     def row(self, n: Value) -> Value:
         """A row of words."""
-        return self.words.load(n * SIDE, SIDE)
+        return self.memory.load(n * AMX_SIDE, AMX_SIDE)
 
     def clear(self) -> None:
-        self._rows(lambda n: self._put(n, self.k.constant(I32, 0).spread(SIDE)))
+        self._rows(lambda n: self._put(n, self.k.constant(I32, 0).spread(AMX_SIDE)))
 
     def _put(self, n: Value, x: Value) -> None:
-        self.words[n * SIDE] = x
+        self.memory[n * AMX_SIDE] = x
 
     def load(self, p: Pointer, stride: Any) -> None:
-        self._rows(lambda n: self._put(n, p.of(I32).bytes(n * stride).load(0, SIDE)))
+        self._rows(lambda n: self._put(n, p.of(I32).bytes(n * stride).load(0, AMX_SIDE)))
 
     def store(self, p: Pointer, stride: Any) -> None:
         def row(n: Value) -> None:
@@ -155,15 +155,15 @@ class Matrix:
 
         self._rows(row)
 
-    def add_product(self, x: "Matrix", y: "Matrix") -> None:
-        k, zero = self.k, self.k.constant(F32, 0.0).spread(SIDE)
+    def add_product(self, x: "AmxTile", y: "AmxTile") -> None:
+        k, zero = self.k, self.k.constant(F32, 0.0).spread(AMX_SIDE)
         chains = [k.variable(zero) for _ in range(2)]
 
         def row(n: Value) -> None:
             for chain in chains:
                 chain.value = zero
-            with k.loop(SIDE) as m:
-                factors = k.halves(x.words[n * SIDE + m].spread(SIDE)), k.halves(y.row(m))
+            with k.loop(AMX_SIDE) as m:
+                factors = k.unpack_bf16(x.memory[n * AMX_SIDE + m].spread(AMX_SIDE)), k.unpack_bf16(y.row(m))
                 for chain, a, b in zip(chains, *factors, strict=True):
                     chain.value = k.fma(k._normal(a), k._normal(b), chain.value)
             both = chains[0].value + chains[1].value
@@ -173,5 +173,5 @@ class Matrix:
 
 
 @contextmanager
-def matrices(k: EmulatedKernel) -> Iterator[list[Matrix]]:
-    yield [Matrix(k) for _ in range(REGISTERS)]
+def amx_tiles(k: EmulatedKernel) -> Iterator[list[AmxTile]]:
+    yield [AmxTile(k) for _ in range(REGISTERS)]

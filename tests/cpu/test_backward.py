@@ -13,7 +13,7 @@ from regard.core.layout import Layout
 from regard.core.problem import Differential, Outputs
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_arrays, backward_work, work
-from regard.engines.cpu.schedule.backward_arrays import Arrays
+from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.spec.forward import TILE_BITS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen, targets
@@ -25,7 +25,7 @@ H, N, D = 4, 700, 24
 Q, DO = (RNG.standard_normal((2, H, N, D)).astype(np.float32) for _ in range(2))
 K, V = (RNG.standard_normal((2, 2, N, D)).astype(np.float32) for _ in range(2))
 ROWS = RNG.standard_normal((2, 2, H, N))
-WISHES: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"mask": regard.window(150, 20)},
@@ -43,8 +43,8 @@ TURNS = (
 )  # other layouts and strides of the same
 
 
-def gradients(q: Any, k: Any, v: Any, dout: Any, rows: Any = ROWS, engine: str = "cpu", **wishes: Any) -> Differential:
-    return regard.attention_vjp(q, k, v, dout, dlse=rows[0], dentropy=rows[1], engine=engine, **wishes)
+def gradients(q: Any, k: Any, v: Any, dout: Any, rows: Any = ROWS, engine: str = "cpu", **options: Any) -> Differential:
+    return regard.attention_vjp(q, k, v, dout, dlse=rows[0], dentropy=rows[1], engine=engine, **options)
 
 
 def arrays(g: Differential) -> dict[str, Any]:
@@ -58,14 +58,14 @@ def bits(g: Differential) -> dict[str, bytes]:
     return {name: x.tobytes() for name, x in arrays(g).items()}
 
 
-@pytest.fixture(params=WISHES)
-def wish(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return WISHES[request.param]
+@pytest.fixture(params=OPTIONS)
+def option(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return OPTIONS[request.param]
 
 
 @pytest.fixture
-def whole(wish: dict[str, Any]) -> Differential:
-    return gradients(Q, K, V, DO, **wish)
+def whole(option: dict[str, Any]) -> Differential:
+    return gradients(Q, K, V, DO, **option)
 
 
 def assert_near(got: Differential, expected: Differential) -> None:
@@ -74,90 +74,92 @@ def assert_near(got: Differential, expected: Differential) -> None:
         np.testing.assert_allclose(arrays(got)[name] / size, x / size, rtol=0, atol=1e-5, err_msg=name)
 
 
-def test_agrees_with_the_tiled_engine(wish: dict[str, Any], whole: Differential) -> None:
-    assert_near(whole, gradients(Q, K, V, DO, engine="tiled", **wish))
+def test_agrees_with_the_tiled_engine(option: dict[str, Any], whole: Differential) -> None:
+    assert_near(whole, gradients(Q, K, V, DO, engine="tiled", **option))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("lead", [slice(0, 2), 1])
-def test_any_number_of_threads(wish: dict[str, Any], lead: Any, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units enough for all threads, or so few that each is cut."""
+def test_any_number_of_threads(
+    option: dict[str, Any], lead: Any, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enough key-value heads for all threads, or so few that each is divided."""
     part = [x[lead] for x in (Q, K, V, DO)], ROWS[:, lead]
     monkeypatch.setattr("regard.runtime.threads._chosen", 1)
-    alone = bits(gradients(*part[0], part[1], **wish))
+    alone = bits(gradients(*part[0], part[1], **option))
     monkeypatch.setattr("regard.runtime.threads._chosen", threads)
-    assert bits(gradients(*part[0], part[1], **wish)) == alone
+    assert bits(gradients(*part[0], part[1], **option)) == alone
 
 
 @pytest.mark.parametrize("heads", [1, H])
-def test_few_heads_are_cut_for_many_threads(wish: dict[str, Any], heads: int) -> None:
-    """Every item meets every tile once, in order; enough is there to do at the same time."""
+def test_few_heads_are_cut_for_many_threads(option: dict[str, Any], heads: int) -> None:
+    """Every query block meets every tile once, in order, and enough tasks can run at the same time."""
     if heads == 1:
-        wish = {name: x for name, x in wish.items() if name not in ("score", "bias", "sink")}
+        option = {name: x for name, x in option.items() if name not in ("score", "bias", "sink")}
     q, k, v, dout = (x[0, : min(heads, len(x[0]))] for x in (Q, K, V, DO))
-    p = problem_from(q, k, v, **wish)
+    p = problem_from(q, k, v, **option)
     outputs, ct = tiled.forward(p)[0], Outputs(dout, None, None)
-    arrays = Arrays(p, outputs, ct)
-    kind = arrays.kind(chosen())
-    waves = backward_work.Waves(kind, p, arrays, 2)
-    for wave in waves:
-        place = {cell: n for n, cell in enumerate(wave.cells)}
-        assert all(place[other] < n for cell, n in place.items() for other in cell.before)
-        for item, (begin, count) in enumerate(wave.items[:, [waves.word("tiles"), waves.word("count")]]):
-            cells = [cell for cell in wave.cells if any(first <= item < stop for first, stop in cell.groups)]
-            tiles = (wave.tiles[begin : begin + count] >> TILE_BITS).tolist()
-            assert [t for cell in cells for t in tiles if cell.tiles[0] <= t < cell.tiles[1]] == tiles
-            assert [cell.tiles[0] == 0 for cell in cells] == [True] + [False] * (len(cells) - 1)
-        assert max(cell.depth + 1 for cell in wave.cells) < 0.6 * len(wave.cells)
+    arrays = BackwardArrays(p, outputs, ct)
+    spec = arrays.spec(chosen())
+    chunks = backward_work.BackwardChunks(spec, p, arrays, 2)
+    for chunk in chunks:
+        place = {task: n for n, task in enumerate(chunk.tasks)}
+        assert all(place[other] < n for task, n in place.items() for other in task.before)
+        for block, (begin, count) in enumerate(chunk.blocks[:, [chunks.field("tiles"), chunks.field("count")]]):
+            tasks = [task for task in chunk.tasks if any(first <= block < stop for first, stop in task.work_groups)]
+            tiles = (chunk.tiles[begin : begin + count] >> TILE_BITS).tolist()
+            assert [t for task in tasks for t in tiles if task.tiles[0] <= t < task.tiles[1]] == tiles
+            assert [task.tiles[0] == 0 for task in tasks] == [True] + [False] * (len(tasks) - 1)
+        assert max(task.depth + 1 for task in chunk.tasks) < 0.6 * len(chunk.tasks)
 
 
 @pytest.mark.parametrize("name", ["bias that the batch shares", "score"])
 def test_units_that_add_to_the_same_numbers_follow_each_other(name: str) -> None:
-    p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **WISHES[name])
-    arrays = Arrays(p, tiled.forward(p)[0], Outputs(DO, None, None))
-    kind = arrays.kind(chosen())
-    waves = backward_work.Waves(kind, p, arrays, 2)
-    for wave in waves:
-        above: dict[backward_work.Cell, set[backward_work.Cell]] = {}
-        for cell in wave.cells:
-            above[cell] = set(cell.before).union(*(above[other] for other in cell.before))
-        strand = {cell: cell.strand for cell in wave.cells}
+    p = problem_from(Q, K.repeat(2, axis=1), V.repeat(2, axis=1), **OPTIONS[name])
+    arrays = BackwardArrays(p, tiled.forward(p)[0], Outputs(DO, None, None))
+    spec = arrays.spec(chosen())
+    chunks = backward_work.BackwardChunks(spec, p, arrays, 2)
+    for chunk in chunks:
+        above: dict[backward_work.Task, set[backward_work.Task]] = {}
+        for task in chunk.tasks:
+            above[task] = set(task.before).union(*(above[other] for other in task.before))
+        partial_sum = {task: task.partial_sum for task in chunk.tasks}
         if name != "score":
-            head = wave.items[:, waves.word("head")]
-            strand = {cell: head[cell.groups[0, 0]] // p.group for cell in wave.cells}
-        for m, cell in enumerate(wave.cells):
-            for other in wave.cells[:m]:
-                together = max(cell.tiles[0], other.tiles[0]) < min(cell.tiles[1], other.tiles[1])
-                if together and strand[cell] == strand[other]:
-                    assert other in above[cell]
+            head = chunk.blocks[:, chunks.field("head")]
+            partial_sum = {task: head[task.work_groups[0, 0]] // p.group for task in chunk.tasks}
+        for m, task in enumerate(chunk.tasks):
+            for other in chunk.tasks[:m]:
+                together = max(task.tiles[0], other.tiles[0]) < min(task.tiles[1], other.tiles[1])
+                if together and partial_sum[task] == partial_sum[other]:
+                    assert other in above[task]
 
 
 @pytest.mark.parametrize("rows", [slice(N - 1, N), slice(500, 503), slice(31, 150), slice(0, 699)])
-def test_dq_does_not_depend_on_the_other_rows(wish: dict[str, Any], whole: Differential, rows: slice) -> None:
-    part = dict(wish)
-    if "bias" in wish and wish["bias"].shape[-2:-1] == (N,):
-        part["bias"] = wish["bias"][..., rows, :]
+def test_dq_does_not_depend_on_the_other_rows(option: dict[str, Any], whole: Differential, rows: slice) -> None:
+    part = dict(option)
+    if "bias" in option and option["bias"].shape[-2:-1] == (N,):
+        part["bias"] = option["bias"][..., rows, :]
     got = gradients(Q[..., rows, :], K, V, DO[..., rows, :], ROWS[..., rows], **part, offset=rows.start)
     assert whole.query is not None
     assert got.query is not None
     assert got.query.tobytes() == whole.query[..., rows, :].tobytes()
 
 
-def test_dq_does_not_depend_on_the_batch_or_the_group(wish: dict[str, Any], whole: Differential) -> None:
+def test_dq_does_not_depend_on_the_batch_or_the_group(option: dict[str, Any], whole: Differential) -> None:
     assert whole.query is not None
-    alone = gradients(Q[1], K[1], V[1], DO[1], ROWS[:, 1], **wish, origin=(1, 0, 0)).query
+    alone = gradients(Q[1], K[1], V[1], DO[1], ROWS[:, 1], **option, origin=(1, 0, 0)).query
     assert alone is not None
     assert alone.tobytes() == whole.query[1].tobytes()
     k, v = (x.repeat(2, axis=1) for x in (K, V))
-    repeated = gradients(Q, k, v, DO, **wish).query
+    repeated = gradients(Q, k, v, DO, **option).query
     assert repeated is not None
     assert repeated.tobytes() == whole.query.tobytes()
 
 
-def test_layouts_and_strides_change_no_bit(wish: dict[str, Any], whole: Differential) -> None:
+def test_layouts_and_strides_change_no_bit(option: dict[str, Any], whole: Differential) -> None:
     expected = bits(whole)
-    for turn in TURNS:
-        assert bits(gradients(*(turn(x) for x in (Q, K, V, DO)), **wish)) == expected
+    for transpose in TURNS:
+        assert bits(gradients(*(transpose(x) for x in (Q, K, V, DO)), **option)) == expected
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
@@ -169,17 +171,17 @@ def test_what_is_hidden_may_hold_anything(dtype: Any) -> None:
     mask = np.ones((n, n), bool)
     mask[:, hidden], mask[blind] = False, False
     rows[..., blind] = 0
-    wish = {
+    option = {
         "mask": mask,
         "score": regard.softcap(3.0),
         "bias": RNG.standard_normal((H, 1, n)),
         "dropout": 0.1,
         "seed": 1,
     }
-    expected = gradients(q, k, v, dout, rows, **wish)
+    expected = gradients(q, k, v, dout, rows, **option)
     for x, at, value in ((k, hidden, np.nan), (v, hidden, np.inf), (q, blind, np.nan), (dout, blind, -np.inf)):
         x[:, at] = value
-    got = gradients(q, k, v, dout, rows, **wish)
+    got = gradients(q, k, v, dout, rows, **option)
     assert bits(got) == bits(expected)
     for name in ("key", "value"):
         assert (getattr(got, name)[:, hidden] == 0).all()
@@ -218,9 +220,9 @@ def test_neon_compiles(dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     p = problem_from(q, k, v, **options)
     outputs = tiled.jvp(p, Differential())[0]
-    arrays = Arrays(p, outputs, outputs)
-    kind = arrays.kind(neon)
-    assert cache.compile_object(arrays.source(kind, neon), neon, "neon")
+    arrays = BackwardArrays(p, outputs, outputs)
+    spec = arrays.spec(neon)
+    assert cache.compile_object(arrays.source(spec, neon), neon, "neon")
 
 
 def test_nothing_outside_is_touched(guarded: Any) -> None:
@@ -233,28 +235,28 @@ def test_nothing_outside_is_touched(guarded: Any) -> None:
     )
     mask = guarded(RNG.random((n_q, n_k)) < 0.7)
     rows = array(2, 2, n_q, kind=q.dtype if q.dtype == np.float64 else np.float32)
-    wishes = {
+    options = {
         "mask": mask,
         "bias": array(2, n_q, n_k, kind=np.float32),
         "sink": array(2, kind=np.float64),
     }
-    known = tiled.jvp(problem_from(q, k, v, **wishes), Differential())[0]
-    wishes["outputs"] = regard.Outputs(*(guarded(x) for x in known if x is not None))
-    got, expected = (gradients(q, k, v, dout, rows, engine, **wishes) for engine in ("cpu", "tiled"))
+    known = tiled.jvp(problem_from(q, k, v, **options), Differential())[0]
+    options["outputs"] = regard.Outputs(*(guarded(x) for x in known if x is not None))
+    got, expected = (gradients(q, k, v, dout, rows, engine, **options) for engine in ("cpu", "tiled"))
     for name, x in arrays(expected).items():
         assert np.allclose(arrays(got)[name].astype(float), x.astype(float), rtol=0.02, atol=0.1), name
 
 
 @pytest.mark.parametrize(("n_k", "origin"), [(272, 0), (272, 128), (272, 5), (267, 0)])
 def test_sums_for_a_large_bias_go_past_the_caches(n_k: int, origin: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers, where rows lie on cache lines; where they do not, they are stored as others are."""
+    """The same numbers, where rows are on cache lines; elsewhere they are stored as others are."""
     q, k, v, dout = (RNG.standard_normal((2, n, 8)).astype(np.float32) for n in (70, n_k, n_k, 70))
     p = problem_from(q, k, v, bias=RNG.standard_normal((2, 70, n_k)).astype(np.float32), origin=(0, 0, origin))
     outputs, ct, found = cpu.forward(p)[0], Outputs(dout, None, None), []
     for least in (backward_arrays.STREAMED, 0):
         monkeypatch.setattr(backward_arrays, "STREAMED", least)
-        monkeypatch.setattr(work, "_plans", {})
-        assert Arrays(p, outputs, ct).streams == (least == 0 and n_k % 16 == 0 and origin % 16 == 0)
+        monkeypatch.setattr(work, "_schedules", {})
+        assert BackwardArrays(p, outputs, ct).streams == (least == 0 and n_k % 16 == 0 and origin % 16 == 0)
         g = cpu.backward(p, outputs, ct).bias
         assert g is not None
         found.append(g.tobytes())
@@ -274,6 +276,6 @@ HIDING: dict[str, dict[str, Any]] = {
 def test_the_gradient_of_a_bias_for_every_pair_is_whole(name: str) -> None:
     """Nothing of it stays as the memory was, hidden tiles neither."""
     q, k, v, dout = (RNG.standard_normal((1, 2, n, 8)).astype(np.float32) for n in (300, 403, 403, 300))
-    wish = {"bias": RNG.standard_normal((2, 300, 403)).astype(np.float32), **HIDING[name]}
-    got, expected = (regard.attention_vjp(q, k, v, dout, engine=engine, **wish).bias for engine in ("cpu", "tiled"))
+    option = {"bias": RNG.standard_normal((2, 300, 403)).astype(np.float32), **HIDING[name]}
+    got, expected = (regard.attention_vjp(q, k, v, dout, engine=engine, **option).bias for engine in ("cpu", "tiled"))
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)

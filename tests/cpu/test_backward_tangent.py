@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from test_backward import DO, RNG, TURNS, WISHES, H, K, N, Q, V, arrays, bits
+from test_backward import DO, OPTIONS, RNG, TURNS, H, K, N, Q, V, arrays, bits
 from test_tangent import DK, DQ, DV, tangents_of
 from test_targets import by_turns
 
@@ -37,10 +37,10 @@ class Call(NamedTuple):
     d_ct: Outputs
 
     @classmethod
-    def of(cls, given: Any = GIVEN, rows: Any = ROWS, outputs: Any = None, **wishes: Any) -> "Call":
+    def of(cls, given: Any = GIVEN, rows: Any = ROWS, outputs: Any = None, **options: Any) -> "Call":
         """A call along tangents of everything; outputs and their tangents from the tiled engine unless given."""
         q, k, v, dout, dq, dk, dv, ddout = given
-        p = problem_from(q, k, v, **wishes)
+        p = problem_from(q, k, v, **options)
         t = tangents_of(p, dq, dk, dv)
         known, moved = tiled.jvp(p, t) if outputs is None else outputs
         return cls(p, known, Outputs(dout, *rows[:2]), t, moved, Outputs(ddout, *rows[2:]))
@@ -50,9 +50,9 @@ class Call(NamedTuple):
         return found
 
 
-@pytest.fixture(params=WISHES)
-def wish(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return WISHES[request.param]
+@pytest.fixture(params=OPTIONS)
+def option(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return OPTIONS[request.param]
 
 
 def assert_near(got: Differential, expected: Differential, tolerance: float = 2e-5) -> None:
@@ -64,10 +64,10 @@ def assert_near(got: Differential, expected: Differential, tolerance: float = 2e
 @pytest.mark.parametrize("name", ["score", "dropout and sink", "bias of keys", "bias that the batch shares"])
 def test_agrees_with_the_tiled_engine_whatever_varies(name: str) -> None:
     """One kernel serves all: what does not vary is a term less."""
-    n, wish = 300, dict(WISHES[name])  # tiles before, between and after others
-    if "bias" in wish:
-        wish["bias"] = wish["bias"][..., :n, :n]
-    call = Call.of([x[0, :, :n] for x in GIVEN], ROWS[:, 0, :, :n], **wish)
+    n, option = 300, dict(OPTIONS[name])  # tiles before, between and after others
+    if "bias" in option:
+        option["bias"] = option["bias"][..., :n, :n]
+    call = Call.of([x[0, :, :n] for x in GIVEN], ROWS[:, 0, :, :n], **option)
     nothing, still = Differential(), Outputs(None, None, None)
     only = [replace(nothing, **{x.name: getattr(call.t, x.name)}) for x in fields(Differential)]
     calls = [call, *(call._replace(t=t, d_ct=still) for t in only), call._replace(t=nothing)]
@@ -81,8 +81,8 @@ def test_agrees_with_the_tiled_engine_whatever_varies(name: str) -> None:
 
 
 @pytest.mark.parametrize("lead", [slice(0, 2), 1])
-def test_any_number_of_threads(wish: dict[str, Any], lead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    call = Call.of([x[lead] for x in GIVEN], ROWS[:, lead], **wish)
+def test_any_number_of_threads(option: dict[str, Any], lead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Call.of([x[lead] for x in GIVEN], ROWS[:, lead], **option)
     found = []
     for threads in (1, 2, 5):
         monkeypatch.setattr("regard.runtime.threads._chosen", threads)
@@ -92,11 +92,11 @@ def test_any_number_of_threads(wish: dict[str, Any], lead: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("rows", [slice(N - 1, N), slice(500, 503), slice(31, 150)])
-def test_dq_does_not_depend_on_the_other_rows(wish: dict[str, Any], rows: slice) -> None:
-    whole = Call.of(**wish)
-    part = dict(wish)
-    if "bias" in wish and wish["bias"].shape[-2:-1] == (N,):
-        part["bias"] = wish["bias"][..., rows, :]
+def test_dq_does_not_depend_on_the_other_rows(option: dict[str, Any], rows: slice) -> None:
+    whole = Call.of(**option)
+    part = dict(option)
+    if "bias" in option and option["bias"].shape[-2:-1] == (N,):
+        part["bias"] = option["bias"][..., rows, :]
     cut = [x[..., rows, :] if x.shape == Q.shape else x for x in GIVEN]
     outputs = [
         Outputs(*(None if x is None else x[:, :, rows] for x in some)) for some in (whole.outputs, whole.d_outputs)
@@ -111,17 +111,17 @@ def test_dq_does_not_depend_on_the_other_rows(wish: dict[str, Any], rows: slice)
     assert got.tobytes() == expected[..., rows, :].tobytes()
 
 
-def test_layouts_and_strides_change_no_bit(wish: dict[str, Any]) -> None:
-    call = Call.of(**wish)
+def test_layouts_and_strides_change_no_bit(option: dict[str, Any]) -> None:
+    call = Call.of(**option)
     expected, outputs = bits(call.run()), (call.outputs, call.d_outputs)
-    for turn in TURNS:
-        turned = [some._replace(out=turn(some.out)) for some in outputs]
-        assert bits(Call.of([*(turn(x) for x in GIVEN)], ROWS, turned, **wish).run()) == expected
+    for transpose in TURNS:
+        turned = [some._replace(out=transpose(some.out)) for some in outputs]
+        assert bits(Call.of([*(transpose(x) for x in GIVEN)], ROWS, turned, **option).run()) == expected
 
 
 def test_a_plan_serves_other_tangents() -> None:
-    """Plans are kept by what varies, not by the numbers."""
-    for case in ({}, WISHES["score"], WISHES["dropout and sink"]):
+    """Schedules are cached by what varies, not by the numbers."""
+    for case in ({}, OPTIONS["score"], OPTIONS["dropout and sink"]):
         call = Call.of([x[0, :, :60] for x in GIVEN], ROWS[:, 0, :, :60], **case)
         t = call.t
         parts = [t, replace(t, query=2 * DQ[0, :, :60]), replace(t, tables={}), replace(t, sink=None)]
@@ -141,14 +141,14 @@ def test_what_is_hidden_may_hold_anything(dtype: Any) -> None:
     rows[..., blind] = 0
     mask = np.ones((n, n), bool)
     mask[:, hidden], mask[blind] = False, False
-    wish = {
+    option = {
         "mask": mask,
         "score": regard.softcap(3.0),
         "bias": RNG.standard_normal((H, 1, n)),
         "dropout": 0.1,
         "seed": 1,
     }
-    for some in (wish, {"mask": mask}):
+    for some in (option, {"mask": mask}):
         call = Call.of(tame, rows, **some)
         wild = [x.copy() for x in tame]
         for m, (x, bad) in enumerate(zip(wild, (np.nan, np.nan, np.inf, -np.inf) * 2, strict=True)):
@@ -197,9 +197,9 @@ def test_neon_compiles(dtype: Any) -> None:
     p = problem_from(q, k, v, **options)
     t = tangents_of(p, p.query, p.key, p.value)
     outputs, moved = tiled.jvp(p, t)
-    arrays = backward_tangent_work.Tangents(p, outputs, outputs, t, moved, moved)
-    kind = arrays.kind(neon)
-    assert cache.compile_object(arrays.source(kind, neon), neon, "neon")
+    arrays = backward_tangent_work.BackwardTangentArrays(p, outputs, outputs, t, moved, moved)
+    spec = arrays.spec(neon)
+    assert cache.compile_object(arrays.source(spec, neon), neon, "neon")
 
 
 def test_nothing_outside_is_touched(guarded: Any) -> None:

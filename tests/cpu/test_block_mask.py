@@ -51,7 +51,7 @@ ARRAYS: dict[str, Callable[[], Array]] = {
 @pytest.fixture(autouse=True)
 def small_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "BLOCK_MASK", 1)
-    monkeypatch.setattr(work, "_plans", {})
+    monkeypatch.setattr(work, "_schedules", {})
 
 
 def arrays() -> tuple[Array, Array, Array]:
@@ -71,7 +71,7 @@ def test_bounds_are_those_of_the_array(each: int, dtype: Any) -> None:
         at = tuple(RNG.integers(0, n) for n in mask.shape[:2])
         top, bottom = np.sort(RNG.integers(first, N_Q, 2))
         left, right = np.sort(RNG.integers(0, N_K, 2))
-        inside = (rows >= rows[top - first]) & (rows <= rows[bottom - first])  # whole cells
+        inside = (rows >= rows[top - first]) & (rows <= rows[bottom - first])  # whole blocks
         part = mask[at][first:][inside][:, left // PART * PART : (right // PART + 1) * PART]
         least, greatest = found.bounds(at, (np.array(top), np.array(bottom)), (np.array(left), np.array(right)))
         assert (bool(least), bool(greatest)) == (part.all(), part.any())
@@ -112,10 +112,10 @@ def pairs(**options: Any) -> int:
     """Tiles of queries and keys that a call goes through."""
     q, k, v = arrays()
     p = problem_from(q, k, v, **options)
-    results = work.Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
-    plan = work.plan(p, chosen(), results, range(p.n_q), 1)
-    count = results.kind(p, chosen(), p.n_q).item.index("count")
-    return sum(int(stage.items[:, count].sum()) for stage in plan.stages)
+    results = work.KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
+    schedule = work.schedule_for(p, chosen(), results, range(p.n_q), 1)
+    count = results.spec(p, chosen(), p.n_q).block_fields.index("count")
+    return sum(int(stage.blocks[:, count].sum()) for stage in schedule.stages)
 
 
 def test_an_array_costs_what_the_rule_costs() -> None:

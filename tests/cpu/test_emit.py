@@ -16,7 +16,7 @@ from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, targets
 from regard.reference import specification
 
-HERE = [t for t in targets().values() if t.runs and not t.matrices]  # those have a test of their own
+HERE = [t for t in targets().values() if t.runs and not t.amx]  # those have a test of their own
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -45,7 +45,7 @@ def mapped(f: Callable[..., Value], x: Array, result: Any, target: Target, lanes
 
 
 def ulps(got: Array, exact: Array) -> float:
-    """The largest error in units of the last place; infinite if NaN or infinity lie elsewhere."""
+    """The largest error in ulp; infinite if NaN or infinity are elsewhere."""
     top = np.finfo(got.dtype).max
     with np.errstate(all="ignore"):
         rounded = np.where(np.abs(exact) > top, np.sign(exact) * np.inf, exact)
@@ -251,7 +251,7 @@ def test_mistakes_are_errors() -> None:
 def test_pieces_are_woven(target: Target) -> None:
     """They do what they do one after the other; what is written alternates, in a loop that carries something too."""
     x = np.arange(12.0)
-    k = Kernel("woven", target, ("x",))
+    k = Kernel("pipelined", target, ("x",))
     at = k.pointer("x", F64)
     with k.loop(4, start=2, step=2) as n:
 
@@ -263,7 +263,7 @@ def test_pieces_are_woven(target: Target) -> None:
             for m in range(4):
                 at[n + m + 4] = -at[n + m + 4]
 
-        k.weave(double, negate)
+        k.interleave(double, negate)
         body = [i.opname for i in k.b.block.instructions]
     assert "".join({"fmul": "2", "fneg": "-"}.get(name, "") for name in body) == "-2--2-"
     fields = np.array([x.ctypes.data], np.int64)
@@ -277,7 +277,7 @@ def test_pieces_are_woven(target: Target) -> None:
             pass
 
     with pytest.raises(ValueError, match="branches"):
-        other.weave(branch)
+        other.interleave(branch)
 
 
 def test_kinds_of_types() -> None:

@@ -1,4 +1,4 @@
-"""Products of matrices of bfloat16 (AMX): one by one, and forward by them against forward by vectors, bit by bit."""
+"""Products of AMX tiles of bfloat16: one by one, and forward by them against forward by vectors, bit by bit."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 import regard
 from regard import doctor
 from regard.core.problem import Outputs
-from regard.engines.cpu.language.amx import matrices
+from regard.engines.cpu.language.amx import amx_tiles
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32, I32
 from regard.engines.cpu.target import cache, permission
@@ -62,7 +62,7 @@ def test_a_product_is_summed_as_documented(spread: int) -> None:
 
     k = Kernel("product", AMX, ("x", "y", "total", "result"))
     x, y, total, result = (k.pointer(name, kind) for name, kind in zip(k.fields, (I32, I32, F32, F32), strict=True))
-    with matrices(k) as (a, b, c, *_):
+    with amx_tiles(k) as (a, b, c, *_):
         a.load(x, 64)
         b.load(y, 64)
         c.load(total, 64)
@@ -86,7 +86,7 @@ N, D, D_V = 420, 170, 50
 RNG = np.random.default_rng(0)
 Q, K, V = (RNG.standard_normal((2, N, d)).astype(BF16) for d in (D, D, D_V))
 SCALE = 4.0  # so large that lse shows the last bits of scores
-WISHES: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True, "scale": SCALE},
     "score": {"score": regard.softcap(90.0), "causal": True, "scale": -SCALE},
 }
@@ -96,8 +96,8 @@ CANCELLING = (RNG.standard_normal((2, N, D_V)) * 2.0 ** RNG.integers(-9, 9, (2, 
 CANCELLING[:, 150:300] = -CANCELLING[:, RNG.permutation(150)]
 
 
-def run(q: Array, k: Array, v: Array, **wishes: Any) -> tuple[Array, Array]:
-    out, seen = regard.attention(q, k, v, **wishes, observe=["lse"], engine="cpu")
+def run(q: Array, k: Array, v: Array, **options: Any) -> tuple[Array, Array]:
+    out, seen = regard.attention(q, k, v, **options, observe=["lse"], engine="cpu")
     return out.view(np.uint16), seen.lse.view(np.uint32)
 
 
@@ -108,27 +108,27 @@ def assert_same(x: tuple[Array, Array], y: tuple[Array, Array], rows: slice = sl
 
 @here
 @pytest.mark.usefixtures("amx")
-@pytest.mark.parametrize("name", WISHES)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_any_rows_alone(name: str) -> None:
-    """Blocks of 1, 2 and 3 times 16 lanes, and lanes that are keys: those use no matrices, and sum as they do."""
-    whole = run(Q, K, V, **WISHES[name])
+    """Blocks of 1, 2 and 3 times 16 lanes, and lanes that are keys: those use no AMX, and sum as it does."""
+    whole = run(Q, K, V, **OPTIONS[name])
     for rows in (slice(N - 1, N), slice(300, 308), slice(129, 141), slice(31, 61), slice(100, N)):
-        assert_same(run(Q[:, rows], K, V, **WISHES[name], offset=rows.start), whole, rows)
+        assert_same(run(Q[:, rows], K, V, **OPTIONS[name], offset=rows.start), whole, rows)
 
 
 @here
 @pytest.mark.usefixtures("amx")
 def test_any_strides() -> None:
     q, k, v = (np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2) for x in (Q, K, V))
-    whole = run(Q, K, V, **WISHES["causal"])
+    whole = run(Q, K, V, **OPTIONS["causal"])
     for rows in (slice(None), slice(300, 308)):
-        assert_same(run(q[:, rows], k, v, **WISHES["causal"], offset=rows.start or 0), whole, rows)
+        assert_same(run(q[:, rows], k, v, **OPTIONS["causal"], offset=rows.start or 0), whole, rows)
 
 
 @here
 @pytest.mark.usefixtures("amx")
 def test_sums_that_cancel() -> None:
-    """Few queries, many, and both summed again because of what is hidden."""
+    """Decode, prefill, and both computed again without hidden values."""
     q, v, some = np.zeros_like(Q), CANCELLING.copy(), slice(0, 5)
     v[:, 300:] = np.nan
     many, few = (run(q[:, rows], K, CANCELLING, mask=regard.padding(300)) for rows in (slice(None), some))
@@ -142,7 +142,7 @@ def test_sums_that_cancel() -> None:
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("first", [37, 96])
 def test_keys_that_begin_anywhere(first: int) -> None:
-    """Steps of matrices are counted from the absolute j = 0: rows before the first key are not there."""
+    """AMX steps are counted from the absolute j = 0: rows before the first key are not there."""
     expected = run(Q, K, V, mask=lambda b, h, i, j: j >= first, scale=SCALE)
     for rows in (slice(None), slice(200, 203)):
         part = run(Q[:, rows], K[:, first:], V[:, first:], origin=(0, 0, first), scale=SCALE)
@@ -153,7 +153,7 @@ def test_keys_that_begin_anywhere(first: int) -> None:
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("nothing", [np.nan, np.inf])
 def test_what_is_hidden_changes_no_bit(nothing: float) -> None:
-    """A product with what is hidden is NaN, so that the span is summed again, by vectors."""
+    """A product with what is hidden is NaN, so that the key split is computed again, by vectors."""
     k, v, whole = K.copy(), V.copy(), run(Q, K, V, causal=True)
     k[:, 330:], v[:, 330:] = np.nan, nothing
     for rows in (slice(325, 330), slice(280, 330)):
@@ -163,7 +163,7 @@ def test_what_is_hidden_changes_no_bit(nothing: float) -> None:
 @here
 @pytest.mark.usefixtures("amx")
 def test_numbers_below_the_smallest_normal_one_count_as_zero() -> None:
-    """Matrices take them so, whatever the mode of the thread; few queries, by vectors, must as well."""
+    """AMX takes them so, whatever the mode of the thread; decode, by vectors, must as well."""
     q, k = ((x.astype(np.float64) * 2.0**power).astype(BF16) for x, power in ((Q, 125), (K, -130)))
     whole = run(q, k, V, scale=1.0)
     np.testing.assert_allclose(whole[1].view(np.float32), np.log(N), rtol=1e-6)
@@ -190,15 +190,15 @@ DO = RNG.standard_normal((2, N, D_V)).astype(BF16)
 DOT = [RNG.standard_normal(x.shape).astype(BF16) for x in (Q, K, V, DO)]
 
 
-def gradients(*inputs: Array, rows: slice = slice(None), **wishes: Any) -> dict[str, Array]:
+def gradients(*inputs: Array, rows: slice = slice(None), **options: Any) -> dict[str, Array]:
     """Of some rows: the gradients and their tangents, as bits."""
     q, k, v, dout = inputs
     q, dout, dq, d_dout = (x[:, rows] for x in (q, dout, DOT[0], DOT[3]))
-    wishes |= {"offset": rows.start or 0, "engine": "cpu"}
-    found = regard.attention_vjp(q, k, v, dout, **wishes)
+    options |= {"offset": rows.start or 0, "engine": "cpu"}
+    found = regard.attention_vjp(q, k, v, dout, **options)
     dk, dv = (x[:, N - k.shape[1] :] for x in DOT[1:3])
     along, moving = regard.Differential(dq, dk, dv), regard.Outputs(d_dout, None, None)
-    tangents, _ = regard.attention_vjp_jvp(q, k, v, dout, along, cotangent_tangents=moving, **wishes)
+    tangents, _ = regard.attention_vjp_jvp(q, k, v, dout, along, cotangent_tangents=moving, **options)
     both = {"": found, "tangent of ": tangents}
     return {
         label + name: getattr(g, name).view(np.uint16)
@@ -210,14 +210,14 @@ def gradients(*inputs: Array, rows: slice = slice(None), **wishes: Any) -> dict[
 @here
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("far", [False, True])
-@pytest.mark.parametrize("wishes", [{"causal": True}, {"origin": (0, 0, 37)}, {"origin": (0, 0, 96)}], ids=str)
-def test_gradients_agree_with_the_specification(wishes: dict[str, Any], far: bool) -> None:
+@pytest.mark.parametrize("options", [{"causal": True}, {"origin": (0, 0, 37)}, {"origin": (0, 0, 96)}], ids=str)
+def test_gradients_agree_with_the_specification(options: dict[str, Any], far: bool) -> None:
     """Also where blocks of keys begin before the first key and end behind the last; far: exp(0 − lse) is infinite."""
     q, k, v, dout = (x[:, :150] for x in (Q, K, V, DO))
     if far:
-        q, k, wishes = np.abs(q), -np.abs(k), {**wishes, "scale": 2.0}
-    p = problem_from(q, k, v, **wishes)
-    assert_gradients(p, Outputs(dout, None, None), regard.attention_vjp(q, k, v, dout, **wishes, engine="cpu"))
+        q, k, options = np.abs(q), -np.abs(k), {**options, "scale": 2.0}
+    p = problem_from(q, k, v, **options)
+    assert_gradients(p, Outputs(dout, None, None), regard.attention_vjp(q, k, v, dout, **options, engine="cpu"))
 
 
 @here
@@ -243,7 +243,7 @@ def test_gradients_by_keys_that_begin_anywhere(first: int) -> None:
 @here
 @pytest.mark.usefixtures("amx")
 def test_what_is_hidden_changes_no_bit_of_gradients() -> None:
-    """Where something is not finite, vectors sum as matrices do."""
+    """Where something is not finite, vectors sum as AMX does."""
     inputs, hidden, blind = [x.copy() for x in (Q, K, V, DO)], slice(333, 340), slice(100, 103)
     seen = np.ones((N, N), bool)
     seen[:, hidden], seen[blind] = False, False

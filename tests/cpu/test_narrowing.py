@@ -13,7 +13,7 @@ from regard.engines.cpu.target.instructions import targets
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_rounds_as_numpy_does(forced: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ties, numbers that are not finite, small ones; rows that lie apart, shared out over threads."""
+    """Ties, numbers that are not finite, small ones; rows that are apart, shared out over threads."""
     if dtype is np.float16 and forced == "baseline":
         pytest.skip("it does not convert float16")
     monkeypatch.setattr(narrowing, "SMALL", 0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from regard.engines.cpu.language.kernel import Kernel
-from regard.engines.cpu.language.rules import LEAVES, OPERATIONS, Lowering, Place
+from regard.engines.cpu.language.rules import LEAVES, OPERATIONS, Lowering, TileContext
 from regard.engines.cpu.language.types import F32, F64, I32, I64, Type
-from regard.engines.cpu.spec.forward import Arguments, integer_type
+from regard.engines.cpu.spec.forward import RuleArguments, integer_type
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, targets
 from regard.rules import At, Node, Program, evaluate, table
@@ -16,7 +16,7 @@ from regard.rules.expression import OPS, SCORE_LEAVES, build, cast, make, number
 from regard.rules.tracing import trace
 
 NO_FUNCTIONS = {*LEAVES, "ds", "number", "literal", "dense", "gather", "float", "int"}
-HERE = [t for t in targets().values() if t.runs and not t.matrices]  # their rules are those of vectors
+HERE = [t for t in targets().values() if t.runs and not t.amx]  # their rules are those of vectors
 
 
 def test_every_operation_is_there() -> None:
@@ -58,15 +58,15 @@ def evaluated(node: Node, j: int, dtype: Any, target: Target, integer: Type = I6
     """By the compiled rule, what does not depend on i and s outside the loop, and by NumPy."""
     real, integers = F64 if dtype is np.float64 else F32, INTEGERS[integer]
     W, program = target.lanes(real.size), Program.of([node])
-    arguments = Arguments("rule", program)
+    arguments = RuleArguments("rule", program)
     k = Kernel("rule", target, ("i", "s", "y", "j", *arguments.fields))
     rule = Lowering(k, arguments, real, integer)
     fixed = {"j": k.integer("j"), "h": k.constant(I64, 3)}
-    prepared = rule.prepare(Place(fixed))
+    prepared = rule.prepare(TileContext(fixed))
     with k.loop(len(integers), step=W) as n:
         s = k.pointer("s", real).load(n, W)
-        place = Place(fixed | {"i": k.pointer("i", I64).load(n, W), "s": s}, lambda slot: s)
-        made = rule.at(place, prepared)[0].spread(W)
+        context = TileContext(fixed | {"i": k.pointer("i", I64).load(n, W), "s": s}, lambda slot: s)
+        made = rule.at(context, prepared)[0].spread(W)
         k.pointer("y", F64)[n] = made.to(I64).to(F64) if node.kind == "bool" else made.to(F64)
     text = k.text()
     i, s = np.array(integers, np.int64), np.array(FLOATS, dtype)
@@ -125,20 +125,20 @@ def test_tables(kind: Any, target: Target) -> None:
 def test_what_leaves_determine_is_prepared_and_used() -> None:
     product = build("multiply", leaf("i"), number(3))
     program = Program.of([product, build("add", product, build("absolute", leaf("j")))])
-    arguments = Arguments("rule", program)
+    arguments = RuleArguments("rule", program)
     k = Kernel("rule", HERE[0], arguments.fields)
     rule, leaves = Lowering(k, arguments, F32, I64), {"i": k.constant(I64, 1)}
-    prepared = rule.prepare(Place(leaves))
+    prepared = rule.prepare(TileContext(leaves))
     found = {x.op: value for x, value in zip(program.instructions, prepared, strict=True)}
     assert [op for op, value in found.items() if value is None] == ["j", "absolute", "add"]
-    assert rule.at(Place(leaves | {"j": k.constant(I64, 2)}), prepared)[0] is found["multiply"]
+    assert rule.at(TileContext(leaves | {"j": k.constant(I64, 2)}), prepared)[0] is found["multiply"]
 
 
 def test_integers_of_32_bits_are_for_small_tables_too() -> None:
     small, large = table(np.zeros(3)), table(np.zeros((1, 1)))
     object.__setattr__(large, "array", np.broadcast_to(0.0, (2**16, 2**15)))
     nodes = trace(lambda s, b, h, i, j: small[i], SCORE_LEAVES), trace(lambda s, b, h, i, j: large[i, j], SCORE_LEAVES)
-    few, many = (Arguments("score", Program.of([node])) for node in nodes)
+    few, many = (RuleArguments("score", Program.of([node])) for node in nodes)
     assert integer_type(np.int32, few, None) is I32
     assert integer_type(np.int64, few, None) is I64
     assert integer_type(np.int32, few, many) is I64

@@ -1,4 +1,4 @@
-"""A kept plan serves the calls it was made for, and no others; it keeps no array alive."""
+"""A cached schedule serves the calls it was made for, and no others; it holds no array."""
 
 import gc
 import weakref
@@ -84,11 +84,11 @@ def test_addresses(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plans_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_plans", {})
-    monkeypatch.setattr(work, "KEPT", 3)
+    monkeypatch.setattr(work, "_schedules", {})
+    monkeypatch.setattr(work, "MAX_CACHED", 3)
     for n in (5, 6, 7, 8, 8, 8):
         regard.attention(Q, K, V, mask=regard.window(n), engine="cpu")
-    assert len(work._plans) == 3
+    assert len(work._schedules) == 3
 
 
 def test_a_plan_keeps_no_array() -> None:
@@ -105,11 +105,11 @@ def test_a_plan_keeps_no_array() -> None:
 
 
 def groups(rows: int, threads: int = 1, **options: Any) -> list[int]:
-    """How many items each group has, of a call with so many blocks of queries in each of four heads."""
+    """The query blocks of each work group, in a call with `rows` of them in each of four heads."""
     target = targets()["avx512"]
     x = np.zeros((4, rows * target.lanes(8) * target.tile[1], 8))
     p = problem_from(x, x, x, **options)
-    (stage,) = work.plan(p, target, work.Results(x, x[..., 0], None, None), range(p.n_q), threads).stages
+    (stage,) = work.schedule_for(p, target, work.KernelResults(x, x[..., 0], None, None), range(p.n_q), threads).stages
     return sorted(np.diff(stage.bounds)[:, 0].tolist())
 
 
@@ -133,14 +133,14 @@ def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:
         (apart, {}, 1, 1, [1] * 12),
         (apart, {}, 2, 1, [1] * 12),
         (in_rows, {}, 1, 6, [1] * 2),
-        (in_rows, {}, 2, 3, [2] * 2),  # two spans of some heads for each thread
+        (in_rows, {}, 2, 3, [2] * 2),  # two key splits of some heads for each thread
         (in_rows, by_head, 1, 1, [1] * 12),
     ]:
         p = problem_from(q, key, key, **options)
-        results = work.Results(np.zeros_like(q), q[..., 0], None, None)
-        (stage,) = work.plan(p, target, results, range(1), threads).stages
-        kind = results.kind(p, target, 1)
-        assert (stage.items[:, kind.item.index("lanes")] == heads).all()
+        results = work.KernelResults(np.zeros_like(q), q[..., 0], None, None)
+        (stage,) = work.schedule_for(p, target, results, range(1), threads).stages
+        spec = results.spec(p, target, 1)
+        assert (stage.blocks[:, spec.block_fields.index("lanes")] == heads).all()
         assert sorted(np.diff(stage.bounds)[:, 0].tolist()) == expected
 
 
@@ -159,13 +159,15 @@ def test_no_half_of_the_lanes_misses_what_it_sees(name: str) -> None:
     target = targets()["avx512"]
     lanes, n, x = 64, 600, np.zeros((1, 600, 8), np.float32)
     p = problem_from(x, x, x, **MASKS[name])
-    results = work.Results(x, x[..., 0], None, None)
-    kind = replace(results.kind(p, target, n), lanes=lanes)
-    ((tiles, items),) = work.Stages(kind, p, results, range(n), 1).waves()
+    results = work.KernelResults(x, x[..., 0], None, None)
+    spec = replace(results.spec(p, target, n), lanes=lanes)
+    ((tiles, blocks),) = work.LaunchStages(spec, p, results, range(n), 1).chunks()
     visible = regard.attention(x, x, x, return_weights=True, engine="tiled", **MASKS[name])[1][0] > 0
     left_out = 0
-    for item in items:
-        first, rows, start, count = (int(item[kind.item.index(word)]) for word in ("i", "rows", "tiles", "count"))
+    for block in blocks:
+        first, rows, start, count = (
+            int(block[spec.block_fields.index(field)]) for field in ("i", "rows", "tiles", "count")
+        )
         first -= int(p.offset[0])
         worked_on = np.zeros((rows, -(-n // KEYS) * KEYS), bool)
         for word in tiles[start : start + count].tolist():
@@ -186,9 +188,9 @@ def test_no_half_of_the_lanes_misses_what_it_sees(name: str) -> None:
 def test_rules_that_mean_the_same_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs make their rules anew for each call."""
     made: list[Any] = []
-    plan = work.Plan
-    monkeypatch.setattr(work, "_plans", {})
-    monkeypatch.setattr(work, "Plan", lambda *given: made.append(given) or plan(*given))
+    schedule = work.Schedule
+    monkeypatch.setattr(work, "_schedules", {})
+    monkeypatch.setattr(work, "Schedule", lambda *given: made.append(given) or schedule(*given))
     for n in (30, 30, 31):
         regard.attention(Q, K, V, mask=regard.mask(lambda b, h, i, j, n=n: abs(i - j) < n), engine="cpu")
     assert len(made) == 2

@@ -10,7 +10,7 @@ from llvmlite import binding as llvm
 import regard
 from regard.core.parts import scores_alone
 from regard.engines.cpu.schedule import work
-from regard.engines.cpu.schedule.second_work import second_kind
+from regard.engines.cpu.schedule.second_work import second_spec
 from regard.engines.cpu.schedule.second_work import source as second_source
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import targets
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 MAPS = [regard.pooled(5, 70), regard.pooled(300, 2, "max"), regard.pooled(300, 2)]
 OBSERVE: list[Any] = ["visible", "received", "profile", "argmax", regard.top(8), *MAPS]
-WISHES: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"mask": regard.window(150, 3), "score": regard.softcap(2.0)},
@@ -45,20 +45,20 @@ def arrays(seen: regard.Seen) -> list[Array]:
     return found
 
 
-@pytest.mark.parametrize("name", WISHES)
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("sizes", [(900, 1000), (3, 9000)], ids=str)
 def test_as_in_tiles_and_the_same_bits_on_any_number_of_threads(name: str, sizes: tuple[int, int]) -> None:
     q, k, v = inputs(*sizes)
     alone: list[Array] = []
     for threads in (1, 2, 5):
         regard.set_num_threads(threads)
-        out, seen = regard.attention(q, k, v, **WISHES[name], observe=OBSERVE, engine="cpu")
-        assert out.tobytes() == regard.attention(q, k, v, **WISHES[name], engine="cpu").tobytes()
+        out, seen = regard.attention(q, k, v, **OPTIONS[name], observe=OBSERVE, engine="cpu")
+        assert out.tobytes() == regard.attention(q, k, v, **OPTIONS[name], engine="cpu").tobytes()
         found = arrays(seen)
         alone = alone or found
         for x, y in zip(found, alone, strict=True):
             np.testing.assert_array_equal(x, y)
-    _, expected = regard.attention(q, k, v, **WISHES[name], observe=OBSERVE, engine="tiled")
+    _, expected = regard.attention(q, k, v, **OPTIONS[name], observe=OBSERVE, engine="tiled")
     for x, y in zip(found, arrays(expected), strict=True):
         if x.dtype == np.int64:
             assert np.mean(x != y) < 1e-3  # of two weights that nearly agree, either may come first
@@ -66,22 +66,22 @@ def test_as_in_tiles_and_the_same_bits_on_any_number_of_threads(name: str, sizes
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("instructions", [t.name for t in targets().values() if t.runs and not t.matrices])
+@pytest.mark.parametrize("instructions", [t.name for t in targets().values() if t.runs and not t.amx])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_instruction_set(instructions: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CPU", instructions)
     q, k, v = inputs(150, 300, dtype)
-    _, seen = regard.attention(q, k, v, **WISHES["window"], observe=OBSERVE, engine="cpu")
-    _, expected = regard.attention(q, k, v, **WISHES["window"], observe=OBSERVE, engine="tiled")
+    _, seen = regard.attention(q, k, v, **OPTIONS["window"], observe=OBSERVE, engine="cpu")
+    _, expected = regard.attention(q, k, v, **OPTIONS["window"], observe=OBSERVE, engine="tiled")
     for x, y in zip(arrays(seen), arrays(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_neon_compiles(dtype: Any) -> None:
-    neon, p = targets()["neon"], problem_from(*inputs(150, 300, dtype), **WISHES["window"], observe=OBSERVE)
-    second = second_kind(scores_alone(p), neon, tuple(s for s in p.observe if s.name not in ("argmax", "top")))
-    for code in (second_source(second, neon), work.source(work.kind_of(p, neon, p.n_q, False, best=8), neon)):
+    neon, p = targets()["neon"], problem_from(*inputs(150, 300, dtype), **OPTIONS["window"], observe=OBSERVE)
+    second = second_spec(scores_alone(p), neon, tuple(s for s in p.observe if s.name not in ("argmax", "top")))
+    for code in (second_source(second, neon), work.source(work.spec_of(p, neon, p.n_q, False, best=8), neon)):
         assert llvm.ObjectFileRef.from_data(cache.compile_object(code, neon, "neon")).sections()
 
 
@@ -95,7 +95,7 @@ def test_what_is_asked_beside_a_sum_changes_no_bit_of_it() -> None:
 
 def test_waves_of_items_are_summed_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = inputs(900, 400)
-    monkeypatch.setattr(work, "WAVE", 4)
+    monkeypatch.setattr(work, "CHUNK_BLOCKS", 4)
     found = []
     for threads in (1, 3):
         regard.set_num_threads(threads)
@@ -105,7 +105,7 @@ def test_waves_of_items_are_summed_in_one_order(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_span_that_is_done_again_offers_its_keys_once() -> None:
-    """NaN in a hidden value: the span is computed again with care."""
+    """NaN in a hidden value: the split is computed again without hidden values."""
     q, k, v = inputs(60, 1500)
     v[:, 700] = np.nan
     hidden = regard.mask(lambda b, h, i, j: j != 700)

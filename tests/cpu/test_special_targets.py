@@ -21,7 +21,7 @@ def dtypes_of(name: str) -> tuple[Any, ...]:
     """What a target's kernels have code of their own for; the default target is in `test_conformance`."""
     if name in emulated.TARGETS:
         return (np.float32,) if name == "avx512 emulated" else (BF16,)
-    if targets()[name].matrices:
+    if targets()[name].amx:
         return (BF16,)
     return tuple(x for x in DTYPES if name != "baseline" or x is not np.float16)
 

@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 H, N, D = 4, 700, 24
 Q, DQ = (RNG.standard_normal((2, H, N, D)).astype(np.float32) for _ in range(2))
 K, V, DK, DV = (RNG.standard_normal((2, 2, N, D)).astype(np.float32) for _ in range(4))
-WISHES: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"mask": regard.window(150, 20)},
@@ -47,9 +47,9 @@ def tangents_of(p: Problem, q: Any = DQ, k: Any = DK, v: Any = DV, **parts: Any)
     )
 
 
-def run(q: Any, k: Any, v: Any, dq: Any, dk: Any, dv: Any, given: bool = False, **wishes: Any) -> tuple[bytes, ...]:
+def run(q: Any, k: Any, v: Any, dq: Any, dk: Any, dv: Any, given: bool = False, **options: Any) -> tuple[bytes, ...]:
     """The bits of the outputs and of their tangents."""
-    p = problem_from(q, k, v, **wishes)
+    p = problem_from(q, k, v, **options)
     t = tangents_of(p, dq, dk, dv)
     outputs = cpu.jvp(p, t)[0]
     made, tangents = cpu.jvp(p, t, outputs if given else None)
@@ -57,9 +57,9 @@ def run(q: Any, k: Any, v: Any, dq: Any, dk: Any, dv: Any, given: bool = False, 
     return tuple(x.tobytes() for x in (*made, *tangents) if x is not None)
 
 
-@pytest.fixture(params=WISHES)
-def wish(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return WISHES[request.param]
+@pytest.fixture(params=OPTIONS)
+def option(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return OPTIONS[request.param]
 
 
 def assert_near(got: Outputs, expected: Outputs, tolerance: float = 2e-6) -> None:
@@ -80,10 +80,10 @@ ALONE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "varies"), [(name, part) for name in WISHES for part in ("all", *ALONE.get(name, ()))]
+    ("name", "varies"), [(name, part) for name in OPTIONS for part in ("all", *ALONE.get(name, ()))]
 )
 def test_agrees_with_the_tiled_engine(name: str, varies: str) -> None:
-    p = problem_from(Q, K, V, **WISHES[name])
+    p = problem_from(Q, K, V, **OPTIONS[name])
     t = tangents_of(p)
     if varies != "all":
         part = {} if varies == "nothing" else {varies: getattr(t, varies)}
@@ -94,8 +94,8 @@ def test_agrees_with_the_tiled_engine(name: str, varies: str) -> None:
     assert_near(got[1], expected[1])
 
 
-def test_outputs_are_those_of_forward_and_may_be_given(wish: dict[str, Any]) -> None:
-    p = problem_from(Q, K, V, **wish)
+def test_outputs_are_those_of_forward_and_may_be_given(option: dict[str, Any]) -> None:
+    p = problem_from(Q, K, V, **option)
     t, expected = tangents_of(p), cpu.forward(replace(p, observe=(cpu.ENTROPY,)))[0]
     outputs, tangents = cpu.jvp(p, t)
     for x, y in zip(outputs, expected, strict=True):
@@ -114,31 +114,31 @@ def test_outputs_are_those_of_forward_and_may_be_given(wish: dict[str, Any]) -> 
 @pytest.mark.parametrize("lead", [slice(0, 2), 1])
 @pytest.mark.parametrize("rows", [slice(None), slice(N - 1, N)])
 def test_any_number_of_threads(
-    wish: dict[str, Any], rows: slice, lead: Any, threads: int, monkeypatch: pytest.MonkeyPatch
+    option: dict[str, Any], rows: slice, lead: Any, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks enough for all threads, or so few that their spans are worked on apart."""
-    if "bias" in wish and wish["bias"].shape[-2] == N:
-        wish = wish | {name: wish[name][..., rows, :] for name in ("bias", "mask")}
+    """Blocks enough for all threads, or so few that their key splits run separately."""
+    if "bias" in option and option["bias"].shape[-2] == N:
+        option = option | {name: option[name][..., rows, :] for name in ("bias", "mask")}
     call = [x[lead][..., rows, :] if x is Q or x is DQ else x[lead] for x in (Q, K, V, DQ, DK, DV)]
     monkeypatch.setattr("regard.runtime.threads._chosen", 1)
-    alone = run(*call, **wish)
+    alone = run(*call, **option)
     monkeypatch.setattr("regard.runtime.threads._chosen", threads)
     monkeypatch.setattr("regard.engines.cpu.schedule.work.SMALL", 0)
-    assert run(*call, **wish) == alone
+    assert run(*call, **option) == alone
 
 
-def test_layouts_and_strides_change_no_bit(wish: dict[str, Any]) -> None:
+def test_layouts_and_strides_change_no_bit(option: dict[str, Any]) -> None:
     arrays = (Q, K, V, DQ, DK, DV)
     for given in (False, True):
-        expected = run(*arrays, given, **wish)
-        for turn in TURNS:
-            assert run(*(turn(x) for x in arrays), given, **wish) == expected
-            assert run(*arrays[:3], *(turn(x) for x in arrays[3:]), given, **wish) == expected
+        expected = run(*arrays, given, **option)
+        for transpose in TURNS:
+            assert run(*(transpose(x) for x in arrays), given, **option) == expected
+            assert run(*arrays[:3], *(transpose(x) for x in arrays[3:]), given, **option) == expected
 
 
 def test_a_plan_serves_other_tangents() -> None:
-    """Plans are kept by what varies, not by the numbers."""
-    for case in ({}, WISHES["score"], WISHES["dropout and sink"]):
+    """Schedules are cached by what varies, not by the numbers."""
+    for case in ({}, OPTIONS["score"], OPTIONS["dropout and sink"]):
         p = problem_from(Q[0, :, :50], K[0, :, :60], V[0, :, :60], **case)
         some = tangents_of(p, DQ[0, :, :50], DK[0, :, :60], DV[0, :, :60])
         parts = [some, replace(some, query=2 * DQ[0, :, :50]), replace(some, tables={}), replace(some, sink=None)]
@@ -154,14 +154,14 @@ def test_what_is_hidden_may_hold_anything(dtype: Any) -> None:
     q, k, v, dq, dk, dv = (x[0, :, :n].astype(dtype) for x in (Q, K, V, DQ, DK, DV))
     mask = np.ones((n, n), bool)
     mask[:, hidden], mask[blind] = False, False
-    wish = {
+    option = {
         "mask": mask,
         "score": regard.softcap(3.0),
         "bias": RNG.standard_normal((H, 1, n)),
         "dropout": 0.1,
         "seed": 1,
     }
-    for some in (wish, {"mask": mask}):
+    for some in (option, {"mask": mask}):
         wild = [x.copy() for x in (q, k, v, dq, dk, dv)]
         at = (blind, hidden, hidden, blind, hidden, hidden)
         for x, place, value in zip(wild, at, (np.nan, np.nan, np.inf, np.inf, np.nan, np.nan), strict=True):
@@ -208,8 +208,8 @@ def test_neon_compiles(dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     p = problem_from(q, k, v, **options)
     results = tangent_work.tangents(p, tangents_of(p, p.query, p.key, p.value), None)
-    kind = results.kind(p, neon, p.n_q)
-    assert cache.compile_object(results.source(kind, neon), neon, "neon")
+    spec = results.spec(p, neon, p.n_q)
+    assert cache.compile_object(results.source(spec, neon), neon, "neon")
 
 
 def test_nothing_outside_is_touched(guarded: Any) -> None:

@@ -13,7 +13,7 @@ import regard
 from regard.bench.cases import CASES, Case
 from regard.core.layout import Layout
 from regard.core.problem import Outputs
-from regard.engines.cpu.schedule.work import kind_of, source
+from regard.engines.cpu.schedule.work import source, spec_of
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import targets
@@ -59,8 +59,8 @@ def test_neon_compiles(case: Case, dtype: Any) -> None:
     neon = targets()["neon"]
     q, k, v, options = case.inputs(dtype)
     for rows in (q.shape[-2], 1):
-        kind = kind_of(problem_from(q, k, v, **options), neon, rows, entropy=True)
-        code = cache.compile_object(source(kind, neon), neon, "neon")
+        spec = spec_of(problem_from(q, k, v, **options), neon, rows, entropy=True)
+        code = cache.compile_object(source(spec, neon), neon, "neon")
         assert llvm.ObjectFileRef.from_data(code).sections()
 
 
@@ -79,7 +79,7 @@ def test_unknown_and_foreign_targets_are_refused(monkeypatch: pytest.MonkeyPatch
     [("znver5", "avx512bf16"), ("cooperlake", "avx512"), ("haswell", "avx2"), ("generic", "baseline")],
 )
 def test_the_fastest_is_chosen(cpu: str, fastest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of pairs of bfloat16 only where its products are fast: on many processors they are slower than two FMAs."""
+    """bf16 dot products only where they are fast: on many processors they are slower than two FMAs."""
     native = targets()[fastest]
     if native.triple != target.native_triple():
         pytest.skip("targets of another processor")

@@ -30,7 +30,7 @@ def int32(*x: int) -> Any:
     return jnp.asarray(np.array(x, np.int32))
 
 
-WISHES: dict[str, Options] = {
+OPTIONS: dict[str, Options] = {
     "plain": {},
     "causal": {"is_causal": True},
     "window": {"local_window_size": 2},
@@ -75,11 +75,11 @@ def close(a: Any, b: Any, tolerance: float = 2e-5) -> None:
         np.testing.assert_allclose(x.astype(np.float32), y.astype(np.float32), rtol=tolerance, atol=tolerance * largest)
 
 
-@pytest.mark.parametrize("wish", WISHES)
-def test_beside_jax_nn(wish: str) -> None:
+@pytest.mark.parametrize("option", OPTIONS)
+def test_beside_jax_nn(option: str) -> None:
     q, k, v = normal(2, 7, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 8)
-    arrays = {n: x for n, x in WISHES[wish].items() if isinstance(x, jax.Array)}
-    static = {n: x for n, x in WISHES[wish].items() if n not in arrays}
+    arrays = {n: x for n, x in OPTIONS[option].items() if isinstance(x, jax.Array)}
+    static = {n: x for n, x in OPTIONS[option].items() if n not in arrays}
 
     def results(function: Callable[..., Any]) -> Any:
         def call(q: Any, k: Any, v: Any, arrays: Options) -> Any:
@@ -100,7 +100,7 @@ def test_beside_jax_nn(wish: str) -> None:
 def test_values_that_are_there(concrete: str) -> None:
     """Where nothing is traced, too."""
     q, k, v = normal(2, 7, 4, 8), normal(2, 9, 2, 8), normal(2, 9, 2, 8)
-    close(*(f(q, k, v, **WISHES[concrete]) for f in (regard.jax.dot_product_attention, jax.nn.dot_product_attention)))
+    close(*(f(q, k, v, **OPTIONS[concrete]) for f in (regard.jax.dot_product_attention, jax.nn.dot_product_attention)))
 
 
 def test_a_traced_window() -> None:

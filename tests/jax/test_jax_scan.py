@@ -16,14 +16,8 @@ import jax.numpy as jnp
 
 import jax
 from regard.jax.xla import scan
-from regard.jax.xla.values import Place, settings
+from regard.jax.xla.values import RuleIndices, settings
 from regard.jax.xla.values import evaluate as values_of
-
-EVERYTHING = [
-    "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", regard.top(3),
-    "profile", regard.pooled(3, 2), regard.pooled(4, 5, "max"), regard.mass(regard.window(1)), regard.top(1),
-    regard.mass(lambda b, h, i, j: regard.table(np.arange(4) % 2)[j + b] > i % 2),
-]  # fmt: skip
 
 
 def close(got: Any, expected: Any, name: str = "") -> None:
@@ -60,24 +54,41 @@ def test_every_case(c: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["everything", "causal over tiles", "NaN behind the mask", "no keys", "origin"])
-def test_statistics_and_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     c = case(name)
     monkeypatch.setattr(scan, "BLOCK", 8 if c.n_k < 100 else 128)
     q, k, v, options = c.inputs(np.float64)
-    rows = regard.weights_of([c.n_q - 1, 0, 9, 0])
-    observe = [*EVERYTHING, regard.mass(np.arange(c.n_k)[None] % 3 == 0), rows]
-    out, expected = regard.attention(q, k, v, **options, observe=observe)
-    _, weights = regard.attention(q, k, v, **options, return_weights=True)
+    out, weights = regard.attention(q, k, v, **options, return_weights=True)
     with jax.enable_x64(True):
-        call = jax.jit(lambda *x: regard.attention(*x, **options, observe=observe, return_weights=True, engine="xla"))
-        found_out, found_weights, found = call(*map(jnp.asarray, (q, k, v)))
+        call = jax.jit(lambda *x: regard.attention(*x, **options, return_weights=True, engine="xla"))
+        found_out, found_weights = call(*map(jnp.asarray, (q, k, v)))
     close(found_out, out)
     close(found_weights, weights)
-    assert list(found) == list(expected)
-    for s, x in expected.items():
-        for got, right in zip(jax.tree.leaves(found[s]), jax.tree.leaves(x), strict=True):
-            assert got.dtype == right.dtype, s
-            close(got, right, str(s))
+
+
+STATISTICS = [
+    "visible", "normalized_entropy", "max", "argmax", "received", "group_received", "profile", regard.top(3),
+    regard.pooled(3, 2), regard.mass(regard.window(1)), regard.weights_of([0, 2]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("statistic", STATISTICS, ids=str)
+def test_other_statistics_are_refused(statistic: Any) -> None:
+    """On XLA alone: eagerly, compiled, and in a program for another device."""
+    x = jnp.ones((2, 9, 8))
+    name = statistic if isinstance(statistic, str) else statistic.name
+    message = f"XLA observes lse and entropy, not '{name}': call an engine of the CPU, or take return_weights=True"
+
+    def call(x: Any, engine: Any = "xla") -> Any:
+        return regard.attention(x, x, x, observe=["lse", statistic], engine=engine)
+
+    assert len(call(x, None)[1]) == 2  # a CPU engine has it
+    for function in (call, jax.jit(call)):
+        with pytest.raises(NotImplementedError) as error:
+            function(x)
+        assert str(error.value) == message
+    with pytest.raises(NotImplementedError, match="not '" + name):
+        jax.export.export(jax.jit(lambda x: call(x, None)), platforms=["cuda"])(jax.ShapeDtypeStruct(x.shape, x.dtype))
 
 
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.rule != "leaf"])
@@ -97,7 +108,7 @@ def test_every_operation(name: str) -> None:
     zero = np.zeros((), np.int64)
     expected = evaluate(nodes, At(zero, zero, rows[:, None], columns, s=grid))
     with settings():
-        place = Place(zero, zero, jnp.asarray(rows[:, None]), jnp.asarray(columns), None, (), ())
+        place = RuleIndices(zero, zero, jnp.asarray(rows[:, None]), jnp.asarray(columns), None, (), ())
         texts = rule_text(nodes[0])[0]
         found = values_of(texts, nodes, jnp.asarray(grid), (), place, np.float64)
     for got, right in zip(found, expected, strict=True):
@@ -135,6 +146,42 @@ def test_all_inputs_and_vmap() -> None:
 
         for a, b in zip(jax.jit(results, static_argnums=0)("xla"), results(None), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
+
+
+def test_slopes_of_hidden_pairs_do_not_count() -> None:
+    """A rule whose slopes are NaN and −∞ where the mask hides: gradients of scores and of its table."""
+    rng = np.random.default_rng(0)
+
+    def loss(q: Any, table: Any, engine: str) -> Any:
+        def rule(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            return s * np.sqrt(i - j + 1) + regard.table(table)[h] * np.log(i - j + 1)
+
+        return (regard.attention(q, q, q, causal=True, score=rule, engine=engine) ** 2).sum()
+
+    with jax.enable_x64(True):
+        x = jnp.asarray(rng.standard_normal((2, 9, 4))), jnp.asarray([0.5, -0.25])
+        found, expected = (jax.grad(loss, (0, 1))(*x, engine) for engine in ("xla", "tiled"))
+    for got, right in zip(found, expected, strict=True):
+        assert np.isfinite(right).all()
+        close(got, right)
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize("position", [2, 8])
+def test_gradients_of_what_is_not_finite(name: str, position: int) -> None:
+    """A NaN that some queries see, or the last one alone, makes the gradients NaN that it makes on an engine."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x = {n: jnp.asarray(rng.standard_normal((2, 9, 4))) for n in ("query", "key", "value")}
+        x[name] = x[name].at[:, position, 1].set(jnp.nan)
+
+        def loss(x: Any, engine: str) -> Any:
+            return (regard.attention(**x, causal=True, engine=engine) ** 2).sum()
+
+        found, expected = (jax.grad(loss)(x, engine) for engine in ("xla", "tiled"))
+    for n in x:
+        assert np.isnan(expected[n]).any()
+        close(found[n], expected[n], n)
 
 
 def test_without_x64() -> None:

@@ -76,7 +76,7 @@ Function = Callable[..., Any]
 
 
 def grouped(kv_heads: int) -> tuple[list[Any], list[P], Function]:
-    """Eight heads, positions first, and every wish that knows a batch element or a head by its place."""
+    """Eight heads, positions first, and every option that knows a batch element or a head by its place."""
     q, k, v = (normal(4, 16, h, 8, seed=n) for n, h in enumerate((8, kv_heads, kv_heads)))
     cut = P("b", None, "h")
     shared = P("b", None, "h" if kv_heads > 1 else None)

@@ -33,7 +33,7 @@ def merged(q: Any, k: Any, v: Any, bias: Any) -> Any:
 
 
 def apart(q: Any, k: Any, v: Any, bias: Any, sink: Any, slopes: Any, lengths: Any) -> Any:
-    """They may not: every wish that makes elements differ in more than their arrays."""
+    """They may not: every option that makes elements differ in more than their arrays."""
     return regard.attention(
         q, k, v, mask=regard.padding(lengths), bias=bias, sink=sink, score=regard.alibi(slopes), dropout=0.2, seed=3,
         observe=["lse"],

@@ -294,7 +294,7 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     x = torch.randn(2, 40, 32, generator=torch.Generator().manual_seed(0))
     cache = regard.torch.nn.modules.KVCache()
     plans: list[Any] = []
-    stages = work.Stages.waves
+    stages = work.LaunchStages.chunks
 
     def counted(self: Any, *sizes: int) -> Any:
         plans.append(self)
@@ -303,7 +303,7 @@ def test_steps_of_decoding_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None
     with torch.no_grad():
         expected = module(x)
         found = [module(x[:, :20], cache=cache)]
-        monkeypatch.setattr(work.Stages, "waves", counted)
+        monkeypatch.setattr(work.LaunchStages, "chunks", counted)
         found += [module(x[:, n : n + 1], cache=cache) for n in range(20, 40)]
     assert len(plans) == 1
     torch.testing.assert_close(torch.cat(found, 1), expected)
@@ -374,7 +374,7 @@ def test_a_signals_handler_makes_the_call_that_it_interrupts(n: int, monkeypatch
     expected = [regard.attention(*map(array, x)) for x in (outer, inner)]
     regard.attention(*outer)
     regard.attention(*outer)  # which is kept by now as it is
-    run = work.Repeated.__call__
+    run = work.RepeatedStage.__call__
     found: list[Any] = []
 
     def interrupted(self: Any, team: Any) -> None:
@@ -383,7 +383,7 @@ def test_a_signals_handler_makes_the_call_that_it_interrupts(n: int, monkeypatch
             found[0] = regard.attention(*inner)
         run(self, team)
 
-    monkeypatch.setattr(work.Repeated, "__call__", interrupted)
+    monkeypatch.setattr(work.RepeatedStage, "__call__", interrupted)
     assert array(regard.attention(*outer)).tobytes() == expected[0].tobytes()
     assert array(found[0]).tobytes() == expected[1].tobytes()
 
@@ -398,7 +398,7 @@ def test_a_call_with_large_results_is_run_again(
     expected = regard.attention(*map(array, (q, k, v)), causal=True)
     assert expected.nbytes >= memory.LARGE
     outputs = [regard.attention(q, k, v, causal=True)]
-    monkeypatch.setattr(work, "plan", None)  # what is kept needs none
+    monkeypatch.setattr(work, "schedule_for", None)  # a cached call needs none
     outputs += [regard.attention(*x, causal=True) for x in ((q, k, v), (q.clone(), k, v.clone()))]
     for out in outputs:
         assert out.dtype is dtype

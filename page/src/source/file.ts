@@ -1,6 +1,7 @@
 import type { Scenes, TokenRow } from "../data";
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
+import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
 import { bytesOf, ComputedWeights, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
@@ -44,6 +45,11 @@ export class FileSource implements Source {
       if (weights instanceof ComputedWeights) return { stages: stagesOf(weights, Number(i), Number(j)) };
       throw new Refused(NO_STEPS, 404);
     }
+    if (what === "matrices") {
+      const weights = this.weights(`${scene}/${layer}/${head}`);
+      if (weights instanceof ComputedWeights) return { matrices: matricesOf(weights) };
+      throw new Refused(NO_STEPS, 404);
+    }
     throw absent();
   }
 
@@ -67,6 +73,8 @@ export class FileSource implements Source {
       if (!(weights instanceof ComputedWeights)) throw new Refused(NO_STEPS, 404);
       return weights.dots(...range(options.get("rows")), ...range(options.get("cols"))).buffer as ArrayBuffer;
     }
+    if (what === "scores" && weights instanceof ComputedWeights) return scoresOf(weights, first).buffer as ArrayBuffer;
+    if (what === "norms") return normsOf(weights);
     if (what === "values") {
       const [r0, r1] = range(options.get("rows"));
       const [c0, c1] = range(options.get("cols"));
@@ -136,4 +144,12 @@ function range(text: string | null): [number, number] {
 
 function absent(): Refused {
   return new Refused("This part is not in the saved file: it holds as much as its size limit allowed.", 404);
+}
+
+/** The length of each value of a head; none where values are not known. */
+function normsOf(weights: Weights): ArrayBuffer {
+  const held = weights instanceof ComputedWeights ? weights.values() : undefined;
+  const { v, d_v } = held ?? { v: new Float32Array(0), d_v: 1 };
+  return Float32Array.from({ length: v.length / d_v }, (_, j) => Math.hypot(...v.subarray(j * d_v, (j + 1) * d_v)))
+    .buffer;
 }

@@ -6,16 +6,26 @@ import type { Stage } from "../data";
 import { h } from "../dom";
 import { figure } from "../numbers/format";
 import { tokenChooser } from "../parts/chooser";
+import { matricesPanel, MOST, questionOf } from "../parts/matrices";
+import { rowStrips } from "../parts/rowstrips";
 import { Refused } from "../source/source";
-import { chosen, headAt, latest, layerOf, touches, type MakeView } from "./view";
+import { chosen, headAt, latest, layerOf, tokensOf, touches, type MakeView } from "./view";
 
-/** One weight, from query and key to the output. */
+/** The matrices by the stages of one pair. */
+const PLURAL: Record<string, string> = { query: "queries", key: "keys", value: "values", "weighted sum": "output" };
+
+/** One weight, from query and key to the output; its row; and every matrix of a small head. */
 export const stepsView: MakeView = (context) => {
   const { data, store } = context;
   const controls = h("div", { class: "controls" });
   const stages = h("ol", { class: "stages" });
   const missing = h("p", { class: "empty", role: "status" });
-  const element = h("section", { class: "view steps", "aria-label": "Step by step" }, controls, missing, stages);
+  const element = h("section", { class: "view steps", "aria-label": "Step by step" }, controls, missing);
+  const all = matricesPanel(context);
+  const strips = rowStrips(context);
+  const long = h("p", { class: "help long" });
+  const one = h("section", { class: "one-pair", "aria-label": "One pair" }, h("h2", {}, "One query and one key, number by number"), stages);
+  element.append(all.element, long, strips.element, one);
 
   function stageElement(stage: Stage, number: number): HTMLElement {
     const formula = h("div", { class: "formula" });
@@ -24,6 +34,7 @@ export const stepsView: MakeView = (context) => {
       "li",
       { class: "stage-card" },
       h("h2", {}, h("span", { class: "number", "aria-hidden": "true" }, String(number)), stage.name),
+      questionOf(PLURAL[stage.name] ?? stage.name) && h("em", {}, questionOf(PLURAL[stage.name] ?? stage.name)),
       formula,
       h("p", {}, stage.text),
     );
@@ -59,14 +70,47 @@ export const stepsView: MakeView = (context) => {
       stages.replaceChildren(
         ...(typeof answer === "string" ? [] : answer.map((stage, k) => stageElement(stage, k + 1))),
       );
+      strips.element.hidden = one.hidden = typeof answer === "string";
+      if (typeof answer === "string") return;
+      const scores = await data.scores(headAt(store.state), i);
+      if (current()) strips.show(scores, i, j);
+    });
+  };
+
+  const fetchAll = latest(context.fail);
+  /** The matrices anew, or what is chosen in them. */
+  const showAll = (anew: boolean): void => {
+    const { n_q, n_k } = layerOf(context);
+    const few = Math.max(n_q, n_k) <= MOST;
+    const { i, j } = chosen(context);
+    all.element.hidden = !few;
+    long.textContent = few ? "" : `All matrices are shown of up to ${MOST} tokens: type a shorter text to see them.`;
+    if (!few) return;
+    if (!anew) {
+      all.mark(i, j);
+      return;
+    }
+    fetchAll(async (current) => {
+      const tokens = tokensOf(context);
+      await Promise.all([tokens.query?.load(0, n_q), tokens.key?.load(0, n_k)]);
+      const matrices = await data.matrices(headAt(store.state)).catch((error: unknown) => {
+        if (!(error instanceof Refused)) throw error;
+        return null;
+      });
+      if (!current()) return;
+      all.element.hidden = !matrices;
+      if (matrices) all.show(matrices, i, j);
     });
   };
 
   return {
     element,
     update(_, changed) {
-      if (touches(changed, "scene", "layer", "head", "i", "j")) show();
+      if (touches(changed, "scene", "layer", "head", "i", "j", "scale")) show();
+      if (touches(changed, "scene", "layer", "head", "scale")) showAll(true);
+      else if (touches(changed, "i", "j")) showAll(false);
     },
+    destroy: () => strips.destroy(),
   };
 };
 

@@ -45,6 +45,7 @@ export const EVERYTHING: ReadonlySet<keyof State> = new Set([
   "sort",
   "filter",
   "least",
+  "without",
 ]);
 
 /** Whether any of these changed. */

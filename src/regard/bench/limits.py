@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from regard.engines.cpu.kernels.lanes import UNROLL
-from regard.engines.cpu.language.amx import REGISTERS, matrices
+from regard.engines.cpu.language.amx import REGISTERS, amx_tiles
 from regard.engines.cpu.language.kernel import Kernel
-from regard.engines.cpu.language.prefetch import Ahead
+from regard.engines.cpu.language.prefetch import Prefetcher
 from regard.engines.cpu.language.types import BF16, F32, F64, I32, Type
-from regard.engines.cpu.spec.forward import DEPTH, SIDE
+from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE
 from regard.engines.cpu.target.cache import Compiled, kernel
 from regard.engines.cpu.target.instructions import Target, chosen
 from regard.runtime import memory
@@ -60,8 +60,8 @@ def peak(dtype: str, threads: int = 1, by_matrices: bool = True) -> Limit:
     the target has them.
     """
     target = chosen()
-    if dtype == "bfloat16" and target.matrices and by_matrices:
-        work = GROWING * 2.0 * SIDE * SIDE * DEPTH * MATRIX_STEPS * threads
+    if dtype == "bfloat16" and target.amx and by_matrices:
+        work = GROWING * 2.0 * AMX_SIDE * AMX_SIDE * AMX_DEPTH * MATRIX_STEPS * threads
         return Limit(
             "peak of bfloat16 matrix products",
             "GFLOP/s",
@@ -130,7 +130,7 @@ def peak_kernel(element: Type, target: Target) -> str:
     totals = [k.variable(begin.load(n, lanes)) for n in range(chains(target))]
     with k.loop(k.integer("count")):
         for t in totals:
-            t.value = k.dot_pairs(t.value, x, y) if paired else k.fma(t.value, x, y)
+            t.value = k.dot_bf16(t.value, x, y) if paired else k.fma(t.value, x, y)
     _store_sum(k, totals, lanes)
     return k.text()
 
@@ -165,12 +165,12 @@ def matrix_peak_kernel(target: Target) -> str:
     """
     k = Kernel("peak", target, FIELDS)
     source, result = k.pointer("source", I32), k.pointer("result", I32)
-    size, row = SIDE * SIDE, SIDE * 4
-    with matrices(k) as (x, y, *totals):
+    size, row = AMX_SIDE * AMX_SIDE, AMX_SIDE * 4
+    with amx_tiles(k) as (x, y, *totals):
         x.load(source, row)
         y.load(source + size, row)
         for n, total in enumerate(totals):
-            total.load(source + (2 * size + n * SIDE), row)
+            total.load(source + (2 * size + n * AMX_SIDE), row)
         with k.loop(k.integer("count")):
             for total in totals:
                 total.add_product(x, y)
@@ -191,7 +191,9 @@ def read_kernel(target: Target, streams: int) -> str:
     with k.loop(length // lanes) as n:
         for stream, t in enumerate(totals):
             at = source + (length * stream + n * lanes)
-            (at + NEAR if streams > 1 else source.bytes(Ahead(target).in_turn(n * target.vector) + FAR)).prefetch()
+            (
+                at + NEAR if streams > 1 else source.bytes(Prefetcher(target).interleaved(n * target.vector) + FAR)
+            ).prefetch()
             t.value = t.value + at.load(0, lanes)
     _store_sum(k, totals, lanes)
     return k.text()

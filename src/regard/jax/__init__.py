@@ -1,4 +1,4 @@
-"""Attention as a primitive of JAX: `regard.attention` on JAX arrays, and `dot_product_attention` as jax.nn has it."""
+"""Attention on JAX arrays, and `dot_product_attention` as jax.nn has it."""
 
 from regard.arguments.signatures import listed
 from regard.jax.dropins.functional import dot_product_attention

@@ -1,4 +1,4 @@
-"""`regard.attention` on JAX arrays: checked as on NumPy arrays, by their shapes, then bound to the primitives."""
+"""`regard.attention` on JAX arrays: checked by shape, then bound to primitives."""
 
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from regard.engines import engines
 from regard.jax import primitives
 from regard.jax.binding import bind
 from regard.jax.rules import constant, flags, sized, table, traced
-from regard.jax.task import HOLDERS, OUTPUTS, Call, Task, places
+from regard.jax.task import HOLDERS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
 from regard.ops import linear, merging, multihead, planning, stepping
 from regard.ops.attention import problem_from
@@ -45,10 +45,10 @@ def attention(
     engine: str | None = None,
     **options: Any,
 ) -> Any:
-    """`regard.attention` on JAX arrays, under any of JAX's transformations.
+    """Compute `regard.attention` on JAX arrays, under any of JAX's transformations.
 
-    As well as what NumPy calls take: `seed` a key of `jax.random` or a traced integer, `offset` and the entries of
-    `origin` traced integers, every array of a rule traced; `engine="xla"` computes by XLA instead of a CPU engine.
+    In addition to the options of NumPy calls: `seed` may be a key of `jax.random`. `seed`, `offset`, the entries of
+    `origin` and every array of a rule may be traced. `engine="xla"` computes by XLA instead of a CPU engine.
     """
     operands: dict[str, Any] = {"query": query, "key": key, "value": value}
     for name, x in operands.items():
@@ -94,7 +94,7 @@ def attention(
         others["origin"] = jnp.stack([jnp.asarray(x) for x in origin])
     if isinstance(seed, jax.Array) and p.dropout:
         others["seed"] = seed_operand(seed)
-    call = Call(
+    call = StaticCall(
         inputs=(*operands, *others),
         varying=len(operands),
         mask=texts["mask"],
@@ -121,10 +121,10 @@ for holder in HOLDERS.values():
     jax.tree_util.register_dataclass(holder, [field.name for field in fields(holder)], [])
 
 
-def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
-    """What the caller asked for, in the order of `regard.attention`."""
+def results(p: Problem, call: StaticCall, operands: list[Any], return_weights: bool, matrices: bool) -> Any:
+    """Return the results that were asked for, in the order of `regard.attention`."""
     operands = primitives.varying_alike(operands)
-    found = bind(Task("forward", call, call.inputs, ((),) * len(operands)), operands)
+    found = bind(PrimitiveTask("forward", call, call.inputs, ((),) * len(operands)), operands)
     if matrices:
         found = [x[0] for x in found]
     by_name = dict(zip(call.results, found, strict=True))
@@ -132,7 +132,7 @@ def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, m
     if return_weights:
         names = (*call.inputs, "lse")
         lse = by_name["lse"][None] if matrices else by_name["lse"]
-        (w,) = bind(Task("weights", call, names, ((),) * len(names)), [*operands, lse])
+        (w,) = bind(PrimitiveTask("weights", call, names, ((),) * len(names)), [*operands, lse])
         answer.append(w[0] if matrices else w)
     if p.observe:
         seen = {}
@@ -144,7 +144,7 @@ def results(p: Problem, call: Call, operands: list[Any], return_weights: bool, m
 
 
 def ours(name: str, x: Any) -> Any:
-    """x, a JAX array, or a TypeError."""
+    """Return x; TypeError unless it is a JAX array."""
     if not isinstance(x, jax.Array):
         raise TypeError(f"{name} must be a jax.Array where others of the call are, got {array_type(x)}")
     return x
@@ -161,30 +161,33 @@ SPACE = Namespace(
 
 @promotion()
 def merge(*parts: Any, sink: Any = None) -> Any:
-    """`regard.merge` on JAX arrays, under any of JAX's transformations."""
+    """Compute `regard.merge` on JAX arrays, under any of JAX's transformations."""
     return merging.combined(SPACE, parts, sink)
 
 
 @promotion()
 def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **options: Any) -> Any:
-    """`regard.multihead_attention` on JAX arrays, under any of JAX's transformations."""
+    """Compute `regard.multihead_attention` on JAX arrays, under any transformation."""
     return multihead.projected(SPACE, query, key, value, num_heads, **options)
 
 
 @promotion()
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """`regard.linear_attention` on JAX arrays, under any of JAX's transformations."""
+    """Compute `regard.linear_attention` on JAX arrays, under any transformation."""
     return linear.in_parallel(SPACE, query, key, value, **options)
 
 
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
-    """`regard.steps` on JAX arrays that have values; what it shows are NumPy arrays."""
+    """Compute `regard.steps` of JAX arrays with values; its results are NumPy arrays."""
     given = {"query": query, "key": key, "value": value} | options
     return stepping.steps(**{name: in_numpy("steps", name, x) for name, x in given.items()})
 
 
 def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) -> Any:
-    """`regard.plan` on JAX arrays; of query, key, value, bias and sink only shapes are read, so they may be traced."""
+    """Compute `regard.plan` of JAX arrays.
+
+    Of query, key, value, bias and sink only shapes are read, so they may be traced.
+    """
     given = {"query": query, "key": key, "value": value} | options
     found = {name: x for name, x in given.items() if name in ("query", "key", "value", "bias", "sink")}
     hollow = {n: planning._array(n, sized(n, x).shape, x.dtype) for n, x in found.items() if isinstance(x, jax.Array)}
@@ -192,7 +195,7 @@ def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) 
 
 
 def in_numpy(function: str, name: str, x: Any) -> Any:
-    """An argument with NumPy arrays for JAX arrays; TypeError for one that has no values yet."""
+    """Convert the JAX arrays of an argument to NumPy; TypeError for traced ones."""
     if name in ("mask", "score") and x is not None and not isinstance(x, jax.Array):
         x = (as_mask if name == "mask" else as_score)(x)
         read = (y.payload for y in order([x.node]) if y.op in ("gather", "dense"))
@@ -202,15 +205,15 @@ def in_numpy(function: str, name: str, x: Any) -> Any:
     if hidden:
         raise TypeError(f"regard.{function} reads the values of {name}, which has none while it is traced")
     if name == "seed" and isinstance(x, jax.Array):
-        words = np.asarray(seed_operand(x))
-        return int(words[0]) << 32 | int(words[1]) if words.ndim else int(words)
+        halves = np.asarray(seed_operand(x))
+        return int(halves[0]) << 32 | int(halves[1]) if halves.ndim else int(halves)
     if isinstance(x, tuple):
         return tuple(int(y) if isinstance(y, jax.Array) else y for y in x)
     return np.asarray(x) if isinstance(x, jax.Array) else x
 
 
 def stand_in(name: str, x: Any) -> Any:
-    """An array of the shape and dtype of a JAX array, for checks; without memory."""
+    """Return an array with a JAX array's shape and dtype, for checks; without memory."""
     if not isinstance(x, jax.Array) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return x
     sized(name, x)
@@ -218,7 +221,10 @@ def stand_in(name: str, x: Any) -> Any:
 
 
 def on_this_host(x: Any) -> bool:
-    """Tell if results beside `x` take this machine's memory; traced calls may run elsewhere, or on several devices."""
+    """Tell if results of `x` take this machine's memory.
+
+    Traced calls may run elsewhere, or on several devices.
+    """
     return not traced(x) and {device.platform for device in x.devices()} == {"cpu"} and x.is_fully_addressable
 
 
@@ -242,7 +248,7 @@ def shortest(offset: Any) -> tuple[int, ...]:
 
 
 def values_of(t: Any) -> Any:
-    """The operand for a table: its traced array, or its values as a constant of the program."""
+    """Return the operand for a table: its traced array, or its values as a constant."""
     source = getattr(t, "source", None)
     if source is not None:
         return source
@@ -256,7 +262,7 @@ def values_of(t: Any) -> Any:
 
 
 def seed_operand(seed: jax.Array) -> jax.Array:
-    """A traced integer, or the two words that a key of `jax.random` makes."""
+    """Return a traced integer, or the two 32-bit integers of a key of `jax.random`."""
     if jax.dtypes.issubdtype(seed.dtype, jax.dtypes.prng_key) or (seed.dtype == np.uint32 and seed.ndim == 1):
         return jax.random.bits(seed, (2,), np.uint32)
     if seed.ndim or seed.dtype.kind not in "iu":

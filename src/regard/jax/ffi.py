@@ -1,6 +1,8 @@
-"""The handler that XLA calls: ctypes over the C interface of its foreign functions (xla/ffi/api/c_api.h, version 0).
+"""The handler that XLA calls, through the C interface of its foreign functions.
 
-Buffers become NumPy views without a copy; what goes wrong becomes the status of the program, never a crash.
+The structures are those of xla/ffi/api/c_api.h, version 0, in ctypes.
+
+Buffers become NumPy views without a copy; errors become the status of the program, never a crash.
 """
 
 import ctypes
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import jax
-from regard.jax.task import Shape, Task, again, named, run
+from regard.jax.task import PrimitiveTask, Shape, fast_call, named, run
 from regard.runtime.bounded import insert
 from regard.runtime.threads import num_threads
 
@@ -61,7 +63,7 @@ class Buffers(Structure):
     )
 
 
-class Span(Structure):
+class ByteSpan(Structure):
     _fields_ = (("data", c_void_p), ("size", c_size_t))
 
 
@@ -72,7 +74,7 @@ class Attributes(Structure):
         ("size", c_int64),
         ("types", c_void_p),
         ("names", c_void_p),
-        ("items", POINTER(POINTER(Span))),
+        ("items", POINTER(POINTER(ByteSpan))),
     )
 
 
@@ -90,7 +92,7 @@ class Api(Structure):
     )
 
 
-class Frame(Structure):
+class CallFrame(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
         ("extension", POINTER(Extension)),
@@ -104,33 +106,33 @@ class Frame(Structure):
 
 
 Arrays = list[tuple[Shape, np.dtype[Any]]]
-KEPT = 256
+CACHED = 256
 DATA = Buffer.data.offset
 _mine = threading.local()
 
 
 class Prepared:
-    """All that a program tells but addresses; for one thread."""
+    """A call without its addresses, for one thread."""
 
     def __init__(self, text: bytes):
         head, _, task = text.partition(b"\n")
-        self.task = Task.parse(task.decode())
+        self.task = PrimitiveTask.parse(task.decode())
         self.operands, self.results = ([(tuple(s), named(t)) for s, t in each] for each in json.loads(head))
-        self.short: Any = None
+        self.fast: Any = None
         self.threads = 0
 
     def run(self, operands: list[int], results: list[int]) -> None:
         if self.threads != num_threads():
             self.threads = num_threads()
-            self.short = again(self.task, views(self.operands, operands))
-        if self.short is not None:
-            self.short(*operands, *results)
+            self.fast = fast_call(self.task, views(self.operands, operands))
+        if self.fast is not None:
+            self.fast(*operands, *results)
         else:
             run(self.task, views(self.operands, operands), views(self.results, results))
 
 
-def attribute(task: Task, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> str:
-    """What a program tells the handler."""
+def attribute(task: PrimitiveTask, avals_in: Sequence[Any], avals_out: Sequence[Any]) -> str:
+    """Return the attribute by which a program describes a call to the handler."""
     every = [[(x.shape, x.dtype.name) for x in avals] for avals in (avals_in, avals_out)]
     return f"{json.dumps(every)}\n{task.text}"
 
@@ -148,7 +150,10 @@ def view(shape: Shape, dtype: np.dtype[Any], address: int) -> Array:
 
 
 def addresses(buffers: Buffers) -> list[int]:
-    """Where the data of each begins; read as words, because fields of a Structure take longer than short calls."""
+    """Return the address of each buffer's data.
+
+    Read as integers: the fields of a Structure take longer than small calls.
+    """
     if not buffers.size:
         return []
     items = (c_size_t * buffers.size).from_address(buffers.items)
@@ -166,13 +171,13 @@ def handle(pointer: Any) -> int | None:
             text = frame.attributes.items[0].contents
             key = ctypes.string_at(text.data, text.size)
             try:
-                known = _mine.known
+                cached = _mine.cached
             except AttributeError:
-                known = _mine.known = {}
-            prepared = known.get(key)
+                cached = _mine.cached = {}
+            prepared = cached.get(key)
             if prepared is None:
                 prepared = Prepared(key)
-                insert(known, key, prepared, KEPT)
+                insert(cached, key, prepared, CACHED)
             prepared.run(addresses(frame.operands), addresses(frame.results))
         return None
     except BaseException as error:
@@ -182,5 +187,5 @@ def handle(pointer: Any) -> int | None:
         return created
 
 
-handler = ctypes.CFUNCTYPE(c_void_p, POINTER(Frame))(handle)  # XLA keeps its address
+handler = ctypes.CFUNCTYPE(c_void_p, POINTER(CallFrame))(handle)  # XLA keeps its address
 jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.cast(handler, c_void_p).value), platform="cpu")

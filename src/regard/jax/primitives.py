@@ -1,4 +1,6 @@
-"""Attention as primitives of JAX: their shapes, lowering, batching, and how each is differentiated into the others.
+"""Attention as primitives of JAX: shapes, lowering, batching and derivatives.
+
+Each primitive is differentiated into others:
 
     forward       O = f(x)                                       x: every input that may vary
     jvp           J(x) ẋ                 linear in ẋ              the tangent of forward
@@ -8,9 +10,9 @@
     weights       exp(S − lse)
 
 With u the cotangent of a gradient: Hessians are symmetric, so backward_jvp is its own transpose in ẋ, and its
-transpose in ō˙ is jvp along u; the transpose of jvp_jvp in ẍ is backward_jvp. Outputs of forward that the others are
-given say nothing that x does not: x alone varies. On the CPU an engine computes all but jvp_jvp through a foreign
-function; elsewhere, and for what is differentiated once more, `regard.jax.xla.scan` does, in plain JAX.
+transpose in ō˙ is jvp along u. The transpose of jvp_jvp in ẍ is backward_jvp. Outputs of forward, which the others are
+given, follow from x: x alone varies. On the CPU an engine computes all but jvp_jvp through a foreign function. On other
+devices, and for derivatives beyond these, `regard.jax.xla.scan` does, in plain JAX.
 """
 
 from collections.abc import Sequence
@@ -26,15 +28,16 @@ import jax
 from regard.jax import ffi, sharding
 from regard.jax.binding import PRIMITIVES, bind
 from regard.jax.private import ad, batching, given_devices, manual_axes, mlir, on_a_mesh
-from regard.jax.task import Axes, Call, Task, run
+from regard.jax.task import Axes, PrimitiveTask, StaticCall, run
 from regard.jax.xla import scan
 from regard.runtime import memory
 
 Values = Sequence[Any]
+Operands = dict[str, tuple[Any, Axes]]  # values by name, with their axes of `vmap`
 
 
 def varying_alike(operands: list[Any]) -> list[Any]:
-    """Operands that vary over the same mesh axes, which `shard_map` asks for."""
+    """Make operands vary over the same mesh axes, as `shard_map` demands."""
     each = [frozenset() if type(x) is np.ndarray else manual_axes(jax.typeof(x)).varying for x in operands]
     every = frozenset().union(*each)
     if not every:
@@ -45,28 +48,28 @@ def varying_alike(operands: list[Any]) -> list[Any]:
     ]
 
 
-def task_of(kind: str, call: Call, operands: dict[str, tuple[Any, Axes]], **more: Any) -> tuple[Task, list[Any]]:
-    """A task over operands, by name with their axes of `vmap`, and their values."""
+def task_of(kind: str, call: StaticCall, operands: Operands, **more: Any) -> tuple[PrimitiveTask, list[Any]]:
+    """Return a task over operands, and their values."""
     axes = tuple(axes for _, axes in operands.values())
-    return Task(kind, call, tuple(operands), axes, **more), [value for value, _ in operands.values()]
+    return PrimitiveTask(kind, call, tuple(operands), axes, **more), [value for value, _ in operands.values()]
 
 
-def given(task: Task, operands: Values, *prefixes: str) -> dict[str, tuple[Any, Axes]]:
-    """The inputs, the outputs of forward, and the operands whose names begin so, with their axes."""
+def given(task: PrimitiveTask, operands: Values, *prefixes: str) -> Operands:
+    """Return inputs, outputs and operands with one of the prefixes, with their axes."""
     every = dict(zip(task.operands, zip(operands, task.axes, strict=True), strict=True))
     plain = {*task.call.inputs, *task.call.outputs}
     return {name: x for name, x in every.items() if name in plain or name.startswith(prefixes)}
 
 
 def varying(x: Any) -> bool:
-    """Whether a tangent or cotangent is more than a symbolic zero."""
+    """Tell if a tangent or cotangent is more than a symbolic zero."""
     return not isinstance(x, ad.Zero) and x is not None
 
 
 # Shapes, lowering, evaluation
 
 
-def abstract(*avals: Any, task: Task) -> list[Any]:
+def abstract(*avals: Any, task: PrimitiveTask) -> list[Any]:
     shapes = task.shapes({n: (a.shape, a.dtype) for n, a in zip(task.operands, avals, strict=True)})
     index = jax.dtypes.canonicalize_dtype(np.int64)
     like = avals[0]
@@ -86,7 +89,7 @@ def abstract(*avals: Any, task: Task) -> list[Any]:
     ]
 
 
-def lower_to_engine(ctx: Any, *operands: Any, task: Task) -> Any:
+def lower_to_engine(ctx: Any, *operands: Any, task: PrimitiveTask) -> Any:
     if task.call.engine == "xla":
         return lower_elsewhere(ctx, *operands, task=task)
     if on_a_mesh(ctx):
@@ -94,18 +97,18 @@ def lower_to_engine(ctx: Any, *operands: Any, task: Task) -> Any:
     return jax.ffi.ffi_lowering(ffi.TARGET)(ctx, *operands, task=ffi.attribute(task, ctx.avals_in, ctx.avals_out))
 
 
-def scanned(*operands: Any, task: Task) -> list[Any]:
+def scanned(*operands: Any, task: PrimitiveTask) -> list[Any]:
     return scan.run(task, operands)
 
 
-def lower_elsewhere(ctx: Any, *operands: Any, task: Task) -> Any:
+def lower_elsewhere(ctx: Any, *operands: Any, task: PrimitiveTask) -> Any:
     if task.call.engine not in (None, "xla"):
         raise ValueError(f"engine {task.call.engine!r} runs on the CPU; on other devices give engine='xla', or none")
     return lower_plain(ctx, *operands, task=task)
 
 
-def lower_plain(ctx: Any, *operands: Any, task: Task) -> Any:
-    # The scan says nothing of explicit axes: each device runs it on its part, for which there are none.
+def lower_plain(ctx: Any, *operands: Any, task: PrimitiveTask) -> Any:
+    # The scan has no rules for explicit axes: each device runs it on its shard, which has none.
     explicit = any(x.sharding.mesh.explicit_axes for x in ctx.avals_in)
     if explicit and on_a_mesh(ctx):
         return lower_to_shards(ctx, *operands, task=task)
@@ -117,12 +120,12 @@ lower_to_shards = mlir.lower_fun(lambda *operands, task: sharding.partitioned(ta
 
 
 @lru_cache(maxsize=512)
-def compiled(task: Task) -> Any:
+def compiled(task: PrimitiveTask) -> Any:
     return jax.jit(lambda *operands: bind(task, operands))
 
 
-def evaluate(*operands: Any, task: Task) -> Any:
-    """Outside of jit an engine works on the arrays where they lie, so that nothing has to be compiled."""
+def evaluate(*operands: Any, task: PrimitiveTask) -> Any:
+    """Run an engine on the arrays in place: outside of jit nothing is compiled."""
     arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in operands]
     here = {x.sharding for x in arrays}
     device = next(iter(here))
@@ -142,7 +145,7 @@ def evaluate(*operands: Any, task: Task) -> Any:
 # Batching
 
 
-def batch(operands: Values, dims: Sequence[int | None], *, task: Task) -> tuple[list[Any], list[int]]:
+def batch(operands: Values, dims: Sequence[int | None], *, task: PrimitiveTask) -> tuple[list[Any], list[int]]:
     (size,) = {x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None}
 
     def add(axes: Axes, d: int | None) -> Axes:
@@ -163,8 +166,8 @@ def batch(operands: Values, dims: Sequence[int | None], *, task: Task) -> tuple[
 # Derivatives
 
 
-def tangents_of(task: Task, names: Sequence[str], tangents: Values, prefix: str) -> dict[str, tuple[Any, Axes]]:
-    """The tangents of those operands that vary, named and with their axes."""
+def tangents_of(task: PrimitiveTask, names: Sequence[str], tangents: Values, prefix: str) -> Operands:
+    """Return the tangents of the operands that vary, by name, with their axes."""
     every = zip(task.operands, tangents, task.axes, strict=True)
     return {prefix + n: (ad.instantiate_zeros(t), axes) for n, t, axes in every if n in names and varying(t)}
 
@@ -177,7 +180,7 @@ def add(x: list[Any], y: list[Any]) -> list[Any]:
     return [ad.add_tangents(a, b) for a, b in zip(x, y, strict=True)]
 
 
-def forward_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any], list[Any]]:
+def forward_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple[list[Any], list[Any]]:
     results = bind(task, primals)
     dots = zeros(results)
     t = tangents_of(task, task.call.differentiable, tangents, "t.")
@@ -196,7 +199,7 @@ def forward_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[
     return results, dots
 
 
-def jvp_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any], list[Any]]:
+def jvp_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple[list[Any], list[Any]]:
     results = bind(task, primals)
     dots = zeros(results)
     t = tangents_of(task, [n for n in task.operands if n.startswith("t.")], tangents, "")
@@ -208,7 +211,7 @@ def jvp_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any]
     return results, dots
 
 
-def backward_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any], list[Any]]:
+def backward_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple[list[Any], list[Any]]:
     results = bind(task, primals)
     names = [*task.call.differentiable, *(n for n in task.operands if n.startswith("ct."))]
     t = tangents_of(task, names, tangents, "t.")
@@ -218,8 +221,8 @@ def backward_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list
     return results, bind(*task_of("backward_jvp", task.call, along, sizes=task.sizes, wrt=task.wrt))
 
 
-def scan_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any], list[Any]]:
-    """Of what has no primitive for its tangent: that of the same computation in plain JAX."""
+def scan_jvp(primals: Values, tangents: Values, *, task: PrimitiveTask) -> tuple[list[Any], list[Any]]:
+    """Differentiate the plain JAX form: the tangent of primitives that have none."""
     results = bind(task, primals)
     live = [n for n, t in enumerate(tangents) if varying(t) and jnp.issubdtype(primals[n].dtype, jnp.floating)]
 
@@ -234,28 +237,31 @@ def scan_jvp(primals: Values, tangents: Values, *, task: Task) -> tuple[list[Any
     return results, dots
 
 
-def jvp_transpose(cotangents: Values, *operands: Any, task: Task) -> list[Any]:
-    """⟨ō, J ẋ⟩ = ⟨Jᵀ ō, ẋ⟩, and of jvp_jvp ⟨ō, f″[ẋ, ẍ]⟩ = ⟨d(Jᵀ ō) along one of them, the other⟩."""
+def jvp_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) -> list[Any]:
+    """Transpose jvp and jvp_jvp.
+
+    ⟨ō, J ẋ⟩ = ⟨Jᵀ ō, ẋ⟩, and ⟨ō, f″[ẋ, ẍ]⟩ = ⟨d(Jᵀ ō) along one direction, the other⟩.
+    """
     first = tuple(range(len(task.sizes)))
     ct = {f"ct.{n}": (x, first) for n, x in zip(task.results, cotangents, strict=True) if varying(x)}
     every = zip(task.operands, operands, task.axes, strict=True)
     wrt = [(n, axes) for n, x, axes in every if ad.is_undefined_primal(x)]
     (linear,) = {n[:2] for n, _ in wrt}
-    kept = given(task, operands)
+    shared = given(task, operands)
     if task.kind == "jvp_jvp":
         other = "t." if linear == "s." else "s."
-        kept |= {f"t.{n[2:]}": x for n, x in given(task, operands, other).items() if n.startswith(other)}
+        shared |= {f"t.{n[2:]}": x for n, x in given(task, operands, other).items() if n.startswith(other)}
     found = {}
     if ct:
         kind = "backward" if task.kind == "jvp" else "backward_jvp"
         inputs = tuple((n[2:], axes) for n, axes in wrt)
-        back = bind(*task_of(kind, task.call, kept | ct, sizes=task.sizes, wrt=inputs))
+        back = bind(*task_of(kind, task.call, shared | ct, sizes=task.sizes, wrt=inputs))
         found = dict(zip((n for n, _ in wrt), back, strict=True))
     return cotangents_of(task, operands, found)
 
 
-def backward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[Any]:
-    """Of backward in ō, and of backward_jvp in ẋ and ō˙."""
+def backward_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) -> list[Any]:
+    """Transpose backward in ō, and backward_jvp in ẋ and ō˙."""
     u = {f"t.{n}": (x, axes) for (n, axes), x in zip(task.wrt, cotangents, strict=True) if varying(x)}
     wrt = {n: axes for n, x, axes in zip(task.operands, operands, task.axes, strict=True) if ad.is_undefined_primal(x)}
     found: dict[str, Any] = {}
@@ -274,8 +280,11 @@ def backward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[A
     return cotangents_of(task, operands, found)
 
 
-def forward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[Any]:
-    """Of forward in value, in which alone it is linear: the gradient, which is the same at any value, such as 0."""
+def forward_transpose(cotangents: Values, *operands: Any, task: PrimitiveTask) -> list[Any]:
+    """Transpose forward in value, in which alone it is linear.
+
+    That is the gradient, which is the same at any value, such as 0.
+    """
     every = dict(zip(task.operands, operands, strict=True))
     if [n for n, x in every.items() if ad.is_undefined_primal(x)] != ["value"]:
         raise NotImplementedError("attention is linear in value alone; jax.vjp gives gradients of other arguments")
@@ -287,21 +296,21 @@ def forward_transpose(cotangents: Values, *operands: Any, task: Task) -> list[An
     zero = ad.instantiate_zeros(ad.Zero(value))
     plain = [zero if n == "value" else x for n, x in every.items()]
     outputs = dict(zip(task.results, bind(task, plain), strict=True))
-    known = {n: (outputs[n], first) for n in task.call.outputs}
-    along = given(task, plain) | known | {"ct.out": (ct["out"], first)}
+    outputs_given = {n: (outputs[n], first) for n in task.call.outputs}
+    along = given(task, plain) | outputs_given | {"ct.out": (ct["out"], first)}
     wrt = (("value", task.axes_of["value"]),)
     (found,) = bind(*task_of("backward", task.call, along, sizes=task.sizes, wrt=wrt))
     return cotangents_of(task, operands, {"value": found})
 
 
-def cotangents_of(task: Task, operands: Values, found: dict[str, Any]) -> list[Any]:
-    """What a transpose returns: a value or None for each operand, sharded as the operand is."""
+def cotangents_of(task: PrimitiveTask, operands: Values, found: dict[str, Any]) -> list[Any]:
+    """Return a cotangent or None for each operand, sharded as the operand is."""
     every = zip(task.operands, operands, strict=True)
     return [sharding.resharded(found[n], x.aval) if n in found else None for n, x in every]
 
 
 def summed(x: Any, axes: Axes) -> Any:
-    """An output, whose axes of `vmap` come first, with them where `axes` says, summed over those that are not there."""
+    """Move an output's leading axes of `vmap` to `axes`; sum over those that are None."""
     x = x.sum(tuple(n for n, axis in enumerate(axes) if axis is None), dtype=x.dtype)
     there = [axis for axis in axes if axis is not None]
     return jnp.moveaxis(x, range(len(there)), there)

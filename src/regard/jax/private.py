@@ -1,4 +1,4 @@
-"""What JAX has no documented name for: all such names that this package uses, each with what goes wrong without it.
+"""All undocumented names of JAX that this package uses, and why it needs each.
 
 They are looked up on import: a version of JAX that lacks one fails there, and no call is wrong.
 """
@@ -16,15 +16,17 @@ __all__ = ["ad", "batching", "given_devices", "manual_axes", "mlir", "on_a_mesh"
 
 
 def given_devices(primitive: Primitive) -> None:
-    """Have the lowering of a primitive told of the devices.
+    """Give the lowering of a primitive its devices.
 
-    Without it arrays that lie on several are gathered, and each device computes the whole call.
+    Without it arrays on several devices are gathered, and each device computes the whole call.
     """
     prim_requires_devices_during_lowering.add(primitive)
 
 
 def manual_axes(aval: Any) -> Any:
-    """Return the type of a value under `shard_map`, whose `varying` are the axes of the mesh over which it differs.
+    """Return the type of a value under `shard_map`.
+
+    Its `varying` are the axes of the mesh over which the value differs.
 
     Without it JAX refuses operands of which some differ and others do not.
     """
@@ -32,7 +34,7 @@ def manual_axes(aval: Any) -> Any:
 
 
 def on_a_mesh(context: Any) -> bool:
-    """Whether a program is lowered for several devices whose axes have names and are all left to the compiler.
+    """Tell if a program is lowered for several devices, with named automatic axes.
 
     Without it arrays are gathered, too.
     """

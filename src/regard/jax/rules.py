@@ -1,4 +1,4 @@
-"""Rules that read JAX arrays: what stands for a traced array in a rule until a call takes it as an operand."""
+"""JAX arrays in rules: tables and masks that may be traced."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class TracedTable(Table):
-    """A table whose values are those that a traced array will have when the compiled program runs."""
+    """A table with the values that a traced array has when the program runs."""
 
     __slots__ = ("source",)
     source: jax.Array
@@ -48,12 +48,12 @@ class TracedTable(Table):
 
 
 def traced(x: object) -> bool:
-    """Whether a JAX array has no values yet, or stands for something else under a transformation."""
+    """Tell if a JAX array is traced, or stands for another under a transformation."""
     return isinstance(x, jax.core.Tracer)
 
 
 def sized(what: str, x: jax.Array) -> jax.Array:
-    """Return x, whose shape is known; TypeError for one with the symbolic dimensions of `jax.export`."""
+    """Return x; TypeError for symbolic dimensions of `jax.export`."""
     if all(type(n) is int for n in x.shape):
         return x
     raise TypeError(
@@ -63,19 +63,22 @@ def sized(what: str, x: jax.Array) -> jax.Array:
 
 
 def table(what: str, x: jax.Array, bounds: Any = "clamp") -> Table:
-    """A table over a JAX array; one that is not traced is a constant, with its values."""
+    """Return a table over a JAX array; unless traced, a constant."""
     return TracedTable(what, x, bounds) if traced(x) else Table.of(what, np.asarray(x), bounds)
 
 
 def constant(what: str, x: jax.Array) -> Any:
-    """The values of a JAX array, or the array itself while it has none."""
+    """Return the values of a JAX array, or a traced array itself."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         raise TypeError(f"{what} must be an array of numbers, got a random key")
     return sized(what, x) if traced(x) else np.asarray(x)
 
 
 def flags(argument: str, x: jax.Array, frozen: bool = False) -> Any:
-    """A JAX array given as a mask: booleans, or integers, of which traced ones count as set where they are not 0."""
+    """Return a JAX array given as a mask, of booleans or integers.
+
+    Traced integers count as set where they are not 0.
+    """
     if not traced(x):
         return np.array(x) if frozen else np.asarray(x)
     sized(argument, x)

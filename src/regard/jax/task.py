@@ -1,6 +1,6 @@
-"""What a primitive computes, as data that a compiled program can carry, and how an engine computes it on NumPy arrays.
+"""Tasks of primitives: data in a compiled program, which an engine computes.
 
-Nothing here knows of JAX: operands come as NumPy views of its buffers, and results are written into others.
+Nothing here knows of JAX: operands and results are NumPy views of its buffers.
 """
 
 import json
@@ -25,12 +25,12 @@ Shape = tuple[int, ...]
 OUTPUTS = ("out", "lse", "entropy")
 HOLDERS: dict[str, Any] = {"top": Top, "profile": Profile}  # statistics of several arrays
 MATRICES = ("query", "key", "value", "out")  # what `layout` turns
-KEPT_BYTES = 2**22  # tables up to this size are compared by content, so that a rule is made once
+CACHED_BYTES = 2**22  # tables up to this size are compared by content, so that a rule is made once
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of attention apart from its arrays.
+class StaticCall:
+    """A call of attention without its arrays.
 
     inputs: the names of its arrays in order; the first `varying` of them may be differentiated. mask, score: rules as
     text (see `rule_text`), whose tables and dense arrays are inputs named "mask.table0", "score.table1", "mask.dense0".
@@ -64,28 +64,28 @@ class Call:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What forward computes: the outputs, then the arrays of the other statistics, "0", "1.values", ..."""
+        """The results of forward: outputs, then arrays of statistics, "0", "1.values", ..."""
         others = [places(n, name) for n, (name, _) in enumerate(self.observe) if name not in OUTPUTS]
         return (*self.outputs, *(place for statistic in others for place in statistic))
 
     def statistic(self, n: int, x: Mapping[str, Array]) -> Statistic:
-        """The n-th statistic that is observed."""
+        """Return the n-th observed statistic."""
         name, of = self.observe[n]
         return Statistic(name, rule(Mask, f"mass{n}", of, x)[0] if name == "mass" else of)
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a primitive computes of which operands.
+class PrimitiveTask:
+    """The computation of a primitive, and its operands.
 
     kind: "forward", "weights", "backward", "jvp", "backward_jvp" or "jvp_jvp". operands: the inputs of the call, then
     outputs of forward ("out"), cotangents ("ct.out"), tangents ("t.query", "t.ct.out") and others ("s.query").
-    sizes: of the axes that `vmap` took away, outermost first. axes: for each operand, where in it each of those lies
+    sizes: of the axes that `vmap` took away, outermost first. axes: for each operand, the dimension of each of those
     (None: it has none). wrt: the inputs whose gradients are computed, likewise; in other results those axes come first.
     """
 
     kind: str
-    call: Call
+    call: StaticCall
     operands: tuple[str, ...]
     axes: tuple[Axes, ...]
     sizes: Shape = ()
@@ -97,11 +97,11 @@ class Task:
 
     @staticmethod
     @lru_cache(maxsize=1024)
-    def parse(text: str) -> "Task":
-        """The task that `text` describes."""
+    def parse(text: str) -> "PrimitiveTask":
+        """Return the task that `text` describes."""
         given = frozen(json.loads(text))
-        call = Call(**given.pop("call"))
-        return Task(call=call, **given)
+        call = StaticCall(**given.pop("call"))
+        return PrimitiveTask(call=call, **given)
 
     @cached_property
     def results(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Task:
 
     @cached_property
     def merged(self) -> bool:
-        """Whether elements of a `vmap` may be computed together: what makes them differ lies along a leading axis."""
+        """Tell if elements of a `vmap` may be computed together, along leading axes."""
         texts = (self.call.mask, self.call.score, *(of for name, of in self.call.observe if name == "mass"))
         rules = [outline(text)[0] for text in texts if text is not None]
 
@@ -132,18 +132,18 @@ class Task:
         return same and not self.call.dropout and "b" not in reads(*rules)
 
     def shapes(self, given: Mapping[str, tuple[Shape, Any]]) -> list[tuple[Shape, np.dtype[Any]]]:
-        """Shape and dtype of each result, from those of the operands."""
+        """Return the shape and dtype of each result, from those of the operands."""
         base = {name: without(given[name][0], self.axes_of[name]) for name in self.call.inputs}
         dtype = np.dtype(given["query"][1])
         swap = self.call.layout == "bnhd"
-        q, k, v = (turned(base[name], swap) for name in ("query", "key", "value"))
+        q, k, v = (transposed(base[name], swap) for name in ("query", "key", "value"))
         lead = np.broadcast_shapes(q[:-3], k[:-3], v[:-3])
         rows = (*lead, *q[-3:-1])
         compute = compute_dtype(dtype)
 
         def of(name: str) -> tuple[Shape, np.dtype[Any]]:
             if name == "out":
-                return turned((*rows, v[-1]), swap), dtype
+                return transposed((*rows, v[-1]), swap), dtype
             if name == "weights":
                 return (*rows, k[-2]), dtype
             if name in OUTPUTS:
@@ -168,36 +168,36 @@ class Task:
 
 
 def places(n: int, name: str) -> tuple[str, ...]:
-    """The names of the arrays of the n-th statistic."""
+    """Return the names of the arrays of the n-th statistic."""
     kind = HOLDERS.get(name)
     return (str(n),) if kind is None else tuple(f"{n}.{field.name}" for field in fields(kind))
 
 
 def frozen(x: Any) -> Any:
-    """Lists as tuples, all the way down."""
+    """Return x with tuples for lists, at any depth."""
     if isinstance(x, dict):
         return {name: frozen(value) for name, value in x.items()}
     return tuple(map(frozen, x)) if isinstance(x, list) else x
 
 
-def turned(shape: Shape, swap: bool) -> Shape:
+def transposed(shape: Shape, swap: bool) -> Shape:
     return (*shape[:-3], shape[-2], shape[-3], shape[-1]) if swap else shape
 
 
 def without(shape: Shape, axes: Axes) -> Shape:
-    """A shape without the axes that `vmap` took away."""
+    """Return a shape without the axes that `vmap` took away."""
     return tuple(size for axis, size in enumerate(shape) if axis not in axes)
 
 
 def with_axes(shape: Shape, sizes: Shape, axes: Axes) -> Shape:
-    """The transpose of `without`."""
+    """Return a shape with the axes that `vmap` took away; the inverse of `without`."""
     rest = iter(shape)
     placed = {axis: size for axis, size in zip(axes, sizes, strict=True) if axis is not None}
     return tuple(placed[n] if n in placed else next(rest) for n in range(len(shape) + len(placed)))
 
 
 def front(x: Array, axes: Axes) -> Array:
-    """A view with the axes that `vmap` took away first, of size 1 where `x` does not have one."""
+    """Return a view with the axes that `vmap` took away first, of size 1 if absent."""
     there = [axis for axis in axes if axis is not None]
     x = np.moveaxis(x, there, range(len(there)))
     return x[(*(None if axis is None else slice(None) for axis in axes), ...)]
@@ -208,7 +208,7 @@ def front(x: Array, axes: Axes) -> Array:
 
 @lru_cache(maxsize=1024)
 def outline(text: str) -> tuple[Node, tuple[Table, ...], tuple[Array, ...]]:
-    """The expression over tables and dense arrays that only mark their places, and those."""
+    """Return the expression of a rule over placeholders, its tables and dense arrays."""
     steps, _ = json.loads(text)
     count = 1 + max((slot for op, *_, slot in steps if op in ("gather", "dense")), default=0)
     tables, dense = tuple(Table([0.0]) for _ in range(count)), tuple(np.zeros((), bool) for _ in range(count))
@@ -216,35 +216,35 @@ def outline(text: str) -> tuple[Node, tuple[Table, ...], tuple[Array, ...]]:
 
 
 @lru_cache(maxsize=64)
-def _known(kind: Any, text: str, contents: tuple[tuple[str, Shape, bytes], ...]) -> Any:
+def _cached_rule(kind: Any, text: str, contents: tuple[tuple[str, Shape, bytes], ...]) -> Any:
     tables = [Table(np.frombuffer(data, named(dtype)).reshape(shape)) for dtype, shape, data in contents]
     return kind(rule_from_text(text, tables, ()), "rule"), tuple(tables)
 
 
 def named(dtype: str) -> np.dtype[Any]:
-    """A dtype by name, bfloat16 included."""
+    """Return a dtype by name, bfloat16 included."""
     import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def rule(kind: Any, prefix: str, text: str | None, x: Mapping[str, Array]) -> tuple[Any, tuple[Table, ...]]:
-    """The rule with the tables and dense arrays of this call; one that was met before is the same object."""
+    """Return the rule with the arrays of this call; small rules are cached by content."""
     if text is None:
         return None, ()
     arrays = series(x, f"{prefix}.table")
     dense = series(x, f"{prefix}.dense")
-    if not dense and sum(a.nbytes for a in arrays) <= KEPT_BYTES:
-        known: tuple[Any, tuple[Table, ...]] = _known(
+    if not dense and sum(a.nbytes for a in arrays) <= CACHED_BYTES:
+        cached: tuple[Any, tuple[Table, ...]] = _cached_rule(
             kind, text, tuple((a.dtype.name, a.shape, a.tobytes()) for a in arrays)
         )
-        return known
+        return cached
     tables = tuple(map(Table, arrays))
     return kind(rule_from_text(text, tables, [a.astype(bool, copy=False) for a in dense]), "rule"), tables
 
 
 def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
-    """The values named prefix0, prefix1, ..."""
+    """Return the values named prefix0, prefix1, ..."""
     found: list[Any] = []
     while f"{prefix}{len(found)}" in x:
         found.append(x[f"{prefix}{len(found)}"])
@@ -254,7 +254,7 @@ def series(x: Mapping[str, Any], prefix: str) -> list[Any]:
 # Running
 
 
-def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None:
+def run(task: PrimitiveTask, operands: Sequence[Array], results: Sequence[Array]) -> None:
     """Compute a task into `results`, arrays in the caller's order of axes."""
     call = task.call
     x, y = task.named(operands), dict(zip(task.results, results, strict=True))
@@ -263,7 +263,7 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
         x = {name: front(a, task.axes_of[name]) for name, a in x.items()}
         y = {name: front(a, axes[name]) for name, a in y.items()}
     if call.layout == "bnhd":
-        x, y = ({n: turn(n, a) for n, a in given.items()} for given in (x, y))
+        x, y = ({n: transpose(n, a) for n, a in given.items()} for given in (x, y))
     count = len(task.sizes)
     if not count:
         for name, value in compute(task, x, y):
@@ -297,24 +297,25 @@ def run(task: Task, operands: Sequence[Array], results: Sequence[Array]) -> None
             a[...] = 0
 
 
-def again(task: Task, operands: Sequence[Array]) -> Any:
-    """What runs a short forward without wishes once more, on this thread: a function of the addresses of operands and
-    results, wherever they lie next; None for other tasks.
+def fast_call(task: PrimitiveTask, operands: Sequence[Array]) -> Any:
+    """Return a function that repeats a small forward on this thread, or None.
+
+    It takes the addresses of operands and results. Only calls without options have one.
     """
     plain = task.kind == "forward" and not task.sizes and task.results == OUTPUTS[:2]
     if not plain or task.operands != ("query", "key", "value"):
         return None
     swap = task.call.layout == "bnhd"
-    p, _ = problem(task, {n: turn(n, a) if swap else a for n, a in task.named(operands).items()})
+    p, _ = problem(task, {n: transpose(n, a) if swap else a for n, a in task.named(operands).items()})
     return cpu.again(replace(p, observe=())) if choose(p, task.call.engine) is cpu else None
 
 
-def turn(name: str, a: Array) -> Array:
+def transpose(name: str, a: Array) -> Array:
     return a.swapaxes(-2, -3) if name.rpartition(".")[2] in MATRICES else a
 
 
-def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
-    """Compute all elements of a `vmap` in one call: its axes become leading dimensions."""
+def merge(task: PrimitiveTask, x: dict[str, Array], y: dict[str, Array]) -> None:
+    """Compute all elements of a `vmap` in one call, as leading dimensions."""
     count = len(task.sizes)
     lead = max(x[name].ndim - count - 3 for name in ("query", "key", "value"))
     trailing = {
@@ -330,7 +331,7 @@ def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
     }
 
     def rank(name: str) -> int | None:
-        """The dimensions of what is aligned right to those of the call; None for what has no leading ones."""
+        """Return the rank of an array with the call's leading dimensions, or None."""
         name = name.rpartition(".")[2]
         keep = 3 if name.startswith("dense") else trailing.get(name)
         return None if keep is None else lead + keep
@@ -359,8 +360,11 @@ def merge(task: Task, x: dict[str, Array], y: dict[str, Array]) -> None:
             target[...] = collapse(value.reshape((1,) * (target.ndim - value.ndim) + value.shape), target.shape)
 
 
-def compute(task: Task, x: Mapping[str, Array], y: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """The results of a task for one element, by name: the arrays of `y` where an engine could write into them."""
+def compute(task: PrimitiveTask, x: Mapping[str, Array], y: Mapping[str, Array]) -> list[tuple[str, Array]]:
+    """Return the results of a task for one element, by name.
+
+    They are the arrays of `y` where the engine could write into them.
+    """
     call = task.call
     p, tables = problem(task, x)
     engine = choose(p, call.engine)
@@ -404,8 +408,8 @@ def compute(task: Task, x: Mapping[str, Array], y: Mapping[str, Array]) -> list[
     return gradients(engine.backward_jvp(p, known, outputs("ct."), t, d_outputs, d_ct))
 
 
-def problem(task: Task, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Table]]:
-    """The call on these arrays (..., h, n, d), and the tables whose gradients it has, by name."""
+def problem(task: PrimitiveTask, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Table]]:
+    """Return the call on these arrays (..., h, n, d), and its trained tables by name."""
     call = task.call
     mask, _ = rule(Mask, "mask", call.mask, x)
     score, tables = rule(Score, "score", call.score, x)
@@ -443,7 +447,7 @@ def problem(task: Task, x: Mapping[str, Array]) -> tuple[Problem, dict[str, Tabl
 
 
 def seed_of(x: Array) -> int:
-    """A seed from two words of 32 bits, the higher first, or from one integer."""
+    """Return a seed from two 32-bit integers, the higher first, or from one integer."""
     if x.ndim:
         return int(x[0]) << 32 | int(x[1])
     if int(x) < 0:

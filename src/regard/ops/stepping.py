@@ -149,6 +149,13 @@ def steps(
         return Steps([*_steps(p, Layout.of(query, layout), [as_score(rule) for rule in rules], scale is None)])
 
 
+def steps_of_head(p: Problem) -> Steps:
+    """Return every intermediate of a call with one head, as matrices."""
+    default = bool(np.isclose(p.scale, p.d**-0.5, rtol=1e-6))
+    with np.errstate(all="ignore"):
+        return Steps([*_steps(p, Layout(matrices=True, positions_first=False), [p.score] if p.score else [], default)])
+
+
 def _steps(p: Problem, arranged: Layout, rules: Sequence[Score], default_scale: bool) -> Iterator[Step]:
     real: Any = p.compute.type
     f = specification.terms(p, real)

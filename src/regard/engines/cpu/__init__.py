@@ -1,4 +1,6 @@
-"""Attention on the processor: kernels written in Python, compiled by LLVM for the instruction set at hand.
+"""Attention on the processor.
+
+Kernels are written in Python and compiled by LLVM for the instruction set at hand.
 
 Forward, backward and the tangents of both are kernels; lse and entropy are exact, and the largest weight comes with
 them. Weights and some statistics start from that lse and run on `regard.engines.tiled`, in O(n) memory as well.
@@ -23,14 +25,17 @@ Array = np.ndarray[Any, np.dtype[Any]]
 NAME = "cpu"
 ABOUT = "compiled for this processor, O(n) memory"
 WIDEST = 1024
-LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, and once more for each kernel
+LONGEST = 1024  # instructions of rules; 2 to 15 ms of compiling each, once for each kernel
 ENTROPY = Statistic("entropy")
 MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 
 
 @functools.cache
 def state() -> str | None:
-    """Why it cannot run here; found out without loading the compiler."""
+    """Return the reason why it cannot run here, without loading the compiler.
+
+    None if it can.
+    """
     if platform.machine().lower() not in MACHINES:
         return f"no kernels for {platform.machine() or 'this processor'}"
     if find_spec("llvmlite") is None:
@@ -54,7 +59,9 @@ def supports(p: Problem) -> str | None:
 
 @once
 def _length(node: Node) -> int:
-    """Count the instructions of a rule and of its derivatives in the score and in readings of tables.
+    """Count the instructions of a rule and of its derivatives.
+
+    Derivatives are those in the score and in entries of tables.
 
     Those of a derivative are counted as the operations that it passes through, but for sums with what does not vary.
     """
@@ -74,18 +81,24 @@ def _length(node: Node) -> int:
 
 @functools.cache
 def _work() -> Any:
-    """Load what needs the compiler, once: an import in each call takes a microsecond."""
+    """Return the module that needs the compiler.
+
+    Importing it in each call would take a microsecond.
+    """
     from regard.engines.cpu.schedule import work
 
     return work
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Return the outputs and statistics, for `rows` at least; entropy only where it is observed."""
+    """Return outputs and what is observed, at least for `rows`.
+
+    The entropy is an output only where it is observed.
+    """
     work, out = _work(), p.new_output() if into is None or into.out is None else into.out
     lse = np.empty(out.shape[:-1], p.compute) if into is None or into.lse is None else into.lse
     if not p.observe:
-        results = work.Results(out, lse, None, None)
+        results = work.KernelResults(out, lse, None, None)
         work.run(p, work.chosen(), results, rows)
         return Outputs(out, lse, None), {}
     observe = basic(p.observe)
@@ -95,7 +108,7 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     width = min(n for n in (0, *work.BEST) if n >= k)
     shape = p.shape(p.n_q, width)
     entropy = None if into is None else into.entropy
-    results = work.Results(
+    results = work.KernelResults(
         out,
         lse,
         None if "entropy" not in names else np.empty_like(lse) if entropy is None else entropy,
@@ -125,15 +138,21 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 def again(p: Problem) -> Any:
-    """Return a function of the addresses of query, key, value, out and lse that runs the call again, or None."""
+    """Return a repeatable call; None for calls that cannot be repeated.
+
+    It takes the addresses of query, key, value, out and lse.
+    """
     from regard.engines.cpu.schedule import work
     from regard.engines.cpu.target.instructions import chosen
 
-    return work.again(p, chosen())
+    return work.repeated_call(p, chosen())
 
 
 def step(p: Problem) -> Any:
-    """Return a function that runs this decoding step with any number of keys (see `decoding.Step`), or None."""
+    """Return a decode step for any number of keys, or None.
+
+    See `decoding.DecodeStep`.
+    """
     from regard.engines.cpu.schedule import decoding
     from regard.engines.cpu.target.instructions import chosen
 
@@ -165,7 +184,10 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | Non
 def jvp(
     p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    """Return outputs, with the bits of `forward`, and their tangents; outputs that are given are not computed."""
+    """Return forward's outputs, to the bit, and their tangents.
+
+    Given outputs are not computed again.
+    """
     from regard.engines.cpu.schedule import tangent_work
     from regard.engines.cpu.target.instructions import chosen
 

@@ -1,8 +1,8 @@
-"""Attention on NVIDIA GPUs: kernels in Triton, for CUDA tensors of PyTorch; on Triton's interpreter without a GPU.
+"""Attention on NVIDIA GPUs: Triton kernels for PyTorch's CUDA tensors.
 
-Rules become Triton functions that kernels call inside a tile. Which tiles hold something visible is decided on the
-device by bounds of the rules, a chunk of tiles at a time, and never kept. Arrays of the host are copied to the device,
-and results back: for tests, and for whoever names the engine.
+Without a GPU they run on Triton's interpreter. Rules become Triton functions that kernels call inside a tile. Bounds of
+the rules decide on the device which tiles hold something visible, a chunk of tiles at a time; nothing of it is stored.
+Arrays of the host are copied to the device, and results back: for tests, and for callers who name the engine.
 """
 
 import functools
@@ -28,7 +28,7 @@ def interpreted() -> bool:
 
 @functools.cache
 def state() -> str | None:
-    """Why it cannot run here."""
+    """Return the reason why the engine cannot run here, or None."""
     for package in ("torch", "triton"):
         if find_spec(package) is None:
             return f"{package} is missing: pip install {package}"
@@ -48,7 +48,7 @@ def supports(p: Problem) -> str | None:
 
 
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
-    """Outputs (entropy only where it is observed), of all rows, and what is observed."""
+    """Return the outputs of all rows, entropy only if observed, and the statistics."""
     from regard.engines.triton.launch import devices
 
     return devices.called("forward", p)

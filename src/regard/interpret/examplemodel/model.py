@@ -3,10 +3,10 @@
 from __future__ import annotations  # so that `help` shows the names of types
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,8 @@ from regard.positions import rope
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.integer[Any]]
+Replacement = Literal["zero", "mean"]
+"""What an ablated head gives: nothing, or at every position the mean of its outputs over the text."""
 
 BOS = 0
 VOCABULARY = 256
@@ -145,15 +147,33 @@ class ExampleModel:
         """Return a label for each of `ids` (n,): a character, or the byte in hexadecimal."""
         return [_label(byte) for byte in self._check(ids).tolist()]
 
-    def run(self, ids: ArrayLike, *, temperature: float = 1.0, scale: bool = True, causal: bool = True) -> Trace:
+    def run(
+        self,
+        ids: ArrayLike,
+        *,
+        temperature: float = 1.0,
+        scale: bool = True,
+        causal: bool = True,
+        ablate: Mapping[tuple[int, int], Replacement] | None = None,
+    ) -> Trace:
         """Run the model on `ids` (..., n), and keep the arrays of its attention maps.
 
-        The options change the attention of every layer: scores are divided by `temperature`;
+        Three options change the attention of every layer: scores are divided by `temperature`;
         `scale=False` leaves out 1/√d; `causal=False` lets each position see those after it.
+        `ablate` replaces the output of heads: {(layer, head): "zero"} by zeros, "mean" by its mean
+        over all positions.
+        That mean knows the whole text, later positions too.
+
+        >>> model = ExampleModel.load()
+        >>> ids = model.encode("A rare name comes back. A rare na")
+        >>> whole, without = model.run(ids), model.run(ids, ablate={(2, 2): "zero"})
+        >>> bool(without.losses().mean() > whole.losses().mean() + 0.1)
+        True
         """
         ids = self._check(ids)
         if not 0 < temperature < np.inf:
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
+        ablate = self._heads_to_ablate(ablate or {})
         factor = (self.config.head_width**-0.5 if scale else 1.0) / temperature
         weights, recorded = self._weights, list[tuple[Floats, Floats, Floats, Floats]]()
         x = weights["embedding"][ids]
@@ -166,6 +186,7 @@ class ExampleModel:
             out: Floats
             out, seen = attention.attention(q, k, v, causal=causal, scale=factor, observe=["lse"])
             recorded.append((q, k, v, seen.lse))
+            out = _ablated(out, {head: how for (at, head), how in ablate.items() if at == layer})
             x = x + np.swapaxes(out, -3, -2).reshape(x.shape) @ w["o"]
             x = x + _gelu(_rms_norm(x, w["norm2"]) @ w["up"]) @ w["down"]
         logits = _rms_norm(x, weights["norm"]) @ weights["unembedding"]
@@ -178,6 +199,35 @@ class ExampleModel:
         if ids.shape[-1] < 2:
             raise ValueError(f"ids must hold at least 2 tokens to have a loss, got {ids.shape[-1]}")
         return float(self.run(ids).losses().mean())
+
+    def ablations(self, ids: ArrayLike, how: Replacement = "zero", **options: Any) -> Iterator[tuple[int, int, Trace]]:
+        """Run the model without each of its heads in turn: layer, head and trace.
+
+        `how` and `options` are those of `run`.
+
+        >>> model = ExampleModel.load()
+        >>> ids = repeated_bytes(24)[0]
+        >>> losses = {}
+        >>> for layer, head, trace in model.ablations(ids):
+        ...     losses[layer, head] = trace.losses().mean()
+        >>> max(losses, key=losses.get)
+        (1, 0)
+        """
+        for layer in range(self.config.layers):
+            for head in range(self.config.heads):
+                yield layer, head, self.run(ids, ablate={(layer, head): how}, **options)
+
+    def _heads_to_ablate(self, ablate: Mapping[tuple[int, int], Replacement]) -> Mapping[tuple[int, int], Replacement]:
+        if not isinstance(ablate, Mapping):
+            raise TypeError(f"ablate must be a mapping of (layer, head), got {type(ablate).__name__}")
+        known = {(layer, head) for layer in range(self.config.layers) for head in range(self.config.heads)}
+        for at, how in ablate.items():
+            if at not in known:
+                sizes = f"{self.config.layers} layers of {self.config.heads} heads"
+                raise ValueError(f"ablate names heads by (layer, head): there are {sizes}, got {at!r}")
+            if how not in get_args(Replacement):
+                raise ValueError(f"ablate must say zero or mean for each head, got {how!r}")
+        return ablate
 
     def _split(self, x: Floats) -> Floats:
         """Split heads: (..., n, h·d) to (..., h, n, d)."""
@@ -216,6 +266,17 @@ def repeated_bytes(period: int, *, copies: int = 2, count: int = 1, seed: int = 
     count, seed = integer("count", count, least=0, below=2**31), integer("seed", seed, least=0)
     block = np.random.default_rng([seed, period]).integers(33, 127, (count, period))
     return np.concatenate([np.full((count, 1), BOS), np.tile(block, copies)], axis=-1)
+
+
+def _ablated(out: Floats, heads: Mapping[int, Replacement]) -> Floats:
+    """The outputs (..., h, n, d) with those of some heads replaced."""
+    if not heads:
+        return out
+    out = out.copy()
+    for head, how in heads.items():
+        own = out[..., head, :, :]
+        own[...] = own.mean(axis=-2, keepdims=True) if how == "mean" else 0
+    return out
 
 
 def _label(byte: int) -> str:

@@ -1,1 +1,1 @@
-"""`functional` has `jax.nn.dot_product_attention` with its conventions."""
+"""Functions with the names and conventions of jax.nn."""

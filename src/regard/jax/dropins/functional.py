@@ -1,4 +1,4 @@
-"""`jax.nn.dot_product_attention` by its own conventions, on the engines of this library."""
+"""`jax.nn.dot_product_attention` with its conventions, on this library's engines."""
 
 from __future__ import annotations  # so that `help` shows the names of types
 
@@ -38,7 +38,7 @@ def dot_product_attention(
     precision: Any = None,
     module: Any = None,
 ) -> Any:
-    """Compute attention with the signature and conventions of `jax.nn.dot_product_attention`.
+    """Compute attention as `jax.nn.dot_product_attention` does, with its signature.
 
     Serves as Flax's `attention_fn` too. In O(n) memory, forward and backward, with every
     derivative. Letters: B batch, T queries, S keys, N query heads, K key-value heads (N a multiple
@@ -130,7 +130,7 @@ def _attend(
     query: Any, key: Any, value: Any, *, bias: Any = None, mask: Any = None, q_len: Any = None, k_len: Any = None,
     factors: Any = None, window: tuple[Any, Any] | None, **options: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return the output (..., T, N, H) and the lse (..., T, N); `factors` as `_factors` gives them."""
+    """Return output (..., T, N, H) and lse (..., T, N); factors: see `_factors`."""
     lead, (T, N), K = query.shape[:-3], query.shape[-3:-1], key.shape[-2]
     group = N // K
     rules = None if mask is None else as_mask(mask)
@@ -172,7 +172,7 @@ def _attend(
 
 
 def _each(arrays: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
-    """`_attend` on each batch element and head by itself, so that the same weights are dropped in all of them."""
+    """Apply `_attend` to each batch element and head: all drop the same weights."""
     query, K = arrays["query"], arrays["key"].shape[-2]
     lead, (T, N, _) = query.shape[:-3], query.shape[-3:]
     B, G = math.prod(lead), N // K
@@ -207,7 +207,10 @@ def _each(arrays: dict[str, Any], options: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _factors(scale: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array scale as (B, K, T, S), each of which may be 1; jax.nn multiplies the logits of a group by it."""
+    """Return an array scale as (B, K, T, S), each of which may be 1.
+
+    jax.nn multiplies the logits of a group by it.
+    """
     x = _four(scale)
     if x.ndim > len(shape) or any(a not in (1, b) for a, b in zip(reversed(x.shape), reversed(shape), strict=False)):
         raise ValueError(f"scale must be a number, or broadcast to (B, K, T, S) = {shape}, got shape {scale.shape}")
@@ -217,7 +220,7 @@ def _factors(scale: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _window(size: Any) -> tuple[Any, Any] | None:
-    """Return the bounds (left, right) of `local_window_size`; numbers of any sign, or traced ones."""
+    """Return the bounds (left, right) of `local_window_size`, which may be traced."""
     if size is None:
         return None
     left, right = (size, size) if isinstance(size, int) else size

@@ -1,1 +1,1 @@
-"""Attention in plain JAX, for devices without an engine: `scan`, `statistics`, and rules as `values`."""
+"""Attention in plain JAX, for devices without an engine."""

@@ -1,4 +1,4 @@
-"""Rules as JAX values, at any place, with the derivatives that the library states for them; and dropout."""
+"""Rules and dropout as JAX values, with the derivatives that rules define."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import numpy as np
 
 import jax
 from regard.jax.task import outline
-from regard.reference.specification import GOLDEN
+from regard.reference.specification import GOLDEN, mix64
 from regard.rules import Node, order, partials
 
 Tables = tuple[Any, ...]
@@ -18,20 +18,20 @@ Tables = tuple[Any, ...]
 
 @contextmanager
 def promotion() -> Iterator[None]:
-    """NumPy's promotion of ranks and dtypes, which code of this package relies on, whatever the caller has set."""
+    """Set NumPy's promotion of ranks and dtypes, whatever the caller has set."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """`promotion`, and 64-bit indices."""
+    """Set `promotion`, and 64-bit indices."""
     with promotion(), jax.enable_x64(True):
         yield
 
 
-class Place(NamedTuple):
-    """Where a rule is evaluated: absolute indices that broadcast together, int64, and what else it reads.
+class RuleIndices(NamedTuple):
+    """The absolute indices of a rule, int64, which broadcast together, and its arrays.
 
     others: its integer and boolean tables by slot, None where there is a float one. dense: its dense arrays, there.
     """
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
 
 def _integer(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """An integer division, which gives 0 for a zero divisor."""
+    """Return an integer division that gives 0 for a zero divisor."""
     return lambda a, b: jnp.where(b == 0, 0, function(a, jnp.where(b == 0, 1, b)))
 
 
@@ -67,22 +67,22 @@ SPECIAL: dict[str, Callable[..., Any]] = {
 
 
 def flat_index(shape: Sequence[int], indices: Sequence[Any]) -> Any:
-    """Row-major positions of clamped indices in an array of a shape."""
+    """Return row-major positions of clamped indices in an array of a shape."""
     flat: Any = jnp.zeros((), jnp.int64)
     for length, index in zip(shape, indices, strict=True):
         flat = flat * length + jnp.clip(index, 0, length - 1)
     return flat
 
 
-def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: Place, dtype: Any) -> list[Any]:
-    """The values of expressions over the tables and dense arrays of the rule `text`."""
+def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: RuleIndices, dtype: Any) -> list[Any]:
+    """Evaluate expressions over the tables and dense arrays of the rule `text`."""
     _, marks, places = outline(text)
-    kinds = {"bool": jnp.bool_, "int": jnp.int64, "float": dtype}
+    dtypes = {"bool": jnp.bool_, "int": jnp.int64, "float": dtype}
     values: dict[Node, Any] = {}
     for node in order(nodes):
         args = [values[arg] for arg in node.args]
         if node.op in ("number", "literal"):
-            value = jnp.asarray(node.payload, kinds[node.kind])
+            value = jnp.asarray(node.payload, dtypes[node.kind])
         elif node.op == "s":
             value = s
         elif node.op in ("b", "h", "i", "j", "keys"):
@@ -92,7 +92,7 @@ def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: Place
         elif node.op == "gather":
             slot = marks.index(node.payload)
             table = tables[slot] if tables[slot] is not None else at.others[slot]
-            value = table.reshape(-1)[flat_index(table.shape, args)].astype(kinds[node.kind])
+            value = table.reshape(-1)[flat_index(table.shape, args)].astype(dtypes[node.kind])
         elif node.op == "float":
             value = args[0].astype(dtype)
         else:
@@ -104,44 +104,38 @@ def evaluate(text: str, nodes: Sequence[Node], s: Any, tables: Tables, at: Place
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 @settings()
-def value(text: str, node: Node, s: Any, tables: Tables, at: Place) -> Any:
-    """An expression in the score s, broadcast to its shape; differentiable in s and in its float tables."""
+def value(text: str, node: Node, s: Any, tables: Tables, at: RuleIndices, visible: Any) -> Any:
+    """Evaluate an expression in the score s, broadcast to its shape.
+
+    Differentiable in s and in its float tables. Derivatives are 0 where `visible` is not set or the value is −∞,
+    whatever the rule's own are there.
+    """
     return jnp.broadcast_to(evaluate(text, [node], s, tables, at, s.dtype)[0], s.shape)
 
 
 @settings()
 def _value_jvp(text: str, node: Node, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (s, tables, at), (ds, d_tables, _) = primals, tangents
+    (s, tables, at, visible), (ds, d_tables, *_) = primals, tangents
+    found = value(text, node, s, tables, at, visible)
+    visible &= found != -jnp.inf
+
+    def slope(node: Node) -> Any:
+        return jnp.where(visible, value(text, node, s, tables, at, visible), 0)
+
     d_ds, parts = partials(node)
-    dot = value(text, d_ds, s, tables, at) * ds
+    dot = slope(d_ds) * ds
     for leaf, part in parts.items():
         d_table = d_tables[outline(text)[1].index(leaf.payload)]
         indices = evaluate(text, leaf.args, s, tables, at, s.dtype)
-        read = d_table.reshape(-1)[flat_index(d_table.shape, indices)].astype(s.dtype)
-        dot = dot + value(text, part, s, tables, at) * read
-    return value(text, node, s, tables, at), dot
+        dot += slope(part) * d_table.reshape(-1)[flat_index(d_table.shape, indices)].astype(s.dtype)
+    return found, dot
 
 
 value.defjvp(_value_jvp)
 
 
-def scattered(text: str, leaf: Node, x: Any, tables: Tables, at: Place) -> Any:
-    """The transpose of reading a table: x summed where `leaf` reads, in the shape of the table."""
-    table = tables[outline(text)[1].index(leaf.payload)]
-    indices = evaluate(text, leaf.args, x, tables, at, x.dtype)
-    flat = jnp.broadcast_to(flat_index(table.shape, indices), x.shape)
-    return jnp.zeros(table.size, x.dtype).at[flat.reshape(-1)].add(x.reshape(-1)).reshape(table.shape)
-
-
-def mix64(x: Any) -> Any:
-    """As `regard.reference.specification.mix64`."""
-    x = (x ^ (x >> jnp.uint64(30))) * jnp.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> jnp.uint64(27))) * jnp.uint64(0x94D049BB133111EB)
-    return x ^ (x >> jnp.uint64(31))
-
-
-def kept(p: float, seed: Any, at: Place) -> Any:
-    """The pairs that dropout keeps: the bits of `regard.reference.specification.random_bits`."""
+def keep_mask(p: float, seed: Any, at: RuleIndices) -> Any:
+    """Return the mask of dropout, by the bits of `specification.random_bits`."""
     golden = jnp.uint64(GOLDEN)
     key = mix64(seed + golden)
     for index in (at.b, at.h, at.i):
@@ -154,8 +148,8 @@ def kept(p: float, seed: Any, at: Place) -> Any:
     return (x ^ (x >> jnp.uint32(16))) >= jnp.uint32(int(p * 2**32))
 
 
-def seed_words(static: int | None, x: Any) -> Any:
-    """The seed as uint64: given, or as an operand, two words of 32 bits or one integer."""
+def seed_of(static: int | None, x: Any) -> Any:
+    """Return the seed as uint64: given, or an operand of two 32-bit integers or one."""
     if static is not None:
         return jnp.asarray(np.uint64(static))
     if x.ndim:

@@ -25,7 +25,8 @@ VIEWS = {
     "compare": "Two heads and their difference: blue where the first looks more, orange where the second does.",
     "profiles": "One head along the text: how far back it looks, how evenly, and which tokens receive most.",
     "scale": "The same scores with and without 1/√d. Without it one key takes all the weight: the softmax saturates.",
-    "steps": "One weight, number by number: from a query and a key to what that key adds to the output.",
+    "steps": "From query, key and value to the output: every matrix of a head, one row of it, and one pair of tokens.",
+    "ablation": "Where a head looks does not say that it matters: switch it off, and see what the model then expects.",
     "arcs": "An arc leads from a token that looks to one it looks at; thicker is more.",
 }
 """A line for each view. {more} is one of `MORE`."""

@@ -77,3 +77,12 @@ def byte_tokens(text: str) -> tuple[str, ...]:
     ('⊢', 'n', 'é', '₂')
     """
     return ("⊢", *(piece for c in text for piece in (c, *"₂₃₄"[: len(c.encode()) - 1])))
+
+
+def byte_label(byte: int) -> str:
+    r"""A byte alone as a token: the character if it is ASCII, else its number.
+
+    >>> byte_label(97), byte_label(200)
+    ('a', '\\xc8')
+    """
+    return chr(byte) if byte < 128 else f"\\x{byte:02x}"

@@ -14,7 +14,7 @@ from regard.examplemodel import ExampleModel
 from regard.interpret.capture import captured as captured_model
 from regard.interpret.capture import layers
 from regard.ops.attention import problem_from
-from regard.viewer.scene.labels import byte_tokens
+from regard.viewer.scene.labels import byte_label, byte_tokens
 from regard.viewer.scene.scenes import Array, Kind, Scene, SceneLayer
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
@@ -107,7 +107,7 @@ def following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, 
     shares = np.exp(logits.astype(np.float64) - logits.max())
     shares /= shares.sum()
     order = [byte for byte in np.argsort(-shares, kind="stable")[:count].tolist() if shares[byte] >= 0.005]
-    return tuple((chr(byte) if byte < 128 else f"\\x{byte:02x}", float(shares[byte])) for byte in order)
+    return tuple((byte_label(byte), float(shares[byte])) for byte in order)
 
 
 def arrays(

@@ -7,5 +7,6 @@
 | `server` | HTTP, on this machine alone |
 | `notebook` | a widget of Jupyter |
 | `export`, `saving` | one HTML file; pictures and arrays |
+| `links` | addresses of views, from the command line's options |
 | `built` | the page as it was built with the package |
 """

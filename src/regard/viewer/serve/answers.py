@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from regard.engines import choose
-from regard.examplemodel import ExampleModel
+from regard.examplemodel import ExampleModel, Trace
+from regard.interpret.examplemodel.model import Replacement
 from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
 from regard.version import __version__
-from regard.viewer.data import dots, finding, profiles, pyramid, sentences, stages
+from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyramid, sentences, stages
 from regard.viewer.data.questions import At, Query, Refused, integer, span, whole, within
 from regard.viewer.data.scores import KINDS, estimated_scores, kinds_of, layer_scores
 from regard.viewer.data.tour import candidates, tour
@@ -248,9 +249,7 @@ class Answers:
                 if known.settings == settings.plain():
                     self._forget([replaced] if replaced != name else [])
                     return Answer(200, {"scene": self._described(name, known)})
-            if self._model is None:
-                self._model = ExampleModel.load()
-            made = example(settings, self._model)
+            made = example(settings, self._example_model())
         except (TypeError, ValueError) as error:
             raise Refused(422, str(error)) from None
         with self._lock:
@@ -275,6 +274,11 @@ class Answers:
         """The scene as one file, for the page to save."""
         html = self._kept("scores", (at.name, "page"), partial(_exported, at.scene), len)
         return Answer(200, {"html": html})
+
+    def _example_model(self) -> ExampleModel:
+        if self._model is None:
+            self._model = ExampleModel.load()
+        return self._model
 
     def _tokens(self, at: At) -> Answer:
         axis = at.query.get("axis", "key")
@@ -472,6 +476,61 @@ class Answers:
                 found.append(plain | {"values": [finite(x) for x in stage.values.tolist()], "labels": labels})
         return Answer(200, {"stages": found})
 
+    def _matrices(self, at: At) -> Answer:
+        try:
+            found = matrices.matrices(at.of, at.head, at.b)
+        except ValueError as error:
+            raise Refused(422, str(error)) from None
+        return Answer(200, {"matrices": [
+            {name: getattr(x, name) for name in ("name", "symbol", "tensor", "formula")}
+            | {"values": [[finite(float(f"{y:.6g}")) for y in row] for row in x.values.tolist()]}
+            for x in found
+        ]})  # fmt: skip
+
+    def _scores(self, at: At, i: int) -> Answer:
+        return Answer(200, matrices.row_scores(at.of, at.head, within(i, at.of.problem.n_q, "query"), at.b))
+
+    def _ablations(self, at: At) -> Answer:
+        before, how = self._whole(at)
+        made = self._kept(
+            "scores", (at.name, "ablations", how),
+            lambda progress: ablation.every_head(self._example_model(), at.scene, how, progress),
+            lambda x: sum(one.losses.nbytes for one in x),
+        )  # fmt: skip
+        rows = [{"layer": x.layer, "head": x.head, "loss": float(x.losses.mean())} for x in made]
+        return Answer(200, {"loss": float(before.losses().mean()), "rows": rows})
+
+    def _ablation(self, at: At) -> Answer:
+        before, how = self._whole(at)
+        after = self._without(at, {(at.layer, at.head): how})
+        i = integer(at.query, "i", len(before.ids) - 1, 0, len(before.ids) - 1, "token")
+        return Answer(200, {
+            "i": i, "odds": [vars(odd) for odd in ablation.odds(before, after, i)],
+            "losses": {name: trace.losses().tolist() for name, trace in (("before", before), ("after", after))},
+        })  # fmt: skip
+
+    def _whole(self, at: At) -> tuple[Trace, Replacement]:
+        """The run of a scene as it is, and what a head is to be replaced by. Raises `Refused` for other models."""
+        if at.scene.settings is None or at.scene.ids is None:
+            raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
+        how = at.query.get("how", "zero")
+        if how not in ("zero", "mean"):
+            raise Refused(422, f"how must be zero or mean, got {how}")
+        return self._without(at, {}), how  # type: ignore[return-value]
+
+    def _without(self, at: At, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
+        """The run of a scene's text without some heads."""
+        made: Trace = self._kept(
+            "scores", (at.name, "without", *heads.items()),
+            lambda progress: ablation.run(self._example_model(), at.scene, heads),
+            lambda trace: trace.logits.nbytes + sum(x.nbytes for x in (*trace.q, *trace.k, *trace.v)),
+        )  # fmt: skip
+        return made
+
+    def _norms(self, at: At) -> Answer:
+        known = at.of.has_values
+        return Answer(200, ablation.value_norms(self.head(*at.key)) if known else np.zeros(0, np.float32))
+
 
 def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
     """The page of a scene in one file. Raises `Refused` for a scene that is too large."""
@@ -503,6 +562,11 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(
         ("GET", r"(?P<scene>[a-z0-9-]+)/tour", Answers._tour),
         ("GET", r"(?P<scene>[a-z0-9-]+)/token/(?P<i>[0-9]+)", Answers._token),
         ("GET", r"(?P<scene>[a-z0-9-]+)/thumbs/(?P<layer>[0-9]+)", Answers._thumbs),
+        ("GET", r"(?P<scene>[a-z0-9-]+)/ablations", Answers._ablations),
+        ("GET", _HEAD.format("ablation"), Answers._ablation),
+        ("GET", _HEAD.format("norms"), Answers._norms),
+        ("GET", _HEAD.format("matrices"), Answers._matrices),
+        ("GET", _HEAD.format("scores") + r"/(?P<i>[0-9]+)", Answers._scores),
         ("GET", _HEAD.format("map"), Answers._map),
         ("GET", _HEAD.format("tile") + r"/(?P<level>[0-9]+)/(?P<x>[0-9]+)/(?P<y>[0-9]+)", Answers._tile),
         ("GET", _HEAD.format("values"), Answers._values),

@@ -1,15 +1,14 @@
-"""Backward: the gradients of Q, K, V, of the bias and of tables, from lse and the cotangents.
+"""Backward: gradients of Q, K, V, the bias and tables, from lse and cotangents.
 
     P = exp(S − lse)        dP = D · (dO Vᵀ)        dS = P · (dP + c − dH (log P + 1))        dT = scale · dS · ∂score
     dQ = dT K               dK = dTᵀ Q              dV = (P · D)ᵀ dO
 
-with one c = dlse + dH (Σ P − H) − Σ dO · O for each row. Each pair of an item (a block of queries of one head) and a
-tile of keys costs five products. Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane, as forward has;
-dK and dV have features there, and read numbers of dT and P through broadcasts.
+with one c = dlse + dH (Σ P − H) − Σ dO · O for each row. Each query block and tile of keys costs five products.
+Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane, like forward. dK and dV have features in lanes, and
+read P and dT by broadcasts.
 
-A *group* is some items that share K and V: each tile is used by all of them before the next. dQ of a row is summed
-tile by tile in the order of keys, dK and dV item by item in the order of items; whoever hands out groups and ranges of
-tiles sees to it that this order is kept.
+A work group is some query blocks that share K and V: all of them use a tile before the next. dQ is summed over tiles in
+the order of keys, dK and dV over query blocks in their order. The schedule keeps this order between work groups.
 """
 
 import math
@@ -19,13 +18,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from regard.engines.cpu.kernels.backward_products import Products
-from regard.engines.cpu.kernels.lanes import Halves, Tile
+from regard.engines.cpu.kernels.backward_products import BackwardProducts
+from regard.engines.cpu.kernels.lanes import Halves, KeyTile
 from regard.engines.cpu.language import mathematics
-from regard.engines.cpu.language.rules import Place
+from regard.engines.cpu.language.rules import TileContext
 from regard.engines.cpu.language.types import I8, I16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.backward import Reading, copied, item_area, padded, turned_rows
+from regard.engines.cpu.spec.backward import TableRead, block_scratch, copied, padded, transposed_rows
 from regard.engines.cpu.spec.forward import KEYS, TILE_BITS
 
 NONE = 2**62
@@ -33,33 +32,36 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Rows:
-    """An array of which an item keeps its rows turned and, unless `rows` is None, as they are."""
+class QueryRows:
+    """An array whose rows a query block stores.
+
+    They are stored transposed and, unless `rows` is None, as they are.
+    """
 
     name: str
     count: Value
-    turned: Pointer
+    transposed: Pointer
     rows: Pointer | None
     scale: Value
 
 
-class Backward(Products):
-    """The kernel. A query is in every lane."""
+class BackwardKernel(BackwardProducts):
+    """The backward kernel; a query is in every lane."""
 
-    # Items
+    # Query blocks
 
-    def _item_area(self) -> Mapping[str, Any]:
-        return item_area(self.kind, self.d, self.d_v)
+    def _block_scratch(self) -> Mapping[str, Any]:
+        return block_scratch(self.spec, self.d, self.d_v)
 
     @property
     def cursor(self) -> Pointer:
-        """The next of the item's tiles, in the list of tiles."""
-        state: Pointer = self.item.state
+        """The next of the block's tiles, as an index into the list of tiles."""
+        state: Pointer = self.block.state
         return state
 
-    def _group(self, first: Value, stop: Value) -> None:
+    def _work_group(self, first: Value, stop: Value) -> None:
         k = self.k
-        size = sum(item_area(self.kind, self.d, self.d_v).values(), k.whole(0))
+        size = sum(block_scratch(self.spec, self.d, self.d_v).values(), k.whole(0))
         tiles = k.pointer("tiles", I64)
         none, current = k.constant(I64, NONE), k.variable(k.constant(I64, NONE))
 
@@ -69,7 +71,7 @@ class Backward(Products):
                 work()
 
         def next_tile() -> Value:
-            found, end = k.variable(none), self.word("tiles") + self.word("count")
+            found, end = k.variable(none), self.field("tiles") + self.field("count")
             with k.when(self.cursor[0] < end):
                 number = tiles[self.cursor[0]] >> TILE_BITS
                 found.value = k.where(number < k.integer("to"), number, none)
@@ -93,66 +95,66 @@ class Backward(Products):
             current.value = none
             each(find)
         each(self._end)
-        if self.kind.trains_bias:
+        if self.spec.trains_bias:
             k.fence()
 
     def _begin(self) -> None:
-        k, kind, item = self.k, self.kind, self.item
-        tiles, end = k.pointer("tiles", I64), self.word("tiles") + self.word("count")
-        at = k.variable(self.word("tiles"))
+        k, spec, block = self.k, self.spec, self.block
+        tiles, end = k.pointer("tiles", I64), self.field("tiles") + self.field("count")
+        at = k.variable(self.field("tiles"))
         with k.loop_while(lambda: at.value < end):
             with k.when((tiles[at.value] >> TILE_BITS) >= k.integer("from")):
-                item.state[1] = at.value
+                block.state[1] = at.value
                 at.value = k.constant(I64, NONE)
             at.value = at.value + 1
-        self.cursor[0] = k.where(at.value > NONE, item.state[1], end)
+        self.cursor[0] = k.where(at.value > NONE, block.state[1], end)
         self.each_lane(self._begin_lane)
         self.each_lane(self._begin_row)
         self._begin_rows()
         self._begin_rest()
         with k.choice(k.integer("from") == 0) as (fresh, more):
             with fresh:
-                self.fill(item.dq, 0.0, self.d)
-            with more, k.loop(self.word("lanes")) as n:
+                self.fill(block.dq, 0.0, self.d)
+            with more, k.loop(self.field("lanes")) as n:
                 row = self._row(self.address("dq", self.real), n, k.integer("dq_head"), k.integer("dq_row"))
                 with k.loop(self.d) as x:
-                    item.dq[x * self.B + n] = row[x]
-        self._judge_rows()
-        if kind.pairs:
-            self._pair_rows()
+                    block.dq[x * self.B + n] = row[x]
+        self._check_finite()
+        if spec.paired:
+            self._pack_rows()
 
-    def _arrays_of_rows(self) -> list[Rows]:
-        """Those that are kept turned alone come last."""
-        item, one = self.item, self.k.constant(self.real, 1.0)
+    def _arrays_of_rows(self) -> list[QueryRows]:
+        """Return the arrays of rows; those stored transposed alone come last."""
+        block, one = self.block, self.k.constant(self.real, 1.0)
         return [
-            Rows("q", self.d, item.q, item.q_rows, self.query_scale),
-            Rows("dout", self.d_v, item.dout, item.dout_rows, one),
-            Rows("out", self.d_v, self.tile.O, None, one),
+            QueryRows("q", self.d, block.q, block.q_rows, self.query_scale),
+            QueryRows("dout", self.d_v, block.dout, block.dout_rows, one),
+            QueryRows("out", self.d_v, self.tile.O, None, one),
         ]
 
     def _begin_rows(self) -> None:
-        """Q, dO and O turned, Q with the scale; Q and dO as they are."""
-        k, element = self.k, self.kind.element
+        """Store Q, dO and O transposed, Q with the scale; Q and dO also as rows."""
+        k, element = self.k, self.spec.element
         arrays = self._arrays_of_rows()
-        kept = [x.rows for x in arrays if x.rows is not None]
+        with_rows = [x.rows for x in arrays if x.rows is not None]
         with k.loop(len(arrays)) as n:
             base = self._pick_pointer(n, [self.address(x.name, element) for x in arrays])
             strides = [
                 self._pick(n, [k.integer(f"{x.name}_{axis}") for x in arrays]) for axis in ("head", "row", "feature")
             ]
             count = self._pick(n, [x.count for x in arrays])
-            with k.when(base.address != 0) if self.kind.varying else nullcontext():
-                turned = self._pick_pointer(n, [x.turned for x in arrays])
-                self._turn(base, strides, count, turned, self._pick(n, [x.scale for x in arrays]))
-                with k.when(n < len(kept)):
-                    self._rows(base, strides, count, self._pick_pointer(n, kept))
+            with k.when(base.address != 0) if self.spec.varying else nullcontext():
+                transposed = self._pick_pointer(n, [x.transposed for x in arrays])
+                self._transpose(base, strides, count, transposed, self._pick(n, [x.scale for x in arrays]))
+                with k.when(n < len(with_rows)):
+                    self._rows(base, strides, count, self._pick_pointer(n, with_rows))
 
     def _begin_rest(self) -> None:
-        """c − Σ dO · O."""
-        self._subtract(self.item.c, self.item.dout, self.tile.O)
+        """Compute c − Σ dO · O."""
+        self._subtract(self.block.c, self.block.dout, self.tile.O)
 
     def _subtract(self, total: Pointer, x: Pointer, y: Pointer) -> None:
-        """total −= Σ x · y over the features of values, for each lane."""
+        """Compute total −= Σ x · y over the features of values, for each lane."""
         k = self.k
         with k.loop(self.B, step=self.W) as c:
             rest = k.variable(self.load(total, c))
@@ -162,66 +164,72 @@ class Backward(Products):
             total[c] = rest.value
 
     def _if_there(self, name: str) -> Any:
-        """A branch for an array that a call may have, nothing for others."""
-        return self.k.when(self.has(name)) if name in self.kind.varying else nullcontext()
+        """Return a branch for an optional array, and a null context for others."""
+        return self.k.when(self.has(name)) if name in self.spec.varying else nullcontext()
 
-    def _judge_rows(self) -> None:
-        """Whether any row is not finite."""
+    def _check_finite(self) -> None:
+        """Store a flag for rows that are not finite."""
         k = self.k
-        wild = k.variable(k.constant(I64, 0))
+        not_finite = k.variable(k.constant(I64, 0))
         for x in self._arrays_of_rows():
             if x.rows is not None:
                 with self._if_there(x.name):
-                    found = self._wild(x.rows, self.B * padded(self.real.size, x.count))
-                    wild.value = wild.value | found.to(I64)
-        self.item.state[1] = wild.value
+                    found = self._not_finite(x.rows, self.B * padded(self.real.size, x.count))
+                    not_finite.value = not_finite.value | found.to(I64)
+        self.block.state[1] = not_finite.value
 
-    def _pair_rows(self) -> None:
-        """Two features, and two rows, into each word: of Q and dO turned, and of their rows."""
+    def _pack_rows(self) -> None:
+        """Pack Q and dO.
+
+        The transposed arrays are packed in pairs of features, their rows in pairs of rows.
+        """
         k = self.k
         for x in self._arrays_of_rows():
             if x.rows is None:
                 continue
             with self._if_there(x.name):
-                features, width = turned_rows(self.kind, x.count), padded(self.real.size, x.count)
-                self.fill(x.turned + x.count * self.B, 0.0, features - x.count)
-                pairs = x.turned, features // 2, k.whole(self.B)
-                for p, lines, size in (pairs, (x.rows, k.whole(self.B // 2), width)):
+                features, width = transposed_rows(self.spec, x.count), padded(self.real.size, x.count)
+                self.fill(x.transposed + x.count * self.B, 0.0, features - x.count)
+                features_first = x.transposed, features // 2, k.whole(self.B)
+                for p, lines, size in (features_first, (x.rows, k.whole(self.B // 2), width)):
                     with k.loop(lines) as n, k.loop(size, step=self.W) as at:
                         low, high = (self.load(p, (2 * n + m) * size, at) for m in range(2))
-                        p.of(I32)[n * size + at] = k.pair(low, high)
+                        p.of(I32)[n * size + at] = k.pack_bf16(low, high)
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
-        k, item, real = self.k, self.item, self.real
+        k, block, real = self.k, self.block, self.real
         row = g * k.integer("row_head") + r
         lse = self.address("lse", real)[row]
-        item.lse[lane] = self._finite(lse * self.unit)
-        if not self.kind.ruled:
-            far, none = self._is_far(lse, lse * self.unit), k.constant(real, 0.0)
-            item.lse[lane], item.far[lane] = k.where(far, none, item.lse[lane]), k.where(far, lse, none)
-        item.c[lane] = k.constant(real, 0.0)
+        block.lse[lane] = self._finite(lse * self.exponent_scale)
+        if not self.spec.ruled:
+            large, none = self._is_large(lse, lse * self.exponent_scale), k.constant(real, 0.0)
+            block.lse[lane], block.large[lane] = k.where(large, none, block.lse[lane]), k.where(large, lse, none)
+        block.c[lane] = k.constant(real, 0.0)
         with k.when(self.has("given")):
-            item.c[lane] = self.address("given", real)[row]
-        if self.kind.entropy:
-            item.d_entropy[lane] = self.address("d_entropy", real)[row]
+            block.c[lane] = self.address("given", real)[row]
+        if self.spec.entropy:
+            block.d_entropy[lane] = self.address("d_entropy", real)[row]
 
     def _rows(self, base: Pointer, strides: list[Value], count: Value, into: Pointer) -> None:
-        """The rows of the item's lanes one behind the other, padded with zeros; lanes without one are zero."""
+        """Copy the rows of the block's lanes, padded with zeros.
+
+        Lanes without a row are zero.
+        """
         k, W = self.k, self.W
         head, row, step = strides
         width = padded(self.real.size, count)
         whole = k.where(step == base.type.size, count - count % W, k.whole(0))
         with k.loop(self.B * width, step=W) as x:
             into[x] = self.zero()
-        with k.loop(self.word("lanes")) as n:
+        with k.loop(self.field("lanes")) as n:
             source, here = self._row(base, n, head, row), into + n * width
             with k.loop(whole, step=W) as x:
                 here[x] = source.load(x, W).to(self.real)
             with k.loop(count, start=whole) as x:
                 here[x] = source.bytes(x * step)[0].to(self.real)
 
-    def _wild(self, p: Pointer, count: Value) -> Value:
-        """Whether any of `count` numbers, in whole vectors, is infinite or NaN."""
+    def _not_finite(self, p: Pointer, count: Value) -> Value:
+        """Test for infinity or NaN in `count` numbers of whole vectors."""
         k = self.k
         totals = [k.variable(self.zero()) for _ in range(4)]
         whole = count - count % (4 * self.W)
@@ -234,47 +242,49 @@ class Backward(Products):
 
     def _end(self) -> None:
         k = self.k
-        self._turn_back(self.item.dq, self.d, self.address("dq", self.real), k.integer("dq_head"), k.integer("dq_row"))
-        if self.kind.sink:
+        self._transpose_back(
+            self.block.dq, self.d, self.address("dq", self.real), k.integer("dq_head"), k.integer("dq_row")
+        )
+        if self.spec.sink:
 
             def write(lane: Value, g: Value, r: Value) -> None:
-                for name in self.kind.rests:
-                    self.address(name, self.real)[g * k.integer("row_head") + r] = getattr(self.item, name)[lane]
+                for name in self.spec.rests:
+                    self.address(name, self.real)[g * k.integer("row_head") + r] = getattr(self.block, name)[lane]
 
             self.each_lane(write)
 
     # Tiles
 
     def _copies(self, number: Value) -> None:
-        """A tile of K and V, one row behind the other; whether they are finite."""
+        """Copy a tile of K and V to contiguous rows, and test if they are finite."""
         k = self.k
         start = number * KEYS - k.integer("shift")
         first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)
         none = k.whole(0)
-        tile = Tile(number, start, first, stop, (first, stop), Halves(first, stop, none, none))
-        wild = k.variable(k.constant(I64, 0))
-        for name, count in (*((x, self.d) for x in self.kind.keys), *((x, self.d_v) for x in self.kind.values)):
+        tile = KeyTile(number, start, first, stop, (first, stop), Halves(first, stop, none, none))
+        not_finite = k.variable(k.constant(I64, 0))
+        for name, count in (*((x, self.d) for x in self.spec.keys), *((x, self.d_v) for x in self.spec.values)):
             with self._if_there(name):
-                width, copy = copied(self.kind, count), getattr(self.tile, f"{name}_copy")
-                copy = copy.of(self.kind.element if self.kind.pairs else self.real)
+                width, copy = copied(self.spec, count), getattr(self.tile, f"{name}_copy")
+                copy = copy.of(self.spec.element if self.spec.paired else self.real)
                 with k.when((stop - first < KEYS) | (count < width)), k.loop(KEYS * width, step=self.W) as n:
                     copy[n] = k.constant(copy.type, 0.0).spread(self.W)
                 self._copy(name, tile, first, stop, copy, width, count)
-                wild.value = wild.value | self._wild(copy, KEYS * width).to(I64)
-                if self.kind.pairs and name in self.kind.keys:
-                    self._pair_keys(name)
-        self.state[0] = wild.value
+                not_finite.value = not_finite.value | self._not_finite(copy, KEYS * width).to(I64)
+                if self.spec.paired and name in self.spec.keys:
+                    self._pack_keys(name)
+        self.state[0] = not_finite.value
 
-    def _pair_keys(self, name: str) -> None:
-        """Rows of K two by two; their columns where products take matrices."""
-        k, size, keys = self.k, copied(self.kind, self.d), getattr(self.tile, f"{name}_copy").of(I16)
-        width, into = padded(self.real.size, self.d), getattr(self.tile, f"{name}_pairs").of(I32)
+    def _pack_keys(self, name: str) -> None:
+        """Pack rows of K in pairs; for AMX, transpose the pairs."""
+        k, size, keys = self.k, copied(self.spec, self.d), getattr(self.tile, f"{name}_copy").of(I16)
+        width, into = padded(self.real.size, self.d), getattr(self.tile, f"{name}_packed").of(I32)
 
         def pair(n: Value, x: Value) -> Value:
             low, high = (self.load(keys, (2 * n + m) * size, x).to(I32) & 0xFFFF for m in range(2))
             return low | (high << 16)
 
-        rows = self.W if self.kind.matrices else 1
+        rows = self.W if self.spec.amx else 1
         with k.loop(KEYS // 2, step=rows) as n, k.loop(width, step=self.W) as x:
             if rows == 1:
                 into[n * width + x] = pair(n, x)
@@ -282,190 +292,208 @@ class Backward(Products):
                 for m, column in enumerate(k.transpose([pair(n + m, x) for m in range(rows)])):
                     into[(x + m) * (KEYS // 2) + n] = column
 
-    def _work(self, tile: Tile) -> None:
+    def _work(self, tile: KeyTile) -> None:
         k = self.k
         self._scores(tile)
-        if self.kind.matrices:
+        if self.spec.amx:
             self._hide_beyond(tile)
         self._fetch_dense(tile)
-        if not self.kind.ruled:
-            self._subtract_lse(tile, self.item.far, self.score_scale if self.kind.pairs else None)
-        self._slopes(tile)
-        if self.kind.trains_bias:
+        if not self.spec.ruled:
+            self._subtract_lse(tile, self.block.large, self.score_scale if self.spec.paired else None)
+        self._score_gradients(tile)
+        if self.spec.trains_bias:
             self._add_bias(tile)
-        with k.choice((self.state[0] | self.item.state[1]) != 0) as (wild, tame):
-            with wild:
-                self._add_queries(tile, careful=True)
-                self._add_keys(tile, careful=True)
-            with tame:
-                self._add_queries(tile, careful=False)
-                self._add_keys(tile, careful=False)
+        with k.choice((self.state[0] | self.block.state[1]) != 0) as (not_finite, finite):
+            with not_finite:
+                self._add_queries(tile, exclude_hidden=True)
+                self._add_keys(tile, exclude_hidden=True)
+            with finite:
+                self._add_queries(tile, exclude_hidden=False)
+                self._add_keys(tile, exclude_hidden=False)
 
     # Weights
 
-    def _fetch_dense(self, tile: Tile) -> None:
-        if self.kind.bias:
-            self._fetch("bias", self.kind.bias, self.tile.bias, tile, tile.first, tile.stop)
-        for n in range(self.kind.dense):
+    def _fetch_dense(self, tile: KeyTile) -> None:
+        if self.spec.bias:
+            self._fetch("bias", self.spec.bias, self.tile.bias, tile, tile.first, tile.stop)
+        for n in range(self.spec.dense):
             self._fetch(f"dense{n}", I8, self._dense(n), tile, *tile.mixed)
 
-    def _slopes(self, tile: Tile) -> None:
-        """P · D and dT for the keys that a mask may hide, and for those before and behind."""
+    def _score_gradients(self, tile: KeyTile) -> None:
+        """Compute P · D and dT for all keys.
+
+        Those that a mask may hide come first, then those on both sides.
+        """
         k = self.k
-        if not self.kind.mask:
-            self._slopes_in(tile, tile.first, tile.stop, False)
+        if not self.spec.mask:
+            self._score_gradients_in(tile, tile.first, tile.stop, False)
             return
-        self._slopes_in(tile, *tile.mixed, True)
+        self._score_gradients_in(tile, *tile.mixed, True)
         with k.loop(2) as part:
             before = part == 0
             start = k.where(before, tile.first, tile.mixed[1])
-            self._slopes_in(tile, start, k.where(before, tile.mixed[0], tile.stop), False)
+            self._score_gradients_in(tile, start, k.where(before, tile.mixed[0], tile.stop), False)
 
-    def _slopes_in(self, tile: Tile, start: Value, stop: Value, masked: bool) -> None:
-        k, kind, item = self.k, self.kind, self.item
+    def _score_gradients_in(self, tile: KeyTile, start: Value, stop: Value, masked: bool) -> None:
+        k, spec, block = self.k, self.spec, self.block
         with k.loop(self.B, step=self.W) as c:
-            row = {"b": self.word("b"), "keys": k.integer("keys")}
-            row |= {"i": item.i.load(c, self.W), "h": item.h.load(c, self.W)}
-            prepared = [None if rule is None else rule.prepare(Place(row)) for rule in (self.score, self.mask)]
+            row = {"b": self.field("b"), "keys": k.integer("keys")}
+            row |= {"i": block.i.load(c, self.W), "h": block.h.load(c, self.W)}
+            prepared = [None if rule is None else rule.prepare(TileContext(row)) for rule in (self.score, self.mask)]
             lanes = Lane(
                 c,
                 row,
                 prepared,
-                present=(k.whole(1) << k.minimum(k.maximum(self.word("lanes") - c, 0), self.W)) - 1,
-                rows=SimpleNamespace(**{name: self.load(getattr(item, name), c) for name in self.kind.numbers}),
-                keys=(item.first.load(c, self.W), item.second.load(c, self.W)),
-                sums=_Sums(self, tile, prepared[0]),
+                present=(k.whole(1) << k.minimum(k.maximum(self.field("lanes") - c, 0), self.W)) - 1,
+                rows=SimpleNamespace(**{name: self.load(getattr(block, name), c) for name in self.spec.numbers}),
+                keys=(block.first.load(c, self.W), block.second.load(c, self.W)),
+                sums=_TableGradients(self, tile, prepared[0]),
             )
-            if not kind.pairs:
+            if not spec.paired:
                 with k.loop(stop, start=start) as p:
-                    made = self._slope(tile, p, lanes, lanes.present, masked)
-                    for name, x in zip(kind.weights, made, strict=True):
+                    made = self._score_gradient(tile, p, lanes, lanes.present, masked)
+                    for name, x in zip(spec.weights, made, strict=True):
                         getattr(self.tile, name)[p * self.B + c] = x
             else:
-                # A key that is missing beside one that is there is hidden.
+                # A missing key next to one that is present is hidden.
                 with k.when(start < stop), k.loop(stop, start=start - start % 2, step=2) as p:
                     both = []
                     for n in range(2):
                         there = (p + n >= tile.first) & (p + n < tile.stop)
-                        made = self._slope(tile, p + n, lanes, k.where(there, lanes.present, 0), masked)
-                        both.append(dict(zip(kind.weights, made, strict=True)))
+                        made = self._score_gradient(tile, p + n, lanes, k.where(there, lanes.present, 0), masked)
+                        both.append(dict(zip(spec.weights, made, strict=True)))
                         for name, x in both[n].items():
-                            self._short(name)[(p + n) * self.B + c] = k.rounded(x)
-                    for name in kind.slopes:
-                        self._slopes_of(name).of(I32)[p // 2 * self.B + c] = k.pair(both[0][name], both[1][name])
+                            self._bf16(name)[(p + n) * self.B + c] = k.round_bf16(x)
+                    for name in spec.score_gradients:
+                        self._gradient_tile(name).of(I32)[p // 2 * self.B + c] = k.pack_bf16(
+                            both[0][name], both[1][name]
+                        )
             lanes.sums.end()
 
-    def _slope(self, tile: Tile, p: Value, lanes: "Lane", present: Value, masked: bool) -> tuple[Value, ...]:
-        """P · D and dT of key p in the lanes that are `present`; also dS, and its part in the gradients of tables."""
-        k, kind, zero = self.k, self.kind, self.zero()
+    def _score_gradient(
+        self, tile: KeyTile, p: Value, lanes: "Lane", present: Value, masked: bool
+    ) -> tuple[Value, ...]:
+        """Compute P · D and dT of key p in the lanes that are `present`.
+
+        Add dS to the bias's and tables' gradients.
+        """
+        k, spec, zero = self.k, self.spec, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
         (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {})
         difference = s - rows.lse
-        P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.unit))
+        P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.exponent_scale))
         dP, PD = self.load(self.tile.dS, at), P
-        if kind.dropout:
-            D = self._kept(lanes.keys, self._key(tile, p))
+        if spec.dropout:
+            D = self._dropout_scale(lanes.keys, self._key(tile, p))
             dP, PD = dP * D, P * D
         G = dP + rows.c
-        if kind.entropy:
-            G = G - rows.d_entropy * (difference * (1 / self.unit) + 1.0)
+        if spec.entropy:
+            G = G - rows.d_entropy * (difference * (1 / self.exponent_scale) + 1.0)
         dS = k.where(seen, P * G, zero)
-        dT = dS * self.slope_scale
-        if kind.bent:
+        dT = dS * self.gradient_scale
+        if spec.nonlinear:
             dT = k.where(seen, dT * results[0], zero)
-        if kind.trains_bias:
+        if spec.trains_bias:
             self.tile.bias[at] = dS
-        lanes.sums.add(results[kind.bent :], [dS], seen)
+        lanes.sums.add(results[spec.nonlinear :], [dS], seen)
         return k.where(seen, PD, k.constant(self.real, -0.0)), dT
 
-    def _key(self, tile: Tile, p: Value) -> Value:
-        """The absolute index of a key of a tile."""
+    def _key(self, tile: KeyTile, p: Value) -> Value:
+        """Return the absolute index of a key of a tile."""
         return tile.start + self.k.integer("j") + p
 
     def _ruled(
-        self, tile: Tile, p: Value, lanes: "Lane", present: Value, masked: bool, more: Mapping[str, Value]
+        self, tile: KeyTile, p: Value, lanes: "Lane", present: Value, masked: bool, more: Mapping[str, Value]
     ) -> tuple[list[Value], Value]:
-        """The score of key p with the bias, what else the rule gives, and what is seen. more: leaves of the rule."""
+        """Return the results of the rule for key p, and visibility.
+
+        The first result is the score with the bias.
+
+        more: additional leaves of the rule.
+        """
         at, s = p * self.B + lanes.c, self.load(self.tile.P, p * self.B + lanes.c)
-        if self.kind.pairs:
+        if self.spec.paired:
             s = s * self.score_scale
         leaves = {**lanes.leaves, "j": self._key(tile, p), "s": s, **more}
-        place = Place(leaves, lambda n: self.load(self._dense(n), at) != 0.0)
-        results = [s] if self.score is None else [x.spread(self.W) for x in self.score.at(place, lanes.prepared[0])]
-        if self.kind.bias:
+        context = TileContext(leaves, lambda n: self.load(self._dense(n), at) != 0.0)
+        results = [s] if self.score is None else [x.spread(self.W) for x in self.score.at(context, lanes.prepared[0])]
+        if self.spec.bias:
             results[0] = results[0] + self.load(self.tile.bias, at)
         seen = self.k.flags(present, self.W) & (results[0] != -math.inf)
         if masked and self.mask is not None:
-            seen = seen & self.mask.at(place, lanes.prepared[1])[0].spread(self.W)
+            seen = seen & self.mask.at(context, lanes.prepared[1])[0].spread(self.W)
         return results, seen
 
-    def _kept(self, keys: tuple[Value, Value], j: Value) -> Value:
+    def _dropout_scale(self, keys: tuple[Value, Value], j: Value) -> Value:
         k = self.k
         dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
-        return k.where(dropped, self.zero(), k.real("kept", self.real))
+        return k.where(dropped, self.zero(), k.real("keep_scale", self.real))
 
 
 @dataclass(frozen=True)
 class Lane:
-    """What is known of some lanes before their keys are looked at."""
+    """The data of some lanes, before their keys."""
 
     c: Value  # the first of them
     leaves: Mapping[str, Value]
     prepared: Sequence[list[Value | None] | None]  # of the score and of the mask
-    present: Value  # a bit for each that has a row
-    rows: SimpleNamespace  # by the names of `BackwardKind.numbers`
+    present: Value  # a bit for each lane that has a row
+    rows: SimpleNamespace  # by the names of `BackwardSpec.numbers`
     keys: tuple[Value, Value]  # of dropout
-    sums: "_Sums"
+    sums: "_TableGradients"
 
 
-class _Sums:
-    """The gradients of tables over some keys: what is read by the row alone is summed first."""
+class _TableGradients:
+    """Gradients of tables over some keys.
 
-    def __init__(self, kernel: Backward, tile: Tile, prepared: list[Value | None] | None):
-        self.kernel, self.kind, self.k, self.tile = kernel, kernel.kind, kernel.k, tile
+    Entries that the row alone determines are summed first.
+    """
+
+    def __init__(self, kernel: BackwardKernel, tile: KeyTile, prepared: list[Value | None] | None):
+        self.kernel, self.spec, self.k, self.tile = kernel, kernel.spec, kernel.k, tile
         self.fixed: list[list[Value] | None] = []
         self.totals: list[Variable | None] = []
         if kernel.score is None or prepared is None:
             return
-        results: Sequence[int] = kernel.score.program.results[self.kind.before :]
-        for reading in self.kind.readings:
-            _, numbers, results = self._parted(reading, results)
+        results: Sequence[int] = kernel.score.program.results[self.spec.before :]
+        for read in self.spec.table_reads:
+            _, numbers, results = self._partition(read, results)
             indices = [prepared[m] for m in numbers]
-            known = [x.spread(kernel.W) for x in indices if x is not None]
-            once = len(known) == len(indices)
-            self.fixed.append(known if once else None)
+            determined = [x.spread(kernel.W) for x in indices if x is not None]
+            once = len(determined) == len(indices)
+            self.fixed.append(determined if once else None)
             self.totals.append(self.k.variable(kernel.zero()) if once else None)
 
-    def _parted(self, reading: Reading, results: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-        """Slopes and indices of a reading, and those behind."""
-        indices = self.kind.derivatives
-        end = indices + reading.indices
-        return results[:indices], results[indices:end], results[end:]
+    def _partition(self, read: TableRead, results: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+        """Split off a read's derivatives and indices from the results."""
+        count = self.spec.derivatives
+        end = count + read.indices
+        return results[:count], results[count:end], results[end:]
 
     def add(self, results: Sequence[Value], dS: Sequence[Value], seen: Value) -> None:
-        """Add dS · slope, or a sum of such products."""
-        for reading, total in zip(self.kind.readings, self.totals, strict=True):
-            slopes, indices, results = self._parted(reading, results)
-            first, *others = (x * slope for x, slope in zip(dS, slopes, strict=True))
+        """Add dS · derivative, or a sum of such products."""
+        for read, total in zip(self.spec.table_reads, self.totals, strict=True):
+            derivatives, indices, results = self._partition(read, results)
+            first, *others = (x * derivative for x, derivative in zip(dS, derivatives, strict=True))
             part = self.k.where(seen, sum(others, first), self.kernel.zero())
             if total is None:
-                self._scatter(reading, indices, part)
+                self._scatter(read, indices, part)
             else:
                 total.value += part
 
     def end(self) -> None:
-        for reading, indices, total in zip(self.kind.readings, self.fixed, self.totals, strict=True):
+        for read, indices, total in zip(self.spec.table_reads, self.fixed, self.totals, strict=True):
             if indices is not None and total is not None:
-                self._scatter(reading, indices, total.value)
+                self._scatter(read, indices, total.value)
 
-    def _scatter(self, reading: Reading, indices: Sequence[Value], part: Value) -> None:
-        """Add to the gradient of a table where it was read, one lane after the other."""
+    def _scatter(self, read: TableRead, indices: Sequence[Value], part: Value) -> None:
+        """Add to the gradient of a table where it was read, lane by lane."""
         kernel = self.kernel
         assert kernel.score is not None
-        k, name = self.k, f"dtable{reading.table}"
-        strand = (self.tile.number - k.integer("first_tile")) // k.integer("strand_tiles")
-        into = k.pointer(name, kernel.real).bytes(strand * k.integer(f"{name}_step"))
-        position = kernel.score.position(reading.table, indices).spread(kernel.W).to(I64)
+        k, name = self.k, f"dtable{read.table}"
+        partial_sum = (self.tile.number - k.integer("first_tile")) // k.integer("partial_tiles")
+        into = k.pointer(name, kernel.real).bytes(partial_sum * k.integer(f"{name}_step"))
+        position = kernel.score.position(read.table, indices).spread(kernel.W).to(I64)
         for n in range(kernel.W):
             at = position.lane(n)
             into[at] = into[at] + part.lane(n)

@@ -1,130 +1,137 @@
-"""The tangent of backward: backward's kernel with a tangent of every product and sum.
+"""The tangent of backward: its kernel with a tangent of every product and sum.
 
-Along tangents of the inputs and of the cotangents, with the names of `backward_kernel` and a dot for a tangent:
+Along tangents of the inputs and of the cotangents, with the names of `kernels/backward.py` and a dot for a tangent:
 
     Ṡ = tangent of score along scale · (Q̇ Kᵀ + Q K̇ᵀ), + ḃias         Ṗ = P · (Ṡ − l̇se)
     dṠ = Ṗ · G + P · Ġ        G = dP + c − dH (log P + 1)            Ġ = dṖ + ċ − dḢ (log P + 1) − dH (Ṡ − l̇se)
     dṪ = scale · (dṠ · ∂score + dS · its tangent)                     dṖ = D · (dȮ Vᵀ + dO V̇ᵀ)
     dQ˙ = dṪ K + dT K̇         dK˙ = dṪᵀ Q + dTᵀ Q̇                    dV˙ = (Ṗ · D)ᵀ dO + (P · D)ᵀ dȮ
 
-Twelve products stand for backward's five. What does not vary is a term less, which is known when the kernel runs.
+Twelve products replace backward's five. Inputs without a tangent drop a term, which is known at run time.
 """
 
 from collections.abc import Sequence
 
-from regard.engines.cpu.kernels.backward import Backward, Lane, Rows
-from regard.engines.cpu.kernels.backward_terms import Terms
-from regard.engines.cpu.kernels.lanes import Tile
+from regard.engines.cpu.kernels.backward import BackwardKernel, Lane, QueryRows
+from regard.engines.cpu.kernels.backward_terms import ProductTerms
+from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.backward_jvp import BackwardTangentKind
+from regard.engines.cpu.spec.backward_jvp import BackwardTangentSpec
 
 
-class BackwardTangent(Backward):
-    kind: BackwardTangentKind
+class BackwardTangentKernel(BackwardKernel):
+    """The tangent-of-backward kernel."""
 
-    # Items
+    spec: BackwardTangentSpec
 
-    def _arrays_of_rows(self) -> list[Rows]:
-        """Also Q̇, dȮ and Ȯ."""
-        item, one = self.item, self.k.constant(self.real, 1.0)
+    # Query blocks
+
+    def _arrays_of_rows(self) -> list[QueryRows]:
+        """Return also Q̇, dȮ and Ȯ."""
+        block, one = self.block, self.k.constant(self.real, 1.0)
         q, dout, out = super()._arrays_of_rows()
         return [
             q,
             dout,
-            Rows("q_dot", self.d, item.q_dot, item.q_dot_rows, self.query_scale),
-            Rows("dout_dot", self.d_v, item.dout_dot, item.dout_dot_rows, one),
+            QueryRows("q_dot", self.d, block.q_dot, block.q_dot_rows, self.query_scale),
+            QueryRows("dout_dot", self.d_v, block.dout_dot, block.dout_dot_rows, one),
             out,
-            Rows("out_dot", self.d_v, self.tile.O_dot, None, one),
+            QueryRows("out_dot", self.d_v, self.tile.O_dot, None, one),
         ]
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         super()._begin_row(lane, g, r)
-        k, item, real = self.k, self.item, self.real
+        k, block, real = self.k, self.block, self.real
         row = g * k.integer("row_head") + r
-        item.lse_dot[lane] = self.address("lse_dot", real)[row]
-        item.c_dot[lane] = self.address("given_dot", real)[row]
-        if self.kind.entropy:
-            item.d_entropy_dot[lane] = self.address("d_entropy_dot", real)[row]
+        block.lse_dot[lane] = self.address("lse_dot", real)[row]
+        block.c_dot[lane] = self.address("given_dot", real)[row]
+        if self.spec.entropy:
+            block.d_entropy_dot[lane] = self.address("d_entropy_dot", real)[row]
 
     def _begin_rest(self) -> None:
-        """Also ċ − Σ dȮ · O − Σ dO · Ȯ."""
+        """Compute also ċ − Σ dȮ · O − Σ dO · Ȯ."""
         super()._begin_rest()
-        item, tile = self.item, self.tile
-        self._subtract(item.c_dot, item.dout, tile.O_dot)
+        block, tile = self.block, self.tile
+        self._subtract(block.c_dot, block.dout, tile.O_dot)
         with self._if_there("dout_dot"):
-            self._subtract(item.c_dot, item.dout_dot, tile.O)
+            self._subtract(block.c_dot, block.dout_dot, tile.O)
 
     # Products
 
-    def _terms_of_scores(self) -> list[tuple[Pointer, Value, Terms]]:
-        """Also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ and dṖᵀ = V dȮᵀ + V̇ dOᵀ."""
-        tile, item = self.tile, self.item
-        S_dot = self._both([tile.k_copy, tile.k_dot_copy], [item.q_dot, item.q], "q_dot", "k_dot")
-        dP_dot = self._both([tile.v_copy, tile.v_dot_copy], [item.dout_dot, item.dout], "dout_dot", "v_dot")
+    def _terms_of_scores(self) -> list[tuple[Pointer, Value, ProductTerms]]:
+        """Return also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ and dṖᵀ = V dȮᵀ + V̇ dOᵀ."""
+        tile, block = self.tile, self.block
+        S_dot = self._both([tile.k_copy, tile.k_dot_copy], [block.q_dot, block.q], "q_dot", "k_dot")
+        dP_dot = self._both([tile.v_copy, tile.v_dot_copy], [block.dout_dot, block.dout], "dout_dot", "v_dot")
         more = [(tile.P_dot, self.d, S_dot), (tile.dS_dot, self.d_v, dP_dot)]
         return [*super()._terms_of_scores(), *more]
 
-    def _terms_of_queries(self) -> Terms:
-        """dQ˙ᵀ += Kᵀ dṪᵀ + K̇ᵀ dTᵀ."""
-        rows = [self._key_rows(name) for name in self.kind.keys]
-        return self._both(rows, [self._slopes_of(name) for name in ("dS_dot", "dS")], None, "k_dot")
+    def _terms_of_queries(self) -> ProductTerms:
+        """Return dQ˙ᵀ += Kᵀ dṪᵀ + K̇ᵀ dTᵀ."""
+        rows = [self._key_rows(name) for name in self.spec.keys]
+        return self._both(rows, [self._gradient_tile(name) for name in ("dS_dot", "dS")], None, "k_dot")
 
-    def _terms_of_keys(self) -> tuple[Terms, Terms]:
-        """dV˙ += (Ṗ · D)ᵀ dO + (P · D)ᵀ dȮ and dK˙ += dṪᵀ Q + dTᵀ Q̇."""
-        item = self.item
-        weights, slopes = ([self._short(name) for name in names] for names in (("P_dot", "P"), ("dS_dot", "dS")))
+    def _terms_of_keys(self) -> tuple[ProductTerms, ProductTerms]:
+        """Return dV˙ += (Ṗ · D)ᵀ dO + (P · D)ᵀ dȮ and dK˙ += dṪᵀ Q + dTᵀ Q̇."""
+        block = self.block
+        weights, gradients = ([self._bf16(name) for name in names] for names in (("P_dot", "P"), ("dS_dot", "dS")))
         return (
-            self._both(weights, [item.dout_rows, item.dout_dot_rows], None, "dout_dot"),
-            self._both(slopes, [item.q_rows, item.q_dot_rows], None, "q_dot"),
+            self._both(weights, [block.dout_rows, block.dout_dot_rows], None, "dout_dot"),
+            self._both(gradients, [block.q_rows, block.q_dot_rows], None, "q_dot"),
         )
 
-    def _both(self, factors: Sequence[Pointer], vectors: Sequence[Pointer], first: str | None, second: str) -> Terms:
-        """Two terms, each there if what it is named after varies."""
+    def _both(
+        self, factors: Sequence[Pointer], vectors: Sequence[Pointer], first: str | None, second: str
+    ) -> ProductTerms:
+        """Return two terms; each is present if its named array is."""
         start = self.k.whole(0) if first is None else (~self.has(first)).to(I64)
-        return Terms(factors, vectors, start, self.has(second).to(I64) + 1)
+        return ProductTerms(factors, vectors, start, self.has(second).to(I64) + 1)
 
-    # Slopes
+    # Score gradients
 
-    def _fetch_dense(self, tile: Tile) -> None:
+    def _fetch_dense(self, tile: KeyTile) -> None:
         super()._fetch_dense(tile)
-        if self.kind.bias_dot:
+        if self.spec.bias_dot:
             bias_dot = self.tile.bias_dot
             with self.k.choice(self.has("bias_dot")) as (varies, stays):
                 with varies:
-                    self._fetch("bias_dot", self.kind.bias_dot, bias_dot, tile, tile.first, tile.stop)
+                    self._fetch("bias_dot", self.spec.bias_dot, bias_dot, tile, tile.first, tile.stop)
                 with stays:
                     self.fill(bias_dot + tile.first * self.B, 0.0, tile.stop - tile.first)
 
-    def _slope(self, tile: Tile, p: Value, lanes: Lane, present: Value, masked: bool) -> tuple[Value, ...]:
-        """P · D, dT and their tangents for key p in some lanes; also dṠ, and its part in the tangents of tables'."""
-        k, kind, zero = self.k, self.kind, self.zero()
+    def _score_gradient(self, tile: KeyTile, p: Value, lanes: Lane, present: Value, masked: bool) -> tuple[Value, ...]:
+        """Compute P · D, dT and their tangents for key p in some lanes.
+
+        Add dṠ to the other tangents.
+        """
+        k, spec, zero = self.k, self.spec, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
-        S_dot = self.load(self.tile.P_dot, at) * (self.slope_scale if kind.pairs else 1 / self.unit)
+        S_dot = self.load(self.tile.P_dot, at) * (self.gradient_scale if spec.paired else 1 / self.exponent_scale)
         (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {"ds": S_dot})
         if self.score is not None:
             S_dot, *results = results
-        if kind.bias_dot:
+        if spec.bias_dot:
             S_dot = S_dot + self.load(self.tile.bias_dot, at)
         difference, grown = s - rows.lse, S_dot - rows.lse_dot
-        P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.unit))
+        P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.exponent_scale))
         dP, dP_dot, PD = self.load(self.tile.dS, at), self.load(self.tile.dS_dot, at), P
-        if kind.dropout:
-            D = self._kept(lanes.keys, self._key(tile, p))
+        if spec.dropout:
+            D = self._dropout_scale(lanes.keys, self._key(tile, p))
             dP, dP_dot, PD = dP * D, dP_dot * D, P * D
         G, G_dot = dP + rows.c, dP_dot + rows.c_dot
-        if kind.entropy:
-            surprise = difference * (1 / self.unit) + 1.0
+        if spec.entropy:
+            surprise = difference * (1 / self.exponent_scale) + 1.0
             G = G - rows.d_entropy * surprise
             G_dot = G_dot - rows.d_entropy_dot * surprise - rows.d_entropy * grown
         dS, dS_dot = (k.where(seen, P * x, zero) for x in (G, k.fma(grown, G, G_dot)))
-        dT, dT_dot = dS * self.slope_scale, dS_dot * self.slope_scale
-        if kind.bent:
-            slope, slope_dot, *results = results
-            dT_dot = k.where(seen, dT_dot * slope + dT * slope_dot, zero)
-            dT = k.where(seen, dT * slope, zero)
-        if kind.trains_bias:
+        dT, dT_dot = dS * self.gradient_scale, dS_dot * self.gradient_scale
+        if spec.nonlinear:
+            derivative, derivative_dot, *results = results
+            dT_dot = k.where(seen, dT_dot * derivative + dT * derivative_dot, zero)
+            dT = k.where(seen, dT * derivative, zero)
+        if spec.trains_bias:
             self.tile.bias[at] = dS_dot
         lanes.sums.add(results, [dS_dot, dS], seen)
         return k.where(seen, PD, k.constant(self.real, -0.0)), dT, k.where(seen, PD * grown, zero), dT_dot

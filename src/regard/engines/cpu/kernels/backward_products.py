@@ -1,30 +1,30 @@
-"""The products of a tile in backward by vectors, and what its gradients are added to.
+"""Products of a tile in backward by vectors, and the sums of its gradients.
 
-What is hidden has the weight −0, which no other weight is: it counts as 0 in sums, and where a row of Q, K, V or dO is
-not finite, so that 0 · NaN would be NaN, tells what to leave out.
+Hidden pairs of query and key have the weight −0, which no other weight is. It counts as 0 in sums. Where a row of Q, K,
+V or dO is not finite, so that 0 · NaN would be NaN, it marks the products to leave out.
 """
 
 import operator
 from collections.abc import Callable, Sequence
 
-from regard.engines.cpu.kernels.backward_amx import MatrixSums
-from regard.engines.cpu.kernels.backward_terms import Terms
-from regard.engines.cpu.kernels.lanes import Tile
+from regard.engines.cpu.kernels.backward_amx import BackwardAmxProducts
+from regard.engines.cpu.kernels.backward_terms import ProductTerms
+from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.language import mathematics
-from regard.engines.cpu.language.amx import add_by_vectors
+from regard.engines.cpu.language.amx import add_products_by_vectors
 from regard.engines.cpu.language.types import I16, I32
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.backward import copied, padded
 from regard.engines.cpu.spec.forward import KEYS
 
 
-class Products(MatrixSums):
-    """The part of the kernel that multiplies and adds."""
+class BackwardProducts(BackwardAmxProducts):
+    """Backward's products by vectors."""
 
     def _multiply(
         self,
         rows: int,
-        terms: Terms,
+        terms: ProductTerms,
         ends: tuple[Value, Value],
         line: Callable[[Pointer, int], Pointer],
         step: Value | int,
@@ -32,7 +32,12 @@ class Products(MatrixSums):
         columns: range | None = None,
         column: Value | int = 0,
     ) -> list[list[Variable]]:
-        """sum[r][c] = Σ_x line(f, r)[x · step] · v[x · height + column + c] for x between `ends`, of all terms f, v."""
+        """Compute the product of a micro-tile.
+
+        sum[r][c] = Σ_x line(f, r)[x · step] · v[x · height + column + c] over all terms f, v.
+
+        ends: the first x and the one after the last.
+        """
         sums = self._sums(rows, columns)
         with self._each(terms) as (factors, vectors):
             lines, vectors = [line(factors, r) for r in range(rows)], vectors + column
@@ -41,62 +46,62 @@ class Products(MatrixSums):
             )
         return sums
 
-    # Scores
+    # QK and dO Vᵀ products
 
-    def _scores(self, tile: Tile) -> None:
-        """Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
-        if self.kind.matrices:
-            self._scores_by_matrices(tile)
+    def _scores(self, tile: KeyTile) -> None:
+        """Compute Sᵀ = K Qᵀ and dPᵀ = V dOᵀ."""
+        if self.spec.amx:
+            self._scores_by_amx(tile)
             return
         k, (results, counts, products) = self.k, zip(*self._terms_of_scores(), strict=True)
         with k.loop(len(results)) as n:
             count = self._pick(n, counts)
-            width, stop = copied(self.kind, count) // self.both, (count + (self.both - 1)) // self.both
+            width, stop = copied(self.spec, count) // self.both, (count + (self.both - 1)) // self.both
             into, terms = self._pick_pointer(n, results), self._pick_terms(n, products)
 
-            def block(
+            def micro_tile(
                 count: int,
                 p: Value,
                 n: Value = n,
                 width: Value = width,
                 stop: Value = stop,
                 into: Pointer = into,
-                terms: Terms = terms,
+                terms: ProductTerms = terms,
             ) -> None:
-                if self.kind.bias and count > 1:
+                if self.spec.bias and count > 1:
                     with k.when(n == 0):
-                        self._approach(self.kind.bias, tile, p, count)
+                        self._prefetch_bias(self.spec.bias, tile, p, count)
                 sums = self._multiply(count, terms, (k.whole(0), stop), lambda f, r: f + (p + r) * width, 1, self.B)
                 for r in range(count):
                     for c, x in zip(self.vectors(), sums[r], strict=True):
                         into[(p + r) * self.B + c] = x.value
 
-            self._blocks(tile.first, tile.stop, block)
+            self._micro_tiles(tile.first, tile.stop, micro_tile)
 
-    # Sums
+    # Gradients of Q, K, V and the bias
 
-    def _add_queries(self, tile: Tile, careful: bool) -> None:
-        """dQᵀ += Kᵀ dTᵀ."""
-        if self.kind.matrices and not careful:
-            self._add_queries_by_matrices(tile)
+    def _add_queries(self, tile: KeyTile, exclude_hidden: bool) -> None:
+        """Compute dQᵀ += Kᵀ dTᵀ."""
+        if self.spec.amx and not exclude_hidden:
+            self._add_queries_by_amx(tile)
             return
-        k, dq, width, n = self.k, self.item.dq, copied(self.kind, self.d), self.both
+        k, dq, width, n = self.k, self.block.dq, copied(self.spec, self.d), self.both
         terms, ends = self._terms_of_queries(), (tile.first // n, (tile.stop + (n - 1)) // n)
 
-        def block(count: int, a: Value) -> None:
+        def micro_tile(count: int, a: Value) -> None:
             sums = self._multiply(count, terms, ends, lambda f, r: f + a + r, width, self.B)
             for r in range(count):
                 for c, x in zip(self.vectors(), sums[r], strict=True):
                     at = (a + r) * self.B + c
                     dq[at] = self.load(dq, at) + x.value
 
-        if not careful:
-            self._blocks(k.whole(0), self.d, block)
+        if not exclude_hidden:
+            self._micro_tiles(k.whole(0), self.d, micro_tile)
             return
         with k.loop(self.d) as a, k.loop(self.B, step=self.W) as c:
 
             def factors(rows: Pointer, dS: Pointer, p: Value, a: Value = a, c: Value = c) -> tuple[Value, Value]:
-                x = rows[a * (KEYS // 2) + p if self.kind.matrices else p * width + a]
+                x = rows[a * (KEYS // 2) + p if self.spec.amx else p * width + a]
                 shown = self._shown(x, [self.weights + (n * p + m) * self.B + c for m in range(n)])
                 return shown, self.load(dS, p * self.B + c)
 
@@ -105,41 +110,49 @@ class Products(MatrixSums):
     def _add_one_by_one(
         self,
         home: Pointer,
-        terms: Terms,
+        terms: ProductTerms,
         ends: tuple[Value, Value],
         factors: Callable[[Pointer, Pointer, Value], tuple[Value, Value]],
     ) -> None:
-        """A vector of sums as the product of a tile has them, from factors that hide what is hidden."""
-        k, matrices = self.k, self.kind.matrices
-        total = k.variable(self.load(home) if matrices else self.zero())
+        """Add one vector of sums in the order of the tile's product.
+
+        `factors` zero what is hidden.
+        """
+        k, amx = self.k, self.spec.amx
+        total = k.variable(self.load(home) if amx else self.zero())
         with self._each(terms) as (f, v):
-            if matrices:
-                add_by_vectors(k, total, ends, lambda n: zip(*map(k.halves, factors(f, v, n)), strict=True))
+            if amx:
+                add_products_by_vectors(
+                    k, total, ends, lambda n: zip(*map(k.unpack_bf16, factors(f, v, n)), strict=True)
+                )
             else:
                 with k.loop(ends[1], start=ends[0]) as n:
                     total.value = self.multiply_add(total.value, *factors(f, v, n))
-        home[0] = total.value if matrices else self.load(home) + total.value
+        home[0] = total.value if amx else self.load(home) + total.value
 
     @property
     def weights(self) -> Pointer:
-        """P · D, one key after the other."""
-        return self._short("P")
+        """P · D, key by key."""
+        return self._bf16("P")
 
     def _shown(self, x: Value, weights: Sequence[Pointer], lanes: int | None = None) -> Value:
-        """x, or 0 where the weight at an address is that of a hidden pair, −0; for each half of a word its own."""
+        """Return x, or 0 where the weight is −0, that of a hidden pair.
+
+        Both halves of packed pairs by themselves.
+        """
         k, lanes = self.k, self.W if lanes is None else lanes
         hidden = []
         for weight in weights:
-            word = I16 if self.kind.pairs else mathematics.integer(self.zero())
+            word = I16 if self.spec.paired else mathematics.integer(self.zero())
             hidden.append(weight.of(word).load(0, lanes) == -(2 ** (8 * word.size - 1)))
-        if not self.kind.pairs:
+        if not self.spec.paired:
             return k.where(hidden[0], k.constant(self.real, 0.0), x)
         zero = k.constant(I32, 0)
         low, high = (k.where(h, zero, k.constant(I32, 0xFFFF << 16 * m)) for m, h in enumerate(hidden))
         return x & (low | high)
 
-    def _add_keys(self, tile: Tile, careful: bool) -> None:
-        """dV += (P · D)ᵀ dO and dK += dTᵀ Q: features in lanes."""
+    def _add_keys(self, tile: KeyTile, exclude_hidden: bool) -> None:
+        """Compute dV += (P · D)ᵀ dO and dK += dTᵀ Q, with features in lanes."""
         k, vectors = self.k, 4 if self.k.target.registers >= 32 else 2
         with k.loop(2) as which:
             v = which == 0
@@ -149,30 +162,30 @@ class Products(MatrixSums):
             base = self._pick_pointer(which, [self.address("dv", self.real), self.address("dk", self.real)])
             base = base.bytes(tile.start * row)
             whole = width - width % (vectors * self.W)
-            chunks = ((0, width, 1),) if careful else ((0, whole, vectors), (whole, width, 1))
-            by_matrices = self.kind.matrices and not careful
-            for start, stop, count in chunks:
+            ranges = ((0, width, 1),) if exclude_hidden else ((0, whole, vectors), (whole, width, 1))
+            by_amx = self.spec.amx and not exclude_hidden
+            for start, stop, count in ranges:
                 with k.loop(stop, start=start, step=count * self.W) as a:
-                    if by_matrices:
-                        self._add_features_by_matrices(tile, terms, a, width, base + a, row, count)
+                    if by_amx:
+                        self._add_features_by_amx(tile, terms, a, width, base + a, row, count)
                     else:
-                        self._add_features(tile, terms, a, width, base + a, row, count, careful)
+                        self._add_features(tile, terms, a, width, base + a, row, count, exclude_hidden)
 
     def _add_features(
         self,
-        tile: Tile,
-        terms: Terms,
+        tile: KeyTile,
+        terms: ProductTerms,
         a: Value,
         width: Value,
         base: Pointer,
         row: Value,
         vectors: int,
-        careful: bool,
+        exclude_hidden: bool,
     ) -> None:
-        """base[j, a] += Σ_i weights[j, i] rows[i, a] for so many vectors of features."""
+        """Compute base[j, a] += Σ_i weights[j, i] rows[i, a] for some vectors of features."""
         k, columns, stop = self.k, range(0, vectors * self.W, self.W), self.B // self.both
 
-        def block(count: int, p: Value) -> None:
+        def micro_tile(count: int, p: Value) -> None:
             for r in range(count):
                 for c in columns:
                     (base.bytes((p + r) * row) + c).prefetch()
@@ -183,8 +196,8 @@ class Products(MatrixSums):
                 for c, x in zip(columns, sums[r], strict=True):
                     into[c] = self.load(into, c) + x.value
 
-        if not careful:
-            self._blocks(tile.first, tile.stop, block, 6 if vectors > 1 else 8)
+        if not exclude_hidden:
+            self._micro_tiles(tile.first, tile.stop, micro_tile, 6 if vectors > 1 else 8)
             return
         with k.loop(tile.stop, start=tile.first) as p:
 
@@ -195,12 +208,12 @@ class Products(MatrixSums):
 
             self._add_one_by_one(base.bytes(p * row), terms, (k.whole(0), k.whole(stop)), factors)
 
-    def _add_bias(self, tile: Tile) -> None:
-        """dbias += dS, summed over the keys or the rows that a bias does not have."""
+    def _add_bias(self, tile: KeyTile) -> None:
+        """Compute dbias += dS, summed over the axes that the bias lacks."""
         k, W, B, dS = self.k, self.W, self.B, self.tile.bias
-        base, lanes = self.address("dbias", self.real), self.word("lanes")
+        base, lanes = self.address("dbias", self.real), self.field("lanes")
         row, key = k.integer("dbias_row"), k.integer("dbias_key")
-        if not self.kind.bias_rows:
+        if not self.spec.bias_rows:
             with k.loop(tile.stop, start=tile.first) as p:
                 total = k.variable(self.zero())
                 with k.loop(B, step=W) as c:
@@ -208,7 +221,7 @@ class Products(MatrixSums):
                 into = base.bytes((tile.start + p) * key)
                 into[0] = into[0] + self._folded(total.value, operator.add)
             return
-        if not self.kind.bias_keys:
+        if not self.spec.bias_keys:
             with k.loop(B, step=W) as c:
                 total = k.variable(self.zero())
                 with k.loop(tile.stop, start=tile.first) as p:
@@ -222,17 +235,17 @@ class Products(MatrixSums):
         here = base.bytes(tile.start * key)
         with k.loop(lanes, step=W) as c:
             with k.loop(whole, start=tile.first, step=W) as p:
-                turned = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])
+                transposed = k.transpose([self.load(dS, (p + x) * B, c) for x in range(W)])
                 for r in range(W):
                     with k.when(c + r < lanes):
-                        self._store_sums(here.bytes((c + r) * row) + p, turned[r])
+                        self._store_sums(here.bytes((c + r) * row) + p, transposed[r])
             with k.loop(tile.stop, start=whole) as p, k.loop(k.minimum(lanes, c + W), start=c) as n:
                 into, x = here.bytes(n * row) + p, dS[p * B + n]
-                into[0] = into[0] + x if self.kind.bias_shared else x
+                into[0] = into[0] + x if self.spec.bias_shared else x
 
     def _store_sums(self, into: Pointer, x: Value) -> None:
-        """A vector of dbias; past the caches where all of them would not fit."""
-        if self.kind.bias_shared:
+        """Store a vector of dbias; past the caches where all of dbias would not fit."""
+        if self.spec.bias_shared:
             into[0] = self.load(into) + x
             return
         with self.k.choice(self.k.integer("dbias_streams") != 0) as (streams, stays):

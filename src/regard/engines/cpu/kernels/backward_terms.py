@@ -1,7 +1,7 @@
-"""The sums of products of a tile in backward.
+"""Operands of backward's products.
 
-Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane; dV += (P · D)ᵀ dO and dK += dTᵀ Q have features
-there, and read numbers of dT and P through broadcasts. A product is a sum of *terms*, of which a tangent has two.
+Sᵀ = K Qᵀ, dPᵀ = V dOᵀ and dQᵀ += Kᵀ dTᵀ have a query in every lane. dV += (P · D)ᵀ dO and dK += dTᵀ Q have features in
+lanes, and read P and dT by broadcasts. A product is a sum of terms: one in backward, two in its tangent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +13,14 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BF16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.backward import BackwardKind, tile_area
+from regard.engines.cpu.spec.backward import BackwardSpec, tile_scratch
 
 
 @dataclass(frozen=True)
-class Terms:
-    """A sum of products of factors, rows of numbers that are read through broadcasts, and rows of vectors.
+class ProductTerms:
+    """A sum of products of factors, which are broadcast, and rows of vectors.
 
-    The n-th factors meet the n-th vectors. Those from `first` to before `stop` are there, which is known when it runs.
+    The n-th factors meet the n-th vectors. Terms `first` to `stop` − 1 are present, which is known at run time.
     """
 
     factors: Sequence[Pointer]
@@ -29,72 +29,81 @@ class Terms:
     stop: Value | int = 1
 
 
-class Sums(Lanes):
-    """What is multiplied, and where it lies. A tangent names other terms."""
+class BackwardTerms(Lanes):
+    """Operands of products and their addresses; a tangent adds terms."""
 
-    kind: BackwardKind
+    spec: BackwardSpec
 
-    def __init__(self, k: Kernel, kind: BackwardKind):
-        super().__init__(k, kind)
-        scale = k.real("scale", kind.real)
-        # Scores are logarithms of base 2 unless a rule wants natural ones.
-        self.unit = 1.0 if kind.ruled else mathematics.LOG2_E
-        self.tile, self.rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
+    def __init__(self, k: Kernel, spec: BackwardSpec):
+        super().__init__(k, spec)
+        scale = k.real("scale", spec.real)
+        # Scores are logarithms of base 2, but natural where a rule follows.
+        self.exponent_scale = 1.0 if spec.ruled else mathematics.LOG2_E
+        self.tile, self.rest = self._scratch(k.pointer("scratch", self.real), tile_scratch(spec, self.d, self.d_v))
         self.state = self.tile.state.of(I64)
-        # What products take at once: a number, or a word of two.
-        self.both, self.number = (2, I32) if kind.pairs else (1, kind.real)
-        # Vectors, so that no loop makes them of numbers.
-        self.slope_scale, self.score_scale = scale.spread(self.W), (scale * self.unit).spread(self.W)
-        self.query_scale = k.constant(kind.real, 1.0) if kind.pairs else scale * self.unit
+        # Numbers that a product takes at once, and the type that holds them: a scalar, or a packed pair.
+        self.both, self.number = (2, I32) if spec.paired else (1, spec.real)
+        # Broadcast once, outside of all loops.
+        self.gradient_scale, self.score_scale = scale.spread(self.W), (scale * self.exponent_scale).spread(self.W)
+        self.query_scale = k.constant(spec.real, 1.0) if spec.paired else scale * self.exponent_scale
 
-    # What is multiplied
+    # Operands
 
-    def _terms_of_scores(self) -> list[tuple[Pointer, Value, Terms]]:
-        """By pairs, over features: where the products go, the number of features, rows of keys and turned queries."""
-        tile, item = self.tile, self.item
+    def _terms_of_scores(self) -> list[tuple[Pointer, Value, ProductTerms]]:
+        """Return the products of S and dP.
+
+        Each has a destination, a number of features, rows of keys and transposed queries.
+        """
+        tile, block = self.tile, self.block
         return [
-            (tile.P, self.d, Terms([tile.k_copy], [item.q])),
-            (tile.dS, self.d_v, Terms([tile.v_copy], [item.dout])),
+            (tile.P, self.d, ProductTerms([tile.k_copy], [block.q])),
+            (tile.dS, self.d_v, ProductTerms([tile.v_copy], [block.dout])),
         ]
 
-    def _terms_of_queries(self) -> Terms:
-        """By queries, over keys: rows of keys and slopes."""
-        return Terms([self._key_rows("k")], [self._slopes_of("dS")])
+    def _terms_of_queries(self) -> ProductTerms:
+        """Return the product of dQ, over keys: rows of keys and score gradients."""
+        return ProductTerms([self._key_rows("k")], [self._gradient_tile("dS")])
 
-    def _terms_of_keys(self) -> tuple[Terms, Terms]:
-        """By keys, over queries, of dV and of dK: weights or slopes, and rows of queries."""
-        item = self.item
-        return Terms([self._short("P")], [item.dout_rows]), Terms([self._short("dS")], [item.q_rows])
+    def _terms_of_keys(self) -> tuple[ProductTerms, ProductTerms]:
+        """Return the products of dV and of dK, over queries.
+
+        Each has weights or score gradients, and rows of queries.
+        """
+        block = self.block
+        return ProductTerms([self._bf16("P")], [block.dout_rows]), ProductTerms([self._bf16("dS")], [block.q_rows])
 
     def _key_rows(self, name: str) -> Pointer:
-        found: Pointer = getattr(self.tile, f"{name}_pairs" if self.kind.pairs else f"{name}_copy")
+        found: Pointer = getattr(self.tile, f"{name}_packed" if self.spec.paired else f"{name}_copy")
         return found
 
-    def _slopes_of(self, name: str) -> Pointer:
-        """A tile of slopes, two keys to a word where products take pairs."""
-        found: Pointer = getattr(self.tile, f"{name}_pairs" if self.kind.pairs else name)
+    def _gradient_tile(self, name: str) -> Pointer:
+        """Return a tile of score gradients.
+
+        Packed pairs of keys where products take pairs.
+        """
+        found: Pointer = getattr(self.tile, f"{name}_packed" if self.spec.paired else name)
         return found
 
-    def _short(self, name: str) -> Pointer:
-        """A tile of weights or slopes, one key after the other."""
-        found: Pointer = getattr(self.tile, f"{name}_short" if self.kind.pairs else name)
-        return found.of(BF16) if self.kind.pairs else found
+    def _bf16(self, name: str) -> Pointer:
+        """Return a tile of weights or score gradients, key by key."""
+        found: Pointer = getattr(self.tile, f"{name}_bf16" if self.spec.paired else name)
+        return found.of(BF16) if self.spec.paired else found
 
-    def _pick_terms(self, n: Value, options: Sequence[Terms]) -> Terms:
-        """The n-th of some sums."""
+    def _pick_terms(self, n: Value, options: Sequence[ProductTerms]) -> ProductTerms:
+        """Return the n-th of some sums."""
         last = max(len(x.factors) for x in options) - 1
         factors, vectors = (
             [self._pick_pointer(n, [lines[min(m, len(lines) - 1)] for lines in each]) for m in range(last + 1)]
             for each in ([x.factors for x in options], [x.vectors for x in options])
         )
         if not last:
-            return Terms(factors, vectors)
+            return ProductTerms(factors, vectors)
         ends = [[self.k.whole(x) for x in each] for each in ([x.first for x in options], [x.stop for x in options])]
-        return Terms(factors, vectors, self._pick(n, ends[0]), self._pick(n, ends[1]))
+        return ProductTerms(factors, vectors, self._pick(n, ends[0]), self._pick(n, ends[1]))
 
     @contextmanager
-    def _each(self, terms: Terms) -> Iterator[tuple[Pointer, Pointer]]:
-        """The terms that are there, one after the other: factors and vectors."""
+    def _each(self, terms: ProductTerms) -> Iterator[tuple[Pointer, Pointer]]:
+        """Loop over the terms that are present; yield factors and vectors."""
         if len(terms.factors) == 1:
             yield terms.factors[0].of(self.number), terms.vectors[0].of(self.number)
             return

@@ -1,48 +1,53 @@
-"""Tiles of K and V as products read them, copied once for all items of a group."""
+"""Copies of tiles of K and V in the layout of the products.
+
+A work group makes them once.
+"""
 
 from collections.abc import Callable
 
-from regard.engines.cpu.kernels.lanes import Lanes, Tile
+from regard.engines.cpu.kernels.lanes import KeyTile, Lanes
 from regard.engines.cpu.language.types import I16, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import DEPTH, KEYS, SIDE, multiple
+from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE, KEYS, multiple
 
 
 class Copies(Lanes):
-    def _copies(self, tile: Tile) -> None:
-        """Tiles of K and V as the products read them, made by the first item of the group that needs them."""
-        k, kind = self.k, self.kind
-        if not kind.copies:
+    """Copies of tiles of K and V."""
+
+    def _copies(self, tile: KeyTile) -> None:
+        """Copy tiles of K and V, if no earlier query block of the work group did."""
+        k, spec = self.k, self.spec
+        if not spec.copies:
             return
         slot = self._slot(tile)
         ready = self.tile.ready.of(I64) + slot
         with k.when(ready[0] == 0):
             ready[0] = k.constant(I64, 1)
             first, stop = k.maximum(-tile.start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - tile.start)
-            for name in kind.keys if kind.copied else ():
+            for name in spec.keys if spec.copied else ():
                 self._copy(name, tile, first, stop, self.k_copy(slot, name), self.key_width, self.d)
-            for name in kind.values:
-                if kind.matrices:
-                    self._copy_turned(name, tile, first, stop, self.v_copy(slot, name))
-                elif kind.pairs:
-                    self._copy_pairs(name, tile, first, stop, self.v_copy(slot, name))
+            for name in spec.values:
+                if spec.amx:
+                    self._copy_transposed(name, tile, first, stop, self.v_copy(slot, name))
+                elif spec.paired:
+                    self._copy_packed(name, tile, first, stop, self.v_copy(slot, name))
                 else:
                     self._copy(name, tile, first, stop, self.v_copy(slot, name), self.d_v, self.d_v)
 
-    def _slot(self, tile: Tile) -> Value:
-        """Which tile of its span it is."""
+    def _slot(self, tile: KeyTile) -> Value:
+        """Return the index of a tile in its key split."""
         k = self.k
-        return tile.number & ((k.whole(1) << k.integer("span_bits")) - 1)
+        return tile.number & ((k.whole(1) << k.integer("split_bits")) - 1)
 
     @property
     def key_type(self) -> Type:
-        """In which a tile of K is copied."""
-        return self.kind.element if self.kind.pairs else self.real
+        """The type of copied tiles of K."""
+        return self.spec.element if self.spec.paired else self.real
 
     @property
     def key_width(self) -> Value:
-        """Of a row of K in its copy; whole where products take pairs or matrices."""
-        step = DEPTH if self.kind.matrices else 2 if self.kind.pairs else 1
+        """The length of a copied row of K, in whole steps of the products."""
+        step = AMX_DEPTH if self.spec.amx else 2 if self.spec.paired else 1
         width: Value = multiple(self.d, step)
         return width
 
@@ -52,27 +57,32 @@ class Copies(Lanes):
 
     def v_copy(self, slot: Value, name: str) -> Pointer:
         copy: Pointer = getattr(self.tile, f"{name}_copy")
-        if not self.kind.pairs:
+        if not self.spec.paired:
             return copy + slot * KEYS * self.d_v
-        words: Pointer = copy.of(I32) + slot * (KEYS // 2) * multiple(self.d_v, SIDE if self.kind.matrices else 1)
-        return words
+        packed: Pointer = copy.of(I32) + slot * (KEYS // 2) * multiple(self.d_v, AMX_SIDE if self.spec.amx else 1)
+        return packed
 
-    def _copy_pairs(self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer) -> None:
-        """Rows of V two by two, their numbers in the halves of words; a row that is not there is 0."""
+    def _copy_packed(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
+        """Pack rows of V in pairs; an absent row is 0."""
         k = self.k
-        feature, size = k.integer(f"{name}_feature"), self.kind.element.size
+        feature, size = k.integer(f"{name}_feature"), self.spec.element.size
         with k.loop(stop, start=first - first % 2, step=2) as p:
-            pair, into = self._pair_of_rows(name, tile, p, first, stop), copy + p // 2 * self.d_v
+            pair, into = self._packed_rows(name, tile, p, first, stop), copy + p // 2 * self.d_v
             whole = k.where(feature == size, self.d_v - self.d_v % self.W, k.whole(0))
             with k.loop(whole, step=self.W) as a:
                 into[a] = pair(a * size, self.W)
             with k.loop(self.d_v, start=whole) as a:
                 into[a] = pair(a * feature, 0)
 
-    def _pair_of_rows(
-        self, name: str, tile: Tile, p: Value, first: Value, stop: Value
+    def _packed_rows(
+        self, name: str, tile: KeyTile, p: Value, first: Value, stop: Value
     ) -> Callable[[Value, int], Value]:
-        """Rows p and p + 1 of V as words, from so many bytes on; one that is not from `first` to before `stop` is 0."""
+        """Return a function that loads rows p and p + 1 of V, packed in pairs.
+
+        It takes a byte offset and the number of lanes.
+
+        Rows before `first` and from `stop` on are 0.
+        """
         k, rows = self.k, []
         for x in (p, p + 1):
             there = (x >= first) & (x < stop)
@@ -80,23 +90,23 @@ class Copies(Lanes):
             mask = k.where(there, k.constant(I32, 0xFFFF), 0)
             rows.append((self._source(name, tile.start + nearest).of(I16), mask))
 
-        def words(offset: Value, lanes: int) -> Value:
+        def load(offset: Value, lanes: int) -> Value:
             low, high = (row.bytes(offset).load(0, lanes).to(I32) & mask for row, mask in rows)
             return low | (high << 16)
 
-        return words
+        return load
 
-    def _copy_turned(self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer) -> None:
-        """Columns of V, KEYS numbers each; a row of V that is not there is 0."""
+    def _copy_transposed(self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer) -> None:
+        """Transpose V to columns of KEYS numbers; an absent row is 0."""
         k, W, half = self.k, self.W, KEYS // 2
-        feature, size = k.integer(f"{name}_feature"), self.kind.element.size
+        feature, size = k.integer(f"{name}_feature"), self.spec.element.size
         straight = k.where(feature == size, self.d_v & -W, k.whole(0))
-        with k.loop(stop, start=first & -DEPTH, step=DEPTH) as p:
-            pairs = [self._pair_of_rows(name, tile, p + 2 * n, first, stop) for n in range(DEPTH // 2)]
+        with k.loop(stop, start=first & -AMX_DEPTH, step=AMX_DEPTH) as p:
+            packed = [self._packed_rows(name, tile, p + 2 * n, first, stop) for n in range(AMX_DEPTH // 2)]
             into = copy + p // 2
             with k.loop(straight, step=W) as a:
-                for n, column in enumerate(k.transpose([pair(a * size, W) for pair in pairs])):
+                for n, column in enumerate(k.transpose([pair(a * size, W) for pair in packed])):
                     into[(a + n) * half] = column
             with k.loop(self.d_v, start=straight) as a:
-                for n, pair in enumerate(pairs):
+                for n, pair in enumerate(packed):
                     into[a * half + n] = pair(a * feature, 0)

@@ -1,13 +1,16 @@
-"""Forward: O = softmax(score(scale · Q Kᵀ) + bias) V, one span of keys after the other.
+"""Forward: the online softmax, one key split after the other.
 
-An *item* is a block of queries that share a key and a value head; a *tile* is KEYS keys, counted from the absolute
-position j = 0; a *span* is as many tiles as `span_bits` says. Every span has its own running maximum, sum and output,
-which are merged in order, so that a query meets the same numbers in the same order whatever else the call holds. A
-*group* is some items with the same keys: each span is used by all of them before the next, so that its tiles are read
-from memory, and converted where they must be, once.
+    O = softmax(score(scale · Q Kᵀ) + bias) V
 
-How a tile is worked on differs: `ManyQueries` has a query in every lane, `FewQueries` a key. Both do the same
-operations on every number in the same order, so that which one runs is a question of speed alone.
+- A *query block* is some queries that share a key and a value head.
+- A *tile* is KEYS keys, counted from the absolute position j = 0.
+- A *key split* is a run of tiles, as long as `split_bits` says. Each has its own running maximum, sum and output, and
+  splits are merged in order. So a query meets the same numbers in the same order, whatever else the call holds.
+- A *work group* is some query blocks with the same keys. All of them use a key split before the next, so that its tiles
+  are read from memory, and converted if need be, once.
+
+Subclasses compute tiles: `PrefillKernel` has a query in every lane, `DecodeKernel` a key. Both do the same operations
+on every number in the same order, so the choice is one of speed alone.
 """
 
 import math
@@ -18,60 +21,73 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from regard.engines.cpu.kernels.copies import Copies
-from regard.engines.cpu.kernels.lanes import Tile
+from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import TILE_BITS, TILES, Kind, item_area, span_area, tile_area
+from regard.engines.cpu.spec.forward import (
+    SPLIT_TILES,
+    TILE_BITS,
+    KernelSpec,
+    block_scratch,
+    split_scratch,
+    tile_scratch,
+)
 
 
-class Best(NamedTuple):
-    """The largest scores of every lane so far, in falling order, and the columns of their keys; −∞ and −1 for none."""
+class BestKeys(NamedTuple):
+    """The largest scores of every lane so far, in falling order, and their columns.
+
+    −∞ and −1 for none.
+    """
 
     values: Pointer
     indices: Pointer
 
 
-class Forward(Copies):
-    """What both layouts share: groups, spans, merging, and the end."""
+class ForwardKernel(Copies):
+    """The part that prefill and decode share.
 
-    following: Pointer  # the words of the item that comes after this one
-    leading: Value  # whether this item is the first of its group
-    place: Value  # of the tile that is worked on, in the list
+    That is work groups, key splits, merging, and the end.
+    """
 
-    def __init__(self, k: Kernel, kind: Kind):
-        super().__init__(k, kind)
-        self.scale2 = mathematics.LOG2_E if kind.ruled else 1.0  # from scores to logarithms of base 2
-        scale = k.real("scale", kind.real) * (1.0 if kind.ruled else mathematics.LOG2_E)
-        # Queries take the scale; where products take pairs they would lose bits by it, and take its sign alone.
+    following: Pointer  # the record of the next query block
+    leading: Value  # true for the first query block of its work group
+    place: Value  # the list index of the current tile
+
+    def __init__(self, k: Kernel, spec: KernelSpec):
+        super().__init__(k, spec)
+        self.scale2 = mathematics.LOG2_E if spec.ruled else 1.0  # from scores to logarithms of base 2
+        scale = k.real("scale", spec.real) * (1.0 if spec.ruled else mathematics.LOG2_E)
+        # Queries take the scale. Packed bf16 pairs would lose bits by it, and take its sign alone.
         self.query_scale, self.product_scale = scale, None
-        if kind.pairs:
-            one = k.constant(kind.real, 1.0)
+        if spec.paired:
+            one = k.constant(spec.real, 1.0)
             self.query_scale, self.product_scale = (
                 k.where(scale < 0.0, -one, one),
-                k.intrinsic("fabs", kind.real, scale),
+                k.intrinsic("fabs", spec.real, scale),
             )
-        # What maxima are multiplied with to be in the units of exponents.
-        self.maximum_scale = None if kind.ruled else self.product_scale
-        self.tile, rest = self._area(k.pointer("scratch", self.real), tile_area(kind, self.d, self.d_v))
-        self.own, self.rest = self._area(rest, span_area(kind, self.d_v))
+        # The factor from maxima to the scale of exponents.
+        self.maximum_scale = None if spec.ruled else self.product_scale
+        self.tile, rest = self._scratch(k.pointer("scratch", self.real), tile_scratch(spec, self.d, self.d_v))
+        self.own, self.rest = self._scratch(rest, split_scratch(spec, self.d_v))
 
-    # Items
+    # Query blocks
 
-    def _item_area(self) -> Mapping[str, Any]:
-        return item_area(self.kind, self.d, self.d_v)
+    def _block_scratch(self) -> Mapping[str, Any]:
+        return block_scratch(self.spec, self.d, self.d_v)
 
-    def _group(self, first: Value, stop: Value) -> None:
+    def _work_group(self, first: Value, stop: Value) -> None:
         k = self.k
-        sizes = sum(item_area(self.kind, self.d, self.d_v).values(), k.whole(0))
+        sizes = sum(block_scratch(self.spec, self.d, self.d_v).values(), k.whole(0))
 
         def each(work: Callable[[], None]) -> None:
             with k.loop(stop, start=first) as n:
                 self._open(n, self.rest + (n - first) * sizes)
                 self.leading = n == first
-                following = k.where(n + 1 < stop, n + 1, self.next_group)
-                self.following = k.pointer("items", I64) + following * len(self.kind.item)
+                following = k.where(n + 1 < stop, n + 1, self.next_work_group)
+                self.following = k.pointer("blocks", I64) + following * len(self.spec.block_fields)
                 work()
 
         each(self._begin)
@@ -79,103 +95,109 @@ class Forward(Copies):
         current = k.variable(none)
 
         def find() -> None:
-            current.value = k.minimum(current.value, self._next_span(none))
+            current.value = k.minimum(current.value, self._next_split(none))
 
         def pass_over() -> None:
-            with k.when(self._next_span(none) == current.value):
-                with k.when(self.item.cursor[0] == self.word("tiles")):
+            with k.when(self._next_split(none) == current.value):
+                with k.when(self.block.cursor[0] == self.field("tiles")):
                     self._prepare_queries()
-                self._span()
+                self._split()
 
         each(find)
         with k.loop_while(lambda: current.value != none):
-            if self.kind.copies:
+            if self.spec.copies:
                 ready = self.tile.ready.of(I64)
-                for slot in range(TILES):
+                for slot in range(SPLIT_TILES):
                     ready[slot] = k.constant(I64, 0)
             each(pass_over)
             current.value = none
             each(find)
         each(self._end)
 
-    def _span_of(self, word: Value) -> Value:
-        return ((word >> TILE_BITS) + self.k.integer("first_tile")) >> self.k.integer("span_bits")
+    def _split_of(self, word: Value) -> Value:
+        return ((word >> TILE_BITS) + self.k.integer("first_tile")) >> self.k.integer("split_bits")
 
-    def _next_span(self, none: Value) -> Value:
-        """The span of the item's next tile."""
+    def _next_split(self, none: Value) -> Value:
+        """Return the key split of the block's next tile."""
         k = self.k
-        found, cursor = k.variable(none), self.item.cursor[0]
-        with k.when(cursor < self.word("tiles") + self.word("count")):
-            found.value = self._span_of(k.pointer("tiles", I64)[cursor])
+        found, cursor = k.variable(none), self.block.cursor[0]
+        with k.when(cursor < self.field("tiles") + self.field("count")):
+            found.value = self._split_of(k.pointer("tiles", I64)[cursor])
         return found.value
 
     # Lanes
 
     @contextmanager
     def _outputs(self) -> Iterator[tuple[Value, Callable[[Pointer], Value]]]:
-        """Over the vectors of an output: where each begins, and what its lanes find in a row of lanes."""
+        """Loop over the vectors of an output.
+
+        Yield their offset, and a function that loads its lanes of a row.
+        """
         with self.k.loop(self.d_v) as a, self.k.loop(self.B, step=self.W) as c:
             yield a * self.B + c, lambda p: self.load(p, c)
 
     def _begin(self) -> None:
-        k, item = self.k, self.item
-        item.cursor[0] = self.word("tiles")
+        k, block = self.k, self.block
+        block.cursor[0] = self.field("tiles")
         self.each_lane(self._begin_lane)
-        self._empty(item)
-        self._forget(self._best(item))
-        # The item of a call whose spans were worked on apart.
-        spans, _ = self._area(self.address("partial", self.real), span_area(self.kind, self.d_v))
-        with k.loop(self.word("spans")) as n:
-            size = sum(span_area(self.kind, self.d_v).values(), k.whole(0)) * n
-            span = SimpleNamespace(**{name: p + size for name, p in vars(spans).items()})
-            self._merge(span)
-            self._merge_best(self._best(span))
+        self._empty(block)
+        self._clear_best(self._best(block))
+        # Merge key splits that ran separately.
+        splits, _ = self._scratch(self.address("split_state", self.real), split_scratch(self.spec, self.d_v))
+        with k.loop(self.field("splits")) as n:
+            size = sum(split_scratch(self.spec, self.d_v).values(), k.whole(0)) * n
+            split = SimpleNamespace(**{name: p + size for name, p in vars(splits).items()})
+            self._merge(split)
+            self._merge_best(self._best(split))
 
-    def _empty(self, span: SimpleNamespace) -> None:
-        """The sums over no key."""
-        self.fill(span.m, -math.inf)
-        for name in (name for both in self.kind.sums for name in both):
-            self.fill(getattr(span, name), 0.0)
-        for name in self.kind.outputs:
+    def _empty(self, split: SimpleNamespace) -> None:
+        """Set maximum, sums and outputs of a split to those of no keys."""
+        self.fill(split.m, -math.inf)
+        for name in (name for both in self.spec.sums for name in both):
+            self.fill(getattr(split, name), 0.0)
+        for name in self.spec.outputs:
             with self._outputs() as (at, _):
-                getattr(span, name)[at] = self.zero()
+                getattr(split, name)[at] = self.zero()
 
     @abstractmethod
     def _prepare_queries(self) -> None:
-        """The item's queries as the products read them."""
+        """Store the block's queries in the layout of the products."""
 
-    # Spans and tiles
+    # Key splits and tiles
 
-    def _span(self) -> None:
-        """The tiles of the item's next span."""
-        k, item = self.k, self.item
-        apart, partial, first = self.has("partial"), self.address("partial", self.real), item.cursor[0]
-        # Merged with nothing, the first is what it was: it is summed where it would go.
-        alone = first == self.word("tiles")
-        home = k.where(apart, partial.address, k.where(alone, item.m.address, self.own.m.address))
-        self.span, _ = self._area(k.at(home, self.real), span_area(self.kind, self.d_v))
-        if self.kind.best:
-            mine, all_spans = self._best(self.span), self._best(item)
-            with k.when(apart):
-                self._forget(mine)
-            homes = [k.where(apart, x.address, y.address) for x, y in zip(mine, all_spans, strict=True)]
-            self.best = Best(*(k.at(home, x.type) for home, x in zip(homes, mine, strict=True)))
-        # A masked NaN or infinity in V makes 0 · NaN; if a NaN shows, the span is done again with care.
-        self.careful, again = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
+    def _split(self) -> None:
+        """Compute the tiles of the block's next key split."""
+        k, block = self.k, self.block
+        separate, split_state, first = self.has("split_state"), self.address("split_state", self.real), block.cursor[0]
+        # A merge with nothing changes nothing: the first split is summed in its final place.
+        alone = first == self.field("tiles")
+        home = k.where(separate, split_state.address, k.where(alone, block.m.address, self.own.m.address))
+        self.split, _ = self._scratch(k.at(home, self.real), split_scratch(self.spec, self.d_v))
+        if self.spec.best:
+            mine, all_splits = self._best(self.split), self._best(block)
+            with k.when(separate):
+                self._clear_best(mine)
+            homes = [k.where(separate, x.address, y.address) for x, y in zip(mine, all_splits, strict=True)]
+            self.best = BestKeys(*(k.at(home, x.type) for home, x in zip(homes, mine, strict=True)))
+        # A hidden NaN or infinity in V makes 0 · NaN. If a NaN shows, compute the split again without hidden values.
+        self.exclude_hidden, repeat = k.variable(k.constant(I64, 0)), k.variable(k.constant(I64, 1))
         t = k.variable(first)
-        with k.loop_while(lambda: again.value != 0):
-            self._empty(self.span)
+        with k.loop_while(lambda: repeat.value != 0):
+            self._empty(self.split)
             t.value = self._work(first)
-            again.value = (self._has_nan() & (self.careful.value == 0)).to(I64)
-            self.careful.value = k.constant(I64, 1)
-        item.cursor[0] = t.value
-        with k.when(~apart & ~alone):
-            self._merge(self.span)
+            repeat.value = (self._has_nan() & (self.exclude_hidden.value == 0)).to(I64)
+            self.exclude_hidden.value = k.constant(I64, 1)
+        block.cursor[0] = t.value
+        with k.when(~separate & ~alone):
+            self._merge(self.split)
 
-    def _tiles(self, first: Value, work: Callable[[Tile], None]) -> Value:
-        """Work on the tiles of a span from its first in the list on; the place of what follows them."""
+    def _tiles(self, first: Value, work: Callable[[KeyTile], None]) -> Value:
+        """Call `work` on each tile of a split, from list index `first` on.
+
+        Return the index after them.
+        """
         k, tiles = self.k, self.k.pointer("tiles", I64)
-        current = self._span_of(tiles[first])
+        current = self._split_of(tiles[first])
         t, inside = k.variable(first), k.variable(k.constant(I64, 1))
         with k.loop_while(lambda: inside.value != 0):
             self.place = t.value
@@ -184,264 +206,284 @@ class Forward(Copies):
             inside.value = self._inside(t.value, current)
         return t.value
 
-    def _inside(self, t: Value, span: Value) -> Value:
-        """1 if the item has a tile at this place in the list, and it is of that span, else 0."""
+    def _inside(self, t: Value, split: Value) -> Value:
+        """Return 1 if the block's tile at list index t belongs to a split, else 0."""
         found = self.k.variable(self.k.constant(I64, 0))
-        with self.k.when(t < self.word("tiles") + self.word("count")):
-            found.value = (self._span_of(self.k.pointer("tiles", I64)[t]) == span).to(I64)
+        with self.k.when(t < self.field("tiles") + self.field("count")):
+            found.value = (self._split_of(self.k.pointer("tiles", I64)[t]) == split).to(I64)
         return found.value
 
     @abstractmethod
     def _work(self, first: Value) -> Value:
-        """The tiles of a span, as `_tiles` finds them, into the span; what `_tiles` returns."""
+        """Compute the tiles of a split, from list index `first` on.
+
+        Return the index after them.
+        """
 
     def _has_nan(self) -> Value:
         k = self.k
         bad = k.variable(k.constant(self.real, 0.0).spread(self.W))
-        for name in self.kind.outputs:
+        for name in self.spec.outputs:
             with self._outputs() as (at, _):
-                o = self.load(getattr(self.span, name), at)
+                o = self.load(getattr(self.split, name), at)
                 bad.value = k.where(o.is_nan(), o, bad.value)
         return bad.value.is_nan().any()
 
     def _natural(self, s: Value) -> Value:
-        """What rules are given for what the product left of a score."""
-        scale = self.product_scale if self.kind.ruled else None
+        """Return the natural score of a QK product, for rules."""
+        scale = self.product_scale if self.spec.ruled else None
         return s if scale is None else s * scale
 
     def _power(self, x: Value, short: bool = False) -> Value:
-        """The exponential of a difference of maxima, at most 1."""
-        return mathematics.weight2(self.k, x * self.scale2 if self.kind.ruled else x, short)
+        """Compute the exponential of a difference of scores, which is at most 0."""
+        return mathematics.weight2(self.k, x * self.scale2 if self.spec.ruled else x, short)
 
     def _weight(self, s: Value, shift: Value) -> tuple[Value, Value]:
-        """exp(s − m) and s − m, in the units of maxima, for what product and rules left of a score. shift: −m."""
-        scale = None if self.kind.ruled else self.product_scale
+        """Compute exp(s − m) and s − m, in the scale of exponents.
+
+        shift: −m.
+        """
+        scale = None if self.spec.ruled else self.product_scale
         difference = s + shift if scale is None else self.k.fma(s, scale, shift)
-        return self._power(difference, short=self.kind.words), difference
+        return self._power(difference, short=self.spec.bf16_dot), difference
 
     def _entropy_term(self, p: Value, difference: Value) -> Value:
-        """p · (s − m), 0 where the score is −∞."""
+        """Compute p · (s − m); 0 where the score is −∞."""
         least = self.k.constant(self.real, -1000.0 if self.real is F32 else -4000.0)
         return p * self.k.maximum(least, difference)
 
-    # Maxima. S · scale − m is rounded once, but m = max S · scale is rounded before: where that tells, the maximum is
-    # subtracted from the scores, which is exact for those that matter, before they are scaled.
+    # Maxima. S · scale − m is rounded once, but m = max S · scale is rounded before. Where that matters, the maximum is
+    # subtracted from the unscaled scores, which is exact for those that count.
 
     def _scaled(self, m: Value) -> Value:
-        """A maximum in the units of exponents."""
+        """Return a maximum in the scale of exponents."""
         return m if self.maximum_scale is None else m * self.maximum_scale
 
     def _reference(self, m: Value) -> tuple[Value | None, Value]:
-        """Return what is subtracted from scores before they are scaled, and after that; one of them is 0.
+        """Return two numbers to subtract from scores, before and after scaling.
 
-        The first is None where products leave scores in the units of exponents.
+        One of them is 0.
+
+        The first is None where products leave scores in the scale of exponents.
         """
         k, scaled = self.k, self._finite(self._scaled(m))
         if self.maximum_scale is None:
             return None, scaled
-        far = self._is_far(m, scaled)
+        far = self._is_large(m, scaled)
         return k.where(far, m, self.zero()), k.where(far, self.zero(), scaled)
 
     def _below(self, x: Value, reference: tuple[Value | None, Value]) -> Value:
-        """A maximum, or a score as products leave it, minus a greater one's `_reference`, in the units of exponents."""
+        """Subtract a `_reference` from a maximum or a score.
+
+        The result is in the scale of exponents.
+        """
         before, after = reference
         if before is None or self.maximum_scale is None:
             return x - after
         near = x * self.maximum_scale - after
         return self.k.where(before != 0.0, (x - before) * self.maximum_scale, near)
 
-    def _move_maximum(self, tile: Tile) -> None:
-        """The span's maximum, with this tile: what scores are shifted by, and by how much what was summed shrinks."""
-        k, span, area = self.k, self.span, self.tile
+    def _move_maximum(self, tile: KeyTile) -> None:
+        """Update the running maximum with a tile's.
+
+        Compute its shift, and the factor of earlier sums.
+        """
+        k, split, state = self.k, self.split, self.tile
         far = k.variable(k.constant(I64, 0))
         for c in self.vectors():
-            m = k.maximum(self.load(area.top, c), self.load(span.m, c))
+            m = k.maximum(self.load(state.top, c), self.load(split.m, c))
             before, after = reference = self._reference(m)
-            difference = self._below(self.load(span.m, c), reference)
+            difference = self._below(self.load(split.m, c), reference)
             rescale = self._power(difference)
-            for name_l, name_e in self.kind.sums if self.kind.entropy else ():
-                l, e = getattr(span, name_l), getattr(span, name_e)
+            for name_l, name_e in self.spec.sums if self.spec.entropy else ():
+                l, e = getattr(split, name_l), getattr(split, name_e)
                 e[c] = self._moved(self.load(e, c), self.load(l, c), rescale, difference)
-            span.m[c], area.shift[c], area.rescale[c] = m, -after, rescale
+            split.m[c], state.shift[c], state.rescale[c] = m, -after, rescale
             if before is not None:
-                area.before[c] = before
+                state.before[c] = before
                 far.value = far.value | (before != 0.0).any().to(I64)
         if self.maximum_scale is not None:
             with k.when(far.value != 0):
                 self._subtract(tile)
 
     @abstractmethod
-    def _subtract(self, tile: Tile) -> None:
-        """Subtract what is `before` of each query from the scores of a tile."""
+    def _subtract(self, tile: KeyTile) -> None:
+        """Subtract each query's `before` from the scores of a tile."""
 
     def _add_sums(self) -> None:
-        """The sums of a tile into the span's."""
-        k, span, tile = self.k, self.span, self.tile
+        """Add the sums of a tile to the split's."""
+        k, split, tile = self.k, self.split, self.tile
         for c in self.vectors():
-            for name_l, name_e in self.kind.sums:
-                if self.kind.entropy:
-                    e = getattr(span, name_e)
+            for name_l, name_e in self.spec.sums:
+                if self.spec.entropy:
+                    e = getattr(split, name_e)
                     e[c] = self.load(e, c) + self.load(getattr(tile, name_e), c)
-                l = getattr(span, name_l)
+                l = getattr(split, name_l)
                 l[c] = k.fma(self.load(l, c), self.load(tile.rescale, c), self.load(getattr(tile, name_l), c))
 
     def _moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
-        """e = Σ exp(S − m) (S − m) for another m, `factor` = exp(difference); 0 where there was nothing."""
+        """Return e = Σ exp(S − m) (S − m) for another m; `factor` = exp(difference).
+
+        0 for no keys.
+        """
         k = self.k
         zero = k.constant(self.real, 0.0)
         inside = k.where(factor == 0.0, zero, difference)
         return k.where(factor == 0.0, zero, factor * k.fma(inside, l, e))
 
     def _drop(self, p: Value, keys: tuple[Value, Value], j: Value) -> Value:
-        """Weights after dropout at the absolute positions j."""
+        """Apply dropout to weights at the absolute positions j."""
         k = self.k
         dropped = mathematics.random_bits(k, keys, j).below(k.integer("threshold").to(I32))
-        return k.where(dropped, self.zero(), p * k.real("kept", self.real))
+        return k.where(dropped, self.zero(), p * k.real("keep_scale", self.real))
 
     # The largest weights
 
-    def _best(self, area: SimpleNamespace) -> Best:
-        """The best keys that an item or a span keeps."""
-        return Best(area.values, area.indices.of(mathematics.integer_of(self.real)))
+    def _best(self, scratch: SimpleNamespace) -> BestKeys:
+        """Return the best keys of a query block or a split."""
+        return BestKeys(scratch.values, scratch.indices.of(mathematics.integer_of(self.real)))
 
-    def _forget(self, best: Best) -> None:
-        if self.kind.best:
-            self.fill(best.values, -math.inf, self.kind.best)
-            with self.k.loop(self.kind.best * self.B, step=self.W) as n:
+    def _clear_best(self, best: BestKeys) -> None:
+        if self.spec.best:
+            self.fill(best.values, -math.inf, self.spec.best)
+            with self.k.loop(self.spec.best * self.B, step=self.W) as n:
                 best.indices[n] = self.k.constant(best.indices.type, -1).spread(self.W)
 
     @contextmanager
-    def _insertion(self, best: Best, c: Value) -> Iterator[Callable[[Value, Value], None]]:
-        """What inserts a score and its column into the lists of the lanes from c on, where it is larger than others."""
+    def _insertion(self, best: BestKeys, c: Value) -> Iterator[Callable[[Value, Value], None]]:
+        """Yield a function that inserts a score and its column into the best keys.
+
+        They are those of the lanes from c on.
+        """
         k = self.k
-        places = [n * self.B + c for n in range(self.kind.best)]
-        kept = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in places]
+        offsets = [n * self.B + c for n in range(self.spec.best)]
+        lists = [(k.variable(best.values.load(n, self.W)), k.variable(best.indices.load(n, self.W))) for n in offsets]
 
         def insert(s: Value, column: Value) -> None:
-            better = [s > value.value for value, _ in kept]
-            for n in reversed(range(len(kept))):
-                value, index = kept[n]
+            better = [s > value.value for value, _ in lists]
+            for n in reversed(range(len(lists))):
+                value, index = lists[n]
                 if n == 0:
                     above = s, column
-                else:  # what was above moves down, if it is not here that the score belongs
-                    (v, i), moved = kept[n - 1], better[n - 1]
+                else:  # entries above the new score move down
+                    (v, i), moved = lists[n - 1], better[n - 1]
                     above = k.where(moved, v.value, s), k.where(moved, i.value, column)
                 value.value = k.where(better[n], above[0], value.value)
                 index.value = k.where(better[n], above[1], index.value)
 
         yield insert
-        for n, (value, index) in zip(places, kept, strict=True):
+        for n, (value, index) in zip(offsets, lists, strict=True):
             best.values[n], best.indices[n] = value.value, index.value
 
-    def _merge_best(self, best: Best) -> None:
-        """The best of a span into those of the item; earlier spans come first, and win ties."""
+    def _merge_best(self, best: BestKeys) -> None:
+        """Merge the best keys of a split into the block's; earlier splits win ties."""
         k = self.k
-        if self.kind.best:
+        if self.spec.best:
             with (
                 k.loop(self.B, step=self.W) as c,
-                self._insertion(self._best(self.item), c) as insert,
-                k.loop(self.kind.best) as n,
+                self._insertion(self._best(self.block), c) as insert,
+                k.loop(self.spec.best) as n,
             ):
                 at = n * self.B + c
                 insert(self.load(best.values, at), best.indices.load(at, self.W))
 
-    # Merging, and the end
+    # Merging and finishing
 
-    def _merge(self, span: SimpleNamespace) -> None:
-        """A span into the item."""
-        k, item, tile = self.k, self.item, self.tile
+    def _merge(self, split: SimpleNamespace) -> None:
+        """Merge a split's state into the block's."""
+        k, block, tile = self.k, self.block, self.tile
         for c in self.vectors():
-            m_old, m_new = self.load(item.m, c), self.load(span.m, c)
+            m_old, m_new = self.load(block.m, c), self.load(split.m, c)
             m = k.maximum(m_old, m_new)
             reference = self._reference(m)
             below_old, below_new = (self._below(x, reference) for x in (m_old, m_new))
             old, new = self._power(below_old), self._power(below_new)
-            for name_l, name_e in self.kind.sums:
-                l_old, l_new = (self.load(getattr(x, name_l), c) for x in (item, span))
-                if self.kind.entropy:
-                    e_old, e_new = (self.load(getattr(x, name_e), c) for x in (item, span))
-                    getattr(item, name_e)[c] = self._moved(e_old, l_old, old, below_old) + self._moved(
+            for name_l, name_e in self.spec.sums:
+                l_old, l_new = (self.load(getattr(x, name_l), c) for x in (block, split))
+                if self.spec.entropy:
+                    e_old, e_new = (self.load(getattr(x, name_e), c) for x in (block, split))
+                    getattr(block, name_e)[c] = self._moved(e_old, l_old, old, below_old) + self._moved(
                         e_new, l_new, new, below_new
                     )
-                getattr(item, name_l)[c] = k.fma(l_old, old, l_new * new)
-            item.m[c], tile.old[c], tile.new[c] = m, old, new
-        for name in self.kind.outputs:
-            O, part = getattr(item, name), getattr(span, name)
+                getattr(block, name_l)[c] = k.fma(l_old, old, l_new * new)
+            block.m[c], tile.old[c], tile.new[c] = m, old, new
+        for name in self.spec.outputs:
+            O, part = getattr(block, name), getattr(split, name)
             with self._outputs() as (at, of):
                 O[at] = k.fma(self.load(O, at), of(tile.old), self.load(part, at) * of(tile.new))
 
     def _end(self) -> None:
-        with self.k.when(~self.has("partial") | (self.word("spans") != 0)):
+        with self.k.when(~self.has("split_state") | (self.field("splits") != 0)):
             self._finish()
             self._write()
 
     def _finish(self) -> None:
-        """The sink counted in, O / l, lse, entropy and the largest weight."""
-        k, kind, item = self.k, self.kind, self.item
+        """Add the sink; compute O / l, lse, entropy and the largest weight."""
+        k, spec, block = self.k, self.spec, self.block
         one = k.constant(self.real, 1.0).spread(self.W)
-        unit = 1.0 if kind.ruled else mathematics.LN_2  # scores to natural ones
+        natural_scale = 1.0 if spec.ruled else mathematics.LN_2  # from scores to natural logarithms
         sinks = k.pointer("sink", self.real)
         with k.loop(self.B, step=self.W) as c:
-            largest, l = self.load(item.m, c), self.load(item.l, c)
+            largest, l = self.load(block.m, c), self.load(block.l, c)
             m_old = self._scaled(largest)
             m, old = m_old, one
-            if kind.sink:
-                place = item.h.load(c, self.W).to(I64) - self.word("h") + self.word("head")
-                sink = sinks.gather(place)
-                sink = sink if kind.ruled else sink * mathematics.LOG2_E
+            if spec.sink:
+                position = block.h.load(c, self.W).to(I64) - self.field("h") + self.field("head")
+                sink = sinks.gather(position)
+                sink = sink if spec.ruled else sink * mathematics.LOG2_E
                 m = k.maximum(m_old, sink)
                 shift = self._finite(m)
                 old = self._power(m_old - shift)
                 l = k.fma(l, old, self._power(sink - shift))
             inverse = k.where(l == 0.0, self.zero(), one / l)
-            natural = m * unit
-            if kind.sink and not kind.ruled:  # that of a large sink as it was given: its gradient is exp(sink − lse)
-                natural = k.where(self._is_far(m, m) & (m == sink), sinks.gather(place), natural)
+            natural = m * natural_scale
+            if spec.sink and not spec.ruled:  # a large sink without rounding: its gradient is exp(sink − lse)
+                natural = k.where(self._is_large(m, m) & (m == sink), sinks.gather(position), natural)
             self.tile.top[c] = natural + mathematics.log(k, l)  # lse
-            if kind.entropy:
-                kept, e = self.load(item.l, c), self.load(item.e, c) * unit
-                if kind.sink:
-                    e = self._moved(e, kept, old, (m_old - self._finite(m)) * unit)
+            if spec.entropy:
+                own_sum, e = self.load(block.l, c), self.load(block.e, c) * natural_scale
+                if spec.sink:
+                    e = self._moved(e, own_sum, old, (m_old - self._finite(m)) * natural_scale)
                 positive = k.where(l == 0.0, one, l)
-                item.e[c] = (kept * old * mathematics.log(k, positive) - e) / positive
+                block.e[c] = (own_sum * old * mathematics.log(k, positive) - e) / positive
             factor = old * inverse
             before, after = self._reference(largest)
-            for n in range(kind.best):
-                s = self.load(item.values, n * self.B, c)
-                kept_weight = self._weight(s if before is None else s - before, -after)[0] * (old * inverse)
-                item.values[n * self.B + c] = k.where(s == -math.inf, self.zero(), kept_weight)
-            # The largest weight is that of a key.
+            for n in range(spec.best):
+                s = self.load(block.values, n * self.B, c)
+                weight = self._weight(s if before is None else s - before, -after)[0] * (old * inverse)
+                block.values[n * self.B + c] = k.where(s == -math.inf, self.zero(), weight)
+            # The largest weight is that of a key, not of the sink.
             heaviest = factor
             if before is not None:
                 heaviest = k.where(l == 0.0, self.zero(), self._weight(largest - before, -after)[0] * old / l)
-            item.m[c] = k.where(self.load(item.l, c) == 0.0, self.zero(), heaviest)
+            block.m[c] = k.where(self.load(block.l, c) == 0.0, self.zero(), heaviest)
             self.tile.rescale[c] = factor
         self._divide()
 
     def _divide(self) -> None:
-        """The outputs by l."""
+        """Divide the outputs by l."""
         with self._outputs() as (at, of):
-            self.item.O[at] = self.load(self.item.O, at) * of(self.tile.rescale) + 0.0  # not −0
+            self.block.O[at] = self.load(self.block.O, at) * of(self.tile.rescale) + 0.0  # not −0
 
     @abstractmethod
-    def _turn_output(self) -> None:
-        """The item's output into that of the call."""
+    def _store_output(self) -> None:
+        """Store the block's output in the call's."""
 
     def _write(self) -> None:
-        self._turn_output()
-        k, kind, item = self.k, self.kind, self.item
-        lanes = self.word("lanes")
+        self._store_output()
+        k, spec, block = self.k, self.spec, self.block
+        lanes = self.field("lanes")
 
         def lane(n: Value, g: Value, r: Value) -> None:
             with k.when(n < lanes):
                 row = g * k.integer("row_head") + r
                 self.address("lse", self.real)[row] = self.tile.top[n]
-                if kind.entropy:
-                    self.address("entropy", self.real)[row] = item.e[n]
+                if spec.entropy:
+                    self.address("entropy", self.real)[row] = block.e[n]
                 with k.when(self.has("max")):
-                    self.address("max", self.real)[row] = item.m[n]
-                best, place = self._best(item), row * kind.best
-                for x in range(kind.best):
+                    self.address("max", self.real)[row] = block.m[n]
+                best, place = self._best(block), row * spec.best
+                for x in range(spec.best):
                     self.address("values", self.real)[place + x] = best.values[n + x * self.B]
                     self.address("indices", I64)[place + x] = best.indices[n + x * self.B].to(I64)
 

@@ -1,6 +1,6 @@
-"""What kernels with a query in every lane, or some, share: memory, lanes, tiles, copies, products.
+"""The base of all tile kernels: memory, lanes, tiles, copies, products.
 
-Each works on *items*, blocks of queries that share a key and a value head, against *tiles* of keys.
+A kernel computes *query blocks*, which share a key and a value head, against *tiles* of keys.
 """
 
 import math
@@ -12,32 +12,45 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from regard.engines.cpu.language import mathematics
-from regard.engines.cpu.language.amx import Totals, matrices
+from regard.engines.cpu.language.amx import Totals, amx_tiles
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import Lowering
 from regard.engines.cpu.language.types import I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.forward import KEYS, PART, SIDE, SUMS, TILE_BITS, TILE_WORD, TILE_WORD_BITS, Kind
+from regard.engines.cpu.spec.forward import (
+    AMX_SIDE,
+    AMX_SUMS,
+    KEYS,
+    PART,
+    TILE_BITS,
+    TILE_WORD,
+    TILE_WORD_BITS,
+    KernelSpec,
+)
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 UNROLL = 4
-FAR = 2.0**10  # of scores as logarithms of base 2: their rounding moves weights by 2^-15 and more
+LARGE = 2.0**10  # of scores as logarithms of base 2: their rounding changes weights by 2^-15 and more
 
 
 class Halves(NamedTuple):
-    """What the halves of the lanes may see of a tile: both the keys from `first` to before `stop`, one alone whole
-    PARTs before and after.
+    """The keys of a tile that each half of the lanes may see.
+
+    Both halves may see those from `first` to `stop`; one half alone may see whole PARTs before and after.
     """
 
     first: Value
     stop: Value
-    early: Value  # 0 or 1: the half that may see those before
+    early: Value  # 0 or 1: the half that may see the keys before
     late: Value  # and those after
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A tile of an item. Keys are counted from its start: those from `first` to before `stop` are there."""
+class KeyTile:
+    """A tile of a query block.
+
+    Keys from `first` to before `stop` are present, counted from its start.
+    """
 
     number: Value  # counted from the absolute j = 0
     start: Value  # the column of its first key; negative if it begins before the call's keys
@@ -48,79 +61,82 @@ class Tile:
 
 
 class Lanes(ABC):
-    """The base of kernels."""
+    """The base of tile kernels."""
 
-    item: SimpleNamespace
+    block: SimpleNamespace
     tile: SimpleNamespace
-    words: Pointer
-    next_group: Value  # the first item of the group after this one, or of the last
+    record: Pointer
+    next_work_group: Value  # the first query block of the next work group, or of the last
 
-    def __init__(self, k: Kernel, kind: Kind):
-        self.k, self.kind = k, kind
-        self.real, self.W, self.B = kind.real, k.target.lanes(kind.real.size), kind.lanes
+    def __init__(self, k: Kernel, spec: KernelSpec):
+        self.k, self.spec = k, spec
+        self.real, self.W, self.B = spec.real, k.target.lanes(spec.real.size), spec.lanes
         self.d, self.d_v = k.integer("d"), k.integer("d_v")
         self.bases = k.pointer("bases", I64)
-        self.mask = Lowering(k, kind.mask, kind.real, kind.integer) if kind.mask else None
-        self.score = Lowering(k, kind.score, kind.real, kind.integer) if kind.score else None
+        self.mask = Lowering(k, spec.mask, spec.real, spec.integer) if spec.mask else None
+        self.score = Lowering(k, spec.score, spec.real, spec.integer) if spec.score else None
 
     def run(self) -> None:
-        """Groups of the call, one after the other, until those that share their count have taken all."""
+        """Compute work groups until all threads that share the counter have taken all."""
         k = self.k
-        groups, taken, count = k.pointer("groups", I64), k.pointer("taken", I64), k.integer("count")
-        if self.kind.matrices:
+        groups, taken, count = k.pointer("work_groups", I64), k.pointer("taken", I64), k.integer("count")
+        if self.spec.amx:
             k.flush_inputs()
         one = k.whole(1)
         n = k.variable(taken.fetch_add(one))
         with self._registers(), k.loop_while(lambda: n.value < count):
-            self.next_group = groups[k.minimum(n.value + 1, count - 1) * 2]
-            self._group(groups[n.value * 2], groups[n.value * 2 + 1])
+            self.next_work_group = groups[k.minimum(n.value + 1, count - 1) * 2]
+            self._work_group(groups[n.value * 2], groups[n.value * 2 + 1])
             n.value = taken.fetch_add(one)
 
     @contextmanager
     def _registers(self) -> Iterator[None]:
-        """While products are made of matrices, `matrices` are the registers for them."""
-        if self.kind.matrices and not self.kind.few:
-            with matrices(self.k) as self.matrices:
+        """Hold the AMX tile registers in `amx_tiles`, while products use them."""
+        if self.spec.amx and not self.spec.decode_rows:
+            with amx_tiles(self.k) as self.amx_tiles:
                 yield
         else:
             yield
 
     def _totals(self) -> Totals:
-        """As many matrices as should grow at once: a few blocks of rows, all lanes."""
-        across = self.B // SIDE
-        return [self.matrices[n * across : (n + 1) * across] for n in range(max(1, SUMS // across))]
+        """Return the AMX tiles of sums: a few row blocks by all lanes."""
+        across = self.B // AMX_SIDE
+        return [self.amx_tiles[n * across : (n + 1) * across] for n in range(max(1, AMX_SUMS // across))]
 
     @abstractmethod
-    def _group(self, first: Value, stop: Value) -> None:
-        """Some items, from the first to before `stop`."""
+    def _work_group(self, first: Value, stop: Value) -> None:
+        """Compute the query blocks from `first` to before `stop`."""
 
-    # Items
+    # Query blocks
 
     @abstractmethod
-    def _item_area(self) -> Mapping[str, Any]:
-        """What an item keeps, in numbers of `real`; `cursor` or `state` are words."""
+    def _block_scratch(self) -> Mapping[str, Any]:
+        """Return the scratch layout of a query block, in elements of `real`.
+
+        `cursor` and `state` are 64-bit integers.
+        """
 
     def _open(self, n: Value, state: Pointer) -> None:
-        """The n-th item is the one that is worked on; `state` is where it keeps what it must."""
-        self.words = self.k.pointer("items", I64) + n * len(self.kind.item)
-        self.item, _ = self._area(state, self._item_area())
-        integer = self.kind.integer
+        """Make the n-th query block the current one; `state` is its scratch memory."""
+        self.record = self.k.pointer("blocks", I64) + n * len(self.spec.block_fields)
+        self.block, _ = self._scratch(state, self._block_scratch())
+        integer = self.spec.integer
         types = {"i": integer, "h": integer, "first": I32, "second": I32}
         types |= dict.fromkeys(("g", "r", "cursor", "state"), I64)
-        for name, pointer in vars(self.item).items():
-            setattr(self.item, name, pointer.of(types.get(name, self.real)))
+        for name, pointer in vars(self.block).items():
+            setattr(self.block, name, pointer.of(types.get(name, self.real)))
 
     # Memory
 
-    def _area(self, start: Pointer, sizes: Mapping[str, Any]) -> tuple[SimpleNamespace, Pointer]:
-        """Pointers to parts of memory that lie one behind the other, and what follows them."""
+    def _scratch(self, start: Pointer, sizes: Mapping[str, Any]) -> tuple[SimpleNamespace, Pointer]:
+        """Return pointers to consecutive arrays, and the address after them."""
         made = {}
         for name, size in sizes.items():
             made[name], start = start, start + size
         return SimpleNamespace(**made), start
 
     def _pick(self, n: Value, options: Sequence[Value]) -> Value:
-        """The n-th of some values."""
+        """Return the n-th of some values."""
         *others, chosen = options
         for m, x in reversed(list(enumerate(others))):
             chosen = self.k.where(n == m, x, chosen)
@@ -129,24 +145,24 @@ class Lanes(ABC):
     def _pick_pointer(self, n: Value, options: Sequence[Pointer]) -> Pointer:
         return self.k.at(self._pick(n, [x.address for x in options]), options[0].type)
 
-    # Of the item that is worked on, or of the one with these words.
+    # Fields of the current query block, or of the one with this record.
 
-    def word(self, name: str, words: Pointer | None = None) -> Value:
-        return (words or self.words)[self.kind.item.index(name)]
+    def field(self, name: str, record: Pointer | None = None) -> Value:
+        return (record or self.record)[self.spec.block_fields.index(name)]
 
-    def address(self, name: str, type: Type, words: Pointer | None = None) -> Pointer:
-        """Where an item begins in an array."""
-        base = self.k.pointer_at(self.bases, self.kind.item.index(name), type)
-        return base.bytes(self.word(name, words))
+    def address(self, name: str, type: Type, record: Pointer | None = None) -> Pointer:
+        """Return the address of a query block's first row in an array."""
+        base = self.k.pointer_at(self.bases, self.spec.block_fields.index(name), type)
+        return base.bytes(self.field(name, record))
 
     def has(self, name: str) -> Value:
-        """Whether the call has an array."""
-        return self.bases[self.kind.item.index(name)] != 0
+        """Test if the call has an array."""
+        return self.bases[self.spec.block_fields.index(name)] != 0
 
     # Lanes
 
     def vectors(self) -> range:
-        """Where the vectors of a row of lanes begin."""
+        """Offsets of the vectors in a row of lanes."""
         return range(0, self.B, self.W)
 
     def load(self, p: Pointer, *offsets: object) -> Value:
@@ -162,61 +178,69 @@ class Lanes(ABC):
         return self.k.constant(self.real, 0.0).spread(self.W)
 
     def each_lane(self, work: Callable[[Value, Value, Value], None]) -> None:
-        """Work on every lane, given its number, its head in the item and its row; lanes without one repeat the last."""
-        k, last, rows = self.k, self.word("lanes") - 1, self.word("rows")
+        """Call `work` with every lane's number, head in the block and row.
+
+        Lanes without a row repeat the last.
+        """
+        k, last, rows = self.k, self.field("lanes") - 1, self.field("rows")
         with k.loop(self.B) as lane:
             n = k.minimum(lane, last)
             work(lane, n // rows, n % rows)
 
     def _row(self, base: Pointer, lane: Value, head: Value, row: Value) -> Pointer:
-        """The row that belongs to a lane, in an array that begins at the item's first row."""
-        return base.bytes(self.item.g[lane] * head + self.item.r[lane] * row)
+        """Return the row of a lane, in an array whose base is the block's first row."""
+        return base.bytes(self.block.g[lane] * head + self.block.r[lane] * row)
 
     def _begin_lane(self, lane: Value, g: Value, r: Value) -> None:
-        """What rules and dropout must know of the row."""
-        k, item = self.k, self.item
-        i, h = self.word("i") + r, self.word("h") + g
-        item.i[lane], item.h[lane] = i.to(self.kind.integer), h.to(self.kind.integer)
-        item.g[lane], item.r[lane] = g, r
-        if self.kind.dropout:
-            first, second = mathematics.row_key(k, k.integer("seed"), self.word("b"), h, i)
-            item.first[lane], item.second[lane] = first, second
+        """Store the row's indices and dropout keys."""
+        k, block = self.k, self.block
+        i, h = self.field("i") + r, self.field("h") + g
+        block.i[lane], block.h[lane] = i.to(self.spec.integer), h.to(self.spec.integer)
+        block.g[lane], block.r[lane] = g, r
+        if self.spec.dropout:
+            first, second = mathematics.row_key(k, k.integer("seed"), self.field("b"), h, i)
+            block.first[lane], block.second[lane] = first, second
 
     # Tiles
 
-    def _tile(self, word: Value) -> Tile:
+    def _tile(self, word: Value) -> KeyTile:
         k = self.k
         number = word >> TILE_BITS
         start = number * KEYS - k.integer("shift")
-        field = {name: word >> n * TILE_WORD_BITS & (1 << TILE_WORD_BITS) - 1 for n, name in enumerate(TILE_WORD)}
-        first = k.maximum(field["first"] * PART, -start)
-        stop = k.minimum(field["stop"] * PART, k.integer("n_k") - start)
-        mixed = k.minimum(k.maximum(field["mixed_first"] * PART, first), stop)
-        both_first = k.maximum(k.minimum(field["both_first"] * PART, stop), first)
+        entry = {name: word >> n * TILE_WORD_BITS & (1 << TILE_WORD_BITS) - 1 for n, name in enumerate(TILE_WORD)}
+        first = k.maximum(entry["first"] * PART, -start)
+        stop = k.minimum(entry["stop"] * PART, k.integer("n_k") - start)
+        mixed = k.minimum(k.maximum(entry["mixed_first"] * PART, first), stop)
+        both_first = k.maximum(k.minimum(entry["both_first"] * PART, stop), first)
         both_first = k.where((first | both_first) % PART == 0, both_first, first)
-        both_stop = k.maximum(k.minimum(field["both_stop"] * PART, stop), both_first)
+        both_stop = k.maximum(k.minimum(entry["both_stop"] * PART, stop), both_first)
         both_stop = k.where((both_stop | stop) % PART == 0, both_stop, stop)
-        return Tile(
+        return KeyTile(
             number + k.integer("first_tile"),
             start,
             first,
             stop,
-            (mixed, k.minimum(k.maximum(field["mixed_stop"] * PART, mixed), stop)),
-            Halves(both_first, both_stop, field["early"], field["late"]),
+            (mixed, k.minimum(k.maximum(entry["mixed_stop"] * PART, mixed), stop)),
+            Halves(both_first, both_stop, entry["early"], entry["late"]),
         )
 
     def _finite(self, m: Value) -> Value:
-        """The least number for a maximum of nothing, so that −∞ − m is not NaN."""
+        """Replace −∞ by the least number, so that −∞ − m is not NaN."""
         return self.k.maximum(self.k.constant(self.real, -LARGEST[self.real.name]), m)
 
-    def _is_far(self, m: Value, scaled: Value) -> Value:
-        """Test for a maximum or an lse, in units of exponents, that moves weights when it is rounded."""
-        return (self.k.intrinsic("fabs", self.real, scaled) > FAR) & (m > -math.inf)
+    def _is_large(self, m: Value, scaled: Value) -> Value:
+        """Test for a maximum or an lse whose rounding changes weights.
 
-    def _subtract_lse(self, tile: Tile, lse: Pointer, scale: Value | None) -> None:
-        """S ← S − lse where `lse`, of each query, is not 0. scale: from products to the units of exponents.
+        scaled: m in the scale of exponents.
+        """
+        return (self.k.intrinsic("fabs", self.real, scaled) > LARGE) & (m > -math.inf)
 
-        The natural score is that of which forward made its lse, so that a lone key has the weight 1; none has more.
+    def _subtract_lse(self, tile: KeyTile, lse: Pointer, scale: Value | None) -> None:
+        """Compute S ← S − lse where `lse`, of each query, is not 0.
+
+        scale: from products to exponents.
+
+        The natural score is the one from which forward computed lse. So a lone key has the weight 1, and none has more.
         """
         k, P = self.k, self.tile.P
         for c in self.vectors():
@@ -228,14 +252,14 @@ class Lanes(ABC):
                 below = k.minimum(self.zero(), score - natural) * mathematics.LOG2_E
                 P[p * self.B + c] = k.where(far, below if scale is None else below / scale, s)
 
-    def _source(self, name: str, row: Value, words: Pointer | None = None) -> Pointer:
-        """A row of K or V by its column."""
-        return self.address(name, self.kind.element, words).bytes(row * self.k.integer(f"{name}_row"))
+    def _source(self, name: str, row: Value, record: Pointer | None = None) -> Pointer:
+        """Return a row of K or V by its column."""
+        return self.address(name, self.spec.element, record).bytes(row * self.k.integer(f"{name}_row"))
 
     def _copy(
-        self, name: str, tile: Tile, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
+        self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
     ) -> None:
-        k, size = self.k, self.kind.element.size
+        k, size = self.k, self.spec.element.size
         feature = k.integer(f"{name}_feature")
         with k.loop(stop, start=first) as p:
             source, into = self._source(name, tile.start + p), copy + p * width
@@ -244,60 +268,71 @@ class Lanes(ABC):
                 into[x] = source.bytes(x * size).load(0, self.W).to(copy.type)
             with k.loop(count, start=whole) as x:
                 into[x] = source.bytes(x * feature)[0].to(copy.type)
-            if self.kind.pairs:
+            if self.spec.paired:
                 with k.loop(width, start=count) as x:
                     into[x] = k.constant(copy.type, 0.0)
 
-    def _turn(self, base: Pointer, strides: list[Value], count: Value, turned: Pointer, scale: Value | float) -> None:
-        """turned[x, lane] = scale · base[head, row, x] for the head and the row of each lane and x below `count`."""
+    def _transpose(
+        self, base: Pointer, strides: list[Value], count: Value, transposed: Pointer, scale: Value | float
+    ) -> None:
+        """Transpose rows, scaled, so that lanes are queries.
+
+        transposed[x, lane] = scale · base[head, row, x] for each lane and x below `count`.
+        """
         k, W = self.k, self.W
         whole = k.where(strides[2] == base.type.size, count - count % W, k.whole(0))
         with k.loop(self.B, step=W) as c:
             rows = self._lane_rows(base, strides, c)
             with k.loop(whole, step=W) as x:
-                self._turn_block(rows, x, turned + (x * self.B + c), scale)
-            self._turn_singly(base, strides, c, whole, count, turned, scale)
+                self._store_transposed(rows, x, transposed + (x * self.B + c), scale)
+            self._transpose_singly(base, strides, c, whole, count, transposed, scale)
 
     def _lane_rows(self, base: Pointer, strides: list[Value], c: Value) -> list[Pointer]:
-        """The rows of the lanes of a vector, in an array that begins at the item's first row."""
+        """Return the rows of the lanes of one vector."""
         return [self._row(base, c + r, *strides[:2]) for r in range(self.W)]
 
-    def _turn_block(self, rows: list[Pointer], x: Value, into: Pointer, scale: Value | float) -> None:
-        """As `_turned_block`, to the rows of lanes from `into` on."""
-        for n, vector in enumerate(self._turned_block(rows, x, scale)):
+    def _store_transposed(self, rows: list[Pointer], x: Value, into: Pointer, scale: Value | float) -> None:
+        """Store the vectors of `_transposed_block` in consecutive rows of lanes."""
+        for n, vector in enumerate(self._transposed_block(rows, x, scale)):
             into[n * self.B] = vector
 
-    def _turned_block(self, rows: list[Pointer], x: Value, scale: Value | float) -> list[Value]:
-        """A vector of numbers of each row, from x on, scaled, in the lanes of as many vectors."""
+    def _transposed_block(self, rows: list[Pointer], x: Value, scale: Value | float) -> list[Value]:
+        """Load a vector of each row from x on, scaled and transposed."""
         return self.k.transpose([p.load(x, self.W).to(self.real) * scale for p in rows])
 
-    def _turn_singly(
-        self, base: Pointer, strides: list[Value], c: Value, start: Value, stop: Value, turned: Pointer, scale: Any
+    def _transpose_singly(
+        self, base: Pointer, strides: list[Value], c: Value, start: Value, stop: Value, transposed: Pointer, scale: Any
     ) -> None:
-        """As `_turn`, for the lanes of the vector at c and x from `start` to before `stop`, one by one."""
+        """Transpose one by one.
+
+        That is x from `start` to before `stop`, for the vector of lanes at c.
+        """
         k = self.k
         with k.loop(self.W) as r:
             p = self._row(base, c + r, *strides[:2])
             with k.loop(stop, start=start) as x:
-                turned[x * self.B + c + r] = p.bytes(x * strides[2])[0].to(self.real) * scale
+                transposed[x * self.B + c + r] = p.bytes(x * strides[2])[0].to(self.real) * scale
 
-    def _turn_back(self, turned: Pointer, count: Value, base: Pointer, head: Value, row: Value) -> None:
-        """base[head, row, x] = turned[x, lane] for the head and the row of each lane and x below `count`."""
+    def _transpose_back(self, transposed: Pointer, count: Value, base: Pointer, head: Value, row: Value) -> None:
+        """Transpose lanes back to rows.
+
+        base[head, row, x] = transposed[x, lane] for each lane and x below `count`.
+        """
         k, W, B = self.k, self.W, self.B
-        lanes, whole = self.word("lanes"), count - count % W
+        lanes, whole = self.field("lanes"), count - count % W
         with k.loop(lanes, step=W) as c:
             with k.loop(whole, step=W) as a:
-                vectors = k.transpose([self.load(turned, (a + x) * B, c) for x in range(W)])
+                vectors = k.transpose([self.load(transposed, (a + x) * B, c) for x in range(W)])
                 for r in range(W):
                     with k.when(c + r < lanes):
                         self._row(base, c + r, head, row)[a] = vectors[r].to(base.type)
             with k.loop(k.minimum(lanes, c + W), start=c) as n:
                 into = self._row(base, n, head, row)
                 with k.loop(count, start=whole) as a:
-                    into[a] = turned[a * B + n].to(base.type)
+                    into[a] = transposed[a * B + n].to(base.type)
 
     def _folded(self, x: Value, operation: Callable[[Value, Value], Value]) -> Value:
-        """The lanes of a vector put together, one half and the other, again and again."""
+        """Reduce the lanes of a vector by halves."""
         while x.lanes > 2:
             half = x.lanes // 2
             x = operation(*(self.k.shuffle(x, x, range(n, n + half)) for n in (0, half)))
@@ -306,11 +341,11 @@ class Lanes(ABC):
     # Products
 
     def multiply_add(self, total: Value, x: Value, y: Value) -> Value:
-        """total + x · y; for words of two numbers each the product of both."""
-        return self.k.dot_pairs(total, x, y) if self.kind.pairs else self.k.fma(x, y, total)
+        """Return total + x · y; for packed pairs, both products."""
+        return self.k.dot_bf16(total, x, y) if self.spec.paired else self.k.fma(x, y, total)
 
     def _sums(self, rows: int, columns: range | None = None) -> list[list[Variable]]:
-        """Zeros for some rows of the lanes' vectors, or of those that begin at `columns`."""
+        """Return zeroed sums for `rows` rows of vectors, at `columns` or in all lanes."""
         columns = self.vectors() if columns is None else columns
         return [[self.k.variable(self.zero()) for _ in columns] for _ in range(rows)]
 
@@ -323,9 +358,11 @@ class Lanes(ABC):
         vector: Callable[..., Value],
         columns: range | None = None,
     ) -> None:
-        """sum[r][c] += Σ_x factor(r, x) · vector(x, c), the factors broadcast, one chain of sums each.
+        """Compute sum[r][c] += Σ_x factor(r, x) · vector(x, c), each in one chain.
 
-        columns: where the vectors begin, the lanes unless they are given.
+        Factors are broadcast.
+
+        columns: offsets of the vectors, by default of all lanes.
         """
         k = self.k
         columns = self.vectors() if columns is None else columns
@@ -346,7 +383,7 @@ class Lanes(ABC):
         vector: Callable[..., Value],
         columns: range,
     ) -> None:
-        """Some steps of `_add_product`, without a loop."""
+        """Unroll `count` steps of `_add_product`."""
         for x in (start + u for u in range(count)):
             vectors = [vector(x, c) for c in columns]
             for r, row in enumerate(sums):
@@ -354,8 +391,11 @@ class Lanes(ABC):
                 for total, v in zip(row, vectors, strict=True):
                     total.value = self.multiply_add(total.value, f, v)
 
-    def _blocks(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
-        """Work on so many rows at a time, or as many as registers hold, and on what is left one at a time."""
+    def _micro_tiles(self, start: Value, stop: Value, work: Callable[[int, Value], None], rows: int = 0) -> None:
+        """Call `work` on micro-tiles of `rows` rows, then on single rows.
+
+        By default a micro-tile has as many rows as registers hold.
+        """
         k, rows = self.k, rows or self.k.target.rows(self.B // self.W)
         whole = stop - (stop - start) % rows
         with k.loop(whole, start=start, step=rows) as n:
@@ -370,26 +410,29 @@ class Lanes(ABC):
         return found
 
     def _dense_at(self, name: str, type: Type, column: Value) -> tuple[Pointer, list[Value]]:
-        """Where a key's numbers for the item begin in a dense array, and its strides by head, row and key."""
+        """Return the address of a key in a dense array, and the array's strides.
+
+        The strides are by head, row and key.
+        """
         strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
         return self.address(name, type).bytes(column * strides[2]), strides
 
-    def _fetch(self, name: str, type: Type, into: Pointer, tile: Tile, start: Value, stop: Value) -> None:
-        """Some keys of a dense array, turned so that lanes are queries."""
+    def _fetch(self, name: str, type: Type, into: Pointer, tile: KeyTile, start: Value, stop: Value) -> None:
+        """Transpose some keys of a dense array, so that lanes are queries."""
         base, strides = self._dense_at(name, type, tile.start + start)
-        self._turn(base, strides, stop - start, into + start * self.B, 1.0)
+        self._transpose(base, strides, stop - start, into + start * self.B, 1.0)
 
-    def _approach(self, type: Type, tile: Tile, p: Value, count: int) -> None:
-        """Bring the bias near, some rows of it for every block of keys: it is read when the scores are there."""
+    def _prefetch_bias(self, type: Type, tile: KeyTile, p: Value, count: int) -> None:
+        """Prefetch the bias, some rows of it in every micro-tile of keys."""
         k, lanes = self.k, -(-self.B * count // KEYS)
         base, (head, row, _) = self._dense_at("bias", type, tile.start + tile.first)
         for n in range(lanes):
-            lane = k.minimum(p // count * lanes + n, self.word("lanes") - 1)
+            lane = k.minimum(p // count * lanes + n, self.field("lanes") - 1)
             line = self._row(base, lane, head, row)
-            for x in (*range(0, KEYS * type.size, 64), KEYS * type.size - 1):  # it need not begin where a line does
+            for x in (*range(0, KEYS * type.size, 64), KEYS * type.size - 1):  # the row may begin within a line
                 line.bytes(x).prefetch()
 
-    def _bring(self, line: Pointer, size: Value) -> None:
-        """Bring so many bytes into the second level, where they wait until they are read."""
+    def _prefetch_row(self, line: Pointer, size: Value) -> None:
+        """Prefetch `size` bytes to the second level of caches."""
         with self.k.loop(size, step=64) as at:
             line.bytes(at).prefetch(2)

@@ -1,151 +1,182 @@
-"""Weights of a tile made beside the scores of the next one, with a query in every lane.
+"""Software pipelining of prefill.
 
-Products leave parts of the processor idle that weights need, and registers where a micro-tile is small (`weaves` of a
-target). The scores and weights of two tiles lie in two places by turns; sums over weights lie in memory by the lane
-that a key has in the other layout, so that they are added in the same order. No scores come after those of a span's
-last tile: its weights are made beside the values of the tile before, where products take pairs.
+A tile's softmax is interleaved with the QK product of the next tile.
+
+Products leave execution ports idle that the softmax needs, and registers where a micro-tile is small
+(`Target.pipelines`). Scores and weights are double-buffered. Sums over weights are partial sums in memory, by the lane
+that a key has in decode, so that they are added in the same order. No QK product follows a split's last tile: its
+softmax is interleaved with the PV product of the tile before, where products take packed pairs.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from regard.engines.cpu.kernels.amx_products import MatrixProducts
-from regard.engines.cpu.kernels.lanes import Halves, Tile
+from regard.engines.cpu.kernels.amx_products import AmxProducts
+from regard.engines.cpu.kernels.lanes import Halves, KeyTile
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
 from regard.engines.cpu.spec.forward import KEYS
 
-TOGETHER = 8  # steps of a product that are written down with the weights of two keys
+TOGETHER = 8  # steps of a product that are interleaved with the softmax of two keys
 
 
-class Weaving(MatrixProducts):
-    due: Variable  # the next key, of the tile whose weights are made
+class Pipelining(AmxProducts):
+    """The software pipeline of prefill."""
 
-    def _tiles_woven(self, first: Value) -> Value:
-        """As `_tiles`, with the weights of a tile made beside the scores of the next: products leave parts of the
-        processor idle that weights need.
+    due: Variable  # the next key whose weight is due, in the tile in flight
+
+    def _tiles_pipelined(self, first: Value) -> Value:
+        """Do the work of `_tiles` in a software pipeline.
+
+        Each tile's softmax is interleaved with the QK product of the next.
         """
         k, tiles = self.k, self.k.pointer("tiles", I64)
-        current = self._span_of(tiles[first])
-        sizes = dict.fromkeys((*self.kind.weights, "seen"), KEYS * self.B) | {"rescale": self.B}
+        current = self._split_of(tiles[first])
+        sizes = dict.fromkeys((*self.spec.weights, "seen"), KEYS * self.B) | {"rescale": self.B}
         places = {name: (getattr(self.tile, name), size) for name, size in sizes.items()}
 
         @contextmanager
         def placed(n: Value) -> Iterator[None]:
-            """What a tile needs until its products are done lies in one of two places."""
+            """Point the scratch of a tile in flight to one of two buffers."""
             outer = {name: getattr(self.tile, name) for name in places}
             vars(self.tile).update({name: p + n * size for name, (p, size) in places.items()})
             yield
             vars(self.tile).update(outer)
 
         none = k.whole(0)
-        # What the weights and products of a tile need of the one whose weights are made; first there is none.
-        held = [k.variable(none) for _ in range(4 + len(Halves._fields))]
+        # The tile in flight: its number, start, keys and halves. At first it has no keys.
+        carried = [k.variable(none) for _ in range(4 + len(Halves._fields))]
 
-        def holding() -> Tile:
-            number, start, first, stop, *halves = (x.value for x in held)
-            return Tile(number, start, first, stop, (none, none), Halves(*halves))
+        def carried_tile() -> KeyTile:
+            number, start, first, stop, *halves = (x.value for x in carried)
+            return KeyTile(number, start, first, stop, (none, none), Halves(*halves))
 
-        def weigher(tile: Tile, there: Value) -> Callable[[], None]:
-            """Makes the weights of two keys more of a tile."""
+        def softmax_steps(tile: KeyTile, there: Value) -> Callable[[], None]:
+            """Return a function that computes the softmax of two more keys of a tile."""
 
-            def weigh() -> None:
+            def softmax_step() -> None:
                 with placed(there):
                     for c in self.vectors():
-                        self._weigh_into_parts(tile, self.due.value, c)
+                        self._softmax_into_partials(tile, self.due.value, c)
                 self.due.value = self.due.value + 2
 
-            return weigh
+            return softmax_step
 
         t, place, self.due = (k.variable(x) for x in (first, none, none))
         going, more = (k.variable(k.whole(1)) for _ in range(2))
         with k.loop_while(lambda: going.value != 0):
-            before, there, another = holding(), place.value, more.value
+            before, there, another = carried_tile(), place.value, more.value
             with k.when(another != 0), placed(1 - there):
                 self.place = t.value
                 tile = self._tile(tiles[t.value])
                 self._copies(tile)
-                self._scores(tile, weigher(before, there), before.stop)
+                self._qk_product(tile, softmax_steps(before, there), before.stop)
                 self._rules(tile)
-                for x, value in zip(held, (tile.number, tile.start, tile.first, tile.stop, *tile.halves), strict=True):
+                for x, value in zip(
+                    carried, (tile.number, tile.start, tile.first, tile.stop, *tile.halves), strict=True
+                ):
                     x.value = value
             with placed(there):
                 with k.loop(before.stop, start=self.due.value, step=2) as p, k.loop(self.B, step=self.W) as c:
-                    self._weigh_into_parts(before, p, c)
+                    self._softmax_into_partials(before, p, c)
                 with k.when(before.first < before.stop):
-                    self._add_parts()
+                    self._add_partials()
                     self._add_sums()
-            tile = holding()
+            tile = carried_tile()
             until = k.variable(none)
             with k.when(another != 0), placed(1 - there):
-                self._before_weights(tile)
-                self._empty_parts()
+                self._before_softmax(tile)
+                self._empty_partials()
                 self.due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
                 more.value = self._inside(t.value, current)
-                # Beside the products of the tile before the last, as no scores come after those of the last.
+                # Interleave with the PV product of the tile before, as no QK product follows the last tile.
                 until.value = k.where(more.value == 0, tile.stop, none)
             with k.when(before.first < before.stop), placed(there):
-                self._add_values(before, weigher(tile, 1 - there), until.value)
-            going.value, place.value = another, 1 - there  # after the last tile once more, for its products
+                self._pv_product(before, softmax_steps(tile, 1 - there), until.value)
+            going.value, place.value = another, 1 - there  # one more iteration after the last tile, for its PV product
         return t.value
 
-    def _beside(
-        self, weigh: Callable[[], None], most: Value, start: Value, stop: Value, steps: Callable[[Value, int], None]
+    def _interleave_softmax(
+        self,
+        softmax_step: Callable[[], None],
+        most: Value,
+        start: Value,
+        stop: Value,
+        steps: Callable[[Value, int], None],
     ) -> Value:
-        """`weigh`, at most so often, beside steps of a product from `start` on and before `stop`; where they end."""
+        """Interleave `softmax_step`, at most `most` times, with steps of a product.
+
+        Return where the steps end.
+        """
         k = self.k
         count = k.minimum(most, (stop - start) // TOGETHER)
         end = start + k.maximum(count, k.whole(0)) * TOGETHER
         with k.loop(end, start=start, step=TOGETHER) as x:
-            k.weave(lambda: steps(x, TOGETHER), weigh)
+            k.interleave(lambda: steps(x, TOGETHER), softmax_step)
         return end
 
-    def _pairs_due(self, until: Value | int) -> Value:
-        """How many times two keys are due before `until`."""
+    def _steps_due(self, until: Value | int) -> Value:
+        """Count the pairs of keys that are due before `until`."""
         return (until - self.due.value + 1) // 2
 
     @abstractmethod
-    def _scores(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
-        """The scores of a tile; beside them, `weigh` as long as a key before `until` is due."""
+    def _qk_product(
+        self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
+    ) -> None:
+        """Compute the QK product of a tile.
+
+        Interleave `softmax_step` while a key before `until` is due.
+        """
 
     @abstractmethod
-    def _rules(self, tile: Tile) -> None:
-        """What rules make of scores."""
+    def _rules(self, tile: KeyTile) -> None:
+        """Apply rules and masks to scores."""
 
     @abstractmethod
-    def _before_weights(self, tile: Tile) -> None:
-        """What scores must tell before they become weights."""
+    def _before_softmax(self, tile: KeyTile) -> None:
+        """Update maxima and lists from scores, before they become weights."""
 
     @abstractmethod
-    def _weigh(self, tile: Tile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
-        """P = exp(S − m) of the keys p and p + 1 in the lanes from c on, and of each what is summed."""
+    def _softmax_pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
+        """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on.
+
+        Return the terms of sums.
+        """
 
     @abstractmethod
-    def _add_values(self, tile: Tile, weigh: Callable[[], None] | None = None, until: Value | int = 0) -> None:
-        """The products of weights and values of a tile into the span; beside them, `weigh` as in `_scores`."""
+    def _pv_product(
+        self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
+    ) -> None:
+        """Add the PV product of a tile to the split.
+
+        Interleave `softmax_step` as in `_qk_product`.
+        """
 
     def _summed(self) -> list[str]:
-        """The names of what is summed over weights."""
-        return [name for both in self.kind.sums for name in both[: 1 + self.kind.entropy]]
+        """Return the names of the sums over weights."""
+        return [name for both in self.spec.sums for name in both[: 1 + self.spec.entropy]]
 
-    def _weigh_into_parts(self, tile: Tile, p: Value, c: Value | int) -> None:
-        """The weights of two keys, and what is summed of them into the sums of keys that are W apart."""
-        for n, terms in enumerate(self._weigh(tile, p, c, self.load(self.tile.shift, c))):
+    def _softmax_into_partials(self, tile: KeyTile, p: Value, c: Value | int) -> None:
+        """Compute the weights of two keys, and add to partial sums.
+
+        Keys that are W apart share a partial sum.
+        """
+        for n, terms in enumerate(self._softmax_pair(tile, p, c, self.load(self.tile.shift, c))):
             at = ((p + n) & (self.W - 1)) * self.B + c
-            for part, term in zip(self._parts_of_sums(), terms, strict=True):
+            for part, term in zip(self._partial_sums(), terms, strict=True):
                 part[at] = self.load(part, at) + term
 
-    def _parts_of_sums(self) -> list[Pointer]:
-        return [getattr(self.tile, f"{name}_parts") for name in self._summed()]
+    def _partial_sums(self) -> list[Pointer]:
+        return [getattr(self.tile, f"{name}_partial") for name in self._summed()]
 
-    def _empty_parts(self) -> None:
-        for part in self._parts_of_sums():
+    def _empty_partials(self) -> None:
+        for part in self._partial_sums():
             self.fill(part, 0.0, self.W)
 
-    def _add_parts(self) -> None:
-        for name, part in zip(self._summed(), self._parts_of_sums(), strict=True):
+    def _add_partials(self) -> None:
+        for name, part in zip(self._summed(), self._partial_sums(), strict=True):
             with self.k.loop(self.B, step=self.W) as c:
                 total = self.zero()
                 for r in range(self.W):

@@ -1,25 +1,28 @@
-"""The second pass: given lse, the weights of every tile and what is summed of them.
+"""The second pass: from lse, the weights of every tile and their reductions.
 
-The scores are those of forward, to the bit. Of the weights P = exp(S − lse), with a query in every lane, are made: how
-many keys a query sees; sums over queries (`received`); sums along diagonals (`profile`); and maps by cells.
+Scores are forward's, to the bit. P = exp(S − lse) has a query in every lane. It is reduced to counts of visible keys,
+sums over queries (`received`), sums along diagonals (`profile`), and maps of bins.
 """
 
 import math
 
-from regard.engines.cpu.kernels.lanes import Tile
-from regard.engines.cpu.kernels.prefill import ManyQueries
+from regard.engines.cpu.kernels.lanes import KeyTile
+from regard.engines.cpu.kernels.prefill import PrefillKernel
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Value
 from regard.engines.cpu.spec.forward import KEYS
-from regard.engines.cpu.spec.reductions import SecondKind
+from regard.engines.cpu.spec.reductions import SecondPassSpec
 
 
-class SecondPass(ManyQueries):
-    """The kernel. Of an item, `m` holds −lse in the units of scores, `l` counts the keys that are seen, and `e` holds
-    an lse that is subtracted before, or 0."""
+class SecondPassKernel(PrefillKernel):
+    """The second-pass kernel.
 
-    kind: SecondKind
+    In its query blocks `m` holds −lse in the scale of exponents, and `l` counts visible keys. `e` holds an lse to
+    subtract before scaling, or 0.
+    """
+
+    spec: SecondPassSpec
 
     def _begin(self) -> None:
         super()._begin()
@@ -28,58 +31,58 @@ class SecondPass(ManyQueries):
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         lse = self.address("lse", self.real)[g * self.k.integer("row_head") + r]
         k, none = self.k, self.k.constant(self.real, 0.0)
-        unit = 1.0 if self.kind.ruled else mathematics.LOG2_E
-        shift = -self._finite(lse * unit)
-        if not self.kind.ruled:
-            far = self._is_far(lse, lse * unit)
-            shift, self.item.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
+        exponent_scale = 1.0 if self.spec.ruled else mathematics.LOG2_E
+        shift = -self._finite(lse * exponent_scale)
+        if not self.spec.ruled:
+            far = self._is_large(lse, lse * exponent_scale)
+            shift, self.block.e[lane] = k.where(far, none, shift), k.where(far, lse, none)
         nobody = k.constant(self.real, -math.inf)  # a lane without a query has no weight
-        self.item.m[lane] = k.where(lane < self.word("lanes"), shift, nobody)
+        self.block.m[lane] = k.where(lane < self.field("lanes"), shift, nobody)
 
-    def _span(self) -> None:
-        self.item.cursor[0] = self._tiles(self.item.cursor[0], self._work_on)
+    def _split(self) -> None:
+        self.block.cursor[0] = self._tiles(self.block.cursor[0], self._work_on)
 
     def _written(self) -> tuple[str, ...]:
         return ()
 
-    def _work_on(self, tile: Tile) -> None:
+    def _work_on(self, tile: KeyTile) -> None:
         self._copies(tile)
-        self._scores(tile)
+        self._qk_product(tile)
         self._rules(tile)
-        self._weights(tile)
+        self._softmax(tile)
         for name, work in (("received", self._receive), ("profile", self._slide)):
-            if name in self.kind.wants:
+            if name in self.spec.statistics:
                 work(tile)
         if self.maps:
             self._pool(tile)
 
     @property
     def maps(self) -> list[str]:
-        return [name for name in ("mass", "max_map") if name in self.kind.wants]
+        return [name for name in ("mass", "max_map") if name in self.spec.statistics]
 
-    def _weights(self, tile: Tile) -> None:
-        """P, 0 for what is hidden and for keys of the tile that are not there."""
+    def _softmax(self, tile: KeyTile) -> None:
+        """Compute P; 0 for hidden and absent keys of the tile."""
         k, P = self.k, self.tile.P
-        if not self.kind.ruled:
-            self._subtract_lse(tile, self.item.e, self.product_scale)
-        seen = self.item.l.of(mathematics.integer_of(self.real))
+        if not self.spec.ruled:
+            self._subtract_lse(tile, self.block.e, self.product_scale)
+        seen = self.block.l.of(mathematics.integer_of(self.real))
         for start, stop in ((k.whole(0), tile.first), (tile.stop, k.whole(KEYS))):
             with k.loop(stop * self.B, start=start * self.B, step=self.W) as n:
                 P[n] = self.zero()
         with k.loop(self.B, step=self.W) as c:
-            shift, count = self.load(self.item.m, c), k.variable(seen.load(c, self.W))
+            shift, count = self.load(self.block.m, c), k.variable(seen.load(c, self.W))
             with k.loop(tile.stop, start=tile.first) as p:
                 at = p * self.B + c
                 s = self.load(P, at)
                 hidden = s == -math.inf
                 P[at] = k.where(hidden, self.zero(), self._weight(s, shift)[0])
-                if "visible" in self.kind.wants:
+                if "visible" in self.spec.statistics:
                     count.value = count.value + (~hidden).to(count.type)
-            if "visible" in self.kind.wants:
+            if "visible" in self.spec.statistics:
                 seen[c] = count.value
 
-    def _receive(self, tile: Tile) -> None:
-        """Sums over lanes, W keys at a time."""
+    def _receive(self, tile: KeyTile) -> None:
+        """Add the sums over lanes, W keys at a time."""
         k, W, B = self.k, self.W, self.B
         total = self.address("received", self.real) + (tile.start + k.integer("shift"))
         with k.loop(tile.stop, start=tile.first & -W, step=W) as p:
@@ -90,8 +93,8 @@ class SecondPass(ManyQueries):
             first, *others = k.transpose(rows)
             total[p] = total.load(p, W) + sum(others, first)
 
-    def _slide(self, tile: Tile) -> None:
-        """Sums along diagonals: lanes that are W apart lie on those of keys that are W apart."""
+    def _slide(self, tile: KeyTile) -> None:
+        """Add the sums along diagonals: lanes and keys that are both W apart share one."""
         k, W = self.k, self.W
         total = self.address("profile", self.real) + (-tile.start)
         keys, lanes = range(0, KEYS, W), self.vectors()
@@ -102,14 +105,14 @@ class SecondPass(ManyQueries):
                 at = diagonal - n
                 total[at] = total.load(at, W) + sum(others, first)
 
-    def _pool(self, tile: Tile) -> None:
-        """The keys of each cell that the tile touches, then its queries."""
+    def _pool(self, tile: KeyTile) -> None:
+        """Pool the keys of each bin that the tile touches, then its queries."""
         k = self.k
         edges = k.pointer("edges", I64)
         number = (tile.start + k.integer("shift")) // KEYS
-        cell, p = k.variable(k.pointer("tile_cells", I64)[number]), k.variable(tile.first)
+        bin, p = k.variable(k.pointer("tile_bins", I64)[number]), k.variable(tile.first)
         with k.loop_while(lambda: p.value < tile.stop):
-            end = k.minimum(edges[cell.value + 1] - tile.start, tile.stop)
+            end = k.minimum(edges[bin.value + 1] - tile.start, tile.stop)
             with k.when(end > p.value):
                 with k.loop(self.B, step=self.W) as c:
                     made = [k.variable(self.zero()) for _ in self.maps]
@@ -118,9 +121,9 @@ class SecondPass(ManyQueries):
                             x.value = self._pooled(name, x.value, self.load(self.tile.P, q * self.B, c))
                     for into, x in zip((self.tile.old, self.tile.new), made, strict=False):
                         into[c] = x.value
-                self._pool_rows(cell.value)
+                self._pool_rows(bin.value)
                 p.value = end
-            cell.value = cell.value + 1
+            bin.value = bin.value + 1
 
     def _pooled(self, name: str, x: Value, weight: Value) -> Value:
         if name == "mass":
@@ -129,21 +132,21 @@ class SecondPass(ManyQueries):
 
     def _pool_rows(self, col: Value) -> None:
         k, zero = self.k, self.k.constant(self.real, 0.0)
-        row_cells, lanes = k.pointer("row_cells", I64) + self.word("row"), self.word("lanes")
+        row_bins, lanes = k.pointer("row_bins", I64) + self.field("row"), self.field("lanes")
         made = [k.variable(zero) for _ in self.maps]
         with k.loop(lanes) as n:
             for name, x, source in zip(self.maps, made, (self.tile.old, self.tile.new), strict=False):
                 x.value = self._pooled(name, x.value, source[n])
-            here = row_cells[n]
-            with k.when((row_cells[n + 1] != here) | (n + 1 == lanes)):
+            here = row_bins[n]
+            with k.when((row_bins[n + 1] != here) | (n + 1 == lanes)):
                 for name, x in zip(self.maps, made, strict=True):
                     map = self.address(name, self.real)
                     map[here + col] = self._pooled(name, map[here + col], x.value)
                     x.value = zero
 
     def _end(self) -> None:
-        if "visible" not in self.kind.wants:
+        if "visible" not in self.spec.statistics:
             return
-        seen = self.item.l.of(mathematics.integer_of(self.real))
-        with self.k.loop(self.word("lanes")) as n:
+        seen = self.block.l.of(mathematics.integer_of(self.real))
+        with self.k.loop(self.field("lanes")) as n:
             self.address("visible", I64)[n] = seen[n].to(I64)

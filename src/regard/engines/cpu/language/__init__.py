@@ -1,1 +1,1 @@
-"""The language that kernels are written in: Python that runs once and leaves LLVM IR behind."""
+"""The kernel language: Python that runs once and leaves LLVM IR behind."""

@@ -1,20 +1,20 @@
-"""Registers that hold a matrix, and products of matrices: AMX's, on the target that has `matrices`.
+"""AMX tiles and their products, on targets with `amx`.
 
-A matrix is 16 rows of 64 bytes: 16 × 16 numbers of 32 bits, or words of two bfloat16 each.
+A tile is 16 rows of 64 bytes: 16 × 16 numbers of 32 bits, or 16 × 32 of bfloat16.
 
-    with matrices(k) as (total, x, y, *_):
+    with amx_tiles(k) as (total, x, y, *_):
         total.clear()
         x.load(rows, stride)
         y.load(columns, stride)
         total.add_product(x, y)
         total.store(result, stride)
 
-`add_product` takes 16 rows of 32 bfloat16 and 16 rows of words that hold two numbers of a column each:
+`add_product` takes 16 rows of 32 bfloat16, and 16 rows of 16 packed pairs of bfloat16, both numbers of one column:
 
     total[r, c] ← total[r, c] + (Σ_n x[r, 2n] y[2n, c] + Σ_n x[r, 2n + 1] y[2n + 1, c])
 
-in float32, in the order of n, one rounding for a product and its sum; what is below the smallest normal number counts
-as 0 and becomes 0 (Intel's manual, TDPBF16PS). So vectors can sum in the same way.
+Sums are float32, in the order of n, with one rounding for a product and its sum. Subnormal inputs count as 0, and
+subnormal results become 0 (Intel's manual, TDPBF16PS). Vectors can therefore sum in the same way.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,13 +26,13 @@ from llvmlite import ir
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I8, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.forward import DEPTH, SIDE
+from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE
 
 REGISTERS = 8
 
 
-class Matrix:
-    """A register."""
+class AmxTile:
+    """One AMX tile register."""
 
     def __init__(self, k: Kernel, number: int):
         self.k, self.number = k, ir.Constant(I8.raw, number)
@@ -41,37 +41,37 @@ class Matrix:
         self._do("tilezero", self.number)
 
     def load(self, p: Pointer, stride: Any) -> None:
-        """16 rows of 64 bytes, `stride` bytes apart."""
+        """Load 16 rows of 64 bytes, `stride` bytes apart."""
         self._do("tileloadd64", self.number, p.raw, self.k.whole(stride).raw)
 
     def store(self, p: Pointer, stride: Any) -> None:
         self._do("tilestored64", self.number, p.raw, self.k.whole(stride).raw)
 
-    def add_product(self, x: "Matrix", y: "Matrix") -> None:
+    def add_product(self, x: "AmxTile", y: "AmxTile") -> None:
         self._do("tdpbf16ps", self.number, x.number, y.number)
 
     def _do(self, name: str, *arguments: Any) -> None:
         _do(self.k, name, *arguments)
 
 
-Totals = Sequence[Sequence[Matrix]]  # of blocks of rows, one for each block of columns
+Totals = Sequence[Sequence[AmxTile]]  # totals[r][c], one tile for each row block and column block
 
 
 @contextmanager
-def matrices(k: Kernel) -> Iterator[list[Matrix]]:
-    """The registers; what they hold is lost in the end."""
-    shape = k.words_on_stack(8)
-    low = 1 | 0  # the palette, and no row to begin at
-    words = [low, 0] + [SIDE * 4 * 0x0001000100010001] * 2 + [0, 0] + [SIDE * 0x0101010101010101] + [0]
-    for n, x in enumerate(words):
+def amx_tiles(k: Kernel) -> Iterator[list[AmxTile]]:
+    """Configure and yield all tile registers; their contents are lost at the end."""
+    shape = k.stack(8)
+    low = 1 | 0  # palette 1, start row 0
+    config = [low, 0] + [AMX_SIDE * 4 * 0x0001000100010001] * 2 + [0, 0] + [AMX_SIDE * 0x0101010101010101] + [0]
+    for n, x in enumerate(config):
         shape[n] = k.constant(I64, x)
     _do(k, "ldtilecfg", shape.raw)
-    yield [Matrix(k, n) for n in range(REGISTERS)]
+    yield [AmxTile(k, n) for n in range(REGISTERS)]
     _do(k, "tilerelease")
 
 
 def add_products(
-    registers: Sequence[Matrix],
+    registers: Sequence[AmxTile],
     totals: Totals,
     steps: tuple[Value, Value],
     row: Callable[[int, Value], Pointer],
@@ -79,10 +79,12 @@ def add_products(
     column: Callable[[int, Value], Pointer],
     pitch: Value | int,
 ) -> None:
-    """totals[r][c] += rows times columns, DEPTH products at a time, through the last two registers.
+    """Add rows times columns to totals[r][c].
 
-    row: where the r-th block begins in the n-th step, its rows `width` bytes apart; column: likewise the c-th block of
-    columns, its rows `pitch` bytes apart.
+    Each step sums AMX_DEPTH products, through the last two registers.
+
+    row(r, n): where the r-th row block begins in step n; its rows are `width` bytes apart.
+    column(c, n): where the c-th column block begins in step n; its rows are `pitch` bytes apart.
     """
     x, y = registers[-2:]
     with x.k.loop(steps[1], start=steps[0]) as n:
@@ -93,19 +95,20 @@ def add_products(
                 total.add_product(x, y)
 
 
-def add_by_vectors(
+def add_products_by_vectors(
     k: Kernel, total: Variable, ends: tuple[Value, Value], halves: Callable[[Value], Iterable[tuple[Value, Value]]]
 ) -> None:
-    """total += the products of the words between `ends`, as matrices sum, their steps counted from word 0.
+    """Add products to a vector in the order in which AMX tiles sum.
 
-    halves: the factors of the n-th words, of their even numbers and of their odd ones.
+    ends: the first packed pair and the one after the last; AMX steps are counted from pair 0.
+    halves(n): the factors of the n-th pairs, first of their even numbers, then of their odd ones.
     """
     zero = k.constant(total.type, 0.0).spread(total.lanes)
     chains = [k.variable(zero) for _ in range(2)]
-    with k.loop(ends[1], start=ends[0] & -(DEPTH // 2), step=DEPTH // 2) as block:
+    with k.loop(ends[1], start=ends[0] & -(AMX_DEPTH // 2), step=AMX_DEPTH // 2) as block:
         for chain in chains:
             chain.value = zero
-        with k.loop(k.minimum(ends[1], block + DEPTH // 2), start=k.maximum(ends[0], block)) as n:
+        with k.loop(k.minimum(ends[1], block + AMX_DEPTH // 2), start=k.maximum(ends[0], block)) as n:
             for chain, (x, y) in zip(chains, halves(n), strict=True):
                 chain.value = k.fma(x, y, chain.value)
         total.value += chains[0].value + chains[1].value

@@ -1,10 +1,10 @@
-"""A language for CPU kernels: Python runs once and leaves LLVM IR behind.
+"""The builder of CPU kernels: Python runs once and leaves LLVM IR behind.
 
 A kernel is a Python function over a `Kernel` k. `with k.loop(n) as i` is a loop of the kernel, a Python `for` an
-unrolled one; `with k.when(condition)` a branch. A `Value` is a number in a register, one (`lanes == 0`) or a vector of
-them; operators work on both, and a number or a single value meets a vector in every lane. A `Variable` can be set; a
-`Pointer` loads and stores. Nothing is declared: types follow from the values. Products of a loop's number with what was
-there before the loop, and addresses at them, cost an addition in each turn.
+unrolled one; `with k.when(condition)` is a branch. A `Value` is a number in a register: a scalar (`lanes == 0`) or a
+vector. Operators work on both, and scalars broadcast. A `Variable` can be set; a `Pointer` loads and stores. Types
+follow from the values. Products of a loop's index with loop invariants, and addresses at them, cost one addition each
+iteration.
 
     k = Kernel("add", target, ("x", "y", "n"))
     x, y = k.pointer("x", F32), k.pointer("y", F32)
@@ -22,11 +22,14 @@ from regard.engines.cpu.language.types import BF16, BOOL, F32, F64, I8, I32, I64
 from regard.engines.cpu.language.values import Count, Loop, Pointer, Value, Variable
 from regard.engines.cpu.target.instructions import Target
 
-ARITHMETIC = 0x9F80  # of x86: round to nearest, no exceptions, results below the smallest normal number are 0
+ARITHMETIC = 0x9F80  # x86's MXCSR: round to nearest, no exceptions, flush subnormal results
 
 
 class Kernel:
-    """A function `name(fields)` under construction; `fields` are 64-bit words in memory, read by name."""
+    """A function `name(fields)` under construction.
+
+    `fields` are 64-bit arguments in memory, read by name.
+    """
 
     def __init__(self, name: str, target: Target, fields: Sequence[str]):
         self.name, self.target, self.fields = name, target, tuple(fields)
@@ -36,70 +39,72 @@ class Kernel:
         self.entry = self.function.append_basic_block("entry")
         self.b = ir.IRBuilder(self.function.append_basic_block("start"))
         self.arguments = Pointer(self, I64, self.function.args[0])
-        self.kept: Variable | None = None  # the caller's rounding
+        self.saved_control: Variable | None = None  # the caller's control register
 
     def text(self) -> str:
-        """The finished kernel as LLVM IR."""
-        if self.kept is not None:
-            self._control("ldmxcsr", self.kept)
+        """Return the finished kernel as LLVM IR."""
+        if self.saved_control is not None:
+            self._control("ldmxcsr", self.saved_control)
         self.b.ret_void()
         with self.inside(self.entry):
             self.b.branch(self.function.basic_blocks[1])
         return str(self.module)
 
     def flush(self) -> None:
-        """From here to the end, make 0 of results below the smallest normal number, and round to nearest, whatever the
-        caller's thread does. Some processors take a hundred times as long for such numbers.
+        """Flush subnormal results to 0 and round to nearest from here to the end.
+
+        Results do not depend on the caller's floating-point mode. Some processors take 100 times as long for
+        subnormals.
         """
         if self.target.control:
-            self.kept, ours = (self.variable(self.constant(I32, x)) for x in (0, ARITHMETIC))
-            self._control("stmxcsr", self.kept)
+            self.saved_control, ours = (self.variable(self.constant(I32, x)) for x in (0, ARITHMETIC))
+            self._control("stmxcsr", self.saved_control)
             self._control("ldmxcsr", ours)
 
     def flush_inputs(self) -> None:
-        """From here to the end, numbers below the smallest normal one also count as 0."""
+        """Treat subnormal inputs as 0 from here to the end."""
         if self.target.control:
             self._control("ldmxcsr", self.variable(self.constant(I32, ARITHMETIC | 0x40)))
 
     def _control(self, name: str, register: Variable) -> None:
         self.call_named(f"llvm.x86.sse.{name}", ir.VoidType(), [ir.PointerType()], [register.slot])
 
-    # Numbers
+    # Scalars and constants
 
     def raw(self, type: Type, lanes: int) -> Any:
         return ir.VectorType(type.raw, lanes) if lanes else type.raw
 
     def constant(self, type: Type, x: Any) -> Value:
-        value = float(x) if type.kind == "float" else int(x)
+        value = float(x) if type.category == "float" else int(x)
         return Value(self, type, 0, ir.Constant(type.raw, value))
 
     def whole(self, x: Any) -> Value:
-        """A Python number as a 64-bit integer; a value as it is."""
+        """Return a Python number as a 64-bit integer, and a value as it is."""
         return x if isinstance(x, Value) else self.constant(I64, x)
 
     def integer(self, name: str) -> Value:
         return self.arguments[self.fields.index(name)]
 
     def real(self, name: str, type: Type) -> Value:
-        """The 64-bit float of that name, converted."""
+        """Return the 64-bit float argument of that name, converted."""
         return self.arguments.of(F64)[self.fields.index(name)].to(type)
 
     def pointer(self, name: str, type: Type) -> Pointer:
         return self.pointer_at(self.arguments, self.fields.index(name), type)
 
-    def pointer_at(self, words: Pointer, n: Any, type: Type) -> Pointer:
-        """The address that lies in the n-th word."""
-        return Pointer(self, type, self.b.load((words + n).raw, typ=ir.PointerType()))
+    def pointer_at(self, base: Pointer, n: Any, type: Type) -> Pointer:
+        """Return the address stored at index n of a table of addresses."""
+        return Pointer(self, type, self.b.load((base + n).raw, typ=ir.PointerType()))
 
     def at(self, address: Value, type: Type) -> Pointer:
-        """What lies at an address that was computed."""
+        """Return a pointer to a computed address."""
         return Pointer(self, type, self.b.inttoptr(address.raw, ir.PointerType()))
 
-    def address_after(self, base: Any, count: Any, unit: Type = I8) -> Any:
-        return self.b.gep(base, [count], source_etype=unit.raw)
+    def address_after(self, base: Any, count: Any, element: Type = I8) -> Any:
+        return self.b.gep(base, [count], source_etype=element.raw)
 
-    def words_on_stack(self, count: int) -> Pointer:
-        """Memory for so many 64-bit words, as long as the kernel runs."""
+    def stack(self, count: int) -> Pointer:
+        """Allocate `count` 64-bit integers for the duration of the kernel."""
         with self.inside(self.entry):
             return Pointer(self, I64, self.b.alloca(I64.raw, count))
 
@@ -107,23 +112,23 @@ class Kernel:
         return Variable(self, first)
 
     def lane_numbers(self, type: Type, lanes: int) -> Value:
-        """0, 1, 2, ..."""
+        """Return the vector 0, 1, 2, ..."""
         return Value(self, type, lanes, ir.Constant(ir.VectorType(type.raw, lanes), list(range(lanes))))
 
     def flags(self, bits: Value, lanes: int) -> Value:
-        """For each lane whether its bit of an integer is set."""
-        if not self.target.flags:  # bits would be put into a vector one by one
+        """Return a boolean vector from the bits of an integer."""
+        if not self.target.flags:  # else LLVM would insert the bits one by one
             type = I64 if lanes * 8 == self.target.vector else I32
             places = self.constant(type, 1).spread(lanes) << self.lane_numbers(type, lanes)
             return (bits.to(type).spread(lanes) & places) != 0
         integer = self.b.trunc(bits.raw, ir.IntType(lanes))
         return Value(self, BOOL, lanes, self.b.bitcast(integer, self.raw(BOOL, lanes)))
 
-    # Control
+    # Control flow
 
     @contextmanager
     def inside(self, block: Any) -> Iterator[None]:
-        """What is written goes to the end of another block, before the jump if there is one."""
+        """Append to another block, before its jump if it has one."""
         here = self.b.block
         with self.b.goto_block(block):
             yield
@@ -132,23 +137,26 @@ class Kernel:
 
     @contextmanager
     def loop(self, stop: Any, start: Any = 0, step: Any = 1) -> Iterator[Value]:
-        """Over start, start + step, ... below stop, which are taken when the loop begins."""
+        """Loop over start, start + step, ... below stop.
+
+        All three are fixed when the loop begins.
+        """
         stop, start, step = self.whole(stop), self.whole(start), self.whole(step)
-        turns = Loop(self, start, step)
-        b, i = self.b, Count(turns)
-        b.cbranch(b.icmp_signed("<", start.raw, stop.raw), turns.enter, turns.done)
-        b.position_at_end(turns.enter)
-        b.branch(turns.body)
-        b.position_at_end(turns.body)
-        turns.grown()
+        loop = Loop(self, start, step)
+        b, i = self.b, Count(loop)
+        b.cbranch(b.icmp_signed("<", start.raw, stop.raw), loop.enter, loop.done)
+        b.position_at_end(loop.enter)
+        b.branch(loop.body)
+        b.position_at_end(loop.body)
+        loop.grown()
         yield i
-        following, *_ = turns.end()
-        b.cbranch(b.icmp_signed("<", following, stop.raw), turns.body, turns.done)
-        b.position_at_end(turns.done)
+        following, *_ = loop.end()
+        b.cbranch(b.icmp_signed("<", following, stop.raw), loop.body, loop.done)
+        b.position_at_end(loop.done)
 
     @contextmanager
     def loop_while(self, condition: Callable[[], Value]) -> Iterator[None]:
-        """As long as the condition, computed anew each time, holds."""
+        """Loop while the condition, evaluated before each iteration, holds."""
         body, done = (self.function.append_basic_block(x) for x in ("body", "done"))
         self.b.cbranch(condition().raw, body, done)
         self.b.position_at_end(body)
@@ -163,52 +171,60 @@ class Kernel:
 
     @contextmanager
     def choice(self, condition: Value) -> Iterator[tuple[Any, Any]]:
-        """`with k.choice(c) as (yes, no)`, then `with yes:` and `with no:`."""
+        """Branch two ways.
+
+        Write `with k.choice(c) as (yes, no)`, then `with yes:` and `with no:`.
+        """
         with self.b.if_else(condition.raw) as branches:
             yield branches
 
-    def weave(self, *pieces: Callable[[], None]) -> None:
-        """What the pieces write down, in turns, so that the processor has something of each at hand: it looks ahead by
-        less than a whole one. They neither branch nor need each other.
+    def interleave(self, *pieces: Callable[[], None]) -> None:
+        """Interleave the instructions of several pieces of straight-line code.
+
+        The out-of-order window is shorter than one piece, so pieces in sequence would not overlap. Pieces must not
+        branch, nor depend on each other.
         """
         block, done = self.b.block, []
 
-        def written() -> list[Any]:  # what a loop carries is put in front, whenever it is met
+        def written() -> list[Any]:  # phi nodes are put in front, whenever they are made
             return [x for x in block.instructions if x.opname != "phi"]
 
         for n, piece in enumerate(pieces):
             before = len(written())
             piece()
             if self.b.block is not block:
-                raise ValueError("a piece that is woven branches")
+                raise ValueError("a piece that is pipelined branches")
             new = written()[before:]
             done += [((m + 1) / len(new), n, m, x) for m, x in enumerate(new)]
         first = len(block.instructions) - len(done)
         block.instructions[first:] = [x for *_, x in sorted(done, key=lambda found: found[:3])]
 
-    # Functions of every machine
+    # Functions of all targets
 
     def fence(self) -> None:
-        """What was stored is seen by every thread that sees what is stored later."""
+        """Make earlier stores visible to every thread that sees later ones."""
         self.b.fence("seq_cst")
 
     def stay(self) -> None:
-        """Of what is read and written, what was written down before comes before what follows; not an instruction."""
+        """Keep the compiler from moving loads and stores across this point.
+
+        It is no instruction.
+        """
         self.b.fence("seq_cst", targetscope="singlethread")
 
     def need(self, x: Value) -> None:
         """Compute x although nothing uses it."""
-        kinds = [x.raw.type]
-        self.b.asm(ir.FunctionType(ir.VoidType(), kinds), "", "r", [x.raw], side_effect=True)
+        types = [x.raw.type]
+        self.b.asm(ir.FunctionType(ir.VoidType(), types), "", "r", [x.raw], side_effect=True)
 
-    def call_named(self, name: str, result: Any, kinds: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    def call_named(self, name: str, result: Any, types: Sequence[Any], arguments: Sequence[Any]) -> Any:
         function = self.module.globals.get(name)
         if function is None:
-            function = ir.Function(self.module, ir.FunctionType(result, list(kinds)), name)
+            function = ir.Function(self.module, ir.FunctionType(result, list(types)), name)
         return self.b.call(function, list(arguments))
 
     def intrinsic(self, name: str, result: Type, *xs: Value) -> Value:
-        """An LLVM intrinsic, elementwise."""
+        """Apply an LLVM intrinsic elementwise."""
         lanes = max(x.lanes for x in xs)
         xs = tuple(x.spread(lanes) for x in xs)
         prefix = f"v{lanes}" if lanes else ""
@@ -218,7 +234,7 @@ class Kernel:
         return Value(self, result, lanes, made)
 
     def library(self, name: str, x: Value) -> Value:
-        """A function of the C library, such as "expm1", for each lane."""
+        """Apply a function of the C library, such as "expm1", to each lane."""
         name = name + ("f" if x.type is F32 else "")
         if not x.lanes:
             return Value(self, x.type, 0, self.call_named(name, x.type.raw, [x.type.raw], [x.raw]))
@@ -239,7 +255,7 @@ class Kernel:
         return result
 
     def where(self, condition: Value, x: Any, y: Any) -> Value:
-        """x where the condition holds, elsewhere y; one of them at least is a value."""
+        """Select x where the condition holds, else y; at least one of them is a `Value`."""
         yes, no = x._meet(y) if isinstance(x, Value) else y._meet(x)[::-1]
         lanes = max(condition.lanes, yes.lanes)
         yes, no = yes.spread(lanes), no.spread(lanes)
@@ -247,18 +263,21 @@ class Kernel:
         return made
 
     def transpose(self, rows: Sequence[Value]) -> list[Value]:
-        """Rows and lanes exchanged: as many vectors as they have lanes, or as 16 bytes have, in each 16 bytes."""
+        """Transpose a square of vectors.
+
+        With fewer rows than lanes, each 16 bytes of the rows are transposed by themselves.
+        """
         n = len(rows)
-        inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which moving them is cheapest
+        inside = min(n, 16 // rows[0].type.size)  # lanes in 16 bytes, within which a shuffle is cheapest
         made = list(rows)
         for first in range(0, n, inside):
-            made[first : first + inside] = self._interleaved(made[first : first + inside])
+            made[first : first + inside] = self._transpose_within(made[first : first + inside])
         for column in range(inside):
-            made[column::inside] = self._gathered(made[column::inside], inside)
+            made[column::inside] = self._transpose_across(made[column::inside], inside)
         return made
 
-    def _interleaved(self, rows: list[Value]) -> list[Value]:
-        """Rows and lanes exchanged within every block of as many lanes as there are rows."""
+    def _transpose_within(self, rows: list[Value]) -> list[Value]:
+        """Transpose every block of as many lanes as there are rows."""
         n, half = rows[0].lanes, len(rows) // 2
         for _ in range(half.bit_length()):
             made = []
@@ -271,8 +290,8 @@ class Kernel:
             rows = made
         return rows
 
-    def _gathered(self, rows: list[Value], block: int) -> list[Value]:
-        """Vectors, and the blocks of lanes in them, exchanged."""
+    def _transpose_across(self, rows: list[Value], block: int) -> list[Value]:
+        """Transpose a matrix of blocks of lanes."""
         if len(rows) == 1:
             return rows
         n = rows[0].lanes
@@ -284,79 +303,88 @@ class Kernel:
             for start in (0, block)
         )
         made: list[Value] = [None] * len(rows)  # type: ignore[list-item]
-        made[::2], made[1::2] = self._gathered(even, block), self._gathered(odd, block)
+        made[::2], made[1::2] = self._transpose_across(even, block), self._transpose_across(odd, block)
         return made
 
     def shuffle(self, x: Value, y: Value, lanes: Sequence[int]) -> Value:
-        """The named lanes of x, and of y counted on from there."""
+        """Return the named lanes of x and y, those of y counted on from the last of x."""
         mask = ir.Constant(ir.VectorType(I32.raw, len(lanes)), list(lanes))
         return Value(self, x.type, len(lanes), self.b.shuffle_vector(x.raw, y.raw, mask))
 
     def maximum(self, x: Value, y: Any) -> Value:
-        """The greater one; of floats y if one is NaN."""
+        """Return the greater value; for floats y if either is NaN."""
         return self.where(x > y, x, y)
 
     def minimum(self, x: Value, y: Any) -> Value:
-        """The lesser one; of floats y if one is NaN."""
+        """Return the lesser value; for floats y if either is NaN."""
         return self.where(x < y, x, y)
 
     def fma(self, x: Value, y: Any, z: Any) -> Value:
-        """x · y + z, rounded once where the target can."""
+        """Return x · y + z, rounded once where the target has FMA."""
         x, y = x._meet(y)
         x, z = x._meet(z)
         return self.intrinsic("fma" if self.target.fma else "fmuladd", x.type, x, y.spread(x.lanes), z)
 
     def rint(self, x: Value) -> Value:
-        """To the nearest integer, ties to even."""
+        """Round to the nearest integer, ties to even."""
         return self.intrinsic("rint", x.type, x)
 
-    # Two numbers of 16 bits at once
+    # bfloat16 in packed pairs
 
-    def dot_pairs(self, total: Value, x: Value, y: Value) -> Value:
-        """total + x₀ y₀ + x₁ y₁ for words that hold two bfloat16 each; the target has `bf16_dot`."""
-        halves = ir.VectorType(BF16.raw, 32)
-        arguments = [total.raw, *(self.b.bitcast(v.raw, halves) for v in (x, y))]
+    def dot_bf16(self, total: Value, x: Value, y: Value) -> Value:
+        """Return total + x₀ y₀ + x₁ y₁ for packed bf16 pairs.
+
+        Needs a target with `bf16_dot`.
+        """
+        vector = ir.VectorType(BF16.raw, 32)
+        arguments = [total.raw, *(self.b.bitcast(v.raw, vector) for v in (x, y))]
         name = "llvm.x86.avx512bf16.dpbf16ps.512"
         return total._like(self.call_named(name, total.raw.type, [a.type for a in arguments], arguments))
 
-    def pair(self, x: Value, y: Value) -> Value:
-        """Words of two bfloat16 each, from the lanes of x and of y, rounded to even; the target has `bf16_dot`."""
-        name, kind = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BF16.raw, 32)
-        both = Value(self, BF16, 32, self.call_named(name, kind, [y.raw.type, x.raw.type], [y.raw, x.raw]))
-        turned = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
-        return Value(self, I32, 16, self.b.bitcast(turned.raw, self.raw(I32, 16)))
+    def pack_bf16(self, x: Value, y: Value) -> Value:
+        """Round x and y to bfloat16 and pack them in pairs, lane by lane.
 
-    def halves(self, words: Value) -> tuple[Value, Value]:
-        """The two bfloat16 of each word as float32."""
-        return (words << 16).bits(F32), (words & -0x10000).bits(F32)
+        Needs `bf16_dot`.
+        """
+        name, type = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", ir.VectorType(BF16.raw, 32)
+        both = Value(self, BF16, 32, self.call_named(name, type, [y.raw.type, x.raw.type], [y.raw, x.raw]))
+        interleaved = self.shuffle(both, both, [n // 2 + 16 * (n % 2) for n in range(32)])
+        return Value(self, I32, 16, self.b.bitcast(interleaved.raw, self.raw(I32, 16)))
 
-    def rounded(self, x: Value) -> Value:
-        """A float32 vector as bfloat16, rounded as `pair` rounds."""
-        name, kind = "llvm.x86.avx512bf16.cvtneps2bf16.512", self.raw(BF16, 16)
-        return Value(self, BF16, 16, self.call_named(name, kind, [x.raw.type], [x.raw]))
+    def unpack_bf16(self, packed: Value) -> tuple[Value, Value]:
+        """Return both numbers of packed bf16 pairs as float32."""
+        return (packed << 16).bits(F32), (packed & -0x10000).bits(F32)
 
-    # Whole vectors on AVX-512
+    def round_bf16(self, x: Value) -> Value:
+        """Round a float32 vector to bfloat16, as `pack_bf16` does."""
+        name, type = "llvm.x86.avx512bf16.cvtneps2bf16.512", self.raw(BF16, 16)
+        return Value(self, BF16, 16, self.call_named(name, type, [x.raw.type], [x.raw]))
+
+    # Whole vectors of AVX-512
 
     def scale_floor(self, x: Value, n: Value) -> Value:
-        """x · 2^⌊n⌋, rounded once; 0 where n is −∞."""
+        """Return x · 2^⌊n⌋, rounded once; 0 where n is −∞."""
         return self._avx512("mask.scalef", x, n, x, None, 4)
 
     def fraction(self, x: Value, bits: int) -> Value:
-        """What lies beyond the first `bits` binary places: x − ⌊x · 2^bits⌋ / 2^bits; 0 of ±∞."""
+        """Return x − ⌊x · 2^bits⌋ / 2^bits; 0 for ±∞."""
         return self._avx512("mask.reduce", x, bits << 4 | 9, x, None, 4)
 
     def add_down(self, x: Value, y: Value) -> Value:
-        """x + y, rounded down."""
+        """Return x + y, rounded down."""
         return self._avx512("add", x, y.spread(x.lanes), 9)
 
     def look_up(self, table: Sequence[float], index: Value, type: Type) -> Value:
-        """Of a table of two vectors, the numbers that the last bits of an index name."""
+        """Look numbers up in a table of two vectors by the low bits of an index."""
         raw, half = self.raw(type, index.lanes), index.lanes
         low, high = (Value(self, type, half, ir.Constant(raw, list(x))) for x in (table[:half], table[half:]))
         return self._avx512("vpermi2var", low, index, high)
 
     def _avx512(self, name: str, x: Value, *others: Value | int | None) -> Value:
-        """An instruction of a vector and others, numbers that are part of it, and a mask of all lanes (None)."""
+        """Call an AVX-512 instruction of a vector and other operands.
+
+        others: vectors; integers, which are immediate; None for a mask of all lanes.
+        """
         if x.lanes * x.type.size != 64:
             raise TypeError(f"{name} takes a whole vector, not {x.lanes} lanes of {x.type}")
         every = ir.Constant(ir.IntType(x.lanes), -1)

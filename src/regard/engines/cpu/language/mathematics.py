@@ -1,8 +1,9 @@
-"""Functions of numbers and vectors in the kernel language: exp2, exp and log within 2 ulp, tanh
-and weights within 3.
+"""Elementary functions in the kernel language.
 
-exp2: 2ⁿ · p(f) with x = n + f, |f| ≤ 1/2, and p a minimax polynomial with p(0) = 1 exactly. log: the reduction and
-polynomial of FreeBSD's msun (e_log.c). tanh: a minimax rational function of half of x, or a table of polynomials.
+Errors: exp2, exp and log within 2 ulp, tanh and softmax weights within 3.
+exp2: 2ⁿ · p(f) with x = n + f, |f| ≤ 1/2, and p a minimax polynomial with p(0) = 1 exactly.
+log: the reduction and polynomial of FreeBSD's msun (e_log.c).
+tanh: a minimax rational function of x / 2, or a table of polynomials.
 """
 
 import math
@@ -28,7 +29,7 @@ EXP2 = {
           7.054884988795769e-09, 4.455715822973832e-10, 2.5751021339944406e-11),
 }  # fmt: skip
 
-# The same for weights, which are summed: the relative error is below 1e-7.
+# The same for softmax weights: the relative error is below 1e-7.
 WEIGHT2 = {
     F32: (0.6931469775915043, 0.2402224208035514, 0.05550733754236256, 0.009671512869931478, 0.0013264723896154462),
     F64: EXP2[F64],
@@ -39,11 +40,11 @@ WEIGHT2_TABLE = {
     F64: (4, (0.6931471805599398, 0.24022650696098072, 0.055504108455373305, 0.009618139634026504,
               0.0013330915883793398, 0.0001572667865698423)),
 }  # fmt: skip
-# For weights that end with 16 bits ((f + a)² + b) / 4, where a² + b is 4 to the bit: below 1.3e-6, and a multiplication
-# less, which products would wait for.
+# For weights in bfloat16: ((f + a)² + b) / 4, where a² + b rounds to 4. The error is below 1.3e-6, and products wait
+# for one multiplication less.
 SHORT_WEIGHT2 = (1.3858718, 2.0793595)
 
-# Of log(1 + f), by powers of (f / (2 + f))².
+# log(1 + f), by powers of (f / (2 + f))².
 LOG = {
     F32: (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841),
     F64: (0.6666666666666735130, 0.3999999999940941908, 0.2857142874366239149, 0.2222219843214978396,
@@ -52,7 +53,7 @@ LOG = {
 LN_2_HIGH = {F32: 6.9313812256e-01, F64: 6.93147180369123816490e-01}
 LN_2_LOW = {F32: 9.0580006145e-06, F64: 1.90821492927058770002e-10}
 
-# 2 tanh(x/2) = x + x³ P(x²) / Q(x²) up to where tanh x is 1: the error of tanh x is below 2e-8 and 3e-18.
+# 2 tanh(x/2) = x + x³ P(x²) / Q(x²) while tanh x < 1; the error of tanh x is below 2e-8 and 3e-18.
 TANH_LIMIT = {F32: 9.5, F64: 19.5}
 TANH_P = {
     F32: (-79.45206392517508, -0.9271227911341358, -6.491510969369767e-05),
@@ -72,7 +73,7 @@ BIAS = {F32: 127, F64: 1023}
 
 
 def integer(x: Value) -> Type:
-    """The integer type of a float's size."""
+    """Return the integer type of a float's size."""
     return integer_of(x.type)
 
 
@@ -81,7 +82,7 @@ def integer_of(real: Type) -> Type:
 
 
 def horner(k: Kernel, x: Value, coefficients: Any) -> Value:
-    """A polynomial, its highest power first."""
+    """Evaluate a polynomial by Horner's scheme, the highest power first."""
     first, *rest = coefficients
     total = k.constant(x.type, first).spread(x.lanes)
     for c in rest:
@@ -90,13 +91,16 @@ def horner(k: Kernel, x: Value, coefficients: Any) -> Value:
 
 
 def power_of_two(k: Kernel, n: Value, like: Type) -> Value:
-    """2ⁿ for a whole number n, a float, that a normal number can hold."""
+    """Return 2ⁿ for an integral float n; the result must be a normal number."""
     word = I32 if like is F32 else I64
     return ((n.to(word) + BIAS[like]) << MANTISSA[like]).bits(like)
 
 
 def scaled(k: Kernel, x: Value, n: Value) -> Value:
-    """x · 2ⁿ for a whole number n, a float; rounded once, infinite or 0 beyond the range."""
+    """Return x · 2ⁿ for an integral float n, rounded once.
+
+    Infinite or 0 beyond the range.
+    """
     if k.target.scalef and x.lanes * x.type.size == 64:
         return k.scale_floor(x, n)
     half = k.intrinsic("floor", x.type, n * 0.5)
@@ -104,7 +108,7 @@ def scaled(k: Kernel, x: Value, n: Value) -> Value:
 
 
 def exp2(k: Kernel, x: Value) -> Value:
-    """2ˣ. NaN stays NaN."""
+    """Compute 2ˣ; NaN stays NaN."""
     limit = 2.0 * BIAS[x.type]
     x = k.maximum(k.constant(x.type, -limit), k.minimum(k.constant(x.type, limit), x))
     n = k.rint(x)
@@ -113,9 +117,10 @@ def exp2(k: Kernel, x: Value) -> Value:
 
 
 def weight2(k: Kernel, x: Value, short: bool = False) -> Value:
-    """2ˣ for x ≤ 1/2 as weights need it: 0 for −∞ and far below what is normal, exactly 1 for 0. NaN stays NaN.
+    """Compute 2ˣ for x ≤ 1/2 as softmax weights need it.
 
-    short: whether 18 bits of float32 are enough, on targets with a table.
+    −∞ and x far below the normal range give 0, x = 0 gives exactly 1, NaN stays NaN.
+    short: 18 bits of float32 are enough, on targets with a table.
     """
     type, word = x.type, integer(x)
     mantissa, bias = MANTISSA[type], BIAS[type]
@@ -123,7 +128,7 @@ def weight2(k: Kernel, x: Value, short: bool = False) -> Value:
         if not x.lanes:
             return weight2(k, x.spread(k.target.lanes(type.size)), short).lane(0)
         bits, polynomial = WEIGHT2_TABLE[type]
-        # The sum's last bits count in units of 2^-bits, and the table is looked up by them. ±∞ have a fraction of 0.
+        # The sum's low bits count multiples of 2^-bits, which index the table. The fraction of ±∞ is 0.
         shifted = k.add_down(x, k.constant(type, 1.5 * 2.0 ** (mantissa - bits)))
         table = [2.0 ** (n / 2**bits) / (4.0 if short else 1.0) for n in range(2**bits)]
         power, f = k.scale_floor(k.look_up(table, shifted.bits(word), type), x), k.fraction(x, bits)
@@ -131,7 +136,7 @@ def weight2(k: Kernel, x: Value, short: bool = False) -> Value:
             t, b = f + SHORT_WEIGHT2[0], SHORT_WEIGHT2[1]
             return power * k.fma(t, t, b)
     else:
-        # The sum's last bits count from −bias, so that they are the exponent's, and the least power is 0.
+        # The sum's low bits count from −bias: they are the exponent, and the least power is 0.
         polynomial, magic = WEIGHT2[type], 1.5 * 2.0**mantissa + bias
         x = k.maximum(k.constant(type, -bias), x)
         shifted = x + magic
@@ -140,7 +145,7 @@ def weight2(k: Kernel, x: Value, short: bool = False) -> Value:
 
 
 def exp(k: Kernel, x: Value) -> Value:
-    """eˣ, by parts of ln 2, so that a large x loses nothing."""
+    """Compute eˣ with ln 2 in two parts, so that large x keep their accuracy."""
     limit = 3.0 * BIAS[x.type]
     x = k.maximum(k.constant(x.type, -limit), k.minimum(k.constant(x.type, limit), x))
     n = k.rint(x * LOG2_E)
@@ -152,11 +157,11 @@ def exp(k: Kernel, x: Value) -> Value:
 
 
 def log(k: Kernel, x: Value) -> Value:
-    """The natural logarithm; −∞ at 0, NaN below."""
+    """Compute the natural logarithm; −∞ at 0, NaN below."""
     t, word, m = x.type, integer(x), MANTISSA[x.type]
     small = x < float(2.0 ** (1 - BIAS[t]))
     normal = k.where(small, x * float(2.0 ** (m + 1)), x)
-    # The mantissa is taken to lie in [√½, √2).
+    # Bring the mantissa to [√½, √2).
     root = {F32: 0x3F3504F3, F64: 0x3FE6A09E667F3BCD}[t]
     shifted = normal.bits(word) - root
     n = (shifted >> m).to(t) - k.where(small, k.constant(t, m + 1), k.constant(t, 0))
@@ -172,10 +177,10 @@ def log(k: Kernel, x: Value) -> Value:
 
 
 def tanh(k: Kernel, x: Value) -> Value:
-    """The hyperbolic tangent; ±1 far from 0, and never beyond."""
+    """Compute the hyperbolic tangent; exactly ±1 for large |x|, never beyond."""
     if k.target.permute and x.type is F32:
         return _tanh_by_table(k, x) if x.lanes else _tanh_by_table(k, x.spread(k.target.lanes(4))).lane(0)
-    # From that of x / 2: the doubling damps the error where tanh x is near 1.
+    # Compute it from tanh(x / 2): the doubling damps the error where tanh x is near 1.
     limit = k.constant(x.type, TANH_LIMIT[x.type])
     x = k.maximum(-limit, k.minimum(limit, x))
     z = x * x
@@ -186,8 +191,11 @@ def tanh(k: Kernel, x: Value) -> Value:
 
 
 def _tanh_by_table(k: Kernel, x: Value) -> Value:
-    """With a polynomial for every quarter up to 8 in registers, and no division."""
-    magic = 1.5 * 2.0 ** (MANTISSA[F32] - 2)  # the sum's last bits count quarters
+    """Compute tanh without division.
+
+    A table in registers has a polynomial for every quarter up to 8.
+    """
+    magic = 1.5 * 2.0 ** (MANTISSA[F32] - 2)  # the sum's low bits count quarters
     size = k.minimum(k.constant(F32, TANH_LIMIT[F32]), k.intrinsic("fabs", F32, x))
     shifted = k.minimum(k.constant(F32, magic + TANH_QUARTERS[-1]), size + magic)
     t = size - (shifted - magic)
@@ -199,8 +207,11 @@ def _tanh_by_table(k: Kernel, x: Value) -> Value:
 
 @cache
 def _tanh_table() -> list[tuple[float, ...]]:
-    """By power, for every quarter n / 4, the coefficients of tanh(n / 4 + t): the error is below 7e-8 of it."""
-    # Small numbers are nearly their own tangents: t + t³ p(t²).
+    """Return by power, for every quarter n / 4, the coefficients of tanh(n / 4 + t).
+
+    The relative error is below 7e-8.
+    """
+    # Near 0, tanh t = t + t³ p(t²).
     p = _interpolated(lambda u: (np.tanh(np.sqrt(u)) / np.sqrt(u) - 1) / u, 1, 0, 1 / 64)
     rows = [[0.0, 1.0, 0.0, p[0], 0.0, p[1]]]
     for start in TANH_QUARTERS[1:]:
@@ -210,7 +221,7 @@ def _tanh_table() -> list[tuple[float, ...]]:
 
 
 def _interpolated(f: Callable[[Any], Any], degree: int, low: float, high: float) -> list[float]:
-    """Coefficients of the polynomial that is f in Chebyshev's points, the lowest power first."""
+    """Interpolate f at Chebyshev's points; coefficients start with the lowest power."""
     made = np.polynomial.Chebyshev.interpolate(f, degree, [low, high])
     found: list[float] = made.convert(kind=np.polynomial.Polynomial).coef.tolist()
     return found
@@ -220,14 +231,14 @@ def _interpolated(f: Callable[[Any], Any], degree: int, low: float, high: float)
 
 
 def mix64(x: Value) -> Value:
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Apply the output function of SplitMix64 (Steele, Lea and Flood 2014)."""
     x = (x ^ x.logical_shift(30)) * 0xBF58476D1CE4E5B9
     x = (x ^ x.logical_shift(27)) * 0x94D049BB133111EB
     return x ^ x.logical_shift(31)
 
 
 def row_key(k: Kernel, seed: Value, b: Value, h: Value, i: Value) -> tuple[Value, Value]:
-    """The two 32-bit keys of row (b, h, i)."""
+    """Return the two 32-bit keys of row (b, h, i)."""
     key = mix64(seed + GOLDEN)
     for index in (b, h, i):
         key = mix64((key ^ index) + GOLDEN)
@@ -235,7 +246,7 @@ def row_key(k: Kernel, seed: Value, b: Value, h: Value, i: Value) -> tuple[Value
 
 
 def random_bits(k: Kernel, keys: tuple[Value, Value], j: Value) -> Value:
-    """32 bits for key j of the rows with these keys (Wellons 2018)."""
+    """Return 32 random bits for key j of the rows with these keys (Wellons 2018)."""
     first, second = keys
     x = (j.to(I32) ^ ((j >> 32).to(I32) * (GOLDEN & 0xFFFFFFFF))) + first
     x = (x ^ x.logical_shift(16)) * 0x7FEB352D + second

@@ -1,7 +1,8 @@
-"""Rules as vector code: each instruction of a `Program` becomes the operations of the kernel language it means.
+"""Masks and scores as vector code.
 
-What depends on the key alone stays one number, what depends on the query is a vector; they meet where they must. What
-does not depend on the key is computed once (`prepare`). Integers have 32 bits where bounds prove that they fit.
+Each instruction of a `Program` becomes operations of the kernel language. Values that depend on the key alone stay
+scalars, those that depend on the query are vectors. What does not depend on the key is computed once, by `prepare`.
+Integers have 32 bits where bounds prove that they fit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +13,17 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BOOL, F64, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import Arguments
+from regard.engines.cpu.spec.forward import RuleArguments
 from regard.rules import Instruction
 
 LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rule is read: the values of its leaves by name, and what a dense array holds here, by slot.
+class TileContext:
+    """The inputs of a rule at one place of a tile.
+
+    They are the values of its leaves by name, and of its dense arrays by slot.
 
     For `Lowering.prepare`, leaves may be absent, and `dense` too.
     """
@@ -30,9 +33,12 @@ class Place:
 
 
 class Lowering:
-    """One program in one kernel. integer: the type of its integers, see `integer_type`."""
+    """One program in one kernel.
 
-    def __init__(self, k: Kernel, arguments: Arguments, real: Type, integer: Type):
+    integer: the type of its integers, see `integer_type`.
+    """
+
+    def __init__(self, k: Kernel, arguments: RuleArguments, real: Type, integer: Type):
         self.k, self.real, self.prefix, self.program = k, real, arguments.prefix, arguments.program
         self.types = {"bool": BOOL, "int": integer, "float": real}
         self.numbers = [self._number(f"{self.prefix}_number{n}", x) for n, x in enumerate(self.program.numbers)]
@@ -50,25 +56,28 @@ class Lowering:
         sizes = [self.k.integer(f"{field}_size{axis}").to(self.types["int"]) for axis in range(len(table.shape))]
         return self.k.pointer(field, type), sizes
 
-    def prepare(self, place: Place) -> list[Value | None]:
-        """By instruction, the values that the leaves given determine; None for the others."""
+    def prepare(self, context: TileContext) -> list[Value | None]:
+        """Compute the instructions that the given leaves determine; None for the others."""
         values: list[Value | None] = []
         for x in self.program.instructions:
             operands = [values[n] for n in x.operands]
-            absent = (x.op in LEAVES and x.op not in place.leaves) or (x.op == "dense" and place.dense is None)
-            known = [y for y in operands if y is not None]
-            values.append(None if absent or len(known) < len(operands) else self._one(x, place, known))
+            absent = (x.op in LEAVES and x.op not in context.leaves) or (x.op == "dense" and context.dense is None)
+            determined = [y for y in operands if y is not None]
+            values.append(None if absent or len(determined) < len(operands) else self._one(x, context, determined))
         return values
 
-    def at(self, place: Place, prepared: Sequence[Value | None] | None = None) -> list[Value]:
-        """The results of the program at a place, using what was prepared for the same values of some of its leaves."""
+    def at(self, context: TileContext, prepared: Sequence[Value | None] | None = None) -> list[Value]:
+        """Return the program's results.
+
+        `prepared` was made for the same values of some leaves.
+        """
         values: list[Value] = []
         for n, x in enumerate(self.program.instructions):
-            known = None if prepared is None else prepared[n]
-            values.append(self._one(x, place, [values[m] for m in x.operands]) if known is None else known)
+            determined = None if prepared is None else prepared[n]
+            values.append(self._one(x, context, [values[m] for m in x.operands]) if determined is None else determined)
         return [values[n] for n in self.program.results]
 
-    def _one(self, x: Instruction, place: Place, operands: list[Value]) -> Value:
+    def _one(self, x: Instruction, context: TileContext, operands: list[Value]) -> Value:
         k, type = self.k, self.types[x.kind]
         if x.op == "literal":
             return k.constant(type, x.slot)
@@ -77,10 +86,10 @@ class Lowering:
         if x.op == "gather":
             return self._gather(x, operands).to(type)
         if x.op == "dense":
-            assert place.dense is not None
-            return place.dense(x.slot)
+            assert context.dense is not None
+            return context.dense(x.slot)
         if x.op in LEAVES:
-            return place.leaves[x.op].to(type)
+            return context.leaves[x.op].to(type)
         if x.op in ("float", "int"):
             return operands[0].to(type)
         return OPERATIONS[x.op](k, *operands)
@@ -89,7 +98,7 @@ class Lowering:
         return self.tables[int(x.slot)][0].gather(self.position(int(x.slot), indices))
 
     def position(self, table: int, indices: Sequence[Value]) -> Value:
-        """Where in the memory of one of the program's tables these indices read."""
+        """Return the flat index of an entry of a table, indices clamped to its shape."""
         k = self.k
         flat = zero = k.constant(self.types["int"], 0)
         for size, index in zip(self.tables[table][1], indices, strict=True):
@@ -98,7 +107,7 @@ class Lowering:
 
 
 def _is_float(x: Value) -> bool:
-    return x.type.kind == "float"
+    return x.type.category == "float"
 
 
 def _absolute(k: Kernel, x: Value) -> Value:
@@ -122,12 +131,12 @@ def _greatest(k: Kernel, x: Value, y: Value) -> Value:
 
 
 def _divided(k: Kernel, x: Value, y: Value) -> tuple[Value, Value]:
-    """The floored quotient and its remainder; 0 and 0 for a divisor of 0."""
-    # −1 is left to the negation, which wraps where a division would trap.
+    """Return the floored quotient and its remainder; both are 0 for a divisor of 0."""
+    # A divisor of −1 becomes a negation, which wraps where a division would trap.
     plain = (y != 0) & (y != -1)
     safe = k.where(plain, y, k.constant(y.type, 1))
     if x.type is I32 and max(x.lanes, y.lanes):
-        # As floats, which is exact: a quotient that is not whole is off by 2^-31 of itself at least.
+        # Division in float64 is exact here: a fractional quotient is at least 2^-31 of itself away from an integer.
         quotient = (x.to(F64) / safe.to(F64)).to(I32)
         rest = x - quotient * safe
     else:

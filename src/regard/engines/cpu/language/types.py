@@ -1,4 +1,4 @@
-"""What one lane of a vector holds: the types of numbers."""
+"""Types of one vector lane."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from llvmlite import ir
 
 
 class _BFloat(ir.HalfType):  # type: ignore[misc]
-    """bfloat16, which llvmlite's IR builder does not have and LLVM has."""
+    """The type bfloat16, which LLVM has and llvmlite's IR builder lacks."""
 
     intrinsic_name = "bf16"
 
@@ -21,10 +21,10 @@ _BFloat._create_instance()
 
 @dataclass(frozen=True)
 class Type:
-    """What one lane holds. kind: "float", "int" (signed) or "bool"."""
+    """The type of one lane. category: "float", "int" (signed) or "bool"."""
 
     name: str
-    kind: str
+    category: str
     size: int
     raw: Any
 
@@ -53,5 +53,5 @@ BY_DTYPE = {
 
 
 def type_of(dtype: Any) -> Type:
-    """The type in which an array of a dtype lies in memory; booleans as bytes."""
+    """Return the type of a dtype's elements in memory; booleans are bytes."""
     return BY_DTYPE[np.dtype(dtype).name]

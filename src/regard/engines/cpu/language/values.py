@@ -1,4 +1,7 @@
-"""What a kernel computes with: numbers and vectors in registers, variables, addresses, and what grows in loops."""
+"""Values of a kernel.
+
+They are scalars and vectors in registers, variables, addresses, and induction variables of loops.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,18 +12,24 @@ from regard.engines.cpu.language.types import BF16, BOOL, F32, I8, I16, I32, I64
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
-INDEXED = {type.size: type for type in (I8, I16, I32, I64)}  # what an address can take so many times a register
+INDEXED = {type.size: type for type in (I8, I16, I32, I64)}  # scales that an address takes for an index register
 
 
 class _Splat(ir.FormattedConstant):  # type: ignore[misc]
-    """A vector of one constant; written out lane by lane, constants are half of a kernel's text."""
+    """A vector of one constant.
+
+    Written out lane by lane, constants were half of a kernel's text.
+    """
 
     def __init__(self, vector: Any, one: Any):
         self.type, self.constant = vector, f"splat ({one.type} {one.get_reference()})"
 
 
 class Value:
-    """A number or a vector in a register. Comparisons give booleans, which `&` `|` `~` and `k.where` take."""
+    """A scalar or a vector in a register.
+
+    Comparisons give booleans, for `&` `|` `~` and `k.where`.
+    """
 
     __slots__ = ("k", "lanes", "raw", "type")
     __hash__ = None  # type: ignore[assignment]
@@ -32,7 +41,7 @@ class Value:
         raise TypeError("a value of a kernel is not known while it is written: use k.when, k.where, & and |")
 
     def _meet(self, other: Any) -> tuple["Value", "Value"]:
-        """Both as values of the same type and number of lanes."""
+        """Broadcast both operands to one type and number of lanes."""
         if not isinstance(other, Value):
             other = self.k.constant(self.type, other)
         if other.type is not self.type:
@@ -43,13 +52,13 @@ class Value:
     def _operate(self, other: Any, name: dict[str, str], swap: bool = False) -> "Value":
         x, y = self._meet(other)
         x, y = (y, x) if swap else (x, y)
-        return x._like(getattr(x.k.b, name[x.type.kind])(x.raw, y.raw))
+        return x._like(getattr(x.k.b, name[x.type.category])(x.raw, y.raw))
 
     def _like(self, raw: Any) -> "Value":
         return Value(self.k, self.type, self.lanes, raw)
 
     def spread(self, lanes: int) -> "Value":
-        """The same in every lane."""
+        """Broadcast a scalar to all lanes."""
         if self.lanes == lanes:
             return self
         if self.lanes:
@@ -81,11 +90,11 @@ class Value:
         return self._operate(other, {"float": "fdiv"}, swap=True)
 
     def __floordiv__(self, other: Any) -> "Value":
-        """The quotient of integers rounded towards zero; undefined for a divisor of 0."""
+        """Divide integers, rounded towards zero; undefined for a divisor of 0."""
         return self._operate(other, {"int": "sdiv"})
 
     def __mod__(self, other: Any) -> "Value":
-        """The remainder of `//`, which has the sign of the dividend."""
+        """Return the remainder of `//`, which has the sign of the dividend."""
         return self._operate(other, {"int": "srem"})
 
     def __and__(self, other: Any) -> "Value":
@@ -101,17 +110,17 @@ class Value:
         return self._operate(other, {"int": "shl"})
 
     def __rshift__(self, other: Any) -> "Value":
-        """Arithmetic: the sign is kept."""
+        """Shift right arithmetically: the sign stays."""
         return self._operate(other, {"int": "ashr"})
 
     def logical_shift(self, bits: Any) -> "Value":
-        """To the right, zeros shifted in."""
+        """Shift right, with zeros shifted in."""
         return self._operate(bits, {"int": "lshr"})
 
     __radd__, __rmul__ = __add__, __mul__
 
     def __neg__(self) -> "Value":
-        return self._like(self.k.b.fneg(self.raw) if self.type.kind == "float" else self.k.b.neg(self.raw))
+        return self._like(self.k.b.fneg(self.raw) if self.type.category == "float" else self.k.b.neg(self.raw))
 
     def __invert__(self) -> "Value":
         return self._like(self.k.b.not_(self.raw))
@@ -119,10 +128,10 @@ class Value:
     def _compare(self, other: Any, relation: str) -> "Value":
         x, y = self._meet(other)
         b = x.k.b
-        if x.type.kind == "float":
+        if x.type.category == "float":
             compare = b.fcmp_unordered if relation == "!=" else b.fcmp_ordered
         else:
-            compare = b.icmp_signed if x.type.kind == "int" else b.icmp_unsigned
+            compare = b.icmp_signed if x.type.category == "int" else b.icmp_unsigned
         return Value(x.k, BOOL, x.lanes, compare(relation, x.raw, y.raw))
 
     def __lt__(self, other: Any) -> "Value":
@@ -144,7 +153,7 @@ class Value:
         return self._compare(other, "!=")
 
     def below(self, other: Any) -> "Value":
-        """<, of integers taken without sign."""
+        """Compare integers as unsigned: self < other."""
         x, y = self._meet(other)
         return Value(x.k, BOOL, x.lanes, x.k.b.icmp_unsigned("<", x.raw, y.raw))
 
@@ -152,12 +161,15 @@ class Value:
         return self != self
 
     def to(self, type: Type) -> "Value":
-        """Converted: floats are rounded; to an integer they truncate, saturate, and give 0 for NaN."""
+        """Convert.
+
+        Floats are rounded, to integers they truncate, saturate, and give 0 for NaN.
+        """
         if type is self.type:
             return self
         b, raw = self.k.b, self.k.raw(type, self.lanes)
-        kinds = self.type.kind, type.kind
-        if kinds == ("float", "float"):
+        categories = self.type.category, type.category
+        if categories == ("float", "float"):
             if type is BF16 and self.type is F32:
                 return self._to_bfloat()
             if type is BF16:
@@ -165,29 +177,35 @@ class Value:
             if self.type.size == type.size:
                 return self.to(F32).to(type)
             made = b.fpext(self.raw, raw) if type.size > self.type.size else b.fptrunc(self.raw, raw)
-        elif kinds == ("int", "int"):
+        elif categories == ("int", "int"):
             made = b.sext(self.raw, raw) if type.size > self.type.size else b.trunc(self.raw, raw)
-        elif kinds == ("int", "float"):
+        elif categories == ("int", "float"):
             made = b.sitofp(self.raw, raw)
-        elif kinds == ("bool", "int"):
+        elif categories == ("bool", "int"):
             made = b.zext(self.raw, raw)
-        elif kinds == ("bool", "float"):
+        elif categories == ("bool", "float"):
             made = b.uitofp(self.raw, raw)
-        elif type.kind == "bool":
+        elif type.category == "bool":
             return self != 0
         else:
             return self.k.intrinsic("fptosi.sat", type, self)
         return Value(self.k, type, self.lanes, made)
 
     def _to_bfloat(self) -> "Value":
-        """The upper half, rounded to even. Few processors have an instruction for it, and it flushes small numbers."""
+        """Round to the upper half, ties to even.
+
+        Few processors have an instruction for it, and that one flushes subnormals.
+        """
         word = self.bits(I32)
         rounded = (word + ((word.logical_shift(16) & 1) + 0x7FFF)).logical_shift(16)
         quiet = word.logical_shift(16) | 0x40
         return self.k.where(self.is_nan(), quiet, rounded).to(I16).bits(BF16)
 
     def bits(self, type: Type) -> "Value":
-        """The same bits as numbers of another type, of another size in as many more or fewer lanes."""
+        """Reinterpret the bits as another type.
+
+        A type of another size changes the number of lanes.
+        """
         lanes = self.lanes * self.type.size // type.size
         return Value(self.k, type, lanes, self.k.b.bitcast(self.raw, self.k.raw(type, lanes)))
 
@@ -198,7 +216,7 @@ class Value:
         return self._like(self.k.b.insert_element(self.raw, x.raw, ir.Constant(I32.raw, n)))
 
     def any(self) -> "Value":
-        """Whether a boolean holds in any lane."""
+        """Test a boolean in any lane."""
         if not self.lanes:
             return self
         word = Value(self.k, BOOL, 0, self.k.b.bitcast(self.raw, ir.IntType(self.lanes)))
@@ -210,9 +228,11 @@ def _is_integer(x: Any) -> bool:
 
 
 class Count(Value):
-    """A loop's number times a factor, plus a rest; both times a number from before the loop, if `by` is given.
+    """A loop's index times a factor, plus a rest.
 
-    The product is not computed in every turn: it grows. LLVM could find that out by itself, in half of its time.
+    Both times a loop invariant, if `by` is given.
+
+    The product is an induction variable: it costs an addition. LLVM could find that out too, in half of its time.
     """
 
     __slots__ = ("by", "factor", "loop", "rest")
@@ -228,7 +248,7 @@ class Count(Value):
 
     @property
     def apart(self) -> Value | int:
-        """What is added to what grows."""
+        """The part that is added to the induction variable."""
         return self.loop.fixed(self.rest, self.by) if self.rest and self.by is not None else self.rest
 
     def __add__(self, other: Any) -> Value:
@@ -243,7 +263,7 @@ class Count(Value):
         if isinstance(other, int):
             return Count(self.loop, self.factor * other, self.rest * other, self.by)
         if self.by is None and _is_integer(other):
-            other = Value(self.k, I64, 0, other.raw)  # written once, if it is a count or a sum
+            other = Value(self.k, I64, 0, other.raw)  # evaluated once, if it is a count or a sum
             if self.loop.follows(other.raw):
                 return Count(self.loop, self.factor, self.rest, other)
         return super().__mul__(other)
@@ -252,28 +272,28 @@ class Count(Value):
 
 
 class Sum(Value):
-    """A count and what is added to it, which are added to an address one after the other."""
+    """A count and an offset, which are added to an address one after the other."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("terms",)
 
     def __init__(self, x: Value, y: Value):
-        self.k, self.type, self.lanes, self.parts = x.k, I64, 0, (x, y)
+        self.k, self.type, self.lanes, self.terms = x.k, I64, 0, (x, y)
 
     @property
     def raw(self) -> Any:
-        return self.k.b.add(*(x.raw for x in self.parts))
+        return self.k.b.add(*(x.raw for x in self.terms))
 
     def __add__(self, other: Any) -> Value:
-        return Sum(self.parts[0], self.parts[1] + other) if isinstance(other, int) else super().__add__(other)
+        return Sum(self.terms[0], self.terms[1] + other) if isinstance(other, int) else super().__add__(other)
 
     def __mul__(self, other: Any) -> Value:
-        return Sum(*(x * other for x in self.parts)) if isinstance(other, int) else super().__mul__(other)
+        return Sum(*(x * other for x in self.terms)) if isinstance(other, int) else super().__mul__(other)
 
     __radd__, __rmul__ = __add__, __mul__
 
 
 class Loop:
-    """The blocks of a loop, what grows in it, and what is computed once before."""
+    """The blocks of a loop, its induction variables, and its invariants."""
 
     def __init__(self, k: "Kernel", start: Value, step: Value):
         self.k, self.start, self.step = k, start, step
@@ -283,11 +303,14 @@ class Loop:
         self.once: dict[Any, Value] = {}
 
     def follows(self, raw: Any) -> bool:
-        """Whether something was there before the loop."""
+        """Test for a value that was computed before the loop."""
         return isinstance(raw, ir.Instruction) and id(raw.parent) in self.earlier
 
     def grown(self, factor: int = 1, by: Value | None = None, base: Any = None) -> Any:
-        """The loop's number times a factor and `by`; or the address so many bytes from a base."""
+        """Return the induction variable for index · factor · by.
+
+        With a base, an address that many bytes from it.
+        """
         b, key = self.k.b, (factor, None if by is None else by.raw, base)
         if key not in self.growing:
             grow = b.add if base is None else self.k.address_after
@@ -303,7 +326,7 @@ class Loop:
         return self.growing[key][0]
 
     def fixed(self, x: int, by: Value) -> Value:
-        """A product that is the same in every turn."""
+        """Return a product that is the same in every iteration."""
         if (x, by.raw) not in self.once:
             with self.k.inside(self.enter):
                 self.once[x, by.raw] = by * x
@@ -314,7 +337,7 @@ class Loop:
         return x if by is None else x * by
 
     def end(self) -> list[Any]:
-        """What everything has grown to in the next turn."""
+        """Advance all induction variables to the next iteration."""
         grown = [grow(now, step) for now, step, grow in self.growing.values()]
         for (now, _, _), then in zip(self.growing.values(), grown, strict=True):
             now.add_incoming(then, self.k.b.block)
@@ -322,7 +345,7 @@ class Loop:
 
 
 class Variable:
-    """A number or a vector that changes; it lives in a register."""
+    """A mutable scalar or vector in a register."""
 
     def __init__(self, k: "Kernel", first: Value):
         self.k, self.type, self.lanes = k, first.type, first.lanes
@@ -344,10 +367,13 @@ class Variable:
 
 
 class Pointer:
-    """An address of numbers of one type; `p[n]` is the n-th, `p + n` the address of it."""
+    """An address of numbers of one type.
+
+    `p[n]` is the n-th number, `p + n` its address.
+    """
 
     def __init__(self, k: "Kernel", type: Type, base: Any, offset: int = 0):
-        self.k, self.type, self.base, self.offset = k, type, base, offset  # bytes, part of the instruction that loads
+        self.k, self.type, self.base, self.offset = k, type, base, offset  # bytes, part of the load's addressing
 
     @property
     def raw(self) -> Any:
@@ -355,14 +381,14 @@ class Pointer:
 
     def __add__(self, n: Any) -> "Pointer":
         if isinstance(n, Sum):
-            x, y = n.parts
+            x, y = n.terms
             return self + x + y
         return self.bytes(n * self.type.size) if isinstance(n, int | Count) else self._on(n, self.type)
 
     def bytes(self, n: Any) -> "Pointer":
-        """The address n bytes on."""
+        """Return the address n bytes on."""
         if isinstance(n, Sum):
-            x, y = n.parts
+            x, y = n.terms
             return self.bytes(x).bytes(y)
         if isinstance(n, int):
             return Pointer(self.k, self.type, self.base, self.offset + n)
@@ -376,11 +402,11 @@ class Pointer:
             moved = self._on(Count(n.loop, n.factor, 0, n.by), I8)
         return moved.bytes(n.apart)
 
-    def _on(self, n: Value, unit: Type) -> "Pointer":
-        return Pointer(self.k, self.type, self.k.address_after(self.base, n.raw, unit), self.offset)
+    def _on(self, n: Value, element: Type) -> "Pointer":
+        return Pointer(self.k, self.type, self.k.address_after(self.base, n.raw, element), self.offset)
 
     def of(self, type: Type) -> "Pointer":
-        """The same address, read as another type."""
+        """Return the same address as a pointer to another type."""
         return Pointer(self.k, type, self.base, self.offset)
 
     @property
@@ -391,48 +417,49 @@ class Pointer:
         return self.load(n)
 
     def __setitem__(self, n: Any, value: Value) -> None:
-        """Store a number, or a vector from the n-th on."""
+        """Store a scalar at n, or a vector from n on."""
         self.k.b.store(value.raw, (self + n).raw, align=self.type.size)
 
     def fetch_add(self, value: Value) -> Value:
-        """The number that is there, to which the value is added before any other thread can read it."""
+        """Add to the number atomically; return the one before."""
         raw = self.k.b.atomic_rmw("add", self.raw, value.raw, "monotonic")
         return Value(self.k, self.type, 0, raw)
 
     def stream(self, value: Value) -> None:
-        """Store a vector past the caches, where the address is a multiple of its size; until a `fence` others may not
-        see it.
-        """
+        """Store an aligned vector past the caches; other threads see it after a `fence`."""
         stored = self.k.b.store(value.raw, self.raw, align=value.lanes * self.type.size)
         stored.set_metadata("nontemporal", self.k.module.add_metadata([I32.raw(1)]))
 
     def load(self, n: Any = 0, lanes: int = 0) -> Value:
-        """The n-th, or a vector of `lanes` from the n-th on."""
+        """Load the n-th number, or a vector of `lanes` from n on."""
         raw = self.k.raw(self.type, lanes)
         return Value(self.k, self.type, lanes, self.k.b.load((self + n).raw, align=self.type.size, typ=raw))
 
     def load_first(self, count: Any, lanes: int) -> Value:
-        """A vector of which only the first `count` lanes are read; the others are 0."""
+        """Load the first `count` lanes of a vector; the others are 0."""
         k = self.k
         mask = k.lane_numbers(I32, lanes) < k.whole(count).to(I32)
         raw, zero = k.raw(self.type, lanes), k.constant(self.type, 0).spread(lanes)
-        kinds = [ir.PointerType(), mask.raw.type, raw]
+        types = [ir.PointerType(), mask.raw.type, raw]
         name = f"llvm.masked.load.v{lanes}{self.type}.p0"
-        return Value(k, self.type, lanes, k.call_named(name, raw, kinds, [self.raw, mask.raw, zero.raw]))
+        return Value(k, self.type, lanes, k.call_named(name, raw, types, [self.raw, mask.raw, zero.raw]))
 
     def prefetch(self, level: int = 1) -> None:
-        """Bring the cache line at this address into a level of caches; the address need not be valid."""
-        words = [ir.Constant(I32.raw, x) for x in (0, 4 - level, 1)]
-        kinds = [ir.PointerType(), *(x.type for x in words)]
-        self.k.call_named("llvm.prefetch.p0", ir.VoidType(), kinds, [self.raw, *words])
+        """Prefetch the cache line at this address to a level of caches.
+
+        The address need not be valid.
+        """
+        arguments = [ir.Constant(I32.raw, x) for x in (0, 4 - level, 1)]
+        types = [ir.PointerType(), *(x.type for x in arguments)]
+        self.k.call_named("llvm.prefetch.p0", ir.VoidType(), types, [self.raw, *arguments])
 
     def gather(self, index: Value) -> Value:
-        """The numbers at the places that a vector of integers names."""
+        """Load the numbers at a vector of indices."""
         k, lanes = self.k, index.lanes
         if not lanes:
             return self[index]
         pointers = k.address_after(self.raw, index.raw, self.type)
-        # llvmlite takes the type of an address from its base; the address of many has many.
+        # llvmlite takes the type of an address from its base; a vector of indices gives a vector of addresses.
         pointers.type = ir.VectorType(ir.PointerType(), lanes)
         raw = k.raw(self.type, lanes)
         everywhere = ir.Constant(ir.VectorType(BOOL.raw, lanes), [True] * lanes)

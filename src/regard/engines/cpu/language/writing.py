@@ -1,4 +1,4 @@
-"""The IR of a kernel, written by a function in the language of kernels."""
+"""The IR of a kernel, written by a function in the kernel language."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def written(name: str, fields: Sequence[str], target: Target, write: Callable[["Kernel"], None]) -> str:
-    """The IR of a kernel. The language of kernels is loaded only where one is written."""
+    """Return the IR that `write` makes. The kernel language is loaded only here."""
     from regard.engines.cpu.language.kernel import Kernel
 
     collects = gc.isenabled()
-    gc.disable()  # it would look again and again at a hundred thousand objects that all stay
+    gc.disable()  # it would scan a hundred thousand objects again and again that all stay
     try:
         k = Kernel(name, target, fields)
         k.flush()

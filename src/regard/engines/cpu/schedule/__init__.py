@@ -1,1 +1,1 @@
-"""From a problem to calls of kernels: tiles and lists, plans, and the order of their work."""
+"""From problems to kernels: schedules, lists of tiles, work groups, and launches."""

@@ -1,4 +1,4 @@
-"""The arrays of backward, its rule with derivatives, and the kernel that a call needs."""
+"""The arrays of backward, the score's derivatives, and the spec of a call."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,9 +12,9 @@ from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import hides
 from regard.engines.cpu.schedule.narrowing import narrowed
-from regard.engines.cpu.schedule.work import by_head, dense_masks, with_queries_in_lanes
-from regard.engines.cpu.spec.backward import STRANDS, BackwardKind, Reading, padded
-from regard.engines.cpu.spec.forward import DEPTH, KEYS, Arguments, multiple
+from regard.engines.cpu.schedule.work import by_head, dense_masks, prefill_spec
+from regard.engines.cpu.spec.backward import PARTIAL_SUMS, BackwardSpec, TableRead, padded
+from regard.engines.cpu.spec.forward import AMX_DEPTH, KEYS, RuleArguments, multiple
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Node, Program, Table, tangent
 from regard.runtime import memory
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
-STREAMED = 2**25  # bytes
-LANES = 64  # of products of matrices
+STREAMED = 2**25  # bytes of dbias from which it is stored past the caches
+LANES = 64  # for AMX products
 
 
-class Arrays:
-    """The arrays of one call: what the kernel reads beside the inputs, and what it writes; and which kernel it is."""
+class BackwardArrays:
+    """The arrays of one call of backward, and its spec.
+
+    They are those that the kernel reads, besides the inputs, and writes.
+    """
 
     name = "backward"
 
@@ -59,18 +62,18 @@ class Arrays:
             self.sums(x, s, zero=True) for x, s in zip((self.into.key, self.into.value), shapes, strict=True)
         )
         bias = p.trained_bias
-        # Where nothing is hidden every number of a bias that belongs to one head is written.
+        # Without hidden pairs, every number of a bias that belongs to one head is written.
         every = (
             bias is not None and not p.rules.hiding and all(bias_axes(bias)) and not bias_shared(p, bias)
             and not hides(p.dense(bias))
         )  # fmt: skip
         make = memory.empty if every else memory.zeros
         self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
-        self.dtables = {table: np.zeros((*STRANDS, *table.shape), real) for table in p.rules.tables}
-        self.tables: Mapping[Table, Array] = {}  # tangents of some
+        self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.rules.tables}
+        self.tables: Mapping[Table, Array] = {}  # tangents of some tables
 
     def sums(self, into: Array | None, shape: tuple[int, ...], zero: bool = False) -> Array:
-        """Where sums of a shape are made: in the array given, if they can be."""
+        """Return the array for sums of a shape: `into` where it fits, else a new one."""
         real = self.p.compute
         if into is None or (into.shape, into.dtype) != (shape, real) or into.strides[-1] != real.itemsize:
             return (memory.zeros if zero else memory.empty)(shape, real, aligned=True)
@@ -79,15 +82,20 @@ class Arrays:
         return into
 
     def bias_shape(self, bias: Array) -> tuple[int, ...]:
-        """Of the sums of dS: for each batch element and head, but as the bias where that is n_q · n_k."""
+        """Return the shape of the sums of dS for a bias.
+
+        It is the bias's own where that has n_q and n_k, else one array for each batch element and head.
+        """
         rows, keys = bias_axes(bias)
         if rows and keys:
             return tuple(bias.shape)
         return self.p.shape(self.p.n_q if rows else 1, self.p.n_k if keys else 1)
 
     def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
-        """Whatever an item has an address in, in its order: the name, the array, the dimensions behind the leading
-        ones, and whether heads of a group share it, and all rows.
+        """Return the arrays that a query block has offsets into, in their order.
+
+        Each has its name, the array, the number of trailing axes besides the leading ones, and if heads of a GQA group
+        and all rows share it.
         """
         p = self.p
         bias, dbias = (None if x is None else p.dense(x) for x in (p.bias, self.dbias))
@@ -100,41 +108,41 @@ class Arrays:
         ]  # fmt: skip
 
     def more(self) -> list[tuple[str, Array | None, int, bool]]:
-        """Those that only a tangent has."""
+        """Return the arrays that only a tangent has."""
         return []
 
     @property
     def streams(self) -> bool:
-        """Whether the sums for a bias are too many for caches, and its vectors lie on cache lines."""
+        """True if dbias exceeds the caches and its vectors lie on cache lines."""
         if self.dbias is None or self.dbias.nbytes < STREAMED:
             return False
         shift = self.p.origin[2] % KEYS * self.dbias.itemsize
         return (shift | self.dbias.strides[-2]) % memory.CACHE_LINE == 0
 
     @property
-    def lie(self) -> tuple[Any, ...]:
-        """What plans depend on beside the problem."""
+    def layout(self) -> tuple[Any, ...]:
+        """Strides, dtypes and tables: what schedules depend on besides the problem."""
         arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
         trained = self.dbias is not None, *map(ref, self.p.rules.tables)
         return *(None if x is None else x.strides for x in arrays), trained
 
     @cached_property
-    def rule(self) -> "Rule":
-        """The score and its derivatives."""
-        return rule_of(self.p)
+    def rule(self) -> "ScoreDerivatives":
+        """Return the score and its derivatives."""
+        return score_derivatives(self.p)
 
-    def kind(self, target: Target) -> BackwardKind:
-        return kind_of(self.p, target, self.d_entropy is not None, self.rule)
+    def spec(self, target: Target) -> BackwardSpec:
+        return spec_of(self.p, target, self.d_entropy is not None, self.rule)
 
-    def source(self, kind: BackwardKind, target: Target) -> str:
-        """The IR of the kernel."""
+    def source(self, spec: BackwardSpec, target: Target) -> str:
+        """Return the kernel's IR."""
 
         def write(k: "Kernel") -> None:
-            from regard.engines.cpu.kernels.backward import Backward
+            from regard.engines.cpu.kernels.backward import BackwardKernel
 
-            Backward(k, kind).run()
+            BackwardKernel(k, spec).run()
 
-        return written(self.name, kind.fields, target, write)
+        return written(self.name, spec.fields, target, write)
 
     def result(self, target: Target) -> Differential:
         p = self.p
@@ -159,40 +167,40 @@ class Arrays:
         return self.sink_of(self.p_sink * c)
 
     def sink_of(self, rows: Array) -> Any:
-        """The gradient of the sink from its parts by query."""
+        """Return the gradient of the sink from its parts by query."""
         assert self.p.sink is not None
         sums = rows.reshape(self.p.batch, self.p.heads, self.p.n_q).sum(axis=(0, 2))
         return collapse(sums, self.p.sink.shape).astype(self.p.sink.dtype, copy=False)
 
 
 @dataclass(frozen=True)
-class Rule:
-    """The program of a score with its derivatives, as `BackwardKind` has it.
+class ScoreDerivatives:
+    """The program of a score with its derivatives, as in `BackwardSpec`.
 
-    moving: of the program's tables those that are tangents, by number, and of which tables.
+    tangent_tables: the program's tables that are tangents, by number, and the tables they belong to.
     """
 
-    score: Arguments | None = None
-    bent: bool = False
-    readings: tuple[Reading, ...] = ()
-    moving: Mapping[int, Table] = field(default_factory=dict)
+    score: RuleArguments | None = None
+    nonlinear: bool = False
+    table_reads: tuple[TableRead, ...] = ()
+    tangent_tables: Mapping[int, Table] = field(default_factory=dict)
 
 
-def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKind:
-    """The kernel for a call. entropy: whether it has a cotangent."""
-    mask = None if p.mask_node is None else Arguments("mask", Program.of([p.mask_node]))
-    plain = with_queries_in_lanes(p, target, p.n_q, mask, rule.score, entropy)
+def spec_of(p: Problem, target: Target, entropy: bool, rule: ScoreDerivatives) -> BackwardSpec:
+    """Return the spec of a call. entropy: it has a cotangent."""
+    mask = None if p.mask_node is None else RuleArguments("mask", Program.of([p.mask_node]))
+    plain = prefill_spec(p, target, p.n_q, mask, rule.score, entropy)
     trained = p.trained_bias
     rows, keys = (True, False) if trained is None else bias_axes(trained)
-    matrices = plain.element is BF16 and target.matrices
-    if matrices:
-        plain = replace(plain, lanes=min(LANES, multiple(p.n_q, DEPTH)), pairs=True, matrices=True)
+    amx = plain.element is BF16 and target.amx
+    if amx:
+        plain = replace(plain, lanes=min(LANES, multiple(p.n_q, AMX_DEPTH)), paired=True, amx=True)
     elif plain.element is BF16:
-        plain = replace(plain, pairs=target.bf16_dot)
-    return BackwardKind(
+        plain = replace(plain, paired=target.bf16_dot)
+    return BackwardSpec(
         **vars(plain),
-        bent=rule.bent,
-        readings=rule.readings,
+        nonlinear=rule.nonlinear,
+        table_reads=rule.table_reads,
         trains_bias=trained is not None,
         bias_rows=rows,
         bias_keys=keys,
@@ -201,33 +209,36 @@ def kind_of(p: Problem, target: Target, entropy: bool, rule: Rule) -> BackwardKi
 
 
 def bias_shared(p: Problem, bias: Array) -> bool:
-    """Whether several heads add to the same sums for rows and keys."""
+    """Test if several heads add to the same sums over rows and keys."""
     return all(bias_axes(bias)) and bias.size != p.batch * p.heads * p.n_q * p.n_k
 
 
 def bias_axes(bias: Array) -> tuple[bool, bool]:
-    """Whether the sums of dS for a bias have rows and keys; they have rows at least."""
+    """Return if the sums of dS for a bias have rows and keys; they have rows at least."""
     rows, keys = (1, *bias.shape)[-2:] if bias.ndim else (1, 1)
     return rows != 1 or keys == 1, keys != 1
 
 
-def rule_of(p: Problem, tangents: Mapping[Table, Table] | None = None) -> Rule:
-    """The rule of a call and its derivatives; with tangents of tables, each with its tangent behind."""
+def score_derivatives(p: Problem, tangents: Mapping[Table, Table] | None = None) -> ScoreDerivatives:
+    """Return the rule of a call with its derivatives.
+
+    With tangents of tables, each is followed by its tangent.
+    """
     if p.score_node is None:
-        return Rule()
-    d_ds, slopes = p.rules.score_partials[0], p.rules.table_partials
+        return ScoreDerivatives()
+    d_ds, partials = p.rules.score_partials[0], p.rules.table_partials
     assert d_ds is not None
 
     def both(node: Node) -> list[Node]:
         return [node] if tangents is None else [node, tangent(node, tangents)]
 
-    bent = not (d_ds.op == "literal" and d_ds.payload == 1)
-    nodes = both(p.score_node) + (both(d_ds) if bent else [])
-    leaves = [leaf for leaf, slope in slopes.items() if not (slope.op == "literal" and slope.payload == 0)]
+    nonlinear = not (d_ds.op == "literal" and d_ds.payload == 1)
+    nodes = both(p.score_node) + (both(d_ds) if nonlinear else [])
+    leaves = [leaf for leaf, partial in partials.items() if not (partial.op == "literal" and partial.payload == 0)]
     for leaf in leaves:
-        nodes += [*both(slopes[leaf]), *leaf.args]
+        nodes += [*both(partials[leaf]), *leaf.args]
     program = Program.of(nodes)
     numbers = {table: n for n, table in enumerate(program.tables)}
-    readings = tuple(Reading(numbers[leaf.payload], len(leaf.args)) for leaf in leaves)
-    moving = {numbers[x]: table for table, x in (tangents or {}).items() if x in numbers}
-    return Rule(Arguments("score", program), bent, readings, moving)
+    table_reads = tuple(TableRead(numbers[leaf.payload], len(leaf.args)) for leaf in leaves)
+    tangent_tables = {numbers[x]: table for table, x in (tangents or {}).items() if x in numbers}
+    return ScoreDerivatives(RuleArguments("score", program), nonlinear, table_reads, tangent_tables)

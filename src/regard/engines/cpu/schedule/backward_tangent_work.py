@@ -1,4 +1,4 @@
-"""From a problem and cotangents, and tangents of both, to the tangent-of-backward kernel: backward's plans."""
+"""The tangent of backward: its arrays and spec; backward's schedules."""
 
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -8,11 +8,11 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.backward_arrays import Arrays, Rule, rule_of
+from regard.engines.cpu.schedule.backward_arrays import BackwardArrays, ScoreDerivatives, score_derivatives
 from regard.engines.cpu.schedule.backward_work import run
 from regard.engines.cpu.schedule.work import by_head
-from regard.engines.cpu.spec.backward import BackwardKind
-from regard.engines.cpu.spec.backward_jvp import BackwardTangentKind
+from regard.engines.cpu.spec.backward import BackwardSpec
+from regard.engines.cpu.spec.backward_jvp import BackwardTangentSpec
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Table
 from regard.runtime.forks import cached_property
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Tangents(Arrays):
-    """Those of backward, whose gradients become their tangents; and tangents of the inputs, outputs and cotangents."""
+class BackwardTangentArrays(BackwardArrays):
+    """Backward's arrays and their tangents.
+
+    Gradients become their tangents; inputs, outputs and cotangents get tangents.
+    """
 
     name = "backward_tangent"
 
@@ -71,26 +74,26 @@ class Tangents(Arrays):
         ]  # fmt: skip
 
     @property
-    def lie(self) -> tuple[Any, ...]:
+    def layout(self) -> tuple[Any, ...]:
         arrays = ((None if x is None else (x.dtype, x.shape, x.strides)) for _, x, _, _ in self.more())
-        return (*super().lie, *arrays, tuple(ref(table) for table in self.tables))
+        return (*super().layout, *arrays, tuple(ref(table) for table in self.tables))
 
     @cached_property
-    def rule(self) -> Rule:
-        return rule_of(self.p, {table: Table(x) for table, x in self.t.tables.items()})
+    def rule(self) -> ScoreDerivatives:
+        return score_derivatives(self.p, {table: Table(x) for table, x in self.t.tables.items()})
 
-    def kind(self, target: Target) -> BackwardTangentKind:
+    def spec(self, target: Target) -> BackwardTangentSpec:
         bias = self.p.trained_bias if self.bias_dot is None else self.bias_dot
-        return BackwardTangentKind(**vars(super().kind(target)), bias_dot=None if bias is None else type_of(bias.dtype))
+        return BackwardTangentSpec(**vars(super().spec(target)), bias_dot=None if bias is None else type_of(bias.dtype))
 
-    def source(self, kind: BackwardKind, target: Target) -> str:
+    def source(self, spec: BackwardSpec, target: Target) -> str:
         def write(k: "Kernel") -> None:
-            from regard.engines.cpu.kernels.backward_jvp import BackwardTangent
+            from regard.engines.cpu.kernels.backward_jvp import BackwardTangentKernel
 
-            assert isinstance(kind, BackwardTangentKind)
-            BackwardTangent(k, kind).run()
+            assert isinstance(spec, BackwardTangentSpec)
+            BackwardTangentKernel(k, spec).run()
 
-        return written(self.name, kind.fields, target, write)
+        return written(self.name, spec.fields, target, write)
 
     def sink(self, c: Array) -> Any:
         assert self.c_dot is not None
@@ -100,6 +103,9 @@ class Tangents(Arrays):
 def backward_jvp(
     p: Problem, target: Target, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    """The tangents of `backward` along tangents t of the inputs and d_ct of the cotangents."""
+    """Return the tangents of `backward`.
+
+    They are along tangents t of the inputs and d_ct of the cotangents.
+    """
     with np.errstate(all="ignore"):
-        return run(p, target, Tangents(p, outputs, ct, t, d_outputs, d_ct))
+        return run(p, target, BackwardTangentArrays(p, outputs, ct, t, d_outputs, d_ct))

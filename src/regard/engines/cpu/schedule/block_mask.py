@@ -1,4 +1,6 @@
-"""Which blocks of a dense mask or bias are empty or full: one quick pass over it in each call, as arrays may change.
+"""Empty and full blocks of a dense mask or bias.
+
+One pass over it in each call finds them, as arrays may change.
 
 Empty blocks are skipped and full ones need no mask, as under a rule. FlexAttention calls such a summary a block mask.
 """
@@ -11,7 +13,7 @@ import numpy as np
 
 from regard.engines.cpu.language.types import I8, I16, I32, I64, Type
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.fields import address_of, packed
+from regard.engines.cpu.schedule.fields import address_of, pack_fields
 from regard.engines.cpu.spec.forward import PART
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
@@ -21,18 +23,18 @@ from regard.runtime.threads import spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FIELDS = ("source", "row", "rows", "width", "parts", "each", "some", "every", "seen", "full")
-CHUNK = 2**20  # bytes that a thread looks at before it takes more
-SAMPLES = 32  # rows, and keys of each, that say whether a bias hides anything
+THREAD_BYTES = 2**20  # bytes that a thread takes at a time
+SAMPLES = 32  # rows, and keys of each, that are sampled for −∞ in a bias
 TYPES = {1: I8, 2: I16, 4: I32, 8: I64}
 
 
 class BlockMask:
-    """A mask or a bias (..., h, n_q, n_k), summed up in cells of `each` queries, counted from `first`, and PART keys.
+    """A summary of a mask or bias (..., h, n_q, n_k).
 
-    What is False, or −∞ in a bias, is hidden.
+    Blocks have `each` queries, from `first` on, and PART keys.
 
-    Of cells that have something visible, and of those in which all is, there are the numbers above and to the left of
-    each, so that four of them answer for any rectangle.
+    Hidden is False, or −∞ in a bias. Blocks with something visible, and blocks with all visible, are counted in 2-D
+    prefix sums, so four numbers answer for any rectangle.
     """
 
     def __init__(self, mask: Array, first: int, each: int, target: Target, threads: int):
@@ -46,9 +48,11 @@ class BlockMask:
                                 for x in (seen, full))  # fmt: skip
 
     def bounds(self, at: tuple[int, ...], rows: tuple[Any, Any], keys: tuple[Any, Any]) -> tuple[Array, Array]:
-        """The least and the greatest value among rows and keys, both ends included, of a head `at` (..., h).
+        """Return the least and the greatest value in a rectangle.
 
-        Keys beyond the last one may be asked for.
+        rows, keys: both ends included. at: (..., h), a head.
+
+        Keys after the last one may be asked for.
         """
         top, bottom = (np.zeros_like(x) if self.one_row else (x - self.first) // self.each for x in rows)
         left, right = (np.minimum(x // PART, self.seen.shape[-1] - 2) for x in keys)
@@ -56,59 +60,63 @@ class BlockMask:
         def count(total: Array) -> Any:
             return total[bottom + 1, right + 1] - total[top, right + 1] - total[bottom + 1, left] + total[top, left]
 
-        cells = (bottom - top + 1) * (right - left + 1)
-        return (count(self.full[at]) == cells).astype(np.int64), (count(self.seen[at]) > 0).astype(np.int64)
+        area = (bottom - top + 1) * (right - left + 1)
+        return (count(self.full[at]) == area).astype(np.int64), (count(self.seen[at]) > 0).astype(np.int64)
 
 
 def hides(bias: Array) -> bool:
-    """Whether there are −∞ among samples of a bias (..., h, n_q, n_k)."""
+    """Test samples of a bias (..., h, n_q, n_k) for −∞."""
     rows, keys = (max(1, n // SAMPLES) for n in bias.shape[-2:])
     some = bias[tuple(slice(1 if step == 0 else None) for step in bias.strides[:-2])][..., ::rows, ::keys]
     return bool((some == -np.inf).any())
 
 
 def _counted(x: Array) -> Array:
-    """The sums of all above and to the left, with a row and a column of 0 in front."""
+    """Return 2-D prefix sums, with a row and a column of 0 in front."""
     made = np.zeros((*x.shape[:-2], x.shape[-2] + 1, x.shape[-1] + 1), np.int32)
     np.cumsum(x, axis=-2, dtype=np.int32, out=made[..., 1:, 1:])
     return np.cumsum(made, axis=-1, dtype=np.int32, out=made)
 
 
 def _summed_up(planes: Array, each: int, target: Target, threads: int) -> tuple[Array, Array]:
-    """For each cell whether something is visible and whether all is, as bytes."""
+    """Return, for each block, if something and if all is visible, as bytes."""
+
     *lead, n_q, n_k = planes.shape
     size, hidden = planes.dtype.itemsize, None
     if planes.dtype.kind not in "ib":
         hidden = int(np.array(-np.inf, planes.dtype).view(f"i{size}"))
     key = f"block mask {size} {hidden}"
-    parts, cells = -(-n_k // PART), -(-n_q // each)
-    seen, full = np.empty((2, *lead, cells, parts), np.int8)
+    parts, blocks = -(-n_k // PART), -(-n_q // each)
+    seen, full = np.empty((2, *lead, blocks, parts), np.int8)
     kernel = cache.kernel(key, "block_mask", target, lambda: source(target, TYPES[size], hidden))
-    step = max(1, CHUNK // (each * n_k * size))
+    step = max(1, THREAD_BYTES // (each * n_k * size))
 
-    def look(task: tuple[tuple[int, ...], int]) -> None:
-        at, cell = task
+    def look(start: tuple[tuple[int, ...], int]) -> None:
+        at, block = start
         some, every = np.zeros(parts * PART, f"i{size}"), np.ones(parts * PART, f"i{size}")
-        row = cell * each
-        words = {
+        row = block * each
+        values = {
             "source": address_of(planes[at]) + row * planes.strides[-2], "row": planes.strides[-2],
             "rows": min(step * each, n_q - row), "width": n_k, "parts": parts, "each": each,
             "some": address_of(some), "every": address_of(every),
-            "seen": address_of(seen[at][cell:]), "full": address_of(full[at][cell:]),
+            "seen": address_of(seen[at][block:]), "full": address_of(full[at][block:]),
         }  # fmt: skip
-        fields = packed(FIELDS, words)
+        fields = pack_fields(FIELDS, values)
         kernel(fields.buffer_info()[0])
 
-    spread(look, [(at, cell) for at in np.ndindex(*lead) for cell in range(0, cells, step)], threads)
+    spread(look, [(at, block) for at in np.ndindex(*lead) for block in range(0, blocks, step)], threads)
     return seen, full
 
 
 def source(target: Target, element: Type, hidden: int | None) -> str:
-    """The IR of the kernel: rows are gathered by *or* and by *and*, then the keys of each part.
+    """Return the kernel's IR.
+
+    Rows are combined by *or* and by *and*, then the keys of each part.
 
     element: an integer of the array's size. hidden: the integer that hides; None for booleans.
     """
-    words = PART * element.size // 8
+
+    count = PART * element.size // 8
     true = int.from_bytes((1).to_bytes(element.size, "little") * (8 // element.size), "little")
 
     def write(k: Any) -> None:
@@ -117,11 +125,11 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
         some, every = k.pointer("some", element), k.pointer("every", element)
         seen, full = k.pointer("seen", I8), k.pointer("full", I8)
         width, parts, rows, each = (k.integer(name) for name in ("width", "parts", "rows", "each"))
-        line, cell = k.variable(k.integer("source")), k.variable(k.whole(0))
+        line, block = k.variable(k.integer("source")), k.variable(k.whole(0))
         whole = width - width % W
 
         def gather(begin: bool) -> None:
-            """Add a row to what is known of the cell, or begin with it."""
+            """Combine a row with the block's earlier ones, or begin with it."""
             x = k.at(line.value, element)
             for lanes, first, stop in ((W, 0, whole), (0, whole, width)):
                 with k.loop(stop, start=first, step=lanes or 1) as a:
@@ -137,16 +145,19 @@ def source(target: Target, element: Type, hidden: int | None) -> str:
             with k.loop(k.minimum(first + each, rows), start=first + 1):
                 gather(begin=False)
             with k.loop(parts) as p:
-                any_one, all_ones = ([x.of(I64).load(words * p + n) for n in range(words)] for x in (some, every))
-                seen[cell.value + p] = k.where(reduce(or_, any_one) != 0, yes, no)
-                full[cell.value + p] = k.where(reduce(and_, all_ones) == true, yes, no)
-            cell.value = cell.value + parts
+                any_one, all_ones = ([x.of(I64).load(count * p + n) for n in range(count)] for x in (some, every))
+                seen[block.value + p] = k.where(reduce(or_, any_one) != 0, yes, no)
+                full[block.value + p] = k.where(reduce(and_, all_ones) == true, yes, no)
+            block.value = block.value + parts
 
     return written("block_mask", FIELDS, target, write)
 
 
 def dense_bounds(masks: dict[int, BlockMask], lead: tuple[int, ...], origin: tuple[int, ...], offset: Array) -> Any:
-    """What a dense array holds in some `Ranges`, as `Ranges.dense` asks for it: 0 and 1 for those not summed up."""
+    """Return `Ranges.dense` for a set of block masks.
+
+    Arrays without one have the bounds 0 and 1.
+    """
 
     def bounds(array: Array, ranges: Ranges) -> tuple[Any, Any]:
         found = masks.get(id(array))

@@ -1,4 +1,4 @@
-"""The fields that a kernel is called with: numbers and addresses of arrays, packed into one array."""
+"""A kernel's fields: numbers and addresses of arrays, packed into one array."""
 
 import ctypes
 import struct
@@ -13,22 +13,22 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def address_of(x: Array) -> int:
-    """Where an array begins."""
-    # The word behind the head of the object, in NumPy's C interface: `x.ctypes` takes as long as a head of attention.
+    """Return the address of an array."""
+    # The first word after the object's head, in NumPy's C interface; `x.ctypes` takes as long as one head of attention.
     return _word(id(x) + object.__basicsize__).value if IN_MEMORY else int(x.ctypes.data)
 
 
 def base_of(x: Array | None) -> int:
-    """Likewise; 0 for an array that a call does not have."""
+    """Return the address of an array; 0 for None."""
     return 0 if x is None else address_of(x)
 
 
-IN_MEMORY = sys.implementation.name == "cpython"  # what id() gives is an address
+IN_MEMORY = sys.implementation.name == "cpython"  # id() is an address
 _word = ctypes.c_size_t.from_address
 
 
-def packed(names: Sequence[str], words: Mapping[str, int | float]) -> "array[int]":
-    """The fields with these names, 0 where there is no word."""
-    values = [words.get(name, 0) for name in names]
-    layout = "".join("d" if isinstance(x, float) else "q" for x in values)
-    return array("Q", struct.pack(layout, *values))
+def pack_fields(names: Sequence[str], values: Mapping[str, int | float]) -> "array[int]":
+    """Pack the fields with these names; 0 for those without a value."""
+    numbers = [values.get(name, 0) for name in names]
+    layout = "".join("d" if isinstance(x, float) else "q" for x in numbers)
+    return array("Q", struct.pack(layout, *numbers))

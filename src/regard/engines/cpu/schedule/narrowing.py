@@ -1,4 +1,7 @@
-"""Sums as results of 16 bits, by a kernel: NumPy takes a tenth of the time of backward to make bfloat16 of them."""
+"""Conversion of sums to results of 16 bits.
+
+By NumPy, bfloat16 takes a tenth of the time of backward.
+"""
 
 import math
 from typing import Any
@@ -7,7 +10,7 @@ import numpy as np
 
 from regard.engines.cpu.language.types import F32, Type, type_of
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.fields import address_of, packed
+from regard.engines.cpu.schedule.fields import address_of, pack_fields
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime import memory
@@ -16,14 +19,17 @@ from regard.runtime.threads import num_threads, spread
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FIELDS = ("source", "into", "rows", "width", "row")
-SMALL = 2**15  # numbers that NumPy has converted before a kernel is called
+SMALL = 2**15  # numbers that NumPy has converted before a kernel starts
 PART = 2**18  # numbers for a thread
 
 
 def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
-    """A float32 array of rows that are contiguous and equally far apart, as another dtype, rounded to even."""
+    """Convert a float32 array to another dtype, rounded to even.
+
+    Its rows are contiguous and equally far apart.
+    """
     if x.size < SMALL or dtype.itemsize != 2:
-        return np.asarray(x.astype(dtype, copy=False), order="C")  # `ascontiguousarray` adds an axis to a number
+        return np.asarray(x.astype(dtype, copy=False), order="C")  # `ascontiguousarray` adds an axis to a scalar
     element = type_of(dtype)
     kernel = cache.kernel(f"narrow {element}", "narrow", target, lambda: source(element, target))
     made = memory.empty(x.shape, dtype)
@@ -31,14 +37,14 @@ def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
     step = max(1, PART // width)
 
     def part(first: int) -> None:
-        words = {
+        values = {
             "source": address_of(x) + first * row,
             "into": address_of(made) + first * width * 2,
             "rows": min(step, rows - first),
             "width": width,
             "row": row,
         }
-        fields = packed(FIELDS, words)
+        fields = pack_fields(FIELDS, values)
         kernel(fields.buffer_info()[0])
 
     spread(part, range(0, rows, step), num_threads())
@@ -46,7 +52,7 @@ def narrowed(x: Array, dtype: np.dtype[Any], target: Target) -> Array:
 
 
 def source(element: Type, target: Target) -> str:
-    """The IR of the kernel."""
+    """Return the kernel's IR."""
 
     def write(k: Any) -> None:
         W = target.lanes(F32.size)

@@ -1,4 +1,4 @@
-"""From a problem and tangents of its inputs to the tangent kernel: forward's plans, with more arrays."""
+"""The tangent of forward: its arrays and spec; forward's schedules."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,9 +9,9 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
 from regard.engines.cpu.language.writing import written
-from regard.engines.cpu.schedule.work import Results, by_head, kind_of, programs, run, table_array
-from regard.engines.cpu.spec.forward import Kind
-from regard.engines.cpu.spec.jvp import TangentKind
+from regard.engines.cpu.schedule.work import KernelResults, by_head, programs, run, spec_of, table_array
+from regard.engines.cpu.spec.forward import KernelSpec
+from regard.engines.cpu.spec.jvp import TangentSpec
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Program, Table, tangent
 
@@ -22,14 +22,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
-class Tangents:
+class TangentCall:
     """The outputs, tangents of the inputs, and where those of the outputs go.
 
-    score: the rule and its tangent, None if that is 0. tables: the tables in it that are tangents. given: whether the
-    output is there already.
+    score: the rule and its tangent, None if that is 0. tables: the tables in it that are tangents. given: the output is
+    read instead of computed.
     """
 
-    results: Results
+    results: KernelResults
     t: Differential
     score: Program | None
     tables: frozenset[Table]
@@ -40,27 +40,29 @@ class Tangents:
     def name(self) -> str:
         return "tangent"
 
-    def kind(self, p: Problem, target: Target, rows: int) -> TangentKind:
+    def spec(self, p: Problem, target: Target, rows: int) -> TangentSpec:
         t = self.t
         more = [x for x in (t.key, t.value) if x is not None]
-        plain = replace(kind_of(p, target, rows, entropy=True, few=False, rules=self.rules(p), more=more), woven=False)
+        plain = replace(
+            spec_of(p, target, rows, entropy=True, decode=False, rules=self.rules(p), more=more), pipelined=False
+        )
         inputs = {"q": t.query, "k": t.key, "v": t.value, "sink": t.sink}
-        return TangentKind(
+        return TangentSpec(
             **vars(plain),
             varies=frozenset(name for name, x in inputs.items() if x is not None),
             bias_dot=None if t.bias is None else type_of(t.bias.dtype),
-            bent=self.score is not None,
+            nonlinear=self.score is not None,
             given=self.given,
         )
 
-    def source(self, kind: Kind, target: Target) -> str:
+    def source(self, spec: KernelSpec, target: Target) -> str:
         def write(k: "Kernel") -> None:
-            from regard.engines.cpu.kernels.jvp import Tangent
+            from regard.engines.cpu.kernels.jvp import TangentKernel
 
-            assert isinstance(kind, TangentKind)
-            Tangent(k, kind).run()
+            assert isinstance(spec, TangentSpec)
+            TangentKernel(k, spec).run()
 
-        return written(self.name, kind.fields, target, write)
+        return written(self.name, spec.fields, target, write)
 
     def rules(self, p: Problem) -> list[tuple[str, Program]]:
         found = dict(programs(p))
@@ -75,27 +77,27 @@ class Tangents:
             ("out_dot", d.out, 3, False), ("lse_dot", d.lse, 2, False), ("entropy_dot", d.entropy, 2, False),
         ]  # fmt: skip
 
-    def words(self, p: Problem) -> dict[str, int | float]:
-        words = self.results.words_with(p, self.rules(p)) | {"out_feature": self.results.out.strides[-1]}
+    def field_values(self, p: Problem) -> dict[str, int | float]:
+        values = self.results.field_values_with(p, self.rules(p)) | {"out_feature": self.results.out.strides[-1]}
         for name, x, keep, _ in self.arrays(p):
             if x is not None and keep == 3 and name.endswith("_dot"):
                 axes = ("head", "row", "key" if name == "bias_dot" else "feature")
-                words |= {f"{name}_{axis}": step for axis, step in zip(axes, x.strides[-3:], strict=True)}
-        return words
+                values |= {f"{name}_{axis}": step for axis, step in zip(axes, x.strides[-3:], strict=True)}
+        return values
 
-    def vectors(self, p: Problem) -> dict[str, Array]:
-        found = self.results.vectors(p)
+    def field_arrays(self, p: Problem) -> dict[str, Array]:
+        found = self.results.field_arrays(p)
         if self.t.sink is not None:
             found["sink_dot"] = by_head(p, self.t.sink)
         tables = () if self.score is None else self.score.tables
         return found | {f"score_table{n}": table_array(x, p.compute) for n, x in enumerate(tables) if x in self.tables}
 
     @property
-    def lie(self) -> tuple[Any, ...]:
+    def layout(self) -> tuple[Any, ...]:
         t = self.t
         arrays = (*self.d_outputs, t.query, t.key, t.value, t.bias)
         return (
-            self.given, t.sink is None, tuple(ref(table) for table in t.tables), self.results.lie,
+            self.given, t.sink is None, tuple(ref(table) for table in t.tables), self.results.layout,
             *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
         )  # fmt: skip
 
@@ -103,7 +105,10 @@ class Tangents:
 def jvp(
     p: Problem, target: Target, t: Differential, outputs: Outputs | None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    """Outputs, and their tangents along tangents of the inputs; outputs that are given are not made again."""
+    """Return outputs, and their tangents along tangents of the inputs.
+
+    Given outputs are not computed again.
+    """
     call = tangents(p, t, outputs, into)
     run(p, target, call)
     made, d = call.results, call.d_outputs
@@ -112,7 +117,7 @@ def jvp(
     return outputs, d if outputs.entropy is not None else d._replace(entropy=None)
 
 
-def tangents(p: Problem, t: Differential, outputs: Outputs | None, into: Outputs | None = None) -> Tangents:
+def tangents(p: Problem, t: Differential, outputs: Outputs | None, into: Outputs | None = None) -> TangentCall:
     score, tables = None, {table: Table(x) for table, x in t.tables.items()}
     if p.score_node is not None and (t.query is not None or t.key is not None or tables):
         score = Program.of([p.score_node, tangent(p.score_node, tables)])
@@ -121,8 +126,8 @@ def tangents(p: Problem, t: Differential, outputs: Outputs | None, into: Outputs
     known = outputs or new_outputs(p)
     assert known.out is not None
     assert known.lse is not None
-    results = Results(known.out, known.lse, known.entropy, None)
-    return Tangents(results, t, score, frozenset(tables.values()), new_outputs(p, into), outputs is not None)
+    results = KernelResults(known.out, known.lse, known.entropy, None)
+    return TangentCall(results, t, score, frozenset(tables.values()), new_outputs(p, into), outputs is not None)
 
 
 def new_outputs(p: Problem, into: Outputs | None = None) -> Outputs:

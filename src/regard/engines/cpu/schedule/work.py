@@ -1,8 +1,8 @@
-"""From a problem to the kernel's memory: its fields, the items (blocks of queries) and the tiles that each may see.
+"""Schedules of forward: fields, query blocks, and the tiles that each may see.
 
-What does not depend on addresses is a *plan*. It is kept, because for short sequences making it takes longer than
-attention; but of a long call the rules are looked at for WAVE blocks of queries at once, and what is found is forgotten
-when those are done, so that it does not grow with n_q · n_k.
+A *schedule* is the work of a call without its addresses. Schedules are cached, because for short sequences making one
+takes longer than attention. Long calls evaluate their rules for CHUNK_BLOCKS query blocks at a time and keep no result
+of it, so that memory does not grow with n_q · n_k.
 """
 
 from array import array
@@ -17,14 +17,12 @@ from regard.core.problem import Problem
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
-from regard.engines.cpu.schedule.fields import address_of, base_of, packed
+from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.spec.forward import (
     BASES,
+    BLOCKS,
     COUNT,
     FIELDS,
-    GROUP,
-    GROUPS,
-    ITEMS,
     KEYS,
     PART,
     SCRATCH,
@@ -32,14 +30,16 @@ from regard.engines.cpu.spec.forward import (
     TILE_BITS,
     TILE_LIST,
     TILE_WORD,
-    WIDE_GROUP,
-    Arguments,
-    Kind,
+    WIDE_WORK_GROUP,
+    WORK_GROUP,
+    WORK_GROUPS,
+    KernelSpec,
+    RuleArguments,
     integer_type,
     multiple,
     scratch_size,
-    span_area,
-    span_bits,
+    split_bits,
+    split_scratch,
     tile_word,
 )
 from regard.engines.cpu.target import cache
@@ -54,58 +54,62 @@ if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]
-K = TypeVar("K", bound="Kept")
+K = TypeVar("K", bound="Cacheable")
 
-WAVE = 64  # blocks of queries whose tiles are found together
-FEW = 8  # queries that share a key head up to which lanes are keys
-JOINED = 64  # rows of an item that holds several key heads
-SMALL = 2**21  # products below which another thread would begin too late,
-SMALL_READ = 2**20  # unless so many bytes of keys and values are read
-FEW_ROWS = 2**16  # queries of a call that is kept whole
-KEPT = 256  # plans
+CHUNK_BLOCKS = 64  # query blocks whose tiles are found together
+DECODE_QUERIES = 8  # queries of a key head up to which lanes are keys
+PACKED_ROWS = 64  # rows of a query block that covers several key heads
+SMALL = 2**21  # products below which another thread would start too late,
+SMALL_READ = 2**20  # unless as many bytes of keys and values are read
+REPEATED_QUERIES = 2**16  # queries up to which a call can be repeated
+MAX_CACHED = 256  # schedules in the cache
 PORTION = 2**28  # products of a portion: about 0.1 s on a slow machine, between which Python answers signals
-LONG_GROUP = 2**32  # products above which groups are cut, since a kernel is not interrupted within one
-LEAST_GROUP = 4  # items that groups are cut to: they share what is read of K and V
-FAR = 2**19  # bytes that a head of keys or values may lie spread over, with others between them, to be read there
-HALVINGS = 4  # of the groups that are begun last
-BEST = (1, 8, 32)  # how many of the largest weights kernels keep
+LONG_WORK_GROUP = 2**32  # products above which work groups are smaller, since a kernel is not interrupted within one
+LEAST_WORK_GROUP = 4  # query blocks of a work group at least: they share what is read of K and V
+SPREAD_BYTES = 2**19  # bytes that a head of keys or values may spread over, with others between them, and not be copied
+HALVINGS = 4  # halvings of the work groups that start last
+BEST = (1, 8, 32)  # numbers of the largest weights that kernels return
 BLOCK_MASK = 2**26  # products of a batch element from which empty blocks of its dense mask are looked for
-PAIRS = 2048  # of blocks and tiles, whose parts are looked at together
-_plans: dict[Any, Any] = {}
+BLOCK_TILES = 2048  # pairs of block and tile, whose parts are classified together
+_schedules: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
-class Call(Protocol):
-    """What is known of a call of a kernel beside the problem."""
+class KernelCall(Protocol):
+    """A call of a kernel: what is known besides the problem."""
 
     @property
     def name(self) -> str: ...
 
-    def kind(self, p: Problem, target: Target, rows: int) -> Kind:
-        """The kernel for so many rows."""
+    def spec(self, p: Problem, target: Target, rows: int) -> KernelSpec:
+        """Return the spec for `rows` rows."""
 
-    def source(self, kind: Kind, target: Target) -> str:
-        """The IR of the kernel."""
+    def source(self, spec: KernelSpec, target: Target) -> str:
+        """Return the kernel's IR."""
 
     def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
-        """Whatever an item has an address in: its name, the array, the dimensions behind the leading ones, and whether
-        heads of a group share it, and all rows.
+        """Return the arrays that a query block has offsets into, in their order.
+
+        Each has its name, the array, the number of trailing axes besides the leading ones, and if heads of a GQA group
+        and all rows share it.
         """
 
-    def words(self, p: Problem) -> dict[str, int | float]:
-        """The fields that a plan keeps."""
+    def field_values(self, p: Problem) -> dict[str, int | float]:
+        """Return the values of the fields that a schedule stores."""
 
-    def vectors(self, p: Problem) -> dict[str, Array]:
-        """The arrays with an address among the fields that a plan does not keep."""
+    def field_arrays(self, p: Problem) -> dict[str, Array]:
+        """Return the arrays behind the address fields that a schedule does not store."""
 
     @property
-    def lie(self) -> tuple[Any, ...]:
-        """What plans depend on beside the problem."""
+    def layout(self) -> tuple[Any, ...]:
+        """Strides, dtypes and tables: what schedules depend on besides the problem."""
 
 
-class Results(NamedTuple):
-    """Where the kernel writes: out (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest
-    weights (..., h, n_q, one of BEST).
+class KernelResults(NamedTuple):
+    """The kernel's outputs.
+
+    out is (..., h, n_q, d_v), the others (..., h, n_q); `values` and `indices` of the largest weights are
+    (..., h, n_q, one of BEST).
     """
 
     out: Array
@@ -116,19 +120,19 @@ class Results(NamedTuple):
     indices: Array | None = None
 
     @property
-    def wishes(self) -> tuple[bool, int]:
-        """Whether the entropy is wanted, and how many of the largest weights."""
+    def options(self) -> tuple[bool, int]:
+        """True for the entropy, and the number of the largest weights."""
         return self.entropy is not None, 0 if self.values is None else self.values.shape[-1]
 
     @property
     def name(self) -> str:
         return "forward"
 
-    def kind(self, p: Problem, target: Target, rows: int) -> Kind:
-        return kind_of(p, target, rows, *self.wishes)
+    def spec(self, p: Problem, target: Target, rows: int) -> KernelSpec:
+        return spec_of(p, target, rows, *self.options)
 
-    def source(self, kind: Kind, target: Target) -> str:
-        return source(kind, target)
+    def source(self, spec: KernelSpec, target: Target) -> str:
+        return source(spec, target)
 
     def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
         return [
@@ -139,42 +143,42 @@ class Results(NamedTuple):
             *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
         ]  # fmt: skip
 
-    def words(self, p: Problem) -> dict[str, int | float]:
-        return self.words_with(p, programs(p))
+    def field_values(self, p: Problem) -> dict[str, int | float]:
+        return self.field_values_with(p, programs(p))
 
-    def words_with(self, p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
+    def field_values_with(self, p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
         return shared_fields(p, rules) | {
-            "span_bits": span_bits(p.d, p.dtype.itemsize),
+            "split_bits": split_bits(p.d, p.dtype.itemsize),
             "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
             "out_head": self.out.strides[-3], "out_row": self.out.strides[-2],
         }  # fmt: skip
 
-    def vectors(self, p: Problem) -> dict[str, Array]:
+    def field_arrays(self, p: Problem) -> dict[str, Array]:
         return {} if p.sink is None else {"sink": by_head(p, p.sink)}
 
     @property
-    def lie(self) -> tuple[Any, ...]:
+    def layout(self) -> tuple[Any, ...]:
         return tuple(None if x is None else x.strides for x in self)
 
 
-def run(p: Problem, target: Target, results: Call, rows: range | None = None) -> None:
-    """Fill the results, or those of some rows at least."""
+def run(p: Problem, target: Target, results: KernelCall, rows: range | None = None) -> None:
+    """Fill the results, or at least those of some rows."""
     first, stop = (0, p.n_q) if not rows else (min(rows), max(rows) + 1)
     count = p.batch * p.heads * (stop - first)
     if count:
-        plan(p, target, results, range(first, stop), threads_for(p, count)).run(p, results)
+        schedule_for(p, target, results, range(first, stop), threads_for(p, count)).run(p, results)
 
 
-def plan(p: Problem, target: Target, results: Call, rows: range, threads: int) -> "Plan":
-    """The plan for such a call: the one of an earlier call if nothing that it depends on has changed."""
-    call = (results.name, target.name, rows, threads, *results.lie)
-    return kept(call, p, lambda: Plan(p, target, results, rows, threads))
+def schedule_for(p: Problem, target: Target, results: KernelCall, rows: range, threads: int) -> "Schedule":
+    """Return the schedule of a call, cached if nothing that it depends on has changed."""
+    call = (results.name, target.name, rows, threads, *results.layout)
+    return cached(call, p, lambda: Schedule(p, target, results, rows, threads))
 
 
 def signature(p: Problem) -> tuple[Any, ...]:
-    """What a plan depends on of a problem."""
+    """Return what a schedule depends on of a problem."""
     arrays = (p.query, p.key, p.value, p.bias, *dense_masks(p))
-    # Tables never change, and a reference that is dead equals no other: the plan of a rule goes unused when it is gone.
+    # Tables never change, and a dead reference equals no other: the schedule of a rule is unused once the rule is gone.
     # Numbers are written out, because 0.0 equals −0.0 and 1 equals True.
     rules = tuple(
         (prefix, program.structure, str(program.numbers), tuple(ref(table) for table in program.tables))
@@ -186,84 +190,94 @@ def signature(p: Problem) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-class Kept(Protocol):
-    def keep(self) -> bool:
-        """Make ready to be kept, with no array of a problem or its rules; False if that would be too much."""
+class Cacheable(Protocol):
+    def materialize(self) -> bool:
+        """Prepare for the cache, without arrays of a problem or its rules.
+
+        False if that is too large.
+        """
 
 
-def kept(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
-    """The plan of such a call, which may be kept: for the rules of `p.signature`, and for others that mean the same."""
-    near = None if p.signature is None else (*call, p.signature)
-    found: K | None = None if near is None else _plans.get(near)
+def cached(call: tuple[Any, ...], p: Problem, make: Callable[[], K]) -> K:
+    """Return the cached schedule of a call, or a new one.
+
+    It is found by `p.signature`, which names rules by identity, and by their structure.
+    """
+    by_signature = None if p.signature is None else (*call, p.signature)
+    found: K | None = None if by_signature is None else _schedules.get(by_signature)
     if found is None:
-        alike = (*call, signature(p))
-        found = _plans.get(alike)
+        by_value = (*call, signature(p))
+        found = _schedules.get(by_value)
         if found is None:
             found = make()
-            if not found.keep():
+            if not found.materialize():
                 return found
-            insert(_plans, alike, found, KEPT)
-        if near is not None:
-            insert(_plans, near, found, KEPT)
+            insert(_schedules, by_value, found, MAX_CACHED)
+        if by_signature is not None:
+            insert(_schedules, by_signature, found, MAX_CACHED)
     return found
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
-    """Items with addresses counted from where each array begins, and the groups they are worked on in.
+class LaunchStage:
+    """Query blocks with offsets from each array's base, and their work groups.
 
-    bounds: the first item of each group and the one after its last. scratch: bytes that each thread needs. partial:
-    bytes that its items write to be merged, or merge. portions: the groups, cut where signals are answered.
+    bounds: each work group's first block, and the one after its last. scratch: bytes for each thread. split_state:
+    bytes of the key splits that its blocks write or merge. portions: the work groups, divided where signals are
+    answered.
     """
 
     tiles: Array
-    items: Array
+    blocks: Array
     bounds: Array
     scratch: int
-    partial: int
+    split_state: int
     portions: list[Array]
 
 
-class Plan:
-    """What a call has to do, but for addresses."""
+class Schedule:
+    """The work of a call, without addresses."""
 
-    def __init__(self, p: Problem, target: Target, results: Call, rows: range, threads: int):
+    def __init__(self, p: Problem, target: Target, results: KernelCall, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
-        kind = results.kind(p, target, len(rows))
-        self.key, self.names = kind.key, kind.fields
-        self.fields = packed(self.names, results.words(p))
-        self.stages: Iterable[Stage] = Stages(kind, p, results, rows, threads)
+        spec = results.spec(p, target, len(rows))
+        self.key, self.names = spec.key, spec.fields
+        self.fields = pack_fields(self.names, results.field_values(p))
+        self.stages: Iterable[LaunchStage] = LaunchStages(spec, p, results, rows, threads)
 
-    def keep(self) -> bool:
-        if not isinstance(self.stages, Stages) or not self.stages.short:
+    def materialize(self) -> bool:
+        if not isinstance(self.stages, LaunchStages) or not self.stages.short:
             return False
         self.stages = tuple(self.stages)
         return True
 
-    def run(self, p: Problem, results: Call) -> None:
+    def run(self, p: Problem, results: KernelCall) -> None:
         def code() -> str:
-            return results.source(results.kind(p, self.target, len(self.rows)), self.target)
+            return results.source(results.spec(p, self.target, len(self.rows)), self.target)
 
         kernel = cache.kernel(self.key, results.name, self.target, code)
-        fields, vectors = self.fields[:], results.vectors(p)
+        fields, vectors = self.fields[:], results.field_arrays(p)
         fields[SEED] = p.seed
         for name, x in vectors.items():
             fields[self.names.index(name)] = address_of(x)
         bases = [base_of(x) for _, x, _, _ in results.arrays(p)]
-        partial: Array | None = None
+        split_state: Array | None = None
         for stage in self.stages:
-            if not stage.partial:
-                partial = None
-            elif partial is None:
-                partial = np.empty(stage.partial, np.uint8)
-            starts = array("Q", [*bases, base_of(partial)])
-            fields[ITEMS], fields[BASES] = address_of(stage.items), starts.buffer_info()[0]
+            if not stage.split_state:
+                split_state = None
+            elif split_state is None:
+                split_state = np.empty(stage.split_state, np.uint8)
+            starts = array("Q", [*bases, base_of(split_state)])
+            fields[BLOCKS], fields[BASES] = address_of(stage.blocks), starts.buffer_info()[0]
             fields[TILE_LIST] = address_of(stage.tiles)
             launch(kernel, fields, stage, self.threads)
 
 
-def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, threads: int) -> None:
-    """Run the groups of a stage, whose items and tiles lie where the fields say."""
+def launch(kernel: Callable[[int], None], fields: "array[int]", stage: LaunchStage, threads: int) -> None:
+    """Run the work groups of a stage.
+
+    Its query blocks and tiles are set in the fields.
+    """
     scratch, threads = Scratch(stage.scratch), min(threads, len(stage.bounds))
     team, members = team_for(threads)
     if team is not None and len(stage.portions) == 1:
@@ -272,29 +286,30 @@ def launch(kernel: Callable[[int], None], fields: "array[int]", stage: Stage, th
     shared = [(bounds, array("q", [0])) for bounds in stage.portions]
 
     def some(portion: tuple[Array, "array[int]"]) -> None:
-        run_groups(kernel, fields[:], portion[0], scratch, portion[1])
+        run_work_groups(kernel, fields[:], portion[0], scratch, portion[1])
 
     # All threads work on a portion, and none waits there for the others.
     spread(some, [portion for portion in shared for _ in range(threads)], threads)
 
 
 def launch_on_team(
-    kernel: Any, fields: "array[int]", stage: Stage, scratch: Scratch, team: ThreadTeam, members: int
+    kernel: Any, fields: "array[int]", stage: LaunchStage, scratch: Scratch, team: ThreadTeam, members: int
 ) -> None:
-    """Run the groups of a stage without a word to Python, which its threads would wait for one after the other."""
-    taken, every, words = array("q", [0]), [], array("Q", [0, members, kernel.address])
+    """Run the work groups of a stage on a team, without the GIL."""
+    taken, every, data = array("q", [0]), [], array("Q", [0, members, kernel.address])
     for address in scratch.addresses(members):
-        mine = fields[:]
-        mine[GROUPS], mine[COUNT], mine[TAKEN] = address_of(stage.bounds), len(stage.bounds), taken.buffer_info()[0]
-        mine[SCRATCH] = address
-        every.append(mine)
-        words.append(mine.buffer_info()[0])
-    team.call(member(chosen()).address, words.buffer_info()[0], members)
+        own = fields[:]
+        own[WORK_GROUPS], own[COUNT], own[TAKEN] = address_of(stage.bounds), len(stage.bounds), taken.buffer_info()[0]
+        own[SCRATCH] = address
+        every.append(own)
+        data.append(own.buffer_info()[0])
+    team.call(member(chosen()).address, data.buffer_info()[0], members)
 
 
 def member(target: Target) -> cache.Compiled:
-    """What each member of a team does: run the kernel with the next fields. Words: of fields that are taken, how many
-    there are, the kernel, and the addresses of the fields.
+    """Return the code of a team's members: each runs the kernel with the next fields.
+
+    Its data: the number of fields that are taken, their total, the kernel, and the addresses of the fields.
     """
     return cache.kernel("member", "member", target, lambda: MEMBER.format(triple=target.triple))
 
@@ -322,22 +337,24 @@ done:
 """
 
 
-def run_groups(
+def run_work_groups(
     kernel: Callable[[int], None], fields: "array[int]", bounds: Array, scratch: Scratch, taken: "array[int]"
 ) -> None:
-    """Run groups of items, with fields that are the thread's own. Threads that have one `taken`, 0 at first, share the
-    groups: each takes the next when it has done one, without a word to Python.
+    """Run work groups with a thread's own fields.
+
+    Threads share work groups by a common counter `taken`, 0 at first: each takes the next when it is done, without the
+    GIL.
     """
-    fields[GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
+    fields[WORK_GROUPS], fields[COUNT], fields[TAKEN] = address_of(bounds), len(bounds), taken.buffer_info()[0]
     fields[SCRATCH] = scratch.address
     kernel(fields.buffer_info()[0])
 
 
 def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
-    """Groups in their order, cut so that a portion ends once it has made PORTION products.
+    """Divide work groups, in their order, into portions of about PORTION products.
 
-    A kernel does not return to Python before it has ended, and Python answers signals only then. tiles: how many each
-    item has. products: of an item and a tile.
+    Python answers signals only between launches. tiles: those of each query block. products: of a query block and a
+    tile.
     """
     if len(bounds) < 2 or int(tiles.sum()) * products <= PORTION:
         return [bounds]
@@ -346,55 +363,60 @@ def in_portions(bounds: Array, tiles: Array, products: int) -> list[Array]:
     return np.split(bounds, np.flatnonzero(np.diff(total // PORTION)) + 1)
 
 
-class Repeated:
-    """A stage that one thread, or a team, runs again and again: nothing is allocated or looked up.
+class RepeatedStage:
+    """A stage for repeated launches by one thread or a team, without allocation.
 
-    fields: those of each member, copies, of which the caller may change what differs from call to call.
+    fields: a copy for each member, in which the caller may change what differs from call to call.
     """
 
-    def __init__(self, kernel: Any, fields: "array[int]", stage: Stage, members: int):
+    def __init__(self, kernel: Any, fields: "array[int]", stage: LaunchStage, members: int):
         self.kernel, self.stage, self.scratch = kernel, stage, Scratch(stage.scratch)
         self.taken, self.members = array("q", [0]), min(members, len(stage.bounds))
-        self.fields, self.words = [], array("Q", [0, self.members, kernel.address])
+        self.fields, self.data = [], array("Q", [0, self.members, kernel.address])
         for address in self.scratch.addresses(self.members):
-            mine = fields[:]
-            mine[ITEMS], mine[SCRATCH] = address_of(stage.items), address
-            mine[GROUPS], mine[COUNT], mine[TAKEN] = address_of(stage.bounds), len(stage.bounds), address_in(self.taken)
-            self.fields.append(mine)
-            self.words.append(address_in(mine))
-        self.member, self.data = member(chosen()).address, address_in(self.words)
+            own = fields[:]
+            own[BLOCKS], own[SCRATCH] = address_of(stage.blocks), address
+            own[WORK_GROUPS], own[COUNT], own[TAKEN] = (
+                address_of(stage.bounds),
+                len(stage.bounds),
+                address_in(self.taken),
+            )
+            self.fields.append(own)
+            self.data.append(address_in(own))
+        self.member, self.address = member(chosen()).address, address_in(self.data)
 
     def __call__(self, team: ThreadTeam | None) -> None:
-        self.taken[0] = self.words[0] = 0
+        self.taken[0] = self.data[0] = 0
         if team is None or self.members == 1:
-            self.kernel(self.words[3])
+            self.kernel(self.data[3])
         else:
-            team.call(self.member, self.data, self.members)
+            team.call(self.member, self.address, self.members)
 
 
 def address_in(numbers: "array[int]") -> int:
     return numbers.buffer_info()[0]
 
 
-class Again:
-    """A plan that is run again and again, by one thread at a time, for arrays of the same shapes and strides at other
-    addresses.
+class RepeatedCall:
+    """A schedule for repeated calls by one thread.
 
-    Checks and plans take longer than attention itself where a call is short, and where its keys come from memory, which
-    Python's own have been thrown out of the caches for.
+    Arrays have the same layout at other addresses.
+
+    Checks and schedules take longer than attention itself where a call is short. They also do where keys come from
+    memory and have evicted Python's own data from the caches.
     """
 
-    def __init__(self, plan: Plan, kernel: Callable[[int], None]):
-        (stage,) = plan.stages
-        self.kernel, self.stage, self.threads = kernel, stage, plan.threads
-        self.fields, self.bases = plan.fields[:], array("Q", [0] * stage.items.shape[1])
-        self.fields[ITEMS], self.fields[BASES] = address_of(stage.items), address_in(self.bases)
+    def __init__(self, schedule: Schedule, kernel: Callable[[int], None]):
+        (stage,) = schedule.stages
+        self.kernel, self.stage, self.threads = kernel, stage, schedule.threads
+        self.fields, self.bases = schedule.fields[:], array("Q", [0] * stage.blocks.shape[1])
+        self.fields[BLOCKS], self.fields[BASES] = address_of(stage.blocks), address_in(self.bases)
         self.fields[TILE_LIST] = address_of(stage.tiles)
         self.repeated: Any = None
         self.members, self.busy = 0, False
 
     def __call__(self, *addresses: int) -> None:
-        """addresses: of query, key, value, out and lse."""
+        """Run the call. addresses: of query, key, value, out and lse."""
         team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
         waits = members < self.threads or len(self.stage.portions) > 1  # and a signal's handler may call meanwhile
         if self.busy or waits:
@@ -407,61 +429,67 @@ class Again:
         try:
             self.bases[:5] = array("Q", addresses)
             if members != self.members:
-                self.repeated = Repeated(self.kernel, self.fields, self.stage, members)
+                self.repeated = RepeatedStage(self.kernel, self.fields, self.stage, members)
                 self.members = members
             self.repeated(team)
         finally:
             self.busy = False
 
 
-def again(p: Problem, target: Target) -> Again | None:
-    """What runs a call without wishes but rules that read no arrays once more; None for others, and large ones."""
+def repeated_call(p: Problem, target: Target) -> RepeatedCall | None:
+    """Return a repeatable call without options other than rules that read no arrays.
+
+    None for others, and large ones.
+    """
     count = p.batch * p.heads * p.n_q
-    plain = bare(p) and not any(program.tables for _, program in programs(p))
-    if not (0 < count <= FEW_ROWS and p.n_k and plain) or dense_masks(p):
+    plain = without_options(p) and not any(program.tables for _, program in programs(p))
+    if not (0 < count <= REPEATED_QUERIES and p.n_k and plain) or dense_masks(p):
         return None
-    results = Results(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
-    found = plan(p, target, results, range(p.n_q), threads_for(p, count))
+    results = KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
+    found = schedule_for(p, target, results, range(p.n_q), threads_for(p, count))
     if not isinstance(found.stages, tuple) or len(found.stages) != 1:
         return None
-    if found.stages[0].partial:
+    if found.stages[0].split_state:
         return None
-    kind = kind_of(p, target, p.n_q, *results.wishes)
-    return Again(found, cache.kernel(found.key, "forward", target, lambda: source(kind, target)).call)
+    spec = spec_of(p, target, p.n_q, *results.options)
+    return RepeatedCall(found, cache.kernel(found.key, "forward", target, lambda: source(spec, target)).call)
 
 
 def threads_for(p: Problem, count: int) -> int:
-    """How many threads work on so many queries."""
+    """Return the number of threads for `count` queries."""
     small = count * p.n_k * (p.d + p.d_v + 16) < SMALL and p.key.nbytes + p.value.nbytes < SMALL_READ
     return 1 if small else num_threads()
 
 
-def bare(p: Problem) -> bool:
-    """Whether a call has no wishes beside rules."""
+def without_options(p: Problem) -> bool:
+    """Test for a call without options other than rules."""
     return p.bias is None and p.sink is None and not p.dropout and not p.observe
 
 
 SEED = FIELDS.index("seed")
 
 
-class Stages:
-    """The stages of a plan, found one after the other each time they are asked for."""
+class LaunchStages:
+    """The stages of a schedule, computed anew by each iteration."""
 
-    def __init__(self, kind: Kind, p: Problem, results: Call, rows: range, threads: int):
-        self.kind, self.p, self.results, self.rows, self.threads = kind, p, results, rows, threads
+    def __init__(self, spec: KernelSpec, p: Problem, results: KernelCall, rows: range, threads: int):
+        self.spec, self.p, self.results, self.rows, self.threads = spec, p, results, rows, threads
 
     @cached_property
-    def blocks(self) -> tuple[Array, Array]:
-        """Heads (first, number) and rows (first, number) of blocks of queries: whole heads where they fit."""
-        p, count, lanes, first = self.p, len(self.rows), self.kind.lanes, self.rows.start
+    def grid(self) -> tuple[Array, Array]:
+        """Heads (first, count) and rows (first, count) of query blocks.
+
+        Blocks have whole heads where they fit.
+        """
+        p, count, lanes, first = self.p, len(self.rows), self.spec.lanes, self.rows.start
         whole, step = p.group, min(p.group, lanes // count) if count <= lanes else 1
-        if self.kind.joined:
-            # Rows that are read whole are faster, but each thread should have two spans of some.
-            spans = -(-p.n_k // (KEYS << span_bits(p.d, p.dtype.itemsize)))
-            most = p.heads * p.batch * spans // (2 * self.threads) if self.threads > 1 else p.heads
+        if self.spec.packed_vectors:
+            # Rows that are read whole are faster, but each thread should have two key splits.
+            splits = -(-p.n_k // (KEYS << split_bits(p.d, p.dtype.itemsize)))
+            most = p.heads * p.batch * splits // (2 * self.threads) if self.threads > 1 else p.heads
             whole, step = p.heads, max(1, min(lanes // count, most) // p.group) * p.group
-        elif self.kind.few:
-            step = min(p.group, self.kind.few // count)
+        elif self.spec.decode_rows:
+            step = min(p.group, self.spec.decode_rows // count)
         starts = (np.arange(0, p.heads, whole)[:, None] + np.arange(0, whole, step)).reshape(-1)
         heads = np.stack([starts, np.minimum(step, whole - starts % whole)], axis=1)
         rows = np.arange(first, self.rows.stop, lanes)
@@ -469,9 +497,11 @@ class Stages:
 
     @cached_property
     def masks(self) -> list[tuple[Array, Array]]:
-        """The dense masks, and the bias if it hides, of which blocks are told apart; also as (..., h, n_q, n_k).
+        """Return the dense masks, and a bias that hides, whose blocks are classified.
 
-        None of calls that would not gain by it.
+        Also as (..., h, n_q, n_k).
+
+        Empty for calls that would not gain by it.
         """
         p = self.p
         if p.n_k <= KEYS or p.heads * p.n_q * p.n_k * (p.d + p.d_v) < BLOCK_MASK or p.origin[2] % PART:
@@ -484,7 +514,7 @@ class Stages:
 
     @cached_property
     def mask(self) -> Node | None:
-        """What hides whole blocks: the mask, and the bias where it does."""
+        """Return the mask that hides whole blocks, a hiding bias included."""
         mask, bias = self.p.mask_node, self.p.bias
         if not any(x is bias for x, _ in self.masks):
             return mask
@@ -493,89 +523,103 @@ class Stages:
 
     @cached_property
     def varying(self) -> frozenset[str]:
-        """What lists of tiles depend on, of "b" and "h" and the like."""
+        """Return the indices, such as "b" and "h", that lists of tiles depend on."""
         views = [view for _, view in self.masks]
         found = {"h" for x in views if x.strides[-3]} | {"b" for x in views if any(x.strides[:-3])}
         return reads(*self.p.rules.hiding) | found
 
     @property
     def short(self) -> bool:
-        """Whether the stages are few and small enough to keep, and do not depend on what arrays hold."""
-        p, (heads, rows) = self.p, self.blocks
+        """True if the stages are small enough to cache.
+
+        Stages that depend on the contents of arrays are never cached.
+        """
+        p, (heads, rows) = self.p, self.grid
         if self.masks:
             return False
         tiles = p.batch * len(rows) * (p.n_k // KEYS + 1) if p.rules.hiding else 0
         return p.batch * len(heads) * len(rows) <= 2048 and tiles * len(heads) <= 2**15
 
-    def __iter__(self) -> Iterator[Stage]:
-        for tiles, items in self.waves():
-            if self.threads > 1 and len(items) < 2 * self.threads:
-                yield from self.apart(tiles, items)
+    def __iter__(self) -> Iterator[LaunchStage]:
+        for tiles, blocks in self.chunks():
+            if self.threads > 1 and len(blocks) < 2 * self.threads:
+                yield from self.split(tiles, blocks)
             else:
-                yield self.stage(tiles, items)
+                yield self.stage(tiles, blocks)
 
-    def word(self, name: str) -> int:
-        return self.kind.item.index(name)
+    def field(self, name: str) -> int:
+        return self.spec.block_fields.index(name)
 
-    def stage(self, tiles: Array, items: Array, partial: int = 0, most: int = WIDE_GROUP) -> Stage:
-        """Items in groups that share keys and values, or pages of them, the longest first."""
-        heads_in_rows = self.kind.few and _heads_in_rows(self.p.key)
-        # Under a window, those with as many queries as one of them sees keys are all that share any.
-        tiles_of = items[:, self.word("count")]
+    def stage(self, tiles: Array, blocks: Array, split_state: int = 0, most: int = WIDE_WORK_GROUP) -> LaunchStage:
+        """Form work groups of query blocks, the longest first.
+
+        Their blocks share keys and values, or pages of them.
+        """
+        heads_in_rows = self.spec.decode_rows and _heads_in_rows(self.p.key)
+        # Under a window, only as many query blocks as one of them sees keys share any.
+        tiles_of = blocks[:, self.field("count")]
         longest = int(tiles_of.max())
-        near = -(-longest * KEYS // self.kind.lanes)
-        products = self.kind.lanes * KEYS * max(1, self.p.d + self.p.d_v)  # heads may have no features
-        size = min(most, max(GROUP, near), max(LEAST_GROUP, LONG_GROUP // (products * max(1, longest))))
-        if self.threads > 1:  # enough groups that threads end at about the same time
-            each = len(items) // self.threads
+        by_signature = -(-longest * KEYS // self.spec.lanes)
+        products = self.spec.lanes * KEYS * max(1, self.p.d + self.p.d_v)  # heads may have no features
+        size = min(
+            most, max(WORK_GROUP, by_signature), max(LEAST_WORK_GROUP, LONG_WORK_GROUP // (products * max(1, longest)))
+        )
+        if self.threads > 1:  # enough work groups that threads end at about the same time
+            each = len(blocks) // self.threads
             size = max(1, min(size, each if heads_in_rows else each // 8))
-        # Where a page of keys holds several heads, it is gone through by all of them before the next.
-        alike = [self.word(name) for name in (["b"] if heads_in_rows else ["k", "v"])]
-        shared = (np.diff(items[:, alike], axis=0) == 0).all(axis=1)
-        ends = np.append(np.flatnonzero(~shared) + 1, len(items)).tolist()
+        # Where rows hold several heads, all of them use some rows before the next.
+        alike = [self.field(name) for name in (["b"] if heads_in_rows else ["k", "v"])]
+        shared = (np.diff(blocks[:, alike], axis=0) == 0).all(axis=1)
+        ends = np.append(np.flatnonzero(~shared) + 1, len(blocks)).tolist()
         starts = [n for first, end in zip([0, *ends], ends, strict=False) for n in range(first, end, size)]
-        bounds = np.array([starts, [*starts[1:], len(items)]], np.int64).T.copy()
+        bounds = np.array([starts, [*starts[1:], len(blocks)]], np.int64).T.copy()
         if len(bounds) > 1:
-            cost = np.add.reduceat(items[:, self.word("count")], bounds[:, 0])
+            cost = np.add.reduceat(blocks[:, self.field("count")], bounds[:, 0])
             bounds = bounds[np.argsort(-cost, kind="stable")]
-        if self.threads > 1 and not self.kind.few:
-            # The last halved again and again: threads, which may differ in speed, should end at about the same time.
+        if self.threads > 1 and not self.spec.decode_rows:
+            # Halve the last work groups repeatedly, so that threads, which may differ in speed, end together.
             for _ in range(HALVINGS):
                 last = bounds[-2 * self.threads :]
                 middle = last.mean(axis=1, dtype=np.int64)
                 halves = np.stack([last[:, 0], middle, middle, last[:, 1]], axis=1).reshape(-1, 2)
                 bounds = np.concatenate([bounds[: -2 * self.threads], halves[halves[:, 0] < halves[:, 1]]])
         most = int((bounds[:, 1] - bounds[:, 0]).max())
-        scratch = scratch_size(self.kind, most, self.p.d, self.p.d_v) * self.kind.real.size
-        return Stage(tiles, items, bounds, scratch, partial, in_portions(bounds, tiles_of, products))
+        scratch = scratch_size(self.spec, most, self.p.d, self.p.d_v) * self.spec.real.size
+        return LaunchStage(tiles, blocks, bounds, scratch, split_state, in_portions(bounds, tiles_of, products))
 
-    def apart(self, tiles: Array, items: Array) -> Iterator[Stage]:
-        """Few items with many keys: each span by itself, then what merges them, if there is anything to merge."""
-        kind, p = self.kind, self.p
-        size = sum(span_area(kind, p.d_v).values()) * kind.real.size
-        spans = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> span_bits(p.d, p.dtype.itemsize)
+    def split(self, tiles: Array, blocks: Array) -> Iterator[LaunchStage]:
+        """Yield stages for few query blocks with many keys.
+
+        Each key split runs by itself; then they are merged.
+        """
+        spec, p = self.spec, self.p
+        size = sum(split_scratch(spec, p.d_v).values()) * spec.real.size
+        splits = ((tiles >> TILE_BITS) + p.origin[2] // KEYS) >> split_bits(p.d, p.dtype.itemsize)
         made, numbers = [], []
-        for item in items:
-            mine = spans[item[self.word("tiles")] :][: item[self.word("count")]]
-            starts = np.flatnonzero(np.diff(mine, prepend=-1))
-            part = np.repeat(item[None], len(starts), axis=0)
-            part[:, self.word("tiles")] += starts
-            part[:, self.word("count")] = np.diff(starts, append=len(mine))
+        for block in blocks:
+            own = splits[block[self.field("tiles")] :][: block[self.field("count")]]
+            starts = np.flatnonzero(np.diff(own, prepend=-1))
+            part = np.repeat(block[None], len(starts), axis=0)
+            part[:, self.field("tiles")] += starts
+            part[:, self.field("count")] = np.diff(starts, append=len(own))
             made.append(part)
             numbers.append(len(starts))
         if max(numbers) < 2:
-            yield self.stage(tiles, items)
+            yield self.stage(tiles, blocks)
             return
-        each, merged = np.concatenate(made), items.copy()
-        each[:, self.word("partial")] = size * np.arange(len(each))
-        merged[:, self.word("partial")] = size * np.append(0, np.cumsum(numbers[:-1]))
-        merged[:, self.word("spans")], merged[:, self.word("count")] = numbers, 0
+        each, merged = np.concatenate(made), blocks.copy()
+        each[:, self.field("split_state")] = size * np.arange(len(each))
+        merged[:, self.field("split_state")] = size * np.append(0, np.cumsum(numbers[:-1]))
+        merged[:, self.field("splits")], merged[:, self.field("count")] = numbers, 0
         yield self.stage(tiles, each, size * len(each), most=1)
         yield self.stage(tiles, merged, size * len(each))
 
-    def waves(self, size: int = WAVE) -> Iterator[tuple[Array, Array]]:
-        """Lists of tiles, and the items that point into them, of so many blocks of queries at once."""
-        p, (heads, rows) = self.p, self.blocks
+    def chunks(self, size: int = CHUNK_BLOCKS) -> Iterator[tuple[Array, Array]]:
+        """Yield lists of tiles, and query blocks that index them.
+
+        size: rows of blocks at a time.
+        """
+        p, (heads, rows) = self.p, self.grid
         shift = p.origin[2] % KEYS
         tiles = np.arange(-(-(p.n_k + shift) // KEYS) if p.n_k else 0, dtype=np.int64)
         everyone = range(p.batch)
@@ -584,11 +628,11 @@ class Stages:
             zero = np.zeros(len(rows), np.int64)
             mixed = KEYS if p.rules.hiding else 0
             word = tile_word(tiles, mixed_stop=mixed)
-            yield word, self.items(everyone, heads, rows, zero, zero + len(tiles))
+            yield word, self.block_table(everyone, heads, rows, zero, zero + len(tiles))
             return
         edges, reading = p.extents.key_edges(KEYS), self.varying
-        cell, target = max(1, self.kind.lanes // 2), chosen()
-        masks = {id(x): BlockMask(view, self.rows.start, cell, target, self.threads) for x, view in self.masks}
+        height, target = max(1, self.spec.lanes // 2), chosen()
+        masks = {id(x): BlockMask(view, self.rows.start, height, target, self.threads) for x, view in self.masks}
         dense = dense_bounds(masks, p.lead, p.origin, p.offset) if masks else None
         apart = heads if "h" in reading else np.array([[0, p.heads]])
         alike = "b" not in reading and len(set(p.offset.tolist())) == 1
@@ -603,20 +647,23 @@ class Stages:
                     )
                     ranges = replace(ranges, dense=dense)
                     found, begin, number = self.visible(ranges, edges)
-                    mine = heads[heads[:, 0] == first] if "h" in reading else heads
-                    parts.append(self.items(batch, mine, band, begin + length, number))
+                    own = heads[heads[:, 0] == first] if "h" in reading else heads
+                    parts.append(self.block_table(batch, own, band, begin + length, number))
                     lists.append(found)
                     length += len(found)
                 yield np.concatenate(lists), np.concatenate(parts)
 
     def visible(self, ranges: Ranges, edges: Array) -> tuple[Array, Array, Array]:
-        """The tiles of some blocks of queries, where each block's begin, and how many there are."""
+        """Return the tiles of some query blocks.
+
+        With them come where each block's begin, and their number.
+        """
         p = self.p
-        row, tile, kind = visible_tiles(self.mask, p.rules.hiding_node, ranges, edges)
+        row, tile, visibility = visible_tiles(self.mask, p.rules.hiding_node, ranges, edges)
         fields = {name: np.full(len(tile), x) for name, x in TILE_WORD.items()}
-        mixed = np.flatnonzero(kind != EVERYTHING)
+        mixed = np.flatnonzero(visibility != EVERYTHING)
         if len(mixed):
-            for some in np.split(mixed, range(PAIRS, len(mixed), PAIRS)):
+            for some in np.split(mixed, range(BLOCK_TILES, len(mixed), BLOCK_TILES)):
                 for name, x in self.parts(ranges, row[some], tile[some], edges).items():
                     fields[name][some] = x
             live = fields["stop"] > 0
@@ -625,28 +672,28 @@ class Stages:
         return tile_word(tile, **fields), begin[:-1], np.diff(begin)
 
     def parts(self, ranges: Ranges, row: Array, tile: Array, edges: Array) -> dict[str, Array]:
-        """Of pairs of blocks and tiles: what `tile_word` says."""
+        """Classify the parts of tiles; return the fields of `tile_word`."""
         p = self.p
         start = tile[:, None] * KEYS - p.origin[2] % KEYS + p.origin[2] + np.arange(0, KEYS, PART)
         low, high = np.maximum(start, edges[tile, None]), np.minimum(start + PART, edges[tile + 1, None]) - 1
         outside = low > high
-        # Of blocks that fill all lanes, each half by itself; of others both halves are the block.
+        # Each half of a full block by itself; in other blocks both halves are the block.
         least, greatest = ranges.i[0][row, None], ranges.i[1][row, None]
-        full = greatest - least + 1 == self.kind.lanes
-        middle = least + self.kind.lanes // 2
+        full = greatest - least + 1 == self.spec.lanes
+        middle = least + self.spec.lanes // 2
         halves = (least, np.where(full, middle - 1, greatest)), (np.where(full, middle, least), greatest)
-        kinds = [
+        visibilities = [
             classify(self.mask, p.rules.hiding_node, replace(ranges, i=i, j=(low, np.maximum(low, high))))
             for i in halves[: 1 + full.any()]
         ]
-        seen = [(kind != NOTHING) & ~outside for kind in kinds]
+        seen = [(x != NOTHING) & ~outside for x in visibilities]
         first, stop = _ends(seen[0] | seen[-1])
         number = np.arange(0, KEYS, PART)
         between = (number >= first[:, None]) & (number < stop[:, None]) & ~outside
-        mixed_first, mixed_stop = _ends(((kinds[0] != EVERYTHING) | (kinds[-1] != EVERYTHING)) & between)
+        mixed_first, mixed_stop = _ends(((visibilities[0] != EVERYTHING) | (visibilities[-1] != EVERYTHING)) & between)
         (first_0, stop_0), (first_1, stop_1) = _ends(seen[0]), _ends(seen[-1])
         both_first, both_stop = np.maximum(first_0, first_1), np.minimum(stop_0, stop_1)
-        # Where one half sees nothing, all is the other's; where they are apart, all is both's.
+        # Where one half sees nothing, all is the other's; where they are disjoint, all is both's.
         nobody = (stop_0 == 0) | (stop_1 == 0)
         apart = ~nobody & (both_first > both_stop)
         return {
@@ -663,11 +710,11 @@ class Stages:
     def arrays(self) -> Iterable[tuple[str, Array | None, int, bool]]:
         return self.results.arrays(self.p)
 
-    def items(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
-        """Items (batch × heads × rows, words) of some batch elements."""
+    def block_table(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
+        """Return query blocks (batch × heads × rows, fields) of some batch elements."""
         p = self.p
-        made = np.zeros((len(batch), len(heads), len(rows), len(self.kind.item)), np.int64)
-        column = {name: made[..., n] for n, name in enumerate(self.kind.item)}
+        made = np.zeros((len(batch), len(heads), len(rows), len(self.spec.block_fields)), np.int64)
+        column = {name: made[..., n] for n, name in enumerate(self.spec.block_fields)}
         h, first = heads[:, 0, None], rows[:, 0]
         b = np.arange(batch.start, batch.stop)[:, None, None]
 
@@ -684,149 +731,164 @@ class Stages:
         column["lanes"][...] = rows[:, 1] * heads[:, 1, None]
         column["tiles"][...] = begin
         column["count"][...] = number
-        return made.reshape(-1, len(self.kind.item))
+        return made.reshape(-1, len(self.spec.block_fields))
 
 
 def _batch_offsets(x: Array, lead: tuple[int, ...], keep: int) -> Array:
-    """How many bytes after the first each batch element begins, in an array that broadcasts to the leading shape."""
+    """Return the byte offset of each batch element.
+
+    The array broadcasts to the leading shape.
+    """
     offsets = np.zeros(1, np.int64)
     given = x.ndim - keep
     for axis, size in enumerate(lead):
-        mine = axis - (len(lead) - given)
-        step = x.strides[mine] if mine >= 0 and x.shape[mine] != 1 else 0
+        own = axis - (len(lead) - given)
+        step = x.strides[own] if own >= 0 and x.shape[own] != 1 else 0
         offsets = (offsets[:, None] + step * np.arange(size)).reshape(-1)
     return offsets
 
 
 def by_head(p: Problem, x: Array) -> Array:
-    """What a sink says, for each query head."""
+    """Return the sink of each query head."""
     return np.ascontiguousarray(np.broadcast_to(x.astype(p.compute), (p.heads,)))
 
 
 def programs(p: Problem) -> list[tuple[str, Program]]:
-    """The rules of a call, with what their fields' names begin with."""
+    """Return the rules of a call, with the prefixes of their fields."""
     nodes = (("mask", p.mask_node), ("score", p.score_node))
     return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
 
 
 def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
-    """The fields that every kernel has, but for addresses of arrays."""
+    """Return the fields that every kernel has, without addresses of arrays."""
     j0 = p.origin[2]
-    words: dict[str, int | float] = {
+    values: dict[str, int | float] = {
         "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
         "scale": float(p.scale), "row_head": p.n_q,
         "k_head": p.key.strides[-3], "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
         "v_head": p.value.strides[-3], "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
-        "threshold": int(p.dropout * 2**32), "kept": float(p.compute.type(1 / (1 - p.dropout))),
+        "threshold": int(p.dropout * 2**32), "keep_scale": float(p.compute.type(1 / (1 - p.dropout))),
     }  # fmt: skip
     dense = {f"dense{n}": x for n, x in enumerate(dense_masks(p))}
     if p.bias is not None:
         dense["bias"] = p.dense(p.bias)
     for name, x in dense.items():
-        words |= zip((f"{name}_head", f"{name}_row", f"{name}_key"), x.strides[-3:], strict=True)
+        values |= zip((f"{name}_head", f"{name}_row", f"{name}_key"), x.strides[-3:], strict=True)
     for prefix, program in rules:
-        words |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
+        values |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
         for n, table in enumerate(program.tables):
             name = f"{prefix}_table{n}"
-            words[name] = address_of(table_array(table, p.compute))
-            words |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
-    return words
+            values[name] = address_of(table_array(table, p.compute))
+            values |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
+    return values
 
 
 def table_array(table: Table, real: Any) -> Array:
-    """The array of a table as kernels read it: the call's float type, or int64."""
-    kept = _tables.setdefault(table, {})
+    """Return the array of a table as kernels read it: the call's float type, or int64."""
+    cached = _tables.setdefault(table, {})
     dtype = np.dtype(real if table.kind == "float" else np.int64)
-    if dtype not in kept:
-        kept.setdefault(dtype, np.ascontiguousarray(table.array, dtype))  # one for all threads: plans hold its address
-    return kept[dtype]
+    if dtype not in cached:
+        cached.setdefault(
+            dtype, np.ascontiguousarray(table.array, dtype)
+        )  # one for all threads: schedules store its address
+    return cached[dtype]
 
 
 def dense_masks(p: Problem) -> list[Array]:
-    """The dense masks (..., h, n_q, n_k) as bytes; views."""
+    """Return the dense masks (..., h, n_q, n_k) as bytes; views."""
     return [] if p.mask_node is None else [p.dense(x.view(np.int8)) for x in Program.of([p.mask_node]).dense]
 
 
 def _ends(marked: Array) -> tuple[Array, Array]:
-    """Of rows of parts: the first key of the first that is marked and the one after the last; 0 and 0 if none is."""
+    """Return the first key of the first marked part, and the key after the last.
+
+    Both are 0 for rows without a marked part.
+    """
     any_one, last = marked.any(axis=1), marked.shape[1] - marked[:, ::-1].argmax(axis=1)
     return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
 
 
-def source(kind: Kind, target: Target) -> str:
-    """The IR of a kernel."""
+def source(spec: KernelSpec, target: Target) -> str:
+    """Return the kernel's IR."""
 
     def write(k: "Kernel") -> None:
-        from regard.engines.cpu.kernels.decode import FewQueries
-        from regard.engines.cpu.kernels.prefill import ManyQueries
+        from regard.engines.cpu.kernels.decode import DecodeKernel
+        from regard.engines.cpu.kernels.prefill import PrefillKernel
 
-        (FewQueries if kind.few else ManyQueries)(k, kind).run()
+        (DecodeKernel if spec.decode_rows else PrefillKernel)(k, spec).run()
 
-    return written("forward", kind.fields, target, write)
+    return written("forward", spec.fields, target, write)
 
 
-def kind_of(
+def spec_of(
     p: Problem,
     target: Target,
     rows: int,
     entropy: bool,
     best: int = 0,
-    few: bool = True,
+    decode: bool = True,
     rules: Sequence[tuple[str, Program]] | None = None,
     more: Sequence[Array] = (),
-) -> Kind:
-    """The kernel for so many rows of a call, that keeps so many of the largest weights.
+) -> KernelSpec:
+    """Return the spec for `rows` rows of a call, with `best` of the largest weights.
 
-    few: lanes may be keys. rules: instead of those of the call. more: arrays that are read as keys and values are.
+    decode: lanes may be keys. rules: instead of those of the call. more: arrays that are read like keys and values.
     """
-    found = {prefix: Arguments(prefix, program) for prefix, program in (programs(p) if rules is None else rules)}
-    plain = with_queries_in_lanes(p, target, rows * p.group, found.get("mask"), found.get("score"), entropy)
+    found = {prefix: RuleArguments(prefix, program) for prefix, program in (programs(p) if rules is None else rules)}
+    plain = prefill_spec(p, target, rows * p.group, found.get("mask"), found.get("score"), entropy)
     W = target.lanes(plain.real.size)
     straight = [x.strides[-1] == x.itemsize or x.shape[-1] <= 1 for x in (p.key, p.value, *more)]
-    matrices = plain.element is BF16 and target.matrices and p.scale != 0
-    pairs = matrices or (plain.element is BF16 and target.bf16_dot and p.scale != 0)
-    few = few and rows * p.group <= min(FEW, W) and straight[1] and not best
-    # A mask that differs by head would have each tile that one head sees worked on for all.
-    beside = p.kv_heads > 1 and all(x.strides[-3] > 0 and _heads_in_rows(x) for x in (p.key, p.value))
-    joined = few and beside and "h" not in reads(*p.rules.hiding)
-    converted = plain.element is not plain.real and not pairs
-    apart = rows * p.group > plain.lanes and any(_scattered(x) for x in (p.key, p.value, *more))
-    vectors = -(-min(rows * p.heads, JOINED) // W) if joined else 0
+    amx = plain.element is BF16 and target.amx and p.scale != 0
+    paired = amx or (plain.element is BF16 and target.bf16_dot and p.scale != 0)
+    decode = decode and rows * p.group <= min(DECODE_QUERIES, W) and straight[1] and not best
+    # A mask that differs by head would compute each tile that one head sees for all.
+    adjacent = p.kv_heads > 1 and all(x.strides[-3] > 0 and _heads_in_rows(x) for x in (p.key, p.value))
+    packed_heads = decode and adjacent and "h" not in reads(*p.rules.hiding)
+    converted = plain.element is not plain.real and not paired
+    scattered = rows * p.group > plain.lanes and any(_scattered(x) for x in (p.key, p.value, *more))
+    vectors = -(-min(rows * p.heads, PACKED_ROWS) // W) if packed_heads else 0
     return replace(
         plain,
-        lanes=(vectors or 1) * W if few else plain.lanes,
-        few=0 if not few else rows * p.group if joined else 1 << (max(1, rows * p.group) - 1).bit_length(),
-        joined=vectors,
-        pairs=pairs,
-        matrices=matrices,
-        woven=target.weaves and not (few or matrices),
-        copied=not few and (converted or apart or not all(straight) or matrices or (pairs and p.d % 2 != 0)),
+        lanes=(vectors or 1) * W if decode else plain.lanes,
+        decode_rows=0
+        if not decode
+        else rows * p.group
+        if packed_heads
+        else 1 << (max(1, rows * p.group) - 1).bit_length(),
+        packed_vectors=vectors,
+        paired=paired,
+        amx=amx,
+        pipelined=target.pipelines and not (decode or amx),
+        copied=not decode and (converted or scattered or not all(straight) or amx or (paired and p.d % 2 != 0)),
         best=best,
     )
 
 
-def with_queries_in_lanes(
-    p: Problem, target: Target, queries: int, mask: Arguments | None, score: Arguments | None, entropy: bool
-) -> Kind:
-    """A kernel for a call with so many queries that share keys: of numbers one by one, and of copies of K and V."""
+def prefill_spec(
+    p: Problem, target: Target, queries: int, mask: RuleArguments | None, score: RuleArguments | None, entropy: bool
+) -> KernelSpec:
+    """Return the spec for `queries` queries that share keys.
+
+    Lanes are queries, products are of scalars, and tiles are copied.
+    """
     real = F64 if p.compute == np.float64 else F32
     W = target.lanes(real.size)
     most = target.tile[1]
-    # One vector less is slower by less than an eighth: 16 W queries fill 8 blocks of 2 W, eight ninths of 6 of 3 W.
+    # One vector less costs less than an eighth: 16 W queries fill 8 blocks of 2 W, eight ninths of 6 of 3 W.
     if 8 * multiple(queries, W * most) >= 9 * multiple(queries, W * (most - 1)):
         most -= 1
     lanes = max(1, min(queries, W * most))
-    return Kind(
+    return KernelSpec(
         element=type_of(p.dtype),
         real=real,
         integer=integer_type(p.rules.integers, mask, score) if mask or score else I64,
         lanes=multiple(lanes, W),
-        few=0,
-        joined=0,
-        pairs=False,
-        matrices=False,
+        decode_rows=0,
+        packed_vectors=0,
+        paired=False,
+        amx=False,
         copied=True,
-        woven=False,
+        pipelined=False,
         mask=mask,
         score=score,
         bias=None if p.bias is None else type_of(p.bias.dtype),
@@ -838,24 +900,30 @@ def with_queries_in_lanes(
 
 
 def _heads_in_rows(x: Array) -> bool:
-    """Whether rows of several heads lie within what is from row to row: heads inside of tokens."""
+    """Test for a token-major layout: heads are closer than rows."""
     return bool(x.strides[-3] < x.strides[-2])
 
 
 def _scattered(x: Array) -> bool:
-    """Whether a head's rows lie apart over more than FAR bytes: they share few sets of a cache and evict each other."""
+    """Test if a head's rows spread over SPREAD_BYTES.
+
+    They then share few sets of a cache, and evict each other.
+    """
     step = x.strides[-2]
-    return bool(step > x.shape[-1] * x.itemsize and step * x.shape[-2] > FAR)
+    return bool(step > x.shape[-1] * x.itemsize and step * x.shape[-2] > SPREAD_BYTES)
 
 
 def working_memory(p: Problem) -> int:
-    """About how many bytes a call takes beyond inputs and outputs: tiles, items, and lists of tiles."""
-    kind = kind_of(p, chosen(), p.n_q, False)
-    blocks = -(-p.heads * p.n_q // kind.lanes) if kind.joined else p.heads * -(-p.n_q // kind.lanes)
-    items, lists = p.batch * blocks, 1
+    """Estimate the bytes of a call besides inputs and outputs.
+
+    Counted are scratch, query blocks, and lists of tiles.
+    """
+    spec = spec_of(p, chosen(), p.n_q, False)
+    blocks = -(-p.heads * p.n_q // spec.lanes) if spec.packed_vectors else p.heads * -(-p.n_q // spec.lanes)
+    records, lists = p.batch * blocks, 1
     if p.rules.hiding:
-        items = min(blocks, WAVE * p.heads)
-        lists = min(-(-p.n_q // kind.lanes), WAVE) * (p.heads if "h" in reads(*p.rules.hiding) else 1)
-    words = 2 * items * len(kind.item) + 3 * lists * -(-p.n_k // KEYS)
-    scratch = scratch_size(kind, min(WIDE_GROUP, items), p.d, p.d_v) * kind.real.size
-    return min(num_threads(), p.batch * blocks) * scratch + 8 * words
+        records = min(blocks, CHUNK_BLOCKS * p.heads)
+        lists = min(-(-p.n_q // spec.lanes), CHUNK_BLOCKS) * (p.heads if "h" in reads(*p.rules.hiding) else 1)
+    size = 2 * records * len(spec.block_fields) + 3 * lists * -(-p.n_k // KEYS)
+    scratch = scratch_size(spec, min(WIDE_WORK_GROUP, records), p.d, p.d_v) * spec.real.size
+    return min(num_threads(), p.batch * blocks) * scratch + 8 * size

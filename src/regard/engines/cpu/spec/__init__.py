@@ -1,1 +1,4 @@
-"""What each kernel and its caller agree on: fields, items, scratch memory, and what is compiled anew."""
+"""Contracts between kernels and their callers.
+
+They are kernel specs, fields, query blocks, and scratch layouts.
+"""

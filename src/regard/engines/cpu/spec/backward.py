@@ -1,22 +1,34 @@
-"""What the backward kernel and its caller agree on: fields, items, scratch memory, and what is compiled anew."""
+"""The contract of the backward kernel.
+
+It has a spec, fields, query blocks and scratch layouts.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from regard.engines.cpu.language.types import I32
-from regard.engines.cpu.spec.forward import DEPTH, FIRST, ITEM, KEYS, SIDE, SUMS, Kind, multiple
+from regard.engines.cpu.spec.forward import (
+    AMX_DEPTH,
+    AMX_SIDE,
+    AMX_SUMS,
+    BLOCK_FIELDS,
+    COMMON_FIELDS,
+    KEYS,
+    KernelSpec,
+    multiple,
+)
 
-GROUP, MATRIX_GROUP = 8, 16  # items of a group, by vectors and by matrices
-TRAINED_GROUP = 4  # the same where a table has a gradient
-STRANDS = 4, 4  # sums of a table's gradient that are made side by side: of batch elements and heads, of tiles
+WORK_GROUP, AMX_WORK_GROUP = 8, 16  # query blocks of a work group, by vectors and by AMX
+TRAINED_WORK_GROUP = 4  # the same where a table has a gradient
+PARTIAL_SUMS = 4, 4  # partial sums of a table's gradient: over batch elements and heads, and over tiles
 
 FIELDS = (
-    *FIRST, "from", "to", "d", "d_v", "n_k", "shift", "first_tile", "j",
+    *COMMON_FIELDS, "from", "to", "d", "d_v", "n_k", "shift", "first_tile", "j",
     "keys", "scale", "q_head", "q_row", "q_feature", "k_row", "k_feature", "v_row", "v_feature",
     "out_head", "out_row", "out_feature", "dout_head", "dout_row", "dout_feature", "row_head",
     "dq_head", "dq_row", "dk_row", "dv_row", "bias_head", "bias_row", "bias_key", "dbias_row", "dbias_key",
-    "dbias_streams", "threshold", "kept", "seed", "strand_tiles",
+    "dbias_streams", "threshold", "keep_scale", "seed", "partial_tiles",
 )  # fmt: skip
 ADDRESSES = (
     "q", "k", "v", "out", "dout", "lse", "given", "d_entropy", "c", "dq", "dk", "dv", "bias", "dbias",
@@ -24,9 +36,10 @@ ADDRESSES = (
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A place where a score reads a float table that has a gradient: which of the program's tables, by how many
-    indices, and whether they depend on the key.
+class TableRead:
+    """A read of a float table that has a gradient.
+
+    table: its number in the program. indices: their number.
     """
 
     table: int
@@ -34,25 +47,25 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class BackwardKind(Kind):
-    """What a backward kernel is compiled for.
+class BackwardSpec(KernelSpec):
+    """The spec of a backward kernel.
 
-    The program of `score` has more results: the derivative in the score if it is `bent`, and for each of `readings`
-    the derivative in what is read, and the indices by which it is. trains_bias: whether dS is summed for a bias;
-    bias_rows, bias_keys: whether the sums have them; bias_shared: whether several heads add to each.
+    The results of the `score` program are followed by its derivative in the score if it is `nonlinear`. Then come, for
+    each of `table_reads`, the derivative in the entry and its indices. trains_bias: dS is summed for a bias.
+    bias_rows, bias_keys: axes of these sums. bias_shared: several heads add to each sum.
     """
 
-    bent: bool
-    readings: tuple[Reading, ...]
+    nonlinear: bool
+    table_reads: tuple[TableRead, ...]
     trains_bias: bool
     bias_rows: bool
     bias_keys: bool
     bias_shared: bool
 
     @property
-    def group(self) -> int:
-        """Items that share tiles while they are near."""
-        return MATRIX_GROUP if self.matrices else GROUP
+    def work_group(self) -> int:
+        """Query blocks that share each tile while it is in cache."""
+        return AMX_WORK_GROUP if self.amx else WORK_GROUP
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -61,19 +74,19 @@ class BackwardKind(Kind):
 
     @property
     def trained(self) -> list[int]:
-        """The program's tables that have a gradient."""
-        return sorted({reading.table for reading in self.readings})
+        """Numbers of the program's tables that have a gradient."""
+        return sorted({reading.table for reading in self.table_reads})
 
-    # What is kept, multiplied and made, by name; tangents add to it.
+    # Operands, products and sums, by name; tangents add to them.
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Tiles of numbers, one for each pair: S and dP, which become P · D and dT."""
+        """Tiles S and dP, one number for each query and key, which become P · D and dT."""
         return ("P", "dS")
 
     @property
-    def slopes(self) -> tuple[str, ...]:
-        """Those of them that become dT."""
+    def score_gradients(self) -> tuple[str, ...]:
+        """Those of `weights` that become dT."""
         return ("dS",)
 
     @property
@@ -82,12 +95,12 @@ class BackwardKind(Kind):
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Of each query."""
+        """Scalars of each query."""
         return ("lse", "d_entropy", *self.rests)
 
     @property
     def rests(self) -> tuple[str, ...]:
-        """Those of them that the gradient of a sink needs."""
+        """Those of `numbers` that the gradient of a sink needs."""
         return ("c",)
 
     @property
@@ -96,17 +109,17 @@ class BackwardKind(Kind):
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Arrays that a call need not have."""
+        """Optional arrays of a call."""
         return ()
 
     @property
     def before(self) -> int:
-        """The results of the program of `score` before those of readings."""
-        return 1 + self.bent
+        """The number of results of `score` before those of table reads."""
+        return 1 + self.nonlinear
 
     @property
     def derivatives(self) -> int:
-        """The results for each reading before its indices."""
+        """The number of results of each table read before its indices."""
         return 1
 
     @property
@@ -114,63 +127,72 @@ class BackwardKind(Kind):
         return ADDRESSES
 
     @property
-    def item(self) -> tuple[str, ...]:
-        return (*self.addresses, *self.dense_names, *ITEM)
+    def block_fields(self) -> tuple[str, ...]:
+        return (*self.addresses, *self.dense_names, *BLOCK_FIELDS)
 
     @property
     def key(self) -> str:
         bias = self.trains_bias, self.bias_rows, self.bias_keys, self.bias_shared
-        return repr(("backward", super().key, self.bent, self.readings, bias))
+        return repr(("backward", super().key, self.nonlinear, self.table_reads, bias))
 
 
-# Scratch memory, in numbers of `real`, by name; d and d_v may be numbers or values of the kernel.
+# Scratch layouts, in elements of `real`, by name; d and d_v may be numbers or values of the kernel.
 
 
 def padded(size: int, d: Any) -> Any:
-    """The length of a row of d features of `size` bytes in whole vectors of 64 bytes, which any vector divides."""
+    """Return the length of a row of d features, in whole vectors of 64 bytes."""
     return multiple(d, 64 // size)
 
 
-def copied(kind: Kind, d: Any) -> Any:
-    """The length of a row of d features in the copy of a tile."""
-    return multiple(d, DEPTH) if kind.matrices else padded(kind.real.size, d) if kind.pairs else d
+def copied(spec: KernelSpec, d: Any) -> Any:
+    """Return the length of a row of d features in the copy of a tile."""
+    return multiple(d, AMX_DEPTH) if spec.amx else padded(spec.real.size, d) if spec.paired else d
 
 
-def turned_rows(kind: Kind, d: Any) -> Any:
-    """Of an item's rows, turned: features and zeros behind them, where products take some at once."""
-    return multiple(d, DEPTH if kind.matrices else 2)
+def transposed_rows(spec: KernelSpec, d: Any) -> Any:
+    """Return the number of rows of a transposed query block.
+
+    Its d features are padded with zeros to whole products.
+    """
+    return multiple(d, AMX_DEPTH if spec.amx else 2)
 
 
-def tile_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """What one tile needs: P and dS with a query in every lane, and copies of K and V."""
-    tile = KEYS * kind.lanes
-    area = dict.fromkeys((*kind.weights, *kind.fetched), tile)
-    if kind.pairs:
-        area |= dict.fromkeys((f"{name}_short" for name in kind.weights), tile // 2)
-        area |= dict.fromkeys((f"{name}_pairs" for name in kind.slopes), tile // 2)
-        area |= dict.fromkeys((f"{name}_pairs" for name in kind.keys), KEYS // 2 * padded(kind.real.size, d))
-    for names, width in ((kind.keys, d), (kind.values, d_v)):
-        area |= dict.fromkeys((f"{name}_copy" for name in names), KEYS * padded(kind.real.size, width))
-    if kind.matrices:
-        area["edge"] = SIDE * SIDE * SUMS
-    return area | dict.fromkeys(kind.outputs, kind.lanes * d_v) | {"state": 16}
+def tile_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """Return the scratch layout of one tile.
+
+    It holds P and dS with a query in every lane, and copies of K and V.
+    """
+    tile = KEYS * spec.lanes
+    sizes = dict.fromkeys((*spec.weights, *spec.fetched), tile)
+    if spec.paired:
+        sizes |= dict.fromkeys((f"{name}_bf16" for name in spec.weights), tile // 2)
+        sizes |= dict.fromkeys((f"{name}_packed" for name in spec.score_gradients), tile // 2)
+        sizes |= dict.fromkeys((f"{name}_packed" for name in spec.keys), KEYS // 2 * padded(spec.real.size, d))
+    for names, width in ((spec.keys, d), (spec.values, d_v)):
+        sizes |= dict.fromkeys((f"{name}_copy" for name in names), KEYS * padded(spec.real.size, width))
+    if spec.amx:
+        sizes["edge"] = AMX_SIDE * AMX_SIDE * AMX_SUMS
+    return sizes | dict.fromkeys(spec.outputs, spec.lanes * d_v) | {"state": 16}
 
 
-def item_area(kind: BackwardKind, d: Any, d_v: Any) -> Mapping[str, Any]:
-    """What an item keeps from tile to tile: its rows and the same turned, and dQ."""
-    B = kind.lanes
-    words = dict.fromkeys(("g", "r"), B * 8 // kind.real.size)
-    integers = B * (1 if kind.integer is I32 else 8 // kind.real.size)
-    lanes = {"i": integers, "h": integers, "first": B, "second": B, **dict.fromkeys(kind.numbers, B)}
-    if not kind.ruled:
-        lanes["far"] = B
-    rows = {"dq": B * (multiple(d, SIDE) if kind.matrices else d)}
-    for names, width in ((kind.queries, d), (kind.cotangents, d_v)):
-        rows |= dict.fromkeys((f"{name}_rows" for name in names), B * padded(kind.real.size, width))
-        rows |= dict.fromkeys(names, B * turned_rows(kind, width))
-    return {"state": 16, **words, **lanes, **rows}
+def block_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """Return the scratch layout of a query block.
+
+    It holds its rows as read and transposed, and dQ.
+    """
+    B = spec.lanes
+    integers64 = dict.fromkeys(("g", "r"), B * 8 // spec.real.size)
+    integers = B * (1 if spec.integer is I32 else 8 // spec.real.size)
+    lanes = {"i": integers, "h": integers, "first": B, "second": B, **dict.fromkeys(spec.numbers, B)}
+    if not spec.ruled:
+        lanes["large"] = B
+    rows = {"dq": B * (multiple(d, AMX_SIDE) if spec.amx else d)}
+    for names, width in ((spec.queries, d), (spec.cotangents, d_v)):
+        rows |= dict.fromkeys((f"{name}_rows" for name in names), B * padded(spec.real.size, width))
+        rows |= dict.fromkeys(names, B * transposed_rows(spec, width))
+    return {"state": 16, **integers64, **lanes, **rows}
 
 
-def scratch_size(kind: BackwardKind, items: int, d: int, d_v: int) -> int:
-    """Numbers of scratch memory for a group of items."""
-    return int(sum(tile_area(kind, d, d_v).values()) + items * sum(item_area(kind, d, d_v).values()))
+def scratch_size(spec: BackwardSpec, blocks: int, d: int, d_v: int) -> int:
+    """Return the size of a work group's scratch memory, in elements of `real`."""
+    return int(sum(tile_scratch(spec, d, d_v).values()) + blocks * sum(block_scratch(spec, d, d_v).values()))

@@ -1,9 +1,9 @@
-"""What the tangent-of-backward kernel and its caller agree on beyond what backward's do."""
+"""The contract of the tangent-of-backward kernel, in addition to backward's."""
 
 from dataclasses import dataclass
 
 from regard.engines.cpu.language.types import Type
-from regard.engines.cpu.spec.backward import BackwardKind
+from regard.engines.cpu.spec.backward import BackwardSpec
 
 FIELDS = (
     "q_dot_head", "q_dot_row", "q_dot_feature", "k_dot_row", "k_dot_feature", "v_dot_row", "v_dot_feature",
@@ -15,11 +15,13 @@ ADDRESSES = (*VARYING, "out_dot", "lse_dot", "given_dot", "d_entropy_dot", "c_do
 
 
 @dataclass(frozen=True)
-class BackwardTangentKind(BackwardKind):
-    """What a tangent-of-backward kernel is compiled for; which inputs vary is known when it runs.
+class BackwardTangentSpec(BackwardSpec):
+    """The spec of a tangent-of-backward kernel.
 
-    The program of `score` has the rule's tangent as its second result; that of the derivative in the score, and those
-    of the derivatives in readings, follow the derivatives. bias_dot: the type of the tangent of the bias.
+    Which inputs vary is known at run time.
+
+    The second result of the `score` program is the rule's tangent. The tangents of the derivatives in the score and in
+    table entries follow those derivatives. bias_dot: the type of the bias's tangent.
     """
 
     bias_dot: Type | None
@@ -50,12 +52,12 @@ class BackwardTangentKind(BackwardKind):
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """S˙ becomes (P · D)˙, dP˙ becomes dT˙."""
+        """In addition S˙, which becomes (P · D)˙, and dP˙, which becomes dT˙."""
         return _with_tangents(super().weights)
 
     @property
-    def slopes(self) -> tuple[str, ...]:
-        return _with_tangents(super().slopes)
+    def score_gradients(self) -> tuple[str, ...]:
+        return _with_tangents(super().score_gradients)
 
     @property
     def cotangents(self) -> tuple[str, ...]:
@@ -79,7 +81,7 @@ class BackwardTangentKind(BackwardKind):
 
     @property
     def before(self) -> int:
-        return 2 + 2 * self.bent
+        return 2 + 2 * self.nonlinear
 
     @property
     def derivatives(self) -> int:

@@ -1,9 +1,9 @@
-"""What the tangent kernel and its caller agree on beyond what forward's do."""
+"""The contract of the tangent kernel, in addition to forward's."""
 
 from dataclasses import dataclass
 
 from regard.engines.cpu.language.types import Type
-from regard.engines.cpu.spec.forward import Kind
+from regard.engines.cpu.spec.forward import KernelSpec
 
 FIELDS = ("q_dot_head", "q_dot_row", "q_dot_feature", "k_dot_row", "k_dot_feature", "v_dot_row", "v_dot_feature",
           "bias_dot_head", "bias_dot_row", "bias_dot_key", "out_feature", "out_dot_head", "out_dot_row",
@@ -12,22 +12,23 @@ ADDRESSES = ("q_dot", "k_dot", "v_dot", "bias_dot", "out_dot", "lse_dot", "entro
 
 
 @dataclass(frozen=True)
-class TangentKind(Kind):
-    """What a tangent kernel is compiled for.
+class TangentSpec(KernelSpec):
+    """The spec of a tangent kernel.
 
-    varies: which of "q", "k", "v" and "sink" do. bias_dot: the type of the tangent of the bias. bent: whether the
-    program of `score` has the rule's tangent as its second result. given: whether the output is read instead of made.
+    varies: those of "q", "k", "v" and "sink" that have a tangent. bias_dot: the type of the bias's tangent.
+    nonlinear: the rule's tangent is the second result of the `score` program. given: the output is read instead of
+    computed.
     """
 
     varies: frozenset[str]
     bias_dot: Type | None
-    bent: bool
+    nonlinear: bool
     given: bool
 
     @property
     def moves(self) -> bool:
-        """Whether scores have a tangent."""
-        return bool(self.varies & {"q", "k"}) or self.bias_dot is not None or self.bent
+        """True if scores have a tangent."""
+        return bool(self.varies & {"q", "k"}) or self.bias_dot is not None or self.nonlinear
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class TangentKind(Kind):
 
     @property
     def sums(self) -> tuple[tuple[str, str], ...]:
-        """Those of w, and the same of w Ṡ."""
+        """In addition the same sums of w Ṡ."""
         return (*super().sums, *([("l_dot", "e_dot")] if self.moves else []))
 
     @property
@@ -71,5 +72,5 @@ class TangentKind(Kind):
 
     @property
     def key(self) -> str:
-        varies = sorted(self.varies), self.bias_dot, self.bent, self.given
+        varies = sorted(self.varies), self.bias_dot, self.nonlinear, self.given
         return repr(("tangent", super().key, varies))

@@ -1,27 +1,27 @@
-"""What the kernel of the second pass and its caller agree on."""
+"""The contract of the second-pass kernel, in addition to forward's."""
 
 from dataclasses import dataclass
 
-from regard.engines.cpu.spec.forward import Kind
+from regard.engines.cpu.spec.forward import KernelSpec
 
-FIELDS = ("row_cells", "tile_cells", "edges")
-WORDS = ("visible", "received", "profile", "mass", "max_map", "row")
+FIELDS = ("row_bins", "tile_bins", "edges")
+STATISTIC_FIELDS = ("visible", "received", "profile", "mass", "max_map", "row")
 
 
 @dataclass(frozen=True)
-class SecondKind(Kind):
-    """What a second pass is compiled for; wants: some of WORDS."""
+class SecondPassSpec(KernelSpec):
+    """The spec of a second pass; statistics: some of STATISTIC_FIELDS."""
 
-    wants: tuple[str, ...]
+    statistics: tuple[str, ...]
 
     @property
     def fields(self) -> tuple[str, ...]:
         return (*super().fields, *FIELDS)
 
     @property
-    def item(self) -> tuple[str, ...]:
-        return (*super().item, *WORDS)
+    def block_fields(self) -> tuple[str, ...]:
+        return (*super().block_fields, *STATISTIC_FIELDS)
 
     @property
     def key(self) -> str:
-        return repr(("second", super().key, self.wants))
+        return repr(("second", super().key, self.statistics))

@@ -1,1 +1,1 @@
-"""Instruction sets, compiling, and the object code on disk."""
+"""Instruction sets, the permission to use AMX, and compiled objects."""

@@ -1,7 +1,8 @@
-"""Compiling kernels, and keeping their object code on disk.
+"""Compilation of kernels, and object code on disk.
 
-Objects lie in the user's cache directory (`regard.runtime.diskcache`), each under a hash of everything it depends on.
-Files that are truncated, that others could have changed or that LLVM does not take for an object are compiled again.
+Objects are files in the user's cache directory (`regard.runtime.diskcache`), each named by a hash of all that it
+depends on. Files that are truncated, that others could have changed or that LLVM does not take for an object are
+compiled anew.
 """
 
 import ctypes
@@ -24,11 +25,11 @@ from regard.runtime import diskcache
 from regard.runtime.forks import renewed
 from regard.version import __version__
 
-# Kernels are written as they should run: tidied up by these, they are as fast as after all of LLVM's usual passes.
+# Kernels are written as they should run: after these passes they are as fast as after all of LLVM's usual ones.
 PASSES = (
     "sroa", "simplify_cfg", "instruction_combine", "new_gvn", "simplify_cfg", "instruction_combine",
 )  # fmt: skip
-_lock = renewed(sys.modules[__name__], "_lock", threading.RLock)  # a signal's handler may call in between
+_lock = renewed(sys.modules[__name__], "_lock", threading.RLock)  # reentrant, as a signal's handler may compile too
 _loaded: dict[tuple[str, str], "Compiled"] = {}
 
 
@@ -38,7 +39,10 @@ SOON = 1.0
 
 @dataclass
 class _Busy:
-    """Compiling without a pause of a second: since when, until when so far, and whether a log record was made."""
+    """A period of compiling without a pause of a second.
+
+    since: its start. until: its end so far.
+    """
 
     since: float = -SOON
     until: float = -SOON
@@ -50,7 +54,10 @@ _busy = _Busy()
 
 @dataclass(frozen=True)
 class Compiled:
-    """Machine code in memory. Calling it with the address of its fields runs it, without Python's lock."""
+    """Machine code in memory.
+
+    A call takes the address of the fields and runs without the GIL.
+    """
 
     name: str
     call: Any
@@ -66,7 +73,10 @@ class Compiled:
 
 
 def kernel(key: str, name: str, target: Target, source: Callable[[], str]) -> Compiled:
-    """The compiled kernel that `key` describes; `source` writes its IR if it has to be compiled."""
+    """Return the compiled kernel of a key.
+
+    `source` writes its IR if it has to be compiled.
+    """
     where = (key, target.name)
     found = _loaded.get(where)
     if found is None:
@@ -85,7 +95,7 @@ def forget() -> None:
 
 @cache
 def _sources(folder: Path = Path(__file__).parents[1]) -> str:
-    """Hash the modules that write kernels, those in folders below too: a change of any makes other objects."""
+    """Hash all modules below `engines/cpu`: a change of any makes other objects."""
     digest = diskcache.hash_of()
     for file in sorted(folder.rglob("*.py")):
         code = file.read_bytes()
@@ -94,7 +104,7 @@ def _sources(folder: Path = Path(__file__).parents[1]) -> str:
 
 
 def identity(key: str, target: Target) -> str:
-    """The name of an object: a hash of all that it depends on."""
+    """Return the name of an object: a hash of all that it depends on."""
     versions = (__version__, llvmlite.__version__, str(llvm.llvm_version_info))
     parts = (key, repr(target), _sources(), *versions)
     return diskcache.hash_of("\0".join(parts).encode()).hexdigest()
@@ -107,7 +117,7 @@ def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Com
     path = None if folder is None else folder / f"{label}.o"
     code = None if path is None or os.environ.get("REGARD_DUMP") else diskcache.read(path)
     if code is not None:
-        with suppress(RuntimeError):  # of LLVM: a whole file, but no object that has this kernel
+        with suppress(RuntimeError):  # from LLVM: a whole file, but no object with this kernel
             return _load(name, label, code, True)
     with announced():
         code = compile_object(source(), target, label)
@@ -118,9 +128,9 @@ def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Com
 
 @contextmanager
 def announced() -> Iterator[None]:
-    """Say that kernels are being compiled once that has taken a second, those that came just before included.
+    """Announce that kernels are being compiled after a second of it.
 
-    On a terminal, standard error shows for how long, and is as it was afterwards. Elsewhere it is a log record.
+    On a terminal, standard error shows the seconds, and is cleared afterwards. Elsewhere it is a log record.
     """
     now = time.monotonic()
     if now - _busy.until > SOON:
@@ -155,7 +165,10 @@ def _tell(done: threading.Event) -> None:
 
 
 def compile_object(text: str, target: Target, label: str) -> bytes:
-    """Object code of LLVM IR. With REGARD_DUMP=directory, IR and assembly are left there."""
+    """Compile LLVM IR to object code.
+
+    With REGARD_DUMP=directory, IR and assembly are left there.
+    """
     _initialize(target.triple == native_triple())
     machine = _machine(target)
     module = llvm.parse_assembly(text)
@@ -176,23 +189,26 @@ def compile_object(text: str, target: Target, label: str) -> bytes:
 
 @contextmanager
 def _loops_as_written() -> Iterator[None]:
-    """Without what LLVM makes of the addresses in loops: half of its time, and `values.Count` has done it."""
+    """Disable LLVM's loop strength reduction.
+
+    It takes half of LLVM's time, and `values.Count` has done it.
+    """
     llvm.set_option("regard", "-disable-lsr=true")
     try:
         yield
     finally:
-        llvm.set_option("regard", "-disable-lsr=false")  # options are those of every user of LLVM in the process
+        llvm.set_option("regard", "-disable-lsr=false")  # options are shared by every user of LLVM in the process
 
 
 def _machine(target: Target) -> Any:
     made = llvm.Target.from_triple(target.triple)
-    # The small model reads constants relative to the code, which lies in one piece.
+    # The small model reads constants relative to the code, which is one piece of memory.
     return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small")
 
 
 @cache
 def _initialize(native: bool) -> None:
-    """The code generators of LLVM: this machine's, or all of them, which takes longer."""
+    """Load LLVM's code generators: this machine's, or all of them, which takes longer."""
     if native:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
@@ -203,7 +219,7 @@ def _initialize(native: bool) -> None:
 
 @cache
 def _linker() -> Any:
-    # The other linker puts code and constants wherever there is room, maybe too far apart for the small code model.
+    # The default linker may put code and constants too far apart for the small code model.
     return llvm.create_lljit_compiler(use_jit_link=True)
 
 
@@ -214,5 +230,5 @@ def _load(name: str, label: str, code: bytes, from_disk: bool) -> Compiled:
     builder = llvm.JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(name)
     library = builder.link(_linker(), f"{label}-{next(_names)}")
     call: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(library[name])
-    call.library, call.address = library, library[name]  # calls that are kept hold this alone, also after `forget`
+    call.library, call.address = library, library[name]  # cached calls hold this alone, also after `forget`
     return Compiled(name, call, library, from_disk)

@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: instruction set, vector width, registers, dot products."""
+"""Targets of compilation: instruction set, vector width, registers, dot products."""
 
 import math
 import os
@@ -11,16 +11,17 @@ from llvmlite import binding as llvm
 from regard.engines.cpu.target import permission
 from regard.runtime import forks
 
-_one_at_a_time = getattr(llvm.ffi.lib, "_lock", None)  # of llvmlite, around everything that LLVM does
+_one_at_a_time = getattr(llvm.ffi.lib, "_lock", None)  # llvmlite's lock around all calls of LLVM
 if _one_at_a_time is not None:
     forks.held(_one_at_a_time)
 
 
 @dataclass(frozen=True)
 class Prefetch:
-    """How memory is brought near that is read once: bytes on their way, whole lines; powers of two, bytes of a block
-    and lines of it that are asked for in a row; the level of caches. in_order: whether the processor follows what is
-    read in order better than what is asked for.
+    """The prefetch pattern of data that is read once.
+
+    distance: bytes ahead. block: bytes of a block, a power of two. several: lines of it that are requested in a row.
+    level: of the caches. in_order: reads in order are faster than software prefetch.
     """
 
     distance: int = 2**14
@@ -34,12 +35,10 @@ class Prefetch:
 class Target:
     """An instruction set.
 
-    vector: bytes of a vector register. registers: how many there are. fma: x · y + z in one instruction. needs: what
-    the processor must have. flags: registers with a bit for each lane. scalef: x · 2ⁿ in one instruction. permute: a
-    table of two vectors looked up in one. bf16_dot: products of pairs of bfloat16. matrices: products of matrices of
-    bfloat16, by AMX. control: the register of x86 that says how to round. swift: how LLVM's names of the processors
-    begin on which it is faster than those that follow. wide: the micro-tile of products with 32 registers. prefetch:
-    how memory is brought near.
+    vector: bytes of a vector register. registers: their number. fma: x · y + z in one instruction. needs: CPU features.
+    flags: mask registers. scalef: x · 2ⁿ in one instruction. permute: lookup in a table of two vectors.
+    bf16_dot: products of packed bf16 pairs. amx: products of AMX tiles. control: x86's MXCSR. swift: the prefix of
+    LLVM's processor names on which it beats the targets after it. wide: the micro-tile with 32 registers.
     """
 
     name: str
@@ -54,36 +53,39 @@ class Target:
     scalef: bool = False
     permute: bool = False
     bf16_dot: bool = False
-    matrices: bool = False
+    amx: bool = False
     control: bool = False
     swift: str = ""
     wide: tuple[int, int] = (8, 3)
     prefetch: Prefetch = Prefetch()
 
     def lanes(self, size: int) -> int:
-        """How many numbers of `size` bytes a vector holds."""
+        """Return the number of elements of `size` bytes in a vector."""
         return self.vector // size
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and vectors of a product's micro-tile: its sums, one row of vectors and a factor fit the registers."""
+        """Rows and vectors of the micro-tile.
+
+        Its sums, one row of vectors and a factor fit the registers.
+        """
         return self.wide if self.registers >= 32 else (4, 3)
 
     def rows(self, vectors: int) -> int:
-        """Rows of a micro-tile with so many vectors, a power of two."""
+        """Return the rows, a power of two, of a micro-tile with `vectors` vectors."""
         most = math.prod(self.tile) // vectors
         return min(self.registers // 4, 1 << most.bit_length() - 1)
 
     @property
-    def weaves(self) -> bool:
-        """Whether the sums of a micro-tile leave registers to other work beside it."""
+    def pipelines(self) -> bool:
+        """True if a micro-tile leaves registers for interleaved work."""
         return math.prod(self.tile) <= self.registers // 2
 
     @property
     def runs(self) -> bool:
-        """Whether this processor can execute it."""
+        """True if this processor can execute it."""
         there = self.triple == native_triple() and all(host_features().get(x, False) for x in self.needs)
-        return there and not (self.matrices and permission.refused())
+        return there and not (self.amx and permission.refused())
 
 
 def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...], **more: Any) -> Target:
@@ -95,8 +97,13 @@ def x86(name: str, cpu: str, vector: int, registers: int, needs: tuple[str, ...]
 
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-EVERY = {"flags": True, "scalef": True, "permute": True, "prefetch": Prefetch(12 * 2**10, 2**12, 8)}  # of AVX-512
-# Processors, as LLVM names them, that are not like others with the same instructions.
+EVERY = {
+    "flags": True,
+    "scalef": True,
+    "permute": True,
+    "prefetch": Prefetch(12 * 2**10, 2**12, 8),
+}  # options that all AVX-512 targets share
+# Processors, by LLVM's names, that differ from others with the same instructions.
 OWN = {
     "znver4": {"wide": (4, 4), "prefetch": Prefetch(2**14, 2**6, 1, level=2, in_order=True)},
     "znver5": {"wide": (4, 4), "prefetch": Prefetch(19 * 2**9, 2**6, 1)},
@@ -105,12 +112,12 @@ OWN = {
 
 @cache
 def targets() -> dict[str, Target]:
-    """Every target, the fastest first."""
+    """Return every target, the fastest first."""
     arm = native_triple() if native_triple().startswith(("aarch64", "arm64")) else "aarch64-unknown-linux-gnu"
     found = (
-        # On others (seen: Granite Rapids) a product of pairs takes two cycles: FMAs of single numbers do twice as much.
+        # Elsewhere (seen: Granite Rapids) such a dot product takes two cycles: FMAs of float32 do twice as much.
         x86("avx512bf16", "znver4", 64, 32, (*AVX512, "avx512bf16"), **EVERY, bf16_dot=True, swift="znver"),
-        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, matrices=True),
+        x86("amx", "skylake-avx512", 64, 32, (*AVX512, "avx512bf16", "amx-tile", "amx-bf16"), **EVERY, amx=True),
         x86("avx512", "skylake-avx512", 64, 32, AVX512, **EVERY),
         x86("avx2", "haswell", 32, 16, AVX2),
         x86("baseline", "x86-64", 16, 16, ()),
@@ -121,9 +128,11 @@ def targets() -> dict[str, Target]:
 
 @cache
 def native_triple() -> str:
-    """Return what this process runs; on Windows with objects in the format of Linux.
+    """Return the triple of this process.
 
-    Those of Windows ask for symbols of the C runtime (`_fltused`) and for an image base, which memory has not.
+    On Windows with objects in the format of Linux.
+
+    Windows objects need symbols of the C runtime (`_fltused`) and an image base, which JIT memory lacks.
     """
     triple = str(llvm.get_process_triple())
     return f"{triple}-elf" if "windows" in triple else triple
@@ -140,7 +149,7 @@ def host_cpu() -> str:
 
 
 def chosen() -> Target:
-    """The target that REGARD_CPU names, else the fastest here.
+    """Return the target that REGARD_CPU names, else the fastest here.
 
     Raises ValueError for a name that is unknown or that this processor cannot run, RuntimeError if none runs.
     """

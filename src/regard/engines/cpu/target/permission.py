@@ -1,18 +1,19 @@
-"""Whether the system lets this process use registers of matrices (AMX)."""
+"""The system's permission to use AMX tile registers."""
 
 import ctypes
 import os
 import sys
 from functools import cache
 
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18  # Linux on x86-64
 
 
 @cache
 def refused() -> str | None:
-    """Why it does not; None if it does: for all threads, and for processes that are made by fork.
+    """Return the reason why AMX may not be used, or None.
 
-    Linux has to be asked (since 5.16), because what it keeps of a thread becomes 8 KiB larger.
+    Asking grants it to all threads, and to forked processes. Linux (since 5.16) has to be asked, because the saved
+    state of a thread becomes 8 KiB larger.
     """
     if sys.platform != "linux":
         return f"not known how to ask {sys.platform}"

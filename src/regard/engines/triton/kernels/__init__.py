@@ -1,11 +1,11 @@
-"""The kernels, as Triton functions.
+"""Kernels as Triton functions.
 
 | Module | Contents |
 |---|---|
-| `addresses` | strides, and the part of an array that a program works on |
-| `tiles`, `pairs` | the scores of a tile; what derivatives need of its pairs |
+| `addresses` | strides, and the query block or tile of an array that a program works on |
+| `tiles`, `tile_derivatives` | the scores of a tile; its tangents and gradients |
 | `forward`, `jvp`, `jvp_jvp` | the online softmax; its tangent; the tangent of that |
 | `backward` | backward and its tangent: queries, keys and values, bias |
 | `tables` | gradients of tables |
-| `weights` | any part of the scores or the weights |
+| `weights` | scores or weights of some rows and columns |
 """

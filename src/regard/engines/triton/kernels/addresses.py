@@ -1,4 +1,4 @@
-"""Where arrays lie and which part of them a program works on: what every kernel begins with."""
+"""Strides of arrays, and the rows and keys that a program works on."""
 
 from typing import Any, NamedTuple
 
@@ -8,9 +8,10 @@ import triton.language as tl
 from regard.engines.triton.language.functions import random_bits, row_key, word64
 
 
-class Array(NamedTuple):
-    """The first element of an array, and the distances between its elements: along each of the leading dimensions,
-    heads, rows and columns (features). 0 where it broadcasts.
+class StridedArray(NamedTuple):
+    """The address and strides of an array.
+
+    Strides are in elements: along each leading dimension, heads, rows and columns (features). 0 where it broadcasts.
     """
 
     ptr: Any
@@ -20,8 +21,11 @@ class Array(NamedTuple):
     column: Any
 
 
-class Table(NamedTuple):
-    """A table of a rule: its first element, its sizes, and its least and greatest entry as far as they are known."""
+class TableArguments(NamedTuple):
+    """A table of a rule: its address, sizes, and least and greatest entries.
+
+    Only tables of integers on the host have known extremes.
+    """
 
     ptr: Any
     sizes: Any
@@ -29,19 +33,19 @@ class Table(NamedTuple):
     greatest: Any
 
 
-class Rule(NamedTuple):
-    """What an expression reads beside the indices, by slot."""
+class RuleOperands(NamedTuple):
+    """The numbers and tables that a rule reads, by slot."""
 
     numbers: Any
     tables: Any
 
 
-class Call(NamedTuple):
-    """The numbers of a call, which no kernel is compiled for.
+class CallArguments(NamedTuple):
+    """The numbers of a call, which are run-time arguments.
 
     lead: the sizes of its leading dimensions. group: query heads for each key-value head. offset: of all batch
-    elements, or offsets: where those of each one lie. b, h, j: the origin. keep: 1 / (1 − dropout). threshold: ⌊dropout
-    · 2³²⌋.
+    elements; offsets: the address of one for each. b, h, j: the origin. keep: 1 / (1 − dropout). threshold:
+    ⌊dropout · 2³²⌋.
     """
 
     lead: Any
@@ -63,8 +67,8 @@ class Call(NamedTuple):
     seed: Any
 
 
-class Rows(NamedTuple):
-    """A block of queries of one head: rows r of the call, which of them there are, and their absolute indices."""
+class RowAddresses(NamedTuple):
+    """A query block of one head: rows r, which exist, and their absolute indices i."""
 
     batch: Any
     head: Any
@@ -75,8 +79,8 @@ class Rows(NamedTuple):
     i: Any
 
 
-class Keys(NamedTuple):
-    """A tile of keys: columns c of the call, which of them there are, and their absolute indices."""
+class KeyAddresses(NamedTuple):
+    """A tile of keys: columns c, which exist, and their absolute indices j."""
 
     c: Any
     inside: Any
@@ -85,7 +89,7 @@ class Keys(NamedTuple):
 
 @triton.jit
 def at_batch(x, lead, b):
-    """How far the batch element b (row-major over `lead`) of an array is from its first element."""
+    """Return the offset of batch element b (row-major over `lead`) of an array."""
     distance = b * 0
     for n in tl.static_range(len(lead)):
         axis: tl.constexpr = len(lead) - 1 - n
@@ -96,7 +100,7 @@ def at_batch(x, lead, b):
 
 @triton.jit
 def head_of(x, call, batch, head):
-    """Where the matrix of a head begins."""
+    """Return the address of a head's matrix."""
     return x.ptr + at_batch(x, call.lead, batch) + head * x.head
 
 
@@ -107,12 +111,15 @@ def rows_of(call, batch, head, block, BLOCK: tl.constexpr):
     if call.offsets is not None:
         offset = tl.load(call.offsets + batch)
     b, h = batch + tl.full([], call.b, tl.int64), head + tl.full([], call.h, tl.int64)
-    return Rows(batch, head, b, h, r, r < call.n_q, r + offset)
+    return RowAddresses(batch, head, b, h, r, r < call.n_q, r + offset)
 
 
 @triton.jit
 def rows_of_program(call, BLOCK: tl.constexpr):
-    """The block of queries that this program works on: of every head the last one, which may see most, comes first."""
+    """Return the query block of this program.
+
+    The last block of a head, which may see most, comes first.
+    """
     blocks = tl.cdiv(call.n_q, BLOCK)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     block = blocks - 1 - tl.program_id(0) % blocks
@@ -122,12 +129,12 @@ def rows_of_program(call, BLOCK: tl.constexpr):
 @triton.jit
 def keys_of(call, tile, BLOCK: tl.constexpr):
     c = tl.full([], tile, tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    return Keys(c, c < call.n_k, c + tl.full([], call.j, tl.int64))
+    return KeyAddresses(c, c < call.n_k, c + tl.full([], call.j, tl.int64))
 
 
 @triton.jit
 def load_matrix(ptr, x, rows, inside, size, BLOCK: tl.constexpr, REAL: tl.constexpr):
-    """Rows of a matrix (BLOCK columns, of which `size` are there; 0 elsewhere); in REAL unless that is None."""
+    """Load rows of a matrix: BLOCK columns, 0 from `size` on; in REAL unless None."""
     f = tl.arange(0, BLOCK)
     at = rows[:, None] * x.row + f[None, :] * x.column
     made = tl.load(ptr + at, mask=inside[:, None] & (f[None, :] < size), other=0.0)
@@ -145,9 +152,15 @@ def store_matrix(ptr, x, rows, inside, size, value, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_rows(x, call, rows, REAL: tl.constexpr):
-    """One number of each query, of an array without columns."""
+    """Load one number of each query, of an array without columns."""
     ptr = head_of(x, call, rows.batch, rows.head)
     return tl.load(ptr + rows.r * x.row, mask=rows.inside, other=0.0).to(REAL)
+
+
+@triton.jit
+def load_head(x, rows, REAL: tl.constexpr):
+    """Load one number of the head of some rows."""
+    return tl.load(x.ptr + rows.head * x.head).to(REAL)
 
 
 @triton.jit
@@ -157,16 +170,16 @@ def store_rows(x, call, rows, value):
 
 
 @triton.jit
-def load_cell(x, cell):
-    """A dense array (..., h, n_q, n_k) in a tile; cell: the call, the rows and the keys."""
-    call, rows, keys = cell
+def load_dense(x, tile):
+    """Load a tile of a dense array (..., h, n_q, n_k); tile: (call, rows, keys)."""
+    call, rows, keys = tile
     at = rows.r[:, None] * x.row + keys.c[None, :] * x.column
     inside = rows.inside[:, None] & keys.inside[None, :]
     return tl.load(head_of(x, call, rows.batch, rows.head) + at, mask=inside, other=0)
 
 
 @triton.jit
-def kept(call, rows, keys):
-    """The pairs that dropout keeps."""
+def dropout_mask(call, rows, keys):
+    """Return the mask of the pairs that dropout keeps."""
     key = row_key(word64(call.seed[0], call.seed[1]), rows.b, rows.h, rows.i)
     return random_bits(key[:, None], keys.j[None, :]) >= tl.full([], call.threshold, tl.int64).to(tl.uint32)

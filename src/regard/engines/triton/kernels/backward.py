@@ -1,9 +1,11 @@
-"""Backward and its tangent: one kernel for each side of the scores, so that every sum has one order and no atomics.
+"""Backward and its tangent: one kernel for queries, one for keys and values.
+
+Every sum so has one order, and needs no atomics.
 
     dQ = scale · dT K        dK = scale · dTᵀ Q        dV = (P D)ᵀ dO
 
-and ALONG a direction the tangents of the same, in which every product is two. `dbias` sums dS over what a bias
-broadcasts along.
+and ALONG a direction the tangents of these, in which every product is two. `bias` sums dS over the axes along which a
+bias broadcasts.
 """
 
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ from regard.engines.triton.kernels.addresses import (
     at_batch,
     head_of,
     keys_of,
+    load_head,
     load_matrix,
     load_rows,
     rows_of,
@@ -23,12 +26,12 @@ from regard.engines.triton.kernels.addresses import (
     store_rows,
 )
 from regard.engines.triton.kernels.forward import finite
-from regard.engines.triton.kernels.pairs import OfQueries, block_of, pairs_of, tile_of
+from regard.engines.triton.kernels.tile_derivatives import QueryContext, key_operands, query_operands, tile_gradients
 from regard.engines.triton.kernels.tiles import over_keys, over_rows, product
 from regard.engines.triton.language.functions import real
 
 
-class Known(NamedTuple):
+class OutputArguments(NamedTuple):
     """The outputs of forward, or their tangents; out and entropy may be None."""
 
     out: Any
@@ -36,9 +39,11 @@ class Known(NamedTuple):
     entropy: Any
 
 
-class RowsTask(NamedTuple):
-    """What `rows` reads and where it writes: c_row, the part of dS / P that is one number for a query, and what a query
-    gives to the gradient of the sink; or, where there are tangents, those of both.
+class RowArguments(NamedTuple):
+    """The arguments of `rows`.
+
+    It writes c_row, the part of dS / P that is one number for a query, and d_sink, the query's part in the gradient of
+    the sink. With tangents it writes those of both.
     """
 
     given: Any
@@ -51,9 +56,10 @@ class RowsTask(NamedTuple):
     d_sink: Any
 
 
-class Task(NamedTuple):
-    """What the other kernels read, and where they write (None: not asked for). own: the leading sizes of a bias, its
-    heads, rows and columns, and the batch elements of the call.
+class BackwardArguments(NamedTuple):
+    """The arguments of the other kernels; a result that is None is not asked for.
+
+    own: the leading sizes of a bias, its heads, rows and columns, and the batch elements of the call.
     """
 
     given: Any
@@ -67,7 +73,7 @@ class Task(NamedTuple):
 
 @triton.jit
 def row_dot(x, y, call, rows, F: tl.constexpr):
-    """Σ_c x y of each query; None if one of them is."""
+    """Return Σ_c x y of each query, or None if one of them is None."""
     if x is None or y is None:
         return None
     else:
@@ -83,19 +89,19 @@ def less(total, x):
 
 @triton.jit
 def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
-    """c_row = −dO · O + dlse + dH (Σ P − H), and its product with the weight of the sink."""
+    """Write c_row = −dO · O + dlse + dH (Σ P − H), and its product with p_sink."""
     r = rows_of_program(call, F.M)
     g, t = task.given, task.direction
     lse = load_rows(task.known.lse, call, r, F.REAL)
     zero = tl.zeros([F.M], F.REAL)
     p_sink, p_sink_dot = zero, zero
     if arrays.sink is not None:
-        p_sink = tl.exp(tl.load(arrays.sink.ptr + r.head * arrays.sink.head).to(F.REAL) - finite(lse))
+        p_sink = tl.exp(load_head(arrays.sink, r, F.REAL) - finite(lse))
     if ALONG:
         lse_dot = load_rows(task.known_dot.lse, call, r, F.REAL)
         p_sink_dot = -p_sink * lse_dot
         if t.sink is not None:
-            p_sink_dot += p_sink * tl.load(t.sink.ptr + r.head * t.sink.head).to(F.REAL)
+            p_sink_dot += p_sink * load_head(t.sink, r, F.REAL)
     total = tl.where(lse == -float("inf"), 0.0, 1.0 - p_sink)
     c = less(zero, row_dot(g.dO, task.known.out, call, r, F))
     if task.dlse is not None:
@@ -124,27 +130,29 @@ def rows(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 
 
 @triton.jit
-def add_query(dq, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    call, rows = of.call, of.rows
+def add_query(dq, context, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    call, rows = context.call, context.rows
     keys = keys_of(call, tile, F.N)
-    y = tile_of(of.arrays, call, of.direction, rows.batch, rows.head // call.group, keys, F)
-    z = pairs_of(call, of.arrays, of.rules, of.direction, of.x, y, rows, keys, MASKED, ALONG, F)
-    CAREFUL: tl.constexpr = MASKED or F.HIDES
+    y = key_operands(context.arrays, call, context.direction, rows.batch, rows.head // call.group, keys, F)
+    z = tile_gradients(
+        call, context.arrays, context.rules, context.direction, context.x, y, rows, keys, MASKED, ALONG, F
+    )
+    GUARDED: tl.constexpr = MASKED or F.HIDES
     if ALONG:
-        dq += product(z.dT_dot, y.k, z.visible, CAREFUL, F)
+        dq += product(z.dT_dot, y.k, z.visible, GUARDED, F)
         if y.k_dot is not None:
-            dq += product(z.dT, y.k_dot, z.visible, CAREFUL, F)
+            dq += product(z.dT, y.k_dot, z.visible, GUARDED, F)
     else:
-        dq += product(z.dT, y.k, z.visible, CAREFUL, F)
+        dq += product(z.dT, y.k, z.visible, GUARDED, F)
     return dq
 
 
 @triton.jit
 def query(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     rows = rows_of_program(call, F.M)
-    x = block_of(arrays, call, task.given, task.direction, rows, F)
-    of = OfQueries(call, arrays, rules, task.direction, rows, x)
-    dq = over_keys(add_query, tl.zeros([F.M, F.D], F.REAL), of, call, rules, rows, 0, 1, ALONG, F)
+    x = query_operands(arrays, call, task.given, task.direction, rows, F)
+    context = QueryContext(call, arrays, rules, task.direction, rows, x)
+    dq = over_keys(add_query, tl.zeros([F.M, F.D], F.REAL), context, call, rules, rows, 0, 1, ALONG, F)
     out = head_of(task.dq, call, rows.batch, rows.head)
     store_matrix(out, task.dq, rows.r, rows.inside, call.d, dq * real(call.scale, F.REAL), F.D)
 
@@ -152,13 +160,13 @@ def query(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 # Gradients of keys and values
 
 
-class Sums(NamedTuple):
+class KeyGradients(NamedTuple):
     dk: Any
     dv: Any
 
 
-class OfKeys(NamedTuple):
-    """What a tile y of keys is given, whatever the block of queries of a head."""
+class KeyContext(NamedTuple):
+    """The state of a loop over query blocks, for one tile y of keys."""
 
     call: Any
     arrays: Any
@@ -171,28 +179,30 @@ class OfKeys(NamedTuple):
 
 
 @triton.jit
-def add_key(a, of, block, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    call, direction = of.call, of.task.direction
-    rows = rows_of(call, of.batch, of.head, block, F.M)
-    x = block_of(of.arrays, call, of.task.given, direction, rows, F)
-    z = pairs_of(call, of.arrays, of.rules, direction, x, of.y, rows, of.keys, MASKED, ALONG, F)
+def add_key(a, context, block, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    call, direction = context.call, context.task.direction
+    rows = rows_of(call, context.batch, context.head, block, F.M)
+    x = query_operands(context.arrays, call, context.task.given, direction, rows, F)
+    z = tile_gradients(
+        call, context.arrays, context.rules, direction, x, context.y, rows, context.keys, MASKED, ALONG, F
+    )
     seen = tl.trans(z.visible.to(tl.int8)) != 0
     dk, dv = a.dk, a.dv
-    # Of a block that is not whole, the rows that are not there are hidden too; they hold zeros.
-    CAREFUL: tl.constexpr = MASKED or F.HIDES
+    # Rows beyond the end of a block are hidden too; they hold zeros.
+    GUARDED: tl.constexpr = MASKED or F.HIDES
     if ALONG:
-        dk += product(tl.trans(z.dT_dot), x.q, seen, CAREFUL, F)
+        dk += product(tl.trans(z.dT_dot), x.q, seen, GUARDED, F)
         if x.q_dot is not None:
-            dk += product(tl.trans(z.dT), x.q_dot, seen, CAREFUL, F)
+            dk += product(tl.trans(z.dT), x.q_dot, seen, GUARDED, F)
         if x.dO is not None:
-            dv += product(tl.trans(z.PD_dot), x.dO, seen, CAREFUL, F)
+            dv += product(tl.trans(z.PD_dot), x.dO, seen, GUARDED, F)
         if x.dO_dot is not None:
-            dv += product(tl.trans(z.PD), x.dO_dot, seen, CAREFUL, F)
+            dv += product(tl.trans(z.PD), x.dO_dot, seen, GUARDED, F)
     else:
-        dk += product(tl.trans(z.dT), x.q, seen, CAREFUL, F)
+        dk += product(tl.trans(z.dT), x.q, seen, GUARDED, F)
         if x.dO is not None:
-            dv += product(tl.trans(z.PD), x.dO, seen, CAREFUL, F)
-    return Sums(dk, dv)
+            dv += product(tl.trans(z.PD), x.dO, seen, GUARDED, F)
+    return KeyGradients(dk, dv)
 
 
 @triton.jit
@@ -202,12 +212,12 @@ def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
     kv = (tl.program_id(0) // tiles).to(tl.int64)
     batch, kv = kv // kv_heads, kv % kv_heads
     keys = keys_of(call, tl.program_id(0) % tiles, F.N)
-    y = tile_of(arrays, call, task.direction, batch, kv, keys, F)
-    a = Sums(tl.zeros([F.N, F.D], F.REAL), tl.zeros([F.N, F.V], F.REAL))
+    y = key_operands(arrays, call, task.direction, batch, kv, keys, F)
+    a = KeyGradients(tl.zeros([F.N, F.D], F.REAL), tl.zeros([F.N, F.V], F.REAL))
     for n in range(call.group):
         head = kv * call.group + n
-        of = OfKeys(call, arrays, rules, task, keys, batch, head, y)
-        a = over_rows(add_key, a, of, call, rules, batch, head, keys, ALONG, F)
+        context = KeyContext(call, arrays, rules, task, keys, batch, head, y)
+        a = over_rows(add_key, a, context, call, rules, batch, head, keys, ALONG, F)
     dk, dv = a.dk * real(call.scale, F.REAL), a.dv
     if F.DROPOUT:
         dv *= real(call.keep, F.REAL)
@@ -220,7 +230,7 @@ def key_value(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def bias(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
-    """dS summed over the batch elements, heads, rows and columns that share an entry, in this order."""
+    """Sum dS over the batch elements, heads, rows and columns of an entry, in order."""
     own = task.own
     n_rows, n_cols = tl.cdiv(own[2], F.M), tl.cdiv(own[3], F.N)
     program = tl.program_id(0)
@@ -247,11 +257,11 @@ def bias(arrays, rules, call, task, ALONG: tl.constexpr, F: tl.constexpr):
                 head = tl.full([], h, tl.int64)
                 for i in range(block, blocks):
                     rows = rows_of(call, batch, head, i, F.M)
-                    x = block_of(arrays, call, task.given, task.direction, rows, F)
+                    x = query_operands(arrays, call, task.given, task.direction, rows, F)
                     for j in range(tile, tiles):
                         keys = keys_of(call, j, F.N)
-                        y = tile_of(arrays, call, task.direction, batch, head // call.group, keys, F)
-                        z = pairs_of(call, arrays, rules, task.direction, x, y, rows, keys, True, ALONG, F)
+                        y = key_operands(arrays, call, task.direction, batch, head // call.group, keys, F)
+                        z = tile_gradients(call, arrays, rules, task.direction, x, y, rows, keys, True, ALONG, F)
                         total += z.dS_dot if ALONG else z.dS
     r, c = tl.arange(0, F.M), tl.arange(0, F.N)
     row, column = block.to(tl.int64) * F.M + r, tile.to(tl.int64) * F.N + c

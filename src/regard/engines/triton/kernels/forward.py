@@ -1,9 +1,9 @@
-"""Forward: a block of queries against its live tiles of keys, with a running maximum, sum and output of each query.
+"""Forward: the online softmax of a query block over its visible tiles of keys.
 
     m = max S     l = Σ exp(S − m)     e = Σ exp(S − m) (S − m)     O = Σ exp(S − m) D V
 
-(the online softmax of Milakov and Gimelshein 2018; Dao et al. 2022). Where there are few queries the keys are split
-between programs, whose parts `merge` puts together in order.
+(Milakov and Gimelshein 2018; Dao et al. 2022). Calls of few queries split the keys between programs (split-KV), and
+`merge` combines the splits in order.
 """
 
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import triton.language as tl
 from regard.engines.triton.kernels.addresses import (
     head_of,
     keys_of,
+    load_head,
     load_matrix,
     rows_of_program,
     store_matrix,
@@ -22,12 +23,14 @@ from regard.engines.triton.kernels.addresses import (
 from regard.engines.triton.kernels.tiles import INFINITY, dropped, over_keys, product, raw, scores
 from regard.engines.triton.language.functions import real
 
-NOBODY: tl.constexpr = tl.constexpr(2**62)  # later than any key
+NO_KEY: tl.constexpr = tl.constexpr(2**62)  # later than any key
 
 
 class State(NamedTuple):
-    """What is known of each query after some of its keys; best: the column of its largest score, seen: its visible
-    keys."""
+    """The running sums of each query.
+
+    best: the column of the largest score. seen: the number of visible keys.
+    """
 
     m: Any
     l: Any
@@ -37,8 +40,11 @@ class State(NamedTuple):
     seen: Any
 
 
-class Results(NamedTuple):
-    """Where to write; None: not asked for. parts: of the keys, M numbers of each block of queries after another."""
+class ForwardResults(NamedTuple):
+    """The arrays to write; None: not asked for.
+
+    parts, columns: the states of key splits, of one query block after another.
+    """
 
     out: Any
     lse: Any
@@ -50,8 +56,8 @@ class Results(NamedTuple):
     columns: Any
 
 
-class Wishes(NamedTuple):
-    """Which results there are, and between how many programs the keys of a block of queries are split."""
+class ForwardOptions(NamedTuple):
+    """The results asked for, and the number of key splits."""
 
     ENTROPY: Any
     BEST: Any
@@ -64,24 +70,24 @@ def nothing(F: tl.constexpr):
     m = tl.full([F.M], -INFINITY, F.REAL)
     zero = tl.zeros([F.M], F.REAL)
     return State(
-        m, zero, zero, tl.zeros([F.M, F.V], F.REAL), tl.full([F.M], NOBODY, tl.int64), tl.zeros([F.M], tl.int64)
+        m, zero, zero, tl.zeros([F.M, F.V], F.REAL), tl.full([F.M], NO_KEY, tl.int64), tl.zeros([F.M], tl.int64)
     )
 
 
 @triton.jit
 def finite(m):
-    """0 for a maximum of nothing, so that exp(−∞ − m) is 0 and not NaN."""
+    """Return m, and 0 for a maximum of nothing, so that exp(−∞ − m) is 0 and not NaN."""
     return tl.where(m == -INFINITY, 0.0, m)
 
 
 @triton.jit
 def moved(e, l, factor, shift):
-    """e for another maximum: `factor` is exp(shift), 0 where there was nothing."""
+    """Rescale e to another maximum; `factor` is exp(shift), 0 where there was nothing."""
     return tl.where(factor == 0, 0.0, factor * (e + tl.where(factor == 0, 0.0, shift) * l))
 
 
-class Of(NamedTuple):
-    """What a block of queries is given, whatever the tile; k, v: where the matrices of its head begin."""
+class ForwardContext(NamedTuple):
+    """The state of a loop over tiles; k, v: the addresses of the head's matrices."""
 
     call: Any
     arrays: Any
@@ -93,14 +99,14 @@ class Of(NamedTuple):
 
 
 @triton.jit
-def add(a, of, tile, MASKED: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
-    """The state with one more tile of keys."""
-    call, arrays, rows = of.call, of.arrays, of.rows
+def add(a, context, tile, MASKED: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
+    """Return the state with one more tile of keys."""
+    call, arrays, rows = context.call, context.arrays, context.rows
     keys = keys_of(call, tile, F.N)
-    k = load_matrix(of.k, arrays.k, keys.c, keys.inside, call.d, F.D, None)
-    v = load_matrix(of.v, arrays.v, keys.c, keys.inside, call.d_v, F.V, None)
-    T = raw(call, of.q, k, F)
-    S, visible, _ = scores(call, arrays, of.rules, T, T, rows, keys, MASKED, F)
+    k = load_matrix(context.k, arrays.k, keys.c, keys.inside, call.d, F.D, None)
+    v = load_matrix(context.v, arrays.v, keys.c, keys.inside, call.d_v, F.V, None)
+    T = raw(call, context.q, k, F)
+    S, visible, _ = scores(call, arrays, context.rules, T, T, rows, keys, MASKED, F)
     highest = tl.max(S, 1)
     m = tl.maximum(a.m, highest)
     shift, x = a.m - finite(m), S - finite(m)[:, None]
@@ -109,7 +115,7 @@ def add(a, of, tile, MASKED: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
     if W.ENTROPY:
         e = moved(e, a.l, old, shift) + tl.sum(tl.where(w == 0, 0.0, w * x), 1)
     if W.BEST:
-        column = tl.min(tl.where((S == highest[:, None]) & visible, keys.c[None, :], NOBODY), 1)
+        column = tl.min(tl.where((S == highest[:, None]) & visible, keys.c[None, :], NO_KEY), 1)
         best = tl.where(highest > a.m, column, best)
     if W.COUNT:
         seen += tl.sum(visible.to(tl.int64), 1)
@@ -124,8 +130,8 @@ def forward(arrays, rules, call, results, F: tl.constexpr, W: tl.constexpr):
     q = load_matrix(head_of(arrays.q, call, rows.batch, rows.head), arrays.q, rows.r, rows.inside, call.d, F.D, None)
     k, v = head_of(arrays.k, call, rows.batch, kv), head_of(arrays.v, call, rows.batch, kv)
     part = tl.program_id(1)
-    of = Of(call, arrays, rules, rows, q, k, v)
-    a = over_keys(add, nothing(F), of, call, rules, rows, part, W.SPLITS, W, F)
+    context = ForwardContext(call, arrays, rules, rows, q, k, v)
+    a = over_keys(add, nothing(F), context, call, rules, rows, part, W.SPLITS, W, F)
     if W.SPLITS == 1:
         finish(a, arrays, call, results, rows, F, W)
     else:
@@ -134,10 +140,10 @@ def forward(arrays, rules, call, results, F: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def finish(a, arrays, call, results, rows, F: tl.constexpr, W: tl.constexpr):
-    """What a state means, the sink counted in."""
+    """Write the results of a state, with the sink."""
     m = a.m
     if arrays.sink is not None:
-        sink = tl.load(arrays.sink.ptr + rows.head * arrays.sink.head).to(F.REAL)
+        sink = load_head(arrays.sink, rows, F.REAL)
         m = tl.maximum(a.m, sink)
     old = tl.exp(a.m - finite(m))
     l = a.l * old
@@ -157,12 +163,12 @@ def finish(a, arrays, call, results, rows, F: tl.constexpr, W: tl.constexpr):
         store_rows(results.entropy, call, rows, H)
     if W.BEST:
         store_rows(results.max, call, rows, tl.exp(a.m - finite(log_sum)))
-        store_rows(results.argmax, call, rows, tl.where(a.best == NOBODY, -1, a.best))
+        store_rows(results.argmax, call, rows, tl.where(a.best == NO_KEY, -1, a.best))
     if W.COUNT:
         store_rows(results.visible, call, rows, a.seen)
 
 
-# Keys that are split
+# Split keys
 
 
 @triton.jit
@@ -181,7 +187,7 @@ def keep_part(a, results, part, F: tl.constexpr):
 
 @triton.jit
 def merge(arrays, rules, call, results, F: tl.constexpr, W: tl.constexpr):
-    """The parts of a block of queries, one after the other."""
+    """Combine the key splits of a query block in order."""
     rows = rows_of_program(call, F.M)
     i, c = tl.arange(0, F.M), tl.arange(0, F.V)
     WIDTH: tl.constexpr = F.V + 3

@@ -11,6 +11,7 @@ import triton.language as tl
 from regard.engines.triton.kernels.addresses import (
     head_of,
     keys_of,
+    load_head,
     load_matrix,
     load_rows,
     rows_of_program,
@@ -18,13 +19,13 @@ from regard.engines.triton.kernels.addresses import (
     store_rows,
 )
 from regard.engines.triton.kernels.forward import finite
-from regard.engines.triton.kernels.pairs import OfQueries, block_of, moving, tile_of
+from regard.engines.triton.kernels.tile_derivatives import QueryContext, key_operands, query_operands, tangent_scores
 from regard.engines.triton.kernels.tiles import dropped, over_keys, product
 from regard.engines.triton.language.functions import real
 
 
-class Task(NamedTuple):
-    """What is known (the outputs of forward; entropy may be None), the direction, and where to write."""
+class JvpArguments(NamedTuple):
+    """The arguments of the kernel; entropy may be None."""
 
     given: Any
     direction: Any
@@ -34,57 +35,59 @@ class Task(NamedTuple):
     entropy: Any
 
 
-class Sums(NamedTuple):
+class TangentSums(NamedTuple):
     """Σ P S˙, Σ P, Σ P S˙ (log P + 1) and Σ P D (S˙ V + V˙)."""
 
     mean: Any
     total: Any
-    bend: Any
+    log_mean: Any
     O: Any
 
 
 @triton.jit
 def nothing(F: tl.constexpr):
     zero = tl.zeros([F.M], F.REAL)
-    return Sums(zero, zero, zero, tl.zeros([F.M, F.V], F.REAL))
+    return TangentSums(zero, zero, zero, tl.zeros([F.M, F.V], F.REAL))
 
 
 @triton.jit
-def add(a, of, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    call, rows = of.call, of.rows
+def add(a, context, tile, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
+    call, rows = context.call, context.rows
     keys = keys_of(call, tile, F.N)
-    y = tile_of(of.arrays, call, of.direction, rows.batch, rows.head // call.group, keys, F)
-    s = moving(call, of.arrays, of.rules, of.direction, of.x, y, rows, keys, MASKED, ALONG, F)
+    y = key_operands(context.arrays, call, context.direction, rows.batch, rows.head // call.group, keys, F)
+    s = tangent_scores(
+        call, context.arrays, context.rules, context.direction, context.x, y, rows, keys, MASKED, ALONG, F
+    )
     visible = s.visible
-    logP = tl.where(visible, s.S - finite(of.x.lse), 0.0)
+    logP = tl.where(visible, s.S - finite(context.x.lse), 0.0)
     P = tl.where(visible, tl.exp(logP), 0.0)
     PS = P * s.S_dot
-    CAREFUL: tl.constexpr = MASKED or F.HIDES
-    O = a.O + product(dropped(call, PS, rows, keys, F), y.v, visible, CAREFUL, F)
+    GUARDED: tl.constexpr = MASKED or F.HIDES
+    O = a.O + product(dropped(call, PS, rows, keys, F), y.v, visible, GUARDED, F)
     if y.v_dot is not None:
-        O += product(dropped(call, P, rows, keys, F), y.v_dot, visible, CAREFUL, F)
-    bend = a.bend + tl.sum(PS * (logP + 1.0), 1)
-    return Sums(a.mean + tl.sum(PS, 1), a.total + tl.sum(P, 1), bend, O)
+        O += product(dropped(call, P, rows, keys, F), y.v_dot, visible, GUARDED, F)
+    log_mean = a.log_mean + tl.sum(PS * (logP + 1.0), 1)
+    return TangentSums(a.mean + tl.sum(PS, 1), a.total + tl.sum(P, 1), log_mean, O)
 
 
 @triton.jit
 def tangent(arrays, rules, call, task, F: tl.constexpr):
     rows = rows_of_program(call, F.M)
-    of = OfQueries(
-        call, arrays, rules, task.direction, rows, block_of(arrays, call, task.given, task.direction, rows, F)
+    context = QueryContext(
+        call, arrays, rules, task.direction, rows, query_operands(arrays, call, task.given, task.direction, rows, F)
     )
-    a = over_keys(add, nothing(F), of, call, rules, rows, 0, 1, True, F)
+    a = over_keys(add, nothing(F), context, call, rules, rows, 0, 1, True, F)
     lse_dot = a.mean
     if task.direction.sink is not None:
-        sink = tl.load(arrays.sink.ptr + rows.head * arrays.sink.head).to(F.REAL)
-        sink_dot = tl.load(task.direction.sink.ptr + rows.head * task.direction.sink.head).to(F.REAL)
+        sink = load_head(arrays.sink, rows, F.REAL)
+        sink_dot = load_head(task.direction.sink, rows, F.REAL)
         lse_dot += tl.exp(sink - finite(load_rows(task.known.lse, call, rows, F.REAL))) * sink_dot
     finish(a, lse_dot, call, task, rows, F)
 
 
 @triton.jit
 def finish(a, lse_dot, call, task, rows, F: tl.constexpr):
-    """What the sums mean, and lse˙."""
+    """Write the tangents of the outputs from the sums and lse˙."""
     O = a.O
     if F.DROPOUT:
         O *= real(call.keep, F.REAL)
@@ -95,4 +98,4 @@ def finish(a, lse_dot, call, task, rows, F: tl.constexpr):
     store_rows(task.lse, call, rows, lse_dot)
     if task.entropy is not None:
         H = load_rows(task.known.entropy, call, rows, F.REAL)
-        store_rows(task.entropy, call, rows, lse_dot * (a.total - H) - a.bend)
+        store_rows(task.entropy, call, rows, lse_dot * (a.total - H) - a.log_mean)

@@ -1,4 +1,4 @@
-"""What the pairs of some rows give to the entries of tables, and which entries: dS ∂S/∂entry, or its tangent."""
+"""Gradients of tables: dS ∂S/∂entry of each pair, or its tangent, and the entry."""
 
 from typing import Any, NamedTuple
 
@@ -6,11 +6,14 @@ import triton
 import triton.language as tl
 
 from regard.engines.triton.kernels.addresses import head_of, keys_of, rows_of
-from regard.engines.triton.kernels.pairs import block_of, pairs_of, tile_of
+from regard.engines.triton.kernels.tile_derivatives import key_operands, query_operands, tile_gradients
 
 
-class Task(NamedTuple):
-    """first: the first of the rows, a whole number of blocks; parts and entries: where to write, for each reading."""
+class TableGradientArguments(NamedTuple):
+    """The arguments of `table`.
+
+    first: the first row, a multiple of the query block. parts, entries: arrays to write, for each reading.
+    """
 
     given: Any
     direction: Any
@@ -21,15 +24,18 @@ class Task(NamedTuple):
 
 @triton.jit
 def table(arrays, rules, call, task, FIRST: tl.constexpr, LAST: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    """The rule gives slopes from its result FIRST on, ALONG a direction their tangents, and entries from LAST on."""
+    """Write the parts and entries of the pairs of a tile.
+
+    The rule gives slopes from its result FIRST on, ALONG a direction their tangents, and entries from LAST on.
+    """
     READINGS: tl.constexpr = len(task.parts)
     head = tl.program_id(2).to(tl.int64)
     batch, head = head // call.heads, head % call.heads
     rows = rows_of(call, batch, head, task.first // F.M + tl.program_id(0), F.M)
     keys = keys_of(call, tl.program_id(1), F.N)
-    x = block_of(arrays, call, task.given, task.direction, rows, F)
-    y = tile_of(arrays, call, task.direction, batch, head // call.group, keys, F)
-    z = pairs_of(call, arrays, rules, task.direction, x, y, rows, keys, True, ALONG, F)
+    x = query_operands(arrays, call, task.given, task.direction, rows, F)
+    y = key_operands(arrays, call, task.direction, batch, head // call.group, keys, F)
+    z = tile_gradients(call, arrays, rules, task.direction, x, y, rows, keys, True, ALONG, F)
     inside = rows.inside[:, None] & keys.inside[None, :]
     for n in tl.static_range(READINGS):
         value = z.dS_dot if ALONG else z.dS

@@ -1,4 +1,4 @@
-"""What kernels do with a tile: its scores, what of it is visible, products; and which tiles there are.
+"""Scores and products of a tile, and loops over visible tiles.
 
 T = scale · Q K are the raw scores, S those after rules, bias and mask (−∞ where a pair is hidden).
 """
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.engines.triton.kernels.addresses import kept, load_cell, rows_of
+from regard.engines.triton.kernels.addresses import dropout_mask, load_dense, rows_of
 from regard.engines.triton.language.functions import real
 
 INFINITY: tl.constexpr = tl.constexpr(float("inf"))
@@ -16,11 +16,11 @@ INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 class Form(NamedTuple):
-    """What a kernel is compiled for.
+    """The specification that a kernel is compiled for.
 
     REAL: of sums. INT: of integers in rules. M, N, T: queries of a block, keys of a tile, tiles of a chunk (at most
-    64); D, V: features, to the next power of two. SCORE, MASK, BOUNDS: functions of the rules. BIAS, DROPOUT: whether
-    there is one. HIDES: whether something may be hidden in a tile of which bounds say that the mask allows all of it.
+    64); D, V: features, to the next power of two. SCORE, MASK, BOUNDS: functions of the rules. BIAS, DROPOUT: booleans.
+    HIDES: true if something may be hidden in a tile that the mask allows whole.
     PRECISION: of float32 products.
     """
 
@@ -40,7 +40,7 @@ class Form(NamedTuple):
     PRECISION: Any
 
 
-class Arrays(NamedTuple):
+class CallArrays(NamedTuple):
     """The arrays of a call."""
 
     q: Any
@@ -52,17 +52,17 @@ class Arrays(NamedTuple):
     score: Any
 
 
-class Rules(NamedTuple):
+class MaskAndScore(NamedTuple):
     mask: Any
     score: Any
 
 
 @triton.jit
 def dot(x, y, F: tl.constexpr):
-    """x @ y, summed in float32, or float64 for float64."""
+    """Return x @ y, summed in float32, or in float64 for float64."""
     if x.dtype == tl.float64:
         return tl.dot(x, y, out_dtype=tl.float64)
-    elif INTERPRETED and x.dtype == tl.bfloat16:  # which multiplies the bits of bfloat16 as integers
+    elif INTERPRETED and x.dtype == tl.bfloat16:  # the interpreter multiplies the bits of bfloat16 as integers
         return tl.dot(x.to(tl.float32), y.to(tl.float32))
     else:
         return tl.dot(x, y, input_precision=F.PRECISION)
@@ -70,30 +70,30 @@ def dot(x, y, F: tl.constexpr):
 
 @triton.jit
 def raw(call, q, k, F: tl.constexpr):
-    """T of the rows of q and the keys of k."""
+    """Return the raw scores T of q and k."""
     return dot(q, tl.trans(k), F).to(F.REAL) * real(call.scale, F.REAL)
 
 
 @triton.jit
 def rule(function: tl.constexpr, call, read, dense, rows, keys, s, ds, F: tl.constexpr):
-    """What the function of a rule gives in a tile: a tuple of values that broadcast to it."""
-    cell = (call, rows, keys)
+    """Return the results of a rule in a tile, which broadcast to it."""
+    tile = (call, rows, keys)
     i, j = rows.i[:, None], keys.j[None, :]
-    return function(rows.b, rows.h, i, j, s, ds, call.keys, read, dense, cell, F.REAL, F.INT)
+    return function(rows.b, rows.h, i, j, s, ds, call.keys, read, dense, tile, F.REAL, F.INT)
 
 
 @triton.jit
 def scores(call, arrays, rules, T, T_dot, rows, keys, MASKED: tl.constexpr, F: tl.constexpr):
-    """S, which pairs are visible, and all that the score rule gives, S without a bias first; T_dot: the leaf ds.
+    """Return S, which pairs are visible, and all results of the score rule.
 
-    MASKED: the mask is to be looked at, and the edge of the keys.
+    The first of those is S without the bias. T_dot: the leaf ds. MASKED: the mask and the end of the keys count.
     """
     S, found = T, (T,)
     if F.SCORE is not None:
         found = rule(F.SCORE, call, rules.score, arrays.score, rows, keys, T, T_dot, F)
         S = tl.broadcast_to(found[0].to(F.REAL), T.shape)
     if F.BIAS:
-        S += load_cell(arrays.bias, (call, rows, keys)).to(F.REAL)
+        S += load_dense(arrays.bias, (call, rows, keys)).to(F.REAL)
     visible = S != -INFINITY
     if MASKED:
         visible = visible & keys.inside[None, :]
@@ -104,13 +104,13 @@ def scores(call, arrays, rules, T, T_dot, rows, keys, MASKED: tl.constexpr, F: t
 
 
 @triton.jit
-def product(w, x, visible, CAREFUL: tl.constexpr, F: tl.constexpr):
-    """w @ x, w in the dtype of x; a pair that is not visible has weight 0 and no influence.
+def product(w, x, visible, GUARDED: tl.constexpr, F: tl.constexpr):
+    """Return w @ x, w in the dtype of x; a hidden pair has weight 0 and no influence.
 
-    CAREFUL: there may be such pairs, and then 0 · NaN must not count: what is not finite in x is taken apart.
+    GUARDED: there may be such pairs. Then 0 · NaN must not count, so what is not finite in x is multiplied apart.
     """
     w = w.to(x.dtype)
-    if CAREFUL:
+    if GUARDED:
         y = x if F.REAL == tl.float64 else x.to(tl.float32)
         wild = y - y != 0
         if tl.max(tl.max(wild.to(tl.int32), 1), 0) > 0:
@@ -125,17 +125,17 @@ def product(w, x, visible, CAREFUL: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def of_infinite(w, x, visible):
-    """What the entries of x that are not finite add to w @ x where they are visible: ±∞ or NaN, or 0.
+    """Return what entries of x that are not finite add to w @ x: ±∞, NaN or 0.
 
-    A sum counts three things at once, in units of 1, 2⁷ and 2¹⁴: what becomes ∞, −∞ and NaN.
+    Only visible pairs count. One sum counts three things, in steps of 1, 2⁷ and 2¹⁴: what becomes ∞, −∞ and NaN.
     """
     up, down = x == INFINITY, x == -INFINITY
     nan = tl.where(x != x, 16384.0, 0.0)
     same = tl.where(up, 1.0, tl.where(down, 128.0, nan)).to(tl.float16)
-    turned = tl.where(down, 1.0, tl.where(up, 128.0, nan)).to(tl.float16)
+    negated = tl.where(down, 1.0, tl.where(up, 128.0, nan)).to(tl.float16)
     lost = tl.where(up | down, 16384.0, nan).to(tl.float16)
     more, less = visible & (w > 0), visible & (w < 0)
-    count = tl.dot(one_where(more), same) + tl.dot(one_where(less), turned)
+    count = tl.dot(one_where(more), same) + tl.dot(one_where(less), negated)
     count += tl.dot(one_where(visible & ~more & ~less), lost)
     nans = tl.floor(count / 16384.0)
     count -= nans * 16384.0
@@ -147,8 +147,9 @@ def of_infinite(w, x, visible):
 
 @triton.jit
 def one_where(x):
-    """1 or 0, for a product. Triton 3.9 would turn x into the layout of a product before it turns it into floats, and
-    fails; it does not look behind assembly that is said to have effects.
+    """Return 1 or 0 in float16, for a product.
+
+    Triton 3.9 converts the layout of x before its dtype, and fails. Assembly with effects keeps the order.
     """
     one = tl.where(x, 1.0, 0.0)
     if not INTERPRETED:
@@ -158,15 +159,15 @@ def one_where(x):
 
 @triton.jit
 def dropped(call, x, rows, keys, F: tl.constexpr):
-    """x where dropout keeps a pair, else 0; the factor 1 / (1 − p) is left to the end."""
+    """Return x where dropout keeps a pair, else 0; without the factor 1 / (1 − p)."""
     if F.DROPOUT:
-        x = tl.where(kept(call, rows, keys), x, 0.0)
+        x = tl.where(dropout_mask(call, rows, keys), x, 0.0)
     return x
 
 
 @triton.jit
-def kinds(call, rules, rows, chunk, F: tl.constexpr):
-    """Of the tiles of keys of a chunk, against a block of rows: which are live, and which of them hide nothing."""
+def live_tiles(call, rules, rows, chunk, F: tl.constexpr):
+    """Return which tiles of a chunk a query block sees, and which hide nothing."""
     first = (chunk * F.T + tl.arange(0, F.T)).to(tl.int64) * F.N
     last = tl.minimum(first + F.N, call.n_k) - 1
     i_lo, i_hi = tl.min(rows.i, 0), tl.min(rows.i, 0) + tl.sum(rows.inside.to(tl.int64), 0) - 1
@@ -177,8 +178,11 @@ def kinds(call, rules, rows, chunk, F: tl.constexpr):
 
 
 @triton.jit
-def kinds_of_rows(call, rules, first_rows, keys, chunk, F: tl.constexpr):
-    """The same of the blocks of rows of a chunk, against a tile of keys; first_rows: the rows of block 0."""
+def live_blocks(call, rules, first_rows, keys, chunk, F: tl.constexpr):
+    """Return which query blocks of a chunk see a tile, and which hide nothing.
+
+    first_rows: the rows of block 0.
+    """
     first = (chunk * F.T + tl.arange(0, F.T)).to(tl.int64) * F.M
     last = tl.minimum(first + F.M, call.n_q) - 1
     i = tl.min(first_rows.i, 0)
@@ -190,14 +194,15 @@ def kinds_of_rows(call, rules, first_rows, keys, chunk, F: tl.constexpr):
 
 @triton.jit
 def bounded(call, rules, b, h, i_lo, i_hi, j_lo, j_hi, F: tl.constexpr):
-    SPAN: tl.constexpr = max(F.M, F.N)
-    return F.BOUNDS(b, h, i_lo, i_hi, j_lo, j_hi, call.keys, rules.mask, rules.score, SPAN, F.REAL, F.INT)
+    REACH: tl.constexpr = max(F.M, F.N)
+    return F.BOUNDS(b, h, i_lo, i_hi, j_lo, j_hi, call.keys, rules.mask, rules.score, REACH, F.REAL, F.INT)
 
 
 @triton.jit
 def run_of(full, live, F: tl.constexpr):
-    """The first and the end of the full tiles, if they follow each other, and words of the other live ones before and
-    after them.
+    """Return the range of full tiles, and bit masks of live ones before and after it.
+
+    The range is empty if full tiles do not follow each other.
     """
     t = tl.arange(0, F.T)
     begin, end = tl.min(tl.where(full, t, F.T), 0), tl.max(tl.where(full, t + 1, 0), 0)
@@ -209,10 +214,13 @@ def run_of(full, live, F: tl.constexpr):
 
 
 @triton.jit
-def over_keys(add: tl.constexpr, a, of, call, rules, rows, part, PARTS: tl.constexpr, W: tl.constexpr, F: tl.constexpr):
-    """a after `add(a, of, tile, MASKED, W, F)` of the live tiles of keys of a block of rows, always in the same order.
+def over_keys(
+    add: tl.constexpr, a, context, call, rules, rows, part, PARTS: tl.constexpr, W: tl.constexpr, F: tl.constexpr
+):
+    """Fold `add(a, context, tile, MASKED, W, F)` over the live tiles of a query block.
 
-    Of the tiles, or of their chunks, this is the `part`th of PARTS shares. W: what else `add` is compiled for.
+    The order is always the same. Of the tiles, or of their chunks, this is the `part`th of PARTS shares. W: what else
+    `add` is compiled for.
     """
     tiles = tl.cdiv(call.n_k, F.N)
     if F.BOUNDS is None:
@@ -220,42 +228,43 @@ def over_keys(add: tl.constexpr, a, of, call, rules, rows, part, PARTS: tl.const
         first, last = part * share, tl.minimum((part + 1) * share, tiles)
         whole = tl.minimum(last, call.n_k // F.N) if F.MASK is None else first
         for tile in range(first, whole):
-            a = add(a, of, tile, False, W, F)
+            a = add(a, context, tile, False, W, F)
         for tile in range(tl.maximum(first, whole), last):
-            a = add(a, of, tile, True, W, F)
+            a = add(a, context, tile, True, W, F)
     else:
         chunks = tl.cdiv(tiles, F.T)
         share = tl.cdiv(chunks, PARTS)
         for chunk in range(part * share, tl.minimum((part + 1) * share, chunks)):
-            live, full = kinds(call, rules, rows, chunk, F)
-            a = over_chunk(add, a, of, chunk, live, full, W, F)
+            live, full = live_tiles(call, rules, rows, chunk, F)
+            a = over_chunk(add, a, context, chunk, live, full, W, F)
     return a
 
 
 @triton.jit
-def over_rows(add: tl.constexpr, a, of, call, rules, batch, head, keys, W: tl.constexpr, F: tl.constexpr):
-    """The same over the live blocks of rows of a head, against a tile of keys."""
+def over_rows(add: tl.constexpr, a, context, call, rules, batch, head, keys, W: tl.constexpr, F: tl.constexpr):
+    """Fold `add` over the live query blocks of a head, for one tile of keys."""
     blocks = tl.cdiv(call.n_q, F.M)
     if F.BOUNDS is None:
         whole = 0
         if F.MASK is None:
             whole = tl.where(tl.sum(keys.inside.to(tl.int32), 0) == F.N, blocks, 0)
         for block in range(whole):
-            a = add(a, of, block, False, W, F)
+            a = add(a, context, block, False, W, F)
         for block in range(whole, blocks):
-            a = add(a, of, block, True, W, F)
+            a = add(a, context, block, True, W, F)
     else:
         first = rows_of(call, batch, head, 0, F.M)
         for chunk in range(tl.cdiv(blocks, F.T)):
-            live, full = kinds_of_rows(call, rules, first, keys, chunk, F)
-            a = over_chunk(add, a, of, chunk, live, full, W, F)
+            live, full = live_blocks(call, rules, first, keys, chunk, F)
+            a = over_chunk(add, a, context, chunk, live, full, W, F)
     return a
 
 
 @triton.jit
-def over_chunk(add: tl.constexpr, a, of, chunk, live, full, W: tl.constexpr, F: tl.constexpr):
-    """From the first to the last, so that no sum depends on which are full: others, those that are full as far as they
-    follow each other, in which no mask is looked at, and others again.
+def over_chunk(add: tl.constexpr, a, context, chunk, live, full, W: tl.constexpr, F: tl.constexpr):
+    """Fold `add` over a chunk in order: no sum depends on which tiles are full.
+
+    Tiles before the range of full ones come first, then that range, which reads no mask, then those after it.
     """
     begin, end, before, after = run_of(full, live, F)
     for side in range(2):
@@ -263,7 +272,7 @@ def over_chunk(add: tl.constexpr, a, of, chunk, live, full, W: tl.constexpr, F: 
         if others != 0:
             for t in range(F.T):
                 if (others >> t) & 1 != 0:
-                    a = add(a, of, chunk * F.T + t, True, W, F)
+                    a = add(a, context, chunk * F.T + t, True, W, F)
         for t in range(begin, tl.where(side == 0, end, begin)):
-            a = add(a, of, chunk * F.T + t, False, W, F)
+            a = add(a, context, chunk * F.T + t, False, W, F)
     return a

@@ -1,18 +1,19 @@
-"""Any part of the scores or the weights: P[i, j] = exp(S[i, j] − lse[i]) for the rows and columns asked for."""
+"""Scores or weights P[i, j] = exp(S[i, j] − lse[i]) of some rows and columns."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from regard.engines.triton.kernels.addresses import Keys, Rows, head_of, load_matrix, load_rows
+from regard.engines.triton.kernels.addresses import KeyAddresses, RowAddresses, head_of, load_matrix, load_rows
 from regard.engines.triton.kernels.forward import finite
 from regard.engines.triton.kernels.tiles import raw, scores
 
 
 class Part(NamedTuple):
-    """lse (None: the scores themselves are asked for), where the rows are listed, the columns (first, step), how many
-    of each, and where to write.
+    """The arguments of `part`; lse is None where the scores themselves are asked for.
+
+    rows: the address of the list of rows. first, step: the columns. out: the array to write.
     """
 
     lse: Any
@@ -36,9 +37,9 @@ def part(arrays, rules, call, p, F: tl.constexpr):
     if call.offsets is not None:
         offset = tl.load(call.offsets + batch)
     b, h = batch + tl.full([], call.b, tl.int64), head + tl.full([], call.h, tl.int64)
-    rows = Rows(batch, head, b, h, r, n < p.n_rows, r + offset)
+    rows = RowAddresses(batch, head, b, h, r, n < p.n_rows, r + offset)
     c = tl.full([], p.first, tl.int64) + m.to(tl.int64) * p.step
-    keys = Keys(c, m < p.n_cols, c + tl.full([], call.j, tl.int64))
+    keys = KeyAddresses(c, m < p.n_cols, c + tl.full([], call.j, tl.int64))
     q = load_matrix(head_of(arrays.q, call, batch, head), arrays.q, rows.r, rows.inside, call.d, F.D, None)
     k_ptr = head_of(arrays.k, call, batch, head // call.group)
     k = load_matrix(k_ptr, arrays.k, keys.c, keys.inside, call.d, F.D, None)

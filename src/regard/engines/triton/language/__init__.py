@@ -1,1 +1,1 @@
-"""Operations that Triton lacks: `functions` has floored integers, mathematics and random bits."""
+"""Operations that Triton lacks: floored integers, mathematics, random bits."""

@@ -1,4 +1,4 @@
-"""What kernels and rules are made of beside Triton's own operations: integers that floor, functions, random bits.
+"""Floored integers, mathematical functions and random bits, which Triton lacks.
 
 Functions compute in the dtype of their argument, float32 or float64, from Triton's exp, log and square root, so that
 they run on the interpreter as on a device.
@@ -22,7 +22,10 @@ INT64_MAX: tl.constexpr = tl.constexpr(2**63 - 1)
 
 @triton.jit
 def real(x, REAL: tl.constexpr):
-    """A float of the call. Launchers round floats to 32 bits, so one of 64 travels as two words."""
+    """Return a float of the call.
+
+    Launchers round floats to 32 bits, so one of 64 bits is passed as two integers of 32.
+    """
     if REAL == tl.float64:
         return word64(x[0], x[1]).to(tl.float64, bitcast=True)
     else:
@@ -39,7 +42,7 @@ def word64(high, low):
 
 @triton.jit
 def floor_divide(x, y):
-    """Floored; 0 for a divisor of 0."""
+    """Return the floored quotient; 0 for a divisor of 0."""
     safe = tl.where(y == 0, 1, y)
     quotient = x // safe
     rest = x - quotient * safe
@@ -66,7 +69,7 @@ def right_shift(x, y, BITS: tl.constexpr):
 
 @triton.jit
 def to_int(x):
-    """Truncated; the ends of the range for what lies beyond, 0 for NaN."""
+    """Truncate x to int64; saturate beyond its range; 0 for NaN."""
     below, above = x < -9.223372036854775808e18, x >= 9.223372036854775808e18
     inside = tl.where(below | above | (x != x), 0.0, x).to(tl.int64)
     return tl.where(below, INT64_MIN, tl.where(above, INT64_MAX, inside))
@@ -98,7 +101,7 @@ def sign(x):
 
 @triton.jit
 def sqrt(x):
-    """Rounded to nearest; that of float64 always is."""
+    """Return the square root rounded to nearest, as that of float64 always is."""
     return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
 
 
@@ -109,7 +112,7 @@ def trunc(x):
 
 @triton.jit
 def rint(x):
-    """Half to even."""
+    """Round half to even."""
     low = tl.floor(x)
     rest = x - low
     odd = low != 2 * tl.floor(low * 0.5)
@@ -118,7 +121,7 @@ def rint(x):
 
 @triton.jit
 def expm1(x):
-    """Kahan's: the rounding of exp and that of log undo each other."""
+    """Return eˣ − 1 by Kahan's method: the roundings of exp and log cancel."""
     u = tl.exp(x)
     near = tl.where(u == 1.0, 2.0, u)  # whose logarithm is not 0
     made = (u - 1.0) * x / tl.log(near)
@@ -134,7 +137,10 @@ def log1p(x):
 
 @triton.jit
 def tanh(x):
-    """A rational function near 0 (Cephes, Moshier 1989), where 1 − 2 / (e²ˣ + 1) would lose digits."""
+    """Return tanh x; near 0 by a rational function (Cephes, Moshier 1989).
+
+    There 1 − 2 / (e²ˣ + 1) would lose digits.
+    """
     z = x * x
     p = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
     q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
@@ -166,7 +172,7 @@ def tan(x):
 
 @triton.jit
 def arctan(x):
-    """Cephes: reduced to |x| < 0.66, then a rational function."""
+    """Return arctan x by Cephes: reduced to |x| < 0.66, then a rational function."""
     size = tl.abs(x)
     large, middle = size > 2.414213562373095, size > 0.66
     shift = tl.where(large, 0.5 * PI, tl.where(middle, 0.25 * PI, 0.0)).to(x.dtype)
@@ -185,7 +191,7 @@ def arctan(x):
 
 @triton.jit
 def mix64(x):
-    """The output function of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Apply the output function of SplitMix64 (Steele, Lea and Flood 2014)."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -193,7 +199,7 @@ def mix64(x):
 
 @triton.jit
 def row_key(seed, b, h, i):
-    """The key of the rows (b, h, i): uint64, of the shape of i."""
+    """Return the key of the rows (b, h, i): uint64, in the shape of i."""
     key = mix64(seed.to(tl.uint64) + GOLDEN)
     key = mix64((key ^ b.to(tl.uint64)) + GOLDEN)
     key = mix64((key ^ h.to(tl.uint64)) + GOLDEN)
@@ -202,7 +208,7 @@ def row_key(seed, b, h, i):
 
 @triton.jit
 def random_bits(key, j):
-    """32 bits for each key j of the rows with these keys (Wellons 2018)."""
+    """Return 32 bits for each column j of the rows with these keys (Wellons 2018)."""
     first, second = key.to(tl.uint32), (key >> 32).to(tl.uint32)
     x = (j.to(tl.uint32) ^ ((j >> 32).to(tl.uint32) * GOLDEN32)) + first
     x = (x ^ (x >> 16)) * 0x7FEB352D + second
@@ -215,27 +221,30 @@ def random_bits(key, j):
 
 @triton.jit
 def surely_hidden(x):
-    """Whether a number is −∞; as an integer first, for the interpreter spreads a comparison of floats as a float."""
+    """Return true where a number is −∞.
+
+    Through an integer, for the interpreter broadcasts a comparison of floats as a float.
+    """
     return (x == float("-inf")).to(tl.int32) != 0
 
 
 @triton.jit
-def least_of(ptr, begin, more, SPAN: tl.constexpr):
-    """The least of the entries begin, ..., begin + more, as far as SPAN reaches; begin: one place or several."""
-    return tl.min(span(ptr, begin, more, SPAN), axis=-1)
+def least_of(ptr, begin, more, REACH: tl.constexpr):
+    """Return the least of the entries begin, ..., begin + more, at most REACH of them."""
+    return tl.min(entries(ptr, begin, more, REACH), axis=-1)
 
 
 @triton.jit
-def greatest_of(ptr, begin, more, SPAN: tl.constexpr):
-    return tl.max(span(ptr, begin, more, SPAN), axis=-1)
+def greatest_of(ptr, begin, more, REACH: tl.constexpr):
+    return tl.max(entries(ptr, begin, more, REACH), axis=-1)
 
 
 @triton.jit
-def span(ptr, begin, more, SPAN: tl.constexpr):
-    """The entries, the last one over and over beyond the end."""
+def entries(ptr, begin, more, REACH: tl.constexpr):
+    """Load REACH entries from begin; beyond begin + more, the last one again."""
     if len(begin.shape) == 0:
-        values = tl.load(ptr + (begin + tl.minimum(tl.arange(0, SPAN), more)))
+        values = tl.load(ptr + (begin + tl.minimum(tl.arange(0, REACH), more)))
     else:
-        steps = tl.minimum(tl.arange(0, SPAN)[None, :], tl.expand_dims(more, -1) if len(more.shape) else more)
+        steps = tl.minimum(tl.arange(0, REACH)[None, :], tl.expand_dims(more, -1) if len(more.shape) else more)
         values = tl.load(ptr + (begin[:, None] + steps))
     return values

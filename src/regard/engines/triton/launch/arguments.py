@@ -1,4 +1,4 @@
-"""A problem as the arguments of kernels: where its arrays lie, its numbers, its rules, and what to compile for."""
+"""A problem as the arguments of kernels: strides, numbers, rules, and the `Form`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ import triton.language as tl
 from regard.core.problem import Problem, device_of
 from regard.core.tensors import array, tensor
 from regard.engines.triton.kernels import addresses, tiles
-from regard.engines.triton.launch.launching import Launch, lying, pointer
-from regard.engines.triton.launch.tuning import Cut
+from regard.engines.triton.launch.launching import Launch, pointer, strided
+from regard.engines.triton.launch.tuning import TileConfig
 from regard.engines.triton.rules import lowering
 from regard.engines.triton.rules.bounds import bounds
 from regard.rules import Program, Table
@@ -23,14 +23,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def empty(p: Problem, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Fresh memory where the arrays of the call lie."""
+    """Return an empty array on the device of the call, or on the host."""
     if p.device is None:
         return np.empty(shape, dtype)
     return array(torch.empty(shape, dtype=tensor(np.empty(0, dtype)).dtype, device=p.device))
 
 
 def output(p: Problem, dtype: Any = None) -> Array:
-    """An output (..., h, n_q, d_v), in the caller's order in memory."""
+    """Return an empty output (..., h, n_q, d_v), in the caller's layout."""
     if p.positions_first:
         return empty(p, (*p.lead, p.n_q, p.heads, p.d_v), dtype or p.dtype).swapaxes(-2, -3)
     return empty(p, p.shape(p.n_q, p.d_v), dtype or p.dtype)
@@ -40,19 +40,19 @@ _uploaded: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
 def on_device(x: Array, device: Any) -> Array:
-    """A host array where a device reads it; the host does not wait for the device."""
+    """Copy a host array to a device, without waiting; None: the host itself."""
     return x if device is None else array(tensor(x.copy()).to(device, non_blocking=True))
 
 
 def numbers(x: Sequence[int], device: Any) -> Array:
-    """Integers of 64 bits where a device reads them; those of a range are made there."""
+    """Return 64-bit integers on a device; those of a range are made there."""
     if device is None or not isinstance(x, range):
         return on_device(np.asarray(x, np.int64), device)
     return array(torch.arange(x.start, x.stop, x.step, device=device))
 
 
 def table_on(table: Table, device: Any) -> Array:
-    """The entries of a table, one after the other, where a device reads them; those of the host are copied once."""
+    """Return a table's entries, contiguous on a device; a host table is copied once."""
     if device is None or device_of(table.array) is not None:
         x = table.array
         return x if x.flags.c_contiguous else array(tensor(x).contiguous())
@@ -63,16 +63,16 @@ def table_on(table: Table, device: Any) -> Array:
 
 
 def number(x: Any, real: Any) -> Any:
-    """A number of a rule or of the call, as `language.real` reads it."""
+    """Return a number of a rule or of the call as `functions.real` reads it."""
     if not isinstance(x, float):
         return int(x)
     if real == np.float32:
         return x
-    return words(int(np.float64(x).view(np.int64)))
+    return high_low(int(np.float64(x).view(np.int64)))
 
 
-def words(x: int) -> tuple[int, int]:
-    """The high and the low 32 bits of an integer of 64, signed."""
+def high_low(x: int) -> tuple[int, int]:
+    """Return the high and the low 32 bits of a 64-bit integer, signed."""
     high, low = (np.array([x >> 32 & 0xFFFFFFFF, x & 0xFFFFFFFF], np.uint32)).astype(np.int32).tolist()
     return high, low
 
@@ -91,34 +91,34 @@ class Work:
     def lead(self) -> tuple[int, ...]:
         return self.p.lead or (1,)
 
-    def per_head(self, x: Array, tail: int) -> addresses.Array:
-        """Where an input (..., h, *tail) lies; its leading dimensions may broadcast."""
+    def per_head(self, x: Array, tail: int) -> addresses.StridedArray:
+        """Return address and strides of an input (..., h, *tail); lead may broadcast."""
         x = np.broadcast_to(x, (*self.lead, *x.shape[x.ndim - tail - 1 :]))
-        return lying(x, len(self.lead), tail)
+        return strided(x, len(self.lead), tail)
 
-    def dense(self, x: Array) -> addresses.Array:
-        """Where a dense mask or bias lies, aligned right to (..., h, n_q, n_k)."""
+    def dense(self, x: Array) -> addresses.StridedArray:
+        """Return address and strides of a mask or bias (..., h, n_q, n_k)."""
         return self.per_head(self.p.dense(x), 2)
 
-    def rows(self, x: Array | None) -> addresses.Array | None:
-        """Where numbers of queries lie, (..., h, n_q)."""
+    def rows(self, x: Array | None) -> addresses.StridedArray | None:
+        """Return address and strides of numbers of queries, (..., h, n_q)."""
         return None if x is None else self.per_head(x, 1)
 
-    def matrix(self, x: Array | None) -> addresses.Array | None:
+    def matrix(self, x: Array | None) -> addresses.StridedArray | None:
         return None if x is None else self.per_head(x, 2)
 
     @cached_property
-    def sink(self) -> addresses.Array | None:
+    def sink(self) -> addresses.StridedArray | None:
         if self.p.sink is None:
             return None
-        return lying(np.broadcast_to(self.p.sink, (self.p.heads,)), 0, 0)
+        return strided(np.broadcast_to(self.p.sink, (self.p.heads,)), 0, 0)
 
     @cached_property
-    def arrays(self) -> tiles.Arrays:
+    def arrays(self) -> tiles.CallArrays:
         p = self.p
         dense = [() if x is None else tuple(map(self.dense, x.dense)) for x in (self.mask_program, self.score_program)]
         bias = None if p.bias is None else self.dense(p.bias)
-        return tiles.Arrays(
+        return tiles.CallArrays(
             self.matrix(p.query), self.matrix(p.key), self.matrix(p.value), bias, self.sink, dense[0], dense[1]
         )
 
@@ -128,7 +128,7 @@ class Work:
 
     @cached_property
     def score_program(self) -> Program | None:
-        """What the score rule is to give; the score comes first, so that bounds find its slots."""
+        """Return the score rule's program; the score is first, so bounds find its slots."""
         return None if self.p.score_node is None else Program.of([self.p.score_node])
 
     @cached_property
@@ -136,29 +136,31 @@ class Work:
         return None if self.score_program is None else lowering.values(self.score_program)
 
     @cached_property
-    def rules(self) -> tiles.Rules:
-        return tiles.Rules(*(None if x is None else self.rule(x) for x in (self.mask_program, self.score_program)))
+    def rules(self) -> tiles.MaskAndScore:
+        return tiles.MaskAndScore(
+            *(None if x is None else self.rule(x) for x in (self.mask_program, self.score_program))
+        )
 
-    def rule(self, program: Program) -> addresses.Rule:
-        return addresses.Rule(
+    def rule(self, program: Program) -> addresses.RuleOperands:
+        return addresses.RuleOperands(
             tuple(number(x, self.p.compute) for x in program.numbers),
             tuple(self.table(table) for table in program.tables),
         )
 
-    def table(self, table: Table) -> addresses.Table:
-        """Of integers the extremes are known on the host; of others bounds do not ask."""
+    def table(self, table: Table) -> addresses.TableArguments:
+        """Return a table's arguments; bounds ask for extremes of host integers alone."""
         least = greatest = 0
         if table.kind == "int" and device_of(table.array) is None:
             least, greatest = int(table.array.min()), int(table.array.max())
         entries = table_on(table, self.p.device)
-        return addresses.Table(pointer(entries), tuple(map(int, table.shape)), least, greatest)
+        return addresses.TableArguments(pointer(entries), tuple(map(int, table.shape)), least, greatest)
 
     @cached_property
-    def call(self) -> addresses.Call:
+    def call(self) -> addresses.CallArguments:
         p = self.p
         same = bool(p.batch) and bool((p.offset == p.offset[0]).all())
         b, h, j = p.origin
-        return addresses.Call(
+        return addresses.CallArguments(
             lead=self.lead,
             heads=p.heads,
             group=p.group,
@@ -175,7 +177,7 @@ class Work:
             keys=p.keys,
             threshold=int(p.dropout * 2**32),
             keep=number(1.0 / (1.0 - p.dropout), p.compute),
-            seed=words(p.seed),
+            seed=high_low(p.seed),
         )
 
     @cached_property
@@ -188,21 +190,21 @@ class Work:
 
     @property
     def precision(self) -> str:
-        """Of products of float32: "tf32" on a device where PyTorch was asked for it, which by default it is not."""
+        """The precision of float32 products: "tf32" if PyTorch was asked, else "ieee"."""
         wanted = self.p.device is not None and self.p.dtype == np.float32
         return "tf32" if wanted and torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
-    def form(self, cut: Cut) -> tiles.Form:
-        """What a kernel is compiled for; a block has no more queries than there are, and a tile no more keys."""
+    def form(self, config: TileConfig) -> tiles.Form:
+        """Return the form of a kernel; blocks and tiles are no larger than the call."""
         p = self.p
         mask = None if self.mask_program is None else lowering.values(self.mask_program)
         score = self.score_function
-        N = min(cut.N, power_of_two(p.n_k))
+        N = min(config.N, power_of_two(p.n_k))
         chunk = min(64, power_of_two(-(-p.n_k // N), 2))
         return tiles.Form(
             REAL=self.real,
             INT=tl.int32 if p.rules.integers is np.int32 else tl.int64,
-            M=min(cut.M, power_of_two(p.n_q)),
+            M=min(config.M, power_of_two(p.n_q)),
             N=N,
             T=chunk,
             D=power_of_two(p.d),
@@ -216,8 +218,8 @@ class Work:
             PRECISION=self.precision,
         )
 
-    def launch(self, kernel: Any, grid: tuple[int, ...], results: Any, cut: Cut, **forms: Any) -> Launch:
-        whole = (forms["F"].M, forms["F"].N) == (cut.M, cut.N)
-        warps = cut.warps if whole else min(cut.warps, 4)
-        options = {"num_warps": warps, "num_stages": cut.stages}
+    def launch(self, kernel: Any, grid: tuple[int, ...], results: Any, config: TileConfig, **forms: Any) -> Launch:
+        whole = (forms["F"].M, forms["F"].N) == (config.M, config.N)
+        warps = config.warps if whole else min(config.warps, 4)
+        options = {"num_warps": warps, "num_stages": config.stages}
         return Launch(kernel, grid, (self.arrays, self.rules, self.call, results), forms, options)

@@ -1,4 +1,4 @@
-"""Derivatives, run: the programs of their rules, their arrays, and sums over what broadcasts."""
+"""Launches of derivatives: programs of rules, arrays, sums over broadcast axes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,25 +13,25 @@ from regard.core.tensors import array, tensor
 from regard.engines.triton.kernels import backward as backward_kernel
 from regard.engines.triton.kernels import jvp as jvp_kernel
 from regard.engines.triton.kernels import jvp_jvp as jvp_jvp_kernel
-from regard.engines.triton.kernels import pairs, tables
+from regard.engines.triton.kernels import tables, tile_derivatives
 from regard.engines.triton.launch.arguments import Work, empty, output
 from regard.engines.triton.launch.forward_launch import forward
-from regard.engines.triton.launch.launching import Launch, lying
-from regard.engines.triton.launch.tuning import Cut, chosen
+from regard.engines.triton.launch.launching import Launch, strided
+from regard.engines.triton.launch.tuning import TileConfig, chosen
 from regard.engines.triton.rules import lowering
 from regard.rules import Node, Program, Table, reading, reads, tangent
 from regard.rules.derivative import multiply
 from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
-AT_ONCE = 2**22  # pairs whose part in tables is kept at once
-BLOCK = 128  # rows, of which any block of queries is a part
+AT_ONCE = 2**22  # pairs whose parts of tables are stored at once
+BLOCK = 128  # rows; every query block divides it
 NONE = Outputs(None, None, None)
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
-    """Tangents of the inputs, of the outputs and of the cotangents; all None for backward itself."""
+class Direction:
+    """Tangents of the inputs, the outputs and the cotangents; all None for backward."""
 
     t: Differential
     d_outputs: Outputs = NONE
@@ -43,23 +43,23 @@ class Way:
 
 
 @dataclass(frozen=True, eq=False)
-class Derivative(Work):
-    """The arguments of the kernels of derivatives: forward's, with more results of the rule."""
+class DerivativeWork(Work):
+    """The arguments of derivative kernels: forward's, with more results of the rule."""
 
-    way: Way | None = None
+    direction: Direction | None = None
     readings: tuple[Node, ...] = ()
 
     @cached_property
     def results(self) -> tuple[Node, ...]:
-        """S, ∂S/∂T, their tangents along a direction, then slopes in readings of tables, and their tangents."""
+        """S, ∂S/∂T, their tangents, then slopes in readings of tables, and their tangents."""
         node = self.p.score_node
         if node is None:
             return ()
         slope, slopes = self.p.rules.score_partials
         nodes = [node, slope, *(slopes[x] for x in self.readings)]
         assert slope is not None
-        if self.way is not None:
-            dots = [tangent(x, self.way.tables) for x in nodes if x is not None]
+        if self.direction is not None:
+            dots = [tangent(x, self.direction.tables) for x in nodes if x is not None]
             return (node, slope, dots[0], dots[1], *(slopes[x] for x in self.readings), *dots[2:])
         return tuple(x for x in nodes if x is not None)
 
@@ -83,58 +83,62 @@ class Derivative(Work):
             positions.append([program.tables.index(leaf.payload), *taken])
         return lowering.values(replace(program, results=program.results[:count]), positions)
 
-    def direction(self, c_row: Array | None = None) -> pairs.Direction:
-        """The tangents; c_row: that of the rows."""
-        way = self.way
-        if way is None:
-            return pairs.Direction(*[None] * 9)
-        t = way.t
-        sink = None if t.sink is None else lying(np.broadcast_to(t.sink, (self.p.heads,)), 0, 0)
+    def tangents(self, c_row: Array | None = None) -> tile_derivatives.DirectionArguments:
+        """Return the tangents as arguments; c_row: that of the rows."""
+        direction = self.direction
+        if direction is None:
+            return tile_derivatives.DirectionArguments(*[None] * 9)
+        t = direction.t
+        sink = None if t.sink is None else strided(np.broadcast_to(t.sink, (self.p.heads,)), 0, 0)
         bias = None if t.bias is None else self.dense(t.bias)
-        return pairs.Direction(
+        return tile_derivatives.DirectionArguments(
             self.matrix(t.query), self.matrix(t.key), self.matrix(t.value), bias, sink,
-            self.rows(way.d_outputs.lse), self.matrix(way.d_ct.out), self.rows(way.d_ct.entropy), self.rows(c_row),
+            self.rows(direction.d_outputs.lse), self.matrix(direction.d_ct.out), self.rows(direction.d_ct.entropy),
+            self.rows(c_row),
         )  # fmt: skip
 
     def over_queries(self, kernel: Any, task: Any, **forms: Any) -> None:
         """Run a kernel that has a program for each block of queries."""
 
-        def launch(cut: Cut) -> Launch:
-            form = self.form(cut)
+        def launch(config: TileConfig) -> Launch:
+            form = self.form(config)
             blocks = -(-self.p.n_q // form.M) * self.p.batch * self.p.heads
-            return self.launch(kernel, (blocks,), task, cut, F=form, **forms)
+            return self.launch(kernel, (blocks,), task, config, F=form, **forms)
 
         chosen(kernel.__name__, self, launch).run()
 
-    def known(self, x: Outputs) -> backward_kernel.Known:
-        return backward_kernel.Known(self.matrix(x.out), self.rows(x.lse), self.rows(x.entropy))
+    def output_arguments(self, x: Outputs) -> backward_kernel.OutputArguments:
+        return backward_kernel.OutputArguments(self.matrix(x.out), self.rows(x.lse), self.rows(x.entropy))
 
 
 def jvp(p: Problem, t: Differential, outputs: Outputs | None = None) -> tuple[Outputs, Outputs]:
     if outputs is None:
         outputs = forward(p, frozenset(["entropy"]))[0]
-    work = Derivative(p, way=Way(t))
-    given = pairs.Given(work.rows(outputs.lse), None, None, None)
+    work = DerivativeWork(p, direction=Direction(t))
+    given = tile_derivatives.RowCotangents(work.rows(outputs.lse), None, None, None)
     d_lse = empty(p, p.shape(p.n_q), p.compute)
     d_entropy = None if outputs.entropy is None else empty(p, p.shape(p.n_q), p.compute)
     found = Outputs(output(p), d_lse, d_entropy)
-    task = jvp_kernel.Task(given, work.direction(), work.known(outputs), *work.known(found))
+    task = jvp_kernel.JvpArguments(
+        given, work.tangents(), work.output_arguments(outputs), *work.output_arguments(found)
+    )
     work.over_queries(jvp_kernel.tangent, task)
     return outputs, found
 
 
 @dataclass(frozen=True, eq=False)
-class Bends(Work):
-    """What the rule gives along `other` beside what it gives along `way`: S˙, (∂S/∂T)˙, and what the tables that vary
-    along `way` add to the second derivative.
+class SecondTangents(Work):
+    """The results of the rule along `other`: S˙, (∂S/∂T)˙, and the part of tables.
+
+    That part is what tables that vary along `direction` add to the second derivative.
     """
 
-    way: Way
-    other: Way
+    direction: Direction
+    other: Direction
 
     @cached_property
     def score_program(self) -> Program | None:
-        p, t, u = self.p, self.way.tables, self.other.tables
+        p, t, u = self.p, self.direction.tables, self.other.tables
         if p.score_node is None:
             return None
         slope, slopes = p.rules.score_partials
@@ -144,51 +148,56 @@ class Bends(Work):
 
 
 def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
-    ways = Way(t, d_t), Way(u, d_u)
-    first, second = (Derivative(p, way=way) for way in ways)
-    bends = Bends(p, *ways)
+    directions = Direction(t, d_t), Direction(u, d_u)
+    first, second = (DerivativeWork(p, direction=direction) for direction in directions)
+    second_tangents = SecondTangents(p, *directions)
     rows = p.shape(p.n_q)
     found = Outputs(
         output(p), empty(p, rows, p.compute), None if outputs.entropy is None else empty(p, rows, p.compute)
     )
-    task = jvp_jvp_kernel.Task(
-        pairs.Given(first.rows(outputs.lse), None, None, None), first.direction(), second.direction(),
-        bends.rules.score, bends.arrays.score, first.known(outputs), *first.known(found),
+    task = jvp_jvp_kernel.JvpJvpArguments(
+        tile_derivatives.RowCotangents(first.rows(outputs.lse), None, None, None), first.tangents(), second.tangents(),
+        second_tangents.rules.score, second_tangents.arrays.score, first.output_arguments(outputs),
+        *first.output_arguments(found),
     )  # fmt: skip
-    first.over_queries(jvp_jvp_kernel.bend, task, BENDS=bends.score_function)
+    first.over_queries(jvp_jvp_kernel.jvp_jvp, task, SCORE_TANGENTS=second_tangents.score_function)
     return found
 
 
-def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) -> Differential:
-    """Gradients; along a way, their tangents."""
-    c, along = p.compute, way is not None
-    work = Derivative(p, way=way)
+def backward(p: Problem, outputs: Outputs, ct: Outputs, direction: Direction | None = None) -> Differential:
+    """Return the gradients, or their tangents along a direction."""
+    c, along = p.compute, direction is not None
+    work = DerivativeWork(p, direction=direction)
     rows = p.shape(p.n_q)
     c_row, c_row_dot = empty(p, rows, c), empty(p, rows, c) if along else None
     d_sink = None if p.sink is None else empty(p, rows, c)
-    given = pairs.Given(work.rows(outputs.lse), work.matrix(ct.out), work.rows(ct.entropy), work.rows(c_row))
+    given = tile_derivatives.RowCotangents(
+        work.rows(outputs.lse), work.matrix(ct.out), work.rows(ct.entropy), work.rows(c_row)
+    )
 
-    def rows_task(to: Array | None, w: Derivative, given: Any) -> None:
-        d = way or Way(Differential())
-        task = backward_kernel.RowsTask(
-            given, w.known(outputs), w.rows(ct.lse), w.direction(), w.known(d.d_outputs), w.rows(d.d_ct.lse),
-            w.rows(to), w.rows(d_sink),
+    def rows_task(to: Array | None, w: DerivativeWork, given: Any) -> None:
+        d = direction or Direction(Differential())
+        task = backward_kernel.RowArguments(
+            given, w.output_arguments(outputs), w.rows(ct.lse), w.tangents(), w.output_arguments(d.d_outputs),
+            w.rows(d.d_ct.lse), w.rows(to), w.rows(d_sink),
         )  # fmt: skip
-        w.over_queries(backward_kernel.rows, task, ALONG=w.way is not None)
+        w.over_queries(backward_kernel.rows, task, ALONG=w.direction is not None)
 
-    rows_task(c_row, Derivative(p), given._replace(c_row=None))
+    rows_task(c_row, DerivativeWork(p), given._replace(c_row=None))
     if along:
         rows_task(c_row_dot, work, given._replace(c_row=None))
-    direction = work.direction(c_row_dot)
+    tangents = work.tangents(c_row_dot)
     dq = empty(p, p.shape(p.n_q, p.d), fits(p, p.query))
     dk, dv = (empty(p, (*p.lead, p.kv_heads, p.n_k, size), fits(p, x)) for size, x in ((p.d, p.key), (p.d_v, p.value)))
-    task = backward_kernel.Task(given, direction, work.matrix(dq), work.matrix(dk), work.matrix(dv), None, None)
+    task = backward_kernel.BackwardArguments(
+        given, tangents, work.matrix(dq), work.matrix(dk), work.matrix(dv), None, None
+    )
     work.over_queries(backward_kernel.query, task, ALONG=along)
 
-    def launch(cut: Cut) -> Launch:
-        form = work.form(cut)
+    def launch(config: TileConfig) -> Launch:
+        form = work.form(config)
         tiles = -(-p.n_k // form.N) * p.batch * p.kv_heads
-        return work.launch(backward_kernel.key_value, (tiles,), task, cut, F=form, ALONG=along)
+        return work.launch(backward_kernel.key_value, (tiles,), task, config, F=form, ALONG=along)
 
     chosen("key_value", work, launch).run()
     return Differential(
@@ -197,17 +206,17 @@ def backward(p: Problem, outputs: Outputs, ct: Outputs, way: Way | None = None) 
         value=fitted(dv, p.value),
         bias=None if p.trained_bias is None else bias_gradient(work, task),
         sink=None if d_sink is None or p.sink is None else sink_gradient(p, d_sink),
-        tables=table_gradients(p, given, direction, way),
+        tables=table_gradients(p, given, tangents, direction),
     )
 
 
 def fits(p: Problem, like: Array) -> Any:
-    """The dtype in which a gradient is written: its own, or that of sums if it has to be summed over a broadcast."""
+    """Return the dtype of a gradient: the input's, or that of sums if it broadcasts."""
     return like.dtype if like.shape[:-3] == p.lead else p.compute
 
 
 def fitted(x: Array, like: Array) -> Array:
-    """A gradient summed over the axes along which its input broadcasts, in the dtype of the input."""
+    """Sum a gradient over its input's broadcast axes, and convert it to its dtype."""
     if x.shape == like.shape and x.dtype == like.dtype:
         return x
     found = tensor(x)
@@ -225,31 +234,34 @@ def sink_gradient(p: Problem, d_sink: Array) -> Array:
     return fitted(array(per_head), p.sink)
 
 
-def bias_gradient(work: Derivative, task: backward_kernel.Task) -> Array:
+def bias_gradient(work: DerivativeWork, task: backward_kernel.BackwardArguments) -> Array:
     p = work.p
     assert p.bias is not None
     full = (*(1,) * (len(p.lead) + 3 - p.bias.ndim), *p.bias.shape)
     total = empty(p, full, p.compute)
     lead = full[:-3] or (1,)
-    lies = lying(total.reshape(*lead, *full[-3:]), len(lead), 2)
+    lies = strided(total.reshape(*lead, *full[-3:]), len(lead), 2)
     heads, rows, cols = full[-3:]
     task = task._replace(dbias=lies, own=(lead, heads, rows, cols, p.batch))
 
-    def launch(cut: Cut) -> Launch:
-        form = work.form(cut)
+    def launch(config: TileConfig) -> Launch:
+        form = work.form(config)
         grid = int(np.prod(lead)) * heads * -(-rows // form.M) * -(-cols // form.N)
-        return work.launch(backward_kernel.bias, (grid,), task, cut, ALONG=work.way is not None, F=form)
+        return work.launch(backward_kernel.bias, (grid,), task, config, ALONG=work.direction is not None, F=form)
 
     chosen("bias", work, launch).run()
     return fitted(array(tensor(total).reshape(p.bias.shape)), p.bias)
 
 
-def table_gradients(p: Problem, given: Any, direction: Any, way: Way | None) -> dict[Table, Array]:
-    """A chunk of rows at a time, sorted by entry and then summed entry by entry: slow, but the same in every run."""
+def table_gradients(p: Problem, given: Any, tangents: Any, direction: Direction | None) -> dict[Table, Array]:
+    """Return the gradients of tables, by chunks of rows.
+
+    Parts are sorted by entry and summed entry by entry: slow, but the same in every run.
+    """
     slopes = p.rules.table_partials
     if not slopes:
         return {}
-    work = Derivative(p, way=way, readings=tuple(slopes))
+    work = DerivativeWork(p, direction=direction, readings=tuple(slopes))
     totals = {
         table: torch.zeros(table.shape, dtype=tensor(np.empty(0, p.compute)).dtype, device=p.device).reshape(-1)
         for table in p.rules.tables
@@ -261,22 +273,25 @@ def table_gradients(p: Problem, given: Any, direction: Any, way: Way | None) -> 
         values = [empty(p, shape, p.compute) for _ in slopes]
         entries = [empty(p, shape, np.int64) for _ in slopes]
         to = tuple(map(work.matrix, values)), tuple(map(work.matrix, entries))
-        task = tables.Task(given, direction, first, *to)
+        task = tables.TableGradientArguments(given, tangents, first, *to)
         chosen("table", work, partial(table_part, work, task, len(rows))).run()
         for leaf, value, entry in zip(slopes, values, entries, strict=True):
             scatter(totals[leaf.payload], leaf.args, tensor(value), tensor(entry))
     return {table: fitted(array(x.reshape(table.shape)), table.array) for table, x in totals.items()}
 
 
-def table_part(work: Derivative, task: tables.Task, rows: int, cut: Cut) -> Launch:
-    p, form, along = work.p, work.form(cut), work.way is not None
+def table_part(work: DerivativeWork, task: tables.TableGradientArguments, rows: int, config: TileConfig) -> Launch:
+    p, form, along = work.p, work.form(config), work.direction is not None
     grid = (-(-rows // form.M), -(-p.n_k // form.N), p.batch * p.heads)
     forms = {"FIRST": 4 if along else 2, "LAST": len(work.results), "ALONG": along}
-    return work.launch(tables.table, grid, task, cut, **forms, F=form)
+    return work.launch(tables.table, grid, task, config, **forms, F=form)
 
 
 def scatter(total: torch.Tensor, indices: Sequence[Node], value: torch.Tensor, entry: torch.Tensor) -> None:
-    """Adds values (..., rows, keys) where they belong; what is one entry for a whole axis is summed over it first."""
+    """Add values (..., rows, keys) to their entries.
+
+    An axis along which all values share an entry is summed first.
+    """
     leaves = reads(*indices)
     for axis, leaf in ((-1, "j"), (-2, "i")):
         if not leaves & {leaf, "s"}:

@@ -1,4 +1,4 @@
-"""Calls of the engine where their arrays are: on a device, copied to one, or on the host for the interpreter."""
+"""Calls on arrays of a device, copied to one, or on the host for the interpreter."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -19,12 +19,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def called(name: str, p: Problem, *given: Any) -> Any:
-    """What a function of the engine gives, for arrays of a device or of the host."""
+    """Call a function of the engine on arrays of a device or of the host."""
     function = FUNCTIONS[name]
     if p.device is not None or INTERPRETED:
         if p.device is None or p.device.type != "cuda":
             return function(p, *given)
-        with torch.cuda.device(p.device):  # on the stream that is current
+        with torch.cuda.device(p.device):  # on the current stream
             return function(p, *given)
     device = torch.device("cuda", torch.cuda.current_device())
     up = lambda x: array(tensor(np.array(x)).to(device))  # noqa: E731
@@ -32,26 +32,26 @@ def called(name: str, p: Problem, *given: Any) -> Any:
     return each(function(there, *each(given, up)), host)
 
 
-def each(x: Any, turn: Callable[[Array], Array]) -> Any:
-    """x with `turn` applied to every array in it."""
+def each(x: Any, convert: Callable[[Array], Array]) -> Any:
+    """Return x with `convert` applied to every array in it."""
     if isinstance(x, np.ndarray):
-        return turn(x)
+        return convert(x)
     if isinstance(x, Differential):
-        tables = {table: turn(a) for table, a in x.tables.items()}
-        arrays = {f.name: each(getattr(x, f.name), turn) for f in fields(x) if f.name != "tables"}
+        tables = {table: convert(a) for table, a in x.tables.items()}
+        arrays = {f.name: each(getattr(x, f.name), convert) for f in fields(x) if f.name != "tables"}
         return Differential(**arrays, tables=tables)
     if isinstance(x, dict):
-        return {key: each(a, turn) for key, a in x.items()}
+        return {key: each(a, convert) for key, a in x.items()}
     if isinstance(x, tuple):
-        found = [each(a, turn) for a in x]
+        found = [each(a, convert) for a in x]
         return type(x)(*found) if hasattr(x, "_fields") else tuple(found)
     if is_dataclass(x) and not isinstance(x, Problem | Statistic):
-        return each_array(x, turn)
+        return each_array(x, convert)
     return x
 
 
 def host(x: Array) -> Array:
-    """The same numbers where NumPy reads them."""
+    """Return an array on the host."""
     return x if device_of(x) is None else array(tensor(x).cpu())
 
 
@@ -75,7 +75,7 @@ def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
     seen |= statistics.second_pass(p, outputs.lse, tuple(s for s in observe if s not in seen))
     if all(s in seen for s in p.observe):
         return outputs, {s: seen[s] for s in p.observe}
-    # What follows from others is a few numbers of each query, and computed on the host.
+    # Statistics that follow from others are a few numbers of each query, and computed on the host.
     made = complete(p, host(outputs.lse), each(seen, host), lambda p: each(forward(p), host))
     if p.device is not None:
         up = lambda x: array(tensor(x).to(p.device))  # noqa: E731
@@ -84,7 +84,7 @@ def forward(p: Problem) -> tuple[Outputs, dict[Statistic, Any]]:
 
 
 def weights(p: Problem, lse: Array, rows: Sequence[int], cols: range) -> Array:
-    """In the dtype of sums; on a device, where NumPy converts nothing, in that of the call."""
+    """Return weights in the call's dtype; on a device, in that of sums."""
     found = statistics.part(p, lse, rows, cols)
     return found if p.device is None else converted(found, p.dtype)
 
@@ -92,7 +92,7 @@ def weights(p: Problem, lse: Array, rows: Sequence[int], cols: range) -> Array:
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    return derivatives.backward(p, outputs, ct, derivatives.Way(t, d_outputs, d_ct))
+    return derivatives.backward(p, outputs, ct, derivatives.Direction(t, d_outputs, d_ct))
 
 
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:

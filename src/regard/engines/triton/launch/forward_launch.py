@@ -1,4 +1,4 @@
-"""Forward, run: how it is cut, its outputs, and what is observed along the way."""
+"""Launches of forward: its key splits, outputs and statistics."""
 
 from dataclasses import replace
 from functools import partial
@@ -10,17 +10,17 @@ from regard.core.problem import Outputs, Problem
 from regard.engines.triton.kernels import forward as kernel
 from regard.engines.triton.launch.arguments import Work, empty, output
 from regard.engines.triton.launch.launching import INTERPRETED, Launch
-from regard.engines.triton.launch.tuning import Cut, chosen
+from regard.engines.triton.launch.tuning import TileConfig, chosen
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PROGRAMS = 264  # at least so many make a large device busy
+PROGRAMS = 264  # enough to fill a large device
 SPLITS = 32
-FEW = 64  # queries: only then keys are split between programs
+FEW = 64  # queries; longer calls do not split keys
 FIELDS = ("lse", "entropy", "max", "argmax", "visible")
 
 
 def splits(p: Problem, M: int, N: int, chunk: int) -> int:
-    """Programs between which the keys of a block of queries are split: where there are fewer blocks than processors."""
+    """Return the number of key splits: more than 1 where blocks do not fill a device."""
     blocks = -(-p.n_q // M) * p.batch * p.heads
     parts = -(-p.n_k // (N * chunk)) if chunk else -(-p.n_k // N)
     wanted = min(SPLITS, PROGRAMS // max(blocks, 1), parts)
@@ -28,7 +28,7 @@ def splits(p: Problem, M: int, N: int, chunk: int) -> int:
 
 
 def forward(p: Problem, names: frozenset[str] = frozenset()) -> tuple[Outputs, dict[str, Array]]:
-    """Outputs, and what is asked for of "entropy", "max", "argmax" and "visible"."""
+    """Return the outputs, and those of "entropy", "max", "argmax", "visible" in names."""
     found = {"lse": empty(p, p.shape(p.n_q), p.compute)}
     for name in names:
         found[name] = empty(p, p.shape(p.n_q), np.int64 if name in ("argmax", "visible") else p.compute)
@@ -41,19 +41,21 @@ def forward(p: Problem, names: frozenset[str] = frozenset()) -> tuple[Outputs, d
     return Outputs(out, found["lse"], found.get("entropy")), found
 
 
-def launch(work: Work, out: Array, found: dict[str, Array], cut: Cut) -> Launch:
-    """The kernel of a call; the one that merges follows where keys are split."""
-    p, form = work.p, work.form(cut)
+def launch(work: Work, out: Array, found: dict[str, Array], config: TileConfig) -> Launch:
+    """Return the launch of a call, followed by a merge if keys are split."""
+    p, form = work.p, work.form(config)
     if p.n_q <= FEW and not INTERPRETED:
         form = form._replace(T=min(form.T, 16))
     count = splits(p, form.M, form.N, form.T if form.BOUNDS else 0)
     blocks = -(-p.n_q // form.M) * p.batch * p.heads
-    wishes = kernel.Wishes("entropy" in found, "argmax" in found, "visible" in found, count)
+    options = kernel.ForwardOptions("entropy" in found, "argmax" in found, "visible" in found, count)
     parts = columns = None
     if count > 1:
         parts = work.per_head(empty(p, (blocks * count * form.M * (form.V + 3),), p.compute), 0)
         columns = work.per_head(empty(p, (blocks * count * form.M * 2,), np.int64), 0)
-    results = kernel.Results(*(work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns))
-    merge = work.launch(kernel.merge, (blocks,), results, cut, F=form, W=wishes)
-    one = work.launch(kernel.forward, (blocks, count), results, cut, F=form, W=wishes)
+    results = kernel.ForwardResults(
+        *(work.matrix(out), *(work.rows(found.get(name)) for name in FIELDS), parts, columns)
+    )
+    merge = work.launch(kernel.merge, (blocks,), results, config, F=form, W=options)
+    one = work.launch(kernel.forward, (blocks, count), results, config, F=form, W=options)
     return replace(one, then=(merge,) if count > 1 else ())

@@ -1,4 +1,4 @@
-"""Addresses, arguments and launches: on a device, on Triton's interpreter, and for a target that is not there.
+"""Pointers, strides and launches, on a device or on Triton's interpreter.
 
 An array of the call is a NumPy array whose memory may be a device's; nothing here reads it.
 """
@@ -14,16 +14,16 @@ import triton
 from triton.runtime.errors import OutOfResources
 
 from regard.core.tensors import NUMPY
-from regard.engines.triton.kernels.addresses import Array as Lying
+from regard.engines.triton.kernels.addresses import StridedArray
 
 Array = np.ndarray[Any, np.dtype[Any]]
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-TORCH = {dtype: kind for kind, dtype in NUMPY.items()} | {np.dtype(bool): torch.uint8}
+TORCH = {dtype: tensor_dtype for tensor_dtype, dtype in NUMPY.items()} | {np.dtype(bool): torch.uint8}
 
 
 @dataclass(frozen=True)
-class Pointer:
-    """What Triton takes for a tensor: an address and a dtype. `array` keeps the memory."""
+class DevicePointer:
+    """A tensor as Triton takes it: an address and a dtype; `array` owns the memory."""
 
     address: int
     dtype: torch.dtype
@@ -36,27 +36,28 @@ class Pointer:
 def pointer(x: Array) -> Any:
     address, dtype = x.__array_interface__["data"][0], TORCH[x.dtype]
     if not INTERPRETED:
-        return Pointer(address, dtype, x)
+        return DevicePointer(address, dtype, x)
     if not x.size:
         return torch.empty(1, dtype=dtype)
-    # The interpreter takes tensors alone; this one has the address and knows of a single element.
+    # The interpreter takes tensors alone; this one has the address and a single element.
     memory = (ctypes.c_char * x.itemsize).from_address(address)
     tensor = torch.frombuffer(memory, dtype=dtype)
     tensor.array = x
     return tensor
 
 
-def lying(x: Array, lead: int, tail: int) -> Lying:
-    """x (*lead, h, ...) with up to two axes after the heads, of which `tail` are there."""
+def strided(x: Array, lead: int, tail: int) -> StridedArray:
+    """Return address and strides of x (*lead, h, ...), `tail` axes after the heads."""
     steps = [0 if size == 1 else step // x.itemsize for size, step in zip(x.shape, x.strides, strict=True)]
     rest = [*steps[lead + 1 : lead + 1 + tail], 0, 0]
-    return Lying(pointer(x), tuple(steps[:lead]), steps[lead], rest[0], rest[1])
+    return StridedArray(pointer(x), tuple(steps[:lead]), steps[lead], rest[0], rest[1])
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with its arguments, ready to run. options: warps and stages. then: what follows it. instead: what runs
-    where this takes more memory than a block may share.
+    """A kernel with its arguments, ready to run.
+
+    options: warps and stages. then: launches that follow. instead: what runs where shared memory does not suffice.
     """
 
     kernel: Any
@@ -85,8 +86,9 @@ class Launch:
             one.run()
 
     def compile(self, capability: int) -> Any:
-        """The kernel as a device of this capability (80, 90, 100), which need not be there, would be given it: numbers
-        that are 1 and what is a multiple of 16 are known to it.
+        """Compile the kernel for a compute capability (80, 90, 100), without a device.
+
+        As in a launch, it is specialized for numbers that are 1 or multiples of 16.
         """
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource, make_backend

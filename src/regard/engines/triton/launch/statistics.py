@@ -1,4 +1,4 @@
-"""Statistics that need the weights themselves: a chunk of rows at a time, so that memory is O(n), summed in order."""
+"""Statistics that need the weights: chunks of rows, in O(n) memory and in order."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -14,14 +14,14 @@ from regard.engines.triton.kernels import weights
 from regard.engines.triton.launch import tuning
 from regard.engines.triton.launch.arguments import Work, empty, numbers
 from regard.engines.triton.launch.launching import Launch, pointer
-from regard.engines.triton.launch.tuning import Cut
+from regard.engines.triton.launch.tuning import TileConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
-AT_ONCE = 2**24  # weights
+AT_ONCE = 2**24  # weights in memory
 
 
 def part(p: Problem, lse: Array | None, rows: Sequence[int], cols: range) -> Array:
-    """The weights, or without lse the scores, of some rows and columns: (..., h, rows, cols)."""
+    """Return weights (..., h, rows, cols) of a part; without lse, scores."""
     out = empty(p, p.shape(len(rows), len(cols)), p.compute)
     if not out.size:
         return out
@@ -29,17 +29,17 @@ def part(p: Problem, lse: Array | None, rows: Sequence[int], cols: range) -> Arr
     chosen = numbers(rows, p.device)
     asked = weights.Part(work.rows(lse), pointer(chosen), cols.start, cols.step, len(rows), len(cols), work.matrix(out))
 
-    def launch(cut: Cut) -> Launch:
-        form = work.form(cut)
+    def launch(config: TileConfig) -> Launch:
+        form = work.form(config)
         grid = (-(-len(rows) // form.M) * p.batch * p.heads, -(-len(cols) // form.N))
-        return work.launch(weights.part, grid, asked, cut, F=form)
+        return work.launch(weights.part, grid, asked, config, F=form)
 
     tuning.chosen("part", work, launch).run()
     return out
 
 
 def chunks(p: Problem, lse: Array | None) -> Iterator[tuple[range, torch.Tensor]]:
-    """All rows, as many at once as memory allows, with their weights or scores."""
+    """Yield chunks of rows, as large as memory allows, with their weights or scores."""
     size = max(1, AT_ONCE // max(1, p.n_k * p.batch * p.heads))
     for first in range(0, p.n_q, size):
         rows = range(first, min(first + size, p.n_q))
@@ -76,7 +76,7 @@ def add_received(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: 
 
 
 def add_diagonals(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
-    """Every row turned round and moved one further than the one above, so that diagonals stand in columns."""
+    """Add sums along diagonals: of reversed and shifted rows they are columns."""
     if not p.n_k:
         return
     n, width = len(rows), p.n_k + len(rows) - 1
@@ -84,7 +84,7 @@ def add_diagonals(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total:
     total[..., rows.start : rows.start + width] += moved.sum(-2)
 
 
-def add_cells(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
+def add_pooled(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: torch.Tensor) -> None:
     edges, columns = bin_edges(s.of[0], p.n_q).tolist(), bin_edges(s.of[1], p.n_k).tolist()
     if not p.n_k:
         return
@@ -98,11 +98,11 @@ def add_cells(p: Problem, s: Statistic, rows: range, P: torch.Tensor, total: tor
             total[..., r, :] = torch.maximum(total[..., r, :], found) if largest else total[..., r, :] + found
 
 
-ADD = {"received": add_received, "profile": add_diagonals, "pooled": add_cells}
+ADD = {"received": add_received, "profile": add_diagonals, "pooled": add_pooled}
 
 
 def top(p: Problem, lse: Array, k: int) -> Top:
-    """The largest scores, ties to the lowest key; absent ones have weight 0 and index −1."""
+    """Return the k largest weights, ties to the lowest key; absent ones are 0 at −1."""
     values = tensor(empty(p, p.shape(p.n_q, k), p.compute)).fill_(0)
     indices = tensor(empty(p, p.shape(p.n_q, k), np.int64)).fill_(-1)
     log_sum = tensor(lse)[..., None]

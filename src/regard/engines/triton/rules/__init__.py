@@ -1,1 +1,1 @@
-"""Rules as Triton functions: `lowering` has their values, `bounds` their bounds over tiles."""
+"""Rules as Triton functions: `lowering` has values, `bounds` bounds over tiles."""

@@ -1,4 +1,4 @@
-"""Bounds of rules as Triton functions: whether a tile holds nothing visible, or nothing hidden.
+"""Bounds of rules as Triton functions, for tiles with nothing visible or hidden.
 
 The intervals of `regard.rules.intervals`, for what masks are made of: integers and comparisons. What has none here is
 *unknown*, which is always sound. An interval is the names of two values, its least and its greatest, both included; of
@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
-from regard.engines.triton.rules.lowering import TYPES, function, kinds_of, literal, number
+from regard.engines.triton.rules.lowering import TYPES, function, literal, number, table_types
 from regard.rules import Instruction, Node, Program, Ranges, intervals, order
 
 ARGUMENTS = (
     "b, h, i_lo, i_hi, j_lo, j_hi, keys, mask_rule, score_rule, "
-    "SPAN: tl.constexpr, REAL: tl.constexpr, INT: tl.constexpr"
+    "REACH: tl.constexpr, REAL: tl.constexpr, INT: tl.constexpr"
 )
 Interval = tuple[str, str] | None
-LIMIT = 2**62  # of integers that surely did not wrap
-ROWS = 2  # of a table that a tile may reach, along an axis that is not its last
+LIMIT = 2**62  # integers below it surely did not wrap
+ROWS = 2  # of a table that a tile may reach, along an axis before its last
 
 
 class Emitter:
-    """Lines of the function so far; `of` maps each instruction to its interval."""
+    """The lines of a function; `of` holds the interval of each instruction."""
 
     def __init__(self, prefix: str, rule: str, program: tuple[Instruction, ...], tables: Any, unsure: frozenset[int]):
         self.prefix, self.rule, self.program, self.tables, self.unsure = prefix, rule, program, tables, unsure
@@ -74,7 +74,7 @@ class Emitter:
         return None if rule is None or (x.kind == "bool" and x.op not in LOGICAL) else rule(self, *known)
 
     def connective(self, sign: str, given: Sequence[Interval]) -> Interval:
-        """Of two booleans, of which one may be unknown: then only one of the ends says anything."""
+        """Return the interval of & or |; with one operand unknown, one end alone is known."""
         known = [y for y in given if y is not None]
         if not known:
             return None
@@ -85,13 +85,15 @@ class Emitter:
         a, b = known[0]
         return self.both(f"{a} {sign} {unknown[0]}", f"{b} {sign} {unknown[1]}")
 
-    def where(self, kind: str, given: Sequence[Interval]) -> Interval:
+    def where(self, value_type: str, given: Sequence[Interval]) -> Interval:
         condition, a, b = given
         if a is None or b is None:
             return None
         c = condition or self.both("tl.full([], 0, tl.int1)", "tl.full([], 1, tl.int1)")
         assert c is not None
-        low, high = ("{0} & {1}", "{0} | {1}") if kind == "bool" else ("tl.minimum({0}, {1})", "tl.maximum({0}, {1})")
+        low, high = (
+            ("{0} & {1}", "{0} | {1}") if value_type == "bool" else ("tl.minimum({0}, {1})", "tl.maximum({0}, {1})")
+        )
         pick = "tl.where({0}, {2}, tl.where({1}, {4}, {3}))"
         return self.both(
             pick.format(*c, a[0], b[0], low.format(a[0], b[0])), pick.format(*c, a[1], b[1], high.format(a[1], b[1]))
@@ -112,19 +114,22 @@ class Emitter:
         )
 
     def gather(self, x: Instruction) -> Interval:
-        """One value where the indices are one; else what a span of the last axis holds, in up to two rows."""
+        """Return the interval of a look-up.
+
+        One entry where the indices are one; else the extremes along the last axis, in up to two rows.
+        """
         given = [self.of[n] for n in x.operands]
-        kind, rank = self.tables[x.slot]
-        if kind == "float":
+        value_type, rank = self.tables[x.slot]
+        if value_type == "float":
             return None
         table = f"rule.tables[{x.slot}]"
-        read = "({0} != 0)" if kind == "bool" else "{0}.to(INT)"
+        read = "({0} != 0)" if value_type == "bool" else "{0}.to(INT)"
         if any(y is None for y in given):
-            return self.whole(kind, table)
+            return self.whole(value_type, table)
         known: Any = given
-        spans = [n for n, (lo, hi) in enumerate(known) if lo != hi]
+        wide_axes = [n for n, (lo, hi) in enumerate(known) if lo != hi]
         ends = [
-            tuple(self.name(f"clamp({end}, {table}.sizes[{n}])") for end in (y if n in spans else y[:1]))
+            tuple(self.name(f"clamp({end}, {table}.sizes[{n}])") for end in (y if n in wide_axes else y[:1]))
             for n, y in enumerate(known)
         ]
 
@@ -134,38 +139,38 @@ class Emitter:
                 at = f"({at}) * {table}.sizes[{n}] + {index}" if n else index
             return at
 
-        if not spans:
+        if not wide_axes:
             return self.point(read.format(f"tl.load({table}.ptr + {flat([e[0] for e in ends])})"))
-        if len(spans) > 2 or spans[-1] != rank - 1:
-            return self.whole(kind, table)
+        if len(wide_axes) > 2 or wide_axes[-1] != rank - 1:
+            return self.whole(value_type, table)
         first, last = ends[-1]
-        fits = f"({last} - {first} < SPAN)"
+        fits = f"({last} - {first} < REACH)"
         rows = [[e[0] for e in ends[:-1]]]
-        if len(spans) == 2:
+        if len(wide_axes) == 2:
             rows.append([e[-1] for e in ends[:-1]])
-            lo, hi = ends[spans[0]]
+            lo, hi = ends[wide_axes[0]]
             fits += f" & ({hi} - {lo} < {ROWS})"
         found = []
         for row in rows:
             begin = self.name(flat([*row, first]))
             found += [
-                self.name(f"{name}_of({table}.ptr, {begin}, {last} - {first}, SPAN)") for name in ("least", "greatest")
+                self.name(f"{name}_of({table}.ptr, {begin}, {last} - {first}, REACH)") for name in ("least", "greatest")
             ]
         low = found[0] if len(rows) == 1 else self.name(f"tl.minimum({found[0]}, {found[2]})")
         high = found[1] if len(rows) == 1 else self.name(f"tl.maximum({found[1]}, {found[3]})")
-        if kind == "bool":
+        if value_type == "bool":
             return self.both(f"({low} != 0) & {fits}", f"({high} != 0) | ~({fits})")
         return self.both(
             f"tl.where({fits}, {low}, {table}.least).to(INT)", f"tl.where({fits}, {high}, {table}.greatest).to(INT)"
         )
 
-    def whole(self, kind: str, table: str) -> Interval:
-        if kind == "bool":
+    def whole(self, value_type: str, table: str) -> Interval:
+        if value_type == "bool":
             return None
         return self.both(f"tl.full([], {table}.least, INT)", f"tl.full([], {table}.greatest, INT)")
 
     def hidden(self, n: int) -> str | None:
-        """Whether a score is surely −∞; None: it never is."""
+        """Return an expression that is true where a score is surely −∞; None: it never is."""
         x = self.program[n]
         if x.kind == "float" and x.op in ("number", "literal") and self.of[n] is not None:
             return f"surely_hidden({self.of[n][0]})"  # type: ignore[index]
@@ -181,7 +186,7 @@ class Emitter:
 
 
 def _extremes(make: str) -> Callable[..., Interval]:
-    """Least and greatest of what `make` gives at the ends."""
+    """Return the rule of an operation whose extremes lie at the ends."""
 
     def rule(e: Emitter, *given: tuple[str, str]) -> Interval:
         corners = [""]
@@ -236,7 +241,7 @@ RULES: dict[str, Callable[..., Interval]] = {
     "invert": _not,
     "int": lambda e, x: e.both(f"{x[0]}.to(INT)", f"{x[1]}.to(INT)"),
 }
-LOGICAL = ("less", "less_equal", "equal", "not_equal", "invert")  # those whose result is a boolean
+LOGICAL = ("less", "less_equal", "equal", "not_equal", "invert")  # with a boolean result
 POINTS = {
     "add": "{0} + {1}", "subtract": "{0} - {1}", "multiply": "{0} * {1}", "negative": "-{0}",
     "floor_divide": "floor_divide({0}, {1})", "less": "{0} < {1}", "less_equal": "{0} <= {1}",
@@ -244,7 +249,7 @@ POINTS = {
 
 
 def bounds(p: Problem) -> Any:
-    """A function that says of a tile, or of each of several, whether it holds nothing and whether it hides nothing.
+    """Return a function of tiles: which hold nothing visible, and which hide nothing.
 
     None: the rules of the call never say so.
     """
@@ -255,11 +260,11 @@ def bounds(p: Problem) -> Any:
 
 def _parts(p: Problem, node: Node) -> Any:
     program = Program.of([node])
-    return program.instructions, program.results[0], kinds_of(program), _unsure(p, node)
+    return program.instructions, program.results[0], table_types(program), _unsure(p, node)
 
 
 def _unsure(p: Problem, node: Node) -> frozenset[int]:
-    """The integers that may wrap somewhere in the call: of them the device knows nothing."""
+    """Return the integers that may wrap in the call, whose bounds are unknown."""
     if p.rules.integers is np.int32:
         return frozenset()
     near, nodes = 2**16, order([node])

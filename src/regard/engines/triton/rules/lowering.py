@@ -1,7 +1,7 @@
-"""Rules as Triton functions: their values in a tile, and the bounds by which tiles are skipped or not masked.
+"""Rules as Triton functions of their values in a tile.
 
 A `Program` becomes the source of one function whose every line is an instruction; the numbers, tables and dense arrays
-that it reads are arguments. Sources are kept in `linecache`, so that `inspect` and tracebacks show them.
+that it reads are arguments. Sources are stored in `linecache`, so that `inspect` and tracebacks show them.
 """
 
 import functools
@@ -17,7 +17,7 @@ from regard.engines.triton.language import functions
 from regard.rules import Instruction, Program
 
 LEAVES = ("b", "h", "i", "j", "s", "ds")
-ARGUMENTS = "b, h, i, j, s, ds, keys, rule, dense, cell, REAL: tl.constexpr, INT: tl.constexpr"
+ARGUMENTS = "b, h, i, j, s, ds, keys, rule, dense, tile, REAL: tl.constexpr, INT: tl.constexpr"
 
 OPERATIONS: dict[str, str] = {
     "where": "tl.where({0}, {1}, {2})",
@@ -54,7 +54,7 @@ TYPES = {"bool": "tl.int1", "int": "INT", "float": "REAL"}
 
 
 def function(name: str, arguments: str, lines: Sequence[str], result: str) -> Any:
-    """The jitted function of this source; the name holds a digest of it, for Triton's caches go by names."""
+    """Return a source's jitted function, named by a digest for Triton's caches."""
     body = "\n".join(f"    {line}" for line in (*lines, f"return {result}"))
     return _function(name, arguments, body)
 
@@ -71,15 +71,17 @@ def _function(name: str, arguments: str, body: str) -> Any:
 
 
 def values(program: Program, positions: Sequence[Sequence[int]] = ()) -> Any:
-    """A function of the program's results at a place, as a tuple.
+    """Return a function that gives the program's results in a tile, as a tuple.
 
-    positions: for each of some tables' readings, the instructions that compute its indices, headed by the table's slot;
-    where in the table they read follows the results.
+    positions: for some readings of tables, the table's slot and the instructions of its indices. Their positions in the
+    table follow the results.
     """
-    return _values(tuple(program.instructions), tuple(program.results), kinds_of(program), tuple(map(tuple, positions)))
+    return _values(
+        tuple(program.instructions), tuple(program.results), table_types(program), tuple(map(tuple, positions))
+    )
 
 
-def kinds_of(program: Program) -> tuple[tuple[str, int], ...]:
+def table_types(program: Program) -> tuple[tuple[str, int], ...]:
     return tuple((table.kind, len(table.shape)) for table in program.tables)
 
 
@@ -103,7 +105,7 @@ def _value(x: Instruction) -> str:
         read = f"tl.load(rule.tables[{x.slot}].ptr + {_position(x.slot, names)})"
         return f"{read} != 0" if x.kind == "bool" else f"{read}.to({type})"
     if x.op == "dense":
-        return f"load_cell(dense[{x.slot}], cell) != 0"
+        return f"load_dense(dense[{x.slot}], tile) != 0"
     if x.op == "keys":
         return "tl.full([], keys, INT)"
     if x.op in LEAVES:
@@ -125,7 +127,7 @@ def literal(value: Any) -> str:
 
 
 def _position(slot: int, indices: Sequence[str]) -> str:
-    """Row-major, in 64 bits only where a table asks for it."""
+    """Return the row-major position of clamped indices, in the integers of the call."""
     flat = "0"
     for axis, index in enumerate(indices):
         size = f"rule.tables[{slot}].sizes[{axis}]"

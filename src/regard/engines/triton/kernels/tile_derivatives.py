@@ -1,4 +1,4 @@
-"""What derivatives know of the pairs of a tile.
+"""Tangents and gradients of the scores of a tile.
 
 A dot after a name is a tangent; a name that begins with d is a gradient.
 
@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.engines.triton.kernels.addresses import head_of, kept, load_cell, load_matrix, load_rows
+from regard.engines.triton.kernels.addresses import dropout_mask, head_of, load_dense, load_matrix, load_rows
 from regard.engines.triton.kernels.forward import finite
 from regard.engines.triton.kernels.tiles import dot, scores
 from regard.engines.triton.language.functions import real
 
 
-class Given(NamedTuple):
-    """What forward found, lse, and what is differentiated: the cotangents dO and dH, and c_row of each query. None is
-    0."""
+class RowCotangents(NamedTuple):
+    """The lse, and the cotangents dO, dH and c_row of each query; None is 0."""
 
     lse: Any
     dO: Any
@@ -27,8 +26,8 @@ class Given(NamedTuple):
     c_row: Any
 
 
-class Direction(NamedTuple):
-    """Tangents of the inputs; of lse, c_row and the cotangents along them. None does not vary."""
+class DirectionArguments(NamedTuple):
+    """Tangents of the inputs, lse, c_row and the cotangents; None does not vary."""
 
     q: Any
     k: Any
@@ -41,8 +40,8 @@ class Direction(NamedTuple):
     c_row: Any
 
 
-class Block(NamedTuple):
-    """A block of rows: matrices and numbers of each query."""
+class QueryOperands(NamedTuple):
+    """The matrices and numbers of a query block, with their tangents."""
 
     q: Any
     dO: Any
@@ -56,8 +55,8 @@ class Block(NamedTuple):
     c_row_dot: Any
 
 
-class Tile(NamedTuple):
-    """A tile of keys."""
+class KeyOperands(NamedTuple):
+    """The K and V of a tile, with their tangents."""
 
     k: Any
     v: Any
@@ -65,8 +64,8 @@ class Tile(NamedTuple):
     v_dot: Any
 
 
-class OfQueries(NamedTuple):
-    """What a block x of queries is given, whatever the tile of keys."""
+class QueryContext(NamedTuple):
+    """The state of a loop over tiles of keys, for one query block x."""
 
     call: Any
     arrays: Any
@@ -76,8 +75,8 @@ class OfQueries(NamedTuple):
     x: Any
 
 
-class Scores(NamedTuple):
-    """T and S, their tangents if ALONG a direction, which pairs are visible, and all that the score rule gives."""
+class TileScores(NamedTuple):
+    """T and S, their tangents if ALONG a direction, and all results of the score rule."""
 
     T: Any
     T_dot: Any
@@ -87,9 +86,10 @@ class Scores(NamedTuple):
     found: Any
 
 
-class Pairs(NamedTuple):
-    """found: all that the score rule gives. PD lacks the factor 1 / (1 − p), as sums of it get it at the end. Those
-    with a dot are there ALONG a direction.
+class TileGradients(NamedTuple):
+    """The gradients of the pairs of a tile; those with a dot if ALONG a direction.
+
+    found: all results of the score rule. PD lacks the factor 1 / (1 − p), which its sums get at the end.
     """
 
     visible: Any
@@ -119,9 +119,9 @@ def rows_or_none(x, call, rows, REAL: tl.constexpr):
 
 
 @triton.jit
-def block_of(arrays, call, g, t, rows, F: tl.constexpr):
+def query_operands(arrays, call, g, t, rows, F: tl.constexpr):
     b, h, r, inside = rows.batch, rows.head, rows.r, rows.inside
-    return Block(
+    return QueryOperands(
         matrix_or_none(arrays.q, call, b, h, r, inside, call.d, F.D),
         matrix_or_none(g.dO, call, b, h, r, inside, call.d_v, F.V),
         rows_or_none(g.lse, call, rows, F.REAL),
@@ -136,9 +136,9 @@ def block_of(arrays, call, g, t, rows, F: tl.constexpr):
 
 
 @triton.jit
-def tile_of(arrays, call, t, batch, kv, keys, F: tl.constexpr):
+def key_operands(arrays, call, t, batch, kv, keys, F: tl.constexpr):
     c, inside = keys.c, keys.inside
-    return Tile(
+    return KeyOperands(
         matrix_or_none(arrays.k, call, batch, kv, c, inside, call.d, F.D),
         matrix_or_none(arrays.v, call, batch, kv, c, inside, call.d_v, F.V),
         matrix_or_none(t.k, call, batch, kv, c, inside, call.d, F.D),
@@ -148,7 +148,7 @@ def tile_of(arrays, call, t, batch, kv, keys, F: tl.constexpr):
 
 @triton.jit
 def products(a, x, b, y, F: tl.constexpr):
-    """a xᵀ + b yᵀ, where one of a term is None it is 0; None if both are."""
+    """Return a xᵀ + b yᵀ; a term with a None is 0, and two such terms give None."""
     if a is None or x is None:
         if b is None or y is None:
             return None
@@ -161,9 +161,12 @@ def products(a, x, b, y, F: tl.constexpr):
 
 
 @triton.jit
-def moving(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    """The scores of a block x and a tile y. Along a direction the rule gives S, ∂S/∂T, S˙, (∂S/∂T)˙ and what else was
-    asked for.
+def tangent_scores(
+    call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr
+):
+    """Return the scores of a query block x and a tile y, and their tangents.
+
+    Along a direction the rule gives S, ∂S/∂T, S˙, (∂S/∂T)˙, and then what else was asked for.
     """
     scale = real(call.scale, F.REAL)
     T = products(x.q, y.k, None, None, F) * scale
@@ -178,14 +181,14 @@ def moving(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG
         if F.SCORE is not None:
             S_dot = tl.broadcast_to(found[2].to(F.REAL), T.shape)
         if t.bias is not None:
-            S_dot += load_cell(t.bias, (call, rows, keys)).to(F.REAL)
+            S_dot += load_dense(t.bias, (call, rows, keys)).to(F.REAL)
         S_dot = tl.where(visible, S_dot, 0.0)
-    return Scores(T, T_dot, S, S_dot, visible, found)
+    return TileScores(T, T_dot, S, S_dot, visible, found)
 
 
 @triton.jit
 def through(found, n: tl.constexpr, x, visible, F: tl.constexpr):
-    """x · (what the rule gives at n), a derivative of the rule (without a rule: 1)."""
+    """Return x times the rule's result n, a derivative; x if there is no rule."""
     if F.SCORE is None:
         return x
     else:
@@ -193,16 +196,18 @@ def through(found, n: tl.constexpr, x, visible, F: tl.constexpr):
 
 
 @triton.jit
-def pairs_of(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr):
-    """The gradients of the pairs of a block x and a tile y."""
-    s = moving(call, arrays, rules, t, x, y, rows, keys, MASKED, ALONG, F)
+def tile_gradients(
+    call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALONG: tl.constexpr, F: tl.constexpr
+):
+    """Return the gradients of the pairs of a query block x and a tile y."""
+    s = tangent_scores(call, arrays, rules, t, x, y, rows, keys, MASKED, ALONG, F)
     S, visible, found = s.S, s.visible, s.found
     logP = tl.where(visible, S - finite(x.lse), 0.0)
     P = tl.where(visible, tl.exp(logP), 0.0)
     c, PD = x.c_row, P
     G = products(x.dO, y.v, None, None, F)
     if F.DROPOUT:
-        D = kept(call, rows, keys)
+        D = dropout_mask(call, rows, keys)
         PD = tl.where(D, P, 0.0)
         if G is not None:
             G = tl.where(D, G * real(call.keep, F.REAL), 0.0)
@@ -230,4 +235,4 @@ def pairs_of(call, arrays, rules, t, x, y, rows, keys, MASKED: tl.constexpr, ALO
         dT_dot = through(found, 1, dS_dot, visible, F)
         if F.SCORE is not None:
             dT_dot += through(found, 3, dS, visible, F)
-    return Pairs(visible, found, PD, dS, dT, PD_dot, dS_dot, dT_dot)
+    return TileGradients(visible, found, PD, dS, dT, PD_dot, dS_dot, dT_dot)

@@ -1,0 +1,72 @@
+/** The matrices of one head, and the scores of one query, from what a saved file holds: as the server tells them. */
+
+import type { Matrix } from "../data";
+import type { ComputedWeights } from "./weights";
+
+const six = (x: number): number | null => (Number.isFinite(x) ? Number(x.toPrecision(6)) : null);
+
+export function matricesOf(weights: ComputedWeights): Matrix[] {
+  const { n_q, n_k, d, scale, lse } = weights;
+  const made = (n: number, width: number, of: (r: number, c: number) => number): (number | null)[][] =>
+    Array.from({ length: n }, (_, r) => Array.from({ length: width }, (__, c) => six(of(r, c))));
+  const usual = Math.abs(scale * Math.sqrt(d) - 1) < 1e-6;
+  const raw = scale === 1 ? "S" : "R";
+  const matrices: Matrix[] = [
+    { name: "queries", symbol: "Q", tensor: "Q[i,a]", formula: "", values: made(n_q, d, (i, a) => weights.q[i * d + a]) },
+    { name: "keys", symbol: "K", tensor: "K[j,a]", formula: "", values: made(n_k, d, (j, a) => weights.k[j * d + a]) },
+  ];
+  const held = weights.values();
+  if (held) {
+    const values = made(n_k, held.d_v, (j, b) => held.v[j * held.d_v + b]);
+    matrices.push({ name: "values", symbol: "V", tensor: "V[j,b]", formula: "", values });
+  }
+  matrices.push({
+    name: "raw scores",
+    symbol: raw,
+    tensor: `${raw}[i,j]`,
+    formula: `${raw}[i,j] = Q[i,a] K[j,a]`,
+    values: made(n_q, n_k, (i, j) => weights.dot(i, j)),
+  });
+  const scores = { symbol: "S", tensor: "S[i,j]" };
+  if (scale !== 1) {
+    const formula = `S[i,j] = ${usual ? `R[i,j] / √${d}` : `${six(scale)} · R[i,j]`}`;
+    matrices.push({ name: "scaled", ...scores, formula, values: made(n_q, n_k, (i, j) => scale * weights.dot(i, j)) });
+  }
+  if (weights.head.causal) {
+    const values = made(n_q, n_k, (i, j) => (weights.sees(i, j) ? scale * weights.dot(i, j) : -Infinity));
+    matrices.push({ name: "masked", ...scores, formula: "S ← −∞ unless causal", values });
+  }
+  matrices.push(
+    { name: "lse", symbol: "lse", tensor: "lse[i]", formula: "lse[i] = log Σ_j exp S[i,j]", values: made(n_q, 1, (i) => lse[i]) },
+    {
+      name: "softmax",
+      symbol: "P",
+      tensor: "P[i,j]",
+      formula: "P[i,j] = exp(S[i,j] − lse[i])",
+      values: made(n_q, n_k, (i, j) => weights.weight(i, j) || 0),
+    },
+  );
+  if (held) {
+    const { v, d_v } = held;
+    const out = (i: number, b: number): number => {
+      let sum = 0;
+      for (let j = 0; j < n_k; j++) sum += (weights.weight(i, j) || 0) * v[j * d_v + b];
+      return sum;
+    };
+    const formula = "O[i,b] = P[i,j] V[j,b]";
+    matrices.push({ name: "output", symbol: "O", tensor: "O[i,b]", formula, values: made(n_q, d_v, out) });
+  }
+  return matrices;
+}
+
+/** Scores of query i before and after the mask, and its weights: three rows of n_k. */
+export function scoresOf(weights: ComputedWeights, i: number): Float32Array {
+  const { n_k, scale } = weights;
+  return Float32Array.from({ length: 3 * n_k }, (_, at) => {
+    const j = at % n_k;
+    const score = scale * weights.dot(i, j);
+    if (at < n_k) return score;
+    if (at < 2 * n_k) return weights.sees(i, j) ? score : -Infinity;
+    return weights.sees(i, j) ? weights.weight(i, j) : 0;
+  });
+}

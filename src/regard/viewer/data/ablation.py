@@ -1,0 +1,84 @@
+"""The example model without one of its heads: the loss of a text, and the odds of the next token."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.examplemodel import ExampleModel, Trace
+from regard.interpret.examplemodel.model import Replacement
+from regard.viewer.scene.labels import byte_label
+from regard.viewer.scene.scenes import Head, Scene
+from regard.viewer.scene.sources import Settings
+
+LIKELIEST = 5
+"""Next tokens that are listed, of each of two runs."""
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """A head, and the nats of each byte after the first without it: (n − 1,)."""
+
+    layer: int
+    head: int
+    losses: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Odds:
+    """The probability that a token follows, before and after a head is taken away. actual: it does follow."""
+
+    token: str
+    before: float
+    after: float
+    actual: bool
+
+
+def run(model: ExampleModel, scene: Scene, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
+    """Run the model on the scene's text, with its settings, without some heads."""
+    ids, options = _arguments(scene)
+    return model.run(ids, ablate=heads, **options)
+
+
+def every_head(
+    model: ExampleModel, scene: Scene, how: Replacement, progress: Callable[[float], object]
+) -> tuple[Ablated, ...]:
+    """The losses of a scene's text without each head: as many runs of the model as it has heads."""
+    ids, options = _arguments(scene)
+    found, heads = list[Ablated](), model.config.layers * model.config.heads
+    for layer, head, trace in model.ablations(ids, how, **options):
+        found.append(Ablated(layer, head, trace.losses()))
+        progress(len(found) / heads)
+    return tuple(found)
+
+
+def odds(before: Trace, after: Trace, i: int) -> tuple[Odds, ...]:
+    """The likeliest tokens after position i in either run, and the one that does follow, likeliest before first."""
+    shares = _softmax(before.logits[i]), _softmax(after.logits[i])
+    actual = int(before.ids[i + 1]) if i + 1 < len(before.ids) else None
+    listed = {int(byte) for share in shares for byte in np.argsort(-share, kind="stable")[:LIKELIEST]}
+    listed |= set() if actual is None else {actual}
+    order = sorted(listed, key=lambda byte: -shares[0][byte])
+    return tuple(
+        Odds(byte_label(byte), float(shares[0][byte]), float(shares[1][byte]), byte == actual) for byte in order
+    )
+
+
+def value_norms(head: Head) -> NDArray[np.float32]:
+    """The length of each value, ‖v_j‖, (n_k,)."""
+    value = head.problem.value[0].astype(np.float64)
+    return np.asarray(np.sqrt((value * value).sum(-1)), np.float32).reshape(-1)
+
+
+def _arguments(scene: Scene) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """The ids and the options of `ExampleModel.run` that the scene was made with."""
+    assert scene.ids is not None
+    settings = Settings.of(scene.settings or {})
+    return scene.ids[0], {"temperature": settings.temperature, "scale": settings.scaled, "causal": settings.causal}
+
+
+def _softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    shares = np.exp(logits.astype(np.float64) - logits.max())
+    return np.asarray(shares / shares.sum())

@@ -1,0 +1,89 @@
+"""The matrices of a head in the page: what is touched, what it was made of, and the bars of a row."""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import pytest
+from in_browser import Tab
+
+import regard
+from regard.viewer.scene import sources
+from regard.viewer.serve import export
+from regard.viewer.serve.answers import Answers
+
+
+def call_of(tab: Tab) -> regard.examplemodel.Trace:
+    model = regard.examplemodel.ExampleModel.load()
+    return model.run(model.encode(sources.SENTENCE))
+
+
+def touch(page: Any, name: str, row: int, col: int, shape: tuple[int, int]) -> dict[str, str]:
+    """Point at a number, and read what is said of it."""
+    stage = page.locator(f".matrix-stage[data-matrix='{name}']")
+    stage.scroll_into_view_if_needed()
+    box = stage.bounding_box()
+    x, y = (col + 0.5) * box["width"] / shape[1], (row + 0.5) * box["height"] / shape[0]
+    stage.hover(position={"x": x, "y": y})
+    return dict(page.evaluate("({...document.querySelector('.made').dataset})")) | {
+        "text": page.locator(".made").inner_text()
+    }
+
+
+def marked(page: Any) -> dict[str, list[str]]:
+    """Which matrices are marked, and how."""
+    script = """all => Object.fromEntries(all.map(x => [
+        x.dataset.matrix, [...x.querySelectorAll('rect')].map(r => r.getAttribute('class')),
+    ]).filter(([, marks]) => marks.length))"""
+    return dict(page.eval_on_selector_all("[data-matrix].matrix-stage", script))
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["served", "saved"])
+def test_a_number_says_what_made_it(tab: Tab, tmp_path: Path, saved: bool) -> None:
+    base = None
+    if saved:
+        answers = Answers([sources.example(sources.Settings())], patience=None)
+        file = tmp_path / "page.html"
+        file.write_text(export.page(answers, "example"), "utf-8")
+        base = file.as_uri()
+    page = tab.open("view=steps&layer=2&head=2&i=53&j=25", base)
+    page.wait_for_selector(".matrix-stage[data-matrix='output']", timeout=40_000)
+    trace = call_of(tab)
+    steps = regard.steps(trace.q[2], trace.k[2], trace.v[2], causal=True)
+    n, d = 54, 32
+    expected = {
+        "queries": (40, 20, d, {"queries": ["from", "spot"]}),
+        "raw scores": (50, 22, n, {"queries": ["from"], "keys": ["from"], "raw scores": ["spot"]}),
+        "scaled": (50, 22, n, {"raw scores": ["from"], "scaled": ["spot"]}),
+        "masked": (50, 22, n, {"scaled": ["from"], "masked": ["spot"]}),
+        "softmax": (53, 25, n, {"masked": ["from", "from"], "lse": ["from"], "softmax": ["spot"]}),
+        "output": (53, 7, d, {"softmax": ["from"], "values": ["from"], "output": ["spot"]}),
+    }
+    for name, (row, col, width, marks) in expected.items():
+        told = touch(page, name, row, col, (n, width))
+        assert told["matrix"] == name
+        assert float(told["value"]) == pytest.approx(steps[name].value[2, row, col], rel=1e-4), name
+        assert marked(page) == marks, name
+    told = touch(page, "masked", 10, 40, (n, n))
+    assert told["value"] == "null"
+    assert "query 10 does not see key 40" in told["text"]
+    page.locator(".matrix-stage[data-matrix='raw scores']").click(position={"x": 22 * 4 + 1, "y": 50 * 4 + 1})
+    state = dict(parse_qsl(page.evaluate("location.hash").lstrip("#")))
+    assert (state["i"], state["j"]) == ("50", "22")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("() => location.hash.includes('j=23')")
+
+
+def test_the_whole_row_before_and_after(tab: Tab) -> None:
+    page = tab.open("view=steps&scene=arrays-2&head=1&i=60&j=55")
+    page.wait_for_selector(".strips small:not(:empty)", timeout=40_000)
+    assert page.locator(".all-matrices").is_hidden()
+    assert "up to 128 tokens" in page.locator(".steps .long").inner_text()
+    told = tab.viewer.answers.get("arrays-2/scores/0/1/60").content
+    assert np.isneginf(told[1]).any()
+    for row, said in zip(told, page.locator(".strips small").all_inner_texts(), strict=True):
+        assert f"largest: key {int(np.argmax(row))}," in said, json.dumps(said)
+    page.locator(".strips canvas").nth(2).click(position={"x": 1, "y": 20})
+    page.wait_for_function("() => location.hash.includes('j=0')")
