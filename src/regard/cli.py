@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
         "--view",
         metavar="VIEW",
         help="the view that the page opens with: overview, heads, map, text, token, compare, profiles, "
-        "scale, steps or arcs; "
+        "scale, steps, ablation or arcs; "
         "the map where a layer, head, token or key is given",
     )
     look.add_argument(

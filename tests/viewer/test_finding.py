@@ -1,6 +1,8 @@
 """The finding that a page opens on, what is said of it, and the tour: the same in the terminal and on the page."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from regard.viewer.data.scores import KINDS, estimated_scores, layer_scores
 from regard.viewer.data.summary import look_data
 from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.sources import Settings, arrays, example
+from regard.viewer.serve import links
 from regard.viewer.serve.answers import Answers
 from regard.viewer.show import picture
 from regard.viewer.show.terminal import show
@@ -128,6 +131,10 @@ def test_a_row_that_sees_nothing() -> None:
 
 def test_words_name_every_view_and_term() -> None:
     words = answered(example(Settings("to be")), "words")
+    app = (Path(__file__).parents[2] / "page" / "src" / "app.ts").read_text("utf-8")
+    views = re.findall(r"^  (\w+): \[\"", app[app.index("const VIEWS") :], re.MULTILINE)
+    assert "overview" in views
+    assert set(words["views"]) == set(views) == set(links.VIEWS)
     assert set(words["patterns"]) == {"looks", "last", "other", "repeats", "expects", "unseen"}
     assert [kind["name"] for kind in words["kinds"]] == [kind.name for kind in KINDS]
     assert {kind.name for kind in KINDS} == set(regard.insight.KINDS)
