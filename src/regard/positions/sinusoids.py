@@ -23,7 +23,7 @@ def sinusoidal(
 
     Raises:
         TypeError: for a `dtype` that is not floating.
-        ValueError: for n < 0, d < 1, base ≤ 1, or an `offset` that is not finite or above 2**53 in size.
+        ValueError: for n < 0, d < 1, base ≤ 1, or an `offset` that is not finite or exceeds 2**53.
 
     >>> sinusoidal(3, 4).round(3)
     array([[ 0.   ,  1.   ,  0.   ,  1.   ],
