@@ -21,12 +21,12 @@ pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
 from regard.bench import device, device_peers, device_rows  # noqa: E402
-from regard.bench.device_peers import CAUSAL, OPTIONS, PLAIN, CallSizes, DeviceCall  # noqa: E402
+from regard.bench.device_peers import CAUSAL, OPTIONS, PLAIN, DeviceCall, DeviceSizes  # noqa: E402
 from regard.bench.device_rows import FUSED, LIMIT, MATH, DeviceLimitRow, DeviceMemoryRow, DeviceSpeedRow, rows  # noqa: E402
 
 HERE = torch.device("cpu")
-SIZES = CallSizes(batch=2, h=4, n=24, d=8, h_kv=2)
-SMALL = CallSizes(batch=1, h=2, n=16, d=8, h_kv=1)  # for the interpreter
+SIZES = DeviceSizes(batch=2, h=4, n=24, d=8, h_kv=2)
+SMALL = DeviceSizes(batch=1, h=2, n=16, d=8, h_kv=1)  # for the interpreter
 NOT_HERE = {"FlexAttention": "compiles for long", "cuDNN": "not on processors"}
 TINY = Setting(
     measure.cores()[:1], rounds=3, seconds=1e-9, engine="triton", device=HERE, time=partial(device.seconds, HERE),
@@ -42,7 +42,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_peers, "BLOCK", 16)
 
 
-def given(option: Any = PLAIN, sizes: CallSizes = SIZES, dtype: Any = torch.float32) -> DeviceCall:
+def given(option: Any = PLAIN, sizes: DeviceSizes = SIZES, dtype: Any = torch.float32) -> DeviceCall:
     return DeviceCall.of(replace(sizes, batch=1) if option.biased else sizes, option, dtype, HERE, "cpu")
 
 
@@ -89,7 +89,7 @@ def test_flex_attention_is_given_the_same_options(monkeypatch: pytest.MonkeyPatc
     """Not compiled, which takes long."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     for option in (CAUSAL, *OPTIONS):
-        g = given(option, CallSizes(1, 2, 128, 16, 1))
+        g = given(option, DeviceSizes(1, 2, 128, 16, 1))
         call, read = device_peers.prepared("FlexAttention", "forward", g)
         measure.check(read(call()), device_peers.exact("forward", g), np.dtype(np.float32))
 
@@ -98,7 +98,7 @@ def test_the_shares_that_may_be_seen() -> None:
     n = 512
     i, j = torch.arange(n)[:, None], torch.arange(n)
     for option in (PLAIN, CAUSAL, *OPTIONS):
-        g = given(option, CallSizes(1, 2, n, 8, 2))
+        g = given(option, DeviceSizes(1, 2, n, 8, 2))
         mask, _ = g.mods(g.bias)
         share = 1.0 if mask is None else float(mask(0, 0, i, j).double().mean())
         assert option.visible(g.sizes) == pytest.approx(share, rel=0.35)
@@ -153,7 +153,7 @@ def test_memory_beyond_inputs_and_outputs(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda where: 1000)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda where: 5000)
     assert device.extra(HERE, lambda: (torch.zeros(10), [torch.zeros(4, dtype=torch.float64), None])) == 4000 - 72
-    found = DeviceMemoryRow("tiny", CallSizes(1, 1, 8, 8, 1), "forward", peers=(MATH, "cuDNN"), goal=100.0).measure(
+    found = DeviceMemoryRow("tiny", DeviceSizes(1, 1, 8, 8, 1), "forward", peers=(MATH, "cuDNN"), goal=100.0).measure(
         TINY
     )
     assert found.samples == {"q, k and v": [3 * 64 * 2.0], SUBJECT: [4000.0 - 128], MATH: [4000.0 - 128]}

@@ -618,9 +618,9 @@ def test_a_map_is_seen_while_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert highest == pytest.approx(cells_of(P, 2, "mass")[:50].max(), rel=1e-3)
     seen(slice(0, 50))
     known = answers.store.get(("arrays", 0, 0, 0, "coarse"))
-    known.wish(range(530, 590))
+    known.prefer(range(530, 590))
     known._wished = 0.0  # long ago
-    known.wish(range(700))  # all of it is no wish
+    known.prefer(range(700))  # all of it is no preference
     for done in (2, 3):
         go.release()  # what was begun before the wish; what was wished for
         until(done / 7)

@@ -23,7 +23,7 @@ BLOCK = 2048  # rows that `judge` computes together
 
 
 @dataclass(frozen=True)
-class CallSizes:
+class DeviceSizes:
     """batch · h query heads of n positions and d features, h_kv key-value heads."""
 
     batch: int
@@ -46,9 +46,9 @@ class Option:
     """
 
     name: str
-    options: Callable[[CallSizes, Any], dict[str, Any]] = lambda s, bias: {}
-    mods: Callable[[CallSizes, torch.device, Any], Mods] = lambda s, device, bias: (None, None)
-    visible: Callable[[CallSizes], float] = lambda s: 1.0
+    options: Callable[[DeviceSizes, Any], dict[str, Any]] = lambda s, bias: {}
+    mods: Callable[[DeviceSizes, torch.device, Any], Mods] = lambda s, device, bias: (None, None)
+    visible: Callable[[DeviceSizes], float] = lambda s: 1.0
     causal: bool = False
     biased: bool = False
     sdpa: bool = False
@@ -69,11 +69,11 @@ def capped(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     return CAP * torch.tanh(s / CAP)
 
 
-def ids(s: CallSizes) -> Array:
+def ids(s: DeviceSizes) -> Array:
     return np.arange(s.n) * DOCUMENTS // s.n
 
 
-def same_document(s: CallSizes, device: torch.device) -> Callable[..., Any]:
+def same_document(s: DeviceSizes, device: torch.device) -> Callable[..., Any]:
     known = torch.from_numpy(ids(s)).to(device)
     return lambda b, h, i, j: (known[i] == known[j]) & (i >= j)
 
@@ -121,7 +121,7 @@ class DeviceCall:
     bias: (h, n, n) in float32, or None.
     """
 
-    sizes: CallSizes
+    sizes: DeviceSizes
     option: Option
     q: torch.Tensor
     k: torch.Tensor
@@ -133,7 +133,7 @@ class DeviceCall:
 
     @classmethod
     def of(
-        cls, s: CallSizes, option: Option, dtype: torch.dtype, device: torch.device, engine: str | None
+        cls, s: DeviceSizes, option: Option, dtype: torch.dtype, device: torch.device, engine: str | None
     ) -> "DeviceCall":
         generator = torch.Generator(device).manual_seed(0)
         normal = partial(torch.randn, generator=generator, device=device)
@@ -257,12 +257,12 @@ def read(kind: str, found: Sequence[torch.Tensor]) -> dict[str, Array]:
 # The judge
 
 
-def samples(s: CallSizes) -> list[tuple[int, int]]:
+def samples(s: DeviceSizes) -> list[tuple[int, int]]:
     """Return the first and the last pair of a batch element and a key-value head."""
     return list(dict.fromkeys([(0, 0), (s.batch - 1, s.h_kv - 1)]))
 
 
-def part(x: torch.Tensor, s: CallSizes, b: int, kv: int) -> torch.Tensor:
+def part(x: torch.Tensor, s: DeviceSizes, b: int, kv: int) -> torch.Tensor:
     """Return the part of a bias, of queries, or of keys for one key-value head."""
     group = s.h // s.h_kv
     heads = slice(kv * group, (kv + 1) * group)

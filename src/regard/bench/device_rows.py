@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from regard.bench import device, device_peers
-from regard.bench.device_peers import CAUSAL, OPTIONS, PLAIN, CallSizes, DeviceCall, Option
+from regard.bench.device_peers import CAUSAL, OPTIONS, PLAIN, DeviceCall, DeviceSizes, Option
 from regard.bench.limits import Limit
 from regard.bench.measure import SUBJECT, Contender, Result, Setting
 from regard.bench.peers import reason
@@ -47,7 +47,7 @@ class DeviceSpeedRow:
 
     group: str
     name: str
-    sizes: CallSizes
+    sizes: DeviceSizes
     option: Option = PLAIN
     kind: str = "forward"
     reference: str = LIMIT
@@ -88,7 +88,7 @@ class DeviceMemoryRow:
     """Peak memory of one call beyond inputs and outputs, over the size of q, k and v."""
 
     name: str
-    sizes: CallSizes
+    sizes: DeviceSizes
     kind: str
     option: Option = PLAIN
     goal: float | None = None
@@ -110,7 +110,7 @@ class DeviceMemoryRow:
         return found
 
 
-def flops(s: CallSizes, option: Option, kind: str) -> float:
+def flops(s: DeviceSizes, option: Option, kind: str) -> float:
     """Return 4 · b · h · n² · d of the visible pairs, for backward 2.5 times as many."""
     return (BACKWARD if kind == "backward" else 1.0) * option.visible(s) * 4.0 * s.batch * s.h * s.n**2 * s.d
 
@@ -118,9 +118,9 @@ def flops(s: CallSizes, option: Option, kind: str) -> float:
 # The table
 
 
-def sized(n: int, d: int, h_kv: int | None = None, tokens: int = TOKENS) -> CallSizes:
+def sized(n: int, d: int, h_kv: int | None = None, tokens: int = TOKENS) -> DeviceSizes:
     h = FEATURES // d
-    return CallSizes(max(1, tokens // n), h, n, d, h_kv or h)
+    return DeviceSizes(max(1, tokens // n), h, n, d, h_kv or h)
 
 
 def rows() -> Iterator[Row]:

@@ -30,7 +30,7 @@ LABELS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class BinnedProfile:
     """Means of `step` values each, the first of those at `start`; the last may be of fewer.
 
     edges: int64 (m + 1,), of bins that are not alike: mean k is of [edges[k], edges[k + 1]). pairs: int64 (m,), of a
@@ -44,7 +44,7 @@ class Profile:
     pairs: NDArray[np.int64] | None = None
 
 
-def profiles(head: Head, progress: Callable[[float], object] = lambda done: None) -> Mapping[str, Profile]:
+def profiles(head: Head, progress: Callable[[float], object] = lambda done: None) -> Mapping[str, BinnedProfile]:
     """Compute every profile of `LABELS`, in O(n) memory; `progress` is told the share of queries that is done."""
     p, n_q, n_k = head.problem, head.n_q, head.n_k
     wanted = [Statistic(name) for name in ("entropy", "normalized_entropy", "received", "profile")]
@@ -79,7 +79,7 @@ def profiles(head: Head, progress: Callable[[float], object] = lambda done: None
     return made | {"received": binned(received), "sink": binned(first), "lse": binned(whole["lse"])}
 
 
-def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> Profile:
+def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> BinnedProfile:
     """Return mean weights per pair, given totals (m,) and numbers of pairs (m,) of distances from `lowest` on.
 
     >>> made = along_distances(np.full(10_000, 3.0), np.full(10_000, 6), 0)
@@ -88,7 +88,7 @@ def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> Pr
     """
     edges = distance_edges(lowest, lowest + len(totals))
     totals, pairs = (np.add.reduceat(x, edges[:-1] - lowest) for x in (totals, pairs))
-    return Profile(lowest, 1, totals / pairs, edges, pairs)
+    return BinnedProfile(lowest, 1, totals / pairs, edges, pairs)
 
 
 def distance_edges(start: int, stop: int) -> NDArray[np.int64]:
@@ -108,7 +108,7 @@ def distance_edges(start: int, stop: int) -> NDArray[np.int64]:
     return np.unique(np.clip(edges, start, stop))
 
 
-def binned(values: NDArray[Any], start: int = 0) -> Profile:
+def binned(values: NDArray[Any], start: int = 0) -> BinnedProfile:
     """Return at most `MOST` means of equally many values; a bin that holds an infinite value is infinite.
 
     >>> binned(np.arange(4096.0)).values[:2]
@@ -118,4 +118,4 @@ def binned(values: NDArray[Any], start: int = 0) -> Profile:
     edges = np.arange(0, len(values), step)
     with np.errstate(invalid="ignore"):
         means = np.add.reduceat(values.astype(np.float64), edges) / np.diff(edges, append=len(values))
-    return Profile(start, step, means)
+    return BinnedProfile(start, step, means)

@@ -108,7 +108,7 @@ def _log2(n: int, part: int) -> int:
 
 class Coarse:
     """The levels of a head that are kept, from 0 on, as float16. They grow in bands of queries, in order or where they
-    are wished for; what is not computed yet is infinite, which no weight is. `top` is the largest weight so far,
+    are asked for; what is not computed yet is infinite, which no weight is. `top` is the largest weight so far,
     `highest` the largest mass of each level.
     """
 
@@ -122,7 +122,7 @@ class Coarse:
         self._band = max(1, STEP // (head.n_k * coarsest)) * coarsest
         self._missing = list(range(0, head.n_q, self._band))
         self._count = len(self._missing)
-        self._wish, self._wished = range(0), 0.0
+        self._preferred, self._preferred_at = range(0), 0.0
         self._lock = renewed(self, "_lock", threading.Lock)
 
     @property
@@ -144,21 +144,21 @@ class Coarse:
         """Return the levels of a kind."""
         return self.mass if kind == "mass" else self.max
 
-    def wish(self, rows: range) -> None:
-        """Have these queries first, if they are a small part; of wishes at the same time that for fewer counts."""
+    def prefer(self, rows: range) -> None:
+        """Have these queries first, if they are a small part; of several at the same time that for fewer counts."""
         now = time.monotonic()
         if 4 * len(rows) > self.head.n_q:
             return
-        if len(rows) <= len(self._wish) or now - self._wished > 1:
-            self._wish, self._wished = rows, now
+        if len(rows) <= len(self._preferred) or now - self._preferred_at > 1:
+            self._preferred, self._preferred_at = rows, now
 
     def grow(self) -> None:
         """Find the next band, if one is missing."""
         with self._lock:
             if not self._missing:
                 return
-            wish = range(self._wish.start - self._band + 1, self._wish.stop)
-            start = next((start for start in self._missing if start in wish), self._missing[0])
+            preferred = range(self._preferred.start - self._band + 1, self._preferred.stop)
+            start = next((start for start in self._missing if start in preferred), self._missing[0])
             self._find(range(start, min(start + self._band, self.head.n_q)))
             self._missing.remove(start)
 

@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class At:
+class Question:
     """What a question is about: a scene and a batch element, and where it names them a layer and a head."""
 
     named: tuple[str, Scene]

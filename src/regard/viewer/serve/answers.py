@@ -17,7 +17,7 @@ from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
 from regard.version import __version__
 from regard.viewer.data import ablation, dots, finding, matrices, profiles, pyramid, sentences, stages
-from regard.viewer.data.questions import At, Query, Refused, integer, span, whole, within
+from regard.viewer.data.questions import Query, Question, Refused, integer, span, whole, within
 from regard.viewer.data.scores import KINDS, estimated_scores, kinds_of, layer_scores
 from regard.viewer.data.tour import candidates, tour
 from regard.viewer.scene.labels import brief, encodable
@@ -143,7 +143,7 @@ class Answers:
             return answer(self)
         scene = self._scene(named.pop("scene"))
         named = {name: whole(number, NAMES.get(name, name)) for name, number in named.items()}
-        at = At(scene, integer(query, "b", 0, 0, scene[1].batch - 1, "batch element"), query)
+        at = Question(scene, integer(query, "b", 0, 0, scene[1].batch - 1, "batch element"), query)
         if "layer" in named:
             at = replace(at, layer=within(named.pop("layer"), len(scene[1].layers), "layer"))
             if "head" in named:
@@ -182,7 +182,7 @@ class Answers:
                 self._heads[key] = self._scene(name)[1].layers[layer].head(head, b)
             return self._heads[key]
 
-    def _ready(self, at: At, rows: range) -> Head:
+    def _ready(self, at: Question, rows: range) -> Head:
         """Return the head once the lse of these queries is known; many run in the background."""
         head = self.head(*at.key)
         if len(rows) * head.n_k > AT_ONCE and not head.knows(rows):
@@ -198,7 +198,7 @@ class Answers:
             self.store.put(key, found, size(found))
         return found
 
-    def coarse(self, at: At, wait: bool = True) -> pyramid.Coarse:
+    def coarse(self, at: Question, wait: bool = True) -> pyramid.Coarse:
         """Return the coarse levels of a head so far; they grow while they are asked for."""
         head, key = self.head(*at.key), (*at.key, "coarse")
         with self._lock:
@@ -209,7 +209,7 @@ class Answers:
         self._grower.ask(known, wait)
         return known
 
-    def scores(self, at: At, layer: int) -> tuple[HeadStatistics, ...]:
+    def scores(self, at: Question, layer: int) -> tuple[HeadStatistics, ...]:
         """Return the scores of the heads of a layer."""
         make = partial(layer_scores, at.scene, layer, at.b)
         made: tuple[HeadStatistics, ...] = self._kept(
@@ -270,7 +270,7 @@ class Answers:
                 self.store.forget(name)
                 self._heads = {key: head for key, head in self._heads.items() if key[0] != name}
 
-    def _page(self, at: At) -> Answer:
+    def _page(self, at: Question) -> Answer:
         """Return the scene as one file, for the page to save."""
         html = self._kept("scores", (at.name, "page"), partial(_exported, at.scene), len)
         return Answer(200, {"html": html})
@@ -280,7 +280,7 @@ class Answers:
             self._model = ExampleModel.load()
         return self._model
 
-    def _tokens(self, at: At) -> Answer:
+    def _tokens(self, at: Question) -> Answer:
         axis = at.query.get("axis", "key")
         if axis not in ("query", "key"):
             raise Refused(422, f"axis must be query or key, got {brief(axis)}")
@@ -289,7 +289,7 @@ class Answers:
         stop = min(integer(at.query, "stop", start + MOST_TOKENS, start), start + MOST_TOKENS, len(tokens))
         return Answer(200, {"start": start, "total": len(tokens), "tokens": [encodable(x) for x in tokens[start:stop]]})
 
-    def _head_scores(self, at: At) -> Answer:
+    def _head_scores(self, at: Question) -> Answer:
         rows: list[dict[str, Any]] = []
         count = len(at.scene.layers)
         for layer in range(count):
@@ -314,7 +314,7 @@ class Answers:
     def _words(self) -> Answer:
         return Answer(200, sentences.words())
 
-    def _every_head(self, at: At) -> tuple[list[tuple[HeadStatistics, ...]], int]:
+    def _every_head(self, at: Question) -> tuple[list[tuple[HeadStatistics, ...]], int]:
         """Return the scores of all heads as a finding needs them, and the number of queries they are taken from."""
         rows = finding.sample_rows(at.scene)
         count = len(at.scene.layers)
@@ -325,7 +325,7 @@ class Answers:
         )  # fmt: skip
         return made, rows
 
-    def _finding(self, at: At) -> Answer:
+    def _finding(self, at: Question) -> Answer:
         heads, rows = self._every_head(at)
         picked = finding.pick(candidates([head for layer in heads for head in layer]))
         of = at.scene.layers[picked.layer]
@@ -334,7 +334,7 @@ class Answers:
         how = "" if rows >= of.problem.n_q else sentences.estimated(rows, of.problem.n_q)
         return Answer(200, {"layer": picked.layer, "head": picked.head, "why": why, "how": how})
 
-    def _tour(self, at: At) -> Answer:
+    def _tour(self, at: Question) -> Answer:
         steps = tour(at.scene, at.name, self._every_head(at)[0], at.b)
         return Answer(200, {
             "steps": [
@@ -343,7 +343,7 @@ class Answers:
             ]
         })  # fmt: skip
 
-    def _token(self, at: At, i: int) -> Answer:
+    def _token(self, at: Question, i: int) -> Answer:
         """Answer where one query looks in every head: the keys with the largest weights."""
         rows: list[dict[str, Any]] = []
         for layer, of in enumerate(at.scene.layers):
@@ -357,18 +357,18 @@ class Answers:
                 })  # fmt: skip
         return Answer(200, {"rows": rows})
 
-    def _dots(self, at: At) -> Answer:
+    def _dots(self, at: Question) -> Answer:
         p = at.of.problem
         rows, cols = span(at.query, "rows", p.n_q), span(at.query, "cols", p.n_k)
         if len(rows) * len(cols) > MOST_VALUES:
             raise Refused(422, f"at most {MOST_VALUES} values at once, got {len(rows)} × {len(cols)}")
         return Answer(200, dots.dots(self.head(*at.key), rows, cols))
 
-    def _variance(self, at: At) -> Answer:
+    def _variance(self, at: Question) -> Answer:
         found = dots.variance(self.head(*at.key))
         return Answer(200, found | {"variance": [finite(x) for x in found["variance"]]})
 
-    def _thumbs(self, at: At) -> Answer:
+    def _thumbs(self, at: Question) -> Answer:
         size = integer(at.query, "size", 64, 1, LARGEST_THUMB)
         kind = at.kind
         made = self._kept(
@@ -379,12 +379,12 @@ class Answers:
         )
         return Answer(200, made[0], exact=made[1])
 
-    def _known(self, at: At) -> int:
+    def _known(self, at: Question) -> int:
         """Of how many heads of a layer the coarse levels are known."""
         keys = (replace(at, head=head).key for head in range(at.of.heads))
         return sum(known is not None and known.whole for known in (self.store.get((*key, "coarse")) for key in keys))
 
-    def _thumbnails(self, at: At, size: int, progress: Callable[[float], object]) -> tuple[Array, bool]:
+    def _thumbnails(self, at: Question, size: int, progress: Callable[[float], object]) -> tuple[Array, bool]:
         maps, exact = [], True
         for number in range(at.of.heads):
             progress(number / at.of.heads)
@@ -394,7 +394,7 @@ class Answers:
             exact = exact and whole
         return np.stack(maps), exact
 
-    def _map(self, at: At) -> Answer:
+    def _map(self, at: Question) -> Answer:
         levels = pyramid.Levels(at.of.problem.n_q, at.of.problem.n_k)
         known = self.coarse(at)
         fine: list[float | None] = [None] * (levels.finest - levels.kept - 1)
@@ -405,7 +405,7 @@ class Answers:
             "done": round(known.done, 3),
         }, exact=known.whole)  # fmt: skip
 
-    def _tile(self, at: At, level: int, x: int, y: int) -> Answer:
+    def _tile(self, at: Question, level: int, x: int, y: int) -> Answer:
         kind = at.kind
         key = (*at.key, "tile", level, x, y, kind)
         tile = self.store.get(key)
@@ -421,7 +421,7 @@ class Answers:
         known = None
         if level <= levels.kept:
             known = self.coarse(at, wait=False)
-            known.wish(queries)
+            known.prefer(queries)
         head = self.head(*at.key) if known else self._ready(at, queries)
         tile = pyramid.tile(head, known, level, rows, cols, kind)
         exact = known is None or not np.isposinf(tile).any()
@@ -429,22 +429,22 @@ class Answers:
             self.store.put(key, tile, tile.nbytes)
         return Answer(200, tile, exact)
 
-    def _values(self, at: At) -> Answer:
+    def _values(self, at: Question) -> Answer:
         p = at.of.problem
         rows, cols = span(at.query, "rows", p.n_q), span(at.query, "cols", p.n_k)
         if len(rows) * len(cols) > MOST_VALUES:
             raise Refused(422, f"at most {MOST_VALUES} values at once, got {len(rows)} × {len(cols)}")
         return Answer(200, self._ready(at, rows).seen(rows, cols))
 
-    def _row(self, at: At, i: int) -> Answer:
+    def _row(self, at: Question, i: int) -> Answer:
         row = range(i, within(i, at.of.problem.n_q, "query") + 1)
         return Answer(200, self._ready(at, row).seen(row, range(at.of.problem.n_k))[0])
 
-    def _column(self, at: At, j: int) -> Answer:
+    def _column(self, at: Question, j: int) -> Answer:
         rows, col = range(at.of.problem.n_q), range(j, within(j, at.of.problem.n_k, "key") + 1)
         return Answer(200, self._ready(at, rows).seen(rows, col)[:, 0])
 
-    def _profiles(self, at: At) -> Answer:
+    def _profiles(self, at: Question) -> Answer:
         head = self.head(*at.key)
         made = self._kept(
             "maps", (*at.key, "profiles"), lambda progress: profiles.profiles(head, progress),
@@ -462,7 +462,7 @@ class Answers:
             for name, profile in made.items()
         })  # fmt: skip
 
-    def _step(self, at: At, i: int, j: int) -> Answer:
+    def _step(self, at: Question, i: int, j: int) -> Answer:
         p = at.of.problem
         within(i, p.n_q, "query")
         within(j, p.n_k, "key")
@@ -476,7 +476,7 @@ class Answers:
                 found.append(plain | {"values": [finite(x) for x in stage.values.tolist()], "labels": labels})
         return Answer(200, {"stages": found})
 
-    def _matrices(self, at: At) -> Answer:
+    def _matrices(self, at: Question) -> Answer:
         try:
             found = matrices.matrices(at.of, at.head, at.b)
         except ValueError as error:
@@ -487,10 +487,10 @@ class Answers:
             for x in found
         ]})  # fmt: skip
 
-    def _scores(self, at: At, i: int) -> Answer:
+    def _scores(self, at: Question, i: int) -> Answer:
         return Answer(200, matrices.row_scores(at.of, at.head, within(i, at.of.problem.n_q, "query"), at.b))
 
-    def _ablations(self, at: At) -> Answer:
+    def _ablations(self, at: Question) -> Answer:
         before, how = self._whole(at)
         made = self._kept(
             "scores", (at.name, "ablations", how),
@@ -500,7 +500,7 @@ class Answers:
         rows = [{"layer": x.layer, "head": x.head, "loss": float(x.losses.mean())} for x in made]
         return Answer(200, {"loss": float(before.losses().mean()), "rows": rows})
 
-    def _ablation(self, at: At) -> Answer:
+    def _ablation(self, at: Question) -> Answer:
         before, how = self._whole(at)
         after = self._without(at, {(at.layer, at.head): how})
         i = integer(at.query, "i", len(before.ids) - 1, 0, len(before.ids) - 1, "token")
@@ -509,7 +509,7 @@ class Answers:
             "losses": {name: trace.losses().tolist() for name, trace in (("before", before), ("after", after))},
         })  # fmt: skip
 
-    def _whole(self, at: At) -> tuple[Trace, Replacement]:
+    def _whole(self, at: Question) -> tuple[Trace, Replacement]:
         """Return the run of a scene, and the replacement asked for; `Refused` for other models."""
         if at.scene.settings is None or at.scene.ids is None:
             raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
@@ -518,7 +518,7 @@ class Answers:
             raise Refused(422, f"how must be zero or mean, got {how}")
         return self._without(at, {}), how  # type: ignore[return-value]
 
-    def _without(self, at: At, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
+    def _without(self, at: Question, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
         """Return the run of a scene's text without some heads."""
         made: Trace = self._kept(
             "scores", (at.name, "without", *heads.items()),
@@ -527,7 +527,7 @@ class Answers:
         )  # fmt: skip
         return made
 
-    def _norms(self, at: At) -> Answer:
+    def _norms(self, at: Question) -> Answer:
         known = at.of.has_values
         return Answer(200, ablation.value_norms(self.head(*at.key)) if known else np.zeros(0, np.float32))
 

@@ -50,7 +50,7 @@ class Still:
         token: int | str | None = None,
         progress: Progress = lambda stage: None,
     ):
-        self.scene, self.wish, self.progress = scene, (layer, head, token), progress
+        self.scene, self.asked, self.progress = scene, (layer, head, token), progress
 
     @cached_property
     def data(self) -> LookData:
@@ -60,7 +60,7 @@ class Still:
     @cached_property
     def choice(self) -> Choice:
         """The head and the token. Raises ValueError for one that is not there."""
-        return self.data.choose(*self.wish)
+        return self.data.choose(*self.asked)
 
     def save(self, path: Path) -> None:
         """Write one file, of the kind that its ending names.
