@@ -17,6 +17,10 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parents[1] / "tests"))
+
+from in_browser import READY  # noqa: E402  the sign that a view is drawn
+
 SIZE = {"width": 1000, "height": 640}
 FLAGS = ("--no-sandbox", "--disable-gpu")
 LOOK = (sys.executable, "-c", "from regard.cli import main; raise SystemExit(main())", "look", "--no-open")
@@ -64,27 +68,15 @@ def served(*arguments: str) -> Iterator[str]:
 
 
 def record(page: Any, url: str) -> Film:
-    """Choose a head, follow tokens on its map, then see one weight step by step."""
+    """Open on the finding, then go from view to view of the same head and token."""
     film = Film(page)
     page.goto(url)
-    page.wait_for_selector(".heads .card canvas")
+    page.wait_for_selector(READY["overview"])
     page.wait_for_timeout(1500)
-    film.show(1500)
-    page.locator(".heads .card", has_text="2.2").first.hover()
-    page.wait_for_timeout(300)
-    film.show(900)
-    page.locator(".heads .card", has_text="2.2").first.click()
-    page.wait_for_selector(".map .readout output")
-    page.wait_for_timeout(1200)
-    film.show(1200)
-    for query in range(47, 54):  # along the stripe of the induction head
-        page.mouse.move(*cell(query, query - 28))
-        page.wait_for_timeout(300)
-        film.show(600)
-    page.mouse.click(*cell(53, 25))
-    page.wait_for_timeout(500)
-    film.turn("steps", ".steps .stage-card .katex")
-    film.show(2000)
+    film.show(3000)
+    for view, milliseconds in (("token", 2000), ("scale", 2500), ("ablation", 2500), ("steps", 2000)):
+        film.turn(view, READY[view])
+        film.show(milliseconds)
     page.mouse.move(SIZE["width"] / 2, SIZE["height"] / 2)
     page.mouse.wheel(0, 420)
     page.wait_for_timeout(500)
@@ -92,16 +84,11 @@ def record(page: Any, url: str) -> Film:
     return film
 
 
-def cell(query: int, key: int) -> tuple[float, float]:
-    """Where the map of the example, 54 tokens, has a pair."""
-    return 340 + 7.4 * (key + 0.5), 173 + 7.3 * (query + 0.5)
-
-
 def record_text(film: Film, url: str) -> None:
     """See the same head on a long text, README."""
     film.page.goto("about:blank")
     film.page.goto(f"{url}#view=text&layer=2&head=2")
-    film.page.wait_for_selector(".text .strongest li")
+    film.page.wait_for_selector(READY["text"])
     film.page.wait_for_timeout(2000)
     film.show(2500)
 

@@ -23,7 +23,7 @@ def poisoned_memory() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_dropped_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_kept", deque())
+    monkeypatch.setattr(memory, "_released", deque())
     monkeypatch.setattr(memory, "_warm", deque())
 
 
@@ -77,7 +77,7 @@ def test_the_pool_can_be_switched_off(monkeypatch, chosen):
     del x
     kept = chosen.lower() != "off"
     assert mapped(at) is kept
-    assert len(memory._warm) + len(memory._kept) == kept
+    assert len(memory._warm) + len(memory._released) == kept
 
 
 def test_the_switch_of_the_pool_is_checked(monkeypatch):
@@ -111,18 +111,18 @@ def test_a_result_that_is_held_is_not_written_over():
 
 def test_no_more_is_kept_than_the_limit_and_what_was_dropped_last_stays(monkeypatch):
     monkeypatch.setattr(memory, "WARM", 16 * memory.PAGE)
-    monkeypatch.setattr(memory, "KEPT", 32 * memory.PAGE)
+    monkeypatch.setattr(memory, "POOLED", 32 * memory.PAGE)
     sizes = [memory.PAGE * (n + 1) for n in range(8)]
     for size in sizes:
         memory.empty((size,), np.uint8)
 
     def lengths() -> tuple[list[int], list[int]]:
-        lent, warm = ([block.length - memory.PAGE for block in x] for x in (memory._kept, memory._warm))
-        return lent, warm
+        released, warm = ([block.length - memory.PAGE for block in x] for x in (memory._released, memory._warm))
+        return released, warm
 
     assert lengths() == (sizes[4:7], sizes[7:])
     before = lengths()
-    memory.empty((memory.KEPT + memory.PAGE,), np.uint8)  # too large, and pushes nothing out
+    memory.empty((memory.POOLED + memory.PAGE,), np.uint8)  # too large, and pushes nothing out
     assert lengths() == before
 
 
