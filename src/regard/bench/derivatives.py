@@ -258,4 +258,4 @@ BACKWARD: dict[str, Adapter] = {
     "NumPy": numpy_backward,
     "tiled": tiled_backward,
 }
-"""Who has a backward, by the names of `regard.bench.peers.PEERS`; heads (h, n, d) as many for key as for query."""
+"""Peers with a backward, by the names of `regard.bench.peers.PEERS`; heads (h, n, d) as many for key as for query."""

@@ -111,7 +111,7 @@ CALLS: dict[str, Callable[[int, str | None], Call]] = {
     "NumPy, causal": numpy_causal,
 }
 FORWARD = tuple(CALLS)
-"""Those of forward; `regard` alone has every option on."""
+"""Options of forward; `regard` alone has every option on."""
 CALLS |= {
     "regard, training with bias and dropout": regard_training,
     "PyTorch, training with bias and dropout": torch_training,

@@ -40,7 +40,7 @@ COMPANY = (
 )
 """Shapes whose gain by a second thread is measured after a product of matrices."""
 MODEL_TIME, SHAPE_TIME = 1 / 2, 1 / 6
-"""How much of the seconds of another row one of a model and one of a shape takes: there are many."""
+"""Share of the seconds of another row that one of a model and one of a shape takes."""
 
 
 @dataclass(frozen=True)

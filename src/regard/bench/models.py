@@ -20,7 +20,7 @@ from regard.bench.model_rows import EAGER, SDPA
 from regard.bench.unet import FUNCTIONS, UNet
 
 IMPLEMENTATIONS = {EAGER: "eager", SDPA: "sdpa", SUBJECT: "regard"}
-"""What `attn_implementation` they are in transformers."""
+"""Their `attn_implementation` in transformers."""
 
 Given = dict[str, Tensor]
 Named = dict[str, Array]

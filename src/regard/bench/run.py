@@ -26,7 +26,7 @@ QUICK: dict[str, Any] = {
     "seconds": 1.5,
     "left_out": {"FlexAttention": "not in a quick run: compiling takes seconds a row"},
 }
-"""What a quick run sets otherwise."""
+"""Settings of a quick run."""
 
 
 def on_device(s: Setting, name: str) -> Setting:

@@ -1,4 +1,4 @@
-"""What `regard.look`, `regard look` and `regard steps` show: data first, then a page, a terminal or a picture."""
+"""Views of attention: data first, then a page, a terminal or a picture."""
 
 from regard.viewer.looking import look
 

@@ -184,8 +184,9 @@ def numpy_of(x: Any) -> Array:
 
 
 def in_notebook() -> bool:
-    """Whether a notebook would show what is returned: Jupyter's shell, or one made of it, as in Colab. Spyder has one
-    too, and no place for widgets.
+    """Return True in Jupyter's shell, or one made of it, as in Colab.
+
+    Spyder has one too, and no place for widgets.
     """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     names = [kind.__name__ for kind in type(shell).__mro__]

@@ -19,7 +19,7 @@ from regard.positions import rope
 Floats = NDArray[np.float32]
 Integers = NDArray[np.integer[Any]]
 Replacement = Literal["zero", "mean"]
-"""What an ablated head gives: nothing, or at every position the mean of its outputs over the text."""
+"""The output of an ablated head: zeros, or at every position its mean over the text."""
 
 BOS = 0
 VOCABULARY = 256

@@ -36,10 +36,10 @@ from regard.warning import RegardWarning
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MARKS = {"Ġ": " ", "▁": " ", "Ċ": "\n"}
-"""What tokenizers write for a space and for a newline."""
+"""Marks of tokenizers for a space and for a newline."""
 
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")
-"""What transformers calls the states of the sequence whose keys a cross-attention reads."""
+"""Names in transformers of the states whose keys a cross-attention reads."""
 
 
 @contextmanager

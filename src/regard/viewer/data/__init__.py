@@ -1,4 +1,4 @@
-"""What a view shows, as data.
+"""The contents of views, as data.
 
 | Module | Contents |
 |---|---|

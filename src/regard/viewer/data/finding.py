@@ -99,7 +99,7 @@ def name_of(labels: Sequence[str], index: int) -> str:
 
 @dataclass(frozen=True)
 class RowSentence:
-    """Where one query looks most: the key and its weight, −1 and 0 if it sees none, and the sentence."""
+    """The key that one query looks at most, its weight, and the sentence; −1 and 0 without one."""
 
     key: int
     weight: float

@@ -49,7 +49,7 @@ SAMPLED = 4
 
 @dataclass(frozen=True)
 class Levels:
-    """How many levels a map of n_q × n_k pairs has, and which are kept.
+    """The levels of a map of n_q × n_k pairs, and which of them are cached.
 
     >>> levels = Levels(100_000, 100_000)
     >>> levels.finest, levels.kept, levels.cell(levels.kept), levels.size(levels.kept)
@@ -95,7 +95,7 @@ class Levels:
         return rows, cols
 
     def covered(self, level: int, pixels: range, n: int) -> range:
-        """Which of n positions these pixels of a level cover."""
+        """Return the positions, of n, that these pixels of a level cover."""
         cell = self.cell(level)
         return range(pixels.start * cell, min(pixels.stop * cell, n))
 
@@ -132,7 +132,7 @@ class Coarse:
 
     @property
     def whole(self) -> bool:
-        """Whether all is there."""
+        """True if all is computed."""
         return not self._missing
 
     @property
@@ -252,7 +252,7 @@ def thumbnail(head: Head, size: int, kind: Kind, known: Coarse | None = None) ->
 
 
 def _hidden(head: Head, size: int) -> NDArray[np.bool_] | bool:
-    """Which pixels of a thumbnail hold nothing visible for sure; False: none, as there are no rules."""
+    """Return the pixels of a thumbnail that certainly hold nothing visible; False without rules."""
     parts = [np.unique(np.arange(size) * n // size, return_inverse=True) for n in (head.n_q, head.n_k)]
     hidden = head.hidden(*(np.append(at, n) for (at, _), n in zip(parts, (head.n_q, head.n_k), strict=True)))
     if hidden is None:
@@ -289,5 +289,5 @@ def pooled(values: Array, cell: int, operation: np.ufunc) -> Array:
 
 
 def edges(n: int, cell: int) -> NDArray[np.int64]:
-    """Where cells of so many positions begin, and the end."""
+    """Return where cells of so many positions begin, and the end."""
     return np.minimum(np.arange(0, n + cell, cell, dtype=np.int64), n)[: -(-n // cell) + 1]

@@ -1,4 +1,4 @@
-"""What a question of the page is about: a scene, a head, queries and keys; what does not exist is refused."""
+"""The subject of a question of the page: a scene, a head, queries and keys."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """What a question is about: a scene and a batch element, and where it names them a layer and a head."""
+    """The subject of a question: a scene, a batch element, and perhaps a layer and a head."""
 
     named: tuple[str, Scene]
     b: int
@@ -50,12 +50,12 @@ class Question:
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """What tells this head from every other."""
+        """The key of this head in caches."""
         return self.name, self.layer, self.head, self.b
 
     @property
     def kind(self) -> pyramid.Kind:
-        """Which of the two kinds of maps is asked for."""
+        """The kind of map that is asked for."""
         kind = self.query.get("kind", "mass")
         if kind not in ("mass", "max"):
             raise Refused(422, f"kind must be mass or max, got {brief(kind)}")

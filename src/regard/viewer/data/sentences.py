@@ -1,4 +1,4 @@
-"""What the page, the terminal and pictures say, in one place: lines above views, a glossary, findings."""
+"""Sentences of the page, the terminal and pictures: lines above views, a glossary, findings."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

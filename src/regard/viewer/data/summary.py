@@ -1,4 +1,4 @@
-"""What there is to see when a model has read a text: data alone, for the terminal, the page and the picture to draw."""
+"""A model and its text as data, for the terminal, the page and the picture to draw."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Attended(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """Which head, and which token as the query, to look at closely."""
+    """A head, and a token as the query, to look at closely."""
 
     layer: int
     head: int
@@ -91,7 +91,7 @@ class LookData:
 
     @property
     def about(self) -> str:
-        """How much there is, in words."""
+        """The sizes, in words."""
         size = f"{self.n} tokens" if self.n == self.n_k else f"{self.n} queries of {self.n_k} keys"
         return f"{size}, {self.layers} layer{'s' * (self.layers > 1)} of {self.heads} head{'s' * (self.heads > 1)}"
 
@@ -111,7 +111,7 @@ class LookData:
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """The number of layers."""
         return int(self._shape[0])
 
     @property
@@ -259,7 +259,7 @@ def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.fl
 
 
 def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
-    """Where each of so many nearly equal blocks of a length starts."""
+    """Return where each of so many nearly equal blocks of a length starts."""
     return np.arange(blocks, dtype=np.int64) * length // blocks
 
 

@@ -1,4 +1,4 @@
-"""What can be looked at: layers of heads with their tokens.
+"""Scenes: layers of heads with their tokens.
 
 `scenes` has the data, `sources` makes it from models, captures and arrays, `labels` prints tokens.
 """

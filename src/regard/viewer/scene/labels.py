@@ -70,7 +70,7 @@ def brief(text: str) -> str:
 
 
 def byte_tokens(text: str) -> tuple[str, ...]:
-    """How to read the tokens of a model over UTF-8 bytes: a start mark, then a character on its first byte and the
+    """Explain the tokens of a model over UTF-8 bytes: a start mark, then a character on its first byte and the
     number of the byte, small, on those that continue it.
 
     >>> byte_tokens("né")

@@ -1,4 +1,4 @@
-"""What can be looked at: layers of heads with the tokens they read, as queries, keys and rules; never as weights."""
+"""Layers of heads with their tokens, as queries, keys and rules; never as weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -56,19 +56,19 @@ class SceneLayer:
 
     @property
     def causal(self) -> bool:
-        """Whether surely no query sees a later key."""
+        """True if it is certain that no query sees a later key."""
         return self._triangle[0]
 
     @property
     def plain(self) -> bool:
-        """Whether its scores are scale · q · k alone, with no mask or with a causal one: what a page can compute."""
+        """True for scores of scale · q · k, unmasked or causal, which a page can compute."""
         p = self.problem
         bare = p.score is None and p.bias is None and p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
         return bare and (p.mask is None or all(self._triangle))
 
     @property
     def has_values(self) -> bool:
-        """Whether what the weights are for is known too."""
+        """True if the values are known too."""
         return not self.no_values
 
     @property
@@ -113,7 +113,7 @@ class Scene:
 
     @property
     def batch(self) -> int:
-        """How many batch elements there are."""
+        """The number of batch elements."""
         return self.layers[0].problem.batch
 
     @cached_property
@@ -164,7 +164,7 @@ class Head:
         return choose(self.problem, "tiled" if self.n_q * self.n_k <= SMALL else None)
 
     def knows(self, rows: range) -> bool:
-        """Whether the lse of these queries is there, so that no pass over all keys comes before their weights."""
+        """Return True if the lse of these queries is cached, so that no pass over the keys is due."""
         return bool(self._known[_blocks(rows)].all())
 
     @property
@@ -227,12 +227,12 @@ class Head:
 
     @cached_property
     def counts_keys(self) -> bool:
-        """Whether its rules read how many keys there are."""
+        """True if its rules read the number of keys."""
         nodes = [node for node in (self.problem.mask_node, self.problem.score_node) if node is not None]
         return "keys" in reads(*nodes)
 
     def hidden(self, rows: Array, cols: Array) -> NDArray[np.bool_] | None:
-        """Which cells are known to hold nothing visible: (cells of rows, cells of keys), None if there are no rules.
+        """Return the cells that certainly hold nothing visible, (rows, keys); None without rules.
 
         Cell r holds the rows from rows[r] to before rows[r + 1], and of keys likewise.
         """
@@ -250,7 +250,7 @@ def _blocks(rows: range) -> slice:
 
 
 def triangle(p: Problem) -> tuple[bool, bool]:
-    """Whether no query of a call sees a later key, and whether each sees all the others: as far as bounds can tell,
+    """Tell if no query sees a later key, and if each sees all others, as far as bounds can tell,
     which they are asked for squares that make up the triangles, n of them or so.
     """
     if p.mask is None:
@@ -269,7 +269,7 @@ def triangle(p: Problem) -> tuple[bool, bool]:
 def _agree(
     p: Problem, ranges: Ranges, i: Array, j: Array, size: int, wanted: int, none: bool, every: bool
 ) -> tuple[bool, bool]:
-    """Whether squares of `size` at (i, j) hold nothing, or everything, if nothing else was found before."""
+    """Tell if squares of `size` at (i, j) hold nothing, or everything."""
     i_ends = np.maximum(i, int(p.offset.min())), np.minimum(i + size, int(p.offset.max()) + p.n_q) - 1
     j_ends = np.maximum(j, p.origin[2]), np.minimum(j + size, p.keys) - 1
     there = (i_ends[0] <= i_ends[1]) & (j_ends[0] <= j_ends[1])

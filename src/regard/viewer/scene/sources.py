@@ -1,4 +1,4 @@
-"""Where scenes come from: the example model with a text and settings, plain arrays, captures."""
+"""Sources of scenes: the example model with a text and settings, plain arrays, captures."""
 
 import re
 import reprlib
@@ -18,7 +18,7 @@ from regard.viewer.scene.labels import byte_label, byte_tokens
 from regard.viewer.scene.scenes import Array, Kind, Scene, SceneLayer
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
-"""What is looked at unless something is given: a rare name comes back, and breaks off."""
+"""The default text: a rare name comes back, and breaks off."""
 
 PREFIX = 3
 """Bytes that must agree for one place to count as a copy of another: in text, single letters recur by chance."""
@@ -28,7 +28,7 @@ ABOUT_MODEL = "regard's example decoder over bytes; ⊢ is the mark it puts firs
 
 @dataclass(frozen=True)
 class Settings:
-    """How the example model is run: its text, and what is done to the attention of every layer."""
+    """A run of the example model: its text, and the options of every attention layer."""
 
     text: str = SENTENCE
     temperature: float = 1.0

@@ -1,4 +1,4 @@
-"""What the page may ask, and the answers: the same over HTTP, in a notebook and in a file."""
+"""Questions of the page, and their answers: the same over HTTP, in a notebook and in a file."""
 
 import re
 import threading
@@ -380,7 +380,7 @@ class Answers:
         return Answer(200, made[0], exact=made[1])
 
     def _known(self, at: Question) -> int:
-        """Of how many heads of a layer the coarse levels are known."""
+        """Return the number of heads of a layer whose coarse levels are cached."""
         keys = (replace(at, head=head).key for head in range(at.of.heads))
         return sum(known is not None and known.whole for known in (self.store.get((*key, "coarse")) for key in keys))
 
@@ -546,7 +546,7 @@ def _exported(scene: Scene, progress: Callable[[float], object]) -> str:
 
 
 NAMES = {"i": "query", "j": "key"}
-"""What numbers of a path are called, where that is not their name."""
+"""Names of the numbers of a path in errors, where they differ."""
 
 _HEAD = r"(?P<scene>[a-z0-9-]+)/{}/(?P<layer>[0-9]+)/(?P<head>[0-9]+)"
 ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Answer]], ...] = tuple(

@@ -54,7 +54,7 @@ class Still:
 
     @cached_property
     def data(self) -> LookData:
-        """What there is to see of the scene."""
+        """The summary of the scene."""
         return look_data(self.scene, self.progress)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What was computed, kept as long as there is room; and long work done behind, while other questions are answered."""
+"""A bounded cache of results, and long work in the background."""
 
 import threading
 import time
@@ -139,7 +139,7 @@ class Worker:
 
 
 class Growing(Protocol):
-    """What is found piece by piece; `error` is what stopped that."""
+    """A result that grows piece by piece; `error` is what stopped it."""
 
     error: Exception | None
 

@@ -20,7 +20,7 @@ _STEPS = 63
 
 @dataclass(frozen=True)
 class Screen:
-    """What a console can show: colours beyond the basic sixteen, characters beyond ASCII, and its width."""
+    """The abilities of a console: colours beyond sixteen, characters beyond ASCII, its width."""
 
     colour: bool
     unicode: bool
@@ -44,11 +44,11 @@ class Screen:
 
     @property
     def pointer(self) -> str:
-        """What marks a row, two columns wide."""
+        """The mark of a row, two columns wide."""
         return "▸ " if self.unicode else "> "
 
     def legend(self) -> str:
-        """How weights become colours or characters, in words."""
+        """Describe the scale from weights to colours or characters, in words."""
         return (
             "purple 0, yellow 1, by square root" if self.colour else f"0 {self.quoted(self.shades)} 1, by square root"
         )

@@ -37,7 +37,7 @@ def ramp(values: ArrayLike, anchors: tuple[str, ...] = VIRIDIS) -> NDArray[np.ui
 
 
 def tone(weights: ArrayLike) -> NDArray[np.float64]:
-    """Where a weight in [0, 1] lies on the colour scale: its square root.
+    """Return the position of a weight in [0, 1] on the colour scale: its square root.
 
     >>> tone([0.0, 0.25, 1.0]).tolist()
     [0.0, 0.5, 1.0]

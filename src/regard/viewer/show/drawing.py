@@ -21,7 +21,7 @@ NEEDS = "PNG needs matplotlib: pip install 'regard[plots]'"
 
 
 def has_png() -> bool:
-    """Whether matplotlib is installed, which draws PNG files."""
+    """Return True if matplotlib is installed, which draws PNG files."""
     return find_spec("matplotlib") is not None
 
 

@@ -100,7 +100,7 @@ def _matrix(step: Step, hidden: NDArray[np.bool_], screen: Screen) -> list[Text]
 
 
 def _signed(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From 0, the most negative, over 0.5, nothing, to 1, the most positive."""
+    """Scale values to [0, 1]: 0 the most negative, 0.5 zero, 1 the most positive."""
     finite = np.where(np.isfinite(matrix), matrix, 0.0)
     return 0.5 + 0.5 * finite / max(float(np.abs(finite).max()), 1e-300)
 

@@ -1,1 +1,1 @@
-"""From problems to kernels: schedules, lists of tiles, work groups, and launches."""
+"""Work between problems and kernels: schedules, lists of tiles, work groups, and launches."""

@@ -86,7 +86,7 @@ class BackwardSpec(KernelSpec):
 
     @property
     def score_gradients(self) -> tuple[str, ...]:
-        """Those of `weights` that become dT."""
+        """Return the members of `weights` that become dT."""
         return ("dS",)
 
     @property
@@ -100,7 +100,7 @@ class BackwardSpec(KernelSpec):
 
     @property
     def rests(self) -> tuple[str, ...]:
-        """Those of `numbers` that the gradient of a sink needs."""
+        """Return the members of `numbers` that the gradient of a sink needs."""
         return ("c",)
 
     @property
