@@ -65,6 +65,7 @@ TABLE: tuple[Row, ...] = (
     # The rest
     Row("test_parts.py::test_every_row", "slow", "collects all tests, those of test-slow too"),
     Row("test_fork.py.*whose_threads_work|test_block_mask.*without", 6, "many processes or kernels"),
+    Row(r"test_memory.py.*\[bfloat16\]", "fast", "the other dtypes are by shares"),
     Row("test_memory.py", 6, "long calls"),
     Row("test_long_rules", "slow", "long rules"),
     Row("test_operations.py|test_captured.py|test_cli.py::test_(a_full|a_reader)", 4, "the same check of many"),

@@ -23,6 +23,7 @@ def saved(page: Any, key: str, folder: Path) -> Path:
         page.keyboard.press(key)
     page.wait_for_function("() => /saved/.test(document.querySelector('dialog.share [role=status]').textContent)")
     page.keyboard.press("Escape")
+    page.wait_for_selector("dialog.share:not([open])", state="attached")  # until then keys are the dialog's
     path = folder / waited.value.suggested_filename
     waited.value.save_as(path)
     return path
