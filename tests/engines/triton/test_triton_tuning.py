@@ -20,13 +20,13 @@ from regard.runtime import diskcache
 triton = pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
 
+from regard.core import tensors as arrays  # noqa: E402
 from regard.engines.triton.kernels import forward, tiles  # noqa: E402
 from regard.engines.triton.launch import forward_launch, tuning  # noqa: E402
 from regard.engines.triton.launch.arguments import Work  # noqa: E402
 from regard.engines.triton.launch.launching import Launch  # noqa: E402
 from regard.engines.triton.launch.tuning import TileConfig, TuningSpec, chosen  # noqa: E402
 from regard.ops.attention import problem_from  # noqa: E402
-from regard.torch import arrays  # noqa: E402
 
 KERNELS = ("forward", "query", "key_value", "tangent", "rows", "bias", "table", "part")
 H100 = tuning.DeviceTarget(90, "a device")
