@@ -113,6 +113,18 @@ def test_typing_makes_one_scene_and_one_step(tab: Tab) -> None:
     assert page.locator(".notice").is_hidden()
 
 
+def test_typing_goes_on_while_a_text_is_brought(tab: Tab) -> None:
+    page = tab.open("view=text&type=true&i=2&j=-1")
+    page.wait_for_selector(READY["text"])
+    go = threading.Event()
+    tab.page.route("**/row/**", lambda route: (go.wait(10), route.continue_()))
+    page.locator("textarea").fill("a slow")
+    page.wait_for_function("() => location.hash.includes('text=a+slow')")
+    page.locator("textarea").fill("a slow typist")
+    go.set()  # the view of "a slow" appears before "a slow typist" is sent
+    page.wait_for_function("() => location.hash.includes('typist')")
+
+
 def test_a_scene_with_fewer_layers_is_shown(tab: Tab) -> None:
     page = tab.open("view=text&layer=2&head=1")
     page.wait_for_function("() => document.querySelectorAll('.token').length === 54")

@@ -14,6 +14,8 @@ export class Editor {
   private readonly shown = h("output", {});
   private settings: Settings;
   private timer = 0;
+  /** Whether a change is still to be run: no other scene's settings take its place. */
+  private changed = false;
   /** The scene of what is still being typed or turned: the next one takes its place. */
   private draft = "";
   /** One run after the other, in the order of what was typed. */
@@ -67,8 +69,9 @@ export class Editor {
     this.show(scene);
   }
 
-  /** Shows another scene's settings, unless they are the ones that were just typed. */
+  /** Show a scene's settings, unless a change is still to be run. */
   show(scene: Scene): void {
+    if (this.changed) return;
     this.settings = { ...(scene.settings as Settings) };
     if (document.activeElement !== this.text) this.text.value = this.settings.text;
     this.write();
@@ -86,6 +89,7 @@ export class Editor {
   }
 
   private change(part: Partial<Settings>): void {
+    this.changed = true;
     Object.assign(this.settings, part);
     this.shown.textContent = figure(this.settings.temperature);
     window.clearTimeout(this.timer);
@@ -107,14 +111,17 @@ export class Editor {
   }
 
   private async send(): Promise<void> {
-    const asked = { ...this.settings };
+    const asked = JSON.stringify(this.settings);
+    const isLatest = (): boolean => asked === JSON.stringify(this.settings);
     this.element.classList.add("busy");
     try {
-      const scene = await this.run(asked, this.draft);
+      const scene = await this.run(JSON.parse(asked) as Settings, this.draft);
       this.draft = scene.given ? "" : scene.id;
       this.problem.textContent = "";
-      if (JSON.stringify(asked) === JSON.stringify(this.settings)) this.show(scene);
+      this.changed = !isLatest();
+      this.show(scene);
     } catch (error) {
+      this.changed = !isLatest();
       this.problem.textContent = (error as Error).message;
       this.following.textContent = ""; // it was of another text
     } finally {
