@@ -94,6 +94,10 @@ def test_terminal_and_picture_say_what_the_page_says(
         assert sentence in drawn
     assert sentences.view("heads", "denser") in printed
     assert sentences.view("map") in drawn
+    if given == "arrays":  # a token without text is its number, once
+        assert "What token 39 attends to in" in printed
+        assert "39 attends most to" in drawn
+        assert "24 24" not in printed + drawn
 
 
 def test_the_terminal_names_kinds() -> None:
@@ -160,7 +164,7 @@ def test_words_name_every_view_and_term() -> None:
     views = re.findall(r"^  (\w+): \[\"", app[app.index("const VIEWS") :], re.MULTILINE)
     assert "overview" in views
     assert set(words["views"]) == set(views) == set(links.VIEWS)
-    assert set(words["patterns"]) == {"looks", "last", "other", "repeats", "expects", "unseen"}
+    assert set(words["patterns"]) == {"last", "other", "repeats", "expects", "unseen"}
     assert [kind["name"] for kind in words["kinds"]] == [kind.name for kind in KINDS]
     assert {kind.name for kind in KINDS} == set(regard.insight.KINDS)
     names = [term["name"] for term in words["glossary"]]

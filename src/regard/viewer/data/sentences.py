@@ -131,9 +131,8 @@ def no_induction(highest: float, *, cross: bool, tokens: bool) -> str:
 
 
 PATTERNS = {
-    "looks": "{which}, {query}, looks most at {key} (weight {weight}){repeats}.",
-    "last": "The last token",
-    "other": "Token",
+    "last": "The last token, {query}, looks most at {key} (weight {weight}){repeats}.",
+    "other": "Token {query} looks most at {key} (weight {weight}){repeats}.",
     "repeats": ", which followed an earlier {after}",
     "expects": "The model expects next: {tokens}.",
     "unseen": "Token {query} sees no key.",
@@ -143,8 +142,8 @@ PATTERNS = {
 
 def looks(query: str, key: str, weight: float, *, last: bool, after: str = "") -> str:
     """Return where a query looks most; `after`: the run of tokens before the key that the query ends in, if any."""
-    return PATTERNS["looks"].format(
-        which=PATTERNS["last" if last else "other"], query=query, key=key, weight=f"{weight:.2f}",
+    return PATTERNS["last" if last else "other"].format(
+        query=query, key=key, weight=f"{weight:.2f}",
         repeats=PATTERNS["repeats"].format(after=quoted(after)) if after else "",
     )  # fmt: skip
 

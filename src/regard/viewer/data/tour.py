@@ -84,7 +84,7 @@ def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: 
             TourStep(
                 "Without the mask",
                 "Here the same model runs without its causal mask: every token also sees those after it, and the "
-                "half above the diagonal fills. The model was never trained like that, and its prediction suffers.",
+                "half above the diagonal fills. The model was never trained like that: compare what it expects next.",
                 first | {"view": "overview"},
                 {**scene.settings, "causal": False},
             )
