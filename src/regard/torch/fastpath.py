@@ -169,7 +169,7 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
         return None
     step = is_step(q, k, v, options)
     # A step's query is the last position, which sees all others.
-    run = engine.step(replace(p, mask=None)) if step else engine.again(p, dense=True)
+    run = engine.decode_step(replace(p, mask=None)) if step else engine.repeatable_call(p, dense=True)
     if run is None:
         return None
     out = Layout.of(q, options.get("layout", "bhnd")).out_shape(p)
