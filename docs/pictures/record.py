@@ -4,6 +4,7 @@ python docs/pictures/record.py         # needs Chromium, and `pip install playwr
 """
 
 import io
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ sys.path.append(str(HERE.parents[1] / "tests"))
 from in_browser import READY, served  # noqa: E402
 
 SIZE = {"width": 1000, "height": 640}
-TYPED = ("Mrs. Quibble lost ", "her umbrella. ", "Nobody told Mrs. Q")
+TYPED = "Mrs. Quibble lost her umbrella. Nobody told Mrs. Q"
 FLAGS = ("--no-sandbox", "--disable-gpu")
 
 
@@ -79,11 +80,13 @@ def record_typing(film: Film) -> None:
     page.get_by_role("button", name="Type your own text").click()
     text = page.locator(".editor textarea")
     text.fill("")
-    for part in TYPED:
-        text.press_sequentially(part)
-        page.wait_for_function("typed => document.querySelector('.shaded')?.textContent.includes(typed)", arg=part)
+    typed = ""
+    for word in re.findall(r"\S+ ?", TYPED):
+        typed += word
+        text.press_sequentially(word)
+        page.wait_for_function("typed => document.querySelector('.shaded')?.textContent.includes(typed)", arg=typed)
         page.wait_for_timeout(1000)
-        film.show(600)
+        film.show(400)
     film.times[-1] = 4000
 
 
