@@ -90,7 +90,9 @@ def test_what_is_taken_along_stands_beside_the_weight(tab: Tab, view: str) -> No
         first = page.locator(".strongest button").first
         start, word = int(first.get_attribute("data-token")), first.locator(".which").inner_text()
         assert len(word) > 1
-        expected = taken[start : start + len(word)].sum()
+        queries = trace.weights(2, rows=slice(51, 54))[2].mean(axis=0)  # of the last word, " Br"
+        norms = np.linalg.norm(trace.v[2][2].astype(float), axis=-1)
+        expected = (queries * norms)[start : start + len(word)].sum()
         assert numbers(page, "[data-taken]", "taken")[0] == pytest.approx(expected, rel=1e-3)
 
 

@@ -131,18 +131,9 @@ export const mapPane = (context: Context, aside: HTMLElement | null): View => {
       ),
     ),
     title,
-    h(
-      "div",
-      { class: aside ? "map-main" : "map-alone" },
-      h(
-        "div",
-        { class: "map-left" },
-        map.element,
-        h("p", { class: "note in-cell" }, "Click the map to zoom it with the wheel."),
-        h("div", { class: "below" }, readout, legend.element),
-      ),
-      aside,
-    ),
+    aside ? h("div", { class: "map-main" }, map.element, aside) : map.element,
+    h("p", { class: "note in-cell" }, "Click the map to zoom it with the wheel."),
+    h("div", { class: "below" }, readout, legend.element),
   );
 
   return {
