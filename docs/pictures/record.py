@@ -48,6 +48,7 @@ class Film:
             view,
         )
         self.page.wait_for_selector(sign)
+        self.page.wait_for_selector(".working", state="hidden")
         self.page.wait_for_timeout(settle)
 
     def save(self, path: Path) -> None:
@@ -67,8 +68,8 @@ def record(page: Any, url: str) -> Film:
     page.evaluate("location.hash += '&zoom=35,54,12,31'")  # the queries that repeat, and what they copy from
     page.wait_for_timeout(1500)
     film.show(3000)
-    for view in ("scale", "ablation"):
-        film.turn(view, READY[view])
+    for view, sign in (("scale", READY["scale"]), ("ablation", ".ablation .odds [data-after]")):
+        film.turn(view, sign)
         film.show(2500)
     return film
 
