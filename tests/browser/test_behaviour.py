@@ -254,12 +254,11 @@ def test_few_tabs_to_the_first_head(tab: Tab) -> None:
 
 
 def test_a_map_says_that_it_is_on_its_way(tab: Tab) -> None:
-    go = threading.Event()
-    tab.page.route("**/tile/**", lambda route: (go.wait(10), route.continue_()))
+    release = tab.hold("**/tile/**")
     page = tab.open("view=map&layer=2&head=1&scale=ink")
     page.wait_for_selector(".waiting:visible")
     assert "on its way" in page.locator(".waiting").inner_text()
-    go.set()
+    release()
     page.wait_for_selector(".waiting", state="hidden")
     page.wait_for_timeout(300)
     page.keyboard.press("]")
