@@ -10,6 +10,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from zlib import crc32
 
+import pytest
+
+COLLECTED = pytest.StashKey[dict[str, str]]()
+"""In the stash of pytest's config: the part of every test that it has collected, those of other parts too."""
+
 
 class Row(NamedTuple):
     pattern: str  # a regular expression, found anywhere in the id of a test
