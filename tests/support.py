@@ -60,11 +60,11 @@ def assert_within(name: str, got: Array, exact: Array, naive: Array, size: Array
 def turned(frame: Layout, x: Differential) -> Differential:
     """What a caller is given, or gives, as the problem has its inputs."""
     arrays = {name: getattr(x, name) for name in ("query", "key", "value")}
-    return replace(x, **{name: None if a is None else frame.inward(a) for name, a in arrays.items()})
+    return replace(x, **{name: None if a is None else frame.to_bhnd(a) for name, a in arrays.items()})
 
 
-def inward(frame: Layout, x: Outputs) -> Outputs:
-    return x._replace(out=None if x.out is None else frame.inward(x.out))
+def to_bhnd(frame: Layout, x: Outputs) -> Outputs:
+    return x._replace(out=None if x.out is None else frame.to_bhnd(x.out))
 
 
 def absolute(

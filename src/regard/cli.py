@@ -219,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     heads.add_argument("--csv", action="store_true", help="print CSV, a line for each head")
 
     bench = command("bench", _bench, "measure attention against this machine's limits and other libraries")
-    bench.add_argument("--quick", action="store_true", help="the rows that matter most, in some two minutes")
+    bench.add_argument("--quick", action="store_true", help="the rows that matter most, in a few minutes")
     bench.add_argument("--roofline", action="store_true", help="the limits alone: peaks and read bandwidth")
     bench.add_argument("--only", metavar="PATTERN", help="rows whose `group: name` this regular expression finds")
     bench.add_argument("--list", action="store_true", help="print the rows instead of measuring them")

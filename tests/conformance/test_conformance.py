@@ -28,9 +28,9 @@ from support import (
     assert_tangents,
     assert_within,
     eps,
-    inward,
     judge,
     norm,
+    to_bhnd,
     turned,
 )
 
@@ -103,7 +103,7 @@ class Conformance:
         before = [x.copy() for x in arrays]
         observe = [s for s in self.observed(case, dtype) if s is not ROWS_OF or p.n_q > 2]
         out, seen = regard.attention(*arrays, **options, observe=observe, engine=self.engine)
-        assert_outputs(p, Outputs(frame.inward(out), seen.lse, seen.entropy))
+        assert_outputs(p, Outputs(frame.to_bhnd(out), seen.lse, seen.entropy))
         if "max" in observe:
             self.check_statistics(p, seen)
         assert regard.attention(*arrays, **options, engine=self.engine).tobytes() == out.tobytes()
@@ -188,7 +188,7 @@ class Conformance:
         whole = Outputs(dout, dlse, dentropy)
         for ct in self.variants(case, dtype, whole, Outputs(dout, None, None), Outputs(None, None, dentropy)):
             got = regard.attention_vjp(*arrays, ct[0], dlse=ct[1], dentropy=ct[2], **options, engine=self.engine)
-            assert_gradients(p, inward(frame, ct), turned(frame, got))
+            assert_gradients(p, to_bhnd(frame, ct), turned(frame, got))
 
     def test_tangents(self, case: Case, dtype: Any) -> None:
         p, frame, arrays, options = problem(case, dtype)
@@ -201,7 +201,7 @@ class Conformance:
         dbias, dsink, dtables = like(p.bias), like(p.sink), {table: like(table) for table in p.rules.tables}
         for part in self.variants(case, dtype, {"dquery": dq, "dkey": dk, "dvalue": dv}, {"dkey": dk}, {}):
             t = Differential(
-                *(None if part.get(n) is None else frame.inward(part[n]) for n in ("dquery", "dkey", "dvalue")),
+                *(None if part.get(n) is None else frame.to_bhnd(part[n]) for n in ("dquery", "dkey", "dvalue")),
                 dbias, dsink, dtables,
             )  # fmt: skip
             primal, tangent = regard.attention_jvp(
@@ -209,7 +209,7 @@ class Conformance:
             )
             assert primal.out is not None
             assert tangent.out is not None
-            assert_tangents(p, t, tangent._replace(out=frame.inward(tangent.out)))
+            assert_tangents(p, t, tangent._replace(out=frame.to_bhnd(tangent.out)))
             assert primal.out.tobytes() == regard.attention(*arrays, **options, engine=self.engine).tobytes()
 
     def test_second_derivatives(self, case: Case, dtype: Any) -> None:
@@ -238,7 +238,7 @@ class Conformance:
                 **options, engine=self.engine,
             )  # fmt: skip
             t, got = turned(frame, t), turned(frame, got)
-            given, moving, tangent = (inward(frame, x) for x in (given, moving, tangent))
+            given, moving, tangent = (to_bhnd(frame, x) for x in (given, moving, tangent))
             assert_second(p, t, given, moving, got)
             assert_tangents(p, t, tangent)
 

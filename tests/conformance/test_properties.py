@@ -25,8 +25,8 @@ from support import (
     assert_second,
     assert_tangents,
     assert_within,
-    inward,
     judge,
+    to_bhnd,
     turned,
 )
 
@@ -147,10 +147,10 @@ def check_forward(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict
     """out, lse and entropy; and what a row that sees nothing gives."""
     frame = Layout.of(q, options.get("layout", "bhnd"))
     out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"], engine=engine)
-    assert_outputs(p, Outputs(frame.inward(out), seen.lse, seen.entropy), any_scores=True)
+    assert_outputs(p, Outputs(frame.to_bhnd(out), seen.lse, seen.entropy), any_scores=True)
     with np.errstate(all="ignore"):
         alone = specification.terms(p).visible.any(axis=-1).reshape(p.shape(p.n_q))
-    assert (frame.inward(out)[~alone] == 0).all()
+    assert (frame.to_bhnd(out)[~alone] == 0).all()
     assert (seen.entropy[~alone] == 0).all()
 
 
@@ -199,7 +199,7 @@ def check_gradients(engine: str, p: Problem, q: Any, k: Any, v: Any, options: di
     dout = rng.standard_normal(frame.out_shape(p)).astype(q.dtype)
     dlse, dentropy = rng.standard_normal((2, *frame.per_head_shape(p.shape(p.n_q))))
     g = regard.attention_vjp(q, k, v, dout, dlse=dlse, dentropy=dentropy, **options, engine=engine)
-    assert_gradients(p, inward(frame, Outputs(dout, dlse, dentropy)), turned(frame, g), any_scores=True)
+    assert_gradients(p, to_bhnd(frame, Outputs(dout, dlse, dentropy)), turned(frame, g), any_scores=True)
 
 
 def check_second(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:
@@ -220,8 +220,8 @@ def check_second(engine: str, p: Problem, q: Any, k: Any, v: Any, options: dict[
         q, k, v, ct.out, t, dlse=ct.lse, dentropy=ct.entropy, cotangent_tangents=moving, **options, engine=engine
     )
     t, got = (turned(frame, x) for x in (t, got))
-    assert_second(p, t, inward(frame, ct), inward(frame, moving), got, any_scores=True)
-    assert_tangents(p, t, inward(frame, tangent))
+    assert_second(p, t, to_bhnd(frame, ct), to_bhnd(frame, moving), got, any_scores=True)
+    assert_tangents(p, t, to_bhnd(frame, tangent))
 
 
 def check(engine: str, q: Any, k: Any, v: Any, options: dict[str, Any]) -> None:

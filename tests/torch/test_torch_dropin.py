@@ -385,3 +385,42 @@ def test_a_cached_call_of_grouped_heads_needs_enable_gqa() -> None:
     out = ours(q, k, k, enable_gqa=True)
     assert torch.equal(out, regard.attention(q, k, k))
     assert len([x for x in callcache.entries().values() if x.fields is None]) == 1  # of tensors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_dense_mask_or_bias_of_other_contents(dtype: torch.dtype) -> None:
+    """Calls with dense operands are cached by shape and strides, never by contents."""
+    q, k, v = (torch.randn(*shape, dtype=dtype) for shape in (Q, K, V))
+    options: dict[str, Callable[[], torch.Tensor]] = {
+        "booleans": lambda: torch.rand(5, 6) < 0.6,
+        "of each batch": lambda: torch.rand(2, 1, 1, 6) < 0.6,
+        "expanded": lambda: (torch.rand(1, 6) < 0.6).expand(5, 6),
+        "bias": lambda: torch.randn(4, 5, 6, dtype=dtype),
+        "strided bias": lambda: torch.randn(4, 6, 5, dtype=dtype).mT,
+    }
+    for make in options.values():
+        for _ in range(3):
+            x = make()
+            name = "mask" if x.dtype is torch.bool else "bias"
+            expected = regard.attention(q, k, v, engine="cpu", **{name: x})
+            assert torch.equal(regard.attention(q, k, v, **{name: x}), expected)
+            assert torch.equal(ours(q, k, v, attn_mask=x), expected)
+
+
+def test_a_cached_bias_still_has_a_gradient() -> None:
+    q, k, v = normal(*Q), normal(*K), normal(*V)
+    bias, mask = normal(4, 5, 6), dead()
+    for _ in range(2):
+        ours(q, k, v, attn_mask=bias)
+        both = regard.attention(q, k, v, bias=bias, mask=mask)
+    torch.testing.assert_close(both, THEIRS(q, k, v, attn_mask=bias.masked_fill(~mask, -torch.inf)))
+    bias.requires_grad_()
+    (ours(q, k, v, attn_mask=bias)).sum().backward()
+    given = bias.grad
+    bias.grad = None
+    THEIRS(q, k, v, attn_mask=bias).sum().backward()
+    torch.testing.assert_close(given, bias.grad)
+    masks = torch.stack([mask, ~mask])
+    found = torch.func.vmap(lambda m: ours(q, k, v, attn_mask=m))(masks)
+    assert torch.equal(found[0], ours(q, k, v, attn_mask=mask))
+    assert [x.call is not None for x in callcache.entries().values() if x.fields is None] == [True, True, True]

@@ -17,8 +17,8 @@ NDArray = np.ndarray[Any, np.dtype[Any]]
 class Layout(NamedTuple):
     """The layout of the caller's arrays; conversions are views, never copies.
 
-    matrices: plain (n, d), one head. positions_first: (..., n, h, d). `inward` makes operands (..., h, n, d), `outward`
-    converts results back.
+    matrices: plain (n, d), one head. positions_first: (..., n, h, d). `to_bhnd` makes operands (..., h, n, d),
+    `from_bhnd` converts results back.
     """
 
     matrices: bool
@@ -28,17 +28,17 @@ class Layout(NamedTuple):
     def of(cls, query: Any, layout: object) -> Layout:
         return cls(query.ndim == 2, checks.layout(layout) == "bnhd" and query.ndim > 2)
 
-    def inward(self, x: NDArray) -> NDArray:
+    def to_bhnd(self, x: NDArray) -> NDArray:
         return x[None] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
 
-    def outward(self, x: NDArray) -> NDArray:
+    def from_bhnd(self, x: NDArray) -> NDArray:
         return x[0] if self.matrices else x.swapaxes(-2, -3) if self.positions_first else x
 
     def per_head(self, x: NDArray) -> NDArray:
         """Return a statistic or weights: (..., h, ...) in both layouts, without h for matrices."""
         return x[0] if self.matrices else x
 
-    def inward_rows(self, x: NDArray) -> NDArray:
+    def rows_to_bhn(self, x: NDArray) -> NDArray:
         """Return a per-query array of the caller as (..., h, n_q)."""
         return x[None] if self.matrices else x
 
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
     def out_shape(self, p: Problem) -> tuple[int, ...]:
         """Return the shape of the output as the caller sees it."""
-        return tuple(self.outward(np.broadcast_to(np.float32(0), p.shape(p.n_q, p.d_v))).shape)
+        return tuple(self.from_bhnd(np.broadcast_to(np.float32(0), p.shape(p.n_q, p.d_v))).shape)
 
     def seen(self, found: Mapping[Statistic, Any]) -> Seen:
         return Seen({s: each_array(x, self.per_head) for s, x in found.items()})
@@ -55,5 +55,5 @@ class Layout(NamedTuple):
     def outputs(self, x: Outputs) -> Outputs:
         out, *rest = x
         return Outputs(
-            None if out is None else self.outward(out), *(None if a is None else self.per_head(a) for a in rest)
+            None if out is None else self.from_bhnd(out), *(None if a is None else self.per_head(a) for a in rest)
         )

@@ -182,7 +182,7 @@ class Problem:
         return own | {"batch": self.batch, "signature": signature}
 
     @classmethod
-    def again(cls, given: dict[str, Any], **varying: Any) -> Problem:
+    def from_fields(cls, given: dict[str, Any], **varying: Any) -> Problem:
         """Return the problem of fields with other operands and rules; unchecked, and without `__init__`, for speed."""
         problem = object.__new__(cls)
         problem.__dict__.update(given, **varying)

@@ -307,7 +307,7 @@ def fast_call(task: PrimitiveTask, operands: Sequence[Array]) -> Any:
         return None
     swap = task.call.layout == "bnhd"
     p, _ = problem(task, {n: transpose(n, a) if swap else a for n, a in task.named(operands).items()})
-    return cpu.again(replace(p, observe=())) if choose(p, task.call.engine) is cpu else None
+    return cpu.repeatable_call(replace(p, observe=())) if choose(p, task.call.engine) is cpu else None
 
 
 def transpose(name: str, a: Array) -> Array:

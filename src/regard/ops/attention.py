@@ -55,14 +55,14 @@ def _checked(
     """Return the problem of a call with a signature, or without one; calls of a known signature are not checked."""
     entry = callcache.find(signature)
     if entry is not None and entry.fields is not None and entry.layout is not None:
-        inward = entry.layout.inward
-        return Problem.again(
-            entry.fields, query=inward(query), key=inward(key), value=inward(value),
+        to_bhnd = entry.layout.to_bhnd
+        return Problem.from_fields(
+            entry.fields, query=to_bhnd(query), key=to_bhnd(key), value=to_bhnd(value),
             mask=causally(mask) if causal else mask, score=score,
         )  # fmt: skip
     query, key, value = checks.operands(query, key, value)
     arranged = Layout.of(query, layout)
-    q, k, v = (arranged.inward(x) for x in (query, key, value))
+    q, k, v = (arranged.to_bhnd(x) for x in (query, key, value))
     lead = checks.sizes(q, k, v, (query, key, value))
     h, n_q, n_k = q.shape[-3], q.shape[-2], k.shape[-2]
     rule = checks.mask(mask, lead, h, n_q, n_k)
@@ -94,7 +94,7 @@ def _checked(
     fields = problem.fields_for(signature)
     if callcache.meet(mask, score):
         callcache.store(signature, callcache.Entry(arranged, fields))
-    return Problem.again(fields, query=q, key=k, value=v, mask=problem.mask, score=problem.score)
+    return Problem.from_fields(fields, query=q, key=k, value=v, mask=problem.mask, score=problem.score)
 
 
 _causal: Mask = causal_rule.__wrapped__()  # type: ignore[attr-defined]
@@ -251,7 +251,7 @@ def attention(
     outputs, found = chosen.forward(p)
     assert outputs.out is not None
     assert outputs.lse is not None
-    results: list[Any] = [arranged.outward(outputs.out)]
+    results: list[Any] = [arranged.from_bhnd(outputs.out)]
     if return_weights:
         tile = chosen.weights(p, outputs.lse, range(p.n_q), range(p.n_k)).astype(p.dtype, copy=False)
         results.append(arranged.per_head(tile))
@@ -262,9 +262,9 @@ def attention(
 
 def _cache_call(p: Problem, chosen: Engine, shape: tuple[int, ...]) -> None:
     """Cache the call of a problem, if its signature is in the store and the engine can run it again."""
-    entry, again = callcache.find(p.signature), getattr(chosen, "again", None)
-    if entry is not None and not entry.tried and again is not None:
-        run = again(p)
+    entry, repeatable = callcache.find(p.signature), getattr(chosen, "repeatable_call", None)
+    if entry is not None and not entry.tried and repeatable is not None:
+        run = repeatable(p)
         entry.tried, entry.call = True, None if run is None else callcache.CachedCall(run, p, shape)
 
 
@@ -314,7 +314,7 @@ def weights(
     if lse is None:
         known = chosen.forward(replace(p, value=p.value[..., :0]), range(p.n_q)[rows])[0].lse
     else:
-        known = arranged.inward_rows(checks.shaped("lse", lse, arranged.per_head_shape(p.shape(p.n_q))))
+        known = arranged.rows_to_bhn(checks.shaped("lse", lse, arranged.per_head_shape(p.shape(p.n_q))))
         rowsums.require("lse", p, known, rows=i, pairs=len(i) * len(j) * p.batch * p.heads)
     assert known is not None
     tile = arranged.per_head(chosen.weights(p, known, i, j))
@@ -482,10 +482,10 @@ def outputs_in(p: Problem, arranged: Layout, label: str, x: Outputs, lse_dtype: 
     rows = arranged.per_head_shape(p.shape(p.n_q))
     out = None if x.out is None else checks.shaped(label.format("out"), x.out, arranged.out_shape(p), p.dtype)
     lse, entropy = (
-        None if a is None else arranged.inward_rows(checks.shaped(label.format(name), a, rows, lse_dtype))
+        None if a is None else arranged.rows_to_bhn(checks.shaped(label.format(name), a, rows, lse_dtype))
         for name, a in (("lse", x.lse), ("entropy", x.entropy))
     )
-    return Outputs(None if out is None else arranged.inward(out), lse, entropy)
+    return Outputs(None if out is None else arranged.to_bhnd(out), lse, entropy)
 
 
 def known_outputs(
@@ -531,8 +531,8 @@ def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -
     """Tangents of the caller, checked and as engines want them; `label` as in `outputs_in`."""
     turned: dict[str, NDArray | None] = {}
     for name in ("query", "key", "value"):
-        x, shape = getattr(t, name), arranged.outward(getattr(p, name)).shape
-        turned[name] = None if x is None else arranged.inward(checks.shaped(label.format(name), x, shape, p.dtype))
+        x, shape = getattr(t, name), arranged.from_bhnd(getattr(p, name)).shape
+        turned[name] = None if x is None else arranged.to_bhnd(checks.shaped(label.format(name), x, shape, p.dtype))
     for name in ("bias", "sink"):
         x, like = getattr(t, name), getattr(p, name)
         if x is not None and like is None:
@@ -550,5 +550,5 @@ def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -
 
 def differential_out(arranged: Layout, g: Differential) -> Differential:
     """Gradients, or their tangents, as the caller has the inputs."""
-    q, k, v = (None if x is None else arranged.outward(x) for x in (g.query, g.key, g.value))
+    q, k, v = (None if x is None else arranged.from_bhnd(x) for x in (g.query, g.key, g.value))
     return replace(g, query=q, key=k, value=v)

@@ -51,8 +51,8 @@ _name = os.environ.encodekey("REGARD_CPU") if hasattr(os.environ, "_data") else 
 class Entry:
     """Results of the checks of one signature, and the call itself.
 
-    layout, fields: of the checked problem (see `Problem.again`). call: runs the call at other addresses; None where it
-    was not `tried`, or cannot be cached.
+    layout, fields: of the checked problem (see `Problem.from_fields`). call: runs the call at other addresses; None
+    where it was not `tried`, or cannot be cached.
     """
 
     layout: Layout | None = None

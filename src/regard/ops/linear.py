@@ -143,12 +143,12 @@ def linear_attention(
            [0.312, 0.312, 0.375]], dtype=float32)
     """
     arranged, shape = _checked(query, key, value, causal, chunk, layout)
-    q, k, v = (arranged.inward(np.asarray(x)) for x in (query, key, value))
+    q, k, v = (arranged.to_bhnd(np.asarray(x)) for x in (query, key, value))
     wide = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
     out = np.zeros(shape, q.dtype)
     with one_blas_thread(), np.errstate(invalid="ignore", over="ignore"):
         _stream(q, k, v, _features(feature_map, q.shape[-1], wide), wide, causal, chunk, out)
-    return cast(Array, arranged.outward(out))
+    return cast(Array, arranged.from_bhnd(out))
 
 
 def _checked(
@@ -159,7 +159,7 @@ def _checked(
     checks.boolean("causal", causal)
     checks.integer("chunk", chunk, least=1)
     arranged = Layout.of(q, layout)
-    q, k, v = (arranged.inward(x) for x in (q, k, v))
+    q, k, v = (arranged.to_bhnd(x) for x in (q, k, v))
     lead = checks.sizes(q, k, v)
     if q.shape[-1] == 0:
         raise ValueError(f"linear attention needs at least one feature, got query {query.shape} and key {key.shape}")
@@ -306,12 +306,12 @@ def in_parallel(
     arranged, shape = _checked(**hollow, causal=causal, chunk=chunk, layout=layout)
     dtype = hollow["query"].dtype
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
-    q, k, v = (space.cast(arranged.inward(x), wide) for x in given.values())
+    q, k, v = (space.cast(arranged.to_bhnd(x), wide) for x in given.values())
     (h, n_q, d), (h_kv, n_k) = q.shape[-3:], k.shape[-3:-1]
     xp = space.xp
     rows = min(n_q, n_k) if causal else n_q  # the rows before them see nothing
     if 0 in shape or not n_k:
-        return arranged.outward(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
+        return arranged.from_bhnd(space.cast(xp.zeros_like(space.like(np.zeros(shape, wide), q)), dtype))
     q = q[..., n_q - rows :, :].reshape(*q.shape[:-3], h_kv, h // h_kv, rows, d)
     k, v = k[..., None, :, :], v[..., None, :, :]
     values = xp.concatenate([v, xp.ones_like(v[..., :1])], -1)  # the column of ones sums the weights
@@ -322,7 +322,7 @@ def in_parallel(
     if rows < n_q:
         nothing = xp.broadcast_to(xp.zeros_like(out[..., :1, :]), (*shape[:-2], n_q - rows, shape[-1]))
         out = xp.concatenate([nothing, out], -2)
-    return arranged.outward(space.cast(out, dtype))
+    return arranged.from_bhnd(space.cast(out, dtype))
 
 
 def _whole(phi: _Features, q: Any, k: Any, values: Any) -> Any:

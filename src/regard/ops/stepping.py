@@ -173,7 +173,7 @@ def _steps(p: Problem, arranged: Layout, rules: Sequence[Score], default_scale: 
         return arranged.per_head(x.reshape(p.shape(*x.shape[2:])))
 
     def positions(x: Array) -> Array:
-        return arranged.outward(x.reshape(p.shape(*x.shape[2:])))
+        return arranged.from_bhnd(x.reshape(p.shape(*x.shape[2:])))
 
     q, k, v, o = (letters(h, *two) for two in ("ia", "ja", "jb", "ib"))
     ij, i = f"{lead}{h}ij", f"{lead}{h}i"
@@ -181,12 +181,15 @@ def _steps(p: Problem, arranged: Layout, rules: Sequence[Score], default_scale: 
     raw = "S" if p.scale == 1 else "R"
     R, S, P, lse = (_tensor(*pair) for pair in ((raw, ij), ("S", ij), ("P", ij), ("lse", i)))
 
-    yield step("queries", "Q", q, arranged.outward(p.query.astype(real, copy=False)))
+    yield step("queries", "Q", q, arranged.from_bhnd(p.query.astype(real, copy=False)))
     yield step(
-        "keys", "K", letters("g", "j", "a") if p.group > 1 else k, arranged.outward(p.key.astype(real, copy=False))
+        "keys", "K", letters("g", "j", "a") if p.group > 1 else k, arranged.from_bhnd(p.key.astype(real, copy=False))
     )
     yield step(
-        "values", "V", letters("g", "j", "b") if p.group > 1 else v, arranged.outward(p.value.astype(real, copy=False))
+        "values",
+        "V",
+        letters("g", "j", "b") if p.group > 1 else v,
+        arranged.from_bhnd(p.value.astype(real, copy=False)),
     )
     if p.group > 1:
         shared = f"h // {p.group}"

@@ -194,7 +194,7 @@ def rope(
     if x.ndim < 2:
         raise ValueError(f"x must be (..., h, n, d) or (n, d), got shape {x.shape}")
     arranged = Layout.of(x, layout)
-    x = arranged.inward(x)
+    x = arranged.to_bhnd(x)
     d = x.shape[-1]
     dim = d if dim is None else values.integer("dim", dim)
     if dim < 2 or dim % 2 or dim > d:
@@ -219,7 +219,7 @@ def rope(
     out = x.copy(order="K")
     out[..., a] = first * cos - second * sin
     out[..., b] = second * cos + first * sin
-    return arranged.outward(out)
+    return arranged.from_bhnd(out)
 
 
 def _scaled(scaling: Scaling, d: int, base: float) -> tuple[NDArray[np.float64], float]:

@@ -19,7 +19,7 @@ from regard.rules.masks import foreign
 from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow, together, values
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, TensorCall, new_seed, seen_of
-from regard.torch.fastpath import cached, signature_of, undifferentiated
+from regard.torch.fastpath import cached, dense_of, signature_of, undifferentiated
 from regard.torch.functions import linear_attention, merge, multihead_attention
 from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
@@ -136,9 +136,11 @@ def attention(
     if not (return_weights or observe or engine is not None):
         known = cached(signature_of(query, key, value, options), query, key, value, options)
         if known is not None:
-            if undifferentiated(query, key, value):
-                return known.cached.output(query, key, value)
-            return applied(known, query, key, value)[0]
+            dense = dense_of(options).values()
+            if undifferentiated(query, key, value, *dense):
+                return known.cached.output(query, key, value, *dense)
+            if not dense:
+                return applied(known, query, key, value)[0]
     sorted_arguments = TensorArguments.of(query, key, value, options, observe)
     return_weights = checks.boolean("return_weights", return_weights)
     arguments = sorted_arguments.ready()

@@ -117,14 +117,14 @@ class PreparedCall:
         assert outputs.lse is not None
         if self.call.weights:
             tile = converted(self.engine.weights(p, outputs.lse, range(p.n_q), range(p.n_k)), p.dtype)
-            return self.outward(Outputs(tile, outputs.lse, None))
+            return self.to_caller(Outputs(tile, outputs.lse, None))
         flat: list[Array] = []
         for s, x in self.layout.seen(found).items():
             if s not in (LSE, ENTROPY):
                 each_array(x, flat.append)
-        return [*self.outward(outputs), *flat]
+        return [*self.to_caller(outputs), *flat]
 
-    def outward(self, x: Outputs) -> list[Array]:
+    def to_caller(self, x: Outputs) -> list[Array]:
         """out, lse and, if it is observed, entropy, as the caller sees them."""
         turned: Any = self.layout.outputs(x._replace(out=None) if self.call.weights else x)
         out: Any = x.out if self.call.weights else turned.out
@@ -132,8 +132,8 @@ class PreparedCall:
 
     def outputs(self, out: Array | None, lse: Array | None, entropy: Array | None) -> Outputs:
         """Convert outputs, their cotangents or tangents to the layout of the problem."""
-        rows = self.layout.inward_rows
-        turn = rows if self.call.weights else self.layout.inward
+        rows = self.layout.rows_to_bhn
+        turn = rows if self.call.weights else self.layout.to_bhnd
         return Outputs(None if out is None else turn(out), *(None if x is None else rows(x) for x in (lse, entropy)))
 
     def differential(self, arrays: Sequence[Array | None]) -> Differential:
@@ -141,7 +141,7 @@ class PreparedCall:
         given = dict(zip(self.call.floats, arrays, strict=True))
         q, k, v = (given.get(name) for name in ("query", "key", "value"))
         tables = {self.tables[x]: t for x, t in given.items() if isinstance(x, TensorTable) and t is not None}
-        q, k, v = (None if x is None else self.layout.inward(x) for x in (q, k, v))
+        q, k, v = (None if x is None else self.layout.to_bhnd(x) for x in (q, k, v))
         return Differential(q, k, v, given.get("bias"), given.get("sink"), tables)
 
     def gradients(self, g: Differential) -> list[Array | None]:
@@ -152,7 +152,9 @@ class PreparedCall:
                 found.append(g.tables.get(self.tables[x]))
             else:
                 part = getattr(g, x)
-                found.append(self.layout.outward(part) if x in ("query", "key", "value") and part is not None else part)
+                found.append(
+                    self.layout.from_bhnd(part) if x in ("query", "key", "value") and part is not None else part
+                )
         return found
 
 

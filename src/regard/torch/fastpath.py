@@ -22,16 +22,18 @@ from regard.torch.calls import DEFAULTS, TensorCall
 from regard.torch.graph.modes import transformed, transforms_active, watched
 from regard.torch.team import TEAM
 
-OPTIONS = {"causal", "scale", "offset", "mask", "score", "layout"}
+OPTIONS = {"causal", "scale", "offset", "mask", "score", "bias", "layout"}
+DENSE = ("bias", "mask")
 STEP_OPTIONS = {"causal", "scale"}
 STRIDED = torch.strided
+DTYPE = 7  # of what `tensor_operands` returns
 
 
 class CachedTensorCall:
     """A call of one signature on tensors, which computes out and lse.
 
-    run: the call of an engine on the addresses of query, key, value, out and lse. out: the shape of the output.
-    grouped: whether heads of query share those of key.
+    run: the call of an engine on the addresses of query, key, value, out and lse, and of a dense bias or mask. out: the
+    shape of the output. grouped: whether heads of query share those of key.
     """
 
     def __init__(self, run: Any, p: Problem, out: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -42,10 +44,11 @@ class CachedTensorCall:
         self.lse = torch.empty(self.rows, dtype=self.real, device="cpu")  # which nobody sees
         self.lse_address = self.lse.data_ptr()
 
-    def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return the output alone."""
+    def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> torch.Tensor:
+        """Return the output alone; dense: the bias or mask, as in the call that was cached."""
         out = self.new(q)
-        self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.lse_address)
+        more = [x.data_ptr() for x in dense]
+        self.run(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.lse_address, *more)
         return out
 
     def new(self, q: torch.Tensor) -> torch.Tensor:
@@ -66,7 +69,8 @@ class CachedTensorCall:
 class CachedStep(CachedTensorCall):
     """A call of one query of each head and any number of keys."""
 
-    def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def output(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> torch.Tensor:
+        assert not dense
         out = self.new(q)
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), self.lse_address
         self.run(addresses, k.shape[-2], k.stride(), v.stride())
@@ -102,17 +106,36 @@ def tensor_operands(q: Any, k: Any, v: Any, steps: bool) -> tuple[Any, ...] | No
     return step, rows, q.stride(), keys, k_strides, values, v_strides, dtype
 
 
+def with_dense(operands: tuple[Any, ...] | None, name: str, x: torch.Tensor) -> tuple[Any, ...] | None:
+    """Add what tells a boolean mask, or a bias of the operands' dtype, from others; None where it is not cached."""
+    if operands is None or type(x) not in PLAIN or x.is_nested or not x.is_cpu or x.layout is not STRIDED:
+        return None
+    dtype = x.dtype
+    if (dtype is not torch.bool if name == "mask" else dtype is not operands[DTYPE]) or x.is_neg():
+        return None
+    return *operands, name, x.shape, x.stride()
+
+
+def dense_of(options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the bias and the mask that are tensors, in the order of a repeatable call."""
+    return {name: x for name in DENSE if isinstance(x := options.get(name), torch.Tensor)}
+
+
 def signature_of(q: Any, k: Any, v: Any, options: dict[str, Any]) -> Signature | None:
     """Return the signature of a call on tensors with options of `regard.attention`, if it may be cached."""
     if not options:
         return signature(tensor_operands(q, k, v, True))
     if not options.keys() <= OPTIONS:
         return None
+    operands, dense = tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS), dense_of(options)
+    for name, x in dense.items():
+        operands = with_dense(operands, name, x)
+    others = {name: x for name, x in options.items() if name not in dense} if dense else options
     for name in ("mask", "score"):
-        rule = options.get(name)
+        rule = others.get(name)
         if rule is not None and not (isinstance(rule, Rule) and callcache.met(rule)):
             return None
-    return signature(tensor_operands(q, k, v, options.keys() <= STEP_OPTIONS), **options)
+    return signature(operands, **others)
 
 
 def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, Any]) -> TensorCall | None:
@@ -125,9 +148,11 @@ def cached(signed: Signature | None, q: Any, k: Any, v: Any, options: dict[str, 
     return call
 
 
-def undifferentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+def undifferentiated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *dense: torch.Tensor) -> bool:
     """Return whether nobody can ask for a derivative of a call on these."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or any(x.requires_grad for x in dense)
+    ):
         return False
     return not transformed()
 
@@ -136,17 +161,20 @@ def _made(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: dict[str, 
     """Make a call that runs again, if the engine has one for these tensors."""
     if not all(x.dtype in NUMPY and x.ndim > 2 for x in (q, k, v)):
         return None
-    p = problem_from(array(q), array(k), array(v), **options)
+    dense = dense_of(options)
+    p = problem_from(array(q), array(k), array(v), **options | {name: array(x) for name, x in dense.items()})
     checks.fits(p)
     engine: Any = choose(p, None)
     if engine.NAME != "cpu":
         return None
     step = is_step(q, k, v, options)
-    run = engine.step(replace(p, mask=None)) if step else engine.again(p)  # the last position sees all others
+    # A step's query is the last position, which sees all others.
+    run = engine.decode_step(replace(p, mask=None)) if step else engine.repeatable_call(p, dense=True)
     if run is None:
         return None
     out = Layout.of(q, options.get("layout", "bhnd")).out_shape(p)
     repeated = (CachedStep if step else CachedTensorCall)(run, p, out, q.dtype)
+    options = {name: x for name, x in options.items() if name not in dense}  # whose tensors belong to their caller
     return TensorCall(DEFAULTS | options | {"observe": ()}, ("query", "key", "value"), cached=repeated)
 
 

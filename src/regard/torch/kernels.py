@@ -50,7 +50,7 @@ def tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     ready = PreparedCall.of(call, arrays(inputs))
     checks.fits(ready.problem, entropies=1)
     _, d = ready.engine.jvp(ready.problem, ready.differential(arrays(t)), ready.outputs(*arrays(outputs)))
-    return tensors(ready.outward(d))
+    return tensors(ready.to_caller(d))
 
 
 @on_team(TEAM)
@@ -79,7 +79,7 @@ def tangent_tangent(call: TensorCall, *given: torch.Tensor | None) -> Tensors:
     ready = PreparedCall.of(call, arrays(inputs))
     first, second = (ready.differential(arrays(x)) for x in (t, u))
     results, d_first, d_second = (ready.outputs(*arrays(x)) for x in (outputs, d_t, d_u))
-    return tensors(ready.outward(ready.engine.jvp_jvp(ready.problem, results, first, second, d_first, d_second)))
+    return tensors(ready.to_caller(ready.engine.jvp_jvp(ready.problem, results, first, second, d_first, d_second)))
 
 
 def parts(call: TensorCall, given: Any, *sizes: int) -> list[Any]:

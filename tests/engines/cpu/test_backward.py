@@ -210,8 +210,8 @@ def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
     dout, rows = rng.standard_normal(frame.out_shape(p)).astype(dtype), rng.standard_normal((2, *p.shape(p.n_q)))
     known = frame.outputs(tiled.jvp(p, Differential())[0])  # forward has tests of its own
     g = gradients(q, k, v, dout, rows, **options, outputs=known)
-    turned = (frame.inward(getattr(g, name)) for name in ("query", "key", "value"))
-    assert_gradients(p, Outputs(frame.inward(dout), *rows), Differential(*turned, g.bias, g.sink, g.tables))
+    turned = (frame.to_bhnd(getattr(g, name)) for name in ("query", "key", "value"))
+    assert_gradients(p, Outputs(frame.to_bhnd(dout), *rows), Differential(*turned, g.bias, g.sink, g.tables))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

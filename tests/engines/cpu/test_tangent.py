@@ -196,7 +196,7 @@ def test_every_instruction_set(forced: str, case: Case, dtype: Any) -> None:
     q, k, v, options = case.inputs(dtype)
     p, frame = problem_from(q, k, v, **options), Layout.of(q, options.get("layout", "bhnd"))
     rng = np.random.default_rng(1)
-    t = tangents_of(p, *(frame.inward(rng.standard_normal(x.shape).astype(dtype)) for x in (q, k, v)))
+    t = tangents_of(p, *(frame.to_bhnd(rng.standard_normal(x.shape).astype(dtype)) for x in (q, k, v)))
     outputs, made = cpu.jvp(p, t)
     assert_tangents(p, t, made)
     assert_tangents(p, t, cpu.jvp(p, t, outputs)[1])

@@ -49,7 +49,7 @@ def test_forward(forced: str, case: Case, dtype: Any) -> None:
         return
     frame = Layout.of(q, options.get("layout", "bhnd"))
     out, seen = regard.attention(q, k, v, **options, observe=["lse", "entropy"], engine="cpu")
-    assert_outputs(problem_from(q, k, v, **options), Outputs(frame.inward(out), seen.lse, seen.entropy))
+    assert_outputs(problem_from(q, k, v, **options), Outputs(frame.to_bhnd(out), seen.lse, seen.entropy))
 
 
 @pytest.mark.parametrize(

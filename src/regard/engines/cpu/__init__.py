@@ -137,18 +137,18 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
     return Outputs(results.out, lse, results.entropy), complete(p, lse, seen, lambda p: forward(p, rows))
 
 
-def again(p: Problem) -> Any:
+def repeatable_call(p: Problem, dense: bool = False) -> Any:
     """Return a repeatable call; None for calls that cannot be repeated.
 
-    It takes the addresses of query, key, value, out and lse.
+    It takes the addresses of query, key, value, out and lse. dense: a bias and dense masks may follow.
     """
     from regard.engines.cpu.schedule import work
     from regard.engines.cpu.target.instructions import chosen
 
-    return work.repeated_call(p, chosen())
+    return work.repeated_call(p, chosen(), dense)
 
 
-def step(p: Problem) -> Any:
+def decode_step(p: Problem) -> Any:
     """Return a decode step for any number of keys, or None.
 
     See `decoding.DecodeStep`.

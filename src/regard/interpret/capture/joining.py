@@ -90,7 +90,7 @@ class CapturedCall:
     def of(query: Array, key: Array, lse: Array, options: Mapping[str, Any], cross: bool) -> "CapturedCall":
         """Make a call of the arguments and options that `regard.attention` was given."""
         frame = Layout.of(query, options.get("layout", "bhnd"))
-        q, k = frame.inward(query), frame.inward(key)
+        q, k = frame.to_bhnd(query), frame.to_bhnd(key)
         lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3])
         batch = int(np.prod(lead, dtype=np.int64))
         q, k = (np.broadcast_to(x, (*lead, *x.shape[-3:])).reshape(batch, *x.shape[-3:]) for x in (q, k))
@@ -115,7 +115,7 @@ class CapturedCall:
         else:
             offset = int(offset)
         begin = given.get("origin", (0, 0, 0))[2]
-        made = CapturedCall(q, k, frame.inward_rows(lse).reshape(q.shape[:3]), given, offset, begin, cross)
+        made = CapturedCall(q, k, frame.rows_to_bhn(lse).reshape(q.shape[:3]), given, offset, begin, cross)
         return made if cross else made.without_unwritten_keys()
 
     @property

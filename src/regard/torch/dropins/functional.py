@@ -20,7 +20,7 @@ from regard.runtime.forks import renewed
 from regard.torch.adapter import watching
 from regard.torch.arrays import autocast
 from regard.torch.dropins import nested
-from regard.torch.fastpath import tensor_operands, undifferentiated
+from regard.torch.fastpath import tensor_operands, undifferentiated, with_dense
 from regard.torch.graph import modes
 
 Tensor = torch.Tensor
@@ -86,8 +86,8 @@ def scaled_dot_product_attention(
         others = modes.functions_overridden() and not KNOWN.issuperset(map(type, given))
         if others or modes.any_function_mode():
             return _handed_over(given, dropout_p, is_causal, scale, enable_gqa)
-    if attn_mask is None and type(dropout_p) is float and not dropout_p and not torch.compiler.is_compiling():
-        out = _cached(query, key, value, is_causal, scale, enable_gqa)
+    if type(dropout_p) is float and not dropout_p and not torch.compiler.is_compiling():
+        out = _cached(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if out is not None:
             return out
     if not type(query) is type(key) is type(value) is Tensor:
@@ -139,20 +139,30 @@ def scaled_dot_product_attention(
     return torch.nn.functional.dropout(out, 1.0) if dropout_p == 1.0 else out
 
 
-def _cached(query: Any, key: Any, value: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> torch.Tensor | None:
-    """Return the output of a call without mask and derivative, if such a call of `regard.attention` is cached."""
+def _cached(
+    query: Any, key: Any, value: Any, attn_mask: Any, is_causal: Any, scale: Any, enable_gqa: Any
+) -> torch.Tensor | None:  # fmt: skip
+    """Return the output of a call without a derivative, if such a call of `regard.attention` is cached."""
     if type(is_causal) is not bool or type(enable_gqa) is not bool or watching():
         return None
-    operands = tensor_operands(query, key, value, steps=not is_causal)
+    dense: tuple[Any, ...] = ()
+    if attn_mask is None:
+        operands = tensor_operands(query, key, value, steps=not is_causal)
+    elif is_causal or not isinstance(attn_mask, Tensor):
+        return None
+    else:
+        name = "mask" if attn_mask.dtype is torch.bool else "bias"
+        operands = with_dense(tensor_operands(query, key, value, steps=False), name, attn_mask)
+        dense = (attn_mask,)
     # By position, because names take longer: mask, causal, score, bias, scale, sink, dropout, seed, offset.
     offset = 0 if is_causal else None
     entry = entries().get(signature(operands, None, is_causal, None, None, scale, None, 0.0, None, offset))
-    if entry is None or entry.call is None or not undifferentiated(query, key, value):
+    if entry is None or entry.call is None or not undifferentiated(query, key, value, *dense):
         return None
     call = entry.call.cached
     if call.grouped and not enable_gqa:
         return None
-    out: torch.Tensor = call.output(query, key, value)
+    out: torch.Tensor = call.output(query, key, value, *dense)
     return out
 
 

@@ -18,41 +18,41 @@ class Store:
     def __init__(self, limit: int):
         self.limit = limit
         self.nbytes = 0
-        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = renewed(self, "_lock", threading.Lock)
 
     def get(self, key: Hashable) -> Any:
         """Return the value, or None."""
         with self._lock:
-            if key not in self._kept:
+            if key not in self._entries:
                 return None
-            self._kept.move_to_end(key)
-            return self._kept[key][0]
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
 
     def put(self, key: Hashable, value: Any, nbytes: int) -> None:
         """Keep a value that takes so many bytes, unless it alone is too large."""
         with self._lock:
             self._drop(key)
-            self._kept[key] = value, nbytes
+            self._entries[key] = value, nbytes
             self.nbytes += nbytes
             while self.nbytes > self.limit:
-                self._drop(next(iter(self._kept)))
+                self._drop(next(iter(self._entries)))
 
     def clear(self) -> None:
         """Drop every value."""
         with self._lock:
-            self._kept.clear()
+            self._entries.clear()
             self.nbytes = 0
 
     def forget(self, group: Hashable) -> None:
         """Drop every value whose key begins with `group`."""
         with self._lock:
-            for key in [key for key in self._kept if isinstance(key, tuple) and key[0] == group]:
+            for key in [key for key in self._entries if isinstance(key, tuple) and key[0] == group]:
                 self._drop(key)
 
     def _drop(self, key: Hashable) -> None:
-        if key in self._kept:
-            self.nbytes -= self._kept.pop(key)[1]
+        if key in self._entries:
+            self.nbytes -= self._entries.pop(key)[1]
 
 
 ASKED_FOR = 3.0

@@ -19,6 +19,7 @@ from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.spec.forward import (
+    ADDRESSES,
     BASES,
     BLOCKS,
     COUNT,
@@ -406,28 +407,32 @@ class RepeatedCall:
     memory and have evicted Python's own data from the caches.
     """
 
-    def __init__(self, schedule: Schedule, kernel: Callable[[int], None]):
+    def __init__(self, schedule: Schedule, kernel: Callable[[int], None], has_bias: bool):
         (stage,) = schedule.stages
         self.kernel, self.stage, self.threads = kernel, stage, schedule.threads
         self.fields, self.bases = schedule.fields[:], array("Q", [0] * stage.blocks.shape[1])
         self.fields[BLOCKS], self.fields[BASES] = address_of(stage.blocks), address_in(self.bases)
         self.fields[TILE_LIST] = address_of(stage.tiles)
+        self.first_dense = ADDRESSES.index("bias") + (not has_bias)
         self.repeated: Any = None
         self.members, self.busy = 0, False
 
     def __call__(self, *addresses: int) -> None:
-        """Run the call. addresses: of query, key, value, out and lse."""
+        """Run the call.
+
+        addresses: of query, key, value, out and lse, then of the bias and the dense masks that there are.
+        """
         team, members = team_for(self.threads) if self.threads > 1 else (None, 1)
         waits = members < self.threads or len(self.stage.portions) > 1  # and a signal's handler may call meanwhile
         if self.busy or waits:
             fields, bases = self.fields[:], self.bases[:]
             fields[BASES] = address_in(bases)
-            bases[:5] = array("Q", addresses)
+            self.point(bases, addresses)
             launch(self.kernel, fields, self.stage, self.threads)
             return
         self.busy = True
         try:
-            self.bases[:5] = array("Q", addresses)
+            self.point(self.bases, addresses)
             if members != self.members:
                 self.repeated = RepeatedStage(self.kernel, self.fields, self.stage, members)
                 self.members = members
@@ -435,15 +440,23 @@ class RepeatedCall:
         finally:
             self.busy = False
 
+    def point(self, bases: "array[int]", addresses: tuple[int, ...]) -> None:
+        """Set the addresses of a call."""
+        bases[:OPERANDS] = array("Q", addresses[:OPERANDS])
+        if len(addresses) > OPERANDS:
+            dense = array("Q", addresses[OPERANDS:])
+            bases[self.first_dense : self.first_dense + len(dense)] = dense
 
-def repeated_call(p: Problem, target: Target) -> RepeatedCall | None:
-    """Return a repeatable call without options other than rules that read no arrays.
 
-    None for others, and large ones.
+def repeated_call(p: Problem, target: Target, dense: bool) -> RepeatedCall | None:
+    """Return a repeatable call whose rules read no tables; None for others, and large ones.
+
+    dense: it may have a bias and dense masks, whose blocks are not classified.
     """
     count = p.batch * p.heads * p.n_q
-    plain = without_options(p) and not any(program.tables for _, program in programs(p))
-    if not (0 < count <= REPEATED_QUERIES and p.n_k and plain) or dense_masks(p):
+    has_dense = p.bias is not None or bool(dense_masks(p))
+    plain = without_options(replace(p, bias=None)) and not any(program.tables for _, program in programs(p))
+    if not (0 < count <= REPEATED_QUERIES and p.n_k and plain) or (has_dense and not dense):
         return None
     results = KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
     found = schedule_for(p, target, results, range(p.n_q), threads_for(p, count))
@@ -452,7 +465,8 @@ def repeated_call(p: Problem, target: Target) -> RepeatedCall | None:
     if found.stages[0].split_state:
         return None
     spec = spec_of(p, target, p.n_q, *results.options)
-    return RepeatedCall(found, cache.kernel(found.key, "forward", target, lambda: source(spec, target)).call)
+    kernel = cache.kernel(found.key, "forward", target, lambda: source(spec, target))
+    return RepeatedCall(found, kernel.call, has_bias=p.bias is not None)
 
 
 def threads_for(p: Problem, count: int) -> int:
@@ -467,6 +481,7 @@ def without_options(p: Problem) -> bool:
 
 
 SEED = FIELDS.index("seed")
+OPERANDS = ADDRESSES.index("lse") + 1  # query, key, value, out and lse
 
 
 class LaunchStages:
