@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,18 @@ class Tab:
         self.page.evaluate("state => (location.hash = state)", state)
         self.page.wait_for_selector(sign)
         return self.page
+
+    def hold(self, asked: str) -> Callable[[], None]:
+        """Answer no request of that pattern until the function that is returned is called."""
+        held: list[Any] = []
+        self.page.route(asked, lambda route: held.append(route))  # which takes no method of a list
+
+        def release() -> None:
+            for route in held:
+                route.continue_()
+            self.page.unroute(asked)
+
+        return release
 
     def api(self, part: str) -> list[str]:
         """What was asked of the server that has this in its path, without the part that is always there."""
