@@ -81,7 +81,7 @@ def look(browser: Any, arguments: list[str]) -> dict[str, str]:
         page.close()
         page, others = opened(browser)
         since, used = time.perf_counter(), cpu(pid)
-        page.goto(f"{url}#view=map")
+        page.goto(f"{url}#view=map&layer=0&head=0")
         page.wait_for_selector(".readout output")
         note("link to a map: the chosen weight, exact", since, used)
         page.wait_for_function("() => !/computed, 0 %/.test(document.querySelector('.legend').innerText)")
@@ -135,7 +135,7 @@ def zooms(page: Any) -> list[float]:
     rng, taken = np.random.default_rng(0), []
     for _ in range(PLACES):
         i = int(rng.integers(n // 2, n))
-        page.evaluate("state => (location.hash = state)", f"view=map&i={i}&j={int(rng.integers(0, i))}")
+        page.evaluate("state => (location.hash = state)", f"view=map&layer=0&head=0&i={i}&j={int(rng.integers(0, i))}")
         page.wait_for_timeout(200)
         taken += [page.evaluate(ZOOMED, key) for key in ("Enter", *"-----++", "0")]
     return taken
