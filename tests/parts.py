@@ -49,6 +49,9 @@ TABLE: tuple[Row, ...] = (
     Row("Test(Tiled|Specification)::test_.*-float32", "fast", "nothing to compile"),
     Row(r"TestCpu::test_\w+\[", 24, "compiles kernels"),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
+    # WebAssembly
+    Row(r"test_wasm.py::test_(kernels|modules|relaxed|what_the)", "slow", "Node.js, and compiles kernels"),
+    Row(r"test_wasm_linking.py::test_(a_module_runs|code)", "slow", "Node.js, wasm-ld"),
     # Products of kernels, dtypes, layouts and instruction sets
     Row(CPU, 12, "compiles kernels"),
     Row("test_special_targets", 400, "compiles kernels"),
