@@ -172,6 +172,8 @@ export interface Matrix {
   tensor: string;
   formula: string;
   values: (number | null)[][];
+  /** Features of a row that are rotated next, each with one half of them on. */
+  rotary?: number;
 }
 
 /** Nats a byte of a text: with all heads, and without each. */

@@ -66,10 +66,11 @@ def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
     from regard.viewer.serve.answers import Answers
     from regard.viewer.serve.server import Viewer, bound
 
-    scenes = [sources.example(sources.Settings()), *(sources.arrays(**call) for call in arrays.values())]
+    others = (sources.arrays(**call) for call in arrays.values())
+    scenes = [*sources.for_page([sources.example(sources.Settings())]), *others]
     with bound() as home:
         made = Viewer(Answers(scenes), home)
-    assert list(made.answers.scenes) == ["example", *arrays]
+    assert list(made.answers.scenes) == ["example", "cross", *arrays]
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
     yield made

@@ -12,6 +12,7 @@ import numpy as np
 
 from regard.engines import choose
 from regard.examplemodel import ExampleModel, Trace
+from regard.interpret.ablation import Losses
 from regard.interpret.examplemodel.model import Replacement
 from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
@@ -482,7 +483,7 @@ class Answers:
         except ValueError as error:
             raise Refused(422, str(error)) from None
         return Answer(200, {"matrices": [
-            {name: getattr(x, name) for name in ("name", "symbol", "tensor", "formula")}
+            {name: getattr(x, name) for name in ("name", "symbol", "tensor", "formula", "rotary")}
             | {"values": [[finite(float(f"{y:.6g}")) for y in row] for row in x.values.tolist()]}
             for x in found
         ]})  # fmt: skip
@@ -491,39 +492,40 @@ class Answers:
         return Answer(200, matrices.row_scores(at.of, at.head, within(i, at.of.problem.n_q, "query"), at.b))
 
     def _ablations(self, at: Question) -> Answer:
-        before, how = self._whole(at)
-        made = self._kept(
+        how = self._replacement(at)
+        made: Losses = self._kept(
             "scores", (at.name, "ablations", how),
             lambda progress: ablation.every_head(self._example_model(), at.scene, how, progress),
-            lambda x: sum(one.losses.nbytes for one in x),
+            lambda x: 64 * len(x.without),
         )  # fmt: skip
-        rows = [{"layer": x.layer, "head": x.head, "loss": float(x.losses.mean())} for x in made]
-        return Answer(200, {"loss": float(before.losses().mean()), "rows": rows})
+        rows = [{"layer": layer, "head": head, "loss": loss} for (layer, head), loss in made.without.items()]
+        return Answer(200, {"loss": made.whole, "rows": rows})
 
     def _ablation(self, at: Question) -> Answer:
-        before, how = self._whole(at)
-        after = self._without(at, {(at.layer, at.head): how})
+        how = self._replacement(at)
+        before, after = self._without(at, {}), self._without(at, {(at.layer, at.head): how})
         i = integer(at.query, "i", len(before.ids) - 1, 0, len(before.ids) - 1, "token")
         return Answer(200, {
             "i": i, "odds": [vars(odd) for odd in ablation.odds(before, after, i)],
             "losses": {name: trace.losses().tolist() for name, trace in (("before", before), ("after", after))},
         })  # fmt: skip
 
-    def _whole(self, at: Question) -> tuple[Trace, Replacement]:
-        """Return the run of a scene, and the replacement asked for; `Refused` for other models."""
+    def _replacement(self, at: Question) -> Replacement:
+        """Return what a head is replaced by; `Refused` for models that do not run here."""
         if at.scene.settings is None or at.scene.ids is None:
             raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
         how = at.query.get("how", "zero")
         if how not in ("zero", "mean"):
             raise Refused(422, f"how must be zero or mean, got {how}")
-        return self._without(at, {}), how  # type: ignore[return-value]
+        return how  # type: ignore[return-value]
 
     def _without(self, at: Question, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
         """Return the run of a scene's text without some heads."""
         made: Trace = self._kept(
             "scores", (at.name, "without", *heads.items()),
             lambda progress: ablation.run(self._example_model(), at.scene, heads),
-            lambda trace: trace.logits.nbytes + sum(x.nbytes for x in (*trace.q, *trace.k, *trace.v)),
+            lambda trace: trace.logits.nbytes
+            + sum(x.nbytes for x in (*trace.q, *trace.k, *trace.v, *trace.x, *trace.out)),
         )  # fmt: skip
         return made
 
