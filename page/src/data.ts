@@ -157,7 +157,7 @@ export interface Words {
   views: Record<string, string>;
   /** The words for {more}: on a scale from light to dark, and from dark to light. */
   more: [string, string];
-  patterns: Record<"looks" | "last" | "other" | "repeats" | "expects" | "unseen", string>;
+  patterns: Record<"last" | "other" | "repeats" | "expects" | "unseen", string>;
   glossary: { name: string; meaning: string; plain: string }[];
   kinds: { name: string; meaning: string; definition: string }[];
   tentative: string;

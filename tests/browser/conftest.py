@@ -57,6 +57,7 @@ def arrays() -> dict[str, dict[str, Any]]:
         "arrays": {"query": q, "key": k, "value": v, "tokens": words, "causal": True},
         "arrays-2": {"query": small, "key": others, "value": values, "tokens": few, "mask": WINDOW},
         "arrays-3": {"query": long_q, "key": long_k, "tokens": many, "causal": True},
+        "arrays-4": {"query": small, "key": others, "value": values, "causal": True},
     }
 
 
