@@ -191,7 +191,7 @@ class Answers:
             self._workers["maps"].result(key, lambda progress: head.lse_of(rows, progress))
         return head
 
-    def _kept(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
+    def _cached(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
         """Return what `make(progress)` makes in the background, or the cached result."""
         found = self.store.get(key)
         if found is None:
@@ -213,7 +213,7 @@ class Answers:
     def scores(self, at: Question, layer: int) -> tuple[HeadStatistics, ...]:
         """Return the scores of the heads of a layer."""
         make = partial(layer_scores, at.scene, layer, at.b)
-        made: tuple[HeadStatistics, ...] = self._kept(
+        made: tuple[HeadStatistics, ...] = self._cached(
             "scores", (at.name, layer, at.b, "scores"), make, lambda x: 1024 * len(x)
         )
         return made
@@ -273,7 +273,7 @@ class Answers:
 
     def _page(self, at: Question) -> Answer:
         """Return the scene as one file, for the page to save."""
-        html = self._kept("scores", (at.name, "page"), partial(_exported, at.scene), len)
+        html = self._cached("scores", (at.name, "page"), partial(_exported, at.scene), len)
         return Answer(200, {"html": html})
 
     def _example_model(self) -> ExampleModel:
@@ -319,7 +319,7 @@ class Answers:
         """Return the scores of all heads as a finding needs them, and the number of queries they are taken from."""
         rows = finding.sample_rows(at.scene)
         count = len(at.scene.layers)
-        made = self._kept(
+        made = self._cached(
             "scores", (at.name, at.b, "estimated"),
             lambda progress: [estimated_scores(at.scene, layer, rows, at.b) for layer in range(count)],
             lambda x: 1024 * sum(map(len, x)),
@@ -372,7 +372,7 @@ class Answers:
     def _thumbs(self, at: Question) -> Answer:
         size = integer(at.query, "size", 64, 1, LARGEST_THUMB)
         kind = at.kind
-        made = self._kept(
+        made = self._cached(
             "maps",
             (at.name, at.layer, at.b, "thumbs", size, kind, self._known(at)),
             lambda progress: self._thumbnails(at, size, progress),
@@ -447,7 +447,7 @@ class Answers:
 
     def _profiles(self, at: Question) -> Answer:
         head = self.head(*at.key)
-        made = self._kept(
+        made = self._cached(
             "maps", (*at.key, "profiles"), lambda progress: profiles.profiles(head, progress),
             lambda x: sum(profile.values.nbytes for profile in x.values()),
         )  # fmt: skip
@@ -493,7 +493,7 @@ class Answers:
 
     def _ablations(self, at: Question) -> Answer:
         how = self._replacement(at)
-        made: Losses = self._kept(
+        made: Losses = self._cached(
             "scores", (at.name, "ablations", how),
             lambda progress: ablation.every_head(self._example_model(), at.scene, how, progress),
             lambda x: 64 * len(x.without),
@@ -521,7 +521,7 @@ class Answers:
 
     def _without(self, at: Question, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
         """Return the run of a scene's text without some heads."""
-        made: Trace = self._kept(
+        made: Trace = self._cached(
             "scores", (at.name, "without", *heads.items()),
             lambda progress: ablation.run(self._example_model(), at.scene, heads),
             lambda trace: trace.logits.nbytes
