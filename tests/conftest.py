@@ -1,8 +1,9 @@
 """Fixtures of every test: fresh arrays hold NaN, so that an engine which leaves one unwritten is seen."""
 
+import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from parts import parts
+from parts import COLLECTED, parts
 from regard.core.problem import Problem
 from regard.reference import specification
 from regard.runtime import memory
@@ -36,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test with its part, before `-m` selects, and leave out those of other shards."""
-    part = parts(item.nodeid for item in items)
+    part = config.stash[COLLECTED] = parts(item.nodeid for item in items)
     for item in items:
         if part[item.nodeid] != "fast":
             item.add_marker(part[item.nodeid])
@@ -45,6 +46,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if crc32(item.nodeid.encode()) % n == k - 1]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def small_garbage() -> Iterator[None]:
+    """Leave frameworks and collected tests out of garbage collections, which would take a second each."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """What tests in a browser share: a watched tab, calls to look at, and what `regard` says of them."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,18 @@ class Tab:
         self.page.evaluate("state => (location.hash = state)", state)
         self.page.wait_for_selector(sign)
         return self.page
+
+    def hold(self, asked: str) -> Callable[[], None]:
+        """Answer no request of that pattern until the function that is returned is called."""
+        held: list[Any] = []
+        self.page.route(asked, lambda route: held.append(route))  # which takes no method of a list
+
+        def release() -> None:
+            for route in held:
+                route.continue_()
+            self.page.unroute(asked)
+
+        return release
 
     def api(self, part: str) -> list[str]:
         """What was asked of the server that has this in its path, without the part that is always there."""

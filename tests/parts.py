@@ -10,6 +10,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from zlib import crc32
 
+import pytest
+
+COLLECTED = pytest.StashKey[dict[str, str]]()
+"""In the stash of pytest's config: the part of every test that it has collected, those of other parts too."""
+
 
 class Row(NamedTuple):
     pattern: str  # a regular expression, found anywhere in the id of a test
@@ -39,13 +44,18 @@ TABLE: tuple[Row, ...] = (
     # The table of cases: in float32 all of it, first derivatives included
     Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
     Row(CASES + r"weights\[", "fast", "every case on every engine"),
+    Row(r"TestCpu::test_special_values\[", 60, "compiles a kernel for each dtype, option and number of rows"),
+    Row(r"TestCpu::test_second_\w+\[.*-float32", 24, "compiles kernels"),
     Row(CASES + r"second_\w+\[.*-float32", 6, "second derivatives"),
     Row("Test(Tiled|Specification)::test_.*-float32", "fast", "nothing to compile"),
     Row(r"TestCpu::test_\w+\[", 24, "compiles kernels"),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
+    # WebAssembly
+    Row(r"test_wasm.py::test_(kernels|modules|relaxed|what_the)", "slow", "Node.js, and compiles kernels"),
+    Row(r"test_wasm_linking.py::test_(a_module_runs|code)", "slow", "Node.js, wasm-ld"),
     # Products of kernels, dtypes, layouts and instruction sets
     Row(CPU, 12, "compiles kernels"),
-    Row("test_special_targets", 150, "compiles kernels"),
+    Row("test_special_targets", 400, "compiles kernels"),
     Row("test_properties", "slow", "random calls"),
     Row("test_bits.py", 8, "long calls"),
     Row("test_spec.py.*slopes", 4, "differences of every entry"),
@@ -54,10 +64,12 @@ TABLE: tuple[Row, ...] = (
     Row("test_torch_derivatives.py::test_weights_diff|test_linear_attention_of_other", "slow", "5 s each"),
     Row("test_torch_(rules|varlen)", 6, "compiles a kernel each"),
     Row("test_torch_derivatives.py", 12, "each case in each mode"),
+    Row("test_torch_modes.py::test_(dispatch_modes_see_second|a_counter_that_was)", "slow", "6 to 10 s each"),
     Row("test_torch_graphs|test_modules.py.*compiled", "slow", "PyTorch compiles"),
     Row("test_torch_workers", "slow", "starts processes that import PyTorch"),
     Row("test_torch_modes", 8, "PyTorch traces"),
     Row("test_jax_derivatives.py::test_(third|hessian)|test_without_x64", "slow", "4 to 9 s each"),
+    Row("test_jax_scan.py::test_all_inputs_and_vmap", "slow", "13 s"),
     Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case"),
     Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),
     Row("test_jax.*(test_multihead_attention|16_bits)", "fast", "each dtype"),
@@ -71,8 +83,9 @@ TABLE: tuple[Row, ...] = (
     Row("test_long_rules", "slow", "long rules"),
     Row("test_operations.py|test_captured.py|test_cli.py::test_(a_full|a_reader)", 4, "the same check of many"),
     Row("test_rowsums|test_joining|test_platforms|test_small_calls", 6, "long or many calls, commands"),
-    Row("test_planning.py.*however_long", "slow", "plans in a process of their own"),
-    Row("test_bench.py::test_(every_derivative|peers_compute|memory_of)", "slow", "measures"),
+    Row("test_planning.py.*(however_long|a_million_keys)", "slow", "5 to 15 s each: many samples"),
+    Row("test_each_head_is_ablated", "slow", "runs the example model 24 times"),
+    Row("test_bench.py::test_(every_derivative|peers_compute|memory_of|cold_rows|all_plots)", "slow", "measures"),
     Row("test_bench.py|test_bench_models.py", 4, "measures"),
 )
 

@@ -66,9 +66,11 @@ LAZY = {
     "regard.engines.cpu.schedule.second_work": ("engines.cpu.kernels.reductions", KERNEL),
     "regard.engines.cpu.schedule.tangent_work": ("engines.cpu.kernels.jvp", KERNEL),
     "regard.engines.cpu.schedule.work": ("engines.cpu.kernels.decode engines.cpu.kernels.prefill", KERNEL),
+    "regard.engines.cpu.wasm.module": ("engines.cpu.kernels.visible", KERNEL),
     "regard.engines.tiled": ("engines.tiled.backward_pass engines.tiled.derivatives", "a forward call needs neither"),
     "regard.engines.triton": ("engines.triton.launch.devices", "PyTorch and Triton"),
     "regard.interpret.capture.captured": ("interpret.capture.files", "ml_dtypes, for files alone"),
+    "regard.ops.exporting": ("engines.cpu.wasm.module", COMPILER),
     "regard.ops.planning": ("engines.cpu.schedule.work", COMPILER),
     "regard.viewer.command": ("viewer.serve.server", "starlette and uvicorn, for pages alone"),
     "regard.viewer.looking": (

@@ -15,7 +15,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import regard
-import regard.positions
 from in_browser import AXE, FLAGS
 
 DOCS = Path(__file__).parents[1] / "docs"

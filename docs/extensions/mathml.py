@@ -3,7 +3,6 @@
 from typing import Any
 
 from docutils import nodes
-from docutils.utils.math import wrap_math_code
 from docutils.utils.math.latex2mathml import tex2mathml
 
 
@@ -16,7 +15,7 @@ def block(writer: Any, node: nodes.math_block) -> None:
     writer.body.append(writer.starttag(node, "div", CLASS="math"))
     if node.get("number"):
         writer.body.append(f'<span class="eqno">({node["number"]})</span>')
-    writer.body.append(tex2mathml(wrap_math_code(node.astext(), as_block=True), as_block=True))
+    writer.body.append(tex2mathml(node.astext(), as_block=True))
     writer.body.append("</div>\n")
     raise nodes.SkipNode
 

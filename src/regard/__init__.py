@@ -16,6 +16,7 @@ _HOMES = {
     "regard.ops.attention": "attention attention_jvp attention_vjp attention_vjp_jvp weights",
     "regard.interpret.capture.captured": "Capture capture",
     "regard.engines": "available_engines",
+    "regard.ops.exporting": "export_wasm",
     "regard.ops.linear": "linear_attention",
     "regard.ops.merging": "merge",
     "regard.ops.multihead": "multihead_attention",

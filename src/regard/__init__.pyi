@@ -4,6 +4,7 @@ from regard.core.statistics import Profile, Seen, Top, mass, pooled, top, weight
 from regard.engines import available_engines
 from regard.interpret.capture.captured import Capture, capture
 from regard.ops.attention import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
+from regard.ops.exporting import export_wasm
 from regard.ops.linear import linear_attention
 from regard.ops.merging import merge
 from regard.ops.multihead import multihead_attention
@@ -61,6 +62,7 @@ __all__ = [
     "dilated",
     "documents",
     "examplemodel",
+    "export_wasm",
     "global_tokens",
     "insight",
     "linear_attention",

@@ -116,12 +116,11 @@ def test_typing_makes_one_scene_and_one_step(tab: Tab) -> None:
 def test_typing_goes_on_while_a_text_is_brought(tab: Tab) -> None:
     page = tab.open("view=text&type=true&i=2&j=-1")
     page.wait_for_selector(READY["text"])
-    go = threading.Event()
-    tab.page.route("**/row/**", lambda route: (go.wait(10), route.continue_()))
+    release = tab.hold("**/row/**")
     page.locator("textarea").fill("a slow")
     page.wait_for_function("() => location.hash.includes('text=a+slow')")
     page.locator("textarea").fill("a slow typist")
-    go.set()  # the view of "a slow" appears before "a slow typist" is sent
+    release()  # "a slow" is shown before "a slow typist" is sent
     page.wait_for_function("() => location.hash.includes('typist')")
 
 
@@ -254,12 +253,11 @@ def test_few_tabs_to_the_first_head(tab: Tab) -> None:
 
 
 def test_a_map_says_that_it_is_on_its_way(tab: Tab) -> None:
-    go = threading.Event()
-    tab.page.route("**/tile/**", lambda route: (go.wait(10), route.continue_()))
+    release = tab.hold("**/tile/**")
     page = tab.open("view=map&layer=2&head=1&scale=ink")
     page.wait_for_selector(".waiting:visible")
     assert "on its way" in page.locator(".waiting").inner_text()
-    go.set()
+    release()
     page.wait_for_selector(".waiting", state="hidden")
     page.wait_for_timeout(300)
     page.keyboard.press("]")

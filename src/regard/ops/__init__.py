@@ -7,5 +7,6 @@
 | `merging` | attention over a set of keys from its parts |
 | `multihead`, `linear` | multi-head attention; linear attention |
 | `stepping` | every intermediate of a call, with its indices |
+| `exporting` | attention for web pages |
 | `planning` | FLOPs, bytes, tiles and the engine of a call |
 """

@@ -320,9 +320,14 @@ class Kernel:
         return self.where(x < y, x, y)
 
     def fma(self, x: Value, y: Any, z: Any) -> Value:
-        """Return x · y + z, rounded once where the target has FMA."""
+        """Return x · y + z, rounded once where the target has FMA.
+
+        With `relaxed`, the browser's processor decides.
+        """
         x, y = x._meet(y)
         x, z = x._meet(z)
+        if self.target.relaxed and x.lanes * x.type.size == self.target.vector:
+            return self.intrinsic("wasm.relaxed.madd", x.type, x, y.spread(x.lanes), z)
         return self.intrinsic("fma" if self.target.fma else "fmuladd", x.type, x, y.spread(x.lanes), z)
 
     def rint(self, x: Value) -> Value:

@@ -823,7 +823,7 @@ def _ends(marked: Array) -> tuple[Array, Array]:
     return np.where(any_one, marked.argmax(axis=1), 0) * PART, np.where(any_one, last, 0) * PART
 
 
-def source(spec: KernelSpec, target: Target) -> str:
+def source(spec: KernelSpec, target: Target, name: str = "forward") -> str:
     """Return the kernel's IR."""
 
     def write(k: "Kernel") -> None:
@@ -832,7 +832,7 @@ def source(spec: KernelSpec, target: Target) -> str:
 
         (DecodeKernel if spec.decode_rows else PrefillKernel)(k, spec).run()
 
-    return written("forward", spec.fields, target, write)
+    return written(name, spec.fields, target, write)
 
 
 def spec_of(

@@ -172,6 +172,8 @@ def compile_object(text: str, target: Target, label: str) -> bytes:
     _initialize(target.triple == native_triple())
     machine = _machine(target)
     module = llvm.parse_assembly(text)
+    if target.wasm:  # kernels count on 64-bit pointers nowhere, and LLVM must not either
+        module.data_layout = str(machine.target_data)
     module.verify()
     passes = llvm.create_new_module_pass_manager()
     for name in PASSES:
@@ -202,8 +204,9 @@ def _loops_as_written() -> Iterator[None]:
 
 def _machine(target: Target) -> Any:
     made = llvm.Target.from_triple(target.triple)
-    # The small model reads constants relative to the code, which is one piece of memory.
-    return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small")
+    # The small model reads constants relative to the code, which is one piece of memory; in WebAssembly at addresses.
+    reloc = "static" if target.wasm else "pic"
+    return made.create_target_machine(cpu=target.cpu, features=target.features, opt=2, reloc=reloc, codemodel="small")
 
 
 @cache

@@ -38,7 +38,8 @@ class Target:
     vector: bytes of a vector register. registers: their number. fma: x · y + z in one instruction. needs: CPU features.
     flags: mask registers. scalef: x · 2ⁿ in one instruction. permute: lookup in a table of two vectors.
     bf16_dot: products of packed bf16 pairs. amx: products of AMX tiles. control: x86's MXCSR. swift: the prefix of
-    LLVM's processor names on which it beats the targets after it. wide: the micro-tile with 32 registers.
+    LLVM's processor names on which it beats the targets after it. wide: the micro-tile with 32 registers. narrow: that
+    with 16. relaxed: WebAssembly's relaxed multiply-add, which may or may not round twice.
     """
 
     name: str
@@ -57,6 +58,8 @@ class Target:
     control: bool = False
     swift: str = ""
     wide: tuple[int, int] = (8, 3)
+    narrow: tuple[int, int] = (4, 3)
+    relaxed: bool = False
     prefetch: Prefetch = Prefetch()
 
     def lanes(self, size: int) -> int:
@@ -69,7 +72,7 @@ class Target:
 
         Its sums, one row of vectors and a factor fit the registers.
         """
-        return self.wide if self.registers >= 32 else (4, 3)
+        return self.wide if self.registers >= 32 else self.narrow
 
     def rows(self, vectors: int) -> int:
         """Return the rows, a power of two, of a micro-tile with `vectors` vectors."""
@@ -79,7 +82,12 @@ class Target:
     @property
     def pipelines(self) -> bool:
         """True if a micro-tile leaves registers for interleaved work."""
-        return math.prod(self.tile) <= self.registers // 2
+        return self.registers >= 32 and math.prod(self.tile) <= self.registers // 2
+
+    @property
+    def wasm(self) -> bool:
+        """True for WebAssembly, whose addresses have 32 bits."""
+        return self.triple.startswith("wasm32")
 
     @property
     def runs(self) -> bool:
@@ -124,6 +132,16 @@ def targets() -> dict[str, Target]:
         Target("neon", arm, "generic", "+neon", 16, 32, True),
     )
     return {target.name: target for target in found}
+
+
+def webassembly(relaxed: bool = False) -> Target:
+    """Return the target of web pages, which no process of Python runs.
+
+    It rounds as "baseline" does, unless `relaxed`. V8 keeps 15 vectors in registers: 4 × 3 sums would be spilled.
+    """
+    features = "+simd128,+bulk-memory" + ",+relaxed-simd" * relaxed
+    name = "wasm-relaxed" if relaxed else "wasm"
+    return Target(name, "wasm32-unknown-unknown", "generic", features, 16, 16, False, narrow=(4, 2), relaxed=relaxed)
 
 
 @cache

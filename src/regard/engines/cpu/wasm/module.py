@@ -1,0 +1,186 @@
+"""The module of a page: kernels of some rules, and what their caller has to know.
+
+The kernels are those of the engine on the target "wasm": `prefill`, `decode` for a few rows, and for a mask `visible`,
+which lists tiles. The description is JSON in a custom section "regard"; the tables of the rules are in another,
+"regard.tables". So one loader serves every module.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from llvmlite import binding as llvm
+
+from regard.core.problem import Problem
+from regard.core.statistics import Statistic
+from regard.engines.cpu import WIDEST, supports
+from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.fields import pack_fields
+from regard.engines.cpu.schedule.work import BEST, programs, source, spec_of, table_array
+from regard.engines.cpu.spec.forward import (
+    KEYS,
+    SPLIT_BYTES,
+    SPLIT_TILES,
+    TILE_BITS,
+    WIDE_WORK_GROUP,
+    KernelSpec,
+    scratch_size,
+    tile_word,
+)
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import Target, webassembly
+from regard.engines.cpu.wasm.linking import custom_section, linked
+from regard.rules import Mask, Program, Score, reads
+from regard.version import __version__
+
+if TYPE_CHECKING:
+    from regard.engines.cpu.language.kernel import Kernel
+
+VERSION = 1  # of the description
+POSITIONS = 2**20  # queries and keys of a call at most,
+INDICES = 2**16  # batch elements and heads: integers of rules then have 32 bits where bounds say so
+DECODE_ROWS = 1, 4  # rows for which there are kernels with a key in every lane
+
+
+def module(mask: Mask | None, score: Score | None, observe: Sequence[Statistic], relaxed: bool) -> bytes:
+    """Return the module that computes attention under these rules.
+
+    Raises ValueError for rules that kernels do not take, or that need the C library.
+    """
+    target, p = webassembly(relaxed), _longest_call(mask, score)
+    reason = supports(p)
+    if reason is not None:
+        raise ValueError(f"a module takes {reason}")
+    rules = programs(p)
+    entropy = any(s.name == "entropy" for s in observe)
+    wanted = max((s.of or 1 for s in observe if s.name in ("argmax", "top")), default=0)
+    best = min(n for n in (0, *BEST) if n >= wanted)
+    specs = {"prefill": spec_of(p, target, POSITIONS, entropy, best)}
+    for rows in DECODE_ROWS if not best else ():
+        specs[f"decode{rows}"] = spec_of(p, target, rows, entropy)
+    texts = {name: source(spec, target, name) for name, spec in specs.items()}
+    lists = None if mask is None else specs["prefill"]
+    if lists is not None:
+        texts["visible"] = _visible(lists, target)
+    code = linked(cache.compile_object(_together(texts), target, "attention"), list(texts))
+    requirements = [x for rule in (mask, score) if rule is not None for x in rule.requires]
+    tables = b"".join(x.tobytes() for _, x in _tables(rules))
+    description = {
+        "version": VERSION,
+        "regard": __version__,
+        "target": target.name,
+        "positions": POSITIONS,
+        "indices": INDICES,
+        "features": WIDEST,
+        "tile": {
+            "keys": KEYS, "shift": TILE_BITS, "full": int(tile_word(np.zeros((), np.int64))),
+            "splitTiles": SPLIT_TILES, "splitBytes": SPLIT_BYTES,
+        },
+        "workGroup": WIDE_WORK_GROUP,
+        "kernels": [_kernel(name, spec) for name, spec in specs.items()],
+        "visible": None if lists is None else _visible_fields(lists),
+        "maskReads": sorted(reads(mask.node)) if mask is not None else [],
+        "values": _values(rules),
+        "tables": _places(rules),
+        "requires": [[x.rule, x.argument, x.axis, x.length] for x in requirements],
+        "statistics": [s.name for s in observe],
+        "best": best,
+        "top": wanted,
+    }  # fmt: skip
+    return code + custom_section("regard", json.dumps(description).encode()) + custom_section("regard.tables", tables)
+
+
+def loader(name: str) -> dict[str, str]:
+    """Return the loader of a module and its types, by the suffixes of their files."""
+    here = Path(__file__).parent
+    return {suffix: (here / f"loader{suffix}").read_text("utf-8").replace("NAME", name) for suffix in (".js", ".d.ts")}
+
+
+def _longest_call(mask: Mask | None, score: Score | None) -> Problem:
+    """Return a call of one head with rules, as long as calls may be; its arrays take no memory.
+
+    Its offsets are the least and the greatest, so that bounds of its rules hold for all calls.
+    """
+    x = np.broadcast_to(np.zeros((), np.float32), (2, 1, POSITIONS, 1))
+    offset = np.array([-POSITIONS, POSITIONS])
+    return Problem(x, x, x, (2,), mask, score, None, 1.0, None, 0.0, 0, offset, (0, 0, 0))
+
+
+def _visible(spec: KernelSpec, target: Target) -> str:
+    """Return the IR of the kernel that lists tiles."""
+    from regard.engines.cpu.kernels.visible import VisibleTilesKernel
+
+    def write(k: "Kernel") -> None:
+        VisibleTilesKernel(k, spec).run()
+
+    return written("visible", _visible_fields(spec), target, write)
+
+
+def _visible_fields(spec: KernelSpec) -> tuple[str, ...]:
+    from regard.engines.cpu.kernels.visible import fields_of
+
+    return fields_of(spec)
+
+
+def _together(texts: dict[str, str]) -> str:
+    """Return the IR of several kernels as one module."""
+    first, *others = (llvm.parse_assembly(text) for text in texts.values())
+    for other in others:
+        first.link_in(other)
+    return str(first)
+
+
+def _kernel(name: str, spec: KernelSpec) -> dict[str, Any]:
+    """Describe a kernel. scratch: bytes for a work group, and for each of its query blocks.
+
+    Both as coefficients of (1, d, d_v), which are rounded up to `multiple` features.
+    """
+    multiple = 16
+
+    def size(blocks: int, d: int, d_v: int) -> int:
+        return scratch_size(spec, blocks, d, d_v) * spec.real.size
+
+    def coefficients(blocks: int) -> list[int]:
+        whole = size(blocks, 0, 0)
+        return [whole, *((size(blocks, *at) - whole) // multiple for at in ((multiple, 0), (0, multiple)))]
+
+    once, one = coefficients(0), coefficients(1)
+    return {
+        "name": name,
+        "lanes": spec.lanes,
+        "rows": spec.decode_rows,
+        "fields": spec.fields,
+        "blockFields": spec.block_fields,
+        "scratch": {"multiple": multiple, "group": once, "block": [x - y for x, y in zip(one, once, strict=True)]},
+    }
+
+
+def _values(rules: Sequence[tuple[str, Program]]) -> dict[str, str]:
+    """Return the fields of the rules' numbers as 64-bit integers in text, and the lengths of tables' axes."""
+    values: dict[str, int | float] = {}
+    for prefix, program in rules:
+        values |= {f"{prefix}_number{n}": x for n, x in enumerate(program.numbers)}
+        for n, table in enumerate(program.tables):
+            values |= {f"{prefix}_table{n}_size{axis}": length for axis, length in enumerate(table.shape)}
+    return {name: str(x) for name, x in zip(values, pack_fields(list(values), values), strict=True)}
+
+
+def _tables(rules: Sequence[tuple[str, Program]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
+    """Return the tables of the rules by their fields, padded to 8 bytes, so that each is aligned."""
+    found = []
+    for prefix, program in rules:
+        for n, table in enumerate(program.tables):
+            x = table_array(table, np.float32).reshape(-1)
+            found.append((f"{prefix}_table{n}", np.pad(x, (0, x.size * x.itemsize // 4 % 2))))
+    return found
+
+
+def _places(rules: Sequence[tuple[str, Program]]) -> dict[str, int]:
+    """Return each table's first byte in their section."""
+    places, end = {}, 0
+    for name, x in _tables(rules):
+        places[name] = end
+        end += x.nbytes
+    return places

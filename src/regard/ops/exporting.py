@@ -1,0 +1,92 @@
+"""Attention for web pages: a module of WebAssembly and its loader."""
+
+from __future__ import annotations  # so that `help` shows the names of types
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from regard.core import checks
+from regard.core.statistics import Statistic
+from regard.core.types import MaskLike, ScoreLike
+from regard.ops.attention import causally
+from regard.rules import as_mask
+from regard.rules import window as window_rule
+from regard.rules.outside import lookups
+
+STATISTICS = ("lse", "entropy", "max", "argmax", "top")
+MOST = 32  # of the largest weights
+KNOWN = f"'lse', 'entropy', 'max', 'argmax' and regard.top(k) with k of at most {MOST}"
+
+
+def export_wasm(
+    path: str | os.PathLike[str],
+    *,
+    mask: MaskLike = None,
+    causal: bool = False,
+    window: int | None = None,
+    score: ScoreLike = None,
+    statistics: Sequence[str | Statistic] = (),
+    relaxed: bool = False,
+) -> Path:
+    """Write attention with these rules as WebAssembly, for a web page or Node.js.
+
+    Three files of one name, NAME.wasm, NAME.js and NAME.d.ts, compute what `attention` does for
+    float32 arrays of any size, from a prompt to a step of decoding:
+
+        import { load } from "./NAME.js";
+        const attention = await load("NAME.wasm");
+        const { out, lse } = attention({ q, k, v, heads: 8, d: 64 });  // Float32Arrays
+
+    Without `relaxed` the bits are those of the engine "cpu" on a processor without FMA
+    (`REGARD_CPU=baseline`), but for numbers below 2⁻¹²⁶, which that engine takes for 0.
+
+    Args:
+        path: NAME, or NAME.wasm. Existing files are replaced.
+        mask, causal, score: as in `attention`; a mask that is a rule, not an array.
+        window: the mask `regard.window(window)` in addition.
+        statistics: of "entropy", "max", "argmax" and `regard.top(k)`, k ≤ 32, what the result
+            holds in addition to out and lse.
+        relaxed: multiply and add in one instruction where the reader's processor has one. Faster
+            on some; results then differ between processors in their last bits.
+
+    Returns:
+        The path of NAME.wasm.
+
+    Raises:
+        ValueError: for a rule that holds an array of all pairs, or a table with bounds="raise";
+            for functions of the C library in a rule, such as np.sin.
+
+    >>> import tempfile
+    >>> import regard
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = regard.export_wasm(f"{folder}/recent", causal=True, window=256)
+    ...     sorted(x.name for x in path.parent.iterdir())
+    ['recent.d.ts', 'recent.js', 'recent.wasm']
+    """
+    from regard.engines.cpu.wasm.module import loader, module
+
+    rule = None if mask is None else as_mask(mask)
+    if window is not None:
+        recent = window_rule(window)
+        rule = recent if rule is None else rule & recent
+    if checks.boolean("causal", causal):
+        rule = causally(rule)
+    scores = checks.score(score)
+    for name, x in (("mask", rule), ("score", scores)):
+        if x is not None and x.dense:
+            raise ValueError(f"{name} must be a rule of the indices, which serves calls of any size, not an array")
+        if x is not None and (x.tensors or lookups(x.node)):
+            raise ValueError(f'{name} must read tables of NumPy arrays with bounds="clamp"')
+    observe = checks.observe(statistics)
+    for s in observe:
+        if s.name not in STATISTICS or (s.name == "top" and s.of > MOST):
+            raise ValueError(f"statistics may be {KNOWN}, got {s!r}")
+    target = Path(path)
+    if target.suffix != ".wasm":
+        target = target.with_name(f"{target.name}.wasm")
+    code = module(rule, scores, observe, checks.boolean("relaxed", relaxed))
+    target.write_bytes(code)
+    for suffix, text in loader(target.stem).items():
+        target.with_suffix(suffix).write_text(text, "utf-8")
+    return target

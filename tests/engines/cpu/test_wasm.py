@@ -1,0 +1,177 @@
+"""Kernels as WebAssembly: the bits of the baseline target, and the modules and loaders that pages use."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from in_node import call, forward
+from regard.bench.cases import CASES, Case
+from regard.core.problem import Problem
+from regard.engines.cpu.language.kernel import Kernel
+from regard.engines.cpu.language.types import F32
+from regard.engines.cpu.target import cache
+from regard.engines.cpu.target.instructions import targets, webassembly
+from regard.engines.cpu.wasm.linking import linked
+from regard.ops.attention import problem_from
+
+Array = np.ndarray[Any, np.dtype[Any]]
+OBSERVED = "lse", "entropy", "max", "argmax", regard.top(5)
+
+
+@pytest.fixture
+def baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not targets()["baseline"].runs:
+        pytest.skip("the baseline target is one of x86-64")
+    monkeypatch.setenv("REGARD_CPU", "baseline")
+
+
+def same(got: dict[str, Any], expected: dict[str, Array]) -> None:
+    for name, x in expected.items():
+        bits = np.asarray(got[name]).reshape(-1).view(np.uint8)
+        np.testing.assert_array_equal(bits, np.ascontiguousarray(x).reshape(-1).view(np.uint8), err_msg=name)
+
+
+def native(p: Problem) -> dict[str, Array]:
+    from regard.engines import cpu
+
+    outputs, seen = cpu.forward(p)
+    assert outputs.out is not None
+    return {"out": outputs.out, **{s.name: x for s, x in seen.items() if s.name in ("lse", "entropy", "max")}}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_give_the_bits_of_the_baseline(case: Case, baseline: None, tmp_path: Path) -> None:
+    q, k, v, options = case.inputs(np.float32)
+    p = problem_from(q, k, v, **options, observe=["lse", "entropy", "max"])
+    same(forward(p, tmp_path), native(p))
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"mask": regard.window(40, 3)},
+    "gap": {"mask": regard.prefix(70) | regard.mask(lambda b, h, i, j: j >= 300)},
+    "rule of heads": {"mask": lambda b, h, i, j: ((i - j) % 3 == h % 3) | (j * 2 < i) & ~(j == 4)},
+    "rule of batch elements": {"mask": regard.padding(np.array([150, 390])), "causal": True},
+    "documents": {"mask": regard.documents(np.arange(1000) // 150)},
+    "nothing": {"mask": lambda b, h, i, j: j < 0},
+    "score": {"score": [regard.softcap(2.0), lambda s, b, h, i, j: s - 0.1 * abs(i - j) / (h + 1)], "causal": True},
+    "score that hides": {"score": lambda s, b, h, i, j: regard.where(i >= j, s, -np.inf)},
+    "tables": {"score": regard.alibi(np.linspace(0.1, 1.0, 6)), "mask": regard.blocks(np.eye(9, dtype=bool), 50)},
+    "large integers": {"mask": lambda b, h, i, j: (i - j) * 1000003 * 1000003 % 7 < 4},
+}
+SIZES: dict[str, dict[str, int]] = {
+    "prompt": {"batch": 2, "heads": 6, "kvHeads": 2, "n_q": 390, "n_k": 390, "d": 20, "d_v": 12},
+    "rows": {"batch": 1, "heads": 2, "kvHeads": 2, "n_q": 9, "n_k": 333, "d": 16, "d_v": 16},
+    "step": {"batch": 2, "heads": 6, "kvHeads": 6, "n_q": 1, "n_k": 390, "d": 33, "d_v": 7},
+    "step, grouped heads": {"batch": 1, "heads": 6, "kvHeads": 2, "n_q": 1, "n_k": 390, "d": 64, "d_v": 64},
+    "two rows": {"batch": 1, "heads": 6, "kvHeads": 3, "n_q": 2, "n_k": 130, "d": 64, "d_v": 64},
+    "no keys": {"batch": 1, "heads": 2, "kvHeads": 2, "n_q": 5, "n_k": 0, "d": 4, "d_v": 4},
+    "no queries": {"batch": 1, "heads": 2, "kvHeads": 2, "n_q": 0, "n_k": 7, "d": 4, "d_v": 4},
+}
+
+
+def arrays(sizes: dict[str, int], seed: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    x = sizes
+    shapes = {
+        "q": (x["batch"], x["heads"], x["n_q"], x["d"]),
+        "k": (x["batch"], x["kvHeads"], x["n_k"], x["d"]),
+        "v": (x["batch"], x["kvHeads"], x["n_k"], x["d_v"]),
+    }
+    made = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return made | {name: x[name] for name in ("batch", "heads", "kvHeads", "d")}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("statistics", [(), OBSERVED], ids=["out", "statistics"])
+def test_modules_give_the_bits_of_the_baseline(
+    rule: str, statistics: tuple[Any, ...], baseline: None, tmp_path: Path
+) -> None:
+    path = regard.export_wasm(tmp_path / "attention", **RULES[rule], statistics=statistics)
+    sizes = [x for x in SIZES.values() if x["batch"] == 2 or rule != "rule of batch elements"]
+    covered = rule not in ("documents", "tables")  # their tables have no entry of a query before the first key
+    calls = [arrays(x) for x in sizes if x["n_k"] or covered]
+    calls += [{**calls[0], "offset": 7, "scale": 0.3}]
+    for given, got in zip(calls, call(path, calls), strict=True):
+        assert "error" not in got, got["error"]
+        more = {name: given[name] for name in ("offset", "scale") if name in given}
+        observe = ["lse", *(s for s in statistics if s != "lse")]
+        out, seen = regard.attention(*(given[x] for x in "qkv"), **RULES[rule], **more, observe=observe, engine="cpu")
+        expected = {"out": out, "lse": seen.lse}
+        if statistics:
+            best = seen[regard.top(5)]
+            expected |= {"entropy": seen.entropy, "max": seen.max, "argmax": seen.argmax.astype(np.int32)}
+            expected |= {"values": best.values, "indices": best.indices.astype(np.int32)}
+        same(got, expected)
+
+
+def test_relaxed_modules_agree(tmp_path: Path) -> None:
+    path = regard.export_wasm(tmp_path / "relaxed.wasm", causal=True, relaxed=True)
+    given = arrays(SIZES["prompt"])
+    (got,) = call(path, [given])
+    expected = regard.attention(*(given[x] for x in "qkv"), causal=True)
+    np.testing.assert_allclose(got["out"], expected.reshape(-1), atol=1e-5)
+
+
+ERRORS: dict[str, tuple[dict[str, Any], str]] = {
+    "no array": ({"q": [1, 2]}, "TypeError: q must be a Float32Array"),
+    "no d": ({"d": None}, "RangeError: d must be an integer from 1 to 1024, got null"),
+    "heads": ({"heads": 0}, "RangeError: heads must be an integer from 1 to 65536, got 0"),
+    "kvHeads": ({"heads": 6, "kvHeads": 4}, "RangeError: heads must be a multiple of kvHeads, got 6 and 4"),
+    "q": ({"d": 7}, "RangeError: q must hold a multiple of batch · heads · d = 14 numbers, got 80"),
+    "v": (
+        {"v": np.zeros(7)},
+        "RangeError: v must hold a multiple of batch · kvHeads · keys = 10 numbers, got 7",
+    ),
+    "offset": ({"offset": 0.5}, "RangeError: offset must be an integer of at most 1048576, got 0.5"),
+    "scale": ({"scale": 1e300}, "RangeError: scale must be finite in float32, got 1e+300"),
+    "too long": (
+        {"k": np.zeros(9 * 8 * 2), "v": np.zeros(9 * 8 * 2)},
+        "RangeError: ids of documents covers i from 0 to 7, but this call has 8",
+    ),
+}
+
+
+def test_what_the_loader_refuses(tmp_path: Path) -> None:
+    path = regard.export_wasm(tmp_path / "documents", mask=regard.documents(np.zeros(8, int)))
+    x = np.zeros((2, 5, 8))
+    given: dict[str, Any] = {"q": x, "k": x, "v": x, "heads": 2, "d": 8}
+    found = call(path, [{**given, **changed} for changed, _ in ERRORS.values()])
+    assert [x["error"] for x in found] == [message for _, message in ERRORS.values()]
+    assert "error" not in call(path, [given])[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": np.ones((3, 3), bool)}, "mask must be a rule of the indices, .* not an array"),
+        ({"score": lambda s, b, h, i, j: s + np.sin(i)}, "WebAssembly has no C library, which sinf would come from"),
+        ({"mask": lambda b, h, i, j: regard.table([1, 2], bounds="raise")[j] > 1}, 'tables .* with bounds="clamp"'),
+        ({"statistics": ["received"]}, "statistics may be 'lse', 'entropy', .* got 'received'"),
+        ({"statistics": [regard.top(33)]}, r"k of at most 32, got regard.top\(33\)"),
+    ],
+)
+def test_what_is_not_exported(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        regard.export_wasm(tmp_path / "attention", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_have_the_name_of_the_module(tmp_path: Path) -> None:
+    assert regard.export_wasm(str(tmp_path / "v1.2")) == tmp_path / "v1.2.wasm"
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["v1.2.d.ts", "v1.2.js", "v1.2.wasm"]
+    assert 'from "./v1.2.js"' in (tmp_path / "v1.2.js").read_text("utf-8")
+
+
+def test_multiply_add_is_one_instruction_only_where_it_may_be() -> None:
+    """`f32x4.relaxed_madd` is 0xfd with the number 0x105."""
+    for relaxed in (False, True):
+        k = Kernel("forward", webassembly(relaxed), ("x",))
+        x = k.pointer("x", F32)
+        x[0] = k.fma(x.load(0, 4), x.load(4, 4), x.load(8, 4))
+        code = linked(cache.compile_object(k.text(), webassembly(relaxed), "test"), ["forward"])
+        assert (b"\xfd\x85\x02" in code) == relaxed
