@@ -11,7 +11,6 @@ import regard
 sys.path.insert(0, str(Path(__file__).parent))
 
 project = "regard"
-author = "the authors of regard"
 release = version = regard.__version__
 
 extensions = [
@@ -52,6 +51,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_copyright = False
 
 
 def escaped(line: str) -> str:
@@ -79,5 +79,12 @@ def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, line
     lines[:] = made
 
 
+def focusable(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Let the keyboard reach blocks, which scroll sideways where they are wide."""
+    if "body" in context:
+        context["body"] = context["body"].replace("<pre>", '<pre tabindex="0">')
+
+
 def setup(app: Any) -> None:
+    app.connect("html-page-context", focusable)
     app.connect("autodoc-process-docstring", as_restructured, priority=400)  # before napoleon
