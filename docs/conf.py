@@ -80,9 +80,10 @@ def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 
 def focusable(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
-    """Let the keyboard reach blocks, which scroll sideways where they are wide."""
+    """Let the keyboard reach blocks, which scroll sideways, and name folded ones by their text."""
     if "body" in context:
-        context["body"] = context["body"].replace("<pre>", '<pre tabindex="0">')
+        body = context["body"].replace("<pre>", '<pre tabindex="0">')
+        context["body"] = body.replace(' aria-label="Toggle hidden content"', "")
 
 
 def setup(app: Any) -> None:
