@@ -72,11 +72,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the documentation needs Sphinx: pip install -c constraints.txt '.[docs]'")
     made = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(made.parent / "trees")]
-    paths = [os.path.abspath(x) for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]  # kernels start elsewhere
+    paths = [os.path.abspath(x) for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]  # kernels move
     done = subprocess.run(
         [*command, str(DOCS), str(made)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, timeout=1200, check=False,
-    )  # fmt: skip
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     return made
 
