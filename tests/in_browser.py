@@ -1,6 +1,9 @@
 """What tests in a browser share: a watched tab, calls to look at, and what `regard` says of them."""
 
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,20 @@ def weights(call: dict[str, Any], rows: slice = slice(None), cols: slice = slice
     """What `regard.weights` says of a call, (heads, rows, cols)."""
     options = {name: call[name] for name in ("causal", "mask") if name in call}
     return np.asarray(regard.weights(call["query"], call["key"], rows=rows, cols=cols, **options))
+
+
+@contextmanager
+def served(*arguments: str) -> Iterator[tuple[str, int]]:
+    """Yield the address of `regard look` and its process, which runs meanwhile."""
+    run = "from regard.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", run, "look", "--no-open", *arguments]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().split()[-1], server.pid
+    finally:
+        server.terminate()
+        server.wait()
 
 
 class Tab:

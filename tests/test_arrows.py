@@ -48,8 +48,8 @@ LAZY = {
     "regard.bench.run": ("bench.device engines.cpu.target.instructions", "PyTorch, Triton and llvmlite"),
     "regard.bench.shapes": ("torch", "PyTorch"),
     "regard.cli": (
-        "bench.device_rows bench.measure bench.report bench.rows bench.run doctor examplemodel insight interpret.table "
-        "viewer.command viewer.show.steps",
+        "bench.device_rows bench.measure bench.report bench.rows bench.run doctor examplemodel insight "
+        "interpret.ablation interpret.table viewer.command viewer.show.steps",
         COMMAND,
     ),
     "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),

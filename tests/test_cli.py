@@ -1,5 +1,6 @@
 """The command line, run in process: what it prints is what was computed, and every mistake is one line on stderr."""
 
+import csv
 import io
 import json
 import os
@@ -20,6 +21,7 @@ from regard.ops.planning import plan
 from regard.ops.stepping import steps
 from regard.viewer.data.summary import look_data
 from regard.viewer.scene.sources import SENTENCE, Settings, example
+from regard.viewer.serve.answers import Answers
 
 HUGE = "9" * 20
 
@@ -120,6 +122,8 @@ def test_version_and_help(run):
         (["bench", "--list", "--threads", HUGE], "--threads must be "),
         (["bench", "--list", "--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["insight", "--prefix", HUGE], f"--prefix must be below 2**60, got {HUGE}"),
+        (["insight", "--ablate", "half"], "--ablate must be zero or mean, got half"),
+        (["insight", "--ablate", "--model", "m"], "--ablate runs regard's example model: it does not go with --model"),
         (["steps", "--dtype", "int8"], "argument --dtype: invalid choice: 'int8'"),
         (["steps", "--window", "-1"], "--window must be at least 0, got -1"),
         (["steps", "a.npy"], "files must be three .npy for query, key and value, or one .npz or .safetensors, got"),
@@ -460,6 +464,24 @@ def test_insight_of_a_text(run, tmp_path):
     data = look_data(example(Settings(SENTENCE)))
     scores = [head["induction"] for head in found["heads"]]
     np.testing.assert_allclose(np.reshape(scores, (3, 4)), data.statistics["induction"], atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["zero", "mean"])
+def test_insight_ablates_as_the_page_does(run, how):
+    answers = Answers([example(Settings(SENTENCE))], patience=None)
+    page = answers.get("example/ablations", {"how": how}).content
+    given = ["--ablate"] if how == "zero" else ["--ablate", how]
+    found = json.loads(good(run("insight", "--text", SENTENCE, *given, "--json")))
+    losses = {(row["layer"], row["head"]): row["loss"] for row in page["rows"]}
+    assert found["loss"] == page["loss"]
+    assert {(head["layer"], head["head"]): head["loss_without"] for head in found["heads"]} == losses
+    rows = list(csv.DictReader(good(run("insight", "--text", SENTENCE, *given, "--csv")).splitlines()))
+    assert [float(row["loss_without"]) for row in rows] == list(losses.values())
+    text = good(run("insight", "--text", SENTENCE, *given))
+    assert f"Loss with all heads: {page['loss']:.3f} nats a byte" in text
+    listed = re.findall(r"^L(\d) H(\d) .* (\d\.\d{3}) +[+−]\d\.\d{3}$", text, re.MULTILINE)
+    order = sorted(losses, key=lambda at: -losses[at])
+    assert listed == [(str(layer), str(head), f"{losses[layer, head]:.3f}") for layer, head in order]
 
 
 COMMANDS = [

@@ -22,6 +22,7 @@ FOUND = (module.name for module in pkgutil.walk_packages(regard.__path__, "regar
 MODULES = ["regard", *(name for name in FOUND if not (MISSING and name.startswith(MISSING)))]
 EXPLAINED_BY_EXAMPLES = [
     "regard.ops.attention",
+    "regard.ops.exporting",
     "regard.interpret.capture.captured",
     "regard.interpret.capture.layers",
     "regard.engines",

@@ -6,10 +6,7 @@ python docs/pictures/record.py         # needs Chromium, and `pip install playwr
 import io
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,11 @@ from playwright.sync_api import sync_playwright
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parents[1] / "tests"))
 
-from in_browser import READY  # noqa: E402  the sign that a view is drawn
+from in_browser import READY, served  # noqa: E402
 
 SIZE = {"width": 1000, "height": 640}
+TYPED = "Mrs. Quibble lost her umbrella. Nobody told Mrs. Q"
 FLAGS = ("--no-sandbox", "--disable-gpu")
-LOOK = (sys.executable, "-c", "from regard.cli import main; raise SystemExit(main())", "look", "--no-open")
 
 
 class Film:
@@ -42,10 +39,16 @@ class Film:
     def turn(self, view: str, sign: str, settle: int = 1200) -> None:
         """Go to another view of the same head and token."""
         self.page.evaluate(
-            "view => { const h = new URLSearchParams(location.hash.slice(1)); h.set('view', view); location.hash = h }",
+            """view => {
+                const state = new URLSearchParams(location.hash.slice(1));
+                state.set("view", view);
+                state.delete("zoom");
+                location.hash = state;
+            }""",
             view,
         )
         self.page.wait_for_selector(sign)
+        self.page.wait_for_selector(".working", state="hidden")
         self.page.wait_for_timeout(settle)
 
     def save(self, path: Path) -> None:
@@ -53,51 +56,46 @@ class Film:
         first.save(path, save_all=True, append_images=rest, duration=self.times, loop=0, quality=70, method=6)
 
 
-@contextmanager
-def served(*arguments: str) -> Iterator[str]:
-    """The address of `regard look`, which runs meanwhile."""
-    server = subprocess.Popen((*LOOK, *arguments), stdout=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        found = re.search(r"http\S+", server.stdout.readline())
-        assert found is not None
-        yield found.group()
-    finally:
-        server.terminate()
-        server.wait()
-
-
 def record(page: Any, url: str) -> Film:
-    """Open on the finding, then go from view to view of the same head and token."""
+    """Open on the finding, then see its head: the map and its induction, the row without 1/√d, without the head."""
     film = Film(page)
     page.goto(url)
     page.wait_for_selector(READY["overview"])
     page.wait_for_timeout(1500)
+    film.show(3500)
+    film.turn("map", READY["map"])
+    film.show(1500)
+    page.evaluate("location.hash += '&zoom=35,54,12,31'")  # the queries that repeat, and what they copy from
+    page.wait_for_timeout(1500)
     film.show(3000)
-    for view, milliseconds in (("token", 2000), ("scale", 2500), ("ablation", 2500), ("steps", 2000)):
-        film.turn(view, READY[view])
-        film.show(milliseconds)
-    page.mouse.move(SIZE["width"] / 2, SIZE["height"] / 2)
-    page.mouse.wheel(0, 420)
-    page.wait_for_timeout(500)
-    film.show(2000)
+    for view, sign in (("scale", READY["scale"]), ("ablation", ".ablation .odds [data-after]")):
+        film.turn(view, sign)
+        film.show(2500)
     return film
 
 
-def record_text(film: Film, url: str) -> None:
-    """See the same head on a long text, README."""
-    film.page.goto("about:blank")
-    film.page.goto(f"{url}#view=text&layer=2&head=2")
-    film.page.wait_for_selector(READY["text"])
-    film.page.wait_for_timeout(2000)
-    film.show(2500)
+def record_typing(film: Film) -> None:
+    """Type another text, and see what the head finds in it, and what the model expects next."""
+    page = film.page
+    film.turn("overview", READY["overview"])
+    page.get_by_role("button", name="Type your own text").click()
+    text = page.locator(".editor textarea")
+    text.fill("")
+    typed = ""
+    for word in re.findall(r"\S+ ?", TYPED):
+        typed += word
+        text.press_sequentially(word)
+        page.wait_for_function("typed => document.querySelector('.shaded')?.textContent.includes(typed)", arg=typed)
+        page.wait_for_timeout(1000)
+        film.show(400)
+    film.times[-1] = 4000
 
 
 def main() -> None:
-    with served() as short, served("--file", str(HERE.parents[1] / "README.md")) as long, sync_playwright() as driver:
+    with served() as (url, _), sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        film = record(browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce"), short)
-        record_text(film, long)
+        film = record(browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce"), url)
+        record_typing(film)
         film.save(HERE / "page.webp")
         browser.close()
 

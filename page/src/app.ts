@@ -98,7 +98,7 @@ export class App {
     source.progress = (share) => {
       this.working.hidden = share !== null && share >= 1;
       this.working.textContent =
-        share === null ? "Waiting for the kernel …" : `Summing over all pairs: ${Math.round(100 * share)} %`;
+        share === null ? "Waiting for the kernel …" : `Computing: ${Math.round(100 * share)} %`;
     };
     this.element.append(
       h("button", { type: "button", class: "skip", click: () => this.skip() }, "Skip to the view"),

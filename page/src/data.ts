@@ -157,7 +157,7 @@ export interface Words {
   views: Record<string, string>;
   /** The words for {more}: on a scale from light to dark, and from dark to light. */
   more: [string, string];
-  patterns: Record<"looks" | "last" | "other" | "repeats" | "expects" | "unseen", string>;
+  patterns: Record<"last" | "other" | "repeats" | "expects" | "unseen", string>;
   glossary: { name: string; meaning: string; plain: string }[];
   kinds: { name: string; meaning: string; definition: string }[];
   tentative: string;
@@ -172,6 +172,8 @@ export interface Matrix {
   tensor: string;
   formula: string;
   values: (number | null)[][];
+  /** Features of a row that are rotated next, each with one half of them on. */
+  rotary?: number;
 }
 
 /** Nats a byte of a text: with all heads, and without each. */

@@ -9,9 +9,8 @@ const words = {
   views: { map: "One head; {more} is more." },
   more: ["darker", "brighter"],
   patterns: {
-    looks: "{which}, {query}, looks most at {key} (weight {weight}){repeats}.",
-    last: "The last token",
-    other: "Token",
+    last: "The last token, {query}, looks most at {key} (weight {weight}){repeats}.",
+    other: "Token {query} looks most at {key} (weight {weight}){repeats}.",
     repeats: ", which followed an earlier {after}",
     expects: "The model expects next: {tokens}.",
     unseen: "Token {query} sees no key.",
@@ -27,7 +26,7 @@ describe("sentences", () => {
       "The last token, 5 “c”, looks most at 3 “a” (weight 0.75), which followed an earlier “abc”.",
     );
     expect(looks(words, scene, new Float32Array(6), 2, null)).toBe("Token 2 sees no key.");
-    expect(looks(words, scene, row, 2, null)).toBe("Token, 2, looks most at 3 (weight 0.75).");
+    expect(looks(words, scene, row, 2, null)).toBe("Token 2 looks most at 3 (weight 0.75).");
   });
 
   it("name runs from a length on", () => {

@@ -27,6 +27,9 @@ from regard.ops.stepping import Step, steps
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regard.examplemodel import ExampleModel
+    from regard.interpret.ablation import Losses
+
 T = TypeVar("T")
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -215,6 +218,10 @@ def _parser() -> argparse.ArgumentParser:
     _seen(heads)
     heads.add_argument("--prefix", type=int, default=1, metavar="N", help="tokens that make a copy; 1 unless given")
     heads.add_argument("--all", action="store_true", help="list every head, however many there are")
+    heads.add_argument(
+        "--ablate", nargs="?", const="zero", metavar="HOW",
+        help="also run the example model without each head, with zero or its mean in its place: the losses",
+    )  # fmt: skip
     heads.add_argument("--json", action="store_true", help="print JSON")
     heads.add_argument("--csv", action="store_true", help="print CSV, a line for each head")
 
@@ -334,24 +341,31 @@ def _insight(arguments: argparse.Namespace) -> None:
     if arguments.json and arguments.csv:
         raise Refusal("give --json or --csv, not both")
     prefix = _least("--prefix", arguments.prefix, 1)
+    if arguments.ablate not in (None, "zero", "mean"):
+        raise Refusal(f"--ablate must be zero or mean, got {arguments.ablate}")
+    if arguments.ablate is not None and (arguments.model, arguments.capture) != (None, None):
+        raise Refusal("--ablate runs regard's example model: it does not go with --model or --capture")
     with _progress() as progress, _input():
         progress("starting")
         seen = _captured(arguments, progress)
         progress("measuring heads")
         heads = seen.measure(prefix=prefix)
+        losses = None if arguments.ablate is None else _losses(arguments, progress)
     if not heads:
         raise Refusal("the capture holds no layer")
     layers = {number: layer.name for number, layer in zip(seen.numbers, seen, strict=True)}
     if arguments.json:
-        sys.stdout.write(table.as_json(heads, layers, seen.model))
+        sys.stdout.write(table.as_json(heads, layers, seen.model, losses))
     elif arguments.csv:
-        sys.stdout.write(table.as_csv(heads, layers))
+        sys.stdout.write(table.as_csv(heads, layers, losses))
     else:
         longest = max(layer.n_q for layer in seen)
         about = f"{seen.model}: {len(heads)} heads in {len(layers)} layers, {longest:,} tokens"
         texts = [ids[0] for n in range(len(seen)) if not seen[n].cross and (ids := seen.ids(n, "key")) is not None]
         chance = max((by_chance(ids, prefix=prefix) for ids in texts[:1]), default=0.0)
         table.show(heads, layers, about, _console(arguments), every=arguments.all, note=table.caution(chance))
+        if losses is not None:
+            table.show_losses(heads, losses, arguments.ablate, _console(arguments))
 
 
 def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) -> regard.Capture:
@@ -364,11 +378,24 @@ def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) 
     text = inputs.text(arguments.text, arguments.file)
     if arguments.model is not None:
         return inputs.model(arguments.model, text, progress)
+    model, ids = _example(text)
+    return regard.Capture.of_trace(model.run(ids), model.labels(ids))
+
+
+def _example(text: str | None) -> "tuple[ExampleModel, Array]":
+    """Return the example model and what it reads: random bytes that repeat, where no text was given."""
     from regard.examplemodel import ExampleModel, repeated_bytes
 
     model = ExampleModel.load()
-    ids = repeated_bytes(40)[0] if text is None else model.encode(text)
-    return regard.Capture.of_trace(model.run(ids), model.labels(ids))
+    return model, repeated_bytes(40)[0] if text is None else model.encode(text)
+
+
+def _losses(arguments: argparse.Namespace, progress: Callable[[str], object]) -> "Losses":
+    """Run the example model without each of its heads."""
+    from regard.interpret.ablation import losses_without
+
+    progress("running the model without each head")
+    return losses_without(*_example(inputs.text(arguments.text, arguments.file)), arguments.ablate)
 
 
 def _bench(arguments: argparse.Namespace) -> None:

@@ -57,6 +57,7 @@ def arrays() -> dict[str, dict[str, Any]]:
         "arrays": {"query": q, "key": k, "value": v, "tokens": words, "causal": True},
         "arrays-2": {"query": small, "key": others, "value": values, "tokens": few, "mask": WINDOW},
         "arrays-3": {"query": long_q, "key": long_k, "tokens": many, "causal": True},
+        "arrays-4": {"query": small, "key": others, "value": values, "causal": True},
     }
 
 
@@ -66,10 +67,11 @@ def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
     from regard.viewer.serve.answers import Answers
     from regard.viewer.serve.server import Viewer, bound
 
-    scenes = [sources.example(sources.Settings()), *(sources.arrays(**call) for call in arrays.values())]
+    others = (sources.arrays(**call) for call in arrays.values())
+    scenes = [*sources.for_page([sources.example(sources.Settings())]), *others]
     with bound() as home:
         made = Viewer(Answers(scenes), home)
-    assert list(made.answers.scenes) == ["example", *arrays]
+    assert list(made.answers.scenes) == ["example", "cross", *arrays]
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
     yield made

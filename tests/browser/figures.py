@@ -11,18 +11,17 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from in_browser import FLAGS, structured
+sys.path.append(str(Path(__file__).parents[1]))
+
+from in_browser import FLAGS, served, structured
 
 PLACES = 8
 FIRST_MS, RENDERED_MS = 120_000, 90_000
@@ -51,20 +50,6 @@ def renderers() -> set[int]:
     return found
 
 
-@contextmanager
-def served(arguments: list[str]) -> Iterator[tuple[str, int, float]]:
-    """The address of `regard look`, its process, and when it was started."""
-    started = time.perf_counter()
-    run = "from regard.cli import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", run, "look", "--no-open", *arguments]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield server.stdout.readline().split()[-1], server.pid, started  # type: ignore[union-attr]
-    finally:
-        server.terminate()
-        server.wait()
-
-
 def opened(browser: Any) -> tuple[Any, set[int]]:
     """A page of its own, and the processes that draw others."""
     before = renderers()
@@ -82,7 +67,8 @@ def drawn(others: set[int]) -> str:
 def look(browser: Any, arguments: list[str]) -> dict[str, str]:
     """Start, first view, map and zoom."""
     mine: dict[str, str] = {}
-    with served(arguments) as (url, pid, started):
+    started = time.perf_counter()
+    with served(*arguments) as (url, pid):
 
         def note(name: str, since: float = started, used: float = 0.0) -> None:
             mine[name] = f"{time.perf_counter() - since:.2f} s ({cpu(pid) - used:.2f})"

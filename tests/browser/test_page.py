@@ -334,22 +334,22 @@ def test_the_page_opens_on_a_finding(tab: Tab) -> None:
     accessible(page)
 
 
-def test_page_and_terminal_say_the_same(tab: Tab) -> None:
+@pytest.mark.parametrize("scene", ["example", "arrays-2", "arrays-4"])
+def test_page_and_terminal_say_the_same(tab: Tab, scene: str) -> None:
     from regard.viewer.data.summary import look_data
 
-    page = tab.open("")
-    data = look_data(tab.viewer.answers.scenes["example"])
-    for head in ("", "[", "{"):
-        if head:
-            page.keyboard.press(head)
-        page.wait_for_selector(READY["overview"])
-        at = hash_of(page) if head else {"layer": "2", "head": "2"}
-        said = data.says(data.choose(int(at["layer"]), int(at["head"])))
+    data = look_data(tab.viewer.answers.scenes[scene])
+    page = tab.open(f"scene={scene}")
+    for layer, head in dict.fromkeys((data.picked[:2], (0, 0), (0, 1))):
+        if (layer, head) != data.picked[:2]:
+            tab.turn(f"scene={scene}&layer={layer}&head={head}", READY["overview"])
+        said = data.says(data.choose(layer, head))
+        assert len(said) == (3 if scene == "example" else 2)
+        page.wait_for_function(
+            "text => document.querySelector('.finding')?.innerText.startsWith(text)", arg=said[0].removesuffix(".")
+        )
         for sentence in said[1:]:
             page.wait_for_function("text => document.querySelector('.finding').innerText.includes(text)", arg=sentence)
-        page.wait_for_function(
-            "text => document.querySelector('.finding').innerText.startsWith(text)", arg=said[0].removesuffix(".")
-        )
 
 
 def test_the_key_follows_the_head_unless_it_was_chosen(tab: Tab, arrays: dict[str, Any]) -> None:

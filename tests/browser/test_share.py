@@ -123,7 +123,7 @@ def test_a_figure_has_the_colours_of_the_weights(tab: Tab, arrays: dict[str, Any
 
     page = tab.open("view=map&scene=arrays-2&head=1&tone=linear&zoom=100,140,100,140")
     page.wait_for_selector(READY["map"])
-    page.wait_for_function("() => location.hash.includes('%2C')")  # the map is at rest
+    page.wait_for_function("() => !location.hash.includes('100%2C140%2C100%2C140')")  # the map is at rest
     drawn = ElementTree.fromstring(saved(page, "s", tmp_path).read_text("utf-8"))
     place = {name: float(drawn.find(f"{SVG}image").attrib[name]) * 300 / 96 for name in ("x", "y", "width", "height")}  # type: ignore[union-attr]
     picture = np.asarray(Image.open(saved(page, "p", tmp_path)).convert("RGB")).astype(int)
@@ -141,12 +141,14 @@ def test_a_figure_has_the_colours_of_the_weights(tab: Tab, arrays: dict[str, Any
 def test_the_page_is_saved_as_it_is(tab: Tab, tmp_path: Path) -> None:
     page = tab.open("view=text&layer=2&head=2&i=40")
     page.wait_for_selector(READY["text"])
-    expected = page.locator(".strongest").inner_text()
+    page.wait_for_selector(".back .name")
+    expected = page.locator(".text aside").inner_text()
     file = saved(page, "w", tmp_path)
     page.goto("about:blank")
     page.goto(file.as_uri())
     page.wait_for_selector(READY["text"])
-    assert page.locator(".strongest").inner_text() == expected
+    page.wait_for_selector(".back .name")
+    assert page.locator(".text aside").inner_text() == expected
     assert hash_of(page)["i"] == "40"
     page.keyboard.press("s")
     assert page.locator("dialog.share [data-item=w]").count() == 0  # it is the file already

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 import numpy as np
 import pytest
 
-from in_browser import Tab
+from in_browser import READY, Tab
 from regard.examplemodel import ExampleModel
 from regard.viewer.scene.sources import SENTENCE
 
@@ -70,6 +70,30 @@ def test_weight_times_the_length_of_the_value(tab: Tab) -> None:
     assert set(np.argsort(-weights)[:5].tolist()) <= set(keys)
     np.testing.assert_allclose(numbers(page, "[data-key] [data-taken]", "taken"), taken[keys], rtol=1e-4)
     np.testing.assert_allclose(numbers(page, "[data-key] [data-weight]", "weight"), weights[keys], rtol=1e-4)
+
+
+@pytest.mark.parametrize("view", ["overview", "map", "text", "token"])
+def test_what_is_taken_along_stands_beside_the_weight(tab: Tab, view: str) -> None:
+    page = tab.open(f"view={view}&layer=2&head=2&i=53")
+    page.wait_for_selector("[data-taken]:visible")
+    trace = ExampleModel.load().run(ExampleModel.load().encode(SENTENCE))
+    weights = trace.weights(2, rows=slice(53, 54))[2, 0]
+    taken = weights * np.linalg.norm(trace.v[2][2].astype(float), axis=-1)
+    shown = numbers(page, "[data-taken]", "taken")
+    assert len(shown) >= 8
+    np.testing.assert_allclose(shown[:8], taken[np.argsort(-weights)[:8]], rtol=1e-4)
+    assert page.get_by_text("× ‖value‖").first.is_visible()
+    page = tab.turn(f"view={view}&scene=arrays-3&i=40", READY[view])  # no values were given
+    page.wait_for_function("() => !document.querySelector('[data-taken]')")
+    if view == "text":
+        page = tab.turn("view=text&scene=example&layer=2&head=2&i=53&words=true", "[data-taken]")
+        first = page.locator(".strongest button").first
+        start, word = int(first.get_attribute("data-token")), first.locator(".which").inner_text()
+        assert len(word) > 1
+        queries = trace.weights(2, rows=slice(51, 54))[2].mean(axis=0)  # of the last word, " Br"
+        norms = np.linalg.norm(trace.v[2][2].astype(float), axis=-1)
+        expected = (queries * norms)[start : start + len(word)].sum()
+        assert numbers(page, "[data-taken]", "taken")[0] == pytest.approx(expected, rel=1e-3)
 
 
 def test_other_scenes_say_why_not(tab: Tab) -> None:

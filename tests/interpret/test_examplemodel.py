@@ -8,6 +8,8 @@ import pytest
 
 from regard.examplemodel import BOS, LONGEST, ExampleModel, repeated_bytes
 from regard.insight import head_statistics
+from regard.interpret.examplemodel import model as module
+from regard.positions import rope
 
 PERIODS = (12, 24, 40, 64, 96)
 ROUNDING = 0.0051  # the card gives two decimals
@@ -137,6 +139,33 @@ def test_each_head_is_ablated_in_turn(model):
         for layer, head, trace in found[::5]:
             expected = model.run(ids, ablate={(layer, head): how})
             np.testing.assert_array_equal(trace.logits, expected.logits)
+    with pytest.raises(ValueError, match="zero or mean"):
+        next(model.ablations(ids, "half"))
+
+
+def test_layers_before_an_ablated_head_run_once(model, monkeypatch):
+    calls, compute = [], module.attention.attention
+    monkeypatch.setattr(module.attention, "attention", lambda *given, **how: calls.append(1) or compute(*given, **how))
+    assert len(list(model.ablations(repeated_bytes(8)))) == 12
+    assert len(calls) == 3 + 4 * (2 + 1 + 0)
+
+
+def test_projections_make_queries_keys_values_and_what_is_written(model):
+    trace, h, d = model.run(model.encode(TEXT)), model.config.heads, model.config.head_width
+    n = len(trace.ids)
+    for layer in range(trace.layers):
+        of = model.projections(trace, layer)
+        heads = {
+            name: (of["x"] @ of[name] + of.get(f"{name}_bias", 0)).reshape(n, h, d).swapaxes(0, 1) for name in "qkv"
+        }
+        rotated, plain = np.split(heads["q"], [model.config.rotary], axis=-1)
+        rotated = rope(rotated, np.arange(n), base=model.config.base)
+        np.testing.assert_allclose(np.concatenate([rotated, plain], -1), trace.q[layer], atol=1e-4)
+        np.testing.assert_allclose(heads["v"], trace.v[layer], atol=1e-5)
+        np.testing.assert_allclose(trace.out[layer], trace.weights(layer) @ trace.v[layer], atol=1e-4)
+    zeroed = model.run(model.encode(TEXT), ablate={(1, head): "zero" for head in range(h)})
+    np.testing.assert_array_equal(zeroed.x[1], trace.x[1])
+    np.testing.assert_array_equal(zeroed.out[1], trace.out[1])  # before heads are ablated
 
 
 def test_an_ablated_head_matters_for_what_it_does(model, card):

@@ -777,6 +777,7 @@ def test_names_and_shapes_that_do_not_fit() -> None:
         ({"tokens": ["a"]}, "tokens must be one for each row, 700, got 1"),
         ({"key_tokens": ["a"]}, "key_tokens must be one for each row, 900, got 1"),
         ({"lse": np.zeros(3)}, r"lse must have shape \(4, 700\), got \(3,\)"),
+        ({"lse": np.zeros((4, 700))}, "lse does not belong to this query, key and options: with it, the weights"),
     ):
         with pytest.raises(ValueError, match=message):
             arrays(Q, K, **options)  # type: ignore[arg-type]

@@ -4,11 +4,13 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import regard
+from regard.cli import main
 from regard.viewer.data import finding, sentences
 from regard.viewer.data.finding import Candidate, pick, row_sentence
 from regard.viewer.data.scores import KINDS, estimated_scores, layer_scores
@@ -17,11 +19,15 @@ from regard.viewer.scene.scenes import Scene
 from regard.viewer.scene.sources import Settings, arrays, example
 from regard.viewer.serve import links
 from regard.viewer.serve.answers import Answers
-from regard.viewer.show import picture
 from regard.viewer.show.terminal import show
 
 NAN = float("nan")
 RNG = np.random.default_rng(0)
+Q, K, V = np.random.default_rng(1).standard_normal((3, 2, 40, 8)).astype(np.float32)
+GIVEN: dict[str, dict[str, Any]] = {
+    "arrays": {"query": Q, "key": K, "value": V},
+    "arrays with tokens": {"query": Q, "key": K, "value": V, "tokens": [*"to be, or not to be: that is the questio"]},
+}
 
 
 def answered(scene: Scene, path: str, **query: str) -> Any:
@@ -65,21 +71,44 @@ def test_the_example_opens_on_its_induction_head() -> None:
     )
 
 
-def test_terminal_and_picture_say_what_the_page_says() -> None:
+@pytest.mark.parametrize("given", [None, *GIVEN], ids=["example", *GIVEN])
+def test_terminal_and_picture_say_what_the_page_says(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same input: `finding`, and sentences that the page fills in as `LookData.says` does (tests/browser)."""
+    monkeypatch.chdir(tmp_path)
+    scene, command = example(Settings()), ["look"]
+    if given is not None:
+        np.savez("x.npz", **GIVEN[given])
+        scene, command = arrays(**GIVEN[given], causal=True), ["look", "--arrays", "x.npz", "--causal"]
+    assert main([*command, "--terminal", "--save", "x.svg"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    texts = ElementTree.parse("x.svg").iter("{http://www.w3.org/2000/svg}text")
+    drawn = " ".join("".join(text.itertext()) for text in texts)
+    data = look_data(scene)
+    said = data.says(data.choose())
+    assert said[0] == answered(scene, "{}/finding")["why"]
+    assert len(said) == (3 if given is None else 2)
+    for sentence in (*said, sentences.CAVEAT):
+        assert sentence in printed
+        assert sentence in drawn
+    assert sentences.view("heads", "denser") in printed
+    assert sentences.view("map") in drawn
+    if given == "arrays":  # a token without text is its number, once
+        assert "What token 39 attends to in" in printed
+        assert "39 attends most to" in drawn
+        assert "24 24" not in printed + drawn
+
+
+def test_the_terminal_names_kinds() -> None:
     import io
 
     from rich.console import Console
 
     data = look_data(example(Settings()))
-    choice = data.choose()
     console = Console(file=io.StringIO(), width=200, color_system=None)
-    show(data, choice, console)
+    show(data, data.choose(), console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    drawn = " ".join(picture.picture(data, choice).decode().split("</text>"))
-    for sentence in data.says(choice):
-        assert sentence in printed
-        assert all(part in drawn for part in sentence.split()[:4])
-    assert sentences.view("heads", "denser") in printed
     assert "prev? 0.28" in printed
     assert "sink 0.86" in printed  # the second kind of an induction head
 
@@ -135,7 +164,7 @@ def test_words_name_every_view_and_term() -> None:
     views = re.findall(r"^  (\w+): \[\"", app[app.index("const VIEWS") :], re.MULTILINE)
     assert "overview" in views
     assert set(words["views"]) == set(views) == set(links.VIEWS)
-    assert set(words["patterns"]) == {"looks", "last", "other", "repeats", "expects", "unseen"}
+    assert set(words["patterns"]) == {"last", "other", "repeats", "expects", "unseen"}
     assert [kind["name"] for kind in words["kinds"]] == [kind.name for kind in KINDS]
     assert {kind.name for kind in KINDS} == set(regard.insight.KINDS)
     names = [term["name"] for term in words["glossary"]]
@@ -150,6 +179,9 @@ def test_the_tour_of_the_example() -> None:
         "Without the mask", "The sink", "Your own text",
     ]  # fmt: skip
     assert [(step["state"]["layer"], step["state"]["head"]) for step in steps[:4]] == [(2, 2), (1, 0), (2, 2), (1, 0)]
+    row = steps[4]["state"]["i"]
+    weights = look_data(example(Settings())).weights(2, 2, slice(row, row + 1))[0]
+    assert f"of the marked row is {np.nanmax(weights):.2f} with it and 1.00 without" in steps[4]["text"]
     assert steps[5]["settings"]["causal"] is False
     sink = steps[6]["state"]
     assert answered(example(Settings()), f"{{}}/row/{sink['layer']}/{sink['head']}/{sink['i']}")[sink["j"]] > 0.9

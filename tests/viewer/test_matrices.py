@@ -7,7 +7,7 @@ import pytest
 
 import regard
 from regard.viewer.data.matrices import MOST
-from regard.viewer.scene.sources import Settings, arrays, example
+from regard.viewer.scene.sources import Settings, arrays, example, for_page
 from regard.viewer.serve.answers import Answers
 
 RNG = np.random.default_rng(0)
@@ -62,6 +62,52 @@ def test_matrices_of_the_example() -> None:
     assert told["scaled"]["formula"] == "S[i,j] = R[i,j] / √32"
     weights = np.stack([asked(answers, f"example/row/1/2/{i}") for i in range(13)])
     np.testing.assert_allclose(numbers(told["softmax"]["values"]), np.nan_to_num(weights), rtol=1e-4, atol=1e-7)
+
+
+def test_projections_stand_around_the_steps() -> None:
+    """What makes queries, keys and values, and what all heads write, of the shipped model."""
+    answers = Answers([example(Settings("to be or not"))], patience=None)
+    head, of = 2, answers.scenes["example"].layers[1].projections
+    told = {x["name"]: x for x in asked(answers, f"example/matrices/1/{head}")["matrices"]}
+    assert list(told) == [
+        "input", "query projection", "projected queries", "key projection", "projected keys", "value projection",
+        "queries", "keys", "values", "raw scores", "scaled", "masked", "lse", "softmax", "output",
+        "heads side by side", "output projection", "written",
+    ]  # fmt: skip
+    values = {name: numbers(x["values"]) for name, x in told.items()}
+    own = slice(head * 32, (head + 1) * 32)
+    for what, bias in (("query", of.b_q), ("key", of.b_k)):
+        plural = {"query": "queries", "key": "keys"}[what]
+        bare = values["input"] @ values[f"{what} projection"] + bias[own]
+        np.testing.assert_allclose(values[f"projected {plural}"], bare, atol=1e-4)
+        assert told[f"projected {plural}"]["rotary"] == 16
+        rotated = regard.positions.rope(values[f"projected {plural}"][:, :16], np.arange(13), base=100.0)
+        np.testing.assert_allclose(values[plural][:, :16], rotated, atol=1e-3)
+        np.testing.assert_allclose(values[plural][:, 16:], values[f"projected {plural}"][:, 16:], atol=1e-4)
+    np.testing.assert_allclose(values["input"] @ values["value projection"], values["values"], atol=1e-4)
+    np.testing.assert_allclose(values["heads side by side"][:, own], values["output"], atol=1e-4)
+    np.testing.assert_allclose(values["heads side by side"] @ values["output projection"], values["written"], atol=1e-4)
+
+
+def test_a_cross_attention_to_be_read_number_by_number() -> None:
+    answers = Answers(for_page([example(Settings("to be"))]), patience=None)
+    assert list(answers.scenes) == ["example", "cross"]
+    scene = asked(answers, "scenes")["scenes"][1]
+    assert (scene["layers"][0]["cross"], scene["layers"][0]["n_q"], scene["layers"][0]["n_k"]) == (True, 4, 5)
+    assert answers.get("cross/tokens", {"axis": "query"}).content["tokens"] == ["le ", "chat ", "blanc ", "dort"]
+    for head in range(2):
+        told = {x["name"]: numbers(x["values"]) for x in asked(answers, f"cross/matrices/0/{head}")["matrices"]}
+        assert max(max(x.shape) for x in told.values()) <= 12  # the page prints them as numbers
+        assert "projected queries" not in told
+        np.testing.assert_allclose(told["input"] @ told["query projection"], told["queries"])
+        np.testing.assert_allclose(told["source"] @ told["key projection"], told["keys"])
+        np.testing.assert_allclose(told["source"] @ told["value projection"], told["values"])
+        np.testing.assert_allclose(told["heads side by side"] @ told["output projection"], told["written"], rtol=1e-5)
+        looks = told["softmax"].argmax(axis=1).tolist()
+        assert looks == [[0, 2, 1, 4], [2, 4, 2, 2]][head]  # le → the, chat → cat, blanc → white, dort → sleeping
+    assert for_page(()) == ()
+    others = (arrays(Q, K, V),)
+    assert for_page(others) == others
 
 
 def test_without_values_there_is_no_output() -> None:

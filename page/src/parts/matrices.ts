@@ -18,7 +18,24 @@ const WIDEST = 216;
 /** Terms of a sum that are written out. */
 const TERMS = 3;
 
+/** What stands above the matrices, by the name of the first. */
+const HEADINGS: Record<string, string> = {
+  input: "From tokens to queries, keys and values",
+  queries: "The head",
+  "heads side by side": "All heads of the layer together",
+};
+
 const QUESTIONS: Record<string, string> = {
+  input: "What is known of each token?",
+  source: "What is known of each token looked at?",
+  "query projection": "Which of it says what a token looks for?",
+  "projected queries": "The same before its place is rotated in",
+  "key projection": "Which of it says what a token contains?",
+  "projected keys": "The same before its place is rotated in",
+  "value projection": "Which of it is handed over?",
+  "heads side by side": "What did all heads take along?",
+  "output projection": "What becomes of it?",
+  written: "What does the layer add to each token?",
   queries: "What do I look for?",
   keys: "What do I contain?",
   values: "What do I provide?",
@@ -32,6 +49,9 @@ const QUESTIONS: Record<string, string> = {
 
 /** The question that a quantity of the head answers, in a token's words. */
 export const questionOf = (name: string): string => QUESTIONS[name] ?? "";
+
+/** Matrices whose rows are keys. */
+const KEYED: ReadonlySet<string> = new Set(["source", "projected keys", "keys", "values"]);
 
 /** A place in one of the matrices. */
 interface Spot {
@@ -47,6 +67,12 @@ interface Mark {
   col?: number;
 }
 
+/** How a number came about, in words, and what it was made of. */
+interface Origin {
+  how: string;
+  from: Mark[];
+}
+
 export interface MatricesPanel {
   readonly element: HTMLElement;
   /** Shows the matrices of a head, query i and key j marked. */
@@ -58,7 +84,7 @@ type Value = number | null;
 
 export function matricesPanel(context: Context): MatricesPanel {
   const readout = h("p", { class: "readout made", role: "status" });
-  const place = h("div", { class: "matrices" });
+  const place = h("div", {});
   const element = h(
     "section",
     { class: "all-matrices", "aria-label": "Matrices" },
@@ -73,6 +99,7 @@ export function matricesPanel(context: Context): MatricesPanel {
 
   const indexOf = (name: string): number => all.findIndex((one) => one.name === name);
   const valueAt = ({ at, row, col }: Spot): Value => all[at].values[row][col];
+  const column = (k: number, c: number): Value[] => all[k].values.map((values) => values[c]);
   const said = (value: Value): string => (value === null ? "−∞" : figure(Number(value.toPrecision(4))));
 
   /** The matrix of scores from which a later one is made. */
@@ -89,11 +116,83 @@ export function matricesPanel(context: Context): MatricesPanel {
     return a.length > TERMS ? `${terms} + …` : terms;
   }
 
+  /** A number of a product of two matrices. */
+  function product({ at, row, col }: Spot, left: number, right: number): Origin {
+    const [a, b] = [all[left].values[row], column(right, col)];
+    const total = a.reduce<number>((up, x, k) => up + (x ?? 0) * (b[k] ?? 0), 0);
+    const bias = all[at].formula.includes("b_") ? ` + bias ${said((all[at].values[row][col] ?? 0) - total)}` : "";
+    return {
+      how: `${all[left].symbol}[${row}] · ${all[right].symbol}[:,${col}] = ${sum(a, b)}${bias}`,
+      from: [
+        { at: left, row },
+        { at: right, col },
+      ],
+    };
+  }
+
+  /** Queries or keys of a model that rotates its places in: a feature and its partner were turned by an angle. */
+  function rotated({ row, col }: Spot, bare: number): Origin {
+    const half = (all[bare].rotary ?? 0) / 2;
+    const cell = { at: bare, row, col };
+    if (col >= 2 * half) return { how: `${said(valueAt(cell))}: this feature is not rotated`, from: [cell] };
+    const partner = { ...cell, col: col < half ? col + half : col - half };
+    const pair = [cell, partner].sort((x, y) => x.col - y.col);
+    return {
+      how: `(${pair.map((one) => said(valueAt(one))).join(", ")}) rotated by an angle that grows with place ${row}`,
+      from: [cell, partner],
+    };
+  }
+
+  /** How a number of the projections came about; null for one of the head itself. */
+  function aroundHead(spot: Spot): Origin | null {
+    const { row, col } = spot;
+    const { name } = all[spot.at];
+    const input = indexOf("input");
+    const source = indexOf("source") < 0 ? input : indexOf("source");
+    const mine: Mark[] = [{ at: spot.at, row, col }];
+    switch (name) {
+      case "input":
+      case "source":
+        return { how: `feature ${col} of token ${row}, as it enters the layer`, from: mine };
+      case "query projection":
+      case "key projection":
+      case "value projection":
+        return { how: `how much feature ${row} of a token counts for feature ${col} of its ${name.split(" ")[0]}`, from: mine };
+      case "output projection":
+        return { how: `how much feature ${row} of the heads counts for feature ${col} of what is written`, from: mine };
+      case "projected queries":
+        return product(spot, input, indexOf("query projection"));
+      case "projected keys":
+        return product(spot, source, indexOf("key projection"));
+      case "written":
+        return product(spot, indexOf("heads side by side"), indexOf("output projection"));
+      case "heads side by side": {
+        const out = indexOf("output");
+        const width = all[out].values[0].length;
+        const [head, feature] = [Math.floor(col / width), col % width];
+        if (head === context.store.state.head) return { how: `O[${row},${feature}] of this head`, from: [{ at: out, row, col: feature }] };
+        return { how: `O[${row},${feature}] of head ${head}: choose that head to see what made it`, from: mine };
+      }
+      case "queries":
+      case "keys": {
+        const projection = indexOf(name === "keys" ? "key projection" : "query projection");
+        const bare = indexOf(`projected ${name}`);
+        if (projection < 0) return null;
+        return bare < 0 ? product(spot, name === "keys" ? source : input, projection) : rotated(spot, bare);
+      }
+      case "values":
+        return input < 0 ? null : product(spot, source, indexOf("value projection"));
+      default:
+        return null;
+    }
+  }
+
   /** How a number came about, and what it was made of. */
-  function origin(spot: Spot): { how: string; from: Mark[] } {
+  function origin(spot: Spot): Origin {
+    const around = aroundHead(spot);
+    if (around) return around;
     const { at, row, col } = spot;
     const { name } = all[at];
-    const column = (k: number, c: number): Value[] => all[k].values.map((values) => values[c]);
     const [q, k, v] = [indexOf("queries"), indexOf("keys"), indexOf("values")];
     const before = scoresBefore(at);
     if (name === "queries") return { how: `feature ${col} of what token ${row} looks for`, from: [{ at, row }] };
@@ -161,10 +260,10 @@ export function matricesPanel(context: Context): MatricesPanel {
       const token = tokens[axis]?.at(n);
       return token === undefined ? "" : ` “${printable(token)}”`;
     };
-    const keyed = ["keys", "values"].includes(name);
+    const keyed = KEYED.has(name);
     const pair = !keyed && tensor.includes("j]");
     const row = keyed ? `key ${spot.row}${word("key", spot.row)}` : `query ${spot.row}${word("query", spot.row)}`;
-    const about = pair ? `${row}, key ${spot.col}${word("key", spot.col)}` : row;
+    const about = symbol.startsWith("W_") ? "the same for every token" : pair ? `${row}, key ${spot.col}${word("key", spot.col)}` : row;
     readout.replaceChildren(h("b", {}, `${symbol}[${indices}] = ${said(value)}`), `  ${how}  (${name}; ${about})`);
     if (aloud) context.say(readout.textContent ?? "");
   }
@@ -173,11 +272,12 @@ export function matricesPanel(context: Context): MatricesPanel {
   function pin(spot: Spot): void {
     pinned = spot;
     touch(spot, true);
-    const { name, values } = all[spot.at];
+    const { name, symbol, tensor } = all[spot.at];
     const { store } = context;
-    if (name === "keys" || name === "values") store.set({ j: spot.row });
-    else if (name === "queries" || name === "output" || values[0].length === 1) store.set({ i: spot.row });
-    else store.set({ i: spot.row, j: spot.col });
+    if (symbol.startsWith("W_")) return;
+    if (KEYED.has(name)) store.set({ j: spot.row });
+    else if (tensor.includes("j]")) store.set({ i: spot.row, j: spot.col });
+    else store.set({ i: spot.row });
   }
 
   function paint(canvas: HTMLCanvasElement, at: number): void {
@@ -275,13 +375,24 @@ export function matricesPanel(context: Context): MatricesPanel {
     show(matrices, i, j) {
       all = matrices;
       overlays = [];
-      const most = Math.max(...all.map(({ values }) => Math.max(values.length, values[0].length)));
       const inNumbers = all.every(({ values }) => values.length <= IN_NUMBERS[0] && values[0].length <= IN_NUMBERS[1]);
-      const size = Math.max(2, Math.min(16, Math.floor(WIDEST / most)));
-      cells = all.map(({ values }) =>
-        inNumbers ? NUMBER : values[0].length === 1 ? ([Math.max(8, size), size] as const) : ([size, size] as const),
-      );
-      place.replaceChildren(...all.map((_, at) => figureOf(at)));
+      const longest = ({ values }: Matrix): number => Math.max(values.length, values[0].length);
+      const sizeFor = (n: number): number => Math.max(2, Math.min(16, Math.floor(WIDEST / n)));
+      // Matrices of the head have cells of one size, that their rows compare.
+      const size = sizeFor(Math.max(...all.slice(indexOf("queries"), indexOf("output") + 1 || undefined).map(longest)));
+      cells = all.map((one) => {
+        if (inNumbers) return NUMBER;
+        const own = Math.min(size, sizeFor(longest(one)));
+        return one.values[0].length === 1 ? ([Math.max(8, own), own] as const) : ([own, own] as const);
+      });
+      const groups: HTMLElement[] = [];
+      all.forEach((one, at) => {
+        const heading = all[0].name === "input" ? HEADINGS[one.name] : "";
+        if (heading) groups.push(h("h3", {}, heading));
+        if (heading || !groups.length) groups.push(h("div", { class: "matrices" }));
+        groups[groups.length - 1].append(figureOf(at));
+      });
+      place.replaceChildren(...groups);
       chooseWeight(i, j);
     },
     mark(i, j) {

@@ -6,6 +6,13 @@ import { headAt, headName, tokensOf, type Context } from "../views/view";
 
 const LISTED = 8;
 
+/** What the number beside a weight is. */
+export const TAKEN = "weight × the length of the value: how much of this key is taken along";
+
+/** Weights times the lengths of values; empty where those are not known. */
+export const takenOf = (row: Float32Array, norms: Float32Array): Float32Array =>
+  norms.length ? row.map((weight, j) => weight * norms[j]) : norms;
+
 /** The keys of which query i takes most, by weight × ‖value‖. */
 export async function moved(context: Context, i: number): Promise<HTMLElement[]> {
   const { data, store, scene } = context;
@@ -15,7 +22,7 @@ export async function moved(context: Context, i: number): Promise<HTMLElement[]>
   const row = await data.row(at, i);
   const norms = await data.norms(at);
   if (!norms.length) return [heading, h("p", { class: "help" }, "Not shown: no values are known.")];
-  const taken = row.map((weight, j) => (weight > 0 ? weight * norms[j] : 0));
+  const taken = takenOf(row, norms).map((x) => x || 0); // of hidden keys nothing
   const listed = new Set<number>();
   for (const by of [taken, row.map((weight) => (weight > 0 ? weight : 0))])
     for (const j of [...by.keys()].sort((a, b) => by[b] - by[a]).slice(0, LISTED)) if (row[j] > 0) listed.add(j);

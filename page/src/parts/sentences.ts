@@ -45,8 +45,7 @@ export function looks(
   const { patterns } = words;
   if (j < 0) return filled(patterns.unseen, { query });
   const after = tokens ? runBefore(tokens.query, tokens.key, i, j, scene.prefix) : "";
-  return filled(patterns.looks, {
-    which: i === scene.layers[0].n_q - 1 ? patterns.last : patterns.other,
+  return filled(i === scene.layers[0].n_q - 1 ? patterns.last : patterns.other, {
     query,
     key: nameOf(tokens && tokens.key, j),
     weight: row[j].toFixed(2),

@@ -3,7 +3,8 @@
 import { h } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable, readable } from "../numbers/format";
-import { scaleName, type Context } from "../views/view";
+import { layerOf, scaleName, tokensOf, type Context } from "../views/view";
+import { TAKEN, takenOf } from "./moved";
 
 const LISTED = 8;
 
@@ -12,11 +13,33 @@ const SHOWN = 600;
 
 const LESS = 0.0005;
 
-function bar(name: HTMLElement, share: number, said: string, act?: () => void): HTMLElement {
+function bar(name: HTMLElement, share: number, said: string, act?: () => void, taken?: HTMLElement): HTMLElement {
   const line = h("span", { class: "share" });
   line.style.setProperty("--share", String(Math.min(1, share)));
-  const parts = [name, line, h("b", {}, said)];
+  const parts = [name, line, h("b", {}, said), ...(taken ? [taken] : [])];
   return h("li", {}, act ? h("button", { type: "button", click: act }, ...parts) : h("span", { class: "row" }, ...parts));
+}
+
+/** Tokens around one that are shown with it. */
+const NEAR = 300;
+
+/** The tokens of both axes as far as a row of weights shows them: those around query i, key j and the largest weights. */
+export async function rowTokens(
+  context: Context,
+  row: Float32Array,
+  i: number,
+  j: number,
+): Promise<{ query: readonly string[] | null; key: readonly string[] | null }> {
+  const both = tokensOf(context);
+  await Promise.all([
+    both.query?.load(Math.max(0, i - NEAR), i + 1),
+    ...[j, ...largest(row)].map((t) => both.key?.load(Math.max(0, t - NEAR), Math.min(row.length, t + NEAR))),
+  ]);
+  const list = (axis: "query" | "key", n: number): readonly string[] | null => {
+    const tokens = both[axis];
+    return tokens && Array.from({ length: n }, (_, t) => tokens.at(t) ?? "");
+  };
+  return { query: list("query", layerOf(context).n_q), key: list("key", row.length) };
 }
 
 /** The text around the chosen tokens, shaded by the weights of a row. */
@@ -61,17 +84,27 @@ export const largest = (row: Float32Array): number[] =>
     .sort((a, b) => row[b] - row[a])
     .slice(0, LISTED);
 
-/** The largest weights of a row, the first the longest bar. */
-export function rowBars(context: Context, row: Float32Array, tokens: readonly string[] | null): HTMLElement {
+/** The largest weights of a row, or of a column where a bar chooses a query, as bars; beside each, where lengths of values are known, how much it takes along. */
+export function rowBars(
+  context: Context,
+  row: Float32Array,
+  tokens: readonly string[] | null,
+  norms: Float32Array,
+  axis: "i" | "j" = "j",
+): HTMLElement {
+  const taken = takenOf(row, norms);
+  const heads = h("li", {}, h("span", { class: "row" }, h("i", {}), h("i", {}), h("b", {}, "weight"), h("b", { title: TAKEN }, "× ‖value‖")));
   return h(
     "ol",
-    { class: "shares" },
+    { class: taken.length ? "shares taken" : "shares" },
+    taken.length > 0 && heads,
     ...largest(row).map((t) =>
       bar(
         h("span", { class: "word" }, tokens ? printable(tokens[t] ?? "") : "", h("small", {}, count(t))),
         row[t],
         row[t].toFixed(3),
-        () => context.store.set({ j: t }),
+        () => context.store.set({ [axis]: t }),
+        taken.length ? h("b", { title: TAKEN, "data-taken": taken[t] }, figure(Number(taken[t].toPrecision(3)))) : undefined,
       ),
     ),
   );

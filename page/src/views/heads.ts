@@ -163,12 +163,14 @@ export const headsView: MakeView = (context) => {
   function drawKinds(): void {
     aside.hidden = !heads.columns.length;
     aside.replaceChildren(
-      ...context.words.kinds.flatMap(({ name, definition }) => {
+      ...context.words.kinds.map(({ name, definition }) => {
         const strongest = heads.rows
           .filter((row) => typeof row.scores[name] === "number")
           .sort((a, b) => (b.scores[name] ?? 0) - (a.scores[name] ?? 0))
           .slice(0, STRONGEST);
-        return [
+        return h(
+          "div",
+          { class: "one-kind" },
           h("h2", {}, name),
           h("p", {}, strongest.length ? definition : "Nothing repeats here, or there are no tokens."),
           h(
@@ -191,7 +193,7 @@ export const headsView: MakeView = (context) => {
               );
             }),
           ),
-        ];
+        );
       }),
     );
   }

@@ -4,10 +4,54 @@ import { DeepMap, type Cell } from "../parts/deepmap";
 import { Legend } from "../parts/legend";
 import { mapControls } from "../parts/mapcontrols";
 import { HeadPicture } from "../parts/pictures";
-import { chosen, headAt, headName, latest, lookOf, named, tokensOf, touches, type MakeView } from "./view";
+import { nameOf } from "../parts/sentences";
+import { largest, rowBars, rowTokens, shadedText } from "../parts/tokenrow";
+import { chosen, headAt, headName, latest, layerOf, lookOf, named, tokensOf, touches, type Context, type MakeView, type View } from "./view";
 
-/** One head as a map of queries × keys. */
+/** Pairs of a head up to which the column of a key is looked at beside its map: of more it takes a pass. */
+const SMALL = 2 ** 22;
+
+/** One head as a map of queries × keys; beside it, where the screen is wide, the chosen row and column. */
 export const mapView: MakeView = (context) => {
+  const { data, store } = context;
+  const aside = h("aside", { class: "token-row", "aria-label": "The chosen row and column", tabindex: 0 });
+  const map = mapPane(context, aside);
+  const write = latest(context.fail);
+  const describe = (): void =>
+    write(async (current) => {
+      const [at, { i, j }, layer] = [headAt(store.state), chosen(context), layerOf(context)];
+      const [row, norms, column] = await Promise.all([
+        data.row(at, i),
+        data.norms(at),
+        layer.n_q * layer.n_k <= SMALL ? data.column(at, j) : null,
+      ]);
+      const tokens = await rowTokens(context, row, i, j);
+      await Promise.all((column ? largest(column) : []).map((t) => tokensOf(context).query?.load(t, t + 1)));
+      if (!current()) return;
+      const lookers = tokens.query && tokens.query.map((token, t) => tokensOf(context).query?.at(t) ?? token);
+      aside.replaceChildren(
+        h("h2", {}, `Where ${nameOf(tokens.query, i)} looks`),
+        shadedText(context, row, tokens.key, layer.cross ? null : i, j),
+        rowBars(context, row, tokens.key, norms),
+        ...(column
+          ? [
+              h("h2", {}, `What looks at ${nameOf(tokens.key, j)}`),
+              rowBars(context, column, lookers, new Float32Array(0), "i"),
+            ]
+          : []),
+      );
+    });
+  return {
+    ...map,
+    update(state, changed) {
+      map.update(state, changed);
+      if (touches(changed, "scene", "layer", "head", "i", "j", "scale", "tone")) describe();
+    },
+  };
+};
+
+/** A map with its controls and its legend, and what stands beside it. */
+export const mapPane = (context: Context, aside: HTMLElement | null): View => {
   const { data, store } = context;
   const legend = new Legend();
   const title = h("h2", { class: "map-title" });
@@ -87,7 +131,7 @@ export const mapView: MakeView = (context) => {
       ),
     ),
     title,
-    map.element,
+    aside ? h("div", { class: "map-main" }, map.element, aside) : map.element,
     h("p", { class: "note in-cell" }, "Click the map to zoom it with the wheel."),
     h("div", { class: "below" }, readout, legend.element),
   );

@@ -3,21 +3,18 @@ import { h } from "../dom";
 import { headGrid, kindsOf } from "../parts/headgrid";
 import { expects, looks, nameOf } from "../parts/sentences";
 import { definitionOf, withTerms } from "../parts/terms";
-import { largest, nextBars, rowBars, shadedText } from "../parts/tokenrow";
-import { mapView } from "./map";
-import { chosen, headAt, headName, latest, tokensOf, touches, type MakeView } from "./view";
+import { nextBars, rowBars, rowTokens, shadedText } from "../parts/tokenrow";
+import { mapPane } from "./map";
+import { chosen, headAt, headName, latest, touches, type MakeView } from "./view";
 
 /** Pairs in all heads up to which kinds are measured without being asked for. */
 const LONG = 2 ** 33;
-
-/** Tokens around one that are shown with it. */
-const NEAR = 300;
 
 /** A finding to begin with: heads, one head's map, and where one token looks. */
 export const overviewView: MakeView = (context) => {
   const { data, store, scene, words } = context;
   const grid = headGrid(context);
-  const map = mapView(context);
+  const map = mapPane(context, null);
   const said = h("p", { class: "finding" });
   const row = h("aside", { class: "token-row", "aria-label": "Where the chosen token looks", tabindex: 0 });
   const element = h(
@@ -39,18 +36,9 @@ export const overviewView: MakeView = (context) => {
     write(async (current) => {
       const at = headAt(store.state);
       const { i, j } = chosen(context);
-      const both = tokensOf(context);
-      const [weights, finding] = await Promise.all([data.row(at, i), data.finding(store.state.scene)]);
-      await Promise.all([
-        both.query?.load(Math.max(0, i - NEAR), i + 1),
-        ...[j, ...largest(weights)].map((t) => both.key?.load(Math.max(0, t - NEAR), Math.min(weights.length, t + NEAR))),
-      ]);
+      const [weights, norms, finding] = await Promise.all([data.row(at, i), data.norms(at), data.finding(store.state.scene)]);
+      const { query: queries, key: keys } = await rowTokens(context, weights, i, j);
       if (!current()) return;
-      const list = (axis: "query" | "key", n: number): string[] | null => {
-        const tokens = both[axis];
-        return tokens && Array.from({ length: n }, (_, t) => tokens.at(t) ?? "");
-      };
-      const [queries, keys] = [list("query", scene.layers[at.layer].n_q), list("key", weights.length)];
       const tokens = queries && keys ? { query: queries, key: keys } : null;
       const name = headName(scene, at.layer, at.head);
       const found = finding.layer === at.layer && finding.head === at.head;
@@ -66,7 +54,7 @@ export const overviewView: MakeView = (context) => {
       row.replaceChildren(
         h("h2", {}, `Where ${nameOf(queries, i)} looks`),
         shadedText(context, weights, keys, own, j),
-        rowBars(context, weights, keys),
+        rowBars(context, weights, keys, norms),
         ...(next ? [h("h2", {}, "The model expects next"), next] : []),
         h("p", { class: "help" }, scene.note, keys?.[0] === "⊢" ? `. ${words.beginning}` : ""),
       );

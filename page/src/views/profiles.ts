@@ -27,8 +27,9 @@ const CHARTS: readonly (readonly [key: string, title: string, axis: string, help
   ["lse", "Log-sum-exp", "query", "The logarithm of the softmax's denominator."],
 ];
 
-/** Pixels of a chart from top to bottom, and from one mark of an axis to the next. */
-const TALL = 170;
+/** Pixels of a chart from top to bottom, at least and at most, what stands around it in two rows of them, and from one mark of an axis to the next. */
+const TALL = [170, 260] as const;
+const AROUND = 320;
 const APART = 34;
 
 /** A head along its positions. */
@@ -53,6 +54,9 @@ export const profilesView: MakeView = (context) => {
     note,
     charts,
   );
+
+  /** As tall as leaves room for two rows of charts. */
+  const tall = (): number => Math.max(TALL[0], Math.min(TALL[1], (element.clientHeight - AROUND) / 2));
 
   function draw(): void {
     for (const plot of plots) plot.destroy();
@@ -82,7 +86,7 @@ export const profilesView: MakeView = (context) => {
     const look = { stroke: style.getPropertyValue("--ink-soft"), grid, ticks: grid, font };
     return {
       width: place.clientWidth || 400,
-      height: TALL,
+      height: tall(),
       legend: { live: true },
       cursor: { y: false, drag: { x: true, y: false } },
       scales: { x: { time: false, ...scale } },
@@ -176,7 +180,7 @@ export const profilesView: MakeView = (context) => {
     width = charts.clientWidth;
     plots.forEach((one) => {
       const place = one.root.parentElement as HTMLElement;
-      if (place.clientWidth) one.setSize({ width: place.clientWidth, height: TALL });
+      if (place.clientWidth) one.setSize({ width: place.clientWidth, height: tall() });
     });
   });
   watcher.observe(charts);

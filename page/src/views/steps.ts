@@ -14,6 +14,8 @@ import { chosen, headAt, latest, layerOf, tokensOf, touches, type MakeView } fro
 /** The matrices by the stages of one pair. */
 const PLURAL: Record<string, string> = { query: "queries", key: "keys", value: "values", "weighted sum": "output" };
 
+const NO_PROJECTIONS = "A saved page holds queries, keys and values: start `regard look` to see what made them.";
+
 /** One weight, from query and key to the output; its row; and every matrix of a small head. */
 export const stepsView: MakeView = (context) => {
   const { data, store } = context;
@@ -84,7 +86,9 @@ export const stepsView: MakeView = (context) => {
     const few = Math.max(n_q, n_k) <= MOST;
     const { i, j } = chosen(context);
     all.element.hidden = !few;
-    long.textContent = few ? "" : `All matrices are shown of up to ${MOST} tokens: type a shorter text to see them.`;
+    const own = context.scene.kind === "example" || context.scene.kind === "cross";
+    const unknown = own && data.source.kind === "file" ? NO_PROJECTIONS : "";
+    long.textContent = few ? unknown : `All matrices are shown of up to ${MOST} tokens: type a shorter text to see them.`;
     if (!few) return;
     if (!anew) {
       all.mark(i, j);

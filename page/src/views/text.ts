@@ -1,16 +1,24 @@
 import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } from "@tanstack/virtual-core";
 
+import type { HeadAt } from "../data";
 import { choice, fitted, h, tick } from "../dom";
 import { css, ramp, readableOn, SCALES, toned } from "../numbers/colour";
 import { count, figure, printable, readable, shortened } from "../numbers/format";
 import { byWords, wordOf, wordStarts } from "../numbers/words";
 import { toneChoice } from "../parts/mapcontrols";
 import { breakLines, lineOf, type Line } from "../parts/lines";
+import { TAKEN, takenOf } from "../parts/moved";
 import { spanWeights } from "./spans";
-import { chosen, headAt, latest, layerOf, scaleName, touches, type MakeView } from "./view";
+import { chosen, headAt, headName, latest, layerOf, scaleName, touches, type MakeView } from "./view";
 
-const LINE_PX = 28;
+/** Pixels of a line: of a text, and of one so short that it is written large. */
+const LINE_PX = [28, 44] as const;
+/** Lines up to which a text is written large, and up to which what is listed stands below it, not beside. */
+const FEW_LINES = 3;
+const SHORT = 8;
 const LISTED = 10;
+/** Pixels of a listed token, and above the list. */
+const ENTRY = [28, 60] as const;
 
 /** The text, shaded by what a token attends to, or by what attends to it. */
 export const textView: MakeView = (context) => {
@@ -29,20 +37,34 @@ export const textView: MakeView = (context) => {
     title: "Where in the text the weight lies. Click to go there.",
     "aria-hidden": "true",
   });
+  const columns = h("p", { class: "columns" }, h("b", {}, "weight"), h("b", { title: TAKEN }, "× ‖value‖"));
   const list = h("ol", { class: "strongest" });
   const heading = h("h2", {});
+  // Other heads, and the other direction: shown where there is room.
+  const back = h("div", { class: "back" });
+  const aside = h("aside", {}, h("div", {}, heading, columns, list), back);
   const controls = h("div", { class: "controls" });
+  const main = h(
+    "div",
+    { class: "text-main" },
+    scroller,
+    strip,
+    aside,
+  );
   const element = h(
     "section",
     { class: "view text", "aria-label": "Text" },
     controls,
-    h("div", { class: "text-main" }, scroller, strip, h("aside", {}, heading, list)),
+    main,
   );
 
   let tokens: string[] = [];
   let lines: Line[] = [];
   let weights: Float32Array = new Float32Array(0);
+  /** Weights times the lengths of values; empty where those are not known. */
+  let taken: Float32Array = new Float32Array(0);
   let top = 1;
+  let linePx: number = LINE_PX[0];
   /** Columns of a line: no token is longer. */
   let across = 20;
   /** Where the words of the tokens begin, and their end. */
@@ -56,7 +78,7 @@ export const textView: MakeView = (context) => {
   const options = () => ({
     count: lines.length,
     getScrollElement: () => scroller,
-    estimateSize: () => LINE_PX,
+    estimateSize: () => linePx,
     overscan: 8,
     scrollToFn: elementScroll,
     observeElementRect,
@@ -89,9 +111,9 @@ export const textView: MakeView = (context) => {
   function lineElement(index: number): HTMLElement {
     const { start, stop } = lines[index];
     const line = h("div", { class: "line", role: "presentation" });
-    line.style.transform = `translateY(${index * LINE_PX}px)`;
+    line.style.transform = `translateY(${index * linePx}px)`;
     const scale = SCALES[scaleName(store.state)];
-    const [from, to] = range();
+    const [from, to] = same() ? range() : [0, 0]; // what is chosen is no token of another text
     for (let t = start; t < stop; t++) {
       const weight = weights[t];
       const span = h("span", {
@@ -159,11 +181,17 @@ export const textView: MakeView = (context) => {
   }
 
   function layout(): void {
-    const letter = h("span", { class: "token probe" }, "0".repeat(50));
-    sizer.append(letter);
-    across = Math.max(20, Math.floor((scroller.clientWidth - 34) / (letter.getBoundingClientRect().width / 50)));
-    letter.remove();
-    lines = breakLines(tokens, across);
+    for (const large of [false, true]) {
+      scroller.classList.toggle("large", large);
+      linePx = LINE_PX[large ? 1 : 0];
+      const letter = h("span", { class: "token probe" }, "0".repeat(50));
+      sizer.append(letter);
+      across = Math.max(20, Math.floor((scroller.clientWidth - 34) / (letter.getBoundingClientRect().width / 50)));
+      letter.remove();
+      lines = breakLines(tokens, across);
+      if (lines.length > FEW_LINES) break;
+    }
+    main.classList.toggle("short", lines.length <= SHORT);
     virtual.setOptions(options());
     virtual._willUpdate();
     virtual.measure();
@@ -199,44 +227,89 @@ export const textView: MakeView = (context) => {
         : by
           ? data.column(at, from)
           : data.row(at, from));
+      const norms = by ? new Float32Array(0) : await data.norms(at);
       if (!current() || answer.length !== tokens.length) return;
+      const moved = takenOf(answer, norms);
+      taken = grouped() && moved.length ? byWords(moved, starts, "sum") : moved;
       weights = grouped() ? byWords(answer, starts, by ? "mean" : "sum") : answer;
       const hidden = store.state.hide && !store.state.by;
       top = weights.reduce((most, w, t) => (w > most && !(hidden && t === 0) ? w : most), 0) || 1;
       draw(true);
       describe(token);
+      if (main.classList.contains("short")) await showBack(at, token, current);
       if (scroll && lines.length)
         virtual.scrollToIndex(lineOf(lines, Math.min(token, tokens.length - 1)), { align: "auto" });
     });
 
   function describe(token: number): void {
     const [from, to] = range();
-    const order = (grouped() ? starts.slice(0, -1) : Array.from(weights.keys()))
-      .filter((t) => weights[t] > 0)
-      .sort((a, b) => weights[b] - weights[a])
-      .slice(0, LISTED);
+    const order = largestOf(weights, grouped() ? starts.slice(0, -1) : undefined)
+      .slice(0, main.classList.contains("short") ? fitting() : LISTED);
     const several = `${count(from)} to ${count(to - 1)}${same() && context.scene.has_tokens ? ` “${shortened(joined(from, to))}”` : ""}`;
     const name = to - from > 1 ? several : same() ? nameOf(token) : count(token);
     heading.textContent = store.state.by ? `What attends to ${name}` : `What ${name} attends to`;
-    list.replaceChildren(
-      ...order.map((t) =>
-        h(
-          "li",
-          {},
-          h(
-            "button",
-            {
-              type: "button",
-              click: () => virtual.scrollToIndex(lineOf(lines, t), { align: "center" }),
-              "data-weight": String(weights[t]),
-              "data-token": t,
-            },
-            context.scene.has_tokens &&
-              h("span", { class: "which" }, shortened(grouped() ? joined(...wordOf(starts, t)) : printable(tokens[t]))),
-            h("small", {}, count(t)),
-            h("b", {}, figure(weights[t])),
-          ),
-        ),
+    columns.hidden = !taken.length;
+    const show = (t: number): void => virtual.scrollToIndex(lineOf(lines, t), { align: "center" });
+    list.replaceChildren(...order.map((t) => listed(t, weights[t], taken[t], () => show(t))));
+  }
+
+  /** Those of the tokens that have weight, the heaviest first. */
+  const largestOf = (of: Float32Array, among: readonly number[] = Array.from(of.keys())): number[] =>
+    among.filter((t) => of[t] > 0).sort((a, b) => of[b] - of[a]);
+
+  /** A line of what is looked at, or looks. */
+  function listed(t: number, weight: number, more: number | undefined, act: () => void): HTMLElement {
+    const share = h("span", { class: "share" });
+    share.style.setProperty("--share", String(weight));
+    return h(
+      "li",
+      {},
+      h(
+        "button",
+        { type: "button", click: act, "data-weight": String(weight), "data-token": t },
+        context.scene.has_tokens &&
+          h("span", { class: "which" }, shortened(grouped() ? joined(...wordOf(starts, t)) : printable(tokens[t]))),
+        h("small", {}, count(t)),
+        share,
+        h("b", {}, figure(weight)),
+        more !== undefined && h("b", { title: TAKEN, "data-taken": more }, figure(Number(more.toPrecision(3)))),
+      ),
+    );
+  }
+
+  /** So many tokens fit into the list of a short text, which stands below it. */
+  const fitting = (): number => Math.max(LISTED, Math.floor((aside.clientHeight - ENTRY[1]) / ENTRY[0]));
+
+  /** What the chosen token looks at in other heads, and the direction that is not shaded. */
+  async function showBack(at: HeadAt, token: number, current: () => boolean): Promise<void> {
+    const { by } = store.state;
+    back.replaceChildren();
+    if (grouped() || store.state.span >= 0) return;
+    const [others, heads] = await Promise.all([
+      !same() ? null : by ? data.row(at, token) : data.column(at, token),
+      by ? [] : data.token(at.scene, token),
+    ]);
+    if (!current()) return;
+    const name = same() ? nameOf(token) : count(token);
+    const order = others ? largestOf(others).slice(0, by ? LISTED : LISTED / 2) : [];
+    const sorted = heads.filter(({ keys }) => keys.length).sort((a, b) => b.weights[0] - a.weights[0]);
+    if (others)
+      back.append(
+        h("h2", {}, by ? `What ${name} attends to` : `What attends to ${name}`),
+        h("ol", { class: "strongest" }, ...order.map((t) => listed(t, others[t], undefined, () => pick(t)))),
+      );
+    if (!sorted.length) return;
+    back.append(
+      h("h2", {}, `What ${name} attends to most in each head`),
+      h(
+        "ol",
+        { class: "strongest" },
+        ...sorted.slice(0, fitting() - order.length - 1).map((row) => {
+          const { layer, head } = row;
+          const line = listed(row.keys[0], row.weights[0], undefined, () => store.set({ layer, head }));
+          line.querySelector("button")?.prepend(h("span", { class: "name" }, headName(context.scene, layer, head)));
+          return line;
+        }),
       ),
     );
   }

@@ -9,6 +9,9 @@ import { chosenQuery, headAt, headName, latest, layerOf, scaleName, tokensOf, to
 
 const NEAR = 300;
 
+/** So many layers, and heads of each, leave room in a cell. */
+const ROOMY = 6;
+
 /** Pairs in all heads up to which kinds are measured without being asked for. */
 const LONG = 2 ** 33;
 
@@ -16,7 +19,7 @@ const LONG = 2 ** 33;
 export const tokenView: MakeView = (context) => {
   const { data, store, scene } = context;
   const controls = h("div", { class: "controls" });
-  const matrix = h("div", { class: "matrix", role: "group", "aria-label": "Layers and heads" });
+  const matrix = h("div", { class: "by-head", role: "group", "aria-label": "Layers and heads" });
   const heading = h("h2", {});
   const [below, bars] = [h("h2", {}), h("div", {})];
   const text = h("div", { class: "overlay-text", tabindex: 0, role: "region", "aria-label": "The text" });
@@ -26,6 +29,8 @@ export const tokenView: MakeView = (context) => {
     controls,
     h("div", { class: "token-main" }, matrix, h("aside", {}, heading, text, below, bars)),
   );
+  /** Whether cells have room for more than the key that is looked at most. */
+  const roomy = scene.layers.length <= ROOMY && Math.max(...scene.layers.map(({ heads }) => heads)) <= ROOMY;
   let alone = false;
   let rows: TokenRow[] = [];
   let kinds: HeadRow[] = [];
@@ -50,6 +55,7 @@ export const tokenView: MakeView = (context) => {
       },
       h("span", { class: "word" }, row.keys.length ? word(row.keys[0]) : "–"),
       h("small", {}, row.keys.length ? `${count(row.keys[0])} · ${row.weights[0].toFixed(2)}` : ""),
+      ...(roomy ? row.keys.slice(1).map((j, k) => h("span", { class: "more" }, `${word(j)} ${row.weights[k + 1].toFixed(2)}`)) : []),
     );
     button.style.background = css(colour);
     button.style.color = readableOn(colour) === "#101010" ? "#000" : "#fff"; // small text asks for the most contrast
@@ -87,11 +93,11 @@ export const tokenView: MakeView = (context) => {
       const layer = layerOf(context);
       const i = chosenQuery(store.state, layer);
       const at = headAt(store.state);
-      const own = await data.row(at, i);
+      const [own, norms] = await Promise.all([data.row(at, i), data.norms(at)]);
       if (!current()) return;
       const row = alone ? own : together(layer.n_k);
       below.textContent = `${headName(scene, at.layer, at.head)} looks most at`;
-      bars.replaceChildren(rowBars(context, own, keys));
+      bars.replaceChildren(rowBars(context, own, keys, norms));
       const most = row.reduce((best, w, j) => (w > row[best] ? j : best), 0);
       heading.textContent = alone ? `Where ${headName(scene, at.layer, at.head)} looks` : "Where any head looks";
       const shown = shadedText(context, row, keys, layer.cross ? null : i, most);

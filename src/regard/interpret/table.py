@@ -1,5 +1,7 @@
 """Tables of heads with their kinds, for the terminal, as JSON and as CSV."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json
@@ -13,6 +15,8 @@ from regard.interpret.heads import CLEAR, KINDS, NOTABLE, HeadStatistics, all_no
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regard.interpret.ablation import Losses
+
 MOST = 64
 """Heads that are all listed; of more, only the strongest of each kind, unless all are asked for."""
 
@@ -21,11 +25,13 @@ LEGEND = f"a kind is named from a score of {NOTABLE} on; ? is tentative, below {
 SCORES = ("previous", "duplicate", "induction", "sink", "current", "entropy", "normalized_entropy", "back")
 
 
-def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dict[str, Any]]:
+def rows(
+    heads: Sequence[HeadStatistics], layers: Mapping[int, str], losses: Losses | None = None
+) -> list[dict[str, Any]]:
     """Make a row for each head: numbers, layer name, kind and scores (None: NaN).
 
     layer, head and kv_head are the model's numbers. layers: the names of layers, by their numbers. `distance` is the n
-    of "n tokens back".
+    of "n tokens back", `loss_without` the loss without the head where that was measured.
     """
     found = []
     for head in heads:
@@ -33,7 +39,8 @@ def rows(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> list[dic
         scores = {name: None if math.isnan(values[name]) else values[name] for name in SCORES}
         about = {"layer": head.layer, "name": layers[head.layer], "head": head.head, "kv_head": head.kv_head}
         kind = notable(head.scores)
-        found.append(about | {"kind": kind and head.called(kind)} | scores | {"distance": head.distance})
+        row = about | {"kind": kind and head.called(kind)} | scores | {"distance": head.distance}
+        found.append(row if losses is None else row | {"loss_without": losses.without[head.layer, head.head]})
     return found
 
 
@@ -43,16 +50,19 @@ def named(head: HeadStatistics) -> str:
     return ", ".join(head.called(kind) + "?" * (head.scores[kind] < CLEAR) for kind in kinds)
 
 
-def as_json(heads: Sequence[HeadStatistics], layers: Mapping[int, str], model: str) -> str:
-    return json.dumps({"model": model, "heads": rows(heads, layers)}, ensure_ascii=False, indent=1) + "\n"
+def as_json(
+    heads: Sequence[HeadStatistics], layers: Mapping[int, str], model: str, losses: Losses | None = None
+) -> str:
+    about = {"model": model} if losses is None else {"model": model, "loss": losses.whole}
+    return json.dumps(about | {"heads": rows(heads, layers, losses)}, ensure_ascii=False, indent=1) + "\n"
 
 
-def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str]) -> str:
+def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str], losses: Losses | None = None) -> str:
     """Write one line for each head, empty where a score has no meaning."""
-    written = io.StringIO()
-    table = csv.DictWriter(written, list(rows(heads[:1], layers)[0]), lineterminator="\n")
+    made, written = rows(heads, layers, losses), io.StringIO()
+    table = csv.DictWriter(written, list(made[0]), lineterminator="\n")
     table.writeheader()
-    table.writerows(rows(heads, layers))
+    table.writerows(made)
     return written.getvalue()
 
 
@@ -70,7 +80,7 @@ def show(
     heads: Sequence[HeadStatistics],
     layers: Mapping[int, str],
     about: str,
-    console: "Console",
+    console: Console,
     every: bool = False,
     note: str = "",
 ) -> None:
@@ -123,3 +133,21 @@ def show(
     console.print()
     console.print(table)
     console.print(Text(f"\n{LEGEND}", style="dim"), soft_wrap=True)
+
+
+def show_losses(heads: Sequence[HeadStatistics], losses: Losses, how: str, console: Console) -> None:
+    """Print the heads by the loss without them, as the page ranks them."""
+    from rich.table import Table
+
+    place = {"zero": "zeros", "mean": "its mean over the text"}[how]
+    console.print(f"\nLoss with all heads: {losses.whole:.3f} nats a byte; without a head, {place} in its place:\n")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("head")
+    table.add_column("kinds")
+    for title in ("loss", "change"):
+        table.add_column(title, justify="right")
+    kinds = {(head.layer, head.head): named(head) for head in heads}
+    for at, loss in sorted(losses.without.items(), key=lambda item: -item[1]):
+        change = f"{loss - losses.whole:+.3f}".replace("-", "−")
+        table.add_row(f"L{at[0]} H{at[1]}", kinds[at], f"{loss:.3f}", change)
+    console.print(table)

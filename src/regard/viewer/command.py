@@ -56,6 +56,7 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
             scenes = _scenes(arguments, text, mask, report)
             if arguments.sequence is not None:
                 scenes = [saving.single(scenes, _number(arguments.sequence))]
+            scenes = sources.for_page(scenes)
             link = fragment(scenes[0], arguments.view, **chosen, key=_number(arguments.key))
         try:
             viewer = Viewer(Answers(scenes), home)

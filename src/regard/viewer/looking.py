@@ -87,16 +87,17 @@ def look(
         for path in paths:
             still.save(path)
         return None
+    from regard.viewer.scene.sources import for_page
     from regard.viewer.serve.answers import Answers
 
     if in_notebook():
         from regard.viewer.serve.notebook import PATIENCE, widget
 
-        return widget(Answers(scenes(), patience=PATIENCE))
+        return widget(Answers(for_page(scenes()), patience=PATIENCE))
     from regard.viewer.serve.server import Viewer, bound
 
     with bound(port) as home:
-        viewer = Viewer(Answers(scenes()), home)
+        viewer = Viewer(Answers(for_page(scenes())), home)
 
     def ready() -> None:
         print(f"regard look: {viewer.url}", flush=True)

@@ -56,8 +56,10 @@ class Trace:
     """One run of the model: its predictions, and the arrays of its attention maps.
 
     `ids` (..., n); `logits` (..., n, 256); `q`, `k`, `v` hold per layer an array (..., h, n, d), q
-    and k after RoPE; `lse` per layer (..., h, n). `scale` and `causal` are those of the run. No map
-    is stored: `weights` computes any part of one exactly.
+    and k after RoPE; `lse` per layer (..., h, n); `x` the residual stream before a layer
+    (..., n, width), and `out` the outputs of its heads before any is ablated (..., h, n, d).
+    `scale` and `causal` are those of the run. No map is stored: `weights` computes any part of one
+    exactly.
     """
 
     ids: Integers
@@ -66,6 +68,8 @@ class Trace:
     k: tuple[Floats, ...]
     v: tuple[Floats, ...]
     lse: tuple[Floats, ...]
+    x: tuple[Floats, ...]
+    out: tuple[Floats, ...]
     scale: float
     causal: bool
 
@@ -174,23 +178,54 @@ class ExampleModel:
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
         ablate = self._heads_to_ablate({} if ablate is None else ablate)
         factor = (self.config.head_width**-0.5 if scale else 1.0) / temperature
-        weights, recorded = self._weights, list[tuple[Floats, Floats, Floats, Floats]]()
-        x = weights["embedding"][ids]
-        for layer in range(self.config.layers):
+        return self._run(ids, factor, causal, ablate)
+
+    def _run(
+        self,
+        ids: Integers,
+        factor: float,
+        causal: bool,
+        ablate: Mapping[tuple[int, int], Replacement],
+        whole: Trace | None = None,
+    ) -> Trace:
+        """Run the layers; `whole`, a run of the same without ablation, saves what comes before the first change."""
+        weights, first, recorded = self._weights, 0, list[tuple[Floats, ...]]()
+        if whole is not None:
+            first = min(layer for layer, _ in ablate)
+            recorded = [*zip(whole.q, whole.k, whole.v, whole.lse, whole.x, whole.out, strict=True)][: first + 1]
+        x = weights["embedding"][ids] if whole is None else whole.x[first]
+        for layer in range(first, self.config.layers):
             w = {name: weights[f"{layer}.{name}"] for name in _LAYER}
-            y = _rms_norm(x, w["norm1"])
-            q = self._rotate(self._split(y @ w["q"] + w["q_bias"]))
-            k = self._rotate(self._split(y @ w["k"] + w["k_bias"]))
-            v = self._split(y @ w["v"])
-            out: Floats
-            out, seen = attention.attention(q, k, v, causal=causal, scale=factor, observe=["lse"])
-            recorded.append((q, k, v, seen.lse))
-            out = _ablated(out, {head: how for (at, head), how in ablate.items() if at == layer})
-            x = x + np.swapaxes(out, -3, -2).reshape(x.shape) @ w["o"]
+            if layer == len(recorded):
+                y = _rms_norm(x, w["norm1"])
+                query = self._rotate(self._split(y @ w["q"] + w["q_bias"]))
+                key = self._rotate(self._split(y @ w["k"] + w["k_bias"]))
+                value = self._split(y @ w["v"])
+                out, seen = attention.attention(query, key, value, causal=causal, scale=factor, observe=["lse"])
+                recorded.append((query, key, value, seen.lse, x, out))
+            out = _ablated(recorded[layer][-1], {head: how for (at, head), how in ablate.items() if at == layer})
+            x = x + _joined(out) @ w["o"]
             x = x + _gelu(_rms_norm(x, w["norm2"]) @ w["up"]) @ w["down"]
         logits = _rms_norm(x, weights["norm"]) @ weights["unembedding"]
-        qs, ks, vs, lses = zip(*recorded, strict=True)
-        return Trace(ids, logits, qs, ks, vs, lses, factor, causal)
+        q, k, v, lse, xs, outs = zip(*recorded, strict=True)
+        return Trace(ids, logits, q, k, v, lse, xs, outs, factor, causal)
+
+    def projections(self, trace: Trace, layer: int) -> dict[str, Floats]:
+        """Return what a layer makes its queries, keys and values of, and its output.
+
+        `x` (..., n, width), the normalized input; the weights `q`, `k`, `v` (width, h·d), biases
+        `q_bias`, `k_bias` (h·d), and `o` (h·d, width), which makes of the heads' outputs side by
+        side what the layer adds to the residual stream.
+
+        >>> model = ExampleModel.load()
+        >>> trace = model.run(model.encode("to be"))
+        >>> of = model.projections(trace, 0)
+        >>> v = (of["x"] @ of["v"]).reshape(6, 4, 32).swapaxes(0, 1)
+        >>> bool(np.allclose(v, trace.v[0], atol=1e-5))
+        True
+        """
+        found = {name: self._weights[f"{layer}.{name}"] for name in ("q", "q_bias", "k", "k_bias", "v", "o")}
+        return {"x": _rms_norm(trace.x[layer], self._weights[f"{layer}.norm1"]), **found}
 
     def loss(self, ids: ArrayLike) -> float:
         """Compute the mean nats per byte of `ids` (..., n), the first byte left out."""
@@ -202,7 +237,7 @@ class ExampleModel:
     def ablations(self, ids: ArrayLike, how: Replacement = "zero", **options: Any) -> Iterator[tuple[int, int, Trace]]:
         """Run the model without each of its heads in turn: layer, head and trace.
 
-        `how` and `options` are those of `run`.
+        `how` and `options` are those of `run`. Layers before the ablated one run once for all.
 
         >>> model = ExampleModel.load()
         >>> ids = repeated_bytes(24)[0]
@@ -212,9 +247,11 @@ class ExampleModel:
         >>> max(losses, key=losses.get)
         (1, 0)
         """
+        whole = self.run(ids, ablate={}, **options)
         for layer in range(self.config.layers):
             for head in range(self.config.heads):
-                yield layer, head, self.run(ids, ablate={(layer, head): how}, **options)
+                ablate = self._heads_to_ablate({(layer, head): how})
+                yield layer, head, self._run(whole.ids, whole.scale, whole.causal, ablate, whole)
 
     def _heads_to_ablate(self, ablate: Mapping[tuple[int, int], Replacement]) -> Mapping[tuple[int, int], Replacement]:
         if not isinstance(ablate, Mapping):
@@ -265,6 +302,12 @@ def repeated_bytes(period: int, *, copies: int = 2, count: int = 1, seed: int = 
     count, seed = integer("count", count, least=0, below=2**31), integer("seed", seed, least=0)
     block = np.random.default_rng([seed, period]).integers(33, 127, (count, period))
     return np.concatenate([np.full((count, 1), BOS), np.tile(block, copies)], axis=-1)
+
+
+def _joined(out: Floats) -> Floats:
+    """Put heads side by side: (..., h, n, d) to (..., n, h·d)."""
+    swapped = np.swapaxes(out, -3, -2)
+    return swapped.reshape(*swapped.shape[:-2], -1)
 
 
 def _ablated(out: Floats, heads: Mapping[int, Replacement]) -> Floats:

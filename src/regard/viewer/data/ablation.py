@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.examplemodel import ExampleModel, Trace
+from regard.interpret.ablation import Losses, losses_without
 from regard.interpret.examplemodel.model import Replacement
 from regard.viewer.scene.labels import byte_label
 from regard.viewer.scene.scenes import Head, Scene
@@ -15,15 +16,6 @@ from regard.viewer.scene.sources import Settings
 
 LIKELIEST = 5
 """Next tokens that are listed, of each of two runs."""
-
-
-@dataclass(frozen=True)
-class Ablated:
-    """A head, and the nats of each byte after the first without it: (n − 1,)."""
-
-    layer: int
-    head: int
-    losses: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -42,16 +34,10 @@ def run(model: ExampleModel, scene: Scene, heads: Mapping[tuple[int, int], Repla
     return model.run(ids, ablate=heads, **options)
 
 
-def every_head(
-    model: ExampleModel, scene: Scene, how: Replacement, progress: Callable[[float], object]
-) -> tuple[Ablated, ...]:
-    """Return the losses of a scene's text without each head, one run of the model each."""
+def every_head(model: ExampleModel, scene: Scene, how: Replacement, progress: Callable[[float], object]) -> Losses:
+    """Return the loss of a scene's text with all heads, and without each."""
     ids, options = _arguments(scene)
-    found, heads = list[Ablated](), model.config.layers * model.config.heads
-    for layer, head, trace in model.ablations(ids, how, **options):
-        found.append(Ablated(layer, head, trace.losses()))
-        progress(len(found) / heads)
-    return tuple(found)
+    return losses_without(model, ids, how, progress, **options)
 
 
 def odds(before: Trace, after: Trace, i: int) -> tuple[Odds, ...]:

@@ -1,5 +1,6 @@
 """Every matrix of one small head, as `regard.steps` gives it, and the scores of one query in a head of any size."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from regard.core.parts import part_of
 from regard.ops.stepping import steps_of_head
 from regard.reference import specification
-from regard.viewer.scene.scenes import SceneLayer
+from regard.viewer.scene.scenes import Projections, SceneLayer
 
 MOST = 128
 """Queries, and keys, of a head whose matrices are shown whole."""
@@ -17,13 +18,17 @@ MOST = 128
 
 @dataclass(frozen=True, eq=False)
 class StepMatrix:
-    """A step of one head: what `regard.steps` says of it, and its values (rows, columns); lse is one column."""
+    """A step of one head: what `regard.steps` says of it, and its values (rows, columns); lse is one column.
+
+    Of a row of projected queries or keys the first `rotary` features are rotated next, a with a + rotary / 2.
+    """
 
     name: str
     symbol: str
     tensor: str
     formula: str
     values: NDArray[np.float64]
+    rotary: int = 0
 
 
 def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]:
@@ -31,17 +36,52 @@ def matrices(layer: SceneLayer, head: int, b: int = 0) -> tuple[StepMatrix, ...]
 
     Raises ValueError if it has more than `MOST` queries or keys.
 
-    Values and output are left out where the layer has no values.
+    Values and output are left out where the layer has no values. Where the model is known, the projections stand
+    around the steps: those that make queries, keys and values before them, what all heads write after them.
     """
     p = part_of(layer.problem, b, head)
     if max(p.n_q, p.n_k) > MOST:
         raise ValueError(f"matrices are shown up to {MOST} tokens, here are {p.n_q} queries and {p.n_k} keys")
     unknown = () if layer.has_values else ("values", "output")
-    return tuple(
+    steps = tuple(
         StepMatrix(step.name, step.symbol, step.tensor, step.formula, _matrix(step.value))
         for step in steps_of_head(p)
         if step.name not in unknown
     )
+    made = layer.projections
+    return steps if made is None else (*_before(made, p.d, p.d_v, head, b), *steps, *_after(made, b))
+
+
+def _before(made: Projections, d: int, d_v: int, head: int, b: int) -> Iterator[StepMatrix]:
+    """Yield what makes the queries, keys and values of a head."""
+    x, own = made.x[b], slice(head * d, (head + 1) * d)
+    yield StepMatrix("input", "X", "X[i,c]", "", _matrix(x))
+    source, name = x, "X[j,c]"
+    if made.source is not None:
+        source, name = made.source[b], "Z[j,c]"
+        yield StepMatrix("source", "Z", name, "", _matrix(source))
+    for letter, index, what, of, given, w, bias in (
+        ("Q", "i", "query", "X[i,c]", x, made.w_q, made.b_q), ("K", "j", "key", name, source, made.w_k, made.b_k),
+    ):  # fmt: skip
+        weight = f"W_{letter}[c,a]"
+        yield StepMatrix(f"{what} projection", f"W_{letter}", weight, "", _matrix(w[:, own]))
+        if bias is None and not made.rotary:
+            continue
+        bare = _matrix(given) @ w[:, own] + (0 if bias is None else bias[own])
+        formula = f"{letter}′[{index},a] = {of} {weight}" + ("" if bias is None else f" + b_{letter}[a]")
+        plural = {"Q": "projected queries", "K": "projected keys"}[letter]
+        yield StepMatrix(plural, f"{letter}′", f"{letter}′[{index},a]", formula, bare, made.rotary)
+    own = slice(head * d_v, (head + 1) * d_v)
+    yield StepMatrix("value projection", "W_V", "W_V[c,b]", "", _matrix(made.w_v[:, own]))
+
+
+def _after(made: Projections, b: int) -> Iterator[StepMatrix]:
+    """Yield what all heads of a layer write together."""
+    joined = np.swapaxes(made.out[b], 0, 1)
+    joined = _matrix(joined.reshape(len(joined), -1))
+    yield StepMatrix("heads side by side", "C", "C[i,e]", "C = [O of head 0, O of head 1, …]", joined)
+    yield StepMatrix("output projection", "W_O", "W_O[e,c]", "", _matrix(made.w_o))
+    yield StepMatrix("written", "Y", "Y[i,c]", "Y[i,c] = C[i,e] W_O[e,c]", joined @ made.w_o)
 
 
 def row_scores(layer: SceneLayer, head: int, i: int, b: int = 0) -> NDArray[np.float32]:

@@ -24,7 +24,7 @@ VIEWS = {
     "token": "One token in every head: a row is a layer, a column a head, a cell names what it looks at most.",
     "compare": "Two heads and their difference: blue where the first looks more, orange where the second does.",
     "profiles": "One head along the text: how far back it looks, how evenly, and which tokens receive most.",
-    "scale": "The same scores with and without 1/√d. Without it one key takes all the weight: the softmax saturates.",
+    "scale": "The same scores with and without 1/√d: without it few keys take all the weight: the softmax saturates.",
     "steps": "From query, key and value to the output: every matrix of a head, one row of it, and one pair of tokens.",
     "ablation": "Where a head looks does not say that it matters: switch it off, and see what the model then expects.",
     "arcs": "An arc leads from a token that looks to one it looks at; thicker is more.",
@@ -131,9 +131,8 @@ def no_induction(highest: float, *, cross: bool, tokens: bool) -> str:
 
 
 PATTERNS = {
-    "looks": "{which}, {query}, looks most at {key} (weight {weight}){repeats}.",
-    "last": "The last token",
-    "other": "Token",
+    "last": "The last token, {query}, looks most at {key} (weight {weight}){repeats}.",
+    "other": "Token {query} looks most at {key} (weight {weight}){repeats}.",
     "repeats": ", which followed an earlier {after}",
     "expects": "The model expects next: {tokens}.",
     "unseen": "Token {query} sees no key.",
@@ -143,8 +142,8 @@ PATTERNS = {
 
 def looks(query: str, key: str, weight: float, *, last: bool, after: str = "") -> str:
     """Return where a query looks most; `after`: the run of tokens before the key that the query ends in, if any."""
-    return PATTERNS["looks"].format(
-        which=PATTERNS["last" if last else "other"], query=query, key=key, weight=f"{weight:.2f}",
+    return PATTERNS["last" if last else "other"].format(
+        query=query, key=key, weight=f"{weight:.2f}",
         repeats=PATTERNS["repeats"].format(after=quoted(after)) if after else "",
     )  # fmt: skip
 

@@ -8,8 +8,12 @@ import numpy as np
 
 from regard.interpret.heads import NOTABLE, HeadStatistics
 from regard.viewer.data import sentences
+from regard.viewer.data.dots import dots
 from regard.viewer.data.finding import Candidate, name_of, pick, row_sentence
-from regard.viewer.scene.scenes import Scene
+from regard.viewer.scene.scenes import Head, Scene
+
+LATE = 64
+"""Queries from the end among which the row of "Without 1/√d" is chosen."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,16 @@ def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: 
         )
         if previous is not None and previous.layer < induction.layer:
             steps.append(_composed(scene, name, first, previous, induction))
+    d = scene.layers[picked.layer].problem.d
+    row, scaled, unscaled = _saturated(scene.layers[picked.layer].head(picked.head, b))
     steps.append(
         TourStep(
             "Without 1/√d",
-            f"Scores are dot products of d = {scene.layers[picked.layer].problem.d} features, and their variance grows "
-            "with d. Left: scores times 1/√d. Right: the same scores without it. One key takes nearly all the weight, "
-            "the softmax saturates, and almost no gradient is left to learn from. Move the temperature to see it come "
-            "and go.",
-            first | {"view": "scale"},
+            f"Scores are dot products of d = {d} features, and their variance grows with d. Left: scores times 1/√d. "
+            f"Right: the same scores without it. The largest weight of the marked row is {scaled:.2f} with it and "
+            f"{unscaled:.2f} without. Near 1 the softmax saturates, and almost no gradient is left to learn from. "
+            "Move the temperature to see it come and go.",
+            first | {"view": "scale", "i": row},
         )
     )
     if scene.settings is not None and scene.layers[0].causal:
@@ -78,7 +84,7 @@ def tour(scene: Scene, name: str, heads: Sequence[Sequence[HeadStatistics]], b: 
             TourStep(
                 "Without the mask",
                 "Here the same model runs without its causal mask: every token also sees those after it, and the "
-                "half above the diagonal fills. The model was never trained like that, and its prediction suffers.",
+                "half above the diagonal fills. The model was never trained like that: compare what it expects next.",
                 first | {"view": "overview"},
                 {**scene.settings, "causal": False},
             )
@@ -128,6 +134,21 @@ def _composed(
             "other": f"{name}/{induction.layer}/{induction.head}",
         },
     )  # fmt: skip
+
+
+def _saturated(head: Head) -> tuple[int, float, float]:
+    """Return the late query that 1/√d changes most, and its largest weight with and without that scale.
+
+    The largest weight is 1 / Σ exp(scale · (q·k − max q·k)).
+    """
+    start = max(0, head.n_q - LATE)
+    products = dots(head, range(start, head.n_q), range(head.n_k)).astype(np.float64)
+    below = products - np.fmax.reduce(products, axis=1, keepdims=True)
+    scaled, unscaled = (
+        1 / np.maximum(1, np.nansum(np.exp(scale * below), axis=1)) for scale in (head.problem.d**-0.5, 1.0)
+    )
+    row = int(np.argmax(unscaled - scaled))
+    return start + row, float(scaled[row]), float(unscaled[row])
 
 
 def _best(heads: Sequence[HeadStatistics], kind: str) -> HeadStatistics | None:

@@ -17,7 +17,7 @@ from regard.rules import EVERYTHING, NOTHING, Ranges, classify, reads
 from regard.runtime.forks import cached_property
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Kind = Literal["example", "model", "capture", "arrays"]
+Kind = Literal["example", "cross", "model", "capture", "arrays"]
 
 SMALL = 2**22
 """Pairs of a query and a key up to which nothing is compiled: tiles on NumPy take less time than a compiler."""
@@ -30,10 +30,32 @@ BLOCK = 64
 
 
 @dataclass(frozen=True, eq=False)
+class Projections:
+    """What makes the queries, keys and values of a layer, and what its heads write together.
+
+    q = rope(x @ w_q + b_q), k = rope(source @ w_k + b_k), v = source @ w_v, written = concat(out) @ w_o. x
+    (batch, n_q, c); source (batch, n_k, c), None where it is x; w_q, w_k, w_v (c, h·d); b_q, b_k (h·d); out
+    (batch, h, n_q, d_v); w_o (h·d_v, c). Of each head `rotary` features are rotated, a with a + rotary / 2.
+    """
+
+    x: Array
+    w_q: Array
+    w_k: Array
+    w_v: Array
+    w_o: Array
+    out: Array
+    source: Array | None = None
+    b_q: Array | None = None
+    b_k: Array | None = None
+    rotary: int = 0
+
+
+@dataclass(frozen=True, eq=False)
 class SceneLayer:
     """One call of attention: its queries, keys, values and rules, and lse (batch, h, n_q) where that is known.
     `no_values` says why there are no values, where there are none. `number` is the layer's in the model, `numbers`
-    those of its heads and `kv_numbers` of the key-value heads that they read; in order unless given.
+    those of its heads and `kv_numbers` of the key-value heads that they read; in order unless given. `projections`
+    are there where the model is known.
     """
 
     name: str
@@ -44,6 +66,7 @@ class SceneLayer:
     number: int = 0
     numbers: tuple[int, ...] = ()
     kv_numbers: tuple[int, ...] = ()
+    projections: Projections | None = None
 
     def __post_init__(self) -> None:
         heads, group = range(self.problem.heads), self.problem.group

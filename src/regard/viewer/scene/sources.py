@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.core import rowsums
-from regard.examplemodel import ExampleModel
+from regard.examplemodel import ExampleModel, Trace
 from regard.interpret.capture import captured as captured_model
 from regard.interpret.capture import layers
-from regard.ops.attention import problem_from
+from regard.ops.attention import attention, problem_from
 from regard.viewer.scene.labels import byte_label, byte_tokens
-from regard.viewer.scene.scenes import Array, Kind, Scene, SceneLayer
+from regard.viewer.scene.scenes import Array, Kind, Projections, Scene, SceneLayer
 
 SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
 """The default text: a rare name comes back, and breaks off."""
@@ -23,6 +23,10 @@ SENTENCE = "Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br"
 PREFIX = 3
 """Bytes that must agree for one place to count as a copy of another: in text, single letters recur by chance."""
 
+ABOUT_TRANSLATION = (
+    "Made by hand, to be read number by number: French words look for their meaning (head 0), or for the word that "
+    "goes with them (head 1), in an English sentence"
+)
 ABOUT_MODEL = "regard's example decoder over bytes; ⊢ is the mark it puts first"
 
 
@@ -83,6 +87,7 @@ def example(
             problem=problem_from(q, k, v, causal=trace.causal, scale=trace.scale),
             lse=lse[None],
             number=number,
+            projections=_projections(model, trace, number),
         )
         for number, (q, k, v, lse) in enumerate(zip(trace.q, trace.k, trace.v, trace.lse, strict=True))
     )
@@ -100,6 +105,56 @@ def example(
         settings=settings.plain(),
         following=following(trace.logits[-1]),
     )
+
+
+def _projections(model: ExampleModel, trace: Trace, layer: int) -> Projections:
+    of = model.projections(trace, layer)
+    names = {"w_q": "q", "w_k": "k", "w_v": "v", "w_o": "o", "b_q": "q_bias", "b_k": "k_bias"}
+    given = {name: of[theirs] for name, theirs in names.items()}
+    return Projections(of["x"][None], out=trace.out[layer][None], rotary=model.config.rotary, **given)
+
+
+def translation() -> Scene:
+    """Return a small cross-attention, made by hand: French words look at English ones.
+
+    A word is one of four features: article, colour, animal, sleep. Head 0 looks for the same feature, head 1 for the
+    word that goes with it.
+
+    >>> scene = translation()
+    >>> scene.layers[0].head(0).seen(range(1, 2), range(5)).round(2)
+    array([[0.04, 0.04, 0.83, 0.04, 0.04]], dtype=float32)
+    """
+    same, belongs = np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32)[[2, 2, 3, 2]]
+    x = same[[0, 2, 1, 3]]
+    source = same[[0, 1, 2, 3, 3]] * np.array([1, 1, 1, 0.8, 1], np.float32)[:, None]
+    w_q, w_k, w_v = (np.hstack(heads) for heads in ((3 * same, 3 * belongs), (2 * same, 2 * same), (same, same)))
+    q, k, v = (
+        np.swapaxes(y.reshape(len(y), 2, 4), 0, 1) for y in (x @ w_q, source @ w_k, source @ w_v)
+    )  # fmt: skip
+    made = Projections(
+        x[None],
+        w_q,
+        w_k,
+        w_v,
+        np.vstack((same, same / 2)),
+        attention(q, k, v, engine="tiled")[None],
+        source=source[None],
+    )
+    layer = SceneLayer("cross-attention", problem_from(q, k, v), cross=True, projections=made)
+    return Scene(
+        name="Cross-attention: le chat blanc dort",
+        kind="cross",
+        layers=(layer,),
+        query_tokens=("le ", "chat ", "blanc ", "dort"),
+        key_tokens=("the ", "white ", "cat ", "is ", "sleeping"),
+        note=ABOUT_TRANSLATION,
+    )
+
+
+def for_page(scenes: Sequence[Scene]) -> tuple[Scene, ...]:
+    """Add the small cross-attention to scenes of regard's own model: only a page shows several scenes."""
+    own = bool(scenes) and scenes[0].settings is not None
+    return (*scenes, translation()) if own else tuple(scenes)
 
 
 def following(logits: NDArray[np.floating], count: int = 5) -> tuple[tuple[str, float], ...]:

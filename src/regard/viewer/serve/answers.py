@@ -12,6 +12,7 @@ import numpy as np
 
 from regard.engines import choose
 from regard.examplemodel import ExampleModel, Trace
+from regard.interpret.ablation import Losses
 from regard.interpret.examplemodel.model import Replacement
 from regard.interpret.heads import HeadStatistics, notable
 from regard.runtime.forks import renewed
@@ -190,7 +191,7 @@ class Answers:
             self._workers["maps"].result(key, lambda progress: head.lse_of(rows, progress))
         return head
 
-    def _kept(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
+    def _cached(self, worker: str, key: tuple[Any, ...], make: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
         """Return what `make(progress)` makes in the background, or the cached result."""
         found = self.store.get(key)
         if found is None:
@@ -212,7 +213,7 @@ class Answers:
     def scores(self, at: Question, layer: int) -> tuple[HeadStatistics, ...]:
         """Return the scores of the heads of a layer."""
         make = partial(layer_scores, at.scene, layer, at.b)
-        made: tuple[HeadStatistics, ...] = self._kept(
+        made: tuple[HeadStatistics, ...] = self._cached(
             "scores", (at.name, layer, at.b, "scores"), make, lambda x: 1024 * len(x)
         )
         return made
@@ -272,7 +273,7 @@ class Answers:
 
     def _page(self, at: Question) -> Answer:
         """Return the scene as one file, for the page to save."""
-        html = self._kept("scores", (at.name, "page"), partial(_exported, at.scene), len)
+        html = self._cached("scores", (at.name, "page"), partial(_exported, at.scene), len)
         return Answer(200, {"html": html})
 
     def _example_model(self) -> ExampleModel:
@@ -318,7 +319,7 @@ class Answers:
         """Return the scores of all heads as a finding needs them, and the number of queries they are taken from."""
         rows = finding.sample_rows(at.scene)
         count = len(at.scene.layers)
-        made = self._kept(
+        made = self._cached(
             "scores", (at.name, at.b, "estimated"),
             lambda progress: [estimated_scores(at.scene, layer, rows, at.b) for layer in range(count)],
             lambda x: 1024 * sum(map(len, x)),
@@ -371,7 +372,7 @@ class Answers:
     def _thumbs(self, at: Question) -> Answer:
         size = integer(at.query, "size", 64, 1, LARGEST_THUMB)
         kind = at.kind
-        made = self._kept(
+        made = self._cached(
             "maps",
             (at.name, at.layer, at.b, "thumbs", size, kind, self._known(at)),
             lambda progress: self._thumbnails(at, size, progress),
@@ -446,7 +447,7 @@ class Answers:
 
     def _profiles(self, at: Question) -> Answer:
         head = self.head(*at.key)
-        made = self._kept(
+        made = self._cached(
             "maps", (*at.key, "profiles"), lambda progress: profiles.profiles(head, progress),
             lambda x: sum(profile.values.nbytes for profile in x.values()),
         )  # fmt: skip
@@ -482,7 +483,7 @@ class Answers:
         except ValueError as error:
             raise Refused(422, str(error)) from None
         return Answer(200, {"matrices": [
-            {name: getattr(x, name) for name in ("name", "symbol", "tensor", "formula")}
+            {name: getattr(x, name) for name in ("name", "symbol", "tensor", "formula", "rotary")}
             | {"values": [[finite(float(f"{y:.6g}")) for y in row] for row in x.values.tolist()]}
             for x in found
         ]})  # fmt: skip
@@ -491,39 +492,40 @@ class Answers:
         return Answer(200, matrices.row_scores(at.of, at.head, within(i, at.of.problem.n_q, "query"), at.b))
 
     def _ablations(self, at: Question) -> Answer:
-        before, how = self._whole(at)
-        made = self._kept(
+        how = self._replacement(at)
+        made: Losses = self._cached(
             "scores", (at.name, "ablations", how),
             lambda progress: ablation.every_head(self._example_model(), at.scene, how, progress),
-            lambda x: sum(one.losses.nbytes for one in x),
+            lambda x: 64 * len(x.without),
         )  # fmt: skip
-        rows = [{"layer": x.layer, "head": x.head, "loss": float(x.losses.mean())} for x in made]
-        return Answer(200, {"loss": float(before.losses().mean()), "rows": rows})
+        rows = [{"layer": layer, "head": head, "loss": loss} for (layer, head), loss in made.without.items()]
+        return Answer(200, {"loss": made.whole, "rows": rows})
 
     def _ablation(self, at: Question) -> Answer:
-        before, how = self._whole(at)
-        after = self._without(at, {(at.layer, at.head): how})
+        how = self._replacement(at)
+        before, after = self._without(at, {}), self._without(at, {(at.layer, at.head): how})
         i = integer(at.query, "i", len(before.ids) - 1, 0, len(before.ids) - 1, "token")
         return Answer(200, {
             "i": i, "odds": [vars(odd) for odd in ablation.odds(before, after, i)],
             "losses": {name: trace.losses().tolist() for name, trace in (("before", before), ("after", after))},
         })  # fmt: skip
 
-    def _whole(self, at: Question) -> tuple[Trace, Replacement]:
-        """Return the run of a scene, and the replacement asked for; `Refused` for other models."""
+    def _replacement(self, at: Question) -> Replacement:
+        """Return what a head is replaced by; `Refused` for models that do not run here."""
         if at.scene.settings is None or at.scene.ids is None:
             raise Refused(422, "heads can be switched off in models that run here, as regard's example model does")
         how = at.query.get("how", "zero")
         if how not in ("zero", "mean"):
             raise Refused(422, f"how must be zero or mean, got {how}")
-        return self._without(at, {}), how  # type: ignore[return-value]
+        return how  # type: ignore[return-value]
 
     def _without(self, at: Question, heads: Mapping[tuple[int, int], Replacement]) -> Trace:
         """Return the run of a scene's text without some heads."""
-        made: Trace = self._kept(
+        made: Trace = self._cached(
             "scores", (at.name, "without", *heads.items()),
             lambda progress: ablation.run(self._example_model(), at.scene, heads),
-            lambda trace: trace.logits.nbytes + sum(x.nbytes for x in (*trace.q, *trace.k, *trace.v)),
+            lambda trace: trace.logits.nbytes
+            + sum(x.nbytes for x in (*trace.q, *trace.k, *trace.v, *trace.x, *trace.out)),
         )  # fmt: skip
         return made
 

@@ -150,10 +150,11 @@ def _ticks(n: int) -> range:
 
 def _attended(drawing: Canvas, data: LookData, choice: Choice) -> None:
     """Draw where the chosen token looks, and what the model expects next."""
-    title = f"{choice.token} “{_short(data.labels[choice.token], 12)}” attends most to"
-    drawing.shapes.append(Text(_RIGHT, _TOP, title, bold=True))
+    token = f" “{_short(data.labels[choice.token], 12)}”" if data.named else ""
+    drawing.shapes.append(Text(_RIGHT, _TOP, f"{choice.token}{token} attends most to", bold=True))
     for rank, (index, weight) in enumerate(data.attended(choice)):
-        _bar(drawing, _RIGHT, _TOP + 50 + 46 * rank, f"{_short(data.key_labels[index], 9)} {index}", weight)
+        key = f"{_short(data.key_labels[index], 9)} " if data.named else ""
+        _bar(drawing, _RIGHT, _TOP + 50 + 46 * rank, f"{key}{index}", weight)
     if data.following:
         guesses = ",  ".join(f"“{_short(printable(token), 9)}” {share:.1%}" for token, share in data.following[:3])
         drawing.shapes.append(Text(_RIGHT, 1060, "The model expects next", bold=True))

@@ -21,7 +21,7 @@ def show(data: LookData, choice: Choice, console: Console) -> None:
     """
     screen = Screen.of(console)
     name = data.name(choice.layer, choice.head)
-    token = screen.quoted(data.labels[choice.token])
+    token = f", {screen.quoted(data.labels[choice.token])}," if data.named else ""
     more = "brighter" if screen.colour else "denser"
     console.print(_heading(data, choice, screen))
     _section(console, "Heads", f"{sentences.view('heads', more)} {sentences.TENTATIVE}.")
@@ -30,7 +30,7 @@ def show(data: LookData, choice: Choice, console: Console) -> None:
     console.print(Padding(_strongest(data, screen), (0, 0, 1, 2)))
     _section(console, f"Map of {name}", f"{sentences.view('map', more)} {screen.legend()}")
     console.print(Padding(_map(data, choice, screen), (0, 0, 1, 2)))
-    _section(console, f"What token {choice.token}, {token}, attends to in {name}", "")
+    _section(console, f"What token {choice.token}{token} attends to in {name}", "")
     console.print(Padding(_attended(data, choice, screen), (0, 0, 1, 2)))
     console.print(Text(sentences.CAVEAT, style="dim"))
 
@@ -156,6 +156,9 @@ def _attended(data: LookData, choice: Choice, screen: Screen) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(justify="right", style="dim")
     for index, weight in found:
+        if not data.named:
+            table.add_row(str(index), "", f"{weight:.3f}", _bar(weight, screen))
+            continue
         before = "".join(data.key_labels[max(0, index - 12) : index])
         after = "".join(data.key_labels[index + 1 : index + 13])
         label = screen.fit(data.key_labels[index], 12)

@@ -1,0 +1,35 @@
+"""The loss of the example model without each of its heads: for `regard insight --ablate` and the page."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from regard.interpret.examplemodel.model import ExampleModel, Replacement
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Mean nats of each byte after the first: with all heads, and without one, by (layer, head)."""
+
+    whole: float
+    without: Mapping[tuple[int, int], float]
+
+
+def losses_without(
+    model: ExampleModel,
+    ids: ArrayLike,
+    how: Replacement,
+    progress: Callable[[float], object] = lambda done: None,
+    **options: Any,
+) -> Losses:
+    """Compute the loss of `ids` (n,) without each head in turn; `how` and `options` are those of `ExampleModel.run`.
+
+    progress: told the share of the heads that is done.
+    """
+    found, heads = dict[tuple[int, int], float](), model.config.layers * model.config.heads
+    for layer, head, trace in model.ablations(ids, how, **options):
+        found[layer, head] = float(trace.losses().mean())
+        progress(len(found) / heads)
+    return Losses(float(model.run(ids, **options).losses().mean()), found)
