@@ -1,0 +1,91 @@
+"""The site: `pip install -c constraints.txt '.[docs]' && python -m sphinx docs docs/_build`."""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import regard
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "regard"
+release = version = regard.__version__
+
+extensions = [
+    "myst_nb", "sphinx_design", "sphinx_proof", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx",
+    "extensions.mathml", "extensions.terms",
+]  # fmt: skip
+exclude_patterns = ["_build", "extensions"]
+
+# Pages: only those with a header of MyST-NB have blocks that run.
+myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+
+# Docstrings
+default_role = "literal"
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures hold them
+maximum_signature_line_length = 60
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+if "online" in tags:  # noqa: F821  `sphinx -t online` links to others' references; without it nothing is fetched
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "jax": ("https://docs.jax.dev/en/latest", None),
+    }
+
+html_theme = "furo"
+html_title = f"regard {version}"
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False
+
+
+def escaped(line: str) -> str:
+    """Escape what reStructuredText would read as markup, except in backticks."""
+    parts = line.split("`")
+    parts[::2] = [re.sub(r"[|*]", r"\\\g<0>", part) for part in parts[::2]]
+    parts[2::2] = [rf"\ {part}" if part[:1].isalnum() else part for part in parts[2::2]]  # the s of `Mask`s
+    return "`".join(parts)
+
+
+def as_restructured(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Prepare a docstring for Sphinx: of a module its first paragraph, indented blocks as code, no other markup."""
+    if inspect.ismodule(obj) and "" in lines:
+        del lines[lines.index("") :]
+    made: list[str] = []
+    example = code = False
+    for line in lines:
+        after_text = len(made) > 1 and not made[-1] and bool(made[-2]) and not made[-2].startswith(" ")
+        example = bool(line) and (example or line.lstrip().startswith(">>>"))
+        if not code and not example and after_text and line.startswith("    "):
+            made += ["::", ""]
+            code = True
+        code = code and (not line or line.startswith(" "))
+        made.append(line if example or code else escaped(line))
+    lines[:] = made
+
+
+def focusable(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Let the keyboard reach blocks, which scroll sideways, and name folded ones by their text."""
+    if "body" in context:
+        body = context["body"].replace("<pre>", '<pre tabindex="0">')
+        context["body"] = body.replace(' aria-label="Toggle hidden content"', "")
+
+
+def setup(app: Any) -> None:
+    app.connect("html-page-context", focusable)
+    app.connect("autodoc-process-docstring", as_restructured, priority=400)  # before napoleon

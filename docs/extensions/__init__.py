@@ -1,0 +1,1 @@
+"""Parts of the site that are our own."""

@@ -1,0 +1,173 @@
+"""The documentation: it builds without a warning, links hold, sentences are short, pages ask no other host."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import regard
+from in_browser import AXE, FLAGS
+
+DOCS = Path(__file__).parents[1] / "docs"
+WRITTEN = sorted([*(DOCS / "learn").glob("*.md"), *(DOCS / "howto").glob("*.md"), DOCS / "index.md"])
+MOST_WORDS = 35
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a page, without its header, blocks, tables, comments and formulas."""
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
+    text = re.sub(
+        r"^(```|:::+)\{code-cell\}.*?^\1$|^```.*?^```$|^\$\$.*?^\$\$", "\n\n", text, flags=re.DOTALL | re.MULTILINE
+    )
+    lines = [
+        "" if re.match(r"\||#|:\w+:|:::|%", line) else re.sub(r"^(\d+\.|[-*]) ", "\n", line)
+        for line in text.splitlines()
+    ]
+    prose = re.sub(r"\$[^$]+\$|`[^`]+`", "x", "\n".join(lines))
+    return [" ".join(x.split()) for x in re.split(r"(?<=[.?!:])\s+|\n\s*\n", prose) if x.strip()]
+
+
+def too_long(text: str) -> list[str]:
+    return [x for x in sentences(text) if len(x.split()) > MOST_WORDS]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(DOCS)))
+def test_sentences_are_short(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert sentences(text)
+    assert too_long(text) == []
+
+
+def test_a_long_sentence_is_seen() -> None:
+    text = f"---\nx: y\n---\n\n# Title\n\nShort one. {'word ' * 36}\nends.\n\n```python\n{'code ' * 50}\n```\n"
+    assert [len(x.split()) for x in too_long(text)] == [37]
+
+
+def test_every_page_is_listed() -> None:
+    for folder in ("learn", "howto", "reference"):
+        listed = re.search(r"```\{toctree\}.*?\n\n(.*?)```", (DOCS / folder / "index.md").read_text("utf-8"), re.DOTALL)
+        assert listed is not None
+        missing = {page.stem for page in (DOCS / folder).glob("*.md")} - {"index", *listed[1].split()}
+        assert not missing
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "".join(page.read_text("utf-8") for page in (DOCS / "reference").glob("*.md"))
+    listed = set(re.findall(r"^\.\. auto\w+:: (?:regard\.)?(\w+)$", pages, re.MULTILINE))
+    assert set(regard.__all__) - {"__version__"} <= listed
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if find_spec("myst_nb") is None:
+        pytest.skip("the documentation needs Sphinx: pip install -c constraints.txt '.[docs]'")
+    made = tmp_path_factory.mktemp("docs") / "site"
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(made.parent / "trees")]
+    paths = [os.path.abspath(x) for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]  # kernels move
+    done = subprocess.run(
+        [*command, str(DOCS), str(made)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return made
+
+
+class Links(HTMLParser):
+    """The addresses and the anchors of a page."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.addresses: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.addresses += [x for name in ("href", "src") if (x := given.get(name))]
+        self.anchors |= {x for name in ("id", "name") if (x := given.get(name))}
+
+
+def dead_links(site: Path) -> list[str]:
+    """The links of a site to pages, files and anchors that it lacks."""
+    pages = {page: Links(page) for page in site.rglob("*.html")}
+    dead = []
+    for page, found in pages.items():
+        for address in found.addresses:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            to = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            to = to / "index.html" if to.is_dir() else to
+            anchor = unquote(parts.fragment)
+            if not to.exists() or (anchor and to in pages and anchor not in pages[to].anchors):
+                dead.append(f"{page.relative_to(site)}: {address}")
+    return dead
+
+
+def test_every_block_runs_and_nothing_is_warned_of(site: Path) -> None:
+    for name in ("index.html", "objects.inv", "searchindex.js", "howto/sdpa.html", "learn/dictionary.html"):
+        assert (site / name).exists(), name
+
+
+def test_links_lead_somewhere(site: Path) -> None:
+    assert dead_links(site) == []
+
+
+def test_a_dead_link_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<a id="x" href="b.html">b</a><a href="#x">x</a><a href="#y">y</a>')
+    assert dead_links(tmp_path) == ["a.html: b.html", "a.html: #y"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    need = (
+        None
+        if shutil.which("chromium") and AXE.exists() and find_spec("playwright")
+        else "Chromium, Playwright, axe-core"
+    )
+    if need and os.environ.get("REGARD_BROWSER") == "required":
+        pytest.fail(f"this test needs {need}")
+    if need:
+        pytest.skip(f"this test needs {need}")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        yield made
+        made.close()
+
+
+def test_pages_in_a_browser_ask_no_other_host(site: Path, browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for path in sorted(site.rglob("*.html")):
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.relative_to(site)
+    page.close()
+    assert len(asked) > 100
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["index", "howto/windows"])
+def test_pages_in_a_browser_are_accessible(site: Path, browser: Any, name: str, scheme: str) -> None:
+    page = browser.new_page(color_scheme=scheme)
+    page.goto((site / f"{name}.html").as_uri())
+    page.add_script_tag(path=str(AXE))
+    found = page.evaluate("axe.run(document)")["violations"]
+    page.close()
+    assert [(x["id"], [node["html"][:200] for node in x["nodes"][:3]]) for x in found] == []
