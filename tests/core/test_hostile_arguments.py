@@ -277,6 +277,7 @@ ELSEWHERE = {
     "available_engines": "takes nothing",
     "capture": "takes a model; tests/torch/test_capture.py",
     "causal": "takes nothing",
+    "export_wasm": "writes files; tests/engines/cpu/test_wasm.py",
     "look": "takes arrays or a capture; tests/viewer",
     "where": "is called in rules; tests/rules/test_expression.py",
 }

@@ -220,15 +220,15 @@ def layout(x: object) -> str:
     return layout
 
 
-def observe(x: object) -> tuple[Statistic, ...]:
+def observe(x: object, name: str = "observe") -> tuple[Statistic, ...]:
     if isinstance(x, (str, Statistic)):
-        raise TypeError(f"observe must be a sequence of statistics, got {x!r}; give observe=[{x!r}]")
+        raise TypeError(f"{name} must be a sequence of statistics, got {x!r}; give {name}=[{x!r}]")
     if not isinstance(x, Sequence):
-        raise TypeError(f"observe must be a sequence of statistics, got {type_name(x)}")
-    for name in x:
-        if not (isinstance(name, Statistic) or (isinstance(name, str) and name in NAMES)):
+        raise TypeError(f"{name} must be a sequence of statistics, got {type_name(x)}")
+    for s in x:
+        if not (isinstance(s, Statistic) or (isinstance(s, str) and s in NAMES)):
             known = ", ".join(map(repr, NAMES))
-            raise ValueError(f"observe: unknown statistic {shown(name)}; known are {known} and {MADE}")
+            raise ValueError(f"{name}: unknown statistic {shown(s)}; known are {known} and {MADE}")
     return tuple(dict.fromkeys(s if isinstance(s, Statistic) else Statistic(s) for s in x))
 
 

@@ -10,7 +10,7 @@ from regard.core import checks
 from regard.core.statistics import Statistic
 from regard.core.types import MaskLike, ScoreLike
 from regard.ops.attention import causally
-from regard.rules import as_mask
+from regard.rules import as_mask, type_name
 from regard.rules import window as window_rule
 from regard.rules.outside import lookups
 
@@ -54,6 +54,8 @@ def export_wasm(
         The path of NAME.wasm.
 
     Raises:
+        FileNotFoundError: if the folder of `path` does not exist.
+        TypeError: naming the argument, for arguments of other types.
         ValueError: for a rule that holds an array of all pairs, or a table with bounds="raise";
             for functions of the C library in a rule, such as np.sin.
 
@@ -66,6 +68,7 @@ def export_wasm(
     """
     from regard.engines.cpu.wasm.module import loader, module
 
+    target = _module_path(path)
     rule = None if mask is None else as_mask(mask)
     if window is not None:
         recent = window_rule(window)
@@ -78,15 +81,24 @@ def export_wasm(
             raise ValueError(f"{name} must be a rule of the indices, which serves calls of any size, not an array")
         if x is not None and (x.tensors or lookups(x.node)):
             raise ValueError(f'{name} must read tables of NumPy arrays with bounds="clamp"')
-    observe = checks.observe(statistics)
+    observe = checks.observe(statistics, "statistics")
     for s in observe:
         if s.name not in STATISTICS or (s.name == "top" and s.of > MOST):
             raise ValueError(f"statistics may be {KNOWN}, got {s!r}")
-    target = Path(path)
-    if target.suffix != ".wasm":
-        target = target.with_name(f"{target.name}.wasm")
     code = module(rule, scores, observe, checks.boolean("relaxed", relaxed))
     target.write_bytes(code)
     for suffix, text in loader(target.stem).items():
         target.with_suffix(suffix).write_text(text, "utf-8")
     return target
+
+
+def _module_path(path: object) -> Path:
+    """Check the path of a module, and add its suffix."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a str or os.PathLike, got {type_name(path)}")
+    target = Path(path)
+    if not target.name:
+        raise ValueError(f"path must name a file, got {str(path)!r}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"path must be in a folder that exists, got {str(path)!r}")
+    return target if target.suffix == ".wasm" else target.with_name(f"{target.name}.wasm")

@@ -161,6 +161,27 @@ def test_what_is_not_exported(options: dict[str, Any], message: str, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("path", "options", "error", "message"),
+    [
+        (5, {}, TypeError, "^path must be a str or os.PathLike, got int$"),
+        ("", {}, ValueError, "^path must name a file, got ''$"),
+        ("nowhere/x", {}, FileNotFoundError, "^path must be in a folder that exists, got 'nowhere/x'$"),
+        ("x", {"window": 2.5}, TypeError, "^left of window must be an integer"),
+        ("x", {"relaxed": 1}, TypeError, "^relaxed must be a bool"),
+        ("x", {"statistics": "lse"}, TypeError, "^statistics must be a sequence of statistics, got 'lse'"),
+        ("x", {"statistics": ["loss"]}, ValueError, "^statistics: unknown statistic 'loss'"),
+    ],
+)
+def test_errors_name_the_argument(
+    path: Any, options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        regard.export_wasm(path, **options)
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_have_the_name_of_the_module(tmp_path: Path) -> None:
     assert regard.export_wasm(str(tmp_path / "v1.2")) == tmp_path / "v1.2.wasm"
     assert sorted(x.name for x in tmp_path.iterdir()) == ["v1.2.d.ts", "v1.2.js", "v1.2.wasm"]

@@ -24,7 +24,7 @@ VIEWS = {
     "token": "One token in every head: a row is a layer, a column a head, a cell names what it looks at most.",
     "compare": "Two heads and their difference: blue where the first looks more, orange where the second does.",
     "profiles": "One head along the text: how far back it looks, how evenly, and which tokens receive most.",
-    "scale": "The same scores with and without 1/√d: without it few keys take all the weight: the softmax saturates.",
+    "scale": "The same scores with and without 1/√d. Without it few keys take all the weight: the softmax saturates.",
     "steps": "From query, key and value to the output: every matrix of a head, one row of it, and one pair of tokens.",
     "ablation": "Where a head looks does not say that it matters: switch it off, and see what the model then expects.",
     "arcs": "An arc leads from a token that looks to one it looks at; thicker is more.",
