@@ -60,7 +60,6 @@ def use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "targets", lambda: known | TARGETS)
     monkeypatch.setattr(target, "_chosen", lambda name: target.targets()[name])
     monkeypatch.setattr(cache, "_machine", machine)
-    monkeypatch.setattr(cache, "PASSES", ("sroa",))
     monkeypatch.setattr(cache, "_sources", lambda: sources + Path(__file__).read_text())  # kernels on disk
     monkeypatch.setattr(emit, "Kernel", EmulatedKernel)
     monkeypatch.setattr(lanes, "amx_tiles", amx_tiles)
