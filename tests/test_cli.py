@@ -484,6 +484,12 @@ def test_insight_ablates_as_the_page_does(run, how):
     assert listed == [(str(layer), str(head), f"{losses[layer, head]:.3f}") for layer, head in order]
 
 
+def test_insight_ablates_on_standard_input(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(SENTENCE + "\n"))
+    found = json.loads(good(run("insight", "--text", "-", "--ablate", "--json")))
+    assert found == json.loads(good(run("insight", "--text", SENTENCE, "--ablate", "--json")))
+
+
 COMMANDS = [
     ["--version"],
     ["--help"],

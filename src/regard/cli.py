@@ -27,7 +27,6 @@ from regard.ops.stepping import Step, steps
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from regard.examplemodel import ExampleModel
     from regard.interpret.ablation import Losses
 
 T = TypeVar("T")
@@ -347,10 +346,9 @@ def _insight(arguments: argparse.Namespace) -> None:
         raise Refusal("--ablate runs regard's example model: it does not go with --model or --capture")
     with _progress() as progress, _input():
         progress("starting")
-        seen = _captured(arguments, progress)
+        seen, losses = _captured(arguments, progress)
         progress("measuring heads")
         heads = seen.measure(prefix=prefix)
-        losses = None if arguments.ablate is None else _losses(arguments, progress)
     if not heads:
         raise Refusal("the capture holds no layer")
     layers = {number: layer.name for number, layer in zip(seen.numbers, seen, strict=True)}
@@ -368,34 +366,29 @@ def _insight(arguments: argparse.Namespace) -> None:
             table.show_losses(heads, losses, arguments.ablate, _console(arguments))
 
 
-def _captured(arguments: argparse.Namespace, progress: Callable[[str], object]) -> regard.Capture:
-    """Return the scene to show: of a file, a model, or the example model."""
+def _captured(
+    arguments: argparse.Namespace, progress: Callable[[str], object]
+) -> "tuple[regard.Capture, Losses | None]":
+    """Return the capture of a file, a model, or the example model, and the losses of --ablate."""
     if arguments.capture is not None:
         for name in ("model", "text", "file"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} does not go with --capture, which has all of it")
-        return inputs.capture(arguments.capture)
+        return inputs.capture(arguments.capture), None
     text = inputs.text(arguments.text, arguments.file)
     if arguments.model is not None:
-        return inputs.model(arguments.model, text, progress)
-    model, ids = _example(text)
-    return regard.Capture.of_trace(model.run(ids), model.labels(ids))
-
-
-def _example(text: str | None) -> "tuple[ExampleModel, Array]":
-    """Return the example model and what it reads: random bytes that repeat, where no text was given."""
+        return inputs.model(arguments.model, text, progress), None
     from regard.examplemodel import ExampleModel, repeated_bytes
 
     model = ExampleModel.load()
-    return model, repeated_bytes(40)[0] if text is None else model.encode(text)
-
-
-def _losses(arguments: argparse.Namespace, progress: Callable[[str], object]) -> "Losses":
-    """Run the example model without each of its heads."""
+    ids = repeated_bytes(40)[0] if text is None else model.encode(text)
+    seen = regard.Capture.of_trace(model.run(ids), model.labels(ids))
+    if arguments.ablate is None:
+        return seen, None
     from regard.interpret.ablation import losses_without
 
     progress("running the model without each head")
-    return losses_without(*_example(inputs.text(arguments.text, arguments.file)), arguments.ablate)
+    return seen, losses_without(model, ids, arguments.ablate)
 
 
 def _bench(arguments: argparse.Namespace) -> None:
