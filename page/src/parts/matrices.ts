@@ -130,7 +130,7 @@ export function matricesPanel(context: Context): MatricesPanel {
     };
   }
 
-  /** Queries or keys of a model that rotates its places in: a feature and its partner were turned by an angle. */
+  /** Queries or keys of a model that rotates its places in: a feature and its partner were rotated. */
   function rotated({ row, col }: Spot, bare: number): Origin {
     const half = (all[bare].rotary ?? 0) / 2;
     const cell = { at: bare, row, col };

@@ -27,9 +27,11 @@ const CHARTS: readonly (readonly [key: string, title: string, axis: string, help
   ["lse", "Log-sum-exp", "query", "The logarithm of the softmax's denominator."],
 ];
 
-/** Pixels of a chart from top to bottom, at least and at most, what stands around it in two rows of them, and from one mark of an axis to the next. */
+/** Pixels of a chart from top to bottom, at least and at most. */
 const TALL = [170, 260] as const;
+/** Pixels from top to bottom of what stands around two rows of charts. */
 const AROUND = 320;
+/** Pixels from one mark of an axis to the next. */
 const APART = 34;
 
 /** A head along its positions. */

@@ -25,8 +25,9 @@ The last two make double backward. The gradient of ⟨u, gradients⟩ in the inp
 cotangents; that in ct is the tangent of `jvp` along u. Derivatives take the outputs of `forward`, with entropy where it
 has a cotangent. None in cotangents or tangents is 0.
 
-An engine may also have `repeatable_call(problem)`: a function of the addresses of query, key, value, out and lse that
-runs the call on other arrays of the same shapes and strides, or None (`ops/callcache.py`).
+An engine may also have `repeatable_call(problem, dense=False)`: a function of the addresses of query, key, value, out
+and lse that runs the call on other arrays of the same shapes and strides, or None (`ops/callcache.py`). With `dense`
+the addresses of a bias and of dense masks follow.
 
 `into` holds arrays of the right shapes and dtypes that nothing else reads. An engine may write results there (of `jvp`,
 the tangents) and return those arrays; any other array that it returns is new.

@@ -12,7 +12,8 @@ CPU time of a call of 16 queries, 8 heads, d = 64, float32, in µs (`docs/lab/fa
 A signature is all of a call but the contents and the addresses of query, key and value, with the number of threads and
 REGARD_CPU. A call without a signature is not cached: its checks read an array. Each thread has a store of its own,
 because a cached call has scratch memory. NumPy arrays and PyTorch tensors share the signature and the store. They
-differ in how operands are described, how addresses are read and how outputs are allocated.
+differ in how operands are described, how addresses are read and how outputs are allocated. A dense mask or bias that is
+a tensor counts among the operands.
 
 A call enters the store when its rules were in an earlier call: rules that are made anew in each call never match.
 """

@@ -39,7 +39,7 @@ def export_wasm(
         const { out, lse } = attention({ q, k, v, heads: 8, d: 64 });  // Float32Arrays
 
     Without `relaxed` the bits are those of the engine "cpu" on a processor without FMA
-    (`REGARD_CPU=baseline`), but for numbers below 2⁻¹²⁶, which that engine takes for 0.
+    (`REGARD_CPU=baseline`), except for numbers below 2⁻¹²⁶, which that engine takes for 0.
 
     Args:
         path: NAME, or NAME.wasm. Existing files are replaced.

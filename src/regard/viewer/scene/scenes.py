@@ -31,7 +31,7 @@ BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class Projections:
-    """What makes the queries, keys and values of a layer, and what its heads write together.
+    """Inputs and weights of a layer's queries, keys and values, and what its heads write together.
 
     q = rope(x @ w_q + b_q), k = rope(source @ w_k + b_k), v = source @ w_v, written = concat(out) @ w_o. x
     (batch, n_q, c); source (batch, n_k, c), None where it is x; w_q, w_k, w_v (c, h·d); b_q, b_k (h·d); out

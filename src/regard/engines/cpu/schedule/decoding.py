@@ -144,7 +144,8 @@ def step(p: Problem, target: Target) -> DecodeStep | None:
     None for a call with options.
     """
     lead = p.query.shape[:-3]
-    simple = p.n_q == 1 and p.n_k > 0 and p.mask is None and p.score is None and without_options(p) and len(lead) < 2
+    plain = p.mask is None and p.score is None and p.bias is None and without_options(p)
+    simple = p.n_q == 1 and p.n_k > 0 and plain and len(lead) < 2
     if not simple or not p.batch * p.heads or p.key.shape[:-3] != lead or p.value.shape[:-3] != lead:
         return None
     return DecodeStep(p, target)

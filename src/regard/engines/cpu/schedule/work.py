@@ -454,8 +454,8 @@ def repeated_call(p: Problem, target: Target, dense: bool) -> RepeatedCall | Non
     dense: it may have a bias and dense masks, whose blocks are not classified.
     """
     count = p.batch * p.heads * p.n_q
+    plain = without_options(p) and not any(program.tables for _, program in programs(p))
     has_dense = p.bias is not None or bool(dense_masks(p))
-    plain = without_options(replace(p, bias=None)) and not any(program.tables for _, program in programs(p))
     if not (0 < count <= REPEATED_QUERIES and p.n_k and plain) or (has_dense and not dense):
         return None
     results = KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
@@ -476,8 +476,8 @@ def threads_for(p: Problem, count: int) -> int:
 
 
 def without_options(p: Problem) -> bool:
-    """Test for a call without options other than rules."""
-    return p.bias is None and p.sink is None and not p.dropout and not p.observe
+    """Test for a call without options other than rules and a bias."""
+    return p.sink is None and not p.dropout and not p.observe
 
 
 SEED = FIELDS.index("seed")

@@ -16,6 +16,7 @@ from llvmlite import binding as llvm
 from regard.core.problem import Problem
 from regard.core.statistics import Statistic
 from regard.engines.cpu import WIDEST, supports
+from regard.engines.cpu.kernels.visible import VisibleTilesKernel, fields_of
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.fields import pack_fields
 from regard.engines.cpu.schedule.work import BEST, programs, source, spec_of, table_array
@@ -80,7 +81,7 @@ def module(mask: Mask | None, score: Score | None, observe: Sequence[Statistic],
         },
         "workGroup": WIDE_WORK_GROUP,
         "kernels": [_kernel(name, spec) for name, spec in specs.items()],
-        "visible": None if lists is None else _visible_fields(lists),
+        "visible": None if lists is None else fields_of(lists),
         "maskReads": sorted(reads(mask.node)) if mask is not None else [],
         "values": _values(rules),
         "tables": _places(rules),
@@ -110,18 +111,11 @@ def _longest_call(mask: Mask | None, score: Score | None) -> Problem:
 
 def _visible(spec: KernelSpec, target: Target) -> str:
     """Return the IR of the kernel that lists tiles."""
-    from regard.engines.cpu.kernels.visible import VisibleTilesKernel
 
     def write(k: "Kernel") -> None:
         VisibleTilesKernel(k, spec).run()
 
-    return written("visible", _visible_fields(spec), target, write)
-
-
-def _visible_fields(spec: KernelSpec) -> tuple[str, ...]:
-    from regard.engines.cpu.kernels.visible import fields_of
-
-    return fields_of(spec)
+    return written("visible", fields_of(spec), target, write)
 
 
 def _together(texts: dict[str, str]) -> str:
