@@ -46,22 +46,28 @@ def run(job: dict[str, Any], folder: Path) -> str:
 
 
 def call(path: Path, calls: list[dict[str, Any]], seconds: float = 0.0) -> list[dict[str, Any]]:
-    """Results of an exported module for calls: arrays by name, or an "error", and the least time in "milliseconds"."""
+    """Results of an exported module for calls: arrays by name, or an "error", and the least time in "milliseconds".
+
+    Calls with rows are for maps, by edges of rows and cols.
+    """
     given = []
     for n, x in enumerate(calls):
         own = dict(x)
         for name, array in x.items():
-            if isinstance(array, np.ndarray):
+            if isinstance(array, np.ndarray) and array.dtype.kind == "i":
+                own[name] = array.tolist()
+            elif isinstance(array, np.ndarray):
                 own[name] = f"{n}.{name}"
                 np.ascontiguousarray(array, np.float32).tofile(path.parent / own[name])
         given.append(own)
     job = {"loader": f"{path.stem}.js", "module": path.name, "calls": given, "seconds": seconds}
     found: list[dict[str, Any]] = json.loads(run({"calls": job}, path.parent))
     for n, one in enumerate(found):
-        for name in ("out", "lse", "entropy", "max", "argmax", "values", "indices"):
+        dtypes = {"argmax": np.int32, "indices": np.int32, "seen": np.uint8}
+        for name in ("out", "lse", "entropy", "max", "argmax", "values", "indices", "mass", "seen"):
             file = path.parent / f"{n}.{name}"
-            if file.exists():
-                one[name] = np.fromfile(file, np.int32 if name in ("argmax", "indices") else np.float32)
+            if file.exists() and name not in calls[n]:
+                one[name] = np.fromfile(file, dtypes.get(name, np.float32))
     return found
 
 

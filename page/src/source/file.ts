@@ -4,15 +4,19 @@ import type { Pyramid } from "../numbers/levels";
 import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
-import { bytesOf, ComputedWeights, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
+import { bytesOf } from "../numbers/base64";
+import { Kernels } from "./kernels";
+import { ComputedWeights, KernelWeights, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
 
 export interface StoredData {
   answers: Record<string, unknown>;
   exact: Record<string, StoredHead>;
+  /** Modules of rules, in base64. */
+  modules?: string[];
 }
 
 const NO_STEPS =
-  "Steps and scores need queries and keys, and a saved page holds those of heads without rules other than causal: those of this one are shown by `regard look`.";
+  "A saved page shows steps and scores of heads without rules other than causal: those of this one are shown by `regard look`.";
 
 /** Keys of one token that are told for each head. */
 const LOOKED_AT = 3;
@@ -28,8 +32,10 @@ export class FileSource implements Source {
   readonly note: string;
   progress = (_: number | null): void => {};
   private readonly heads = new Map<string, Weights>();
+  private readonly kernels: Kernels;
 
   constructor(private readonly data: StoredData) {
+    this.kernels = new Kernels(data.modules ?? []);
     const exact = Object.values(data.exact);
     const heads = Object.keys(data.answers).filter((path) => path.includes("/map/")).length;
     const rounded = exact.length < heads || exact.some((head) => head.dtype === "f16");
@@ -42,12 +48,12 @@ export class FileSource implements Source {
     if (what === "token") return { rows: await this.everyHead(scene, Number(layer)) };
     if (what === "step") {
       const weights = this.weights(`${scene}/${layer}/${head}`);
-      if (weights instanceof ComputedWeights) return { stages: stagesOf(weights, Number(i), Number(j)) };
+      if (isPlain(weights)) return { stages: stagesOf(weights, Number(i), Number(j)) };
       throw new Refused(NO_STEPS, 404);
     }
     if (what === "matrices") {
       const weights = this.weights(`${scene}/${layer}/${head}`);
-      if (weights instanceof ComputedWeights) return { matrices: matricesOf(weights) };
+      if (isPlain(weights)) return { matrices: matricesOf(weights) };
       throw new Refused(NO_STEPS, 404);
     }
     throw absent();
@@ -71,9 +77,9 @@ export class FileSource implements Source {
     const options = new URLSearchParams(query);
     if (what === "dots") {
       if (!(weights instanceof ComputedWeights)) throw new Refused(NO_STEPS, 404);
-      return weights.dots(...range(options.get("rows")), ...range(options.get("cols"))).buffer as ArrayBuffer;
+      return (await weights.dots(...range(options.get("rows")), ...range(options.get("cols")))).buffer as ArrayBuffer;
     }
-    if (what === "scores" && weights instanceof ComputedWeights) return scoresOf(weights, first).buffer as ArrayBuffer;
+    if (what === "scores" && isPlain(weights)) return scoresOf(weights, first).buffer as ArrayBuffer;
     if (what === "norms") return normsOf(weights);
     if (what === "values") {
       const [r0, r1] = range(options.get("rows"));
@@ -114,9 +120,13 @@ export class FileSource implements Source {
     const known = this.heads.get(name);
     if (known) return known;
     const stored = this.data.exact[name];
-    const made = stored ? new ComputedWeights(stored) : this.tiled(name);
+    const made = stored ? this.computed(name, stored) : this.tiled(name);
     this.heads.set(name, made);
     return made;
+  }
+
+  private computed(name: string, stored: StoredHead): Weights {
+    return stored.module === undefined ? new ComputedWeights(stored) : new KernelWeights(stored, name, this.kernels);
   }
 
   private tiled(name: string): Weights {
@@ -135,6 +145,11 @@ export class FileSource implements Source {
       return made;
     });
   }
+}
+
+/** Whether scores and steps follow from queries and keys that the file holds. */
+function isPlain(weights: Weights): weights is ComputedWeights {
+  return weights instanceof ComputedWeights && !weights.head.ruled;
 }
 
 function range(text: string | null): [number, number] {

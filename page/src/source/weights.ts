@@ -1,7 +1,11 @@
 /** Weights of one head computed in the page: any block of them, and what is summed over blocks. */
 
+import type { HeadCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
+import { bytesOf } from "../numbers/base64";
 import { fromHalf, toHalf } from "../numbers/half";
 import { perPixel, tileBlock, type Pyramid } from "../numbers/levels";
+import type { Kernels } from "./kernels";
+import { Refused } from "./source";
 
 export interface Shape {
   n_q: number;
@@ -28,10 +32,12 @@ export interface StoredHead extends Shape {
   no_values: string;
   v?: string;
   d_v?: number;
-}
-
-export function bytesOf(base64: string): ArrayBuffer {
-  return Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)).buffer;
+  /** The module of its rules among those of the file, if there is one, and the indices that rules read. */
+  module?: number;
+  b?: number;
+  h?: number;
+  /** Whether its rules are more than a causal mask, so that only the module knows them. */
+  ruled?: boolean;
 }
 
 function floats(base64: string, dtype: "f16" | "f32"): Float32Array {
@@ -68,7 +74,7 @@ export class ComputedWeights implements Weights {
   }
 
   /** q · k of queries [r0, r1) and keys [c0, c1), NaN where a query does not see a key. */
-  dots(r0: number, r1: number, c0: number, c1: number): Float32Array {
+  async dots(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
     const out = new Float32Array((r1 - r0) * (c1 - c0));
     for (let i = r0, at = 0; i < r1; i++)
       for (let j = c0; j < c1; j++) out[at++] = this.sees(i, j) ? this.dot(i, j) : NaN;
@@ -93,6 +99,58 @@ export class ComputedWeights implements Weights {
     }
     return out;
   }
+}
+
+/** Bins of queries and keys: sums over keys as means over queries, and the largest weight; NaN where none is seen. */
+export type Pooled = Record<"mass" | "max", Float32Array>;
+
+/** Weights by a kernel that the file holds; of a plain head without it where there is no WebAssembly. */
+export class KernelWeights extends ComputedWeights {
+  constructor(
+    head: StoredHead,
+    private readonly name: string,
+    private readonly kernels: Kernels,
+  ) {
+    super(head);
+  }
+
+  /** Whether scores and steps follow from queries and keys alone. */
+  get plain(): boolean {
+    return !this.head.ruled;
+  }
+
+  /** Null where no kernel can tell, and the head is plain. Throws Refused where it is not. */
+  async pooled(rows: number[], cols: number[]): Promise<Pooled | null> {
+    const { q, k, lse, d, scale } = this;
+    const { offset, b, h, module } = this.head;
+    const call = (): HeadCall => ({ q, k, lse, d, scale, offset, b, h });
+    const found = await this.kernels.maps(this.name, module as number, call, rows, cols);
+    if (found) {
+      const { mass, max, seen } = found;
+      seen.forEach((one, n) => one || (mass[n] = max[n] = NaN));
+      return { mass, max };
+    }
+    if (this.plain) return null;
+    throw new Refused(`The weights of this head need WebAssembly, for its rules: ${this.kernels.missing}.`, 501);
+  }
+
+  override async block(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
+    return (await this.pooled(edges(r0, r1, 1), edges(c0, c1, 1)))?.mass ?? super.block(r0, r1, c0, c1);
+  }
+
+  override async dots(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
+    const found = await super.dots(r0, r1, c0, c1);
+    if (this.plain) return found;
+    const seen = await this.block(r0, r1, c0, c1);
+    return found.map((x, n) => (Number.isNaN(seen[n]) ? NaN : x));
+  }
+}
+
+/** Edges of bins of `step` positions from `from` to `to`; the last bin may be smaller. */
+function edges(from: number, to: number, step: number): number[] {
+  const found = [];
+  for (let at = from; at < to; at += step) found.push(at);
+  return [...found, to];
 }
 
 /** Weights from tiles of the exact level that the file holds, to the precision of half floats. */
@@ -138,6 +196,8 @@ export async function tileOf(
 ): Promise<Uint16Array> {
   const step = perPixel(pyramid, level);
   const { r0, r1, c0, c1, rows, cols } = tileBlock(pyramid, level, x, y);
+  const made = weights instanceof KernelWeights ? await weights.pooled(edges(r0, r1, step), edges(c0, c1, step)) : null;
+  if (made) return Uint16Array.from(made[kind === "mass" ? "mass" : "max"], toHalf);
   const out = new Float32Array(rows * cols).fill(NaN);
   const pause = pauses();
   for (let i = r0; i < r1; i++) {

@@ -27,6 +27,7 @@ def export_wasm(
     window: int | None = None,
     score: ScoreLike = None,
     statistics: Sequence[str | Statistic] = (),
+    maps: bool = False,
     relaxed: bool = False,
 ) -> Path:
     """Write attention with these rules as WebAssembly, for a web page or Node.js.
@@ -47,6 +48,8 @@ def export_wasm(
         window: the mask `regard.window(window)` in addition.
         statistics: of "entropy", "max", "argmax" and `regard.top(k)`, k ≤ 32, what the result
             holds in addition to out and lse.
+        maps: add `attention.maps` and `attention.weights`, which compute the weights of one head from
+            q, k and lse, by bins of queries and keys or one by one.
         relaxed: multiply and add in one instruction where the reader's processor has one. Faster
             on some; results then differ between processors in their last bits.
 
@@ -85,7 +88,8 @@ def export_wasm(
     for s in observe:
         if s.name not in STATISTICS or (s.name == "top" and s.of > MOST):
             raise ValueError(f"statistics may be {KNOWN}, got {s!r}")
-    code = module(rule, scores, observe, checks.boolean("relaxed", relaxed))
+    options = {"relaxed": checks.boolean("relaxed", relaxed), "maps": checks.boolean("maps", maps)}
+    code = module(rule, scores, observe, **options)
     target.write_bytes(code)
     for suffix, text in loader(target.stem).items():
         target.with_suffix(suffix).write_text(text, "utf-8")

@@ -1,18 +1,23 @@
 """One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
 
-Answers are embedded as the page would be given them, but for what it computes: of layers without rules of their own
-rows, columns and tiles from queries, keys and lse; of others all but the tiles of the exact level, from those.
+Answers are embedded as the page would be given them, but for what it computes: rows, columns and tiles from queries,
+keys and lse, by a module of WebAssembly that is made for the rules of the layer. Layers with arrays of all pairs have the
+tiles of the exact level instead.
 """
 
 import json
 import re
 from base64 import b64encode
+from functools import cache
 from hashlib import sha256
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from regard.engines import cpu
+from regard.rules import Mask, Score
+from regard.rules.outside import lookups
 from regard.viewer.data import pyramid
 from regard.viewer.scene.labels import encodable, readable
 from regard.viewer.scene.scenes import Array, Scene, SceneLayer
@@ -48,15 +53,22 @@ def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
             f"one file should hold at most {limit / 2**20:.0f} MiB of numbers; {heads} heads over {p.n_q} queries and "
             f"{p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
         )
-    data = {"answers": _answers(answers, name), "exact": _exact(answers, name, np.float16 if half else np.float32)}
+    modules = list(dict.fromkeys(x for x in map(module_of, scene.layers) if x is not None))
+    data = {
+        "answers": _answers(answers, name),
+        "exact": _exact(answers, name, np.float16 if half else np.float32, modules),
+        "modules": [b64encode(x).decode("ascii") for x in modules],
+    }
     files = built.page()
     text = files["index.html"]
     style, script = (inside(files[f"page.{kind}"], tag) for kind, tag in (("css", "style"), ("js", "script")))
     licences = f'<template id="licences"><pre>{escape(files["LICENSES.txt"])}</pre></template>'
     embedded = f'<script type="application/json" id="regard-data">{_json(data)}</script>'
+    # Modules are compiled in a worker, whose code is in the script.
+    compiling, worker = (" 'wasm-unsafe-eval'", "worker-src blob:; ") if modules else ("", "")
     policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "font-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_digest(script)}{compiling}; {worker}style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     )
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     for old, new in (
@@ -70,6 +82,27 @@ def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
     return text
 
 
+def module_of(layer: SceneLayer) -> bytes | None:
+    """Return the module that computes a layer's weights in a page; None if no module can, or no compiler is there."""
+    p = layer.problem
+    rules = [x for x in (p.mask, p.score) if x is not None]
+    known = p.bias is None and not any(x.dense or x.tensors or lookups(x.node) for x in rules)
+    shared = p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
+    if not known or not shared or cpu.state() is not None:
+        return None
+    return _module(p.mask, p.score)
+
+
+@cache
+def _module(mask: Mask | None, score: Score | None) -> bytes | None:
+    from regard.engines.cpu.wasm.module import module
+
+    try:
+        return module(mask, score, forward=False, maps=True)
+    except ValueError:  # rules of the C library, or too long ones
+        return None
+
+
 def _size(scene: Scene, itemsize: int) -> int:
     """Bytes of numbers in the file, about."""
     total = 0
@@ -78,7 +111,7 @@ def _size(scene: Scene, itemsize: int) -> int:
         levels, (embedded, kinds) = pyramid.Levels(p.n_q, p.n_k), _levels(layer)
         cells = len(kinds) * sum(int(np.prod(levels.size(level))) for level in embedded)
         arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * layer.has_values)
-        total += layer.heads * (2 * cells + (arrays if layer.plain else 0))
+        total += layer.heads * (2 * cells + (arrays if _computed(layer) else 0))
     return total
 
 
@@ -100,10 +133,15 @@ def _answers(answers: Answers, name: str) -> dict[str, Any]:
     return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
 
 
+def _computed(layer: SceneLayer) -> bool:
+    """Return True if the page computes weights of a layer from queries and keys."""
+    return layer.plain or module_of(layer) is not None
+
+
 def _levels(layer: SceneLayer) -> tuple[range, tuple[str, ...]]:
     """Return the levels whose tiles are embedded, and their kinds; the page computes others."""
     levels = pyramid.Levels(layer.problem.n_q, layer.problem.n_k)
-    if not layer.plain:
+    if not _computed(layer):
         return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
     return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
 
@@ -140,12 +178,14 @@ def rounded(x: Any) -> Any:
     return float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x
 
 
-def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:
+def _exact(answers: Answers, name: str, dtype: Any, modules: list[bytes]) -> dict[str, Any]:
     """Return queries, keys and lse of every head that the page can compute."""
     made = {}
     for number, layer in enumerate(answers.scenes[name].layers):
-        if not layer.plain:
+        if not _computed(layer):
             continue
+        code = module_of(layer)
+        kernel = {} if code is None else {"module": modules.index(code), "ruled": not layer.plain}
         for at in range(layer.heads):
             head = answers.head(name, number, at)
             p = head.problem
@@ -153,7 +193,7 @@ def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:
                 "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
                 "q": _base64(p.query[0].astype(dtype)), "k": _base64(p.key[0].astype(dtype)),
                 "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale, "causal": p.mask is not None,
-                "offset": int(p.offset[0]),
+                "offset": int(p.offset[0]), "b": p.origin[0], "h": p.origin[1], **kernel,
                 "sink": p.sink is not None, "no_values": layer.no_values,
             } | ({"v": _base64(p.value[0].astype(dtype)), "d_v": p.d_v} if layer.has_values else {})  # fmt: skip
     return made

@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from regard.engines.cpu.spec.forward import KernelSpec
 
 FIELDS = ("row_bins", "tile_bins", "edges")
-STATISTIC_FIELDS = ("visible", "received", "profile", "mass", "max_map", "row")
+MAPS = ("mass", "max_map", "seen_map")
+STATISTIC_FIELDS = ("visible", "received", "profile", *MAPS, "row")
 
 
 @dataclass(frozen=True)
 class SecondPassSpec(KernelSpec):
-    """The spec of a second pass; statistics: some of STATISTIC_FIELDS."""
+    """The spec of a second pass; statistics: some of STATISTIC_FIELDS.
+
+    Of the pairs of a bin `mass` is the sum of weights, `max_map` the largest, and `seen_map` 1 if any is visible, else 0.
+    """
 
     statistics: tuple[str, ...]
 

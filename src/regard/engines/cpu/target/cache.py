@@ -126,6 +126,19 @@ def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Com
     return _load(name, label, code, False)
 
 
+def stored_object(key: str, name: str, target: Target, source: Callable[[], str]) -> bytes:
+    """Return object code that runs elsewhere, from disk if it is there."""
+    label, folder = f"{name}-{identity(key, target)[:40]}", diskcache.directory()
+    path = None if folder is None else folder / f"{label}.o"
+    code = None if path is None or os.environ.get("REGARD_DUMP") else diskcache.read(path)
+    if code is None:
+        with _lock, announced():
+            code = compile_object(source(), target, label)
+        if path is not None:
+            diskcache.write(path, code)
+    return code
+
+
 @contextmanager
 def announced() -> Iterator[None]:
     """Announce that kernels are being compiled after a second of it.

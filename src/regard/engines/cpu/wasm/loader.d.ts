@@ -36,8 +36,46 @@ export interface AttentionResult {
   top?: { values: Float32Array; indices: Int32Array };
 }
 
-/** Compute attention. Throws a TypeError or a RangeError for a call that makes no sense or takes too much memory. */
-export type Attention = (call: AttentionCall) => AttentionResult;
+/** One head whose weights are wanted. */
+export interface HeadCall {
+  /** (queries, d) */
+  q: Float32Array;
+  /** (keys, d) */
+  k: Float32Array;
+  /** Of each query, as attention gives it. */
+  lse: Float32Array;
+  d: number;
+  scale?: number;
+  offset?: number;
+  /** The batch element and the head that rules read. By default 0. */
+  b?: number;
+  h?: number;
+}
+
+/** A head, and edges of bins of its queries and keys: bin n is of [edges[n], edges[n + 1]). */
+export interface MapsCall extends HeadCall {
+  rows: ArrayLike<number>;
+  cols: ArrayLike<number>;
+}
+
+/** Of each bin, (bins of queries, bins of keys). */
+export interface MapsResult {
+  /** The sum of weights over its keys, its mean over queries. */
+  mass: Float32Array;
+  /** The largest weight. */
+  max: Float32Array;
+  /** 1 if any pair is visible, else 0. */
+  seen: Uint8Array;
+}
+
+/** The functions of a module. Each throws a TypeError or a RangeError for a call that makes no sense or does not fit. */
+export interface Attention {
+  (call: AttentionCall): AttentionResult;
+  /** Maps of weights, of modules that were exported with maps=True. */
+  maps(call: MapsCall): MapsResult;
+  /** Weights of the queries [from, to) on the keys [from, to), row by row; 0 where a pair is hidden. */
+  weights(call: HeadCall & { rows: [number, number]; cols: [number, number] }): Float32Array;
+}
 
 /** Load a module from its address, its bytes, or compiled. Throws an Error where WebAssembly or its SIMD is missing. */
 export function load(source: string | URL | Response | BufferSource | WebAssembly.Module): Promise<Attention>;
