@@ -8,7 +8,7 @@ tiles of the exact level instead.
 import json
 import re
 from base64 import b64encode
-from functools import cache
+from functools import lru_cache
 from hashlib import sha256
 from html import escape
 from typing import Any
@@ -93,7 +93,7 @@ def module_of(layer: SceneLayer) -> bytes | None:
     return _module(p.mask, p.score)
 
 
-@cache
+@lru_cache(maxsize=16)
 def _module(mask: Mask | None, score: Score | None) -> bytes | None:
     from regard.engines.cpu.wasm.module import module
 

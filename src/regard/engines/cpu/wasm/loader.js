@@ -12,7 +12,6 @@
 // some query blocks of the same keys. Each has a record: where its rows are, and where its list of tiles begins.
 
 const PAGE = 65536;
-const PARTS = 16; // of the rows of a map
 const WORD = 8; // bytes of a kernel's field, of a number of a query block, of an entry of a list of tiles
 // A module that has an instruction on vectors.
 const SIMD = [
@@ -301,7 +300,7 @@ class Maps extends Run {
   }
 
   results({ q, k, lse }) {
-    const { c, at, floats, integers, width, edges, kernel } = this;
+    const { c, at, floats, integers, width, edges } = this;
     const { rows } = c;
     floats.set(q, at.q / 4);
     floats.set(k, at.k / 4);
@@ -320,25 +319,39 @@ class Maps extends Run {
     }
     const bases = Object.fromEntries(["q", "k", "lse", "mass", "max_map", "seen_map"].map((name) => [name, at[name]]));
     const numbers = (row) => ({ q: 4 * c.d * row, lse: 4 * row, row });
-    const parts = this.parts();
-    for (let part = 0; part + 1 < parts.length; part++) {
-      for (let first = parts[part]; first < parts[part + 1]; ) {
-        const blocks = [];
-        for (; first < parts[part + 1] && blocks.length < kernel.workGroup; first += kernel.lanes) {
-          blocks.push([first, Math.min(kernel.lanes, parts[part + 1] - first)]);
-        }
-        this.list(c.b, c.h, blocks, c.cols[0], c.cols.at(-1));
-        this.run(c.b, c.h, 1, blocks, bases, numbers);
-      }
+    for (const blocks of this.workGroups()) {
+      this.list(c.b, c.h, blocks, c.cols[0], c.cols.at(-1));
+      this.run(c.b, c.h, 1, blocks, bases, numbers);
     }
     return this.found();
+  }
+
+  /** Query blocks that are computed together, [row, rows], in the engine's order, on which bits of sums depend. */
+  *workGroups() {
+    const { lanes, workGroup, band } = this.kernel;
+    const parts = this.parts();
+    const blocks = [];
+    for (let part = 0; part + 1 < parts.length; part++) {
+      const stop = parts[part + 1];
+      for (let row = parts[part]; row < stop; row += lanes) blocks.push([row, Math.min(lanes, stop - row), part]);
+    }
+    // With rules that hide, later rows come first, some blocks at a time.
+    const size = band && this.tiles > 1 ? band : blocks.length;
+    for (let stop = blocks.length; stop > 0; stop -= size) {
+      const some = blocks.slice(Math.max(0, stop - size), stop);
+      if (band && this.tiles > 1) some.reverse();
+      for (let part = 0; part + 1 < parts.length; part++) {
+        const own = some.filter((block) => block[2] === part);
+        for (let n = 0; n < own.length; n += workGroup) yield own.slice(n, n + workGroup);
+      }
+    }
   }
 
   /** Edges of the parts of the rows: each is summed by itself, as the engine does it. They are edges of bins. */
   parts() {
     const { rows } = this.c;
     const count = rows.at(-1) - rows[0];
-    const number = Math.max(1, Math.min(PARTS, Math.floor(count / (8 * this.kernel.lanes))));
+    const number = Math.max(1, Math.min(this.kernel.parts, Math.floor(count / (8 * this.kernel.lanes))));
     const edges = [];
     for (let n = 0, bin = 0; n <= number; n++) {
       const even = rows[0] + Math.trunc(n * (count / number));

@@ -21,7 +21,7 @@ from regard.engines.cpu.kernels.visible import VisibleTilesKernel, fields_of
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule import second_work
 from regard.engines.cpu.schedule.fields import pack_fields
-from regard.engines.cpu.schedule.work import BEST, programs, source, spec_of, table_array
+from regard.engines.cpu.schedule.work import BEST, CHUNK_BLOCKS, programs, source, spec_of, table_array
 from regard.engines.cpu.spec.forward import (
     KEYS,
     SPLIT_BYTES,
@@ -107,7 +107,9 @@ def module(
         },
         "workGroup": WIDE_WORK_GROUP,
         "kernels": [_kernel(name, spec, lists) for name, spec in specs.items()],
-        "second": None if second is None else _kernel("second", second, lists) | {"workGroup": WORK_GROUP},
+        "second": None if second is None else _kernel("second", second, lists) | {
+            "workGroup": WORK_GROUP, "band": CHUNK_BLOCKS if p.rules.hiding else 0, "parts": second_work.PARTIAL_SUMS,
+        },
         "maskReads": sorted(reads(mask.node)) if mask is not None else [],
         "values": _values(rules),
         "tables": _places(rules),
