@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from regard.core.parts import part_of
 from regard.core.problem import Problem
+from regard.core.statistics import pooled
 from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule.second_work import Pass
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, programs, table_array
 from regard.engines.cpu.spec.forward import BASES, BLOCKS, COUNT, SCRATCH, TAKEN, TILE_LIST, WORK_GROUPS
 from regard.engines.cpu.target import cache
-from regard.engines.cpu.target.instructions import webassembly
+from regard.engines.cpu.target.instructions import chosen, webassembly
 from regard.engines.cpu.wasm.linking import linked
+from regard.reference import specification
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -69,6 +73,21 @@ def call(path: Path, calls: list[dict[str, Any]], seconds: float = 0.0) -> list[
             if file.exists() and name not in calls[n]:
                 one[name] = np.fromfile(file, dtypes.get(name, np.float32))
     return found
+
+
+def native_maps(p: Problem, lse: Array, rows: Array, cols: Array) -> dict[str, Array]:
+    """Maps of one head by these edges as the engine computes them, and what is visible."""
+    part = part_of(p, rows=slice(int(rows[0]), int(rows[-1])))
+    shape = len(rows) - 1, len(cols) + 1
+    lse = np.ascontiguousarray(lse.reshape(1, -1)[:, rows[0] : rows[-1]])
+    made = Pass(part, chosen(), lse, (pooled(*shape), pooled(*shape, "max")), (1, 1))
+    made.row_edges, made.col_edges = rows - rows[0], np.array([0, *cols, p.n_k])
+    made.part_edges = made._part_edges()
+    mass, largest = made.result().values()
+    with np.errstate(all="ignore"):
+        visible = np.isfinite(specification.terms(part).S)[0, 0]
+    seen = np.maximum.reduceat(np.maximum.reduceat(visible[:, : cols[-1]], rows[:-1] - rows[0], 0), cols[:-1], 1)
+    return {"mass": mass[..., 1:-1], "max": largest[..., 1:-1], "seen": seen.astype(np.uint8)}
 
 
 class Image:

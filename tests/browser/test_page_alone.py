@@ -9,6 +9,8 @@ import pytest
 
 import regard
 from in_browser import READY, Tab, weights
+from in_node import native_maps
+from regard.engines.cpu.target.instructions import targets
 
 
 @pytest.mark.parametrize("scene", ["arrays", "arrays-2", "example"])
@@ -22,15 +24,14 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
     mine.close()
     tab.open("view=heads", file.as_uri())
     for view, sign in READY.items():
-        ruled = view in ("steps", "scale") and scene == "arrays-2"  # its weights are embedded, not what they come from
+        ruled = view == "steps" and scene == "arrays-2"
         without_model = view == "ablation"  # no head can be switched off, but its values are there
         page = tab.turn(f"view={view}&i=40&j=37", f".{view} .empty:not(:empty)" if ruled or without_model else sign)
         if without_model:
             assert "A saved page has no model" in page.locator(".ablation .empty").inner_text()
         assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()
         if ruled:
-            assert "need queries and keys" in page.locator(f".{view} .empty").inner_text()
-            assert "half precision" in page.locator("footer").inner_text()
+            assert "heads without rules other than causal" in page.locator(f".{view} .empty").inner_text()
         elif view == "steps":
             told = tab.viewer.answers.get(f"{scene}/step/0/0/40/37").content["stages"]
             assert page.locator(".stage-card h2").all_inner_texts() == [
@@ -43,8 +44,7 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
         page = tab.turn("view=map&i=250&j=240", READY["map"])
         shown = float(page.locator(".readout output").get_attribute("data-weight"))
         expected = float(weights(arrays[scene], slice(250, 251), slice(240, 241))[0, 0, 0])
-        exact = "mask" not in arrays[scene]
-        np.testing.assert_allclose(shown, expected, rtol=1e-4 if exact else 2**-10)
+        np.testing.assert_allclose(shown, expected, rtol=1e-4)
         page.locator(".stage").focus()
         for _ in range(2):
             page.keyboard.press("Shift+ArrowRight")
@@ -53,6 +53,71 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
         page.wait_for_timeout(500)
         assert page.locator(".banner").is_hidden()
     assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in tab.asked)
+
+
+WATCHED = """
+window.asked = [];
+window.Worker = class extends Worker {
+    constructor(...given) {
+        super(...given);
+        const keep = ({ data }) => asked.find(({ id }) => id === data.id).found = structuredClone(data);
+        this.addEventListener("message", keep);
+    }
+    postMessage(order) {
+        if (order.what === "maps") asked.push({ id: order.id, head: order.head, rows: order.rows, cols: order.cols });
+        super.postMessage(order);
+    }
+};
+"""
+
+
+def saved(tab: Tab, scene: str, folder: Path) -> Path:
+    from regard.viewer.serve import export
+    from regard.viewer.serve.answers import Answers
+
+    file, mine = folder / "saved.html", Answers([tab.viewer.answers.scenes[scene]], patience=None)
+    file.write_text(export.page(mine, next(iter(mine.scenes))), "utf-8")
+    mine.close()
+    return file
+
+
+@pytest.mark.parametrize("scene", ["arrays", "arrays-2"])
+def test_a_saved_page_has_the_bits_of_the_engine(
+    tab: Tab, tmp_path: Path, scene: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of every level, rows, columns and single weights, from the worker's answers."""
+    if not targets()["baseline"].runs:
+        pytest.skip("the baseline target is one of x86-64")
+    monkeypatch.setenv("REGARD_CPU", "baseline")
+    tab.page.add_init_script(WATCHED)
+    page = tab.open("view=map&i=250&j=240&layer=0&head=1", saved(tab, scene, tmp_path).as_uri())
+    page.wait_for_selector(READY["map"])
+    tab.turn("view=text&i=200", READY["text"])
+    page.wait_for_function("asked.length > 2 && asked.every(({ found }) => found)")
+    found = page.evaluate(
+        "asked.map(({ found: { mass, max, seen }, ...order }) => "
+        "({ ...order, mass: [...mass], max: [...max], seen: [...seen] }))"
+    )
+    layer = tab.viewer.answers.scenes[scene].layers[0]
+    assert {len(one["rows"]) for one in found} & {2, 257}
+    for one in found:
+        head = layer.head(int(one["head"].split("/")[-1]))
+        rows, cols = np.array(one["rows"]), np.array(one["cols"])
+        expected = native_maps(head.problem, head.lse.astype(np.float32), rows, cols)
+        for name, x in expected.items():
+            np.testing.assert_array_equal(np.array(one[name], x.dtype), x.reshape(-1), err_msg=name)
+    assert page.locator(".banner").is_hidden()
+
+
+def test_a_saved_page_without_webassembly(tab: Tab, arrays: dict[str, Any], tmp_path: Path) -> None:
+    tab.page.add_init_script("delete window.WebAssembly; window.Worker = class { constructor() { throw Error('no') } }")
+    page = tab.open("view=map&i=250&j=240&layer=0&head=1", saved(tab, "arrays", tmp_path).as_uri())
+    shown = float(page.wait_for_selector(READY["map"]).get_attribute("data-weight"))
+    expected = weights(arrays["arrays"], slice(250, 251), slice(240, 241))[1, 0, 0]
+    np.testing.assert_allclose(shown, expected, rtol=1e-5)
+    page = tab.open("view=map&i=250&j=240&layer=0&head=1", saved(tab, "arrays-2", tmp_path).as_uri())
+    page.wait_for_selector(".banner:not([hidden])")
+    assert "The weights of this head need WebAssembly, for its rules: no." in page.locator(".banner").inner_text()
 
 
 def test_a_notebook_asks_by_messages(tab: Tab, arrays: dict[str, Any]) -> None:

@@ -7,20 +7,17 @@ import numpy as np
 import pytest
 
 import regard
-from in_node import call, forward
+from in_node import call, forward, native_maps
 from regard.bench.cases import CASES, Case
 from regard.core.parts import part_of
 from regard.core.problem import Problem
-from regard.core.statistics import pooled
 from regard.engines import cpu
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32
 from regard.engines.cpu.target import cache
-from regard.engines.cpu.schedule.second_work import Pass
-from regard.engines.cpu.target.instructions import chosen, targets, webassembly
+from regard.engines.cpu.target.instructions import targets, webassembly
 from regard.engines.cpu.wasm.linking import linked
 from regard.ops.attention import problem_from
-from regard.reference import specification
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OBSERVED = "lse", "entropy", "max", "argmax", regard.top(5)
@@ -112,22 +109,6 @@ def test_modules_give_the_bits_of_the_baseline(
         same(got, expected)
 
 
-def native_maps(p: Problem, rows: Array, cols: Array) -> dict[str, Array]:
-    """Maps by these edges as the engine computes them, and what is visible."""
-    lse = cpu.forward(p)[0].lse
-    assert lse is not None
-    part = part_of(p, rows=slice(int(rows[0]), int(rows[-1])))
-    wanted = pooled(len(rows) - 1, len(cols) + 1), pooled(len(rows) - 1, len(cols) + 1, "max")
-    made = Pass(part, chosen(), np.ascontiguousarray(lse[..., rows[0] : rows[-1]]), wanted, (1, 1))
-    made.row_edges, made.col_edges = rows - rows[0], np.array([0, *cols, p.n_k])
-    made.part_edges = made._part_edges()
-    mass, largest = made.result().values()
-    with np.errstate(all="ignore"):
-        visible = np.isfinite(specification.terms(part).S)[0, 0]
-    seen = np.maximum.reduceat(np.maximum.reduceat(visible[:, : cols[-1]], rows[:-1] - rows[0], 0), cols[:-1], 1)
-    return {"mass": mass[..., 1:-1], "max": largest[..., 1:-1], "seen": seen.astype(np.uint8)}
-
-
 @pytest.mark.parametrize("rule", ["plain", "causal", "gap", "rule of heads", "nothing", "score that hides", "tables"])
 def test_maps_have_the_bits_of_the_baseline(rule: str, baseline: None, tmp_path: Path) -> None:
     path = regard.export_wasm(tmp_path / "maps", **RULES[rule], maps=True)
@@ -145,7 +126,8 @@ def test_maps_have_the_bits_of_the_baseline(rule: str, baseline: None, tmp_path:
             lse = cpu.forward(p)[0].lse
             one = {"q": given["q"][0, h], "k": given["k"][0, h], "lse": lse, "d": 20, "h": h}
             calls.append({**one, "rows": rows, "cols": cols})
-            expected.append(native_maps(p, rows, cols))
+            assert lse is not None
+            expected.append(native_maps(p, lse, rows, cols))
     for got, wanted in zip(call(path, calls), expected, strict=True):
         assert "error" not in got, got["error"]
         same(got, wanted)

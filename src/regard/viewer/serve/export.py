@@ -1,8 +1,8 @@
 """One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
 
 Answers are embedded as the page would be given them, but for what it computes: rows, columns and tiles from queries,
-keys and lse, by a module of WebAssembly that is made for the rules of the layer. Layers with arrays of all pairs have the
-tiles of the exact level instead.
+keys and lse, by a module of WebAssembly that is made for the rules of the layer. Layers with arrays of all pairs have
+the tiles of the exact level instead.
 """
 
 import json

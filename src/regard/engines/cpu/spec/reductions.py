@@ -13,7 +13,7 @@ STATISTIC_FIELDS = ("visible", "received", "profile", *MAPS, "row")
 class SecondPassSpec(KernelSpec):
     """The spec of a second pass; statistics: some of STATISTIC_FIELDS.
 
-    Of the pairs of a bin `mass` is the sum of weights, `max_map` the largest, and `seen_map` 1 if any is visible, else 0.
+    Of the pairs of a bin `mass` is the sum of weights, `max_map` the largest, and `seen_map` 1 if any is visible.
     """
 
     statistics: tuple[str, ...]

@@ -1,8 +1,8 @@
 """The module of a page: kernels of some rules, and what their caller has to know.
 
 The kernels are those of the engine on the target "wasm": `prefill`, `decode` for a few rows, `second` for maps and
-weights, and for a mask `visible`, which lists tiles. The description is JSON in a custom section "regard"; the tables of the rules are in another,
-"regard.tables". So one loader serves every module.
+weights, and for a mask `visible`, which lists tiles. The description is JSON in a custom section "regard"; the tables
+of the rules are in another, "regard.tables". So one loader serves every module.
 """
 
 import json
