@@ -195,6 +195,11 @@ def _parser() -> argparse.ArgumentParser:
         help="write PATH instead: .html (the page in one file, works offline), .svg, .png (needs matplotlib) or .npz "
         "(the arrays); without ending .html, .svg and, with matplotlib, .png; may be repeated",
     )
+    look.add_argument(
+        "--with-model",
+        action="store_true",
+        help="with --save: put regard's example model into the .html, which then reads texts that are typed, offline",
+    )
 
     step = command("steps", _steps, "show every intermediate of attention, with indices, einsum, shape and values")
     _operands(step)

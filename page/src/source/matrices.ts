@@ -3,7 +3,7 @@
 import type { Matrix } from "../data";
 import type { ComputedWeights } from "./weights";
 
-const six = (x: number): number | null => (Number.isFinite(x) ? Number(x.toPrecision(6)) : null);
+export const six = (x: number): number | null => (Number.isFinite(x) ? Number(x.toPrecision(6)) : null);
 
 export function matricesOf(weights: ComputedWeights): Matrix[] {
   const { n_q, n_k, d, scale, lse } = weights;

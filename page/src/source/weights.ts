@@ -17,12 +17,9 @@ export interface Weights extends Shape {
   block(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array>;
 }
 
-export interface StoredHead extends Shape {
+/** What is known of a head besides its arrays. */
+export interface HeadAbout extends Shape {
   d: number;
-  dtype: "f16" | "f32";
-  q: string;
-  k: string;
-  lse: string;
   scale: number;
   causal: boolean;
   offset: number;
@@ -30,7 +27,6 @@ export interface StoredHead extends Shape {
   sink: boolean;
   /** Why there are no values, if there are none. */
   no_values: string;
-  v?: string;
   d_v?: number;
   /** The module of its rules among those of the file, if there is one, and the indices that rules read. */
   module?: number;
@@ -40,9 +36,31 @@ export interface StoredHead extends Shape {
   ruled?: boolean;
 }
 
+/** Queries (n_q, d), keys (n_k, d) and values (n_k, d_v), if they are known. */
+export interface HeadArrays {
+  q: Float32Array;
+  k: Float32Array;
+  lse: Float32Array;
+  v?: Float32Array;
+}
+
+/** A head as a file holds it. */
+export interface StoredHead extends HeadAbout {
+  dtype: "f16" | "f32";
+  q: string;
+  k: string;
+  lse: string;
+  v?: string;
+}
+
 function floats(base64: string, dtype: "f16" | "f32"): Float32Array {
   const bytes = bytesOf(base64);
   return dtype === "f16" ? fromHalf(new Uint16Array(bytes)) : new Float32Array(bytes);
+}
+
+export function arraysOf({ q, k, lse, v, dtype }: StoredHead): HeadArrays {
+  const value = v === undefined ? {} : { v: floats(v, dtype) };
+  return { q: floats(q, dtype), k: floats(k, dtype), lse: floats(lse, "f32"), ...value };
 }
 
 /** P[i,j] = exp(scale · q[i]·k[j] − lse[i]), from queries, keys and lse that the file holds. */
@@ -55,11 +73,12 @@ export class ComputedWeights implements Weights {
   readonly k: Float32Array;
   readonly lse: Float32Array;
 
-  constructor(readonly head: StoredHead) {
+  constructor(
+    readonly head: HeadAbout,
+    private readonly arrays: HeadArrays,
+  ) {
     ({ n_q: this.n_q, n_k: this.n_k, d: this.d, scale: this.scale } = head);
-    this.q = floats(head.q, head.dtype);
-    this.k = floats(head.k, head.dtype);
-    this.lse = floats(head.lse, "f32");
+    ({ q: this.q, k: this.k, lse: this.lse } = arrays);
   }
 
   sees(i: number, j: number): boolean {
@@ -86,8 +105,9 @@ export class ComputedWeights implements Weights {
   }
 
   values(): { v: Float32Array; d_v: number } | undefined {
-    const { v, d_v, dtype } = this.head;
-    return v === undefined || d_v === undefined ? undefined : { v: floats(v, dtype), d_v };
+    const { v } = this.arrays;
+    const { d_v } = this.head;
+    return v === undefined || d_v === undefined ? undefined : { v, d_v };
   }
 
   async block(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
@@ -107,11 +127,12 @@ export type Pooled = Record<"mass" | "max", Float32Array>;
 /** Weights by a kernel that the file holds; of a plain head without it where there is no WebAssembly. */
 export class KernelWeights extends ComputedWeights {
   constructor(
-    head: StoredHead,
+    head: HeadAbout,
+    arrays: HeadArrays,
     private readonly name: string,
     private readonly kernels: Kernels,
   ) {
-    super(head);
+    super(head, arrays);
   }
 
   /** Whether scores and steps follow from queries and keys alone. */

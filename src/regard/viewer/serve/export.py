@@ -16,11 +16,15 @@ from typing import Any
 import numpy as np
 
 from regard.engines import cpu
+from regard.examplemodel import ExampleModel
+from regard.interpret.heads import NOTABLE
+from regard.interpret.table import CAUTION
 from regard.rules import Mask, Score
 from regard.rules.outside import lookups
 from regard.viewer.data import pyramid
 from regard.viewer.scene.labels import encodable, readable
 from regard.viewer.scene.scenes import Array, Scene, SceneLayer
+from regard.viewer.scene.sources import ABOUT_MODEL
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import MOST_TOKENS, Answers
 
@@ -38,8 +42,10 @@ DIGITS = 6
 """Digits of the numbers along a sequence."""
 
 
-def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
+def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel | None = None) -> str:
     """Return the file for the scene with this id: its first batch element.
+
+    model: the one that made the scene; the file holds it, and reads texts that are typed.
 
     Raises ValueError, before any work, if what it needs is more than `limit` bytes.
     """
@@ -54,11 +60,17 @@ def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
             f"{p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
         )
     modules = list(dict.fromkeys(x for x in map(module_of, scene.layers) if x is not None))
-    data = {
-        "answers": _answers(answers, name),
+    data: dict[str, Any] = {
+        "answers": _answers(answers, name, editable=model is not None),
         "exact": _exact(answers, name, np.float16 if half else np.float32, modules),
         "modules": [b64encode(x).decode("ascii") for x in modules],
     }
+    if model is not None:
+        data["model"] = {
+            "weights": b64encode(model.to_safetensors()).decode("ascii"),
+            "note": ABOUT_MODEL,
+            "caution": {"text": CAUTION, "least": NOTABLE},
+        }
     files = built.page()
     text = files["index.html"]
     style, script = (inside(files[f"page.{kind}"], tag) for kind, tag in (("css", "style"), ("js", "script")))
@@ -115,7 +127,7 @@ def _size(scene: Scene, itemsize: int) -> int:
     return total
 
 
-def _answers(answers: Answers, name: str) -> dict[str, Any]:
+def _answers(answers: Answers, name: str, editable: bool) -> dict[str, Any]:
     scene = answers.scenes[name]
     paths = ["words", f"{name}/heads", f"{name}/finding", f"{name}/tour"]
     for axis, tokens in (("query", scene.query_tokens), ("key", scene.key_tokens)):
@@ -129,7 +141,7 @@ def _answers(answers: Answers, name: str) -> dict[str, Any]:
         paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
     listed = answers.get("scenes").content
     assert isinstance(listed, dict)
-    mine = [scene | {"editable": False} for scene in listed["scenes"] if scene["id"] == name]
+    mine = [scene | {"editable": editable} for scene in listed["scenes"] if scene["id"] == name]
     return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
 
 
