@@ -1,6 +1,7 @@
 """The page without a server: from a file on disk, and in a notebook."""
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,73 @@ window.Worker = class extends Worker {
     }
 };
 """
+
+
+ANSWERED = """async ([source, data, text, paths]) => {
+    const { FileSource } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    const file = new FileSource(JSON.parse(data));
+    const settings = { text, temperature: 0.7, scaled: true, causal: true };
+    const found = { run: (await file.post("api/example/run", settings)).scene };
+    for (const path of paths) {
+        const numbers = /\\/(row|column|tile|thumbs|values|scores|dots|norms)\\//.test(path);
+        const asked = `api/${path}`;
+        found[path] = numbers ? [...new Uint8Array((await file.numbers(asked)).data)] : await file.json(asked);
+    }
+    return found;
+}"""
+
+
+def near(got: Any, wanted: Any, where: str) -> None:
+    """Compare JSON: numbers to four digits."""
+    if isinstance(wanted, dict):
+        wanted = {name: x for name, x in wanted.items() if name != "rotary" or x}  # left out where it is 0
+        assert got.keys() == wanted.keys(), where
+        for name, x in wanted.items():
+            near(got[name], x, f"{where} {name}")
+    elif isinstance(wanted, list):
+        assert len(got) == len(wanted), where
+        for n, x in enumerate(wanted):
+            near(got[n], x, f"{where} {n}")
+    elif isinstance(wanted, float):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-5, err_msg=where)
+    else:
+        assert got == wanted, where
+
+
+def test_a_saved_page_with_a_model_answers_as_the_server(tab: Tab) -> None:
+    from regard.examplemodel import ExampleModel
+    from regard.viewer.scene.sources import Settings, example
+    from regard.viewer.serve import built, export
+    from regard.viewer.serve.answers import Answers
+
+    text = "Né Zavrel met Otokar Brix.\nNobody knew why Né Zavrel met Ot"
+    server = Answers([example(Settings("to be or not to be"))], patience=None)
+    html = export.page(server, "example", model=ExampleModel.load())
+    data = re.search(r'id="regard-data">(.*?)</script>', html, re.DOTALL)
+    assert data is not None
+    run = server.post("example/run", {"text": text, "temperature": 0.7, "scaled": True, "causal": True}).content
+    assert isinstance(run, dict)
+    head = "example-2/{}/1/3"
+    paths = [
+        *(f"example-2/{what}" for what in ("tokens?axis=key&start=0&stop=4096", "heads", "finding", "token/40")),
+        *(f"example-2/{what}" for what in ("ablations?how=mean", "ablation/1/0?how=zero&i=50", "thumbs/1?size=64&kind=max")),
+        *(head.format(what) for what in ("map", "profiles", "matrices", "norms")),
+        *(f"{head.format(what)}/{more}" for what, more in (("step", "50/8"), ("row", "40"), ("column", "8"))),
+        f"{head.format('tile')}/0/0/0?kind=mass", f"{head.format('dots')}?rows=0:9&cols=0:20", "example/ablations?how=zero",
+        f"{head.format('scores')}/44", "example/matrices/0/1",
+    ]  # fmt: skip
+    tab.page.set_content("<!doctype html><title>a page</title>")
+    found = tab.page.evaluate(ANSWERED, [built.page()["page.js"], data[1], text, paths])
+    near(found["run"], run["scene"], "scene")
+    for path in paths:
+        bare, _, query = path.partition("?")
+        wanted = server.get(bare, dict(part.split("=") for part in query.split("&") if part)).content
+        if isinstance(wanted, dict):
+            near(found[path], wanted, path)
+        else:
+            got = np.frombuffer(bytes(found[path]), wanted.dtype).reshape(wanted.shape)
+            digits = {"rtol": 2**-9, "atol": 1e-3} if wanted.dtype == np.float16 else {"rtol": 1e-4, "atol": 2e-5}
+            np.testing.assert_allclose(got, wanted, err_msg=path, **digits)
 
 
 def saved(tab: Tab, scene: str, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-import type { Heads, Profile, Scenes, Settings, TokenRow, Words } from "../data";
+import type { Heads, Layer, Profile, Scenes, Settings, TokenRow, Words } from "../data";
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
 import { matricesOf, scoresOf } from "./matrices";
@@ -7,7 +7,7 @@ import { stagesOf } from "./stages";
 import { TypedTexts, type StoredModel } from "./typed";
 import { bytesOf } from "../numbers/base64";
 import { Kernels } from "./kernels";
-import { arraysOf, ComputedWeights, KernelWeights, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
+import { arraysOf, ComputedWeights, KernelWeights, thumbnail, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
 
 export interface StoredData {
   answers: Record<string, unknown>;
@@ -80,9 +80,14 @@ export class FileSource implements Source {
     const [, scene, what, layer, head, ...rest] = place.split("/");
     const options = new URLSearchParams(query);
     if (what === "thumbs") {
-      const made = await this.typed?.thumbs(scene, Number(layer), Number(options.get("size")), options.get("kind") ?? "mass");
-      if (!made) throw absent();
-      return made.buffer as ArrayBuffer;
+      const { heads } = this.layersOf(scene)[Number(layer)] ?? { heads: 0 };
+      const size = Number(options.get("size"));
+      const made = new Uint16Array(heads * size * size);
+      for (let k = 0; k < heads; k++) {
+        const one = await thumbnail(this.weights(`${scene}/${layer}/${k}`), size, options.get("kind") ?? "mass");
+        made.set(one, k * size * size);
+      }
+      return made.buffer;
     }
     const weights = this.weights(`${scene}/${layer}/${head}`);
     const { n_q, n_k } = weights;
@@ -119,12 +124,14 @@ export class FileSource implements Source {
     return { ...stored, scenes: [...stored.scenes, ...(this.typed?.scenes ?? [])] };
   }
 
+  private layersOf(scene: string): Layer[] {
+    return this.scenes().scenes.find(({ id }) => id === scene)?.layers ?? [];
+  }
+
   /** Where one query looks in every head. */
   private async everyHead(scene: string, i: number): Promise<TokenRow[]> {
-    const { scenes } = this.scenes();
-    const layers = scenes.find(({ id }) => id === scene)?.layers ?? [];
     const rows: TokenRow[] = [];
-    for (const [layer, { heads, n_k }] of layers.entries()) {
+    for (const [layer, { heads, n_k }] of this.layersOf(scene).entries()) {
       for (let head = 0; head < heads; head++) {
         const row = await this.weights(`${scene}/${layer}/${head}`).block(i, i + 1, 0, n_k);
         const keys = Array.from(row.keys())

@@ -4,7 +4,7 @@ import type { Ablation, Ablations, Heads, HeadRow, Layer, Matrix, Scene, Setting
 import { byChance, findingOf, headRow, summaryOf, type Summary } from "../model/heads";
 import { encoded, losses, Model, product, shares, type Options, type Trace } from "../model/model";
 import { bytesOf } from "../numbers/base64";
-import { halfValues, toHalf } from "../numbers/half";
+import { halfValues } from "../numbers/half";
 import { maxLevel, type Pyramid } from "../numbers/levels";
 import { filled } from "../parts/terms";
 import { matricesOf, six } from "./matrices";
@@ -96,15 +96,6 @@ export class TypedTexts {
     if (what === "profiles") return this.summariesOf(run)[layer][head].profiles;
     if (what === "variance") return varianceOf(run.weights[layer][head]);
     return undefined;
-  }
-
-  /** Thumbnails of a layer of a typed scene. */
-  async thumbs(id: string, layer: number, size: number, kind: string): Promise<Uint16Array | undefined> {
-    if (id === this.given.id) return undefined;
-    const heads = this.runs.get(id)?.weights[layer];
-    if (!heads) return undefined;
-    const made = await Promise.all(heads.map((weights) => thumbnail(weights, size, kind)));
-    return Uint16Array.from(made.flatMap((one) => [...one]));
   }
 
   private get model(): Model {
@@ -304,34 +295,6 @@ function rowOf(weights: ComputedWeights): (i: number) => Float64Array {
     for (let j = 0; j < row.length; j++) row[j] = weights.weight(i, j) || 0;
     return row;
   };
-}
-
-/** The whole map in size × size pixels: of more pairs the mean over queries of sums over keys, or the largest. */
-async function thumbnail(weights: ComputedWeights, size: number, kind: string): Promise<Uint16Array> {
-  const { n_q, n_k } = weights;
-  const block = await weights.block(0, n_q, 0, n_k);
-  const edges = (n: number, k: number): [number, number] => {
-    const from = Math.floor((k * n) / size);
-    return [from, Math.max(from + 1, n <= size ? 0 : Math.floor(((k + 1) * n) / size))];
-  };
-  const made = new Uint16Array(size * size);
-  for (let r = 0; r < size; r++) {
-    const [i0, i1] = edges(n_q, r);
-    for (let c = 0; c < size; c++) {
-      const [j0, j1] = edges(n_k, c);
-      let [value, seen] = [0, false];
-      for (let i = i0; i < i1; i++) {
-        for (let j = j0; j < j1; j++) {
-          const weight = block[i * n_k + j];
-          if (Number.isNaN(weight)) continue;
-          seen = true;
-          value = kind === "max" ? Math.max(value, weight) : value + weight;
-        }
-      }
-      made[r * size + c] = toHalf(seen ? (kind === "max" ? value : value / (i1 - i0)) : NaN);
-    }
-  }
-  return made;
 }
 
 /** Var(q · k) over random pairs, of 1, 2, …, d features in random orders; the mean over those. */

@@ -237,6 +237,34 @@ export async function tileOf(
   return Uint16Array.from(out, toHalf);
 }
 
+/** The whole map in size × size pixels: of more pairs the mean over queries of sums over keys, or the largest. */
+export async function thumbnail(weights: Weights, size: number, kind: string): Promise<Uint16Array> {
+  const { n_q, n_k } = weights;
+  const block = await weights.block(0, n_q, 0, n_k);
+  const edges = (n: number, k: number): [number, number] => {
+    const from = Math.floor((k * n) / size);
+    return [from, Math.max(from + 1, n <= size ? 0 : Math.floor(((k + 1) * n) / size))];
+  };
+  const made = new Uint16Array(size * size);
+  for (let r = 0; r < size; r++) {
+    const [i0, i1] = edges(n_q, r);
+    for (let c = 0; c < size; c++) {
+      const [j0, j1] = edges(n_k, c);
+      let [value, seen] = [0, false];
+      for (let i = i0; i < i1; i++) {
+        for (let j = j0; j < j1; j++) {
+          const weight = block[i * n_k + j];
+          if (Number.isNaN(weight)) continue;
+          seen = true;
+          value = kind === "max" ? Math.max(value, weight) : value + weight;
+        }
+      }
+      made[r * size + c] = toHalf(seen ? (kind === "max" ? value : value / (i1 - i0)) : NaN);
+    }
+  }
+  return made;
+}
+
 /** A promise now and then, so that long computing leaves the page alive. */
 function pauses(budgetMs = 12): () => Promise<void> | undefined {
   let since = performance.now();

@@ -38,6 +38,9 @@ KINDS = ("mass", "max")
 ON_PAGE = 2048
 """Queries and keys of a tile that a page computes from queries and keys: some 0.2 s of work."""
 
+FEW = 2**20
+"""Pairs of a head up to which a page that holds a model makes its thumbnails."""
+
 DIGITS = 6
 """Digits of the numbers along a sequence."""
 
@@ -138,7 +141,8 @@ def _answers(answers: Answers, name: str, editable: bool) -> dict[str, Any]:
             paths += [f"{name}/{what}/{number}/{head}" for what in ("map", "profiles", "variance")]
             paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in _tiles(layer)]
         # Last, when the coarse levels are known, so that no thumbnail is an estimate.
-        paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
+        if not editable or layer.problem.n_q * layer.problem.n_k > FEW:
+            paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
     listed = answers.get("scenes").content
     assert isinstance(listed, dict)
     mine = [scene | {"editable": editable} for scene in listed["scenes"] if scene["id"] == name]
