@@ -56,6 +56,32 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
     assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in tab.asked)
 
 
+def test_a_saved_page_with_a_model_reads_what_is_typed(tab: Tab, tmp_path: Path) -> None:
+    file = tmp_path / "demo.html"
+    regard.look(text="to be or not to be", save=file, with_model=True)
+    assert file.stat().st_size < 3_000_000
+    page = tab.open("view=overview", file.as_uri())
+    page.get_by_role("button", name="Type your own text").click()
+    page.get_by_role("textbox", name="Your text").fill("Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br")
+    page.locator(".following", has_text="next: i 98 %").wait_for()
+    for view, sign in READY.items():
+        page.locator(f"nav [data-view={view}]").click()
+        page.wait_for_selector(sign)
+        assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()
+    page.locator("nav [data-view=map]").click()
+    hash = re.sub(r"&?\b(i|j)=\d+", "", page.evaluate("location.hash"))
+    page = tab.turn(f"{hash}&i=10&j=40", READY["map"])
+    page.wait_for_selector(".readout output[data-weight='NaN']")
+    page.get_by_label("Causal").uncheck()
+    page.wait_for_selector(".readout output:not([data-weight='NaN'])")
+    page.get_by_role("textbox", name="Your text").fill("x" * 1024)
+    page.locator(".editor .problem", has_text="at most 1,024").wait_for()
+    tab.page.reload()  # the address holds the text
+    page.wait_for_selector(READY["map"])
+    assert page.locator(".readout output").get_attribute("data-weight") != "NaN"
+    assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in tab.asked)
+
+
 WATCHED = """
 window.asked = [];
 window.Worker = class extends Worker {
@@ -119,10 +145,12 @@ def test_a_saved_page_with_a_model_answers_as_the_server(tab: Tab) -> None:
     head = "example-2/{}/1/3"
     paths = [
         *(f"example-2/{what}" for what in ("tokens?axis=key&start=0&stop=4096", "heads", "finding", "token/40")),
-        *(f"example-2/{what}" for what in ("ablations?how=mean", "ablation/1/0?how=zero&i=50", "thumbs/1?size=64&kind=max")),
+        *(f"example-2/{what}" for what in ("ablations?how=mean", "ablation/1/0?how=zero&i=50")),
+        "example-2/thumbs/1?size=64&kind=max",
         *(head.format(what) for what in ("map", "profiles", "matrices", "norms")),
         *(f"{head.format(what)}/{more}" for what, more in (("step", "50/8"), ("row", "40"), ("column", "8"))),
-        f"{head.format('tile')}/0/0/0?kind=mass", f"{head.format('dots')}?rows=0:9&cols=0:20", "example/ablations?how=zero",
+        f"{head.format('tile')}/0/0/0?kind=mass", f"{head.format('dots')}?rows=0:9&cols=0:20",
+        "example/ablations?how=zero",
         f"{head.format('scores')}/44", "example/matrices/0/1",
     ]  # fmt: skip
     tab.page.set_content("<!doctype html><title>a page</title>")
@@ -161,7 +189,10 @@ def test_a_saved_page_has_the_bits_of_the_engine(
     page = tab.open("view=map&i=250&j=240&layer=0&head=1", saved(tab, scene, tmp_path).as_uri())
     page.wait_for_selector(READY["map"])
     tab.turn("view=text&i=200", READY["text"])
-    page.wait_for_function("asked.length > 2 && asked.every(({ found }) => found)")
+    for _ in range(80):  # a page like this evaluates no text, as `wait_for_function` would have it do
+        if page.evaluate("asked.length > 2 && asked.every(({ found }) => found)"):
+            break
+        page.wait_for_timeout(100)
     found = page.evaluate(
         "asked.map(({ found: { mass, max, seen }, ...order }) => "
         "({ ...order, mass: [...mass], max: [...max], seen: [...seen] }))"

@@ -14,6 +14,7 @@ import pytest
 
 import regard
 from regard import cli
+from regard.examplemodel import ExampleModel
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.layers import Layer as CapturedLayer
 from regard.viewer.scene.scenes import Scene
@@ -206,6 +207,19 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
         _, seen = regard.attention(Q, K, V, causal=True, observe=["lse"])
         np.testing.assert_allclose(found["lse"], seen.lse, atol=1e-5)
         assert list(found["tokens"][:3]) == ["a", "b", "c"]
+
+
+def test_a_page_holds_the_model_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.html"
+    regard.look(text="abc", save=path, with_model=True)
+    data = embedded(path.read_text("utf-8"))
+    assert data["answers"]["api/scenes"]["scenes"][0]["editable"] is True
+    weights = ExampleModel.from_safetensors(b64decode(data["model"]["weights"]))
+    assert weights.parameters == ExampleModel.load().parameters
+    with pytest.raises(ValueError, match="with_model goes with a text of that model"):
+        regard.look(Q, K, save=path, with_model=True)
+    assert cli.main(["look", "--with-model"]) == 2
+    assert "--with-model goes with --save" in capsys.readouterr().err
 
 
 def test_the_archive_of_several_layers() -> None:

@@ -48,8 +48,8 @@ def export_wasm(
         window: the mask `regard.window(window)` in addition.
         statistics: of "entropy", "max", "argmax" and `regard.top(k)`, k ≤ 32, what the result
             holds in addition to out and lse.
-        maps: add `attention.maps` and `attention.weights`, which compute the weights of one head from
-            q, k and lse, by bins of queries and keys or one by one.
+        maps: add `attention.maps` and `attention.weights`: weights of one head from q, k and lse,
+            by bins of queries and keys or one by one.
         relaxed: multiply and add in one instruction where the reader's processor has one. Faster
             on some; results then differ between processors in their last bits.
 

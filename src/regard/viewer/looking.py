@@ -54,7 +54,7 @@ def look(
             number, or a part of its name. The page shows all unless given; a file shows one.
         save: a path, or several: .html (the page in one file), .svg, .png, .npz; without an ending
             .html, .svg and, where matplotlib is installed (the extra `plots`), .png.
-        with_model: save regard's own model in the page too, which then reads texts that are typed, offline.
+        with_model: save regard's own model in the page too, which then reads texts that are typed.
         port: to serve at; any that is free unless given.
         open_browser: whether to open the page.
         block: serve until interrupted. Unless given, only scripts wait; at a prompt a `Viewer` is

@@ -74,7 +74,8 @@ class Still:
         self.progress(f"writing {path}")
         if path.suffix == ".html":
             answers = Answers([self.scene], patience=None)
-            path.write_bytes(page(answers, next(iter(answers.scenes)), model=ExampleModel.load() if with_model else None).encode())
+            model = ExampleModel.load() if with_model else None
+            path.write_bytes(page(answers, next(iter(answers.scenes)), model=model).encode())
         elif path.suffix == ".npz":
             path.write_bytes(archive(self.scene))
         else:
