@@ -5,6 +5,7 @@ import importlib.util
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from regard.core.parts import part_of
 from regard.core.problem import Problem
 from regard.core.statistics import pooled
+from regard.engines import cpu
 from regard.engines.cpu.schedule import work
 from regard.engines.cpu.schedule.second_work import Pass
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, programs, table_array
@@ -110,7 +112,37 @@ class Image:
         return self.put(ctypes.string_at(low, high - low)) + x.ctypes.data - low
 
 
-def forward(p: Problem, folder: Path) -> dict[str, Array]:
+def same(got: dict[str, Any], expected: dict[str, Array]) -> None:
+    """Check that arrays have the same bits."""
+    for name, x in expected.items():
+        bits = np.asarray(got[name]).reshape(-1).view(np.uint8)
+        np.testing.assert_array_equal(bits, np.ascontiguousarray(x).reshape(-1).view(np.uint8), err_msg=name)
+
+
+def native(p: Problem) -> dict[str, Array]:
+    """Outputs of a problem by the engine on this processor."""
+    outputs, seen = cpu.forward(p)
+    assert outputs.out is not None
+    return {"out": outputs.out, **{s.name: x for s, x in seen.items() if s.name in ("lse", "entropy", "max")}}
+
+
+Launched = Callable[[bytes, bytes, dict[str, Any]], bytes]
+"""Runs a module on a memory, as a job says, and returns the bytes between two addresses."""
+
+
+def in_folder(folder: Path) -> Launched:
+    """Launch in Node.js, by files in a folder."""
+
+    def launched(module: bytes, memory: bytes, job: dict[str, Any]) -> bytes:
+        (folder / "kernel.wasm").write_bytes(module)
+        (folder / "memory").write_bytes(memory)
+        run({"image": {**job, "module": "kernel.wasm", "memory": "memory", "result": "result"}}, folder)
+        return (folder / "result").read_bytes()
+
+    return launched
+
+
+def forward(p: Problem, launched: Launched) -> dict[str, Array]:
     """Outputs of a problem by the kernel of the target "wasm", on the schedule of the engine."""
     target = webassembly()
     shape = (*p.lead, p.heads, p.n_q)
@@ -120,8 +152,7 @@ def forward(p: Problem, folder: Path) -> dict[str, Array]:
         return found
     schedule = Schedule(p, target, results, range(p.n_q), 1)
     spec = results.spec(p, target, p.n_q)
-    code = cache.compile_object(work.source(spec, target), target, "test")
-    (folder / "kernel.wasm").write_bytes(linked(code, ["forward"]))
+    code = cache.stored_object(spec.key, "test", target, lambda: work.source(spec, target))
 
     image = Image()
     outputs = {name: image.put_array(x) for name, x in found.items()}
@@ -146,13 +177,8 @@ def forward(p: Problem, folder: Path) -> dict[str, Array]:
         fields[TILE_LIST], fields[WORK_GROUPS] = image.put(stage.tiles.tobytes()), image.put(stage.bounds.tobytes())
         fields[COUNT], fields[SCRATCH] = len(stage.bounds), image.put(bytes(stage.scratch))
         launches.append(image.put(fields.tobytes()))
-    (folder / "memory").write_bytes(image.bytes)
-    job = {
-        "module": "kernel.wasm", "memory": "memory", "start": START, "launches": launches, "taken": taken,
-        "from": START, "to": end, "result": "result",
-    }  # fmt: skip
-    run({"image": job}, folder)
-    after = (folder / "result").read_bytes()
+    job = {"start": START, "launches": launches, "taken": taken, "from": START, "to": end}
+    after = launched(linked(code, ["forward"]), bytes(image.bytes), job)
     for name, x in found.items():
         begin = outputs[name] - START
         x.reshape(-1).view(np.uint8)[:] = np.frombuffer(after[begin : begin + x.nbytes], np.uint8)

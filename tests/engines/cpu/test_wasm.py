@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 import regard
-from in_node import call, forward, native_maps
+from in_node import call, forward, in_folder, native, native_maps, same
 from regard.bench.cases import CASES, Case
 from regard.core.parts import part_of
-from regard.core.problem import Problem
 from regard.engines import cpu
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32
@@ -30,23 +29,11 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CPU", "baseline")
 
 
-def same(got: dict[str, Any], expected: dict[str, Array]) -> None:
-    for name, x in expected.items():
-        bits = np.asarray(got[name]).reshape(-1).view(np.uint8)
-        np.testing.assert_array_equal(bits, np.ascontiguousarray(x).reshape(-1).view(np.uint8), err_msg=name)
-
-
-def native(p: Problem) -> dict[str, Array]:
-    outputs, seen = cpu.forward(p)
-    assert outputs.out is not None
-    return {"out": outputs.out, **{s.name: x for s, x in seen.items() if s.name in ("lse", "entropy", "max")}}
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_give_the_bits_of_the_baseline(case: Case, baseline: None, tmp_path: Path) -> None:
     q, k, v, options = case.inputs(np.float32)
     p = problem_from(q, k, v, **options, observe=["lse", "entropy", "max"])
-    same(forward(p, tmp_path), native(p))
+    same(forward(p, in_folder(tmp_path)), native(p))
 
 
 RULES: dict[str, dict[str, Any]] = {
