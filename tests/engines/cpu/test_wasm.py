@@ -140,6 +140,10 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "offset": ({"offset": 0.5}, "RangeError: offset must be an integer of at most 1048576, got 0.5"),
     "scale": ({"scale": 1e300}, "RangeError: scale must be finite in float32, got 1e+300"),
+    "bias": (
+        {"bias": np.zeros(4)},
+        "TypeError: a call takes q, k, v, d, dV, heads, kvHeads, batch, scale, offset, and no bias",
+    ),
     "edges": ({"rows": [0, 3, 2], "cols": [0, 5]}, "Error: this module has no maps: it was exported without maps=True"),
     "too long": (
         {"k": np.zeros(9 * 8 * 2), "v": np.zeros(9 * 8 * 2)},

@@ -8,6 +8,8 @@ export interface AttentionCall {
   v: Float32Array;
   /** Features of q and k. */
   d: number;
+  /** Features of v, where there are no keys that tell. By default d. */
+  dV?: number;
   /** By default 1. */
   heads?: number;
   /** Heads of k and v; `heads` is a multiple. By default `heads`. */

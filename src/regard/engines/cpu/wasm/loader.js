@@ -13,6 +13,7 @@
 
 const PAGE = 65536;
 const WORD = 8; // bytes of a kernel's field, of a number of a query block, of an entry of a list of tiles
+const OPTIONS = ["q", "k", "v", "d", "dV", "heads", "kvHeads", "batch", "scale", "offset"];
 // A module that has an instruction on vectors.
 const SIMD = [
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98, 11,
@@ -404,6 +405,8 @@ function need(condition, message, Kind = RangeError) {
  * b, h: its first batch element and head, as rules read them.
  */
 function checked(call, about, b = 0, h = 0) {
+  const unknown = Object.keys(call ?? {}).find((name) => !OPTIONS.includes(name));
+  need(unknown === undefined, `a call takes ${OPTIONS.join(", ")}, and no ${unknown}`, TypeError);
   for (const name of ["q", "k", "v"]) {
     need(call?.[name] instanceof Float32Array, `${name} must be a Float32Array`, TypeError);
   }
@@ -454,7 +457,8 @@ function checkedMaps(call, about) {
     return value;
   };
   const [b, h] = ["b", "h"].map(index);
-  const c = checked({ ...call, v: new Float32Array(0), heads: 1, kvHeads: 1, batch: 1 }, about, b, h);
+  const own = Object.entries(call ?? {}).filter(([name]) => !["lse", "rows", "cols", "b", "h"].includes(name));
+  const c = checked({ ...Object.fromEntries(own), v: new Float32Array(0), heads: 1, kvHeads: 1, batch: 1 }, about, b, h);
   need(call.lse instanceof Float32Array, "lse must be a Float32Array", TypeError);
   need(call.lse.length === c.nQ, `lse must have a number for each of ${c.nQ} queries, got ${call.lse.length}`);
   const edges = (name, most) => {
