@@ -28,6 +28,7 @@ from regard.reference import specification
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SCRIPT = Path(__file__).with_suffix(".mjs")
+SUMS = "visible", "received", "profile"
 START = 2**20  # of an image: the module has its own data and stack before
 
 
@@ -69,8 +70,8 @@ def call(path: Path, calls: list[dict[str, Any]], seconds: float = 0.0) -> list[
     job = {"loader": f"{path.stem}.js", "module": path.name, "calls": given, "seconds": seconds}
     found: list[dict[str, Any]] = json.loads(run({"calls": job}, path.parent))
     for n, one in enumerate(found):
-        dtypes = {"argmax": np.int32, "indices": np.int32, "seen": np.uint8}
-        for name in ("out", "lse", "entropy", "max", "argmax", "values", "indices", "mass", "seen"):
+        dtypes = {"argmax": np.int32, "indices": np.int32, "seen": np.uint8, "visible": np.int32}
+        for name in ("out", "lse", "entropy", "max", "argmax", "values", "indices", "mass", "seen", *SUMS):
             file = path.parent / f"{n}.{name}"
             if file.exists() and name not in calls[n]:
                 one[name] = np.fromfile(file, dtypes.get(name, np.float32))

@@ -51,7 +51,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"TestCpu::test_\w+\[", 24, "compiles kernels"),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
     # WebAssembly
-    Row(r"test_wasm.py::test_(kernels|modules|maps|relaxed|what_the)", "slow", "Node.js, and compiles kernels"),
+    Row(r"test_wasm.py::test_(kernels|modules|maps|sums|relaxed|what_the)", "slow", "Node.js, and compiles kernels"),
     Row(r"test_wasm_linking.py::test_(a_module_runs|code)", "slow", "Node.js, wasm-ld"),
     # Products of kernels, dtypes, layouts and instruction sets
     Row(CPU, 12, "compiles kernels"),

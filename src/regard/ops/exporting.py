@@ -14,9 +14,11 @@ from regard.rules import as_mask, type_name
 from regard.rules import window as window_rule
 from regard.rules.outside import lookups
 
-STATISTICS = ("lse", "entropy", "max", "argmax", "top")
+STATISTICS = ("lse", "entropy", "max", "argmax", "top", "visible", "received", "profile")
 MOST = 32  # of the largest weights
-KNOWN = f"'lse', 'entropy', 'max', 'argmax' and regard.top(k) with k of at most {MOST}"
+KNOWN = (
+    f"'lse', 'entropy', 'max', 'argmax', 'visible', 'received', 'profile' and regard.top(k) with k of at most {MOST}"
+)
 
 
 def export_wasm(
@@ -46,8 +48,8 @@ def export_wasm(
         path: NAME, or NAME.wasm. Existing files are replaced.
         mask, causal, score: as in `attention`; a mask that is a rule, not an array.
         window: the mask `regard.window(window)` in addition.
-        statistics: of "entropy", "max", "argmax" and `regard.top(k)`, k ≤ 32, what the result
-            holds in addition to out and lse.
+        statistics: of "entropy", "max", "argmax", "visible", "received", "profile" and
+            `regard.top(k)`, k ≤ 32, what the result holds in addition to out and lse.
         maps: add `attention.maps` and `attention.weights`: weights of one head from q, k and lse,
             by bins of queries and keys or one by one.
         relaxed: multiply and add in one instruction where the reader's processor has one. Faster

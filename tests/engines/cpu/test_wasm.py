@@ -120,6 +120,19 @@ def test_maps_have_the_bits_of_the_baseline(rule: str, baseline: None, tmp_path:
         same(got, wanted)
 
 
+@pytest.mark.parametrize("rule", ["plain", "rule of heads", "score that hides"])
+def test_sums_have_the_bits_of_the_baseline(rule: str, baseline: None, tmp_path: Path) -> None:
+    observe: list[Any] = ["visible", "received", "profile"]
+    path = regard.export_wasm(tmp_path / "sums", **RULES[rule], statistics=observe)
+    few = {"batch": 1, "heads": 2, "kvHeads": 1, "n_q": 900, "n_k": 260, "d": 20, "d_v": 4}  # parts of rows
+    calls = [arrays(SIZES["prompt"]), arrays(few), {**arrays(few), "offset": -5}]
+    for given, got in zip(calls, call(path, calls), strict=True):
+        assert "error" not in got, got["error"]
+        more = {"offset": given["offset"]} if "offset" in given else {}
+        _, seen = regard.attention(*(given[x] for x in "qkv"), **RULES[rule], **more, observe=observe, engine="cpu")
+        same(got, {"received": seen.received, "profile": seen.profile.values, "visible": seen.visible.astype(np.int32)})
+
+
 def test_relaxed_modules_agree(tmp_path: Path) -> None:
     path = regard.export_wasm(tmp_path / "relaxed.wasm", causal=True, relaxed=True)
     given = arrays(SIZES["prompt"])
@@ -167,7 +180,7 @@ def test_what_the_loader_refuses(tmp_path: Path) -> None:
         ({"mask": np.ones((3, 3), bool)}, "mask must be a rule of the indices, .* not an array"),
         ({"score": lambda s, b, h, i, j: s + np.sin(i)}, "WebAssembly has no C library, which sinf would come from"),
         ({"mask": lambda b, h, i, j: regard.table([1, 2], bounds="raise")[j] > 1}, 'tables .* with bounds="clamp"'),
-        ({"statistics": ["received"]}, "statistics may be 'lse', 'entropy', .* got 'received'"),
+        ({"statistics": ["normalized_entropy"]}, "statistics may be 'lse', 'entropy', .* got 'normalized_entropy'"),
         ({"statistics": [regard.top(33)]}, r"k of at most 32, got regard.top\(33\)"),
     ],
 )

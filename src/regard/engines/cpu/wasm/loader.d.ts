@@ -34,6 +34,12 @@ export interface AttentionResult {
   max?: Float32Array;
   /** The key of the largest weight, (batch, heads, queries); −1 for a query that sees nothing. */
   argmax?: Int32Array;
+  /** The number of keys that a query sees, (batch, heads, queries). */
+  visible?: Int32Array;
+  /** The sum of weights that a key receives, (batch, heads, keys). */
+  received?: Float32Array;
+  /** The sum of weights by distance i − j, from offset − keys + 1 on, (batch, heads, queries + keys − 1). */
+  profile?: Float32Array;
   /** The largest weights in falling order and their keys, (batch, heads, queries, k). */
   top?: { values: Float32Array; indices: Int32Array };
 }

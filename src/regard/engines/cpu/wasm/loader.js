@@ -60,10 +60,13 @@ function attentionOf(about, kernels, tables) {
 
   const attention = (call) => {
     need(about.kernels.length > 0, "this module computes maps of weights, and no attention", Error);
-    return new Forward(about, kernels, rules, checked(call, about), free).results(call);
+    const c = checked(call, about);
+    const found = new Forward(about, kernels, rules, c, free).results(call);
+    const sums = about.sums ? new Sums(about, kernels, rules, c, free).results({ ...call, lse: found.lse }) : {};
+    return { ...found, ...sums };
   };
   const maps = (call) => {
-    need(about.second, "this module has no maps: it was exported without maps=True", Error);
+    need(about.maps, "this module has no maps: it was exported without maps=True", Error);
     return new Maps(about, kernels, rules, checkedMaps(call, about), free).results(call);
   };
   const weights = (call) => {
@@ -90,7 +93,7 @@ class Run {
     const every = {
       ...sizes,
       fields: WORD * kernel.fields.length,
-      visible: WORD * (kernel.visible?.fields.length ?? 0),
+      listing: WORD * (kernel.visible?.fields.length ?? 0),
       bases: WORD * kernel.blockFields.length,
       records: WORD * blocks * kernel.blockFields.length,
       lists: WORD * this.tiles * (kernel.visible ? blocks : 1),
@@ -148,16 +151,16 @@ class Run {
   }
 
   /**
-   * Run the kernel on query blocks of some rows each, [row, rows], of `count` heads from h on.
+   * Run the kernel on query blocks of some rows each, [row, rows, part], of `count` heads from h on.
    *
-   * bases: addresses of the call's arrays, by their fields. numbers: a block's own fields, given its first row.
+   * bases: addresses of the call's arrays, by their fields. numbers: a block's own fields, given its first row and part.
    */
   run(b, h, count, blocks, bases, numbers) {
     const { c, at, integers, kernel } = this;
     const names = kernel.blockFields;
     this.setFields("bases", names, Object.entries(bases));
-    blocks.forEach(([row, rows], n) => {
-      const own = { b, h, head: h, i: row + c.offset, rows, lanes: rows * count, ...numbers(row) };
+    blocks.forEach(([row, rows, part], n) => {
+      const own = { b, h, head: h, i: row + c.offset, rows, lanes: rows * count, ...numbers(row, part) };
       Object.assign(own, { tiles: this.begins[n], count: this.counts[n] });
       const record = at.records / WORD + n * names.length;
       names.forEach((name, f) => {
@@ -189,13 +192,13 @@ class Run {
       return;
     }
     [this.begins, this.counts] = [[], []];
-    const place = (name) => at.visible / WORD + visible.fields.indexOf(name);
+    const place = (name) => at.listing / WORD + visible.fields.indexOf(name);
     const least = BigInt(first) << BigInt(about.tile.shift);
     let begin = 0;
     for (const [row, rows] of blocks) {
       const block = { b, h, i: row + c.offset, rows, tiles: at.lists + WORD * begin, n_k: to };
       for (const [name, value] of Object.entries(block)) integers[place(name)] = BigInt(value);
-      this.kernels[visible.name](at.visible);
+      this.kernels[visible.name](at.listing);
       const end = begin + Number(integers[place("count")]);
       let start = begin;
       while (start < end && integers[lists + start] < least) start++;
@@ -208,7 +211,7 @@ class Run {
   /** Prepare the kernel that lists tiles. */
   prepareLists() {
     const { visible } = this.kernel;
-    if (visible) this.setFields("visible", visible.fields, [...this.rules, ["keys", this.c.nK]]);
+    if (visible) this.setFields("listing", visible.fields, [...this.rules, ["keys", this.c.nK]]);
   }
 }
 
@@ -284,10 +287,107 @@ class Forward extends Run {
   }
 }
 
-/** Maps of the weights of one head: sums, maxima, and what is visible, by bins of queries and keys. */
-class Maps extends Run {
+/** The second pass, from lse to what is summed over queries. */
+class SecondPass extends Run {
+  /** Query blocks that are computed together, [row, rows, part], in the engine's order, on which bits of sums depend. */
+  *workGroups(parts) {
+    const { lanes, workGroup, band } = this.kernel;
+    const blocks = [];
+    for (let part = 0; part + 1 < parts.length; part++) {
+      const stop = parts[part + 1];
+      for (let row = parts[part]; row < stop; row += lanes) blocks.push([row, Math.min(lanes, stop - row), part]);
+    }
+    // With rules that hide, later rows come first, some blocks at a time.
+    const size = band && this.tiles > 1 ? band : blocks.length;
+    for (let stop = blocks.length; stop > 0; stop -= size) {
+      const some = blocks.slice(Math.max(0, stop - size), stop);
+      if (band && this.tiles > 1) some.reverse();
+      for (let part = 0; part + 1 < parts.length; part++) {
+        const own = some.filter((block) => block[2] === part);
+        for (let n = 0; n < own.length; n += workGroup) yield own.slice(n, n + workGroup);
+      }
+    }
+  }
+
+  /**
+   * Edges of the parts of a head's rows: each is summed by itself, as the engine does it.
+   *
+   * heads: of the call. bins: edges among which those of the parts are, if there are any.
+   */
+  parts(heads, first, last, bins = null) {
+    const most = Math.floor(this.kernel.parts / Math.max(1, heads));
+    const number = Math.max(1, Math.min(most, Math.floor((last - first) / (8 * this.kernel.lanes))));
+    const even = Array.from({ length: number }, (_, n) => first + Math.trunc(n * ((last - first) / number)));
+    return [...new Set([...(bins ? even.map((row) => bins.find((edge) => edge >= row)) : even), last])];
+  }
+}
+
+/** Counts of visible keys, received weight and weight by distance, of every head of a call. */
+class Sums extends SecondPass {
   constructor(about, kernels, rules, c, free) {
-    super(about, kernels, rules, c, about.second);
+    super(about, kernels, rules, { ...c, dV: 0 }, about.sums);
+    const { keys } = about.tile;
+    const queries = c.batch * c.heads * c.nQ;
+    this.edges = this.parts(c.batch * c.heads, 0, c.nQ);
+    this.lengths = { received: this.tiles * keys, profile: c.nQ + c.nK + 2 * keys + this.kernel.lanes };
+    const partials = (name) => 4 * (this.edges.length - 1) * this.lengths[name];
+    const arrays = { q: 4 * queries * c.d, k: 4 * c.batch * c.kvHeads * c.nK * c.d, lse: 4 * queries };
+    const sums = { visible: 8 * queries, received: partials("received"), profile: partials("profile") };
+    this.place({ ...arrays, ...sums }, free, this.kernel.workGroup);
+    this.prepareLists();
+  }
+
+  results(call) {
+    const { c, at, floats, integers, kernel } = this;
+    for (const name of ["q", "k", "lse"]) floats.set(call[name], at[name] / 4);
+    const heads = c.batch * c.heads;
+    integers.fill(0n, at.visible / WORD, at.visible / WORD + heads * c.nQ);
+    const found = { received: new Float32Array(heads * c.nK), profile: new Float32Array(heads * c.diagonals) };
+    for (let one = 0; one < heads; one++) {
+      const [b, h] = [Math.floor(one / c.heads), one % c.heads];
+      this.head(b, h, c.nQ * one, c.nK * (b * c.kvHeads + Math.floor(h / c.group)));
+      found.received.set(this.total("received", 0, c.nK), one * c.nK);
+      found.profile.set(this.total("profile", this.about.tile.keys, c.diagonals), one * c.diagonals);
+    }
+    const count = (_, n) => Number(integers[at.visible / WORD + n]);
+    found.visible = Int32Array.from({ length: heads * c.nQ }, count);
+    return Object.fromEntries(kernel.statistics.map((name) => [name, found[name]]));
+  }
+
+  /** Sum over the queries of a head. */
+  head(b, h, query, key) {
+    const { c, at, floats, lengths } = this;
+    for (const name of ["received", "profile"]) {
+      floats.fill(0, at[name] / 4, at[name] / 4 + (this.edges.length - 1) * lengths[name]);
+    }
+    const bases = { q: at.q + 4 * c.d * query, k: at.k + 4 * c.d * key, lse: at.lse + 4 * query };
+    Object.assign(bases, { visible: at.visible + WORD * query, received: at.received, profile: at.profile });
+    const numbers = (row, part) => ({
+      ...{ q: 4 * c.d * row, lse: 4 * row, row, visible: WORD * row, received: 4 * part * lengths.received },
+      profile: 4 * (part * lengths.profile + row + c.nK - 1 + this.about.tile.keys),
+    });
+    for (const blocks of c.nK ? this.workGroups(this.edges) : []) {
+      this.list(b, h, blocks, 0, c.nK);
+      this.run(b, h, 1, blocks, bases, numbers);
+    }
+  }
+
+  /** The sum of the parts of a statistic, `count` numbers from `first` on. */
+  total(name, first, count) {
+    const { at, floats, lengths } = this;
+    const sums = new Float32Array(count);
+    for (let part = 0; part + 1 < this.edges.length; part++) {
+      const from = at[name] / 4 + part * lengths[name] + first;
+      for (let n = 0; n < count; n++) sums[n] += floats[from + n];
+    }
+    return sums;
+  }
+}
+
+/** Maps of the weights of one head: sums, maxima, and what is visible, by bins of queries and keys. */
+class Maps extends SecondPass {
+  constructor(about, kernels, rules, c, free) {
+    super(about, kernels, rules, c, about.maps);
     const { rows, cols } = c;
     // Keys before and after those of the bins fall into a bin at either end.
     this.edges = [0, ...cols, c.nK];
@@ -320,46 +420,11 @@ class Maps extends Run {
     }
     const bases = Object.fromEntries(["q", "k", "lse", "mass", "max_map", "seen_map"].map((name) => [name, at[name]]));
     const numbers = (row) => ({ q: 4 * c.d * row, lse: 4 * row, row });
-    for (const blocks of this.workGroups()) {
+    for (const blocks of this.workGroups(this.parts(1, c.rows[0], c.rows.at(-1), c.rows))) {
       this.list(c.b, c.h, blocks, c.cols[0], c.cols.at(-1));
       this.run(c.b, c.h, 1, blocks, bases, numbers);
     }
     return this.found();
-  }
-
-  /** Query blocks that are computed together, [row, rows], in the engine's order, on which bits of sums depend. */
-  *workGroups() {
-    const { lanes, workGroup, band } = this.kernel;
-    const parts = this.parts();
-    const blocks = [];
-    for (let part = 0; part + 1 < parts.length; part++) {
-      const stop = parts[part + 1];
-      for (let row = parts[part]; row < stop; row += lanes) blocks.push([row, Math.min(lanes, stop - row), part]);
-    }
-    // With rules that hide, later rows come first, some blocks at a time.
-    const size = band && this.tiles > 1 ? band : blocks.length;
-    for (let stop = blocks.length; stop > 0; stop -= size) {
-      const some = blocks.slice(Math.max(0, stop - size), stop);
-      if (band && this.tiles > 1) some.reverse();
-      for (let part = 0; part + 1 < parts.length; part++) {
-        const own = some.filter((block) => block[2] === part);
-        for (let n = 0; n < own.length; n += workGroup) yield own.slice(n, n + workGroup);
-      }
-    }
-  }
-
-  /** Edges of the parts of the rows: each is summed by itself, as the engine does it. They are edges of bins. */
-  parts() {
-    const { rows } = this.c;
-    const count = rows.at(-1) - rows[0];
-    const number = Math.max(1, Math.min(this.kernel.parts, Math.floor(count / (8 * this.kernel.lanes))));
-    const edges = [];
-    for (let n = 0, bin = 0; n <= number; n++) {
-      const even = rows[0] + Math.trunc(n * (count / number));
-      while (n < number && rows[bin] < even) bin++;
-      edges.push(n < number ? rows[bin] : rows.at(-1));
-    }
-    return [...new Set(edges)];
   }
 
   /** The maps without the bins at either end, mass as the mean over queries. */
@@ -446,7 +511,8 @@ function checked(call, about, b = 0, h = 0) {
     const covered = low >= high || anyIndex || (low >= 0 && high <= length);
     need(covered, `${argument} of ${rule} covers ${axis} from 0 to ${length - 1}, but this call has ${outside}`);
   }
-  return { d, dV, heads, kvHeads, group: heads / kvHeads, batch, nQ, nK, offset, scale };
+  const diagonals = Math.max(0, nQ + nK - 1);
+  return { d, dV, heads, kvHeads, group: heads / kvHeads, batch, nQ, nK, diagonals, offset, scale };
 }
 
 /** Return the sizes and options of a call for maps of one head. Throws TypeError or RangeError. */

@@ -1,8 +1,8 @@
 """The module of a page: kernels of some rules, and what their caller has to know.
 
-The kernels are those of the engine on the target "wasm": `prefill`, `decode` for a few rows, `second` for maps and
-weights, and for a mask `visible`, which lists tiles. The description is JSON in a custom section "regard"; the tables
-of the rules are in another, "regard.tables". So one loader serves every module.
+The kernels are those of the engine on the target "wasm": `prefill`, `decode` for a few rows, `maps` and `sums` of the
+second pass, and for a mask `visible`, which lists tiles. The description is JSON in a custom section "regard"; the
+tables of the rules are in another, "regard.tables". So one loader serves every module.
 """
 
 import json
@@ -47,7 +47,8 @@ VERSION = 2  # of the description
 POSITIONS = 2**20  # queries and keys of a call at most,
 INDICES = 2**16  # batch elements and heads: integers of rules then have 32 bits where bounds say so
 DECODE_ROWS = 1, 4  # rows for which there are kernels with a key in every lane
-SECOND_TILE = 4, 3  # the micro-tile of maps: that of the target "baseline"
+SECOND_TILE = 4, 3  # the micro-tile of the second pass: that of the target "baseline"
+SUMS = "visible", "received", "profile"  # statistics of the second pass
 
 
 def module(
@@ -79,17 +80,19 @@ def module(
         specs[f"decode{rows}"] = spec_of(p, target, rows, entropy)
     if mask is not None and forward:
         lists["visible"] = specs["prefill"]
-    second = _second_spec(p, target) if maps else None
-    if mask is not None and second is not None:
-        lists["visible_second"] = second
+    passed = tuple(sorted({s.name for s in observe} & set(SUMS)))
+    wanted_passes = ({"maps": MAPS} if maps else {}) | ({"sums": passed} if passed else {})
+    passes = {name: _second_spec(p, target, statistics) for name, statistics in wanted_passes.items()}
+    if mask is not None and passes:
+        lists["visible_second"] = next(iter(passes.values()))
 
     def texts() -> list[str]:
-        own = [] if second is None else [second_work.source(second, replace(target, narrow=SECOND_TILE))]
+        own = [second_work.source(spec, replace(target, narrow=SECOND_TILE), name) for name, spec in passes.items()]
         listed = [_visible(spec, target, name) for name, spec in lists.items()]
         return [*(source(spec, target, name) for name, spec in specs.items()), *own, *listed]
 
-    names = [*specs, *([] if second is None else ["second"]), *lists]
-    keys = [x.key for x in (*specs.values(), *([] if second is None else [second]), *lists.values())]
+    names = [*specs, *passes, *lists]
+    keys = [x.key for x in (*specs.values(), *passes.values(), *lists.values())]
     code = cache.stored_object(repr((names, keys)), "attention", target, lambda: _together(texts()))
     code = linked(code, names)
     requirements = [x for rule in (mask, score) if rule is not None for x in rule.requires]
@@ -107,8 +110,13 @@ def module(
         },
         "workGroup": WIDE_WORK_GROUP,
         "kernels": [_kernel(name, spec, lists) for name, spec in specs.items()],
-        "second": None if second is None else _kernel("second", second, lists) | {
-            "workGroup": WORK_GROUP, "band": CHUNK_BLOCKS if p.rules.hiding else 0, "parts": second_work.PARTIAL_SUMS,
+        "maps": None, "sums": None,
+        **{
+            name: _kernel(name, spec, lists) | {
+                "workGroup": WORK_GROUP, "band": CHUNK_BLOCKS if p.rules.hiding else 0,
+                "parts": second_work.PARTIAL_SUMS, "statistics": spec.statistics,
+            }
+            for name, spec in passes.items()
         },
         "maskReads": sorted(reads(mask.node)) if mask is not None else [],
         "values": _values(rules),
@@ -137,11 +145,11 @@ def _longest_call(mask: Mask | None, score: Score | None) -> Problem:
     return Problem(x, x, x, (2,), mask, score, None, 1.0, None, 0.0, 0, offset, (0, 0, 0))
 
 
-def _second_spec(p: Problem, target: Target) -> SecondPassSpec:
-    """Return the spec of maps, with the query blocks of the target "baseline": sums over queries depend on them."""
+def _second_spec(p: Problem, target: Target, statistics: tuple[str, ...]) -> SecondPassSpec:
+    """Return the spec of a second pass, with query blocks of the target "baseline": sums over queries depend on them."""
     spec = spec_of(p, replace(target, narrow=SECOND_TILE), POSITIONS, False, decode=False)
     own = {x.name: getattr(spec, x.name) for x in fields(KernelSpec)}
-    return SecondPassSpec(**own | {"pipelined": False}, statistics=MAPS)
+    return SecondPassSpec(**own | {"pipelined": False}, statistics=statistics)
 
 
 def _visible(spec: KernelSpec, target: Target, name: str) -> str:
@@ -167,7 +175,7 @@ def _kernel(name: str, spec: KernelSpec, lists: dict[str, KernelSpec]) -> dict[s
     Both as coefficients of (1, d, d_v), which are rounded up to `multiple` features. visible: the kernel that lists its
     tiles, and that one's fields; null without a mask.
     """
-    multiple, visible = 16, "visible_second" if name == "second" else "visible"
+    multiple, visible = 16, "visible_second" if name in ("maps", "sums") else "visible"
 
     def size(blocks: int, d: int, d_v: int) -> int:
         return scratch_size(spec, blocks, d, d_v) * spec.real.size
