@@ -16,9 +16,7 @@ from regard.rules.outside import lookups
 
 STATISTICS = ("lse", "entropy", "max", "argmax", "top", "visible", "received", "profile")
 MOST = 32  # of the largest weights
-KNOWN = (
-    f"'lse', 'entropy', 'max', 'argmax', 'visible', 'received', 'profile' and regard.top(k) with k of at most {MOST}"
-)
+KNOWN = f"{', '.join(repr(x) for x in STATISTICS if x != 'top')} and regard.top(k) with k of at most {MOST}"
 
 
 def export_wasm(

@@ -146,7 +146,7 @@ def _longest_call(mask: Mask | None, score: Score | None) -> Problem:
 
 
 def _second_spec(p: Problem, target: Target, statistics: tuple[str, ...]) -> SecondPassSpec:
-    """Return the spec of a second pass, with query blocks of the target "baseline": sums over queries depend on them."""
+    """Return the spec of a second pass, with the query blocks of "baseline": sums over queries depend on them."""
     spec = spec_of(p, replace(target, narrow=SECOND_TILE), POSITIONS, False, decode=False)
     own = {x.name: getattr(spec, x.name) for x in fields(KernelSpec)}
     return SecondPassSpec(**own | {"pipelined": False}, statistics=statistics)
