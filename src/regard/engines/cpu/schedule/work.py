@@ -136,7 +136,10 @@ class KernelResults(NamedTuple):
         return source(spec, target)
 
     def own(self, p: Problem) -> Arrays:
-        return self._asdict()
+        return {
+            "out": self.out, "lse": self.lse, "entropy": self.entropy, "max": self.max, "values": self.values,
+            "indices": self.indices,
+        }  # fmt: skip
 
     def tables(self, p: Problem) -> Mapping[str, Array]:
         return {}
@@ -248,7 +251,8 @@ class Schedule:
         fields, arrays, tables = self.fields[:], arrays_of(p, results), results.tables(p)
         fields[SEED] = p.seed
         for at, name in self.whole:
-            fields[at] = base_of(arrays.get(name))
+            if name in arrays:
+                fields[at] = base_of(arrays[name])
         for name, x in tables.items():
             fields[self.names.index(name)] = address_of(x)
         bases = [base_of(arrays.get(name)) for name in self.addresses]
@@ -770,8 +774,8 @@ def arrays_of(p: Problem, call: HasArrays) -> Arrays:
         found["bias"] = p.dense(p.bias)
     if p.sink is not None:
         found["sink"] = by_head(p, p.sink)
-    if p.mask_node is not None:
-        found |= {f"dense{n}": x for n, x in enumerate(dense_masks(p))}
+    for n, x in enumerate(dense_masks(p)):
+        found[f"dense{n}"] = x
     return found
 
 
