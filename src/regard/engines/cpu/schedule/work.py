@@ -255,7 +255,7 @@ class Schedule:
                 fields[at] = base_of(arrays[name])
         for name, x in tables.items():
             fields[self.names.index(name)] = address_of(x)
-        bases = [base_of(arrays.get(name)) for name in self.addresses]
+        bases = [0 if x is None else address_of(x) for x in map(arrays.get, self.addresses)]
         split_state: Array | None = None
         for stage in self.stages:
             if not stage.split_state:
