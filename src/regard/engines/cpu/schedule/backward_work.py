@@ -115,7 +115,7 @@ class BackwardSchedule:
         found = arrays_of(p, arrays)
         check(spec, found)
         self.key, self.names, self.count = spec.key, spec.fields, spec.block_fields.index("count")
-        self.addresses = tuple(spec.operands)
+        self.addresses, self.has_masks = tuple(spec.operands), bool(spec.dense)
         self.products = spec.lanes * KEYS * (3 * p.d + 2 * p.d_v)
         # Rules of different calls hold the same tables; schedules know them by index.
         every = _tables(p)
@@ -149,7 +149,7 @@ class BackwardSchedule:
             trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
             for at, n in self.tangent_tables:
                 fields[at] = address_of(arrays.tables[every[n]])
-        found = arrays_of(p, arrays)
+        found = arrays_of(p, arrays, self.has_masks)
         bases = array("Q", [base_of(found.get(name)) for name in self.addresses])
         fields[BASES] = bases.buffer_info()[0]
         for chunk in self.chunks:

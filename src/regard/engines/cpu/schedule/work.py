@@ -231,7 +231,7 @@ class Schedule:
         spec = results.spec(p, target, len(rows))
         arrays = arrays_of(p, results)
         check(spec, arrays)
-        self.key, self.names = spec.key, spec.fields
+        self.key, self.names, self.has_masks = spec.key, spec.fields, bool(spec.dense)
         self.addresses = [name for name, x in spec.operands.items() if x.by_block and x.role != "state"]
         self.whole = [(self.names.index(name), name) for name, x in spec.operands.items() if not x.by_block]
         self.fields = pack_fields(self.names, field_values(p, spec, arrays))
@@ -248,12 +248,12 @@ class Schedule:
             return results.source(results.spec(p, self.target, len(self.rows)), self.target)
 
         kernel = cache.kernel(self.key, results.name, self.target, code)
-        fields, arrays, tables = self.fields[:], arrays_of(p, results), results.tables(p)
+        fields, arrays = self.fields[:], arrays_of(p, results, self.has_masks)
         fields[SEED] = p.seed
         for at, name in self.whole:
             if name in arrays:
                 fields[at] = base_of(arrays[name])
-        for name, x in tables.items():
+        for name, x in results.tables(p).items():
             fields[self.names.index(name)] = address_of(x)
         bases = [0 if x is None else address_of(x) for x in map(arrays.get, self.addresses)]
         split_state: Array | None = None
@@ -767,14 +767,14 @@ def programs(p: Problem) -> list[tuple[str, Program]]:
     return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
 
 
-def arrays_of(p: Problem, call: HasArrays) -> Arrays:
-    """Return the arrays of a call by the names of operands."""
+def arrays_of(p: Problem, call: HasArrays, masks: bool = True) -> Arrays:
+    """Return the arrays of a call by the names of operands; masks: the call may have dense masks."""
     found = {"q": p.query, "k": p.key, "v": p.value, **call.own(p)}
     if p.bias is not None:
         found["bias"] = p.dense(p.bias)
     if p.sink is not None:
         found["sink"] = by_head(p, p.sink)
-    for n, x in enumerate(dense_masks(p)):
+    for n, x in enumerate(dense_masks(p) if masks else ()):
         found[f"dense{n}"] = x
     return found
 
