@@ -25,6 +25,7 @@ PUBLIC = [
     "Outputs",
     "Profile",
     "RegardWarning",
+    "Retrieval",
     "Score",
     "Seen",
     "Table",
@@ -44,6 +45,7 @@ PUBLIC = [
     "examplemodel",
     "export_wasm",
     "global_tokens",
+    "hopfield",
     "insight",
     "linear_attention",
     "look",
@@ -57,6 +59,7 @@ PUBLIC = [
     "positions",
     "prefix",
     "relative",
+    "renyi",
     "score",
     "set_num_threads",
     "softcap",
@@ -87,7 +90,7 @@ SIGNATURES = {
     "attention_vjp_jvp": "(query, key, value, dout, tangents=None, *, dlse=None, dentropy=None, dquery=None, "
     "dkey=None, dvalue=None, dbias=None, dsink=None, dtables=None, cotangent_tangents=None, "
     f"outputs=None, engine=None, {OPTIONS})",
-    "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE})",
+    "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE}, dout=None)",
     "plan": "(query=None, key=None, value=None, *, n=None, d=None, n_keys=None, d_value=None, heads=None, "
     f"kv_heads=None, batch=None, dtype=<class 'numpy.float32'>, {OPTIONS}, engine=None)",
     "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "
@@ -105,6 +108,8 @@ SIGNATURES = {
     "mass": "(mask)",
     "pooled": "(rows, cols, kind='mass')",
     "weights_of": "(rows)",
+    "renyi": "(alpha)",
+    "hopfield": "(state, patterns, *, beta=None, steps=1)",
     "causal": "()",
     "window": "(left, right=0)",
     "prefix": "(length)",

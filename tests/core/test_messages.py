@@ -37,8 +37,8 @@ CUPY = "arrays of CuPy are not served: convert them with cupy.asnumpy"
 SIDE = "side of padding must be 'right' or 'left', got"
 MAPS = "feature_map must be 'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
 KNOWN = (
-    "known are 'lse', 'entropy', 'visible', 'normalized_entropy', 'max', 'argmax', 'received', 'group_received', "
-    "'profile' and regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows)"
+    "known are 'lse', 'entropy', 'visible', 'normalized_entropy', 'effective_states', 'max', 'argmax', 'received', "
+    "'group_received', 'profile' and regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows), renyi(alpha)"
 )
 TRUTH = "a mask has no truth value; combine masks with & | ~ instead of and, or, not"
 BRANCHING = (
@@ -588,6 +588,36 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "kind of pooled must be 'mass' or 'max', got array([0., 0.])",
     ),
+    (lambda: regard.renyi(-0.5), ValueError, "alpha of renyi must be at least 0, got -0.5"),
+    (lambda: regard.renyi(math.nan), ValueError, "alpha of renyi must be at least 0, got nan"),
+    (lambda: regard.renyi("2"), TypeError, "alpha of renyi must be a number, got '2'"),  # type: ignore[arg-type]
+    (
+        lambda: regard.hopfield(MATRIX, ones(6, 8, dtype=np.float64)),
+        TypeError,
+        "state and patterns must share one dtype, got state float32, patterns float64",
+    ),
+    (
+        lambda: regard.hopfield(MATRIX[0], MATRIX),
+        ValueError,
+        "state and patterns must be (..., n, d), got state (8,), patterns (6, 8)",
+    ),
+    (
+        lambda: regard.hopfield(MATRIX, MATRIX[:, :3]),
+        ValueError,
+        "state and patterns must have the same number of features d, got state (6, 8), patterns (6, 3)",
+    ),
+    (
+        lambda: regard.hopfield(MATRIX, MATRIX[:0]),
+        ValueError,
+        "patterns must hold at least one, got state (6, 8), patterns (0, 8)",
+    ),
+    (
+        lambda: regard.hopfield(ones(2, 6, 8), ones(3, 6, 8)),
+        ValueError,
+        "the leading dimensions must broadcast, got state (2, 6, 8), patterns (3, 6, 8)",
+    ),
+    (lambda: regard.hopfield(MATRIX, MATRIX, beta=0), ValueError, "beta must be positive and finite, got 0.0"),
+    (lambda: regard.hopfield(MATRIX, MATRIX, steps=-1), ValueError, "steps must be at least 0, got -1"),
     (lambda: regard.weights_of([0.5]), TypeError, "rows of weights_of must be an int, got 0.5"),  # type: ignore[list-item]
     (
         lambda: regard.mass(ones(2)),

@@ -97,6 +97,20 @@ def test_multihead_attention(dtype: Any) -> None:
         check_grads(jax.jit(call), arrays, order=1, modes=["fwd", "rev"])
 
 
+def test_hopfield() -> None:
+    state, patterns = normal(3, 2, 6), normal(5, 6)
+
+    def call(state: Any, patterns: Any) -> Any:
+        return regard.hopfield(state, patterns, beta=1.3, steps=2)
+
+    arrays = tuple(map(jnp.asarray, (state, patterns)))
+    expected = call(state, patterns)
+    close(call(*arrays), expected)
+    close(jax.jit(call)(*arrays), expected)
+    close(jax.vmap(call, (0, None), 1)(*arrays), expected)
+    check_grads(jax.jit(call), arrays, order=1, modes=["fwd", "rev"])
+
+
 MAPS = ["elu", "relu", "softmax", "favor", RandomFeatures(6, 1)]
 
 

@@ -17,9 +17,10 @@ import jax
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 EVERYTHING = [
-    "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
-    regard.top(3), regard.mass(regard.window(1)), regard.mass(lambda b, h, i, j: i // 4 == j // 4),
-    regard.pooled(3, 2), regard.pooled(4, 5, "max"),
+    "lse", "entropy", "visible", "normalized_entropy", "effective_states", "max", "argmax", "received",
+    "group_received", "profile", regard.top(3), regard.mass(regard.window(1)),
+    regard.mass(lambda b, h, i, j: i // 4 == j // 4), regard.pooled(3, 2), regard.pooled(4, 5, "max"),
+    regard.renyi(2), regard.renyi(np.inf),
 ]  # fmt: skip
 
 

@@ -68,3 +68,32 @@ def test_what_is_no_tensor_is_named() -> None:
     for call in (regard.linear_attention, lambda *x: regard.multihead_attention(*x, 4)):
         with pytest.raises(TypeError, match=r"^key must be a torch.Tensor where others of the call are, got numpy"):
             call(x, x.numpy(), x)
+
+
+def test_hopfield() -> None:
+    """In values, autograd, forward mode and vmap."""
+    state, patterns = normal(3, 2, 6), normal(5, 6)
+
+    def call(state: Any, patterns: Any) -> Any:
+        return regard.hopfield(state, patterns, beta=1.3, steps=2)
+
+    expected = call(state.numpy(), patterns.numpy())
+    for found in (call(state, patterns), torch.vmap(call, (0, None), 1)(state, patterns)):
+        close(found.states, expected.states)
+        close(found.energies, expected.energies)
+    inputs = [x.clone().requires_grad_() for x in (state, patterns)]
+    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True)
+    with pytest.raises(TypeError, match=r"patterns must be a torch\.Tensor where others of the call are"):
+        regard.hopfield(state, patterns.numpy())
+
+
+def test_renyi_entropies() -> None:
+    q, k = normal(2, 5, 4), normal(2, 7, 4)
+    observe: list[Any] = ["effective_states", regard.renyi(0.5), regard.renyi(2)]
+    _, expected = regard.attention(q.numpy(), k.numpy(), k.numpy(), causal=True, observe=observe)
+    _, found = regard.attention(q, k, k, causal=True, observe=observe)
+    for s in observe:
+        close(found[s], expected[s], 1e-14)
+    q.requires_grad_()
+    with pytest.raises(NotImplementedError, match="the derivative of 'renyi' is not provided"):
+        regard.attention(q, k, k, observe=observe)[1][observe[1]].sum().backward()

@@ -16,6 +16,7 @@ assert_type(regard.weights(q, q), torch.Tensor)
 assert_type(regard.attention(q, q, q).sum(), torch.Tensor)
 assert_type(regard.multihead_attention(q, q, q, 8, causal=True), torch.Tensor)
 assert_type(regard.linear_attention(q, q, q), torch.Tensor)
+assert_type(regard.hopfield(q, q).states, torch.Tensor)
 assert_type(regard.merge((q, q[..., 0])), tuple[torch.Tensor, torch.Tensor])
 
 stack = rt.Transformer(2, 64, 8, causal=True, positions="rope", norm="rms", norm_first=True, mask=regard.window(8))

@@ -18,13 +18,13 @@ from regard.jax.binding import bind
 from regard.jax.rules import constant, flags, sized, table, traced
 from regard.jax.task import HOLDERS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
-from regard.ops import linear, merging, multihead, planning, stepping
+from regard.ops import linear, merging, multihead, planning, retrieval, stepping
 from regard.ops.attention import problem_from
 from regard.rules import as_mask, as_score, order, rule_text
 from regard.rules.outside import lookups
 
 __all__ = [
-    "attention", "attention_jvp", "attention_vjp", "constant", "flags", "linear_attention", "merge",
+    "attention", "attention_jvp", "attention_vjp", "constant", "flags", "hopfield", "linear_attention", "merge",
     "multihead_attention", "plan", "steps", "table", "weights",
 ]  # fmt: skip
 
@@ -175,6 +175,12 @@ def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **opti
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.linear_attention` on JAX arrays, under any transformation."""
     return linear.in_parallel(SPACE, query, key, value, **options)
+
+
+@promotion()
+def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
+    """Compute `regard.hopfield` on JAX arrays, under any transformation; `beta` and `steps` are not traced."""
+    return retrieval.retrieved(SPACE, state, patterns, beta, steps)
 
 
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:

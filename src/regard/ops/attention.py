@@ -212,9 +212,9 @@ def attention(
         return_weights: also return the weights (..., h, n_q, n_k), before dropout. They take n_q ·
             n_k memory.
         observe: statistics to return, see `Seen`: "lse", "entropy", "visible",
-            "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
-            `regard.top(k)`, `regard.mass(rule)`, `regard.pooled(rows, cols)`,
-            `regard.weights_of(rows)`.
+            "normalized_entropy", "effective_states", "max", "argmax", "received", "group_received",
+            "profile", `regard.top(k)`, `regard.mass(rule)`, `regard.pooled(rows, cols)`,
+            `regard.weights_of(rows)`, `regard.renyi(alpha)`.
         engine: the name of an engine; otherwise the first that supports the call.
 
     Returns:

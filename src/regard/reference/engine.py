@@ -42,6 +42,8 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
             return Top(np.take_along_axis(padded, index, -1).astype(p.compute), index)
         if s.name == "mass":
             return specification.mass(p, P, s.of).astype(p.compute)
+        if s.name == "renyi":
+            return specification.renyi(p, s.of).astype(p.compute)
         if s.name == "pooled":
             return specification.pooled(P, *s.of).astype(p.compute)
         if s.name == "weights_of":

@@ -131,6 +131,7 @@ def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
         "entropy": f.H,
         "visible": visible,
         "normalized_entropy": normalized,
+        "effective_states": np.exp(f.H),
         "max": f.P.max(axis=-1, initial=0),
         "argmax": np.where(visible > 0, first, -1),
         "received": received,
@@ -145,6 +146,22 @@ def mass(p: Problem, P: Array, rule: Mask) -> Array:
     """Return Σ_j P over the pairs that a rule allows, (..., h, n_q)."""
     chosen = evaluate_one(rule.node, indices_of(p, p.compute.type), (p.batch, p.heads, p.n_q, p.n_k)).reshape(P.shape)
     return np.asarray(np.where(chosen, P, 0).sum(axis=-1))
+
+
+def renyi(p: Problem, alpha: float, real: Real = np.float64) -> Array:
+    """Return the Rényi entropy log(Σ_j P^alpha / Σ_j P) / (1 − alpha), (..., h, n_q), or its limits at 1 and ∞."""
+    with np.errstate(all="ignore"):
+        f = terms(p, real)
+        total = f.P.sum(axis=-1)
+        top = np.where(f.visible, f.logP, -np.inf).max(axis=-1, initial=-np.inf)
+        if alpha == 1:
+            found = f.H / total
+        elif alpha == np.inf:
+            found = -top
+        else:
+            powers = np.where(f.visible, np.exp(real(alpha) * (f.logP - top[..., None])), 0).sum(axis=-1)
+            found = (real(alpha) * top + np.log(powers / total)) / (1 - real(alpha))
+    return np.where(f.visible.any(axis=-1), found, 0).reshape(p.shape(p.n_q))
 
 
 def pooled(P: Array, rows: int, cols: int, reduce: str) -> Array:

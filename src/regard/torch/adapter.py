@@ -20,7 +20,7 @@ from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, TensorCall, new_seed, seen_of
 from regard.torch.fastpath import cached, dense_of, signature_of, undifferentiated
-from regard.torch.functions import linear_attention, merge, multihead_attention
+from regard.torch.functions import hopfield, linear_attention, merge, multihead_attention
 from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
 from regard.torch.graph.operators import execute
@@ -30,8 +30,8 @@ from regard.torch.rules import bind, constant, flags, table
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
 __all__ = [
-    "attention", "constant", "construct", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps",
-    "table", "weights",
+    "attention", "constant", "construct", "flags", "hopfield", "linear_attention", "merge", "multihead_attention",
+    "plan", "steps", "table", "weights",
 ]  # fmt: skip
 ALL = slice(None)
 

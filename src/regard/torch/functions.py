@@ -10,7 +10,7 @@ import torch
 
 from regard.arguments.frameworks import Namespace
 from regard.core.tensors import NUMPY
-from regard.ops import linear, merging, multihead
+from regard.ops import linear, merging, multihead, retrieval
 from regard.torch.arrays import checked, hollow
 from regard.torch.graph.modes import example
 
@@ -42,3 +42,8 @@ def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **opti
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.linear_attention` on tensors."""
     return linear.in_parallel(SPACE, query, key, value, **options)
+
+
+def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
+    """Compute `regard.hopfield` on tensors."""
+    return retrieval.retrieved(SPACE, state, patterns, beta, steps)
