@@ -107,8 +107,8 @@ class Case(NamedTuple):
 
 OPTIONS = {
     "mask": "none flags mask function", "causal": "bool", "score": "none score function list", "bias": "none floats",
-    "scale": "none number", "sink": "none floats", "offset": "none int integers index", "origin": "", "layout": "",
-    "dropout": "number", "seed": "none int",
+    "scale": "none number", "metric": "none", "sink": "none floats", "offset": "none int integers index",
+    "origin": "", "layout": "", "dropout": "number", "seed": "none int",
 }  # fmt: skip
 QKV = {"query": X, "key": X, "value": X}
 ARRAYS = dict.fromkeys(QKV, "")
@@ -116,7 +116,7 @@ BARE = {name: kind for name, kind in OPTIONS.items() if name not in ("dropout", 
 TABLE = "bool int number nan integers floats flags index"
 TILED = {"engine": "tiled"}
 
-TANGENTS = ("dquery", "dkey", "dvalue", "dbias", "dsink", "dtables", "tangents")
+TANGENTS = ("dquery", "dkey", "dvalue", "dbias", "dsink", "dmetric", "dtables", "tangents")
 CASES: dict[str, Case] = {
     "attention": Case(
         regard.attention,

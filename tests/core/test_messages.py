@@ -487,6 +487,18 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(bias=ones(6, 5, dtype=int)), TypeError, f"bias {FLOATING} int64"),
     (call(bias=1.0), TypeError, "bias must be a NumPy array, got float"),
     (call(bias=Tensor()), TypeError, f"bias must be a NumPy array, got {__name__}.Tensor"),
+    (
+        call(metric=ones(8)),
+        ValueError,
+        "metric must have shape (d, d) = (8, 8) or (h, d, d) = (4, 8, 8), got shape (8,)",
+    ),
+    (
+        call(metric=ones(2, 8, 8)),
+        ValueError,
+        "metric must have shape (d, d) = (8, 8) or (h, d, d) = (4, 8, 8), got shape (2, 8, 8)",
+    ),
+    (call(metric=ones(8, 8, dtype=int)), TypeError, f"metric {FLOATING} int64"),
+    (call(metric="identity"), TypeError, "metric must be a NumPy array, got str"),
     (call(sink=ones(3)), ValueError, "sink must be one number for each head, shape (4,), got shape (3,)"),
     (call(sink=ones(2, 4)), ValueError, "sink must be one number for each head, shape (4,), got shape (2, 4)"),
     (call(sink=ones(4, dtype=int)), TypeError, f"sink {FLOATING} int64"),
@@ -736,6 +748,8 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (jvp(dbias=ones(6, 5)), ValueError, "dbias is given, but this call has no bias"),
     (jvp(bias=ones(6, 5), dbias=ones(5)), ValueError, "dbias must have shape (6, 5), got (5,)"),
     (jvp(dsink=ones(4)), ValueError, "dsink is given, but this call has no sink"),
+    (jvp(dmetric=ones(8, 8)), ValueError, "dmetric is given, but this call has no metric"),
+    (jvp(metric=ones(8, 8), dmetric=ones(8)), ValueError, "dmetric must have shape (8, 8), got (8,)"),
     (jvp(sink=ones(4), dsink=ones(1)), ValueError, "dsink must have shape (4,), got (1,)"),
     (
         jvp(dtables={SLOPES: ones(4)}),

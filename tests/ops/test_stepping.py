@@ -276,6 +276,10 @@ def test_every_step_of_backward_follows_from_those_in_its_formula(case):
     np.testing.assert_allclose(D, np.where(visible, P * dP, 0).sum(-1), atol=1e-13)
     np.testing.assert_allclose(dS, np.where(visible, P * (dP - D[..., None]), 0), atol=1e-14)
     np.testing.assert_allclose(np.einsum("...jk,...k->...j", J.value, dP), dS, atol=1e-13)
+    if "rule gradient" in found:  # the slope of softcap(3.0) in the scores that it is given; recency has slope 1
+        slope = 1 - np.tanh(found["scaled"].value / 3.0) ** 2
+        np.testing.assert_allclose(found["rule gradient"].value, dS * slope, atol=1e-14)
+        np.testing.assert_allclose(found["scaled gradient"].value, 0.3 * dS * slope, atol=1e-14)
 
 
 def test_only_the_steps_of_backward_that_happen_appear():

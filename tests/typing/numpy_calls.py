@@ -1,6 +1,6 @@
 """Calls on NumPy arrays, as a user's type checker sees them. A line that must be refused says so."""
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,12 @@ assert_type(
 )
 assert_type(regard.multihead_attention(q, q, q, 8, observe=["lse"]), tuple[NDArray[np.float32], regard.Seen])
 
+assert_type(regard.attention(q, q, q, metric=q[0, :2, :2]), NDArray[np.float32])
+assert_type(regard.attention_vjp(q, q, q, q, metric=q).metric, np.ndarray[Any, np.dtype[Any]] | None)
+assert_type(regard.weights(q, q, metric=q), NDArray[np.float32])
+
+regard.attention(q, q, q, metric="identity")  # refused
+regard.attention_jvp(q, q, q, dmetric=1)  # refused
 regard.attention(q, q, q, casual=True)  # refused
 regard.attention(q, q, q, layout="bshd")  # refused
 regard.attention(q, q, q, dropout="much")  # refused

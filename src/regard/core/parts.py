@@ -78,5 +78,6 @@ def part_of(p: Problem, b: int = 0, h: int | None = 0, rows: slice = slice(None)
         offset=p.offset[b : b + 1] + first,
         origin=(p.origin[0] + b, p.origin[1] + (h or 0), p.origin[2] + first_key),
         positions_first=False,
+        factors=None,
         observe=(),
     )

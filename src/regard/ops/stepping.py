@@ -115,6 +115,7 @@ def steps(
     score: ScoreLike = None,
     bias: Array | None = None,
     scale: float | None = None,
+    metric: Array | None = None,
     sink: Array | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
@@ -161,8 +162,8 @@ def steps(
     dS[i,j] = P[i,j] (dP[i,j] − D[i]) = J[i,j,k] dP[i,k]
     """
     p = problem_from(
-        query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout,
-        seed=seed, offset=offset, origin=origin, layout=layout,
+        query, key, value, mask=mask, causal=causal, score=score, bias=bias, scale=scale, metric=metric, sink=sink,
+        dropout=dropout, seed=seed, offset=offset, origin=origin, layout=layout,
     )  # fmt: skip
     rules = score if isinstance(score, Sequence) else () if score is None else (score,)
     arranged = Layout.of(query, layout)
@@ -194,6 +195,9 @@ class _SteppedCall:
         self.ij, self.i = f"{self.lead}{self.h}ij", f"{self.lead}{self.h}i"
         self.q, self.k, self.v, self.o = (self.letters(self.h, *two) for two in ("ia", "ja", "jb", "ib"))
         self.raw = "S" if p.scale == 1 else "R"
+        # With a metric, features c of a query become features a of the product.
+        self.given_q, self.product = (self.q, "Q") if p.metric is None else (self.letters(self.h, "i", "c"), "Q'")
+        self.m = "hca" if self.h and p.metric is not None and p.metric.ndim == 3 else "ca"
 
     def letters(self, head: str, position: str, feature: str) -> str:
         return self.lead + (position + head if self.arranged.positions_first else head + position) + feature
@@ -211,10 +215,11 @@ class _SteppedCall:
     def forward(self, rules: Sequence[Score]) -> Iterator[Step]:
         p, f, ij, i, q, k, v, o = self.p, self.terms, self.ij, self.i, self.q, self.k, self.v, self.o
         real, pairs, positions, given = p.compute.type, self.pairs, self.positions, self.arranged.from_bhnd
-        Q, K, V, O = (_tensor(*pair) for pair in (("Q", q), ("K", k), ("V", v), ("O", o)))
+        Q, K, V, O = (_tensor(*pair) for pair in ((self.product, q), ("K", k), ("V", v), ("O", o)))
         R, S, P, lse = (_tensor(*pair) for pair in ((self.raw, ij), ("S", ij), ("P", ij), ("lse", i)))
 
-        yield _step("queries", "Q", q, given(p.query.astype(real, copy=False)))
+        query = p.query if p.factors is None else p.factors[0]
+        yield _step("queries", "Q", self.given_q, given(query.astype(real, copy=False)))
         for name, symbol, x, own in (("keys", "K", p.key, k), ("values", "V", p.value, v)):
             yield _step(name, symbol, self.grouped(own), given(x.astype(real, copy=False)))
         if p.group > 1:
@@ -222,6 +227,11 @@ class _SteppedCall:
             yield _step("keys per head", "K", k, positions(f.k), f"{K} = {K.replace('h', shared)}")
             yield _step("values per head", "V", v, positions(f.v), f"{V} = {V.replace('h', shared)}")
 
+        if p.metric is not None:
+            m = self.m
+            yield _step("metric", "M", m, p.metric.astype(real).reshape(p.metric.shape[-len(m) :]))
+            formula = f"{Q} = {_tensor('Q', self.given_q)} {_tensor('M', m)}"
+            yield _step("queries times metric", "Q'", q, positions(f.q), formula, f"{self.given_q},{m}->{q}")
         scores = np.einsum("bhia,bhja->bhij", f.q, f.k)
         yield _step("raw scores", self.raw, ij, pairs(scores), f"{R} = {Q} {K}", f"{q},{k}->{ij}")
         if p.scale != 1:
@@ -249,7 +259,8 @@ class _SteppedCall:
         p, f, ij, i, q, k, v, o = self.p, self.terms, self.ij, self.i, self.q, self.k, self.v, self.o
         real, pairs = p.compute.type, self.pairs
         g = specification.adjoint(p, Outputs(dout, None, None), f)
-        Q, K, V, O, P, S = (_tensor(*x) for x in (("Q", q), ("K", k), ("V", v), ("O", o), ("P", ij), ("S", ij)))
+        Q, K, V, O = (_tensor(*x) for x in ((self.product, q), ("K", k), ("V", v), ("O", o)))
+        P, S = _tensor("P", ij), _tensor("S", ij)
         dO, dP, D, dS, dR = (_tensor(*x) for x in (("dO", o), ("dP", ij), ("D", i), ("dS", ij), (f"d{self.raw}", ij)))
 
         yield _step("output gradient", "dO", o, self.arranged.from_bhnd(dout.astype(real, copy=False)))
@@ -274,11 +285,23 @@ class _SteppedCall:
             yield _step("rule gradient", "dS", ij, pairs(g.dT), "dS ← dS · ∂S/∂s")
         if p.scale != 1:
             yield _step("scaled gradient", f"d{self.raw}", ij, pairs(p.scale * g.dT), f"{dR} = {self.scaled(dS)}")
-        for name, symbol, own, like, other, letters, pattern in (
-            ("query", "dQ", q, p.query, K, k, "bhij,bhja->bhia"), ("key", "dK", k, p.key, Q, q, "bhij,bhia->bhja"),
-        ):  # fmt: skip
-            x = p.scale * specification.visible_einsum(pattern, g.dT, f.k if name == "query" else f.q, f.visible)
-            yield from self.gradient(name, symbol, own, x, like, f"{dR} {other}", f"{ij},{letters}->{own}")
+        x = p.scale * specification.visible_einsum("bhij,bhja->bhia", g.dT, f.k, f.visible)
+        formula, einsum = f"{dR} {K}", f"{ij},{k}->{q}"
+        if p.metric is not None:
+            dQ, M = _tensor("dQ'", q), _tensor("M", self.m)
+            yield _step("gradient of queries times metric", "dQ'", q, self.positions(x), f"{dQ} = {formula}", einsum)
+            total = (
+                specification.metric_gradient(p, f, x).reshape(p.metric.shape[-len(self.m) :]).astype(p.metric.dtype)
+            )
+            formula, einsum = (
+                f"{_tensor('dM', self.m)} = {_tensor('Q', self.given_q)} {dQ}",
+                f"{self.given_q},{q}->{self.m}",
+            )
+            yield _step("metric gradient", "dM", self.m, total, formula, "" if self.lead else einsum)
+            x, formula, einsum = specification.unprojected(x, f.M), f"{dQ} {M}", f"{q},{self.m}->{self.given_q}"
+        yield from self.gradient("query", "dQ", self.given_q, x, p.query, formula, einsum)
+        x = p.scale * specification.visible_einsum("bhij,bhia->bhja", g.dT, f.q, f.visible)
+        yield from self.gradient("key", "dK", k, x, p.key, f"{dR} {Q}", f"{ij},{q}->{k}")
 
     def grouped(self, letters: str) -> str:
         """Return the letters of keys or values, g for h where heads are grouped."""
