@@ -196,3 +196,16 @@ def test_rules_that_mean_the_same_share_a_plan(monkeypatch: pytest.MonkeyPatch) 
     for n in (30, 30, 31):
         regard.attention(Q, K, V, mask=regard.mask(lambda b, h, i, j, n=n: abs(i - j) < n), engine="cpu")
     assert len(made) == 2
+
+
+def test_arrays_that_a_kernel_would_misread_are_refused() -> None:
+    """Outputs that the kernel writes without strides, and in the type of sums."""
+    x = np.zeros((1, 20, 8), np.float32)
+    p, target = problem_from(x, x, x), targets()["avx2"]
+    for out, lse, message in [
+        (x, x[..., 0], "lse must be contiguous along row"),
+        (x.swapaxes(1, 2).copy().swapaxes(1, 2), x[..., 0].copy(), "out must be contiguous along feature"),
+        (x, np.zeros((1, 20)), "lse must have the axes head, row and 4 bytes for a number"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            work.schedule_for(p, target, work.KernelResults(out, lse, None, None), range(20), 1)
