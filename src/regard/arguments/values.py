@@ -221,7 +221,7 @@ def real(name: str, x: object, expected: str = "a number") -> float:
 
 
 def _real(x: object) -> bool:
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, (np.ndarray, np.generic)):  # a union of types is not traced by Dynamo
         return x.ndim == 0 and (x.dtype.kind in "iuf" or x.dtype.name == "bfloat16")
     return not (isinstance(x, bool | str | bytes | bytearray) or "bool" in str(getattr(x, "dtype", "")))
 
