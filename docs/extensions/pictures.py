@@ -80,6 +80,11 @@ def film(name: str, frames: Sequence[tuple[str, Mapping[str, Any]]]) -> HTML:
     )
 
 
+def committed(path: str) -> Any:
+    """Read a JSON file of the repository."""
+    return json.loads(Path(__file__).parents[2].joinpath(path).read_text("utf-8"))
+
+
 def collect(app: Any, error: Exception | None) -> None:
     if error is None and app.builder.format == "html":
         shutil.copytree(os.environ[FOLDER], Path(app.outdir, "_islands"), dirs_exist_ok=True)
