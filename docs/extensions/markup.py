@@ -1,10 +1,13 @@
 """Markup of our own, rewritten before a page is parsed. What is in a code block of another kind stays.
 
-    ```{look} TITLE          an island of the viewer's page: arguments of `regard.look`
-    ```{compare} A | B       two pictures under a slider: two maps of weights (n_q, n_k), or paths of SVG files
-    ```{film} NAME           frames under a slider: a list of (caption, {title: map})
-    ```{fold} TITLE          code that runs, folded below its title
-    > [!TIP]                 a callout; DEFINITION, PROOF and EXAMPLE are those of sphinx-proof
+Blocks are written as `{code-cell}` is, with a title behind the name:
+
+    {look} TITLE          an island of the viewer's page: arguments of `regard.look`
+    {compare} A | B       two pictures under a slider: two maps of weights (n_q, n_k), or paths of SVG files
+    {film} NAME           frames under a slider: a list of (caption, {title: map})
+    {fold} TITLE          code that runs, folded below its title
+
+Callouts are quotations that begin with [!TIP] or another of the kinds below.
 """
 
 import re
@@ -25,13 +28,15 @@ TITLED = {  # with a title of their own, in the colours of another
 
 
 def callout(kind: str, title: str, lines: list[str]) -> list[str]:
-    """Return the directive of a callout.
+    """Return the directive of a callout. Numbered ones are referred to by `:label:`, else by kind and title.
 
     >>> callout("TIP", "", ["Look."])
     [':::{tip}', 'Look.', ':::', '']
     """
     if kind in NUMBERED:
         opening = [f":::{{prf:{kind.lower()}}} {title}".rstrip()]
+        if kind != "PROOF" and not lines[0].startswith(":label:"):
+            opening.append(f":label: {kind.lower()}-{re.sub(r'[^a-z]+', '-', title.lower())}")
     elif kind in PLAIN:
         opening = [f":::{{admonition}} {title}", f":class: {kind.lower()}"] if title else [f":::{{{kind.lower()}}}"]
     elif kind in TITLED:
@@ -56,7 +61,8 @@ def block(name: str, title: str, code: list[str], place: str, number: int) -> li
     names = [repr(x.strip()) for x in (title.split("|") if name == "compare" else [title])]
     if name == "look":
         names = [repr("../" * place.count("/")), repr(f"{place.replace('/', '-')}-{number}"), *names]
-    called = [f"from extensions.pictures import {name} as _{name}", f"_{name}(", f"    {', '.join(names)},", *given, ")"]
+    function, arguments = f"_{name}", f"    {', '.join(names)},"
+    called = [f"from extensions.pictures import {name} as {function}", f"{function}(", arguments, *given, ")"]
     shown = ["```python", "regard.look(", *given, ")", "```", ""] if name == "look" else []
     if len(code) == 1 and name == "look":
         shown[1:4] = [f"regard.look({code[0].strip().rstrip(',')})"]

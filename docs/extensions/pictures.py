@@ -11,7 +11,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from IPython.display import HTML
 
 import regard
@@ -26,7 +25,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def address(picture: Any) -> str:
     """Return a picture as an address that holds it: a path of an SVG file, or a map (n_q, n_k) of weights.
 
-    >>> address(np.eye(2))[:22]
+    >>> address([[1.0, 0.0]])[:22]
     'data:image/png;base64,'
     """
     if isinstance(picture, str | Path):
@@ -54,9 +53,7 @@ def look(root: str, name: str, title: str, *arguments: Any, **options: Any) -> H
 
 def compare(left: str, right: str, first: Any, second: Any) -> HTML:
     """Draw two pictures of one size over each other, the second one right of a line that a slider moves."""
-    images = "".join(
-        f'<img src="{address(x)}" alt="{escape(name)}">' for name, x in ((left, first), (right, second))
-    )
+    images = "".join(f'<img src="{address(x)}" alt="{escape(name)}">' for name, x in ((left, first), (right, second)))
     return HTML(
         f'<figure class="compare" style="--at: 50%"><div>{images}</div>'
         f'<input type="range" value="50" aria-label="{escape(left)}, or {escape(right)}">'

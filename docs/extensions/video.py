@@ -1,10 +1,6 @@
 """The directive `video`: a link with a still picture, which loads nothing.
 
-    ```{video} https://example.org/film
-    :still: ../pictures/film.svg
-
-    The caption.
-    ```
+It is given an address, the picture as `:still:`, and a caption.
 """
 
 from typing import Any
@@ -22,12 +18,11 @@ class VideoDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         if "still" not in self.options or not self.content:
             raise self.error("a video has a :still: picture of the documentation, and a caption")
-        caption = nodes.caption()
-        self.state.nested_parse(self.content, self.content_offset, caption)
-        text = caption.astext()
-        still = nodes.image(uri=self.options["still"], alt=f"Video: {text}")
-        caption = nodes.caption("", "", *caption.children[0].children)
-        return [nodes.figure("", nodes.reference("", "", still, refuri=self.arguments[0]), caption, classes=["video"])]
+        text, messages = self.state.inline_text(" ".join(self.content), self.lineno)
+        caption = nodes.caption("", "", *text)
+        still = nodes.image(uri=self.options["still"], alt=f"Video: {caption.astext()}")
+        link = nodes.reference("", "", still, refuri=self.arguments[0])
+        return [nodes.figure("", link, caption, classes=["video"]), *messages]
 
 
 def setup(app: Any) -> dict[str, Any]:
