@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ALL_TILES = 2**31
 EVERYWHERE = (0, ALL_TILES)
+TASKS = 8  # for each thread, where key-value heads are not divided
 
 
 def backward(
@@ -224,11 +225,14 @@ class BackwardChunks(LaunchStages):
     def tasks(self, tiles: Array, blocks: Array, kv_heads: list[range]) -> list[Task]:
         """Return the tasks of a chunk.
 
-        On one thread, tasks that one launch can do are merged.
+        Many key-value heads are not divided, and tasks that one launch can do are merged.
         """
         trained, chained = bool(self.sums.dtables), self.backward.bias_shared
-        divided = self.threads > 1 and len(kv_heads) < 4 * self.threads
-        columns = self.tile_edges(tiles, blocks, len(kv_heads)) if divided else [*EVERYWHERE]
+        chains = self.chains(blocks, kv_heads)
+        divided = self.threads > 1 and len(chains) < (2 if trained else 4) * self.threads
+        if not divided and not (trained and chained):
+            return self.whole_heads(blocks, chains)
+        columns = self.tile_edges(tiles, blocks, len(chains)) if divided else [*EVERYWHERE]
         # The tiles of each query block in each column.
         lists = [tiles[begin : begin + count] for begin, count in blocks[:, [self.field("tiles"), self.field("count")]]]
         work = np.array([np.diff(np.searchsorted(x, columns)) for x in lists])
@@ -238,7 +242,7 @@ class BackwardChunks(LaunchStages):
             partial_sum = number % PARTIAL_SUMS[0] if trained else 0
             # Key-value heads that add to the same numbers follow each other.
             shared = [("table", partial_sum)] * trained
-            shared += [("bias", int(blocks[kv_head, self.field("dbias")].min()))] * chained
+            shared += [("bias", self.bias_of(blocks, kv_head))] * chained
             for rows in self.row_ranges(kv_head, work[kv_head].sum(axis=1)) if divided else [kv_head]:
                 before: list[Task] = []
                 for m in np.flatnonzero(work[rows].any(axis=0)).tolist() or [0]:
@@ -251,19 +255,48 @@ class BackwardChunks(LaunchStages):
                     found += before
         if self.threads > 1:
             return sorted(found, key=lambda task: task.depth)
-        if not chained:
-            found.sort(key=lambda task: task.partial_sum)
         alike = groupby(found, lambda task: task.partial_sum)
         return [
             Task(np.concatenate([task.work_groups for task in tasks]), EVERYWHERE, partial_sum)
             for partial_sum, tasks in alike
         ]
 
-    def work_groups(self, rows: range) -> Array:
-        starts = np.arange(rows.start, rows.stop, self.work_group)
-        return np.stack([starts, np.minimum(starts + self.work_group, rows.stop)], axis=1)
+    def chains(self, blocks: Array, kv_heads: list[range]) -> dict[int, list[range]]:
+        """Return lists of key-value heads that add to the same numbers, in the order of their sums.
 
-    def tile_edges(self, tiles: Array, blocks: Array, kv_heads: int) -> list[int]:
+        The key of each is its partial sum where a table has a gradient.
+        """
+        found: dict[int, list[range]] = {}
+        for number, kv_head in enumerate(kv_heads):
+            if self.sums.dtables:
+                key = number % PARTIAL_SUMS[0]
+            else:
+                key = self.bias_of(blocks, kv_head) if self.backward.bias_shared else number
+            found.setdefault(key, []).append(kv_head)
+        return found
+
+    def whole_heads(self, blocks: Array, chains: dict[int, list[range]]) -> list[Task]:
+        """Return tasks of whole chains, none of which waits for another.
+
+        A launch takes Python some 50 µs, so tasks are no more than it takes to divide the work evenly.
+        """
+        if self.sums.dtables:
+            return [Task(self.work_groups(*heads), EVERYWHERE, key) for key, heads in chains.items()]
+        every, count = [*chains.values()], self.field("count")
+        work = np.array([sum(int(blocks[kv_head, count].sum()) for kv_head in heads) for heads in every])
+        ends = _even_edges(work, TASKS * self.threads if self.threads > 1 else 1)
+        return [Task(self.work_groups(*chain.from_iterable(every[a:b])), EVERYWHERE, 0) for a, b in pairwise(ends)]
+
+    def bias_of(self, blocks: Array, kv_head: range) -> int:
+        """Return where the bias gradient of a key-value head begins."""
+        return int(blocks[kv_head, self.field("dbias")].min())
+
+    def work_groups(self, *rows: range) -> Array:
+        starts = [np.arange(x.start, x.stop, self.work_group) for x in rows]
+        ends = [np.minimum(first + self.work_group, x.stop) for first, x in zip(starts, rows, strict=True)]
+        return np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
+
+    def tile_edges(self, tiles: Array, blocks: Array, chains: int) -> list[int]:
         """Return the edges of columns of tiles with equal work.
 
         Columns are few, since each opens every query block again.
@@ -273,7 +306,7 @@ class BackwardChunks(LaunchStages):
         work = np.zeros(_tiles(self.p) + 1)
         for begin, count in blocks[:, [self.field("tiles"), self.field("count")]]:
             work[tiles[begin : begin + count]] += 1
-        return [*_even_edges(work[:-1], min(2 * self.threads, -(-4 * self.threads // kv_heads)))[:-1], ALL_TILES]
+        return [*_even_edges(work[:-1], min(2 * self.threads, -(-4 * self.threads // chains)))[:-1], ALL_TILES]
 
     def row_ranges(self, kv_head: range, work: Array) -> list[range]:
         """Divide a key-value head's query blocks into ranges of equal work.
