@@ -20,7 +20,9 @@ from in_browser import AXE, FLAGS
 from regard.viewer.serve import built
 
 DOCS = Path(__file__).parents[1] / "docs"
-WRITTEN = sorted([*(DOCS / "learn").glob("*.md"), *(DOCS / "howto").glob("*.md"), DOCS / "index.md"])
+WRITTEN = sorted(
+    [DOCS / "index.md", *(page for x in ("explain", "howto", "learn") for page in (DOCS / x).glob("*.md"))]
+)
 MOST_WORDS = 35
 
 
