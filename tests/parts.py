@@ -41,7 +41,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_bench_models.py::test_(every|llama|models_|a_model|a_wrong_drop|the_share)", "slow", "transformers"),
     Row("test_public.py::test_submodules|test_cli.py::(test_doctor$|.*no such model)", "slow", "transformers, Triton"),
     Row("test_notebook", "slow", "anywidget"),
-    Row(r"test_docs\.py::test_(every_block|links_lead|pages_in)", "slow", "Sphinx; runs every block of the site"),
+    Row(r"test_docs\.py::test_(every_block|links_lead|pages_in|a_failing)", "slow", "Sphinx and Chromium"),
     Row("test_jax_drop_in.py::.*(flax|linen|equinox)", "slow", "Flax and Equinox"),
     Row(r"test_doctests.py::test_examples\[regard.(engines.triton|.*pretrained)", "slow", "Triton, transformers"),
     Row("test_install.py.*(sdist|node)", "slow", "hatchling"),
