@@ -15,7 +15,7 @@ release = version = regard.__version__
 
 extensions = [
     "myst_nb", "sphinx_design", "sphinx_proof", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx",
-    "extensions.mathml", "extensions.terms",
+    "extensions.mathml", "extensions.run", "extensions.terms",
 ]  # fmt: skip
 exclude_patterns = ["_build", "extensions"]
 
