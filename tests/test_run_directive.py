@@ -20,13 +20,8 @@ def loaded(path: Path) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def directive() -> ModuleType:
-    pytest.importorskip("sphinx")
-    return loaded(DOCS / "extensions" / "run.py")
-
-
-blocks = loaded(DOCS.parent / "page" / "python" / "blocks.py")
+directive: Any = loaded(DOCS / "extensions" / "run.py")
+blocks: Any = loaded(DOCS.parent / "page" / "python" / "blocks.py")
 
 
 def said(*sources: str) -> list[tuple[str, str]]:
@@ -47,11 +42,11 @@ def said(*sources: str) -> list[tuple[str, str]]:
         ("a `{run}` block\n", "a `{run}` block\n"),
     ],
 )
-def test_the_directive_is_a_cell(directive: Any, source: str, cell: str) -> None:
+def test_the_directive_is_a_cell(source: str, cell: str) -> None:
     assert directive.as_cells(f"# Title\n\n{source}") == f"# Title\n\n{cell}"
 
 
-def test_a_site_without_npm_is_built(directive: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_site_without_npm_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class App:
         outdir = tmp_path
         added: tuple[str, ...] = ()
@@ -76,7 +71,7 @@ def test_a_site_without_npm_is_built(directive: Any, monkeypatch: pytest.MonkeyP
     assert (made.added, plain.added) == (("run/run.css", "run/cells.js"), ())
 
 
-def test_the_archive_has_all_that_python_imports(directive: Any, tmp_path: Path) -> None:
+def test_the_archive_has_all_that_python_imports(tmp_path: Path) -> None:
     (tmp_path / "regard.zip").write_bytes(directive.zipped())
     names = set(directive.ZipFile(tmp_path / "regard.zip").namelist())
     assert {"blocks.py", "regard/__init__.py", "regard/engines/tiled/forward_pass.py"} <= names

@@ -6,6 +6,7 @@ gets Python for browsers (`page/python`), and pages with such blocks a script th
 
 import gzip
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,8 +17,6 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from sphinx.util import logging
-
 import regard
 
 SOURCE = Path(__file__).parents[2] / "page" / "python"
@@ -26,7 +25,7 @@ BLOCK = re.compile(r"^(?P<fence>```+)\{run\}[ \t]*\n(?::tags: *\[(?P<tags>[^\]\n
 PACKAGES = {"pyodide": "pyodide", "numpy": "@emscripten-forge/numpy"}
 NPM_CI = ("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sphinx.run")  # Sphinx shows what loggers below its own say
 
 
 class Unavailable(Exception):
@@ -57,7 +56,9 @@ def npm(*arguments: str) -> None:
     except subprocess.TimeoutExpired:
         raise Unavailable(f"npm {arguments[0]} takes more than 10 minutes") from None
     if done.returncode:
-        raise Unavailable(f"npm {arguments[0]} failed: {(done.stderr or done.stdout).strip()}")
+        said = (done.stderr or done.stdout).splitlines()
+        errors = [line.removeprefix("npm error ") for line in said if line.startswith("npm error ")] or said
+        raise Unavailable(f"npm {arguments[0]} failed: {'; '.join(errors[:4])}")
 
 
 def installed() -> Path:

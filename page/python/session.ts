@@ -48,7 +48,6 @@ export class Session {
     const stale = this.blocks.findIndex((above, n) => this.ran.get(n) !== above.source());
     this.running = stale < 0 ? block : Math.min(stale, block);
     this.port ??= this.opened();
-    this.tell();
     this.start();
   }
 
@@ -69,6 +68,7 @@ export class Session {
     const block = this.blocks[this.running]!;
     block.started();
     this.port!.postMessage({ name: `block ${this.running + 1}`, source: block.source() });
+    this.tell();
   }
 
   private answer(answer: Answer): void {
