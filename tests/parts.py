@@ -1,7 +1,8 @@
 """The parts of the suite: one table says which tests are slow, which run at night, and why. All others are fast.
 
 The first row whose pattern occurs in the id of a test decides. A share of n makes one in n of the parameters of a
-function fast, at least one, chosen by a hash of the ids, the same on every machine; the others are slow.
+function fast, at least one, chosen by a hash of the ids, the same on every machine; the others are slow. Of the slow
+ones a row may keep one in so many, and leave the others to the nightly tests.
 """
 
 import re
@@ -20,10 +21,14 @@ class Row(NamedTuple):
     pattern: str  # a regular expression, found anywhere in the id of a test
     part: str | int  # "fast", "slow", "nightly", or n: one in n is fast
     reason: str  # what it needs, or why it is slow
+    kept: int = 1  # one in so many of a function's slow tests is slow, the others are nightly
 
 
 CASES = r"test_conformance.py::Test(Cpu|Tiled|Specification)::test_"
-CPU = r"engines/cpu/test_(backward|backward_tangent|tangent|second_pass|matrices|guard_pages|cpu_bits|targets)\.py"
+CPU = (
+    r"engines/cpu/test_(backward_tangent|tangent|second_pass|matrices|guard_pages|cpu_bits|targets|special_targets|"
+    r"block_mask|plans)\.py"
+)
 
 TABLE: tuple[Row, ...] = (
     Row("test_nightly|test_jupyter", "nightly", "hours, or JupyterLab, expecttest, QEMU"),
@@ -44,32 +49,49 @@ TABLE: tuple[Row, ...] = (
     # The table of cases: in float32 all of it, first derivatives included
     Row(CASES + r"(forward|gradients)\[.*-float32\]", "fast", "every case on every engine"),
     Row(CASES + r"weights\[", "fast", "every case on every engine"),
-    Row(r"TestCpu::test_special_values\[", 60, "compiles a kernel for each dtype, option and number of rows"),
-    Row(r"TestCpu::test_second_\w+\[.*-float32", 24, "compiles kernels"),
+    Row(r"TestCpu::test_(special|second_\w+|tangents|what_is_hidden|ties)", "slow", "compiles kernels", 3),
     Row(CASES + r"second_\w+\[.*-float32", 6, "second derivatives"),
     Row("Test(Tiled|Specification)::test_.*-float32", "fast", "nothing to compile"),
-    Row(r"TestCpu::test_\w+\[", 24, "compiles kernels"),
+    Row(r"TestCpu::test_\w+\[", 24, "compiles kernels", 3),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
     # WebAssembly
     Row(r"test_wasm.py::test_(kernels|modules|relaxed|what_the)", "slow", "Node.js, and compiles kernels"),
     Row(r"test_wasm_linking.py::test_(a_module_runs|code)", "slow", "Node.js, wasm-ld"),
     # Products of kernels, dtypes, layouts and instruction sets
-    Row(CPU, 12, "compiles kernels"),
-    Row("test_special_targets", 400, "compiles kernels"),
+    Row(r"test_special_targets.py::test_special_values", "slow", "compiles kernels", 8),
+    Row(CPU, "slow", "compiles kernels", 2),
+    Row(r"engines/cpu/test_backward\.py::test_(agrees|any_number|dq_does)", 12, "compiles kernels", 2),
+    Row(r"engines/cpu/test_backward\.py", "slow", "compiles kernels", 2),
+    Row(r"test_cache.py::test_(a_whole|two_proc|a_corrupt|code_that_others|a_user)", "slow", "2 to 6 s each"),
+    Row(r"test_conformance.py::test_(outputs_that_are_known|observing)", "slow", "compiles kernels"),
     Row("test_properties", "slow", "random calls"),
     Row("test_bits.py", 8, "long calls"),
     Row("test_spec.py.*slopes", 4, "differences of every entry"),
     # Adapters
     Row("test_torch_forward.py::test_(the_bits|steps_of)", 6, "each case in each dtype"),
-    Row("test_torch_derivatives.py::test_weights_diff|test_linear_attention_of_other", "slow", "5 s each"),
-    Row("test_torch_(rules|varlen)", 6, "compiles a kernel each"),
+    Row("test_torch_forward.py::test_calls_that_are_kept", 12, "each case, whole and cached"),
+    Row("test_torch_forward.py::test_(steps_of_dec|rules_of_int|autocast|rules_with)", "slow", "compiles kernels"),
+    Row(
+        "test_torch_derivatives.py::test_(weights_diff|every_order|what_requires|merge|no_transform|third|vmap)"
+        "|test_linear_attention_of_other",
+        "slow",
+        "3 to 5 s each",
+    ),
+    Row("test_torch_rules.py::test_(a_parameter_without|a_function_that_reads|functions_of)", "slow", "1 to 3 s each"),
+    Row("test_torch_(rules|varlen|nested)", 6, "compiles a kernel each"),
+    Row("test_modules.py::test_(step_by|multihead_attention_from|a_decoder|positions_in)", 12, "compiles kernels"),
+    Row("test_modules.py::test_functional_call|test_torch_documentation", "slow", "compiles kernels"),
     Row("test_torch_derivatives.py", 12, "each case in each mode"),
-    Row("test_torch_modes.py::test_(dispatch_modes_see_second|a_counter_that_was)", "slow", "6 to 10 s each"),
+    Row(
+        "test_torch_modes.py::test_(dispatch_modes_see_second|a_counter_that_was|make_fx|compiled|lin)", "slow", "long"
+    ),
     Row("test_torch_graphs|test_modules.py.*compiled", "slow", "PyTorch compiles"),
     Row("test_torch_workers", "slow", "starts processes that import PyTorch"),
     Row("test_torch_modes", 8, "PyTorch traces"),
-    Row("test_jax_derivatives.py::test_(third|hessian)|test_without_x64", "slow", "4 to 9 s each"),
-    Row("test_jax_scan.py::test_all_inputs_and_vmap", "slow", "13 s"),
+    Row("test_jax_derivatives.py::test_(third|hessian|weights|checkpoint)|test_without_x64", "slow", "2 to 9 s each"),
+    Row("test_jax_scan.py::test_(all_inputs_and_vmap|memory)", "slow", "3 to 13 s"),
+    Row("test_jax_functions.py::test_(merge|linear_attention)|broadcast_dropout", "slow", "3 to 5 s each"),
+    Row("test_beside_jax_nn", 4, "XLA compiles each"),
     Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case"),
     Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),
     Row("test_jax.*(test_multihead_attention|16_bits)", "fast", "each dtype"),
@@ -79,13 +101,27 @@ TABLE: tuple[Row, ...] = (
     Row("test_parts.py::test_every_row", "slow", "collects all tests, those of test-slow too"),
     Row("test_fork.py.*whose_threads_work|test_block_mask.*without", 6, "many processes or kernels"),
     Row(r"test_memory.py.*\[bfloat16\]", "fast", "the other dtypes are by shares"),
+    Row("test_memory.py::test_a_long_causal", "slow", "2 s"),
     Row("test_memory.py", 6, "long calls"),
     Row("test_long_rules", "slow", "long rules"),
+    Row(
+        "test_captured.py::test_(some_heads_are|the_last_quer|what_has_no|some_heads_of|the_ex)",
+        "slow",
+        "1 to 2 s each",
+    ),
     Row("test_operations.py|test_captured.py|test_cli.py::test_(a_full|a_reader)", 4, "the same check of many"),
-    Row("test_rowsums|test_joining|test_platforms|test_small_calls", 6, "long or many calls, commands"),
-    Row("test_planning.py.*(however_long|a_million_keys)", "slow", "5 to 15 s each: many samples"),
+    Row(
+        "test_cli.py::test_(look_at_any|the_module_is)|test_bounds.py::test_the_tiles_vis", 6, "the same check of many"
+    ),
+    Row("test_cli.py::test_a_mistake.*at most 64 MiB", "slow", "5 s: a large file"),
+    Row("test_rowsums|test_joining|test_small_calls", 6, "long or many calls"),
+    Row("test_platforms.py::test_calls|test_private_names.py|test_a_long_circle", "slow", "2 to 6 s each"),
+    Row("test_multihead_attention_is_the_ref|test_heads_measured_when", "slow", "compiles kernels"),
+    Row("test_planning.py.*(however_long|a_million_keys|print_bytes)", "slow", "5 to 15 s each: many samples"),
+    Row("test_answers.py::test_(profiles|no_square)|test_a_picture_needs_no_mat", "slow", "1 to 4 s each"),
+    Row("test_viewer.py::test_(png_of|picture_is)", 4, "draws each picture"),
     Row("test_each_head_is_ablated", "slow", "runs the example model 24 times"),
-    Row("test_bench.py::test_(every_derivative|peers_compute|memory_of|cold_rows|all_plots)", "slow", "measures"),
+    Row("test_bench.py::test_(every_derivative|peers_|memory_|cold_rows|all_plots|a_report_surv)", "slow", "measures"),
     Row("test_bench.py|test_bench_models.py", 4, "measures"),
 )
 
@@ -100,12 +136,13 @@ def parts(tests: Iterable[str]) -> dict[str, str]:
     found, products = {}, defaultdict(list)
     for test in tests:
         one = row(test)
-        if one is not None and isinstance(one.part, int):
+        if one is not None and (isinstance(one.part, int) or one.kept > 1):
             products[test.partition("[")[0], one].append(test)
         else:
-            found[test] = "fast" if one is None else one.part
+            found[test] = "fast" if one is None else str(one.part)
     for (_, one), group in products.items():
         group.sort(key=lambda test: crc32(test.encode()))
+        fast = -(-len(group) // one.part) if isinstance(one.part, int) else 0
         for n, test in enumerate(group):
-            found[test] = "fast" if n * one.part < len(group) else "slow"
+            found[test] = "fast" if n < fast else "nightly" if (n - fast) % one.kept else "slow"
     return found

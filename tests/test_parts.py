@@ -47,9 +47,10 @@ def test_every_row_has_tests_and_every_share_each_dtype(pytestconfig: pytest.Con
     for one in TABLE:
         tests = found[one]
         assert tests, f"no test is decided by {one.pattern!r}"
-        if isinstance(one.part, int):
-            some = [test for test in tests if part[test] == "fast"]
-            assert 0 < len(some) < len(tests), one
+        shares = [] if not isinstance(one.part, int) else ["fast"]
+        for share in shares + ["slow"] * (one.kept > 1):
+            some = [test for test in tests if part[test] == share]
+            assert 0 < len(some) < len(tests), (one, share)
             for dtype in DTYPES:
                 pattern = re.compile(rf"(?<![a-z]){dtype}\b")  # bfloat16 is not float16
-                assert any(map(pattern.search, some)) or not any(map(pattern.search, tests)), (one, dtype)
+                assert any(map(pattern.search, some)) or not any(map(pattern.search, tests)), (one, share, dtype)
