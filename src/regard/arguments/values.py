@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments.packages import needed_for
+
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 BOOLS = (bool, np.bool_)
 
@@ -249,7 +251,8 @@ def floating(name: str, x: object) -> np.dtype[Any]:
     Raises TypeError for anything else.
     """
     if isinstance(x, str) and x == "bfloat16":
-        import ml_dtypes
+        with needed_for("bfloat16"):
+            import ml_dtypes
 
         x = ml_dtypes.bfloat16
     if isinstance(x, str | type | np.dtype):

@@ -174,7 +174,7 @@ def pooled(P: Array, rows: int, cols: int, reduce: str) -> Array:
 
     "mass" is the mean over queries of the sum over keys, "max" the largest weight.
     """
-    edges, columns = bin_edges(rows, P.shape[-2]), bin_edges(cols, P.shape[-1])
+    edges, columns = (bin_edges(*x).astype(np.intp) for x in ((rows, P.shape[-2]), (cols, P.shape[-1])))
     if reduce == "max":
         return np.maximum.reduceat(np.maximum.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
     total = np.add.reduceat(np.add.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
