@@ -87,7 +87,7 @@ def licences(packages: Path) -> str:
     lines = []
     for name in PACKAGES.values():
         about = json.loads((packages / name / "package.json").read_text("utf-8"))
-        source = about.get("homepage", f"https://www.npmjs.com/package/{name}")
+        source = about.get("homepage", "of the same name on npm")
         lines.append(f"{name} {about['version']}, {about['license']}, {source}\n")
     return "".join(lines)
 
