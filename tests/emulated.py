@@ -19,7 +19,7 @@ from regard.engines.cpu.language import kernel as emit
 from regard.engines.cpu.language.amx import REGISTERS
 from regard.engines.cpu.language.types import BF16, F32, I16, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import AMX_SIDE
+from regard.engines.cpu.spec.tiles import AMX_SIDE
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target import instructions as target
 from regard.engines.cpu.target.instructions import AVX2, OWN, Target

@@ -14,7 +14,7 @@ import pytest
 from regard.core.problem import Problem
 from regard.engines.cpu.schedule import work
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, programs, table_array
-from regard.engines.cpu.spec.forward import BASES, BLOCKS, COUNT, SCRATCH, TAKEN, TILE_LIST, WORK_GROUPS
+from regard.engines.cpu.spec.operands import BASES, BLOCKS, COUNT, SCRATCH, TAKEN, TILE_LIST, WORK_GROUPS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import webassembly
 from regard.engines.cpu.wasm.linking import linked
@@ -101,10 +101,11 @@ def forward(p: Problem, folder: Path) -> dict[str, Array]:
     image = Image()
     outputs = {name: image.put_array(x) for name, x in found.items()}
     end = START + len(image.bytes)
-    addresses = [outputs.get(name) or (0 if x is None else image.put_array(x)) for name, x, _, _ in results.arrays(p)]
+    places = {name: 0 if x is None else image.put_array(x) for name, x in work.arrays_of(p, results).items()} | outputs
+    addresses = [places.get(name, 0) for name in schedule.addresses]
     shared = schedule.fields[:]
-    for name, x in results.field_arrays(p).items():
-        shared[spec.fields.index(name)] = image.put_array(x)
+    for at, name in schedule.whole:
+        shared[at] = places.get(name, 0)
     for prefix, program in programs(p):
         for n, table in enumerate(program.tables):
             x = table_array(table, p.compute)

@@ -90,7 +90,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_torch_modes", 8, "PyTorch traces"),
     Row("test_jax_derivatives.py::test_(third|hessian|weights|checkpoint)|test_without_x64", "slow", "2 to 9 s each"),
     Row("test_jax_scan.py::test_(all_inputs_and_vmap|memory)", "slow", "3 to 13 s"),
-    Row("test_jax_functions.py::test_(merge|linear_attention)|broadcast_dropout", "slow", "3 to 5 s each"),
+    Row("test_jax_functions.py::test_(merge|linear_attention|a_metric)|broadcast_dropout", "slow", "3 to 5 s each"),
     Row("test_beside_jax_nn", 4, "XLA compiles each"),
     Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case"),
     Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),

@@ -52,6 +52,7 @@ LAZY = {
         "interpret.ablation interpret.table viewer.command viewer.show.steps",
         COMMAND,
     ),
+    "regard.core.parts": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.engines": ("reference.engine", "a call loads the engines that it asks, and few ask the specification"),
     "regard.engines.cpu": (

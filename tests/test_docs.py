@@ -6,10 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -288,3 +291,81 @@ def test_pages_in_a_browser_are_accessible(site: Path, browser: Any, name: str, 
     found = page.evaluate("axe.run(document)")["violations"]
     page.close()
     assert [(x["id"], [node["html"][:200] for node in x["nodes"][:3]]) for x in found] == []
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *about: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    """The address of the site on a server of this machine."""
+    if not (site / "_static/run/cells.js").exists():
+        pytest.skip("npm could not be reached")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+HEAT_MAP = """from IPython.display import SVG
+regard.look(q, k, v, save="map.svg")
+SVG("map.svg")"""
+
+
+def test_pages_in_a_browser_run_their_blocks(served: str, site: Path, browser: Any) -> None:
+    page = browser.new_page(color_scheme="dark")
+    page.set_default_timeout(180_000)
+    asked: list[str] = []
+    page.context.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{served}/learn/dictionary.html")
+    blocks = page.locator(".tag_run")
+    first, second = blocks.nth(0), blocks.nth(1)
+    built = second.locator(".cell_output").inner_text().strip()
+    assert "0.57142857" in built
+    assert not [url for url in asked if "/run/" in url and not url.split("?")[0].endswith(("cells.js", "run.css"))]
+
+    def ran(block: Any, how: str = "Done") -> str:
+        block.locator(".run-status", has_text=how).wait_for()
+        return str(block.locator(".cell_output").inner_text()).strip()
+
+    def write(block: Any, code: str) -> None:
+        block.locator("pre[role=textbox]").click()
+        page.keyboard.press("Control+A")
+        page.keyboard.type(code)
+        page.keyboard.press("Control+Enter")
+
+    second.get_by_role("button", name="Run").click()
+    assert ran(second) == built
+    assert first.locator(".run-status").inner_text() == "Done"
+    write(second, "for x in range(2):\nprint(x)\nif x:\nprint(out := 7 * x)")  # Enter indents
+    assert ran(second, "Done") == "0\n1\n7"
+    write(second, HEAT_MAP)
+    second.locator("img").wait_for()
+    assert second.locator("img").evaluate("async image => (await image.decode(), image.naturalWidth)") > 500
+    write(second, "print(1)\nregard.attention(q, k[:, :3], v)")
+    lines = ran(second, "Failed").splitlines()
+    assert lines[0] == "1"
+    assert [line for line in lines if "File" in line] == ['  File "block 2", line 2, in <module>']
+    assert lines[-1].startswith("ValueError: query and key must have the same")
+    write(second, "while True: pass")
+    second.locator(".run-status", has_text="Running").wait_for()
+    assert blocks.nth(2).get_by_role("button").is_disabled()
+    second.get_by_role("button", name="Stop").click()
+    ran(second, "Stopped")
+    page.add_script_tag(path=str(AXE))
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        found = page.evaluate("axe.run('article')")["violations"]  # the frame around it is the theme's
+        assert [(x["id"], [node["html"][:200] for node in x["nodes"][:3]]) for x in found] == []
+
+    page.route("**/numpy.bin", lambda route: route.fulfill(status=404))
+    second.get_by_role("button", name="Run").click()
+    assert ran(first, "Failed") == "Python cannot run here: numpy.bin is missing (404)"
+    assert [url for url in asked if not url.startswith((f"{served}/", "data:"))] == []
+    page.goto((site / "learn/dictionary.html").as_uri())
+    second.get_by_role("button", name="Run").click()
+    assert "Python needs a page from a server" in second.locator(".cell_output").inner_text()
+    page.close()

@@ -25,6 +25,7 @@ PUBLIC = [
     "Outputs",
     "Profile",
     "RegardWarning",
+    "Retrieval",
     "Score",
     "Seen",
     "Table",
@@ -44,6 +45,7 @@ PUBLIC = [
     "examplemodel",
     "export_wasm",
     "global_tokens",
+    "hopfield",
     "insight",
     "linear_attention",
     "look",
@@ -57,6 +59,7 @@ PUBLIC = [
     "positions",
     "prefix",
     "relative",
+    "renyi",
     "score",
     "set_num_threads",
     "softcap",
@@ -73,7 +76,7 @@ PUBLIC = [
 MODULES = ["examplemodel", "insight", "positions"]
 CALLABLE = [name for name in PUBLIC if name not in ("RegardWarning", "__version__", *MODULES)]
 
-RULES = "mask=None, causal=False, score=None, bias=None, scale=None, sink=None"
+RULES = "mask=None, causal=False, score=None, bias=None, scale=None, metric=None, sink=None"
 DROPOUT = "dropout=0.0, seed=None"
 PLACE = "offset=None, origin=(0, 0, 0), layout='bhnd'"
 OPTIONS = f"{RULES}, {DROPOUT}, {PLACE}"
@@ -83,11 +86,11 @@ SIGNATURES = {
     "weights": f"(query, key, *, lse=None, rows={ALL}, cols={ALL}, {RULES}, {PLACE}, engine=None)",
     "attention_vjp": f"(query, key, value, dout, *, dlse=None, dentropy=None, outputs=None, engine=None, {OPTIONS})",
     "attention_jvp": "(query, key, value, dquery=None, dkey=None, dvalue=None, *, dbias=None, dsink=None, "
-    f"dtables=None, tangents=None, outputs=None, engine=None, {OPTIONS})",
+    f"dmetric=None, dtables=None, tangents=None, outputs=None, engine=None, {OPTIONS})",
     "attention_vjp_jvp": "(query, key, value, dout, tangents=None, *, dlse=None, dentropy=None, dquery=None, "
-    "dkey=None, dvalue=None, dbias=None, dsink=None, dtables=None, cotangent_tangents=None, "
+    "dkey=None, dvalue=None, dbias=None, dsink=None, dmetric=None, dtables=None, cotangent_tangents=None, "
     f"outputs=None, engine=None, {OPTIONS})",
-    "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE})",
+    "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE}, dout=None)",
     "plan": "(query=None, key=None, value=None, *, n=None, d=None, n_keys=None, d_value=None, heads=None, "
     f"kv_heads=None, batch=None, dtype=<class 'numpy.float32'>, {OPTIONS}, engine=None)",
     "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "
@@ -105,6 +108,8 @@ SIGNATURES = {
     "mass": "(mask)",
     "pooled": "(rows, cols, kind='mass')",
     "weights_of": "(rows)",
+    "renyi": "(alpha)",
+    "hopfield": "(state, patterns, *, beta=None, steps=1)",
     "causal": "()",
     "window": "(left, right=0)",
     "prefix": "(length)",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 import numpy as np
 
 import regard
+from regard.arguments.packages import needed_for
 from regard.arguments.values import integer
 from regard.engines import engines
 from regard.engines.cpu import state
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    with needed_for("the command line"):
+        import rich  # noqa: F401  each command loads what it needs of it
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

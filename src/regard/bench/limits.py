@@ -17,7 +17,7 @@ from regard.engines.cpu.language.amx import REGISTERS, amx_tiles
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.prefetch import Prefetcher
 from regard.engines.cpu.language.types import BF16, F32, F64, I32, Type
-from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE
 from regard.engines.cpu.target.cache import Compiled, kernel
 from regard.engines.cpu.target.instructions import Target, chosen
 from regard.runtime import memory

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments.packages import needed_for
 from regard.viewer.scene.scenes import Array, Scene
 
 
@@ -94,7 +95,8 @@ def look(
         from regard.viewer.serve.notebook import PATIENCE, widget
 
         return widget(Answers(for_page(scenes()), patience=PATIENCE))
-    from regard.viewer.serve.server import Viewer, bound
+    with needed_for("a page that is served"):
+        from regard.viewer.serve.server import Viewer, bound
 
     with bound(port) as home:
         viewer = Viewer(Answers(for_page(scenes())), home)

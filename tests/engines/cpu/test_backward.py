@@ -14,7 +14,7 @@ from regard.core.problem import Differential, Outputs
 from regard.engines import cpu, tiled
 from regard.engines.cpu.schedule import backward_arrays, backward_work, work
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
-from regard.engines.cpu.spec.forward import TILE_BITS
+from regard.engines.cpu.spec.tiles import TILE_BITS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import chosen, targets
 from regard.ops.attention import problem_from

@@ -9,7 +9,7 @@ import pytest
 import regard
 from regard.engines.cpu.schedule import work
 from regard.engines.cpu.schedule.block_mask import BlockMask, hides
-from regard.engines.cpu.spec.forward import PART
+from regard.engines.cpu.spec.tiles import PART
 from regard.engines.cpu.target.instructions import chosen
 from regard.ops.attention import problem_from
 from regard.rules import Ranges, interval

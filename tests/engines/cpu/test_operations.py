@@ -8,7 +8,7 @@ import pytest
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import LEAVES, OPERATIONS, Lowering, TileContext
 from regard.engines.cpu.language.types import F32, F64, I32, I64, Type
-from regard.engines.cpu.spec.forward import RuleArguments, integer_type
+from regard.engines.cpu.spec.operands import RuleArguments, integer_type
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, targets
 from regard.rules import At, Node, Program, evaluate, table

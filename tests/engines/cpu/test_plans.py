@@ -10,7 +10,7 @@ import pytest
 
 import regard
 from regard.engines.cpu.schedule import fields, work
-from regard.engines.cpu.spec.forward import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
+from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 from regard.engines.cpu.target.instructions import targets
 from regard.ops.attention import problem_from
 
@@ -109,7 +109,9 @@ def groups(rows: int, threads: int = 1, **options: Any) -> list[int]:
     target = targets()["avx512"]
     x = np.zeros((4, rows * target.lanes(8) * target.tile[1], 8))
     p = problem_from(x, x, x, **options)
-    (stage,) = work.schedule_for(p, target, work.KernelResults(x, x[..., 0], None, None), range(p.n_q), threads).stages
+    (stage,) = work.schedule_for(
+        p, target, work.KernelResults(x, x[..., 0].copy(), None, None), range(p.n_q), threads
+    ).stages
     return sorted(np.diff(stage.bounds)[:, 0].tolist())
 
 
@@ -137,7 +139,7 @@ def test_heads_that_share_rows_of_keys_go_through_them_together() -> None:
         (in_rows, by_head, 1, 1, [1] * 12),
     ]:
         p = problem_from(q, key, key, **options)
-        results = work.KernelResults(np.zeros_like(q), q[..., 0], None, None)
+        results = work.KernelResults(np.zeros_like(q), q[..., 0].copy(), None, None)
         (stage,) = work.schedule_for(p, target, results, range(1), threads).stages
         spec = results.spec(p, target, 1)
         assert (stage.blocks[:, spec.block_fields.index("lanes")] == heads).all()
@@ -159,7 +161,7 @@ def test_no_half_of_the_lanes_misses_what_it_sees(name: str) -> None:
     target = targets()["avx512"]
     lanes, n, x = 64, 600, np.zeros((1, 600, 8), np.float32)
     p = problem_from(x, x, x, **MASKS[name])
-    results = work.KernelResults(x, x[..., 0], None, None)
+    results = work.KernelResults(x, x[..., 0].copy(), None, None)
     spec = replace(results.spec(p, target, n), lanes=lanes)
     ((tiles, blocks),) = work.LaunchStages(spec, p, results, range(n), 1).chunks()
     visible = regard.attention(x, x, x, return_weights=True, engine="tiled", **MASKS[name])[1][0] > 0
@@ -194,3 +196,16 @@ def test_rules_that_mean_the_same_share_a_plan(monkeypatch: pytest.MonkeyPatch) 
     for n in (30, 30, 31):
         regard.attention(Q, K, V, mask=regard.mask(lambda b, h, i, j, n=n: abs(i - j) < n), engine="cpu")
     assert len(made) == 2
+
+
+def test_arrays_that_a_kernel_would_misread_are_refused() -> None:
+    """Outputs that the kernel writes without strides, and in the type of sums."""
+    x = np.zeros((1, 20, 8), np.float32)
+    p, target = problem_from(x, x, x), targets()["avx2"]
+    for out, lse, message in [
+        (x, x[..., 0], "lse must be contiguous along row"),
+        (x.swapaxes(1, 2).copy().swapaxes(1, 2), x[..., 0].copy(), "out must be contiguous along feature"),
+        (x, np.zeros((1, 20)), "lse must have the axes head, row and 4 bytes for a number"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            work.schedule_for(p, target, work.KernelResults(out, lse, None, None), range(20), 1)

@@ -17,7 +17,7 @@ from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.language.amx import AmxTile, add_products, add_products_by_vectors
 from regard.engines.cpu.language.types import I16, I32
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE, KEYS
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, KEYS
 
 
 class AmxProducts(ForwardKernel):

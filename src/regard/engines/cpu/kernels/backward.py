@@ -22,10 +22,11 @@ from regard.engines.cpu.kernels.backward_products import BackwardProducts
 from regard.engines.cpu.kernels.lanes import Halves, KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.rules import TileContext
-from regard.engines.cpu.language.types import I8, I16, I32, I64
+from regard.engines.cpu.language.types import I16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.backward import TableRead, block_scratch, copied, padded, transposed_rows
-from regard.engines.cpu.spec.forward import KEYS, TILE_BITS
+from regard.engines.cpu.spec.scratch import backward_block_scratch, copied, padded, transposed_rows
+from regard.engines.cpu.spec.specs import TableRead
+from regard.engines.cpu.spec.tiles import KEYS, TILE_BITS
 
 NONE = 2**62
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class BackwardKernel(BackwardProducts):
     # Query blocks
 
     def _block_scratch(self) -> Mapping[str, Any]:
-        return block_scratch(self.spec, self.d, self.d_v)
+        return backward_block_scratch(self.spec, self.d, self.d_v)
 
     @property
     def cursor(self) -> Pointer:
@@ -61,7 +62,7 @@ class BackwardKernel(BackwardProducts):
 
     def _work_group(self, first: Value, stop: Value) -> None:
         k = self.k
-        size = sum(block_scratch(self.spec, self.d, self.d_v).values(), k.whole(0))
+        size = sum(backward_block_scratch(self.spec, self.d, self.d_v).values(), k.whole(0))
         tiles = k.pointer("tiles", I64)
         none, current = k.constant(I64, NONE), k.variable(k.constant(I64, NONE))
 
@@ -116,7 +117,7 @@ class BackwardKernel(BackwardProducts):
             with fresh:
                 self.fill(block.dq, 0.0, self.d)
             with more, k.loop(self.field("lanes")) as n:
-                row = self._row(self.address("dq", self.real), n, k.integer("dq_head"), k.integer("dq_row"))
+                row = self._row(self.address("dq"), n, *self.strides("dq"))
                 with k.loop(self.d) as x:
                     block.dq[x * self.B + n] = row[x]
         self._check_finite()
@@ -134,11 +135,11 @@ class BackwardKernel(BackwardProducts):
 
     def _begin_rows(self) -> None:
         """Store Q, dO and O transposed, Q with the scale; Q and dO also as rows."""
-        k, element = self.k, self.spec.element
+        k = self.k
         arrays = self._arrays_of_rows()
         with_rows = [x.rows for x in arrays if x.rows is not None]
         with k.loop(len(arrays)) as n:
-            base = self._pick_pointer(n, [self.address(x.name, element) for x in arrays])
+            base = self._pick_pointer(n, [self.address(x.name) for x in arrays])
             strides = [
                 self._pick(n, [k.integer(f"{x.name}_{axis}") for x in arrays]) for axis in ("head", "row", "feature")
             ]
@@ -199,16 +200,16 @@ class BackwardKernel(BackwardProducts):
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         k, block, real = self.k, self.block, self.real
         row = g * k.integer("row_head") + r
-        lse = self.address("lse", real)[row]
+        lse = self.address("lse")[row]
         block.lse[lane] = self._finite(lse * self.exponent_scale)
         if not self.spec.ruled:
             large, none = self._is_large(lse, lse * self.exponent_scale), k.constant(real, 0.0)
             block.lse[lane], block.large[lane] = k.where(large, none, block.lse[lane]), k.where(large, lse, none)
         block.c[lane] = k.constant(real, 0.0)
         with k.when(self.has("given")):
-            block.c[lane] = self.address("given", real)[row]
+            block.c[lane] = self.address("given")[row]
         if self.spec.entropy:
-            block.d_entropy[lane] = self.address("d_entropy", real)[row]
+            block.d_entropy[lane] = self.address("d_entropy")[row]
 
     def _rows(self, base: Pointer, strides: list[Value], count: Value, into: Pointer) -> None:
         """Copy the rows of the block's lanes, padded with zeros.
@@ -242,14 +243,12 @@ class BackwardKernel(BackwardProducts):
 
     def _end(self) -> None:
         k = self.k
-        self._transpose_back(
-            self.block.dq, self.d, self.address("dq", self.real), k.integer("dq_head"), k.integer("dq_row")
-        )
+        self._transpose_back(self.block.dq, self.d, self.address("dq"), *self.strides("dq"))
         if self.spec.sink:
 
             def write(lane: Value, g: Value, r: Value) -> None:
                 for name in self.spec.rests:
-                    self.address(name, self.real)[g * k.integer("row_head") + r] = getattr(self.block, name)[lane]
+                    self.address(name)[g * k.integer("row_head") + r] = getattr(self.block, name)[lane]
 
             self.each_lane(write)
 
@@ -315,9 +314,9 @@ class BackwardKernel(BackwardProducts):
 
     def _fetch_dense(self, tile: KeyTile) -> None:
         if self.spec.bias:
-            self._fetch("bias", self.spec.bias, self.tile.bias, tile, tile.first, tile.stop)
-        for n in range(self.spec.dense):
-            self._fetch(f"dense{n}", I8, self._dense(n), tile, *tile.mixed)
+            self._fetch("bias", self.tile.bias, tile, tile.first, tile.stop)
+        for n, name in enumerate(self.spec.masks):
+            self._fetch(name, self._dense(n), tile, *tile.mixed)
 
     def _score_gradients(self, tile: KeyTile) -> None:
         """Compute P · D and dT for all keys.

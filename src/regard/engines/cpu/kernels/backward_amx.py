@@ -10,7 +10,7 @@ from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.language.amx import add_products
 from regard.engines.cpu.language.types import I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE, KEYS, multiple
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, KEYS, multiple
 
 
 class BackwardAmxProducts(BackwardTerms):
@@ -27,7 +27,7 @@ class BackwardAmxProducts(BackwardTerms):
             with k.loop(tile.stop, start=tile.first & -height, step=height) as p:
                 if self.spec.bias:
                     with k.when(n == 0):
-                        self._prefetch_bias(self.spec.bias, tile, p, height)
+                        self._prefetch_bias(tile, p, height)
                 for line in totals:
                     for total in line:
                         total.clear()

@@ -18,7 +18,7 @@ from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.backward_jvp import BackwardTangentSpec
+from regard.engines.cpu.spec.specs import BackwardTangentSpec
 
 
 class BackwardTangentKernel(BackwardKernel):
@@ -43,12 +43,12 @@ class BackwardTangentKernel(BackwardKernel):
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
         super()._begin_row(lane, g, r)
-        k, block, real = self.k, self.block, self.real
+        k, block = self.k, self.block
         row = g * k.integer("row_head") + r
-        block.lse_dot[lane] = self.address("lse_dot", real)[row]
-        block.c_dot[lane] = self.address("given_dot", real)[row]
+        block.lse_dot[lane] = self.address("lse_dot")[row]
+        block.c_dot[lane] = self.address("given_dot")[row]
         if self.spec.entropy:
-            block.d_entropy_dot[lane] = self.address("d_entropy_dot", real)[row]
+            block.d_entropy_dot[lane] = self.address("d_entropy_dot")[row]
 
     def _begin_rest(self) -> None:
         """Compute also ċ − Σ dȮ · O − Σ dO · Ȯ."""
@@ -97,7 +97,7 @@ class BackwardTangentKernel(BackwardKernel):
             bias_dot = self.tile.bias_dot
             with self.k.choice(self.has("bias_dot")) as (varies, stays):
                 with varies:
-                    self._fetch("bias_dot", self.spec.bias_dot, bias_dot, tile, tile.first, tile.stop)
+                    self._fetch("bias_dot", bias_dot, tile, tile.first, tile.stop)
                 with stays:
                     self.fill(bias_dot + tile.first * self.B, 0.0, tile.stop - tile.first)
 

@@ -14,8 +14,8 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import add_products_by_vectors
 from regard.engines.cpu.language.types import I16, I32
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.backward import copied, padded
-from regard.engines.cpu.spec.forward import KEYS
+from regard.engines.cpu.spec.scratch import copied, padded
+from regard.engines.cpu.spec.tiles import KEYS
 
 
 class BackwardProducts(BackwardAmxProducts):
@@ -70,7 +70,7 @@ class BackwardProducts(BackwardAmxProducts):
             ) -> None:
                 if self.spec.bias and count > 1:
                     with k.when(n == 0):
-                        self._prefetch_bias(self.spec.bias, tile, p, count)
+                        self._prefetch_bias(tile, p, count)
                 sums = self._multiply(count, terms, (k.whole(0), stop), lambda f, r: f + (p + r) * width, 1, self.B)
                 for r in range(count):
                     for c, x in zip(self.vectors(), sums[r], strict=True):
@@ -159,7 +159,7 @@ class BackwardProducts(BackwardAmxProducts):
             terms = self._pick_terms(which, self._terms_of_keys())
             width = padded(self.real.size, k.where(v, self.d_v, self.d))
             row = k.where(v, k.integer("dv_row"), k.integer("dk_row"))
-            base = self._pick_pointer(which, [self.address("dv", self.real), self.address("dk", self.real)])
+            base = self._pick_pointer(which, [self.address("dv"), self.address("dk")])
             base = base.bytes(tile.start * row)
             whole = width - width % (vectors * self.W)
             ranges = ((0, width, 1),) if exclude_hidden else ((0, whole, vectors), (whole, width, 1))
@@ -211,7 +211,7 @@ class BackwardProducts(BackwardAmxProducts):
     def _add_bias(self, tile: KeyTile) -> None:
         """Compute dbias += dS, summed over the axes that the bias lacks."""
         k, W, B, dS = self.k, self.W, self.B, self.tile.bias
-        base, lanes = self.address("dbias", self.real), self.field("lanes")
+        base, lanes = self.address("dbias"), self.field("lanes")
         row, key = k.integer("dbias_row"), k.integer("dbias_key")
         if not self.spec.bias_rows:
             with k.loop(tile.stop, start=tile.first) as p:

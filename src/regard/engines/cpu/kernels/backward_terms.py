@@ -13,7 +13,8 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BF16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.backward import BackwardSpec, tile_scratch
+from regard.engines.cpu.spec.scratch import backward_tile_scratch
+from regard.engines.cpu.spec.specs import BackwardSpec
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class BackwardTerms(Lanes):
         scale = k.real("scale", spec.real)
         # Scores are logarithms of base 2, but natural where a rule follows.
         self.exponent_scale = 1.0 if spec.ruled else mathematics.LOG2_E
-        self.tile, self.rest = self._scratch(k.pointer("scratch", self.real), tile_scratch(spec, self.d, self.d_v))
+        scratch = k.pointer("scratch", self.real)
+        self.tile, self.rest = self._scratch(scratch, backward_tile_scratch(spec, self.d, self.d_v))
         self.state = self.tile.state.of(I64)
         # Numbers that a product takes at once, and the type that holds them: a scalar, or a packed pair.
         self.both, self.number = (2, I32) if spec.paired else (1, spec.real)

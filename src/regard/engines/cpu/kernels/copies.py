@@ -8,7 +8,7 @@ from collections.abc import Callable
 from regard.engines.cpu.kernels.lanes import KeyTile, Lanes
 from regard.engines.cpu.language.types import I16, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE, KEYS, multiple
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, KEYS, multiple
 
 
 class Copies(Lanes):

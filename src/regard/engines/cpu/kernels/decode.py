@@ -21,9 +21,10 @@ from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.prefetch import LINE, Prefetcher
 from regard.engines.cpu.language.rules import TileContext
-from regard.engines.cpu.language.types import BF16, I8, I16, I32, I64, Type
+from regard.engines.cpu.language.types import BF16, I8, I16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.forward import AMX_DEPTH, KEYS, KernelSpec
+from regard.engines.cpu.spec.specs import KernelSpec
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, KEYS
 
 READ = 2**12  # bytes of V that are read in order before they are used
 PREFETCHED_ROWS = KEYS // 16  # rows of V that are prefetched during a tile's softmax
@@ -109,11 +110,11 @@ class DecodeKernel(ForwardKernel):
     def _prepare_queries(self) -> None:
         """Copy the rows of Q with the scale; for packed pairs, with its sign alone."""
         k, block = self.k, self.block
-        head, row, feature = (k.integer(f"q_{axis}") for axis in ("head", "row", "feature"))
+        head, row, feature = self.strides("q")
         with k.loop(self.query_width * self.rows, step=self.W) as n:
             block.q[n] = self.zero()
         with k.loop(self.rows) as r:
-            source = self._row(self.address("q", self.spec.element), r, head, row)
+            source = self._row(self.address("q"), r, head, row)
             q = (block.q + self.query_width * r).of(BF16 if self.spec.bf16_dot else self.real)
             with k.loop(self.d) as x:
                 q[x] = (source.bytes(x * feature)[0].to(self.real) * self.query_scale).to(q.type)
@@ -125,7 +126,7 @@ class DecodeKernel(ForwardKernel):
 
     def _store_output(self) -> None:
         k, W, element = self.k, self.W, self.spec.element
-        out, strides = self.address("out", element), (k.integer("out_head"), k.integer("out_row"))
+        out, strides = self.address("out"), self.strides("out")
         whole = self.d_v & -W
         with k.loop(self.field("lanes")) as r:
             row, O = self._row(out, r, *strides), self.block.O + r * self.width
@@ -416,9 +417,9 @@ class DecodeKernel(ForwardKernel):
         nothing = k.constant(self.real, -math.inf).spread(W)
         with k.loop(self.rows) as r:
             if spec.bias:
-                self._fetch_row("bias", spec.bias, r, tile)
-            for n in range(spec.dense):
-                self._fetch_row(f"dense{n}", I8, r, tile)
+                self._fetch_row("bias", r, tile)
+            for name in spec.masks:
+                self._fetch_row(name, r, tile)
             row = {"b": self.field("b"), "keys": k.integer("keys"), "i": self.block.i[r], "h": self.block.h[r]}
             prepared = [None if rule is None else rule.prepare(TileContext(row)) for rule in (self.score, self.mask)]
             with self._keys(tile) as p:
@@ -437,10 +438,10 @@ class DecodeKernel(ForwardKernel):
                     visible = visible & self.mask.at(context, prepared[1])[0].spread(W)
                 self.scores[at] = k.where(visible, s, nothing)
 
-    def _fetch_row(self, name: str, type: Type, r: Value, tile: KeyTile) -> None:
+    def _fetch_row(self, name: str, r: Value, tile: KeyTile) -> None:
         """Copy the keys of a tile from a row of a dense array."""
         k, into = self.k, getattr(self.tile, name)
-        base, (head, row, key) = self._dense_at(name, type, tile.start)
+        base, (head, row, key) = self._dense_at(name, tile.start)
         source = self._row(base, r, head, row)
         with k.loop(tile.stop, start=tile.first) as p:
             into[p] = source.bytes(p * key)[0].to(self.real)

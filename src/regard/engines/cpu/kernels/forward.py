@@ -26,14 +26,9 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import (
-    SPLIT_TILES,
-    TILE_BITS,
-    KernelSpec,
-    block_scratch,
-    split_scratch,
-    tile_scratch,
-)
+from regard.engines.cpu.spec.scratch import block_scratch, split_scratch, tile_scratch
+from regard.engines.cpu.spec.specs import KernelSpec
+from regard.engines.cpu.spec.tiles import SPLIT_TILES, TILE_BITS
 
 
 class BestKeys(NamedTuple):
@@ -143,7 +138,7 @@ class ForwardKernel(Copies):
         self._empty(block)
         self._clear_best(self._best(block))
         # Merge key splits that ran separately.
-        splits, _ = self._scratch(self.address("split_state", self.real), split_scratch(self.spec, self.d_v))
+        splits, _ = self._scratch(self.address("split_state"), split_scratch(self.spec, self.d_v))
         with k.loop(self.field("splits")) as n:
             size = sum(split_scratch(self.spec, self.d_v).values(), k.whole(0)) * n
             split = SimpleNamespace(**{name: p + size for name, p in vars(splits).items()})
@@ -168,7 +163,7 @@ class ForwardKernel(Copies):
     def _split(self) -> None:
         """Compute the tiles of the block's next key split."""
         k, block = self.k, self.block
-        separate, split_state, first = self.has("split_state"), self.address("split_state", self.real), block.cursor[0]
+        separate, split_state, first = self.has("split_state"), self.address("split_state"), block.cursor[0]
         # A merge with nothing changes nothing: the first split is summed in its final place.
         alone = first == self.field("tiles")
         home = k.where(separate, split_state.address, k.where(alone, block.m.address, self.own.m.address))
@@ -477,14 +472,14 @@ class ForwardKernel(Copies):
         def lane(n: Value, g: Value, r: Value) -> None:
             with k.when(n < lanes):
                 row = g * k.integer("row_head") + r
-                self.address("lse", self.real)[row] = self.tile.top[n]
+                self.address("lse")[row] = self.tile.top[n]
                 if spec.entropy:
-                    self.address("entropy", self.real)[row] = block.e[n]
+                    self.address("entropy")[row] = block.e[n]
                 with k.when(self.has("max")):
-                    self.address("max", self.real)[row] = block.m[n]
+                    self.address("max")[row] = block.m[n]
                 best, place = self._best(block), row * spec.best
                 for x in range(spec.best):
-                    self.address("values", self.real)[place + x] = best.values[n + x * self.B]
-                    self.address("indices", I64)[place + x] = best.indices[n + x * self.B].to(I64)
+                    self.address("values")[place + x] = best.values[n + x * self.B]
+                    self.address("indices")[place + x] = best.indices[n + x * self.B].to(I64)
 
         self.each_lane(lane)

@@ -13,9 +13,9 @@ from regard.engines.cpu.kernels.prefill import PrefillKernel
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import TileContext
-from regard.engines.cpu.language.types import I64, Type
+from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.jvp import TangentSpec
+from regard.engines.cpu.spec.specs import TangentSpec
 
 
 class TangentKernel(PrefillKernel):
@@ -40,10 +40,6 @@ class TangentKernel(PrefillKernel):
         if "k" in varies:
             products.append(("k_dot", self.block.q, self.tile.S_dot))
         return products
-
-    @property
-    def _biases(self) -> list[tuple[str, Type]]:
-        return super()._biases + ([("bias_dot", self.spec.bias_dot)] if self.spec.bias_dot else [])
 
     def _ruled(self, s: Value, context: TileContext, prepared: list[Value | None] | None, at: Value) -> Value:
         spec, s_dot = self.spec, self.zero()
@@ -85,9 +81,6 @@ class TangentKernel(PrefillKernel):
 
     # Finishing
 
-    def _written(self) -> tuple[str, ...]:
-        return ("out_dot",) if self.spec.given else ("out", "out_dot")
-
     def _finish(self) -> None:
         """Compute also l̇se and Ḣ, in the place of the factors of merging, and Ȯ."""
         k, spec, block, tile = self.k, self.spec, self.block, self.tile
@@ -124,20 +117,20 @@ class TangentKernel(PrefillKernel):
         if not self.spec.given:
             super()._divide()
             return
-        strides = [self.k.integer(f"out_{axis}") for axis in ("head", "row", "feature")]
-        self._transpose(self.address("out", self.spec.element), strides, self.d_v, self.output, 1.0)
+        strides = self.strides("out")
+        self._transpose(self.address("out"), strides, self.d_v, self.output, 1.0)
 
     def _write(self) -> None:
         k = self.k
         if not self.spec.given:
             super()._write()
-        strides = k.integer("out_dot_head"), k.integer("out_dot_row")
-        self._transpose_back(self.block.O_dot, self.d_v, self.address("out_dot", self.spec.element), *strides)
+        strides = self.strides("out_dot")
+        self._transpose_back(self.block.O_dot, self.d_v, self.address("out_dot"), *strides)
 
         def lane(n: Value, g: Value, r: Value) -> None:
             with k.when(n < self.field("lanes")):
                 row = g * k.integer("row_head") + r
-                self.address("lse_dot", self.real)[row] = self.tile.old[n]
-                self.address("entropy_dot", self.real)[row] = self.tile.new[n]
+                self.address("lse_dot")[row] = self.tile.old[n]
+                self.address("entropy_dot")[row] = self.tile.new[n]
 
         self.each_lane(lane)

@@ -15,18 +15,10 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.amx import Totals, amx_tiles
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import Lowering
-from regard.engines.cpu.language.types import I32, I64, Type
+from regard.engines.cpu.language.types import I32, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.forward import (
-    AMX_SIDE,
-    AMX_SUMS,
-    KEYS,
-    PART,
-    TILE_BITS,
-    TILE_WORD,
-    TILE_WORD_BITS,
-    KernelSpec,
-)
+from regard.engines.cpu.spec.specs import KernelSpec
+from regard.engines.cpu.spec.tiles import AMX_SIDE, AMX_SUMS, KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 
 LARGEST = {"f32": 3.4028234663852886e38, "f64": 1.7976931348623157e308}
 UNROLL = 4
@@ -150,10 +142,14 @@ class Lanes(ABC):
     def field(self, name: str, record: Pointer | None = None) -> Value:
         return (record or self.record)[self.spec.block_fields.index(name)]
 
-    def address(self, name: str, type: Type, record: Pointer | None = None) -> Pointer:
-        """Return the address of a query block's first row in an array."""
-        base = self.k.pointer_at(self.bases, self.spec.block_fields.index(name), type)
+    def address(self, name: str, record: Pointer | None = None) -> Pointer:
+        """Return the address of a query block's first row in an operand."""
+        base = self.k.pointer_at(self.bases, self.spec.block_fields.index(name), self.spec.type_of(name))
         return base.bytes(self.field(name, record))
+
+    def strides(self, name: str) -> list[Value]:
+        """Return the strides of an operand's axes in bytes, in their order."""
+        return [self.k.integer(field) for field in self.spec.operands[name].strides]
 
     def has(self, name: str) -> Value:
         """Test if the call has an array."""
@@ -254,7 +250,7 @@ class Lanes(ABC):
 
     def _source(self, name: str, row: Value, record: Pointer | None = None) -> Pointer:
         """Return a row of K or V by its column."""
-        return self.address(name, self.spec.element, record).bytes(row * self.k.integer(f"{name}_row"))
+        return self.address(name, record).bytes(row * self.k.integer(f"{name}_row"))
 
     def _copy(
         self, name: str, tile: KeyTile, first: Value, stop: Value, copy: Pointer, width: Value, count: Value
@@ -409,23 +405,23 @@ class Lanes(ABC):
         found: Pointer = getattr(self.tile, f"dense{n}")
         return found
 
-    def _dense_at(self, name: str, type: Type, column: Value) -> tuple[Pointer, list[Value]]:
+    def _dense_at(self, name: str, column: Value) -> tuple[Pointer, list[Value]]:
         """Return the address of a key in a dense array, and the array's strides.
 
         The strides are by head, row and key.
         """
-        strides = [self.k.integer(f"{name}_{axis}") for axis in ("head", "row", "key")]
-        return self.address(name, type).bytes(column * strides[2]), strides
+        strides = self.strides(name)
+        return self.address(name).bytes(column * strides[2]), strides
 
-    def _fetch(self, name: str, type: Type, into: Pointer, tile: KeyTile, start: Value, stop: Value) -> None:
+    def _fetch(self, name: str, into: Pointer, tile: KeyTile, start: Value, stop: Value) -> None:
         """Transpose some keys of a dense array, so that lanes are queries."""
-        base, strides = self._dense_at(name, type, tile.start + start)
+        base, strides = self._dense_at(name, tile.start + start)
         self._transpose(base, strides, stop - start, into + start * self.B, 1.0)
 
-    def _prefetch_bias(self, type: Type, tile: KeyTile, p: Value, count: int) -> None:
+    def _prefetch_bias(self, tile: KeyTile, p: Value, count: int) -> None:
         """Prefetch the bias, some rows of it in every micro-tile of keys."""
-        k, lanes = self.k, -(-self.B * count // KEYS)
-        base, (head, row, _) = self._dense_at("bias", type, tile.start + tile.first)
+        k, lanes, type = self.k, -(-self.B * count // KEYS), self.spec.type_of("bias")
+        base, (head, row, _) = self._dense_at("bias", tile.start + tile.first)
         for n in range(lanes):
             lane = k.minimum(p // count * lanes + n, self.field("lanes") - 1)
             line = self._row(base, lane, head, row)

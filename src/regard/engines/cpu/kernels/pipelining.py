@@ -16,7 +16,7 @@ from regard.engines.cpu.kernels.amx_products import AmxProducts
 from regard.engines.cpu.kernels.lanes import Halves, KeyTile
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.forward import KEYS
+from regard.engines.cpu.spec.tiles import KEYS
 
 TOGETHER = 8  # steps of a product that are interleaved with the softmax of two keys
 

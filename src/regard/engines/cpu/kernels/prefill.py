@@ -15,9 +15,9 @@ from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.kernels.pipelining import Pipelining
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import TileContext
-from regard.engines.cpu.language.types import I8, I16, I32, I64, Type
+from regard.engines.cpu.language.types import I16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.forward import KernelSpec
+from regard.engines.cpu.spec.specs import KernelSpec
 
 BOTH = -1  # halves of the lanes
 
@@ -36,17 +36,17 @@ class PrefillKernel(Pipelining):
 
     def _prepare_queries(self) -> None:
         """Store Qᵀ with the scale; where products take packed pairs, in pairs of features."""
-        k, spec = self.k, self.spec
+        spec = self.spec
         for name in spec.queries:
-            strides, q = [k.integer(f"{name}_{axis}") for axis in ("head", "row", "feature")], getattr(self.block, name)
+            strides, q = self.strides(name), getattr(self.block, name)
             if spec.paired:
-                self._transpose_packed(self.address(name, I16), strides, q.of(I32))
+                self._transpose_packed(self.address(name).of(I16), strides, q.of(I32))
             else:
-                self._transpose(self.address(name, spec.element), strides, self.d, q, self.query_scale)
+                self._transpose(self.address(name), strides, self.d, q, self.query_scale)
 
     def _store_output(self) -> None:
-        strides = self.k.integer("out_head"), self.k.integer("out_row")
-        self._transpose_back(self.block.O, self.d_v, self.address("out", self.spec.element), *strides)
+        head, row, *_ = self.strides("out")
+        self._transpose_back(self.block.O, self.d_v, self.address("out"), head, row)
 
     def _work(self, first: Value) -> Value:
         return self._tiles_pipelined(first) if self.spec.pipelined else self._tiles(first, self._work_on)
@@ -209,7 +209,7 @@ class PrefillKernel(Pipelining):
         """
         k, spec = self.k, self.spec
         if spec.bias:
-            self._prefetch_bias(spec.bias, tile, p, count)
+            self._prefetch_bias(tile, p, count)
         done, tiles = self.place - self.field("tiles"), self.field("count")
         some = k.minimum(tiles, k.whole(2))
         last = done - (tiles - some)
@@ -234,11 +234,11 @@ class PrefillKernel(Pipelining):
 
         with k.when(done < some), share(done, self.field("lanes")) as lane:
             for name in spec.queries:
-                row_of(name, self.address(name, spec.element, self.following), lane, self.d)
+                row_of(name, self.address(name, self.following), lane, self.d)
         with k.when(last >= 0):
             with share(last, self.field("lanes")) as lane:
-                for name in self._written():
-                    row_of(name, self.address(name, spec.element), lane, self.d_v)
+                for name in spec.names("output"):
+                    row_of(name, self.address(name), lane, self.d_v)
             if spec.mask:
                 with k.when(self.field("count", self.following) != 0):
                     begin = self._tile(k.pointer("tiles", I64)[self.field("tiles", self.following)])
@@ -248,10 +248,6 @@ class PrefillKernel(Pipelining):
             first = self._tile(k.pointer("tiles", I64)[self.place + 1]).start + p
             with k.loop(first + count, start=first) as row:
                 key(self.record, row)
-
-    def _written(self) -> tuple[str, ...]:
-        """Return the names of the outputs."""
-        return ("out",)
 
     def _keys(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
         """Return the first row of K of a tile, and its stride in bytes."""
@@ -274,8 +270,8 @@ class PrefillKernel(Pipelining):
         The maximum of changed scores is updated.
         """
         k, spec = self.k, self.spec
-        for n in range(spec.dense):
-            self._fetch(f"dense{n}", I8, getattr(self.tile, f"dense{n}"), tile, *tile.mixed)
+        for name in spec.masks:
+            self._fetch(name, getattr(self.tile, name), tile, *tile.mixed)
         if spec.mask:
             self._rules_in(tile, *tile.mixed, True)
         work = self._add_bias if self.biased else partial(self._rules_in, masked=False)
@@ -292,8 +288,8 @@ class PrefillKernel(Pipelining):
 
         The bias is transposed in registers, a square of keys and lanes at a time.
         """
-        k, W, [(name, type)] = self.k, self.W, self._biases
-        base, strides = self._dense_at(name, type, tile.start)
+        k, W, type = self.k, self.W, self.spec.type_of("bias")
+        base, strides = self._dense_at("bias", tile.start)
         with k.loop(self.B, step=W) as c:
             rows = self._lane_rows(base, strides, c)
             tops = [k.variable(self.load(self.tile.top, c)) for _ in range(2)]  # two chains, to hide latency
@@ -340,24 +336,19 @@ class PrefillKernel(Pipelining):
                 top.value = k.maximum(s, top.value)
             self.tile.top[c] = top.value
 
-    @property
-    def _biases(self) -> list[tuple[str, Type]]:
-        """The arrays that are added to scores, and their types."""
-        return [("bias", self.spec.bias)] if self.spec.bias else []
-
     @contextmanager
     def _biased_keys(self, tile: KeyTile, start: Value, stop: Value, c: Value) -> Iterator[tuple[Value, Value]]:
         """Loop over ranges of keys, by vectors of them where there are biases.
 
         The biases of the vector of lanes at c are then in `transposed`, a row of lanes for each key.
         """
-        if not self._biases:
+        if not self.spec.biases:
             yield start, stop
             return
         k, W, B = self.k, self.W, self.B
         sources = []
-        for name, type in self._biases:
-            base, strides = self._dense_at(name, type, tile.start)
+        for name in self.spec.biases:
+            base, strides = self._dense_at(name, tile.start)
             sources.append((name, base, strides, self._lane_rows(base, strides, c)))
         with k.loop(stop, start=start, step=W) as first:
             for name, base, strides, rows in sources:

@@ -11,8 +11,8 @@ from regard.engines.cpu.kernels.prefill import PrefillKernel
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Value
-from regard.engines.cpu.spec.forward import KEYS
-from regard.engines.cpu.spec.reductions import SecondPassSpec
+from regard.engines.cpu.spec.specs import SecondPassSpec
+from regard.engines.cpu.spec.tiles import KEYS
 
 
 class SecondPassKernel(PrefillKernel):
@@ -29,7 +29,7 @@ class SecondPassKernel(PrefillKernel):
         self.each_lane(self._begin_row)
 
     def _begin_row(self, lane: Value, g: Value, r: Value) -> None:
-        lse = self.address("lse", self.real)[g * self.k.integer("row_head") + r]
+        lse = self.address("lse")[g * self.k.integer("row_head") + r]
         k, none = self.k, self.k.constant(self.real, 0.0)
         exponent_scale = 1.0 if self.spec.ruled else mathematics.LOG2_E
         shift = -self._finite(lse * exponent_scale)
@@ -41,9 +41,6 @@ class SecondPassKernel(PrefillKernel):
 
     def _split(self) -> None:
         self.block.cursor[0] = self._tiles(self.block.cursor[0], self._work_on)
-
-    def _written(self) -> tuple[str, ...]:
-        return ()
 
     def _work_on(self, tile: KeyTile) -> None:
         self._copies(tile)
@@ -84,7 +81,7 @@ class SecondPassKernel(PrefillKernel):
     def _receive(self, tile: KeyTile) -> None:
         """Add the sums over lanes, W keys at a time."""
         k, W, B = self.k, self.W, self.B
-        total = self.address("received", self.real) + (tile.start + k.integer("shift"))
+        total = self.address("received") + (tile.start + k.integer("shift"))
         with k.loop(tile.stop, start=tile.first & -W, step=W) as p:
             rows = []
             for n in range(W):
@@ -96,7 +93,7 @@ class SecondPassKernel(PrefillKernel):
     def _slide(self, tile: KeyTile) -> None:
         """Add the sums along diagonals: lanes and keys that are both W apart share one."""
         k, W = self.k, self.W
-        total = self.address("profile", self.real) + (-tile.start)
+        total = self.address("profile") + (-tile.start)
         keys, lanes = range(0, KEYS, W), self.vectors()
         with k.loop(W) as n:
             for diagonal in range(W - KEYS, self.B, W):
@@ -140,7 +137,7 @@ class SecondPassKernel(PrefillKernel):
             here = row_bins[n]
             with k.when((row_bins[n + 1] != here) | (n + 1 == lanes)):
                 for name, x in zip(self.maps, made, strict=True):
-                    map = self.address(name, self.real)
+                    map = self.address(name)
                     map[here + col] = self._pooled(name, map[here + col], x.value)
                     x.value = zero
 
@@ -149,4 +146,4 @@ class SecondPassKernel(PrefillKernel):
             return
         seen = self.block.l.of(mathematics.integer_of(self.real))
         with self.k.loop(self.field("lanes")) as n:
-            self.address("visible", I64)[n] = seen[n].to(I64)
+            self.address("visible")[n] = seen[n].to(I64)

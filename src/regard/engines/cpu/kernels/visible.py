@@ -8,7 +8,8 @@ from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import Lowering, TileContext
 from regard.engines.cpu.language.types import BOOL, I64
 from regard.engines.cpu.language.values import Value
-from regard.engines.cpu.spec.forward import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS, KernelSpec
+from regard.engines.cpu.spec.specs import KernelSpec
+from regard.engines.cpu.spec.tiles import KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 
 FIELDS = ("b", "h", "i", "rows", "n_k", "keys", "tiles", "count")
 

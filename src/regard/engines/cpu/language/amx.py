@@ -26,7 +26,7 @@ from llvmlite import ir
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import I8, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
-from regard.engines.cpu.spec.forward import AMX_DEPTH, AMX_SIDE
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE
 
 REGISTERS = 8
 

@@ -13,7 +13,7 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BOOL, F64, I32, I64, Type
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.forward import RuleArguments
+from regard.engines.cpu.spec.operands import RuleArguments
 from regard.rules import Instruction
 
 LEAVES = ("b", "h", "i", "j", "s", "ds", "keys")

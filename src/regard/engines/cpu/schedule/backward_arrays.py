@@ -10,11 +10,14 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem, collapse
 from regard.engines.cpu.language.types import BF16
 from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.arguments import Arrays
 from regard.engines.cpu.schedule.block_mask import hides
 from regard.engines.cpu.schedule.narrowing import narrowed
-from regard.engines.cpu.schedule.work import by_head, dense_masks, prefill_spec
-from regard.engines.cpu.spec.backward import PARTIAL_SUMS, BackwardSpec, TableRead, padded
-from regard.engines.cpu.spec.forward import AMX_DEPTH, KEYS, RuleArguments, multiple
+from regard.engines.cpu.schedule.work import by_head, prefill_spec
+from regard.engines.cpu.spec.operands import RuleArguments
+from regard.engines.cpu.spec.scratch import padded
+from regard.engines.cpu.spec.specs import PARTIAL_SUMS, BackwardSpec, TableRead
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, KEYS, multiple
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Node, Program, Table, tangent
 from regard.runtime import memory
@@ -91,25 +94,12 @@ class BackwardArrays:
             return tuple(bias.shape)
         return self.p.shape(self.p.n_q if rows else 1, self.p.n_k if keys else 1)
 
-    def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
-        """Return the arrays that a query block has offsets into, in their order.
-
-        Each has its name, the array, the number of trailing axes besides the leading ones, and if heads of a GQA group
-        and all rows share it.
-        """
-        p = self.p
-        bias, dbias = (None if x is None else p.dense(x) for x in (p.bias, self.dbias))
-        return [
-            ("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", self.out, 3, False),
-            ("dout", self.dout, 3, False), ("lse", self.lse, 2, False), ("given", self.given, 2, False),
-            ("d_entropy", self.d_entropy, 2, False), ("c", self.c, 2, False), ("dq", self.dq, 3, False),
-            ("dk", self.dk, 3, True), ("dv", self.dv, 3, True), ("bias", bias, 3, False), ("dbias", dbias, 3, False),
-            *self.more(), *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
-        ]  # fmt: skip
-
-    def more(self) -> list[tuple[str, Array | None, int, bool]]:
-        """Return the arrays that only a tangent has."""
-        return []
+    def own(self, p: Problem) -> Arrays:
+        return {
+            "out": self.out, "lse": self.lse, "dout": self.dout, "given": self.given, "d_entropy": self.d_entropy,
+            "c": self.c, "dq": self.dq, "dk": self.dk, "dv": self.dv,
+            "dbias": None if self.dbias is None else p.dense(self.dbias),
+        }  # fmt: skip
 
     @property
     def streams(self) -> bool:
@@ -120,11 +110,9 @@ class BackwardArrays:
         return (shift | self.dbias.strides[-2]) % memory.CACHE_LINE == 0
 
     @property
-    def layout(self) -> tuple[Any, ...]:
-        """Strides, dtypes and tables: what schedules depend on besides the problem."""
-        arrays = (self.out, self.dout, self.lse, self.given, self.d_entropy, self.dq, self.dk, self.dv)
-        trained = self.dbias is not None, *map(ref, self.p.rules.tables)
-        return *(None if x is None else x.strides for x in arrays), trained
+    def identity(self) -> tuple[Any, ...]:
+        """All that schedules depend on besides the problem and the layout of arrays."""
+        return tuple(map(ref, self.p.rules.tables))
 
     @cached_property
     def rule(self) -> "ScoreDerivatives":

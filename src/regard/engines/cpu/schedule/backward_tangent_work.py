@@ -8,11 +8,11 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
 from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.arguments import Arrays
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays, ScoreDerivatives, score_derivatives
 from regard.engines.cpu.schedule.backward_work import run
 from regard.engines.cpu.schedule.work import by_head
-from regard.engines.cpu.spec.backward import BackwardSpec
-from regard.engines.cpu.spec.backward_jvp import BackwardTangentSpec
+from regard.engines.cpu.spec.specs import BackwardSpec, BackwardTangentSpec
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Table
 from regard.runtime.forks import cached_property
@@ -62,21 +62,18 @@ class BackwardTangentArrays(BackwardArrays):
         self.c_dot = None if p.sink is None else np.zeros(self.lse.shape, real)
         self.tables = {table: np.ascontiguousarray(x, real) for table, x in t.tables.items()}
 
-    def more(self) -> list[tuple[str, Array | None, int, bool]]:
+    def own(self, p: Problem) -> Arrays:
         t = self.t
-        return [
-            ("q_dot", t.query, 3, False), ("k_dot", t.key, 3, True), ("v_dot", t.value, 3, True),
-            ("dout_dot", self.dout_dot, 3, False),
-            ("bias_dot", None if self.bias_dot is None else self.p.dense(self.bias_dot), 3, False),
-            ("out_dot", self.out_dot, 3, False), ("lse_dot", self.lse_dot, 2, False),
-            ("given_dot", self.given_dot, 2, False), ("d_entropy_dot", self.d_entropy_dot, 2, False),
-            ("c_dot", self.c_dot, 2, False),
-        ]  # fmt: skip
+        return {
+            **super().own(p), "q_dot": t.query, "k_dot": t.key, "v_dot": t.value, "dout_dot": self.dout_dot,
+            "bias_dot": None if self.bias_dot is None else p.dense(self.bias_dot), "out_dot": self.out_dot,
+            "lse_dot": self.lse_dot, "given_dot": self.given_dot, "d_entropy_dot": self.d_entropy_dot,
+            "c_dot": self.c_dot,
+        }  # fmt: skip
 
     @property
-    def layout(self) -> tuple[Any, ...]:
-        arrays = ((None if x is None else (x.dtype, x.shape, x.strides)) for _, x, _, _ in self.more())
-        return (*super().layout, *arrays, tuple(ref(table) for table in self.tables))
+    def identity(self) -> tuple[Any, ...]:
+        return (*super().identity, tuple(ref(table) for table in self.tables))
 
     @cached_property
     def rule(self) -> ScoreDerivatives:

@@ -17,31 +17,28 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Differential, Outputs, Problem
+from regard.engines.cpu.schedule.arguments import check, layout_of
 from regard.engines.cpu.schedule.backward_arrays import BackwardArrays
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.schedule.work import (
     CHUNK_BLOCKS,
     PORTION,
-    KernelResults,
     LaunchStages,
+    arrays_of,
     cached,
+    field_values,
     in_portions,
     programs,
     run_work_groups,
-    shared_fields,
     threads_for,
 )
-from regard.engines.cpu.spec.backward import (
-    FIELDS,
-    PARTIAL_SUMS,
-    TRAINED_WORK_GROUP,
-    BackwardSpec,
-    scratch_size,
-)
-from regard.engines.cpu.spec.forward import BASES, BLOCKS, KEYS, TILE_BITS, TILE_LIST
+from regard.engines.cpu.spec.operands import BACKWARD, BASES, BLOCKS, SEED, TILE_LIST, fields_of
+from regard.engines.cpu.spec.scratch import backward_scratch_size
+from regard.engines.cpu.spec.specs import PARTIAL_SUMS, TRAINED_WORK_GROUP, BackwardSpec
+from regard.engines.cpu.spec.tiles import KEYS, TILE_BITS
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
-from regard.rules import Program, Table
+from regard.rules import Table
 from regard.runtime.forks import cached_property
 from regard.runtime.threads import Scratch, spread
 
@@ -73,7 +70,7 @@ def run(p: Problem, target: Target, arrays: BackwardArrays) -> Differential:
 
 def schedule_for(p: Problem, target: Target, arrays: BackwardArrays, threads: int) -> "BackwardSchedule":
     """Return the schedule of a call, cached if nothing that it depends on has changed."""
-    call = (arrays.name, target.name, threads, *arrays.layout)
+    call = (arrays.name, target.name, threads, *layout_of(arrays.own(p).values()), *arrays.identity)
     return cached(call, p, lambda: BackwardSchedule(p, target, arrays, threads))
 
 
@@ -116,8 +113,10 @@ class BackwardSchedule:
     def __init__(self, p: Problem, target: Target, arrays: BackwardArrays, threads: int):
         self.target, self.threads = target, threads
         spec = arrays.spec(target)
-        rules = [(rule.prefix, rule.program) for rule in (spec.mask, spec.score) if rule is not None]
+        found = arrays_of(p, arrays)
+        check(spec, found)
         self.key, self.names, self.count = spec.key, spec.fields, spec.block_fields.index("count")
+        self.addresses, self.has_masks = tuple(spec.operands), bool(spec.dense)
         self.products = spec.lanes * KEYS * (3 * p.d + 2 * p.d_v)
         # Rules of different calls hold the same tables; schedules know them by index.
         every = _tables(p)
@@ -126,7 +125,11 @@ class BackwardSchedule:
         self.tangent_tables = [
             (self.names.index(f"score_table{n}"), every.index(x)) for n, x in arrays.rule.tangent_tables.items()
         ]
-        self.fields = pack_fields(self.names, self._field_values(p, arrays, rules))
+        values = field_values(p, spec, found) | {
+            "partial_tiles": _partial_tiles(p), "dbias_streams": int(arrays.streams),
+            **{self.names[at + 1]: every[n].array.size * p.compute.itemsize for at, n in self.trained},
+        }  # fmt: skip
+        self.fields = pack_fields(self.names, values)
         self.chunks: Iterable[BackwardChunk] = BackwardChunks(spec, p, arrays, threads)
 
     def materialize(self) -> bool:
@@ -147,7 +150,8 @@ class BackwardSchedule:
             trained = [(at, arrays.dtables[every[n]]) for at, n in self.trained]
             for at, n in self.tangent_tables:
                 fields[at] = address_of(arrays.tables[every[n]])
-        bases = array("Q", [base_of(x) for _, x, _, _ in arrays.arrays()])
+        found = arrays_of(p, arrays, self.has_masks)
+        bases = array("Q", [base_of(found.get(name)) for name in self.addresses])
         fields[BASES] = bases.buffer_info()[0]
         for chunk in self.chunks:
             fields[BLOCKS], fields[TILE_LIST] = address_of(chunk.blocks), address_of(chunk.tiles)
@@ -175,25 +179,15 @@ class BackwardSchedule:
 
             spread(work, chunk.tasks, self.threads)
 
-    def _field_values(self, p: Problem, a: BackwardArrays, rules: list[tuple[str, Program]]) -> dict[str, int | float]:
-        values = shared_fields(p, rules) | {"partial_tiles": _partial_tiles(p), "dbias_streams": int(a.streams)}
-        for name, x, keep, _ in a.arrays():
-            if x is not None and keep == 3:
-                last = "key" if "bias" in name or "dense" in name else "feature"
-                values |= zip((f"{name}_head", f"{name}_row", f"{name}_{last}"), x.strides[-3:], strict=True)
-        for at, n in self.trained:
-            values[self.names[at + 1]] = _tables(p)[n].array.size * p.compute.itemsize
-        return values
 
-
-SEED, FROM, TO = (FIELDS.index(x) for x in ("seed", "from", "to"))
+FROM, TO = (fields_of(BACKWARD).index(x) for x in ("from", "to"))
 
 
 class BackwardChunks(LaunchStages):
     """The chunks of a schedule, computed anew by each iteration."""
 
     def __init__(self, spec: BackwardSpec, p: Problem, arrays: BackwardArrays, threads: int):
-        super().__init__(spec, p, KernelResults(arrays.out, arrays.lse, None, None), range(p.n_q), threads)
+        super().__init__(spec, p, arrays, range(p.n_q), threads)
         self.sums, self.backward = arrays, spec
         # Groups end where row ranges do, which must not change the order of a table's tiles.
         self.work_group, self.step = (
@@ -207,9 +201,6 @@ class BackwardChunks(LaunchStages):
         sizes = np.minimum(self.spec.lanes, self.p.n_q - starts)
         return np.stack([heads, np.ones_like(heads)], axis=1), np.stack([starts, sizes], axis=1)
 
-    def arrays(self) -> list[tuple[str, Array | None, int, bool]]:
-        return self.sums.arrays()
-
     def __iter__(self) -> Iterator[BackwardChunk]:  # type: ignore[override]
         p, spec = self.p, self.backward
         # Threads wait for each other at the end of a chunk, so it is longer for more threads.
@@ -219,7 +210,7 @@ class BackwardChunks(LaunchStages):
             blocks, ends = given[order], np.flatnonzero(np.diff(kv_head[order], append=-1)) + 1
             kv_heads = [range(*ends) for ends in pairwise([0, *ends.tolist()])]
             most = min(self.work_group, max(map(len, kv_heads)))
-            size = scratch_size(spec, most, p.d, p.d_v) * spec.real.size
+            size = backward_scratch_size(spec, most, p.d, p.d_v) * spec.real.size
             yield BackwardChunk(tiles, blocks, self.tasks(tiles >> TILE_BITS, blocks, kv_heads), size)
 
     def tasks(self, tiles: Array, blocks: Array, kv_heads: list[range]) -> list[Task]:

@@ -18,20 +18,22 @@ from regard.engines.cpu.schedule.work import (
     LaunchStage,
     LaunchStages,
     RepeatedStage,
+    arrays_of,
+    field_values,
     launch,
     source,
     spec_of,
     threads_for,
     without_options,
 )
-from regard.engines.cpu.spec.forward import BASES, BLOCKS, FIELDS, KEYS, TILE_LIST, tile_word
+from regard.engines.cpu.spec.operands import BASES, BLOCKS, FIELDS, TILE_LIST
+from regard.engines.cpu.spec.tiles import KEYS, tile_word
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime.threads import team_for
 
 Array = np.ndarray[Any, np.dtype[Any]]
 N_K, KEY_END = FIELDS.index("n_k"), FIELDS.index("keys")
-HEADS = (FIELDS.index("k_head"), FIELDS.index("v_head"))
 
 
 class DecodeStep:
@@ -46,7 +48,9 @@ class DecodeStep:
         self.results = KernelResults(p.new_output(), np.empty(p.shape(p.n_q), p.compute), None, None)
         spec = self.spec = spec_of(p, target, 1, *self.results.options)
         self.kernel = cache.kernel(spec.key, "forward", target, lambda: source(spec, target))
-        self.fields = pack_fields(spec.fields, self.results.field_values(p))
+        arrays = arrays_of(p, self.results)
+        self.fields = pack_fields(spec.fields, field_values(p, spec, arrays))
+        self.heads = [spec.fields.index(f"{name}_head") for name in "kv"]
         self.field = spec.block_fields.index
         self.bases = array("Q", [0] * len(spec.block_fields))
         self.fields[BASES] = self.bases.buffer_info()[0]
@@ -117,7 +121,7 @@ class DecodeStep:
     def _set_strides(self, key: tuple[int, ...], value: tuple[int, ...]) -> None:
         """Set the strides of keys and values."""
         self.strides, size = (), self.p.dtype.itemsize
-        for name, field, strides in zip("kv", HEADS, (key, value), strict=True):
+        for name, field, strides in zip("kv", self.heads, (key, value), strict=True):
             for fields in (self.fields, *(mine for x in self.repeated for mine in x.fields)):
                 fields[field] = strides[-3] * size
             for blocks in (stage.blocks for stage in self.stages):

@@ -15,28 +15,22 @@ from regard.core.parts import scores_alone
 from regard.core.problem import Problem
 from regard.core.statistics import Profile, Statistic, bin_edges
 from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.arguments import check
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
 from regard.engines.cpu.schedule.work import (
     SMALL,
     KernelResults,
     LaunchStages,
+    arrays_of,
+    field_values,
     in_portions,
-    programs,
     run_work_groups,
-    shared_fields,
     spec_of,
 )
-from regard.engines.cpu.spec.forward import (
-    BASES,
-    BLOCKS,
-    KEYS,
-    TILE_LIST,
-    WORK_GROUP,
-    KernelSpec,
-    scratch_size,
-    split_bits,
-)
-from regard.engines.cpu.spec.reductions import SecondPassSpec
+from regard.engines.cpu.spec.operands import BASES, BLOCKS, TILE_LIST
+from regard.engines.cpu.spec.scratch import scratch_size
+from regard.engines.cpu.spec.specs import KernelSpec, SecondPassSpec
+from regard.engines.cpu.spec.tiles import KEYS, WORK_GROUP
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target
 from regard.runtime.forks import cached_property
@@ -150,17 +144,17 @@ class Pass:
         of_row = np.append((np.searchsorted(self.row_edges, np.arange(p.n_q), side="right") - 1) * width, -1)
         firsts = np.maximum(np.arange(-(p.origin[2] % KEYS), p.n_k, KEYS), 0)
         of_tile = np.searchsorted(self.col_edges, firsts, side="right") - 1
-        values = shared_fields(p, programs(p)) | {
-            "split_bits": split_bits(p.d, p.dtype.itemsize),
-            "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
-            "row_bins": address_of(of_row), "tile_bins": address_of(of_tile), "edges": address_of(self.col_edges),
-        }  # fmt: skip
+        arrays = arrays_of(p, self.results)
+        bins = {"row_bins": of_row, "tile_bins": of_tile, "edges": self.col_edges}
+        check(spec, {**arrays, **self.totals, **bins})
+        values = field_values(p, spec, arrays) | {name: address_of(x) for name, x in bins.items()}
         fields = pack_fields(spec.fields, values)
         scratch = Scratch(scratch_size(self.spec, WORK_GROUP, p.d, 0) * self.spec.real.size)
         stages = PartialStages(spec, p, self.results, self.part_edges, self.threads)
         bases = array("Q", [0] * len(spec.block_fields))
-        for name, x in ({name: x for name, x, _, _ in stages.arrays()} | self.totals).items():
-            bases[spec.block_fields.index(name)] = base_of(x)
+        for name, x in {**arrays, **self.totals}.items():
+            if name in spec.block_fields:
+                bases[spec.block_fields.index(name)] = base_of(x)
         fields[BASES] = bases.buffer_info()[0]
         products = spec.lanes * KEYS * (p.d + 16)
         for tiles, blocks in stages.chunks():

@@ -1,5 +1,6 @@
 """The tangent of forward: its arrays and spec; forward's schedules."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -9,9 +10,9 @@ import numpy as np
 from regard.core.problem import Differential, Outputs, Problem
 from regard.engines.cpu.language.types import type_of
 from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.arguments import Arrays
 from regard.engines.cpu.schedule.work import KernelResults, by_head, programs, run, spec_of, table_array
-from regard.engines.cpu.spec.forward import KernelSpec
-from regard.engines.cpu.spec.jvp import TangentSpec
+from regard.engines.cpu.spec.specs import KernelSpec, TangentSpec
 from regard.engines.cpu.target.instructions import Target
 from regard.rules import Program, Table, tangent
 
@@ -25,14 +26,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class TangentCall:
     """The outputs, tangents of the inputs, and where those of the outputs go.
 
-    score: the rule and its tangent, None if that is 0. tables: the tables in it that are tangents. given: the output is
+    score: the rule and its tangent, None if that is 0. moving: the tables in it that are tangents. given: the output is
     read instead of computed.
     """
 
     results: KernelResults
     t: Differential
     score: Program | None
-    tables: frozenset[Table]
+    moving: frozenset[Table]
     d_outputs: Outputs
     given: bool
 
@@ -68,38 +69,22 @@ class TangentCall:
         found = dict(programs(p))
         return list((found if self.score is None else found | {"score": self.score}).items())
 
-    def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
+    def own(self, p: Problem) -> Arrays:
         t, d = self.t, self.d_outputs
-        return [
-            *self.results.arrays(p),
-            ("q_dot", t.query, 3, False), ("k_dot", t.key, 3, True), ("v_dot", t.value, 3, True),
-            ("bias_dot", None if t.bias is None else p.dense(t.bias), 3, False),
-            ("out_dot", d.out, 3, False), ("lse_dot", d.lse, 2, False), ("entropy_dot", d.entropy, 2, False),
-        ]  # fmt: skip
+        return {
+            **self.results.own(p), "out_dot": d.out, "lse_dot": d.lse, "entropy_dot": d.entropy,
+            "q_dot": t.query, "k_dot": t.key, "v_dot": t.value,
+            "bias_dot": None if t.bias is None else p.dense(t.bias),
+            "sink_dot": None if t.sink is None else by_head(p, t.sink),
+        }  # fmt: skip
 
-    def field_values(self, p: Problem) -> dict[str, int | float]:
-        values = self.results.field_values_with(p, self.rules(p)) | {"out_feature": self.results.out.strides[-1]}
-        for name, x, keep, _ in self.arrays(p):
-            if x is not None and keep == 3 and name.endswith("_dot"):
-                axes = ("head", "row", "key" if name == "bias_dot" else "feature")
-                values |= {f"{name}_{axis}": step for axis, step in zip(axes, x.strides[-3:], strict=True)}
-        return values
-
-    def field_arrays(self, p: Problem) -> dict[str, Array]:
-        found = self.results.field_arrays(p)
-        if self.t.sink is not None:
-            found["sink_dot"] = by_head(p, self.t.sink)
+    def tables(self, p: Problem) -> Mapping[str, Array]:
         tables = () if self.score is None else self.score.tables
-        return found | {f"score_table{n}": table_array(x, p.compute) for n, x in enumerate(tables) if x in self.tables}
+        return {f"score_table{n}": table_array(x, p.compute) for n, x in enumerate(tables) if x in self.moving}
 
     @property
-    def layout(self) -> tuple[Any, ...]:
-        t = self.t
-        arrays = (*self.d_outputs, t.query, t.key, t.value, t.bias)
-        return (
-            self.given, t.sink is None, tuple(ref(table) for table in t.tables), self.results.layout,
-            *((None if x is None else (x.dtype, x.shape, x.strides)) for x in arrays),
-        )  # fmt: skip
+    def identity(self) -> tuple[Any, ...]:
+        return self.given, tuple(ref(table) for table in self.t.tables)
 
 
 def jvp(

@@ -6,7 +6,7 @@ of it, so that memory does not grow with n_q · n_k.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary, ref
@@ -16,31 +16,34 @@ import numpy as np
 from regard.core.problem import Problem
 from regard.engines.cpu.language.types import BF16, F32, F64, I64, type_of
 from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule.arguments import Arrays, check, layout_of, strides_of
 from regard.engines.cpu.schedule.block_mask import BlockMask, dense_bounds, hides
 from regard.engines.cpu.schedule.fields import address_of, base_of, pack_fields
-from regard.engines.cpu.spec.forward import (
-    ADDRESSES,
+from regard.engines.cpu.spec.operands import (
     BASES,
     BLOCKS,
     COUNT,
-    FIELDS,
+    FORWARD,
+    SCRATCH,
+    SEED,
+    TAKEN,
+    TILE_LIST,
+    WORK_GROUPS,
+    RuleArguments,
+    block_fields_of,
+    integer_type,
+)
+from regard.engines.cpu.spec.scratch import scratch_size, split_scratch
+from regard.engines.cpu.spec.specs import KernelSpec
+from regard.engines.cpu.spec.tiles import (
     KEYS,
     PART,
-    SCRATCH,
-    TAKEN,
     TILE_BITS,
-    TILE_LIST,
     TILE_WORD,
     WIDE_WORK_GROUP,
     WORK_GROUP,
-    WORK_GROUPS,
-    KernelSpec,
-    RuleArguments,
-    integer_type,
     multiple,
-    scratch_size,
     split_bits,
-    split_scratch,
     tile_word,
 )
 from regard.engines.cpu.target import cache
@@ -76,7 +79,14 @@ _schedules: dict[Any, Any] = {}
 _tables: WeakKeyDictionary[Table, dict[Any, Array]] = WeakKeyDictionary()
 
 
-class KernelCall(Protocol):
+class HasArrays(Protocol):
+    """Arrays of a call besides the problem's."""
+
+    def own(self, p: Problem) -> Arrays:
+        """Return them by the names of operands."""
+
+
+class KernelCall(HasArrays, Protocol):
     """A call of a kernel: what is known besides the problem."""
 
     @property
@@ -88,22 +98,12 @@ class KernelCall(Protocol):
     def source(self, spec: KernelSpec, target: Target) -> str:
         """Return the kernel's IR."""
 
-    def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
-        """Return the arrays that a query block has offsets into, in their order.
-
-        Each has its name, the array, the number of trailing axes besides the leading ones, and if heads of a GQA group
-        and all rows share it.
-        """
-
-    def field_values(self, p: Problem) -> dict[str, int | float]:
-        """Return the values of the fields that a schedule stores."""
-
-    def field_arrays(self, p: Problem) -> dict[str, Array]:
-        """Return the arrays behind the address fields that a schedule does not store."""
+    def tables(self, p: Problem) -> Mapping[str, Array]:
+        """Return the arrays of rules, by their fields, that differ from call to call."""
 
     @property
-    def layout(self) -> tuple[Any, ...]:
-        """Strides, dtypes and tables: what schedules depend on besides the problem."""
+    def identity(self) -> tuple[Any, ...]:
+        """All that schedules depend on besides the problem and the layout of arrays."""
 
 
 class KernelResults(NamedTuple):
@@ -135,31 +135,18 @@ class KernelResults(NamedTuple):
     def source(self, spec: KernelSpec, target: Target) -> str:
         return source(spec, target)
 
-    def arrays(self, p: Problem) -> list[tuple[str, Array | None, int, bool]]:
-        return [
-            ("q", p.query, 3, False), ("k", p.key, 3, True), ("v", p.value, 3, True), ("out", self.out, 3, False),
-            ("lse", self.lse, 2, False), ("entropy", self.entropy, 2, False), ("max", self.max, 2, False),
-            ("values", self.values, 3, False), ("indices", self.indices, 3, False),
-            ("bias", None if p.bias is None else p.dense(p.bias), 3, False),
-            *((f"dense{n}", x, 3, False) for n, x in enumerate(dense_masks(p))),
-        ]  # fmt: skip
-
-    def field_values(self, p: Problem) -> dict[str, int | float]:
-        return self.field_values_with(p, programs(p))
-
-    def field_values_with(self, p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
-        return shared_fields(p, rules) | {
-            "split_bits": split_bits(p.d, p.dtype.itemsize),
-            "q_head": p.query.strides[-3], "q_row": p.query.strides[-2], "q_feature": p.query.strides[-1],
-            "out_head": self.out.strides[-3], "out_row": self.out.strides[-2],
+    def own(self, p: Problem) -> Arrays:
+        return {
+            "out": self.out, "lse": self.lse, "entropy": self.entropy, "max": self.max, "values": self.values,
+            "indices": self.indices,
         }  # fmt: skip
 
-    def field_arrays(self, p: Problem) -> dict[str, Array]:
-        return {} if p.sink is None else {"sink": by_head(p, p.sink)}
+    def tables(self, p: Problem) -> Mapping[str, Array]:
+        return {}
 
     @property
-    def layout(self) -> tuple[Any, ...]:
-        return tuple(None if x is None else x.strides for x in self)
+    def identity(self) -> tuple[Any, ...]:
+        return ()
 
 
 def run(p: Problem, target: Target, results: KernelCall, rows: range | None = None) -> None:
@@ -172,7 +159,7 @@ def run(p: Problem, target: Target, results: KernelCall, rows: range | None = No
 
 def schedule_for(p: Problem, target: Target, results: KernelCall, rows: range, threads: int) -> "Schedule":
     """Return the schedule of a call, cached if nothing that it depends on has changed."""
-    call = (results.name, target.name, rows, threads, *results.layout)
+    call = (results.name, target.name, rows, threads, *layout_of(results.own(p).values()), *results.identity)
     return cached(call, p, lambda: Schedule(p, target, results, rows, threads))
 
 
@@ -242,8 +229,12 @@ class Schedule:
     def __init__(self, p: Problem, target: Target, results: KernelCall, rows: range, threads: int):
         self.target, self.rows, self.threads = target, rows, threads
         spec = results.spec(p, target, len(rows))
-        self.key, self.names = spec.key, spec.fields
-        self.fields = pack_fields(self.names, results.field_values(p))
+        arrays = arrays_of(p, results)
+        check(spec, arrays)
+        self.key, self.names, self.has_masks = spec.key, spec.fields, bool(spec.dense)
+        self.addresses = [name for name, x in spec.operands.items() if x.by_block and x.role != "state"]
+        self.whole = [(self.names.index(name), name) for name, x in spec.operands.items() if not x.by_block]
+        self.fields = pack_fields(self.names, field_values(p, spec, arrays))
         self.stages: Iterable[LaunchStage] = LaunchStages(spec, p, results, rows, threads)
 
     def materialize(self) -> bool:
@@ -257,11 +248,14 @@ class Schedule:
             return results.source(results.spec(p, self.target, len(self.rows)), self.target)
 
         kernel = cache.kernel(self.key, results.name, self.target, code)
-        fields, vectors = self.fields[:], results.field_arrays(p)
+        fields, arrays = self.fields[:], arrays_of(p, results, self.has_masks)
         fields[SEED] = p.seed
-        for name, x in vectors.items():
+        for at, name in self.whole:
+            if name in arrays:
+                fields[at] = base_of(arrays[name])
+        for name, x in results.tables(p).items():
             fields[self.names.index(name)] = address_of(x)
-        bases = [base_of(x) for _, x, _, _ in results.arrays(p)]
+        bases = [0 if x is None else address_of(x) for x in map(arrays.get, self.addresses)]
         split_state: Array | None = None
         for stage in self.stages:
             if not stage.split_state:
@@ -413,7 +407,7 @@ class RepeatedCall:
         self.fields, self.bases = schedule.fields[:], array("Q", [0] * stage.blocks.shape[1])
         self.fields[BLOCKS], self.fields[BASES] = address_of(stage.blocks), address_in(self.bases)
         self.fields[TILE_LIST] = address_of(stage.tiles)
-        self.first_dense = ADDRESSES.index("bias") + (not has_bias)
+        self.first_dense = NAMES.index("bias") + (not has_bias)
         self.repeated: Any = None
         self.members, self.busy = 0, False
 
@@ -442,9 +436,9 @@ class RepeatedCall:
 
     def point(self, bases: "array[int]", addresses: tuple[int, ...]) -> None:
         """Set the addresses of a call."""
-        bases[:OPERANDS] = array("Q", addresses[:OPERANDS])
-        if len(addresses) > OPERANDS:
-            dense = array("Q", addresses[OPERANDS:])
+        bases[:PLAIN] = array("Q", addresses[:PLAIN])
+        if len(addresses) > PLAIN:
+            dense = array("Q", addresses[PLAIN:])
             bases[self.first_dense : self.first_dense + len(dense)] = dense
 
 
@@ -480,14 +474,14 @@ def without_options(p: Problem) -> bool:
     return p.sink is None and not p.dropout and not p.observe
 
 
-SEED = FIELDS.index("seed")
-OPERANDS = ADDRESSES.index("lse") + 1  # query, key, value, out and lse
+NAMES = block_fields_of(FORWARD)
+PLAIN = NAMES.index("lse") + 1  # query, key, value, out and lse
 
 
 class LaunchStages:
     """The stages of a schedule, computed anew by each iteration."""
 
-    def __init__(self, spec: KernelSpec, p: Problem, results: KernelCall, rows: range, threads: int):
+    def __init__(self, spec: KernelSpec, p: Problem, results: HasArrays, rows: range, threads: int):
         self.spec, self.p, self.results, self.rows, self.threads = spec, p, results, rows, threads
 
     @cached_property
@@ -722,9 +716,6 @@ class LaunchStages:
             "late": (stop_1 > stop_0).astype(np.int64),
         }
 
-    def arrays(self) -> Iterable[tuple[str, Array | None, int, bool]]:
-        return self.results.arrays(self.p)
-
     def block_table(self, batch: range, heads: Array, rows: Array, begin: Array, number: Array) -> Array:
         """Return query blocks (batch × heads × rows, fields) of some batch elements."""
         p = self.p
@@ -733,8 +724,10 @@ class LaunchStages:
         h, first = heads[:, 0, None], rows[:, 0]
         b = np.arange(batch.start, batch.stop)[:, None, None]
 
-        for name, x, keep, shared in self.arrays():
-            if x is not None:
+        arrays = arrays_of(p, self.results)
+        for name, operand in self.spec.operands.items():
+            x, keep, shared = arrays.get(name), len(operand.axes), operand.shared
+            if x is not None and operand.by_block:
                 step, width = x.strides[-keep], 0 if shared else x.strides[1 - keep]
                 place = (h // p.group if shared else h) * step + first * width
                 column[name][...] = _batch_offsets(x, p.lead, keep)[b] + place
@@ -774,25 +767,33 @@ def programs(p: Problem) -> list[tuple[str, Program]]:
     return [(prefix, Program.of([node])) for prefix, node in nodes if node is not None]
 
 
-def shared_fields(p: Problem, rules: Sequence[tuple[str, Program]]) -> dict[str, int | float]:
-    """Return the fields that every kernel has, without addresses of arrays."""
+def arrays_of(p: Problem, call: HasArrays, masks: bool = True) -> Arrays:
+    """Return the arrays of a call by the names of operands; masks: the call may have dense masks."""
+    found = {"q": p.query, "k": p.key, "v": p.value, **call.own(p)}
+    if p.bias is not None:
+        found["bias"] = p.dense(p.bias)
+    if p.sink is not None:
+        found["sink"] = by_head(p, p.sink)
+    for n, x in enumerate(dense_masks(p) if masks else ()):
+        found[f"dense{n}"] = x
+    return found
+
+
+def field_values(p: Problem, spec: KernelSpec, arrays: Arrays) -> dict[str, int | float]:
+    """Return the fields that a schedule stores: numbers, strides and rules, without addresses of arrays."""
     j0 = p.origin[2]
     values: dict[str, int | float] = {
         "d": p.d, "d_v": p.d_v, "n_k": p.n_k, "shift": j0 % KEYS, "first_tile": j0 // KEYS, "j": j0, "keys": p.keys,
-        "scale": float(p.scale), "row_head": p.n_q,
-        "k_head": p.key.strides[-3], "k_row": p.key.strides[-2], "k_feature": p.key.strides[-1],
-        "v_head": p.value.strides[-3], "v_row": p.value.strides[-2], "v_feature": p.value.strides[-1],
+        "scale": float(p.scale), "row_head": p.n_q, "split_bits": split_bits(p.d, p.dtype.itemsize),
         "threshold": int(p.dropout * 2**32), "keep_scale": float(p.compute.type(1 / (1 - p.dropout))),
+        **strides_of(spec, arrays),
     }  # fmt: skip
-    dense = {f"dense{n}": x for n, x in enumerate(dense_masks(p))}
-    if p.bias is not None:
-        dense["bias"] = p.dense(p.bias)
-    for name, x in dense.items():
-        values |= zip((f"{name}_head", f"{name}_row", f"{name}_key"), x.strides[-3:], strict=True)
-    for prefix, program in rules:
-        values |= {f"{prefix}_number{n}": number for n, number in enumerate(program.numbers)}
-        for n, table in enumerate(program.tables):
-            name = f"{prefix}_table{n}"
+    for rule in (spec.mask, spec.score):
+        if rule is None:
+            continue
+        values |= {f"{rule.prefix}_number{n}": number for n, number in enumerate(rule.program.numbers)}
+        for n, table in enumerate(rule.program.tables):
+            name = f"{rule.prefix}_table{n}"
             values[name] = address_of(table_array(table, p.compute))
             values |= {f"{name}_size{axis}": length for axis, length in enumerate(table.shape)}
     return values

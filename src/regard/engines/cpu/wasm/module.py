@@ -20,16 +20,9 @@ from regard.engines.cpu.kernels.visible import VisibleTilesKernel, fields_of
 from regard.engines.cpu.language.writing import written
 from regard.engines.cpu.schedule.fields import pack_fields
 from regard.engines.cpu.schedule.work import BEST, programs, source, spec_of, table_array
-from regard.engines.cpu.spec.forward import (
-    KEYS,
-    SPLIT_BYTES,
-    SPLIT_TILES,
-    TILE_BITS,
-    WIDE_WORK_GROUP,
-    KernelSpec,
-    scratch_size,
-    tile_word,
-)
+from regard.engines.cpu.spec.scratch import scratch_size
+from regard.engines.cpu.spec.specs import KernelSpec
+from regard.engines.cpu.spec.tiles import KEYS, SPLIT_BYTES, SPLIT_TILES, TILE_BITS, WIDE_WORK_GROUP, tile_word
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, webassembly
 from regard.engines.cpu.wasm.linking import custom_section, linked

@@ -1,0 +1,148 @@
+"""Layouts of scratch memory, in elements of `real`, by name.
+
+d and d_v may be numbers or values of the kernel.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from regard.engines.cpu.language.types import I32
+from regard.engines.cpu.spec.specs import BackwardSpec, KernelSpec
+from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, AMX_SUMS, KEYS, LANES, SPLIT_TILES, multiple
+
+# Forward
+
+
+def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """Return the scratch layout of one tile, and of the copied tiles of a key split."""
+    tile, slots = KEYS * spec.rows, SPLIT_TILES if spec.decode_rows else 1 + spec.pipelined
+    sizes = dict.fromkeys(("top", "shift", "rescale", "old", "new", *_names(spec.sums)), spec.lanes)
+    if spec.paired and not spec.ruled:
+        sizes["before"] = spec.lanes
+    sizes |= dict.fromkeys(spec.weights, tile * slots)
+    sizes |= dict.fromkeys(spec.fetched, tile) | {"seen": tile * slots}
+    if spec.amx and not spec.decode_rows:
+        sizes["product"] = AMX_SIDE * spec.lanes
+    if spec.decode_rows:
+        sizes |= dict.fromkeys(("tops", "rescales"), spec.lanes * slots)
+        sizes["key_block"] = spec.key_vectors * spec.vector * (d + 2 * spec.vector)
+        sizes["total"] = output_size(spec, d_v)
+    if spec.pipelined:
+        sizes["rescale"] *= 2
+        sizes |= {f"{name}_partial": LANES * spec.lanes for name in _names(spec.sums)}
+    if spec.best:
+        sizes["candidates"] = KEYS * 8 // spec.real.size
+    if spec.copied:
+        sizes |= {f"{name}_copy": SPLIT_TILES * KEYS * feature_rows(spec, d, 1) for name in spec.keys}
+    if spec.copies:
+        rows = multiple(d_v, AMX_SIDE) if spec.amx else d_v
+        sizes |= {f"{name}_copy": SPLIT_TILES * KEYS * rows for name in spec.values} | {"ready": SPLIT_TILES * 2}
+    return sizes
+
+
+def feature_rows(spec: KernelSpec, d: Any, more: int) -> Any:
+    """Return elements for d features and some more; AMX takes whole steps."""
+    return multiple(d, AMX_DEPTH) if spec.amx else d + more
+
+
+def _names(sums: tuple[tuple[str, str], ...]) -> list[str]:
+    return [name for both in sums for name in both]
+
+
+def output_size(spec: KernelSpec, d_v: Any) -> Any:
+    """Return the elements of O.
+
+    In prefill a row of lanes for each feature; in decode a row of features, in whole vectors, for each query.
+    """
+    if not spec.decode_rows:
+        return spec.lanes * d_v
+    step = spec.vector * (2 if spec.paired else 1)
+    return multiple(d_v, step) * spec.rows
+
+
+def split_scratch(spec: KernelSpec, d_v: Any) -> Mapping[str, Any]:
+    """Return the layout of a key split's state: maximum, sums, outputs, best keys.
+
+    Merged splits have the same.
+    """
+    rows = ("m", *_names(spec.sums))
+    best = dict.fromkeys(("values", "indices"), spec.best * spec.lanes)
+    return dict.fromkeys(rows, spec.lanes) | dict.fromkeys(spec.outputs, output_size(spec, d_v)) | best
+
+
+def block_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """Return the scratch layout of a query block, from split to split."""
+    integers = spec.lanes * (1 if spec.integer is I32 else 8 // spec.real.size)
+    integers64 = dict.fromkeys(("g", "r"), spec.lanes * 8 // spec.real.size)
+    lanes = {"i": integers, "h": integers, "first": spec.lanes, "second": spec.lanes}
+    q = spec.rows * feature_rows(spec, d, 2 * spec.vector if spec.decode_rows else 1)
+    return {"cursor": 16, **integers64, **lanes, **dict.fromkeys(spec.queries, q), **split_scratch(spec, d_v)}
+
+
+def scratch_size(spec: KernelSpec, blocks: int, d: int, d_v: int) -> int:
+    """Return the size of a work group's scratch memory, in elements of `real`."""
+    once = sum(tile_scratch(spec, d, d_v).values()) + sum(split_scratch(spec, d_v).values())
+    return int(once + blocks * sum(block_scratch(spec, d, d_v).values()))
+
+
+# Backward
+
+
+def padded(size: int, d: Any) -> Any:
+    """Return the length of a row of d features, in whole vectors of 64 bytes."""
+    return multiple(d, 64 // size)
+
+
+def copied(spec: KernelSpec, d: Any) -> Any:
+    """Return the length of a row of d features in the copy of a tile."""
+    return multiple(d, AMX_DEPTH) if spec.amx else padded(spec.real.size, d) if spec.paired else d
+
+
+def transposed_rows(spec: KernelSpec, d: Any) -> Any:
+    """Return the number of rows of a transposed query block.
+
+    Its d features are padded with zeros to whole products.
+    """
+    return multiple(d, AMX_DEPTH if spec.amx else 2)
+
+
+def backward_tile_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """Return the scratch layout of one tile.
+
+    It holds P and dS with a query in every lane, and copies of K and V.
+    """
+    tile = KEYS * spec.lanes
+    sizes = dict.fromkeys((*spec.weights, *spec.fetched), tile)
+    if spec.paired:
+        sizes |= dict.fromkeys((f"{name}_bf16" for name in spec.weights), tile // 2)
+        sizes |= dict.fromkeys((f"{name}_packed" for name in spec.score_gradients), tile // 2)
+        sizes |= dict.fromkeys((f"{name}_packed" for name in spec.keys), KEYS // 2 * padded(spec.real.size, d))
+    for names, width in ((spec.keys, d), (spec.values, d_v)):
+        sizes |= dict.fromkeys((f"{name}_copy" for name in names), KEYS * padded(spec.real.size, width))
+    if spec.amx:
+        sizes["edge"] = AMX_SIDE * AMX_SIDE * AMX_SUMS
+    return sizes | dict.fromkeys(spec.outputs, spec.lanes * d_v) | {"state": 16}
+
+
+def backward_block_scratch(spec: BackwardSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
+    """Return the scratch layout of a query block.
+
+    It holds its rows as read and transposed, and dQ.
+    """
+    B = spec.lanes
+    integers64 = dict.fromkeys(("g", "r"), B * 8 // spec.real.size)
+    integers = B * (1 if spec.integer is I32 else 8 // spec.real.size)
+    lanes = {"i": integers, "h": integers, "first": B, "second": B, **dict.fromkeys(spec.numbers, B)}
+    if not spec.ruled:
+        lanes["large"] = B
+    rows = {"dq": B * (multiple(d, AMX_SIDE) if spec.amx else d)}
+    for names, width in ((spec.queries, d), (spec.cotangents, d_v)):
+        rows |= dict.fromkeys((f"{name}_rows" for name in names), B * padded(spec.real.size, width))
+        rows |= dict.fromkeys(names, B * transposed_rows(spec, width))
+    return {"state": 16, **integers64, **lanes, **rows}
+
+
+def backward_scratch_size(spec: BackwardSpec, blocks: int, d: int, d_v: int) -> int:
+    """Return the size of a work group's scratch memory, in elements of `real`."""
+    tile, block = backward_tile_scratch(spec, d, d_v), backward_block_scratch(spec, d, d_v)
+    return int(sum(tile.values()) + blocks * sum(block.values()))

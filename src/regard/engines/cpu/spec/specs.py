@@ -1,0 +1,355 @@
+"""Specs: all that a kernel is compiled for, and what its caller and it agree on."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from regard.engines.cpu.language.types import BF16, Type
+from regard.engines.cpu.spec.operands import (
+    BACKWARD,
+    BACKWARD_JVP,
+    FORWARD,
+    JVP,
+    SECOND,
+    Operand,
+    RuleArguments,
+    block_fields_of,
+    fields_of,
+    operands_of,
+)
+
+WORK_GROUP, AMX_WORK_GROUP = 8, 16  # query blocks of a work group of backward, by vectors and by AMX
+TRAINED_WORK_GROUP = 4  # the same where a table has a gradient
+PARTIAL_SUMS = 4, 4  # partial sums of a table's gradient: over batch elements and heads, and over tiles
+OPTIONAL = ("query", "key", "value", "cotangent", "bias")  # roles whose tangents a call may lack
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """The spec of a forward kernel.
+
+    element: of q, k, v and out. real: of sums. integer: of indices in rules. lanes: queries of a query block, in whole
+    vectors. decode_rows: rows that share a key head where lanes are keys, 0 where lanes are queries.
+    packed_vectors: vectors of rows of a query block that covers all heads of token-major K and V, else 0.
+    paired: products take packed bf16 pairs. amx: products of AMX tiles. copied: tiles of K and V are copied before use.
+    pipelined: a tile's softmax is interleaved with the QK product of the next. bias: the type of a dense bias.
+    best: how many of the largest weights are returned.
+    """
+
+    kernel: ClassVar[str] = FORWARD
+
+    element: Type
+    real: Type
+    integer: Type
+    lanes: int
+    decode_rows: int
+    packed_vectors: int
+    paired: bool
+    amx: bool
+    copied: bool
+    pipelined: bool
+    mask: RuleArguments | None
+    score: RuleArguments | None
+    bias: Type | None
+    dropout: bool
+    sink: bool
+    entropy: bool
+    best: int
+
+    @property
+    def key(self) -> str:
+        """Text that no other kernel of a target has."""
+        return repr((self.kernel, *map(_identity, vars(self).values())))
+
+    # Operands and fields, see `spec/operands.py`
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        return operands_of(self.kernel, self.dense)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        rules = [name for program in (self.mask, self.score) if program for name in program.fields]
+        return (*fields_of(self.kernel, self.dense), *rules)
+
+    @property
+    def block_fields(self) -> tuple[str, ...]:
+        return block_fields_of(self.kernel, self.dense)
+
+    def names(self, *roles: str) -> tuple[str, ...]:
+        """Return the operands of some roles that this kernel reads or writes."""
+        return tuple(x.name for x in self.operands.values() if x.role in roles and self.takes(x))
+
+    def takes(self, x: Operand) -> bool:
+        """Test if a kernel of this spec has code for an operand."""
+        return x.role != "bias" or self._type(x) is not None
+
+    def type_of(self, name: str) -> Type:
+        """Return the type of an operand's numbers."""
+        found = self._type(self.operands[name])
+        assert found is not None
+        return found
+
+    def _type(self, x: Operand) -> Type | None:
+        found: Type | None = getattr(self, x.type) if isinstance(x.type, str) else x.type
+        return found
+
+    @property
+    def queries(self) -> tuple[str, ...]:
+        return self.names("query")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.names("key")
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return self.names("value")
+
+    @property
+    def biases(self) -> tuple[str, ...]:
+        return self.names("bias")
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        return self.names("mask")
+
+    @property
+    def fetched(self) -> tuple[str, ...]:
+        """Dense arrays whose tiles are transposed, so that lanes are queries."""
+        return (*self.masks, *self.biases)
+
+    @property
+    def dense(self) -> int:
+        """The number of dense masks."""
+        return len(self.mask.program.dense) if self.mask else 0
+
+    # Products and sums, by name; tangents add to them
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Tiles with one number for each query and key, which multiply V."""
+        return ("P",)
+
+    @property
+    def sums(self) -> tuple[tuple[str, str], ...]:
+        """Names of Σ w, and of Σ w (S − m) for the entropy, over the keys of a query."""
+        return (("l", "e"),)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("O",)
+
+    # Layouts of lanes
+
+    @property
+    def rows(self) -> int:
+        """Rows that a query block has room for."""
+        return self.decode_rows if self.decode_rows and not self.packed_vectors else self.lanes
+
+    @property
+    def vector(self) -> int:
+        """Lanes of a vector, where lanes are keys."""
+        return self.lanes // max(1, self.packed_vectors)
+
+    @property
+    def bf16_dot(self) -> bool:
+        """True if products take packed bf16 pairs without AMX."""
+        return self.paired and not self.amx
+
+    @property
+    def key_vectors(self) -> int:
+        """Vectors of keys whose scores are summed at once in decode.
+
+        There are two where one chain of sums would be waited for.
+        """
+        return 2 if self.element is BF16 and 0 < self.decode_rows <= 2 and self.vector * self.real.size == 32 else 1
+
+    @property
+    def ruled(self) -> bool:
+        """True if a score or bias follows the QK product.
+
+        Scores are then natural, else logarithms of base 2.
+        """
+        return self.score is not None or self.bias is not None
+
+    @property
+    def copies(self) -> bool:
+        """True if tiles are copied, of V at least."""
+        return self.copied or (self.paired and not self.decode_rows)
+
+
+@dataclass(frozen=True)
+class TangentSpec(KernelSpec):
+    """The spec of a tangent kernel.
+
+    varies: those of "q", "k", "v" and "sink" that have a tangent. bias_dot: the type of the bias's tangent.
+    nonlinear: the rule's tangent is the second result of the `score` program. given: the output is read instead of
+    computed.
+    """
+
+    kernel: ClassVar[str] = JVP
+
+    varies: frozenset[str]
+    bias_dot: Type | None
+    nonlinear: bool
+    given: bool
+
+    @property
+    def moves(self) -> bool:
+        """True if scores have a tangent."""
+        return bool(self.varies & {"q", "k"}) or self.bias_dot is not None or self.nonlinear
+
+    def takes(self, x: Operand) -> bool:
+        if x.name == "out":
+            return not self.given
+        return x.tangent_of in self.varies if x.tangent_of in ("q", "k", "v", "sink") else super().takes(x)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        return (*super().weights, *(["S_dot"] if self.moves else []))
+
+    @property
+    def sums(self) -> tuple[tuple[str, str], ...]:
+        """In addition the same sums of w Ṡ."""
+        return (*super().sums, *([("l_dot", "e_dot")] if self.moves else []))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return (*(() if self.given else super().outputs), "O_dot")
+
+
+@dataclass(frozen=True)
+class SecondPassSpec(KernelSpec):
+    """The spec of a second pass; statistics: the names of some operands with the role "sum"."""
+
+    kernel: ClassVar[str] = SECOND
+
+    statistics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableRead:
+    """A read of a float table that has a gradient.
+
+    table: its number in the program. indices: their number.
+    """
+
+    table: int
+    indices: int
+
+
+@dataclass(frozen=True)
+class BackwardSpec(KernelSpec):
+    """The spec of a backward kernel.
+
+    The results of the `score` program are followed by its derivative in the score if it is `nonlinear`. Then come, for
+    each of `table_reads`, the derivative in the entry and its indices. trains_bias: dS is summed for a bias.
+    bias_rows, bias_keys: axes of these sums. bias_shared: several heads add to each sum.
+    """
+
+    kernel: ClassVar[str] = BACKWARD
+
+    nonlinear: bool
+    table_reads: tuple[TableRead, ...]
+    trains_bias: bool
+    bias_rows: bool
+    bias_keys: bool
+    bias_shared: bool
+
+    @property
+    def work_group(self) -> int:
+        """Query blocks that share each tile while it is in cache."""
+        return AMX_WORK_GROUP if self.amx else WORK_GROUP
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (*super().fields, *(f"dtable{n}{x}" for n in self.trained for x in ("", "_step")))
+
+    @property
+    def trained(self) -> list[int]:
+        """Numbers of the program's tables that have a gradient."""
+        return sorted({reading.table for reading in self.table_reads})
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Tiles S and dP, one number for each query and key, which become P · D and dT."""
+        return ("P", "dS")
+
+    @property
+    def score_gradients(self) -> tuple[str, ...]:
+        """Return the members of `weights` that become dT."""
+        return ("dS",)
+
+    @property
+    def cotangents(self) -> tuple[str, ...]:
+        return self.names("cotangent")
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Scalars of each query."""
+        return self.names("number", "rest")
+
+    @property
+    def rests(self) -> tuple[str, ...]:
+        """Return the members of `numbers` that the gradient of a sink needs."""
+        return self.names("rest")
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Return the arrays that a call may lack: which it has is known at run time."""
+        return tuple(x.name for x in self.operands.values() if x.tangent_of is not None and x.role in OPTIONAL)
+
+    @property
+    def before(self) -> int:
+        """The number of results of `score` before those of table reads."""
+        return 1 + self.nonlinear
+
+    @property
+    def derivatives(self) -> int:
+        """The number of results of each table read before its indices."""
+        return 1
+
+
+@dataclass(frozen=True)
+class BackwardTangentSpec(BackwardSpec):
+    """The spec of a tangent-of-backward kernel.
+
+    The second result of the `score` program is the rule's tangent. The tangents of the derivatives in the score and in
+    table entries follow those derivatives. bias_dot: the type of the bias's tangent.
+    """
+
+    kernel: ClassVar[str] = BACKWARD_JVP
+
+    bias_dot: Type | None
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return _with_tangents(super().outputs)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """In addition S˙, which becomes (P · D)˙, and dP˙, which becomes dT˙."""
+        return _with_tangents(super().weights)
+
+    @property
+    def score_gradients(self) -> tuple[str, ...]:
+        return _with_tangents(super().score_gradients)
+
+    @property
+    def before(self) -> int:
+        return 2 + 2 * self.nonlinear
+
+    @property
+    def derivatives(self) -> int:
+        return 2
+
+
+def _with_tangents(names: tuple[str, ...]) -> tuple[str, ...]:
+    return (*names, *(f"{name}_dot" for name in names))
+
+
+def _identity(x: Any) -> Any:
+    """Return a value of a spec as one whose text is the same for the same kernel."""
+    if isinstance(x, RuleArguments):
+        return x.key
+    return sorted(x) if isinstance(x, frozenset) else x
