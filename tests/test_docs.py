@@ -310,6 +310,12 @@ def served(site: Path) -> Iterator[str]:
     server.server_close()
 
 
+ON_32_BITS = """x = np.ones((400, 400))
+print((x + x + x).sum())
+x, rule = np.ones((2, 8, 4)), regard.relative(np.zeros((2, 15)))
+print(regard.attention(x, x, x, mask=regard.documents(np.arange(8) // 4), score=rule).shape)"""
+"""What this NumPy would end at or refuse: a large intermediate result, indices of 64 bits in tables of rules."""
+
 HEAT_MAP = """from IPython.display import SVG
 regard.look(q, k, v, save="map.svg")
 SVG("map.svg")"""
@@ -342,6 +348,8 @@ def test_pages_in_a_browser_run_their_blocks(served: str, site: Path, browser: A
     assert first.locator(".run-status").inner_text() == "Done"
     write(second, "for x in range(2):\nprint(x)\nif x:\nprint(out := 7 * x)")  # Enter indents
     assert ran(second, "Done") == "0\n1\n7"
+    write(second, ON_32_BITS)
+    assert ran(second) == "480000.0\n(2, 8, 4)"
     write(second, HEAT_MAP)
     second.locator("img").wait_for()
     assert second.locator("img").evaluate("async image => (await image.decode(), image.naturalWidth)") > 500

@@ -54,6 +54,7 @@ class Cell implements Block {
     for (const [name, value] of Object.entries(names)) this.code.setAttribute(name, value);
     this.code.setAttribute("aria-label", `Python, block ${this.number + 1}: Control and Enter run it`);
     this.code.addEventListener("keydown", (event) => {
+      event.stopPropagation(); // the site's own shortcuts: "/" would move to its search
       if (event.key !== "Enter" || event.shiftKey || event.altKey || event.isComposing) return;
       event.preventDefault();
       if (event.ctrlKey || event.metaKey) this.run();

@@ -87,10 +87,15 @@ async function start(): Promise<Blocks> {
   return blocks;
 }
 
+const failed = (error: unknown): void => answer({ kind: "failed", why: error instanceof Error ? error.message : String(error) });
 const started = start();
-started.catch((error: unknown) => answer({ kind: "failed", why: error instanceof Error ? error.message : String(error) }));
+started.catch(failed);
 
 self.onmessage = async ({ data }: MessageEvent<Run>) => {
   const blocks = await started;
-  answer({ kind: "done", ok: blocks.run(data.name, data.source) });
+  try {
+    answer({ kind: "done", ok: blocks.run(data.name, data.source) });
+  } catch (error) {
+    failed(error); // not the block's error: the interpreter has ended
+  }
 };
