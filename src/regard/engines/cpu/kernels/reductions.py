@@ -59,7 +59,7 @@ class SecondPassKernel(PrefillKernel):
 
     def _softmax(self, tile: KeyTile) -> None:
         """Compute P; 0 for hidden and absent keys of the tile."""
-        k, P = self.k, self.tile.P
+        k, P = self.k, tile.scratch.P
         if not self.spec.ruled:
             self._subtract_lse(tile, self.block.e, self.product_scale)
         seen = self.block.l.of(mathematics.integer_of(self.real))
@@ -85,7 +85,7 @@ class SecondPassKernel(PrefillKernel):
         with k.loop(tile.stop, start=tile.first & -W, step=W) as p:
             rows = []
             for n in range(W):
-                first, *others = (self.load(self.tile.P, (p + n) * B, c) for c in self.vectors())
+                first, *others = (self.load(tile.scratch.P, (p + n) * B, c) for c in self.vectors())
                 rows.append(sum(others, first))
             first, *others = k.transpose(rows)
             total[p] = total.load(p, W) + sum(others, first)
@@ -98,7 +98,7 @@ class SecondPassKernel(PrefillKernel):
         with k.loop(W) as n:
             for diagonal in range(W - KEYS, self.B, W):
                 there = [(p, p + diagonal) for p in keys if p + diagonal in lanes]
-                first, *others = (self.load(self.tile.P, (n + p) * self.B, c) for p, c in there)
+                first, *others = (self.load(tile.scratch.P, (n + p) * self.B, c) for p, c in there)
                 at = diagonal - n
                 total[at] = total.load(at, W) + sum(others, first)
 
@@ -115,7 +115,7 @@ class SecondPassKernel(PrefillKernel):
                     made = [k.variable(self.zero()) for _ in self.maps]
                     with k.loop(end, start=p.value) as q:
                         for name, x in zip(self.maps, made, strict=True):
-                            x.value = self._pooled(name, x.value, self.load(self.tile.P, q * self.B, c))
+                            x.value = self._pooled(name, x.value, self.load(tile.scratch.P, q * self.B, c))
                     for into, x in zip((self.tile.old, self.tile.new), made, strict=False):
                         into[c] = x.value
                 self._pool_rows(bin.value)
