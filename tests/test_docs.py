@@ -20,6 +20,7 @@ import pytest
 
 import regard
 from in_browser import AXE, FLAGS
+from regard.bench.measure import Report
 from regard.viewer.serve import built
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -254,6 +255,22 @@ def test_pages_in_a_browser_have_sliders_for_the_keyboard(site: Path, browser: A
     page.close()
 
 
+def test_pages_in_a_browser_draw_figures(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "benchmarks.html").as_uri())
+    figures = page.locator(".figures")
+    report = Report.from_json((DOCS / "benchmarks/zen-5/report.json").read_text("utf-8"))
+    first = report.group("forward")[0]
+    row = figures.locator("tbody tr").first.inner_text().split("\t")
+    assert row[:2] == [first.name, f"{first.figure():.1%}".replace("%", " %")]
+    circles = figures.locator("svg circle").count()
+    figures.get_by_role("checkbox", name="NumPy").click()
+    assert figures.locator("svg circle").count() < circles
+    figures.get_by_role("combobox", name="Machine").select_option("Zen 3")
+    assert figures.locator("tbody tr").first.inner_text().split("\t")[1] != row[1]
+    page.close()
+
+
 def test_pages_in_a_browser_are_light(site: Path, browser: Any) -> None:
     page = browser.new_page()
     asked: list[str] = []
@@ -266,7 +283,7 @@ def test_pages_in_a_browser_are_light(site: Path, browser: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index", "howto/windows", "learn/looking", "learn/positions"])
+@pytest.mark.parametrize("name", ["index", "howto/windows", "learn/looking", "learn/positions", "benchmarks"])
 def test_pages_in_a_browser_are_accessible(site: Path, browser: Any, name: str, scheme: str) -> None:
     page = browser.new_page(color_scheme=scheme)
     page.goto((site / f"{name}.html").as_uri())
