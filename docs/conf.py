@@ -15,9 +15,11 @@ release = version = regard.__version__
 
 extensions = [
     "myst_nb", "sphinx_design", "sphinx_proof", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx",
-    "extensions.mathml", "extensions.terms",
+    "extensions.execution", "extensions.markup", "extensions.mathml", "extensions.pictures", "extensions.reports",
+    "extensions.run", "extensions.terms", "extensions.video",
 ]  # fmt: skip
-exclude_patterns = ["_build", "extensions"]
+exclude_patterns = ["_build", "_templates", "extensions"]
+templates_path = ["_templates"]
 
 # Pages: only those with a header of MyST-NB have blocks that run.
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]

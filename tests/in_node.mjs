@@ -30,16 +30,17 @@ async function calls({ loader, module, calls, seconds }) {
   for (const [n, call] of calls.entries()) {
     const floats = (name) => new Float32Array(new Uint8Array(readFileSync(here(name))).buffer);
     const given = { ...call };
-    for (const name of ["q", "k", "v"]) if (typeof call[name] === "string") given[name] = floats(call[name]);
+    for (const name of ["q", "k", "v", "lse"]) if (typeof call[name] === "string") given[name] = floats(call[name]);
     try {
-      const result = attention(given);
+      const run = call.rows ? attention.maps : attention;
+      const result = run(given);
       const { top, ...arrays } = result;
       if (top) Object.assign(arrays, { values: top.values, indices: top.indices });
       for (const [name, x] of Object.entries(arrays)) writeFileSync(here(`${n}.${name}`), new Uint8Array(x.buffer));
       let best = Infinity;
       for (const stop = performance.now() + 1000 * (seconds ?? 0); performance.now() < stop; ) {
         const begun = performance.now();
-        attention(given);
+        run(given);
         best = Math.min(best, performance.now() - begun);
       }
       printed.push({ milliseconds: best });

@@ -5,23 +5,30 @@ import importlib.util
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from regard.core.parts import part_of
 from regard.core.problem import Problem
+from regard.core.statistics import pooled
+from regard.engines import cpu
 from regard.engines.cpu.schedule import work
+from regard.engines.cpu.schedule.second_work import Pass
 from regard.engines.cpu.schedule.work import KernelResults, Schedule, programs, table_array
 from regard.engines.cpu.spec.operands import BASES, BLOCKS, COUNT, SCRATCH, TAKEN, TILE_LIST, WORK_GROUPS
 from regard.engines.cpu.target import cache
-from regard.engines.cpu.target.instructions import webassembly
+from regard.engines.cpu.target.instructions import chosen, webassembly
 from regard.engines.cpu.wasm.linking import linked
+from regard.reference import specification
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SCRIPT = Path(__file__).with_suffix(".mjs")
+SUMS = "visible", "received", "profile"
 START = 2**20  # of an image: the module has its own data and stack before
 
 
@@ -46,23 +53,44 @@ def run(job: dict[str, Any], folder: Path) -> str:
 
 
 def call(path: Path, calls: list[dict[str, Any]], seconds: float = 0.0) -> list[dict[str, Any]]:
-    """Results of an exported module for calls: arrays by name, or an "error", and the least time in "milliseconds"."""
+    """Results of an exported module for calls: arrays by name, or an "error", and the least time in "milliseconds".
+
+    Calls with rows are for maps, by edges of rows and cols.
+    """
     given = []
     for n, x in enumerate(calls):
         own = dict(x)
         for name, array in x.items():
-            if isinstance(array, np.ndarray):
+            if isinstance(array, np.ndarray) and array.dtype.kind == "i":
+                own[name] = array.tolist()
+            elif isinstance(array, np.ndarray):
                 own[name] = f"{n}.{name}"
                 np.ascontiguousarray(array, np.float32).tofile(path.parent / own[name])
         given.append(own)
     job = {"loader": f"{path.stem}.js", "module": path.name, "calls": given, "seconds": seconds}
     found: list[dict[str, Any]] = json.loads(run({"calls": job}, path.parent))
     for n, one in enumerate(found):
-        for name in ("out", "lse", "entropy", "max", "argmax", "values", "indices"):
+        dtypes = {"argmax": np.int32, "indices": np.int32, "seen": np.uint8, "visible": np.int32}
+        for name in ("out", "lse", "entropy", "max", "argmax", "values", "indices", "mass", "seen", *SUMS):
             file = path.parent / f"{n}.{name}"
-            if file.exists():
-                one[name] = np.fromfile(file, np.int32 if name in ("argmax", "indices") else np.float32)
+            if file.exists() and name not in calls[n]:
+                one[name] = np.fromfile(file, dtypes.get(name, np.float32))
     return found
+
+
+def native_maps(p: Problem, lse: Array, rows: Array, cols: Array) -> dict[str, Array]:
+    """Maps of one head by these edges as the engine computes them, and what is visible."""
+    part = part_of(p, rows=slice(int(rows[0]), int(rows[-1])))
+    shape = len(rows) - 1, len(cols) + 1
+    lse = np.ascontiguousarray(lse.reshape(1, -1)[:, rows[0] : rows[-1]])
+    made = Pass(part, chosen(), lse, (pooled(*shape), pooled(*shape, "max")), (1, 1))
+    made.row_edges, made.col_edges = rows - rows[0], np.array([0, *cols, p.n_k])
+    made.part_edges = made._part_edges()
+    mass, largest = made.result().values()
+    with np.errstate(all="ignore"):
+        visible = np.isfinite(specification.terms(part).S)[0, 0]
+    seen = np.maximum.reduceat(np.maximum.reduceat(visible[:, : cols[-1]], rows[:-1] - rows[0], 0), cols[:-1], 1)
+    return {"mass": mass[..., 1:-1], "max": largest[..., 1:-1], "seen": seen.astype(np.uint8)}
 
 
 class Image:
@@ -85,7 +113,37 @@ class Image:
         return self.put(ctypes.string_at(low, high - low)) + x.ctypes.data - low
 
 
-def forward(p: Problem, folder: Path) -> dict[str, Array]:
+def same(got: dict[str, Any], expected: dict[str, Array]) -> None:
+    """Check that arrays have the same bits."""
+    for name, x in expected.items():
+        bits = np.asarray(got[name]).reshape(-1).view(np.uint8)
+        np.testing.assert_array_equal(bits, np.ascontiguousarray(x).reshape(-1).view(np.uint8), err_msg=name)
+
+
+def native(p: Problem) -> dict[str, Array]:
+    """Outputs of a problem by the engine on this processor."""
+    outputs, seen = cpu.forward(p)
+    assert outputs.out is not None
+    return {"out": outputs.out, **{s.name: x for s, x in seen.items() if s.name in ("lse", "entropy", "max")}}
+
+
+Launched = Callable[[bytes, bytes, dict[str, Any]], bytes]
+"""Runs a module on a memory, as a job says, and returns the bytes between two addresses."""
+
+
+def in_folder(folder: Path) -> Launched:
+    """Launch in Node.js, by files in a folder."""
+
+    def launched(module: bytes, memory: bytes, job: dict[str, Any]) -> bytes:
+        (folder / "kernel.wasm").write_bytes(module)
+        (folder / "memory").write_bytes(memory)
+        run({"image": {**job, "module": "kernel.wasm", "memory": "memory", "result": "result"}}, folder)
+        return (folder / "result").read_bytes()
+
+    return launched
+
+
+def forward(p: Problem, launched: Launched) -> dict[str, Array]:
     """Outputs of a problem by the kernel of the target "wasm", on the schedule of the engine."""
     target = webassembly()
     shape = (*p.lead, p.heads, p.n_q)
@@ -95,8 +153,7 @@ def forward(p: Problem, folder: Path) -> dict[str, Array]:
         return found
     schedule = Schedule(p, target, results, range(p.n_q), 1)
     spec = results.spec(p, target, p.n_q)
-    code = cache.compile_object(work.source(spec, target), target, "test")
-    (folder / "kernel.wasm").write_bytes(linked(code, ["forward"]))
+    code = cache.stored_object(spec.key, "test", target, lambda: work.source(spec, target))
 
     image = Image()
     outputs = {name: image.put_array(x) for name, x in found.items()}
@@ -122,13 +179,8 @@ def forward(p: Problem, folder: Path) -> dict[str, Array]:
         fields[TILE_LIST], fields[WORK_GROUPS] = image.put(stage.tiles.tobytes()), image.put(stage.bounds.tobytes())
         fields[COUNT], fields[SCRATCH] = len(stage.bounds), image.put(bytes(stage.scratch))
         launches.append(image.put(fields.tobytes()))
-    (folder / "memory").write_bytes(image.bytes)
-    job = {
-        "module": "kernel.wasm", "memory": "memory", "start": START, "launches": launches, "taken": taken,
-        "from": START, "to": end, "result": "result",
-    }  # fmt: skip
-    run({"image": job}, folder)
-    after = (folder / "result").read_bytes()
+    job = {"start": START, "launches": launches, "taken": taken, "from": START, "to": end}
+    after = launched(linked(code, ["forward"]), bytes(image.bytes), job)
     for name, x in found.items():
         begin = outputs[name] - START
         x.reshape(-1).view(np.uint8)[:] = np.frombuffer(after[begin : begin + x.nbytes], np.uint8)

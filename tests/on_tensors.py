@@ -13,7 +13,8 @@ from regard.bench.cases import CASES, Case
 from regard.rules import as_score
 from regard.rules.expression import order, rebuild
 
-ARRAYS = ("bias", "sink", "mask", "offset")
+ARRAYS = ("bias", "sink", "metric", "mask", "offset")
+FLOATS = ("bias", "sink", "metric")
 SMALL = [case for case in CASES if max(case.n_q, case.n_k) < 30 and case.poison is None]
 
 
@@ -48,7 +49,7 @@ def call(
     q, k, v, options = case.inputs(dtype)
     given = {name: tensor(x) for name, x in options.items() if name in ARRAYS}
     floats = {"query": tensor(q), "key": tensor(k), "value": tensor(v)}
-    floats |= {name: given.pop(name) for name in ("bias", "sink") if name in given}
+    floats |= {name: given.pop(name) for name in FLOATS if name in given}
     score = None if "score" not in options else as_score(options["score"])
     tables = {}
     if score is not None:
@@ -63,7 +64,7 @@ def call(
         if score is not None:
             new = {id(x): regard.table(named[name]) for name, x in tables.items()}
             made["score"] = replace(score, node=rebuild(score.node, new))
-        made |= {name: x for name, x in named.items() if name in ("bias", "sink")}
+        made |= {name: x for name, x in named.items() if name in FLOATS}
         return regard.attention(named["query"], named["key"], named["value"], **made)
 
     return attention, list(floats.values()), list(floats), options

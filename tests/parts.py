@@ -41,7 +41,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_bench_models.py::test_(every|llama|models_|a_model|a_wrong_drop|the_share)", "slow", "transformers"),
     Row("test_public.py::test_submodules|test_cli.py::(test_doctor$|.*no such model)", "slow", "transformers, Triton"),
     Row("test_notebook", "slow", "anywidget"),
-    Row(r"test_docs\.py::test_(every_block|links_lead|pages_in)", "slow", "Sphinx; runs every block of the site"),
+    Row(r"test_docs\.py::test_(every_block|links_lead|pages_in|a_failing)", "slow", "Sphinx and Chromium"),
     Row("test_jax_drop_in.py::.*(flax|linen|equinox)", "slow", "Flax and Equinox"),
     Row(r"test_doctests.py::test_examples\[regard.(engines.triton|.*pretrained)", "slow", "Triton, transformers"),
     Row("test_install.py.*(sdist|node)", "slow", "hatchling"),
@@ -55,7 +55,7 @@ TABLE: tuple[Row, ...] = (
     Row(r"TestCpu::test_\w+\[", 24, "compiles kernels", 3),
     Row(CASES + r"\w+\[", 6, "other dtypes, special values"),
     # WebAssembly
-    Row(r"test_wasm.py::test_(kernels|modules|relaxed|what_the)", "slow", "Node.js, and compiles kernels"),
+    Row(r"test_wasm.py::test_(kernels|modules|maps|sums|relaxed|what_the)", "slow", "Node.js, and compiles kernels"),
     Row(r"test_wasm_linking.py::test_(a_module_runs|code)", "slow", "Node.js, wasm-ld"),
     # Products of kernels, dtypes, layouts and instruction sets
     Row(r"test_special_targets.py::test_special_values", "slow", "compiles kernels", 8),
@@ -90,7 +90,7 @@ TABLE: tuple[Row, ...] = (
     Row("test_torch_modes", 8, "PyTorch traces"),
     Row("test_jax_derivatives.py::test_(third|hessian|weights|checkpoint)|test_without_x64", "slow", "2 to 9 s each"),
     Row("test_jax_scan.py::test_(all_inputs_and_vmap|memory)", "slow", "3 to 13 s"),
-    Row("test_jax_functions.py::test_(merge|linear_attention)|broadcast_dropout", "slow", "3 to 5 s each"),
+    Row("test_jax_functions.py::test_(merge|linear_attention|a_metric)|broadcast_dropout", "slow", "3 to 5 s each"),
     Row("test_beside_jax_nn", 4, "XLA compiles each"),
     Row("test_jax_(derivatives|scan)", 24, "XLA compiles each case"),
     Row("test_jax_values.py::test_every_case", 12, "XLA compiles each case in each dtype"),

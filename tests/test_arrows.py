@@ -52,6 +52,7 @@ LAZY = {
         "interpret.ablation interpret.table viewer.command viewer.show.steps",
         COMMAND,
     ),
+    "regard.core.parts": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.core.rowsums": ("core.tensors", "PyTorch, which an array on a device has loaded"),
     "regard.engines": ("reference.engine", "a call loads the engines that it asks, and few ask the specification"),
     "regard.engines.cpu": (
@@ -77,6 +78,7 @@ LAZY = {
         "viewer.serve.saving viewer.serve.server",
         "PyTorch, anywidget, starlette, uvicorn; `from regard import *` loads `look`, which loads what a call needs",
     ),
+    "regard.viewer.serve.export": ("engines.cpu.wasm.module", COMPILER),
     "regard.viewer.serve.answers": ("viewer.serve.export", "a page in one file holds answers, and is one"),
 }
 """Modules that import inside of functions: what they import so, and why the start of a process needs it."""

@@ -6,9 +6,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -16,15 +20,19 @@ import pytest
 
 import regard
 from in_browser import AXE, FLAGS
+from regard.bench.measure import Report
+from regard.viewer.serve import built
 
 DOCS = Path(__file__).parents[1] / "docs"
-WRITTEN = sorted([*(DOCS / "learn").glob("*.md"), *(DOCS / "howto").glob("*.md"), DOCS / "index.md"])
+WRITTEN = sorted(
+    [DOCS / "index.md", *(page for x in ("explain", "howto", "learn") for page in (DOCS / x).glob("*.md"))]
+)
 MOST_WORDS = 35
 
 
 def sentences(text: str) -> list[str]:
     """The sentences of a page, without its header, blocks, tables, comments and formulas."""
-    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
+    text = re.sub(r"\A---\n.*?\n---\n|^> ?(\[![^\n]*)?", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(
         r"^(```|:::+)\{code-cell\}.*?^\1$|^```.*?^```$|^\$\$.*?^\$\$", "\n\n", text, flags=re.DOTALL | re.MULTILINE
     )
@@ -66,10 +74,52 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(regard.__all__) - {"__version__"} <= listed
 
 
+# Markup of our own
+
+
+@pytest.fixture
+def markup(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(DOCS)
+    return import_module("extensions.markup")
+
+
+def test_callouts_become_directives(markup: Any) -> None:
+    for kind, opening in (
+        ("TIP", ":::{tip}"),
+        ("WARNING", ":::{warning}"),
+        ("PROOF", ":::{prf:proof}"),
+        ("CRITICAL", ":::{admonition} Critical\n:class: critical danger"),
+        ("ABSTRACT", ":::{admonition} In short\n:class: abstract note"),
+    ):
+        assert markup.rewritten(f"> [!{kind}]\n> Text.\n>\n> More.\n") == f"{opening}\nText.\n\nMore.\n:::\n\n"
+    titled = markup.rewritten("> [!DEFINITION] A thing\n> It is.\n")
+    assert titled == ":::{prf:definition} A thing\n:label: definition-a-thing\nIt is.\n:::\n\n"
+    with pytest.raises(ValueError, match=r"a callout is one of .*, got NONSENSE"):
+        markup.rewritten("> [!NONSENSE]\n> Text.\n")
+
+
+def test_blocks_become_code(markup: Any) -> None:
+    made = markup.rewritten("```{look} Two words\nx, x, causal=True\n```\n", "learn/page")
+    assert "```python\nregard.look(x, x, causal=True)\n```" in made
+    assert "    '../', 'learn-page-1', 'Two words',\n    x, x, causal=True\n)" in made
+    folded = markup.rewritten("```{fold} It's long\ncode\n```\n")
+    assert folded.endswith("tags: [hide-input]\nmystnb:\n  code_prompt_show: 'It''s long'\n"
+                           "  code_prompt_hide: 'It''s long'\n---\ncode\n```\n")  # fmt: skip
+
+
+def test_other_blocks_stay(markup: Any) -> None:
+    text = "````\n```{look} Title\n> [!TIP]\n```\n````\n\n> A quotation.\n\n:::{note}\nText.\n:::\n"
+    assert markup.rewritten(text) == text
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_spec("myst_nb") is None:
         pytest.skip("the documentation needs Sphinx: pip install -c constraints.txt '.[docs]'")
+    try:
+        built.page()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
     made = tmp_path_factory.mktemp("docs") / "site"
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", str(made.parent / "trees")]
     paths = [os.path.abspath(x) for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]  # kernels move
@@ -122,6 +172,17 @@ def test_every_block_runs_and_nothing_is_warned_of(site: Path) -> None:
         assert (site / name).exists(), name
 
 
+def test_a_failing_block_is_told(markup: Any) -> None:
+    pytest.importorskip("myst_nb")
+    execution = import_module("extensions.execution")
+    (shown, value), failure = execution.run(["print('x')\n1 + 1", "y = 2\ny"], 60)
+    assert [x.output_type for x in shown] == ["stream", "execute_result"]
+    assert (value[0]["data"]["text/plain"], failure) == ("2", None)
+    _, failure = execution.run(["1", "raise ValueError('wrong')", "2"], 60)
+    assert "ValueError: wrong" in failure
+    assert "status" in execution.run(["import os; os._exit(3)"], 60)[1]
+
+
 def test_links_lead_somewhere(site: Path) -> None:
     assert dead_links(site) == []
 
@@ -162,8 +223,67 @@ def test_pages_in_a_browser_ask_no_other_host(site: Path, browser: Any) -> None:
     assert [url for url in asked if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
 
 
+def test_pages_in_a_browser_open_an_island(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((site / "learn" / "looking.html").as_uri())
+    link = page.locator(".island a")
+    assert not [url for url in asked if "_islands" in url or "youtube" in url]
+    assert page.locator("iframe, video").count() == 0
+    link.click()
+    page.frame_locator(".island + iframe").locator(".text .strongest li, .overview .token-row").first.wait_for()
+    assert [url for url in asked if "_islands" in url]
+    assert page.url.endswith("looking.html")  # the page stays
+    assert page.locator("figure.video a[href*=youtube] img").count() == 1
+    page.close()
+
+
+def test_pages_in_a_browser_have_sliders_for_the_keyboard(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "learn" / "positions.html").as_uri())
+    page.locator("figure.compare input").focus()
+    page.keyboard.press("Home")
+    assert page.locator("figure.compare").get_attribute("style") == "--at: 0%;"
+    page.goto((site / "learn" / "looking.html").as_uri())
+    film = page.locator("figure.film")
+    last = film.locator("img").last.get_attribute("src")
+    film.locator("input").focus()
+    page.keyboard.press("Home")
+    assert film.locator("figcaption").inner_text().startswith("step 0:")
+    assert film.locator("img").last.get_attribute("src") != last
+    page.close()
+
+
+def test_pages_in_a_browser_draw_figures(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "benchmarks.html").as_uri())
+    figures = page.locator(".figures")
+    report = Report.from_json((DOCS / "benchmarks/zen-5/report.json").read_text("utf-8"))
+    first = report.group("forward")[0]
+    row = figures.locator("tbody tr").first.inner_text().split("\t")
+    assert row[:2] == [first.name, f"{first.figure():.1%}".replace("%", " %")]
+    circles = figures.locator("svg circle").count()
+    figures.get_by_role("checkbox", name="NumPy").click()
+    assert figures.locator("svg circle").count() < circles
+    figures.get_by_role("combobox", name="Machine").select_option("Zen 3")
+    assert figures.locator("tbody tr").first.inner_text().split("\t")[1] != row[1]
+    page.close()
+
+
+def test_pages_in_a_browser_are_light(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((site / "index.html").as_uri())
+    files = {Path(unquote(urlsplit(url).path)) for url in asked}
+    page.close()
+    assert len(files) > 3
+    assert sum(file.stat().st_size for file in files) < 300_000
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index", "howto/windows"])
+@pytest.mark.parametrize("name", ["index", "howto/windows", "learn/looking", "learn/positions", "benchmarks"])
 def test_pages_in_a_browser_are_accessible(site: Path, browser: Any, name: str, scheme: str) -> None:
     page = browser.new_page(color_scheme=scheme)
     page.goto((site / f"{name}.html").as_uri())
@@ -171,3 +291,81 @@ def test_pages_in_a_browser_are_accessible(site: Path, browser: Any, name: str, 
     found = page.evaluate("axe.run(document)")["violations"]
     page.close()
     assert [(x["id"], [node["html"][:200] for node in x["nodes"][:3]]) for x in found] == []
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *about: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    """The address of the site on a server of this machine."""
+    if not (site / "_static/run/cells.js").exists():
+        pytest.skip("npm could not be reached")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+HEAT_MAP = """from IPython.display import SVG
+regard.look(q, k, v, save="map.svg")
+SVG("map.svg")"""
+
+
+def test_pages_in_a_browser_run_their_blocks(served: str, site: Path, browser: Any) -> None:
+    page = browser.new_page(color_scheme="dark")
+    page.set_default_timeout(180_000)
+    asked: list[str] = []
+    page.context.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{served}/learn/dictionary.html")
+    blocks = page.locator(".tag_run")
+    first, second = blocks.nth(0), blocks.nth(1)
+    built = second.locator(".cell_output").inner_text().strip()
+    assert "0.57142857" in built
+    assert not [url for url in asked if "/run/" in url and not url.split("?")[0].endswith(("cells.js", "run.css"))]
+
+    def ran(block: Any, how: str = "Done") -> str:
+        block.locator(".run-status", has_text=how).wait_for()
+        return str(block.locator(".cell_output").inner_text()).strip()
+
+    def write(block: Any, code: str) -> None:
+        block.locator("pre[role=textbox]").click()
+        page.keyboard.press("Control+A")
+        page.keyboard.type(code)
+        page.keyboard.press("Control+Enter")
+
+    second.get_by_role("button", name="Run").click()
+    assert ran(second) == built
+    assert first.locator(".run-status").inner_text() == "Done"
+    write(second, "for x in range(2):\nprint(x)\nif x:\nprint(out := 7 * x)")  # Enter indents
+    assert ran(second, "Done") == "0\n1\n7"
+    write(second, HEAT_MAP)
+    second.locator("img").wait_for()
+    assert second.locator("img").evaluate("async image => (await image.decode(), image.naturalWidth)") > 500
+    write(second, "print(1)\nregard.attention(q, k[:, :3], v)")
+    lines = ran(second, "Failed").splitlines()
+    assert lines[0] == "1"
+    assert [line for line in lines if "File" in line] == ['  File "block 2", line 2, in <module>']
+    assert lines[-1].startswith("ValueError: query and key must have the same")
+    write(second, "while True: pass")
+    second.locator(".run-status", has_text="Running").wait_for()
+    assert blocks.nth(2).get_by_role("button").is_disabled()
+    second.get_by_role("button", name="Stop").click()
+    ran(second, "Stopped")
+    page.add_script_tag(path=str(AXE))
+    for scheme in ("dark", "light"):
+        page.emulate_media(color_scheme=scheme)
+        found = page.evaluate("axe.run('article')")["violations"]  # the frame around it is the theme's
+        assert [(x["id"], [node["html"][:200] for node in x["nodes"][:3]]) for x in found] == []
+
+    page.route("**/numpy.bin", lambda route: route.fulfill(status=404))
+    second.get_by_role("button", name="Run").click()
+    assert ran(first, "Failed") == "Python cannot run here: numpy.bin is missing (404)"
+    assert [url for url in asked if not url.startswith((f"{served}/", "data:"))] == []
+    page.goto((site / "learn/dictionary.html").as_uri())
+    second.get_by_role("button", name="Run").click()
+    assert "Python needs a page from a server" in second.locator(".cell_output").inner_text()
+    page.close()

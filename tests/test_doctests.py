@@ -33,6 +33,7 @@ EXPLAINED_BY_EXAMPLES = [
     "regard.ops.multihead",
     "regard.core.statistics",
     "regard.ops.planning",
+    "regard.ops.retrieval",
     "regard.positions.distances",
     "regard.positions.rotary",
     "regard.positions.sinusoids",

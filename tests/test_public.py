@@ -25,6 +25,7 @@ PUBLIC = [
     "Outputs",
     "Profile",
     "RegardWarning",
+    "Retrieval",
     "Score",
     "Seen",
     "Table",
@@ -44,6 +45,7 @@ PUBLIC = [
     "examplemodel",
     "export_wasm",
     "global_tokens",
+    "hopfield",
     "insight",
     "linear_attention",
     "look",
@@ -57,6 +59,7 @@ PUBLIC = [
     "positions",
     "prefix",
     "relative",
+    "renyi",
     "score",
     "set_num_threads",
     "softcap",
@@ -73,7 +76,7 @@ PUBLIC = [
 MODULES = ["examplemodel", "insight", "positions"]
 CALLABLE = [name for name in PUBLIC if name not in ("RegardWarning", "__version__", *MODULES)]
 
-RULES = "mask=None, causal=False, score=None, bias=None, scale=None, sink=None"
+RULES = "mask=None, causal=False, score=None, bias=None, scale=None, metric=None, sink=None"
 DROPOUT = "dropout=0.0, seed=None"
 PLACE = "offset=None, origin=(0, 0, 0), layout='bhnd'"
 OPTIONS = f"{RULES}, {DROPOUT}, {PLACE}"
@@ -83,28 +86,31 @@ SIGNATURES = {
     "weights": f"(query, key, *, lse=None, rows={ALL}, cols={ALL}, {RULES}, {PLACE}, engine=None)",
     "attention_vjp": f"(query, key, value, dout, *, dlse=None, dentropy=None, outputs=None, engine=None, {OPTIONS})",
     "attention_jvp": "(query, key, value, dquery=None, dkey=None, dvalue=None, *, dbias=None, dsink=None, "
-    f"dtables=None, tangents=None, outputs=None, engine=None, {OPTIONS})",
+    f"dmetric=None, dtables=None, tangents=None, outputs=None, engine=None, {OPTIONS})",
     "attention_vjp_jvp": "(query, key, value, dout, tangents=None, *, dlse=None, dentropy=None, dquery=None, "
-    "dkey=None, dvalue=None, dbias=None, dsink=None, dtables=None, cotangent_tangents=None, "
+    "dkey=None, dvalue=None, dbias=None, dsink=None, dmetric=None, dtables=None, cotangent_tangents=None, "
     f"outputs=None, engine=None, {OPTIONS})",
-    "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE})",
+    "steps": f"(query, key, value, *, {RULES}, {DROPOUT}, {PLACE}, dout=None)",
     "plan": "(query=None, key=None, value=None, *, n=None, d=None, n_keys=None, d_value=None, heads=None, "
     f"kv_heads=None, batch=None, dtype=<class 'numpy.float32'>, {OPTIONS}, engine=None)",
     "multihead_attention": "(query, key, value, num_heads, *, num_kv_heads=None, w_q=None, w_k=None, w_v=None, "
     f"w_o=None, b_q=None, b_k=None, b_v=None, b_o=None, {RULES}, {DROPOUT}, offset=None, origin=(0, 0, 0), "
     "return_weights=False, observe=(), engine=None)",
     "linear_attention": "(query, key, value, *, feature_map='elu', causal=False, chunk=128, layout='bhnd')",
-    "export_wasm": "(path, *, mask=None, causal=False, window=None, score=None, statistics=(), relaxed=False)",
+    "export_wasm": "(path, *, mask=None, causal=False, window=None, score=None, statistics=(), maps=False, "
+    "relaxed=False)",
     "merge": "(*parts, sink=None)",
     "available_engines": "()",
     "set_num_threads": "(n)",
     "capture": "(model, *, layers=None, heads=None, memory=None, path=None, tokenizer=None)",
     "look": "(what=None, key=None, value=None, *, text=None, tokenizer=None, tokens=None, key_tokens=None, lse=None, "
-    "sequence=None, save=None, port=0, open_browser=True, block=None, **options)",
+    "sequence=None, save=None, with_model=False, port=0, open_browser=True, block=None, **options)",
     "top": "(k)",
     "mass": "(mask)",
     "pooled": "(rows, cols, kind='mass')",
     "weights_of": "(rows)",
+    "renyi": "(alpha)",
+    "hopfield": "(state, patterns, *, beta=None, steps=1)",
     "causal": "()",
     "window": "(left, right=0)",
     "prefix": "(length)",

@@ -1,11 +1,13 @@
 """Figures of docs/lab/webassembly.md: python tests/wasm_figures.py
 
 GFLOP/s of a causal call of 2 heads, d = 64, on one thread: of exported modules, of a plain loop in JavaScript, and of
-the engine on this processor. All take turns, since a machine may be shared; the best of each counts.
+the engine on this processor. All take turns, since a machine may be shared; the best of each counts. Then milliseconds
+of a map of 16,384 tokens, and of a typed text, in saved pages.
 """
 
 import base64
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,9 +18,13 @@ from typing import Any
 import numpy as np
 
 import regard
-from in_browser import FLAGS
+from in_browser import FLAGS, READY
 from in_node import call
 from regard.engines.cpu.target.instructions import targets
+from regard.examplemodel import ExampleModel
+from regard.viewer.scene.sources import Settings, arrays, example
+from regard.viewer.serve import built, export
+from regard.viewer.serve.answers import Answers
 
 HEADS, D, SECONDS, ROUNDS = 2, 64, 0.25, 16
 SIZES = 256, 1024, 4096
@@ -61,6 +67,24 @@ TIMED = """async ([n, heads, d, seconds, files]) => {
     return best;
 }"""
 
+TOKENS = 16384
+ASKED = """async ([source, data, ask]) => {
+    const { FileSource } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    const file = new FileSource(JSON.parse(data));
+    const times = [];
+    for (let n = 0; n < ask.rounds; n++) {
+        const begun = performance.now();
+        if (ask.text) {
+            const settings = { text: ask.text.slice(0, 200 - n), temperature: 1, scaled: true, causal: true };
+            const { scene } = await file.post("api/example/run", settings);
+            await file.numbers(`api/${scene.id}/tile/2/2/0/0/0?kind=mass`);
+        }
+        await Promise.all((ask.tiles ?? []).map((tile) => file.numbers(tile)));
+        times.push(performance.now() - begun);
+    }
+    return Math.min(...times);
+}"""
+
 
 def native(target: str, n: int) -> float:
     os.environ["REGARD_CPU"] = target
@@ -87,6 +111,37 @@ def in_chromium(page: Any, path: Path | None, n: int) -> float:
     return milliseconds
 
 
+def of_saved_pages(page: Any) -> None:
+    """Milliseconds of a map of many tokens and of a typed text, in saved pages."""
+
+    def asked(html: str, **ask: Any) -> float:
+        data = re.search(r'id="regard-data">(.*?)</script>', html, re.DOTALL)
+        assert data is not None
+        milliseconds: float = page.evaluate(ASKED, [built.page()["page.js"], data[1], ask])
+        return milliseconds
+
+    demo = export.page(Answers([example(Settings())], patience=None), "example", model=ExampleModel.load())
+    print("saved with the model", len(demo.encode()), "bytes; 200 bytes of text:", end=" ")
+    print(f"{asked(demo, text='The cat sat on the mat, and the dog ran to the red house. ' * 4, rounds=8):.0f} ms")
+    q, k = np.random.default_rng(0).standard_normal((2, 1, TOKENS, D), dtype=np.float32)
+    for name, rules in {"causal": {"causal": True}, "window": {"mask": regard.window(1024)}}.items():
+        html = export.page(Answers([arrays(q, k, **rules)], patience=None), "arrays")
+        level, across = 3, TOKENS // 2048
+        tiles = [f"api/arrays/tile/0/0/{level}/{x}/{y}?kind=mass" for y in range(across) for x in range(across)]
+        seconds = asked(html, tiles=tiles, rounds=2) / 1000
+        print(f"map of {TOKENS} tokens, {name}, level {level}: {seconds:.1f} s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file, times = Path(folder) / "demo.html", []
+        file.write_text(demo, "utf-8")
+        for _ in range(8):
+            page.goto("about:blank")
+            begun = time.perf_counter()
+            page.goto(file.as_uri())
+            page.wait_for_selector(READY["overview"])
+            times.append(1000 * (time.perf_counter() - begun))
+    print(f"first picture from disk: {min(times):.0f} ms", flush=True)
+
+
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
@@ -99,6 +154,8 @@ def main() -> None:
         for path in paths.values():
             print(path.name, path.stat().st_size, "bytes; loader", path.with_suffix(".js").stat().st_size)
         page = driver.chromium.launch(executable_path="/usr/bin/chromium", args=list(FLAGS)).new_page()
+        page.set_content("<!doctype html><title>figures</title>")
+        of_saved_pages(page)
         runs: dict[str, Callable[[int], float]] = {
             f"native {name}": partial(native, name) for name in ("baseline", "avx2") if targets()[name].runs
         }

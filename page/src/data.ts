@@ -158,6 +158,8 @@ export interface Words {
   /** The words for {more}: on a scale from light to dark, and from dark to light. */
   more: [string, string];
   patterns: Record<"last" | "other" | "repeats" | "expects" | "unseen", string>;
+  /** Why a head is shown first. */
+  findings: Record<"induction" | "perhaps" | "concentrated" | "nothing" | "none", string>;
   glossary: { name: string; meaning: string; plain: string }[];
   kinds: { name: string; meaning: string; definition: string }[];
   tentative: string;

@@ -31,4 +31,7 @@ if (place) {
   void app.start();
 }
 
+/** For pages that hold answers of their own. */
+export { FileSource };
+
 export default { render };

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 
 import { matricesOf, scoresOf } from "../src/source/matrices";
-import { ComputedWeights } from "../src/source/weights";
+import { arraysOf, ComputedWeights } from "../src/source/weights";
 
 const base64 = (numbers: Float32Array): string => btoa(String.fromCharCode(...new Uint8Array(numbers.buffer as ArrayBuffer)));
 
@@ -23,7 +23,7 @@ function head(): { weights: ComputedWeights; scores: number[][]; v: Float32Array
     ...{ n_q: N_Q, n_k: N_K, d: D, dtype: "f32" as const, q: base64(q), k: base64(k), v: base64(v), d_v: D_V },
     ...{ lse: base64(Float32Array.from(lse)), scale: SCALE, causal: true, offset: OFFSET, sink: false, no_values: "" },
   };
-  return { weights: new ComputedWeights(stored), scores, v };
+  return { weights: new ComputedWeights(stored, arraysOf(stored)), scores, v };
 }
 
 describe("matrices of a saved head", () => {

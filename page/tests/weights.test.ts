@@ -132,11 +132,21 @@ describe("a saved page", () => {
     expect([without.get("weighted sum")?.values, without.has("value")]).toEqual([undefined, false]);
   });
 
-  it("says that it has no steps where it has neither queries nor keys", async () => {
+  it("says that it has no steps where rules are more than it knows", async () => {
     const file = new FileSource({ answers: { "api/s/map/0/0": map }, exact: {} });
-    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("Steps and scores need queries and keys");
+    await expect(file.json("api/s/step/0/0/1/1")).rejects.toThrow("shows steps and scores of heads without rules");
     expect(file.note).toContain("half precision");
     expect(source.note).toBe("saved");
+  });
+
+  it("computes without WebAssembly where it can, and says where it cannot", async () => {
+    const modules = [btoa("no module")];
+    const of = (more: object): FileSource =>
+      new FileSource({ answers: {}, exact: { "s/0/0": { ...stored, module: 0, ...more } as never }, modules });
+    const row = new Float32Array((await of({ ruled: false }).numbers("api/s/row/0/0/3")).data);
+    row.forEach((w, j) => (Number.isNaN(weights[3][j]) ? expect(w).toBeNaN() : expect(w).toBeCloseTo(weights[3][j], 5)));
+    await expect(of({ ruled: true }).numbers("api/s/row/0/0/3")).rejects.toThrow("need WebAssembly, for its rules: ");
+    await expect(of({ ruled: true }).json("api/s/step/0/0/1/1")).rejects.toThrow("without rules other than causal");
   });
 
   it("says what it does not hold", async () => {

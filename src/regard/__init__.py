@@ -20,8 +20,9 @@ _HOMES = {
     "regard.ops.linear": "linear_attention",
     "regard.ops.merging": "merge",
     "regard.ops.multihead": "multihead_attention",
-    "regard.core.statistics": "Profile Seen Top mass pooled top weights_of",
+    "regard.core.statistics": "Profile Seen Top mass pooled renyi top weights_of",
     "regard.ops.planning": "plan",
+    "regard.ops.retrieval": "Retrieval hopfield",
     "regard.core.problem": "Differential Outputs",
     "regard.rules": (
         "Mask Score Table alibi blocks causal dilated documents global_tokens mask padding prefix relative score "

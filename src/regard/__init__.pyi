@@ -1,6 +1,6 @@
 from regard import examplemodel, insight, positions
 from regard.core.problem import Differential, Outputs
-from regard.core.statistics import Profile, Seen, Top, mass, pooled, top, weights_of
+from regard.core.statistics import Profile, Seen, Top, mass, pooled, renyi, top, weights_of
 from regard.engines import available_engines
 from regard.interpret.capture.captured import Capture, capture
 from regard.ops.attention import attention, attention_jvp, attention_vjp, attention_vjp_jvp, weights
@@ -9,6 +9,7 @@ from regard.ops.linear import linear_attention
 from regard.ops.merging import merge
 from regard.ops.multihead import multihead_attention
 from regard.ops.planning import plan
+from regard.ops.retrieval import Retrieval, hopfield
 from regard.ops.stepping import steps
 from regard.rules import (
     Mask,
@@ -45,6 +46,7 @@ __all__ = [
     "Outputs",
     "Profile",
     "RegardWarning",
+    "Retrieval",
     "Score",
     "Seen",
     "Table",
@@ -64,6 +66,7 @@ __all__ = [
     "examplemodel",
     "export_wasm",
     "global_tokens",
+    "hopfield",
     "insight",
     "linear_attention",
     "look",
@@ -77,6 +80,7 @@ __all__ = [
     "positions",
     "prefix",
     "relative",
+    "renyi",
     "score",
     "set_num_threads",
     "softcap",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 import numpy as np
 
 import regard
+from regard.arguments.packages import needed_for
 from regard.arguments.values import integer
 from regard.engines import engines
 from regard.engines.cpu import state
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    with needed_for("the command line"):
+        import rich  # noqa: F401  each command loads what it needs of it
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -194,6 +197,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="write PATH instead: .html (the page in one file, works offline), .svg, .png (needs matplotlib) or .npz "
         "(the arrays); without ending .html, .svg and, with matplotlib, .png; may be repeated",
+    )
+    look.add_argument(
+        "--with-model",
+        action="store_true",
+        help="with --save: put regard's example model into the .html, which then reads texts that are typed, offline",
     )
 
     step = command("steps", _steps, "show every intermediate of attention, with indices, einsum, shape and values")

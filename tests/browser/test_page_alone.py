@@ -1,6 +1,7 @@
 """The page without a server: from a file on disk, and in a notebook."""
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 import regard
 from in_browser import READY, Tab, weights
+from in_node import native_maps
+from regard.engines.cpu.target.instructions import targets
 
 
 @pytest.mark.parametrize("scene", ["arrays", "arrays-2", "example"])
@@ -22,15 +25,14 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
     mine.close()
     tab.open("view=heads", file.as_uri())
     for view, sign in READY.items():
-        ruled = view in ("steps", "scale") and scene == "arrays-2"  # its weights are embedded, not what they come from
+        ruled = view == "steps" and scene == "arrays-2"
         without_model = view == "ablation"  # no head can be switched off, but its values are there
         page = tab.turn(f"view={view}&i=40&j=37", f".{view} .empty:not(:empty)" if ruled or without_model else sign)
         if without_model:
             assert "A saved page has no model" in page.locator(".ablation .empty").inner_text()
         assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()
         if ruled:
-            assert "need queries and keys" in page.locator(f".{view} .empty").inner_text()
-            assert "half precision" in page.locator("footer").inner_text()
+            assert "heads without rules other than causal" in page.locator(f".{view} .empty").inner_text()
         elif view == "steps":
             told = tab.viewer.answers.get(f"{scene}/step/0/0/40/37").content["stages"]
             assert page.locator(".stage-card h2").all_inner_texts() == [
@@ -43,8 +45,7 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
         page = tab.turn("view=map&i=250&j=240", READY["map"])
         shown = float(page.locator(".readout output").get_attribute("data-weight"))
         expected = float(weights(arrays[scene], slice(250, 251), slice(240, 241))[0, 0, 0])
-        exact = "mask" not in arrays[scene]
-        np.testing.assert_allclose(shown, expected, rtol=1e-4 if exact else 2**-10)
+        np.testing.assert_allclose(shown, expected, rtol=1e-4)
         page.locator(".stage").focus()
         for _ in range(2):
             page.keyboard.press("Shift+ArrowRight")
@@ -53,6 +54,169 @@ def test_a_saved_page_opens_from_disk(tab: Tab, arrays: dict[str, Any], tmp_path
         page.wait_for_timeout(500)
         assert page.locator(".banner").is_hidden()
     assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in tab.asked)
+
+
+def test_a_saved_page_with_a_model_reads_what_is_typed(tab: Tab, tmp_path: Path) -> None:
+    file = tmp_path / "demo.html"
+    regard.look(text="to be or not to be", save=file, with_model=True)
+    assert file.stat().st_size < 3_000_000
+    page = tab.open("view=overview", file.as_uri())
+    page.get_by_role("button", name="Type your own text").click()
+    page.get_by_role("textbox", name="Your text").fill("Dr. Zavrel met Otokar Brix. Nobody knew why Otokar Br")
+    page.locator(".following", has_text="next: i 98 %").wait_for()
+    for view, sign in READY.items():
+        page.locator(f"nav [data-view={view}]").click()
+        page.wait_for_selector(sign)
+        assert page.locator(".banner").is_hidden(), page.locator(".banner").inner_text()
+    page.locator("nav [data-view=map]").click()
+    hash = re.sub(r"&?\b(i|j)=\d+", "", page.evaluate("location.hash"))
+    page = tab.turn(f"{hash}&i=10&j=40", READY["map"])
+    page.wait_for_selector(".readout output[data-weight='NaN']")
+    page.get_by_label("Causal").uncheck()
+    page.wait_for_selector(".readout output:not([data-weight='NaN'])")
+    page.get_by_role("textbox", name="Your text").fill("x" * 1024)
+    page.locator(".editor .problem", has_text="at most 1,024").wait_for()
+    tab.page.reload()  # the address holds the text
+    page.wait_for_selector(READY["map"])
+    assert page.locator(".readout output").get_attribute("data-weight") != "NaN"
+    assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in tab.asked)
+
+
+WATCHED = """
+window.asked = [];
+window.Worker = class extends Worker {
+    constructor(...given) {
+        super(...given);
+        const keep = ({ data }) => asked.find(({ id }) => id === data.id).found = structuredClone(data);
+        this.addEventListener("message", keep);
+    }
+    postMessage(order) {
+        if (order.what === "maps") asked.push({ id: order.id, head: order.head, rows: order.rows, cols: order.cols });
+        super.postMessage(order);
+    }
+};
+"""
+
+
+ANSWERED = """async ([source, data, text, paths]) => {
+    const { FileSource } = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    const file = new FileSource(JSON.parse(data));
+    const settings = { text, temperature: 0.7, scaled: true, causal: true };
+    const found = { run: (await file.post("api/example/run", settings)).scene };
+    for (const path of paths) {
+        const numbers = /\\/(row|column|tile|thumbs|values|scores|dots|norms)\\//.test(path);
+        const asked = `api/${path}`;
+        found[path] = numbers ? [...new Uint8Array((await file.numbers(asked)).data)] : await file.json(asked);
+    }
+    return found;
+}"""
+
+
+def near(got: Any, wanted: Any, where: str) -> None:
+    """Compare JSON: numbers to four digits."""
+    if isinstance(wanted, dict):
+        wanted = {name: x for name, x in wanted.items() if name != "rotary" or x}  # left out where it is 0
+        assert got.keys() == wanted.keys(), where
+        for name, x in wanted.items():
+            near(got[name], x, f"{where} {name}")
+    elif isinstance(wanted, list):
+        assert len(got) == len(wanted), where
+        for n, x in enumerate(wanted):
+            near(got[n], x, f"{where} {n}")
+    elif isinstance(wanted, float):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-5, err_msg=where)
+    else:
+        assert got == wanted, where
+
+
+def test_a_saved_page_with_a_model_answers_as_the_server(tab: Tab) -> None:
+    from regard.examplemodel import ExampleModel
+    from regard.viewer.scene.sources import Settings, example
+    from regard.viewer.serve import built, export
+    from regard.viewer.serve.answers import Answers
+
+    text = "Né Zavrel met Otokar Brix.\nNobody knew why Né Zavrel met Ot"
+    server = Answers([example(Settings("to be or not to be"))], patience=None)
+    html = export.page(server, "example", model=ExampleModel.load())
+    data = re.search(r'id="regard-data">(.*?)</script>', html, re.DOTALL)
+    assert data is not None
+    run = server.post("example/run", {"text": text, "temperature": 0.7, "scaled": True, "causal": True}).content
+    assert isinstance(run, dict)
+    head = "example-2/{}/1/3"
+    paths = [
+        *(f"example-2/{what}" for what in ("tokens?axis=key&start=0&stop=4096", "heads", "finding", "token/40")),
+        *(f"example-2/{what}" for what in ("ablations?how=mean", "ablation/1/0?how=zero&i=50")),
+        "example-2/thumbs/1?size=64&kind=max",
+        *(head.format(what) for what in ("map", "profiles", "matrices", "norms")),
+        *(f"{head.format(what)}/{more}" for what, more in (("step", "50/8"), ("row", "40"), ("column", "8"))),
+        f"{head.format('tile')}/0/0/0?kind=mass", f"{head.format('dots')}?rows=0:9&cols=0:20",
+        "example/ablations?how=zero",
+        f"{head.format('scores')}/44", "example/matrices/0/1",
+    ]  # fmt: skip
+    tab.page.set_content("<!doctype html><title>a page</title>")
+    found = tab.page.evaluate(ANSWERED, [built.page()["page.js"], data[1], text, paths])
+    near(found["run"], run["scene"], "scene")
+    for path in paths:
+        bare, _, query = path.partition("?")
+        wanted = server.get(bare, dict(part.split("=") for part in query.split("&") if part)).content
+        if isinstance(wanted, dict):
+            near(found[path], wanted, path)
+        else:
+            got = np.frombuffer(bytes(found[path]), wanted.dtype).reshape(wanted.shape)
+            digits = {"rtol": 2**-9, "atol": 1e-3} if wanted.dtype == np.float16 else {"rtol": 1e-4, "atol": 2e-5}
+            np.testing.assert_allclose(got, wanted, err_msg=path, **digits)
+
+
+def saved(tab: Tab, scene: str, folder: Path) -> Path:
+    from regard.viewer.serve import export
+    from regard.viewer.serve.answers import Answers
+
+    file, mine = folder / "saved.html", Answers([tab.viewer.answers.scenes[scene]], patience=None)
+    file.write_text(export.page(mine, next(iter(mine.scenes))), "utf-8")
+    mine.close()
+    return file
+
+
+@pytest.mark.parametrize("scene", ["arrays", "arrays-2"])
+def test_a_saved_page_has_the_bits_of_the_engine(
+    tab: Tab, tmp_path: Path, scene: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of every level, rows, columns and single weights, from the worker's answers."""
+    if not targets()["baseline"].runs:
+        pytest.skip("the baseline target is one of x86-64")
+    monkeypatch.setenv("REGARD_CPU", "baseline")
+    tab.page.add_init_script(WATCHED)
+    page = tab.open("view=map&i=250&j=240&layer=0&head=1", saved(tab, scene, tmp_path).as_uri())
+    page.wait_for_selector(READY["map"])
+    tab.turn("view=text&i=200", READY["text"])
+    for _ in range(80):  # a page like this evaluates no text, as `wait_for_function` would have it do
+        if page.evaluate("asked.length > 2 && asked.every(({ found }) => found)"):
+            break
+        page.wait_for_timeout(100)
+    found = page.evaluate(
+        "asked.map(({ found: { mass, max, seen }, ...order }) => "
+        "({ ...order, mass: [...mass], max: [...max], seen: [...seen] }))"
+    )
+    layer = tab.viewer.answers.scenes[scene].layers[0]
+    assert {len(one["rows"]) for one in found} & {2, 257}
+    for one in found:
+        head = layer.head(int(one["head"].split("/")[-1]))
+        rows, cols = np.array(one["rows"]), np.array(one["cols"])
+        expected = native_maps(head.problem, head.lse.astype(np.float32), rows, cols)
+        for name, x in expected.items():
+            np.testing.assert_array_equal(np.array(one[name], x.dtype), x.reshape(-1), err_msg=name)
+    assert page.locator(".banner").is_hidden()
+
+
+def test_a_saved_page_without_webassembly(tab: Tab, arrays: dict[str, Any], tmp_path: Path) -> None:
+    tab.page.add_init_script("delete window.WebAssembly; window.Worker = class { constructor() { throw Error('no') } }")
+    page = tab.open("view=map&i=250&j=240&layer=0&head=1", saved(tab, "arrays", tmp_path).as_uri())
+    shown = float(page.wait_for_selector(READY["map"]).get_attribute("data-weight"))
+    expected = weights(arrays["arrays"], slice(250, 251), slice(240, 241))[1, 0, 0]
+    np.testing.assert_allclose(shown, expected, rtol=1e-5)
+    page = tab.open("view=map&i=250&j=240&layer=0&head=1", saved(tab, "arrays-2", tmp_path).as_uri())
+    page.wait_for_selector(".banner:not([hidden])")
+    assert "The weights of this head need WebAssembly, for its rules: no." in page.locator(".banner").inner_text()
 
 
 def test_a_notebook_asks_by_messages(tab: Tab, arrays: dict[str, Any]) -> None:

@@ -107,8 +107,8 @@ class Case(NamedTuple):
 
 OPTIONS = {
     "mask": "none flags mask function", "causal": "bool", "score": "none score function list", "bias": "none floats",
-    "scale": "none number", "sink": "none floats", "offset": "none int integers index", "origin": "", "layout": "",
-    "dropout": "number", "seed": "none int",
+    "scale": "none number", "metric": "none", "sink": "none floats", "offset": "none int integers index",
+    "origin": "", "layout": "", "dropout": "number", "seed": "none int",
 }  # fmt: skip
 QKV = {"query": X, "key": X, "value": X}
 ARRAYS = dict.fromkeys(QKV, "")
@@ -116,7 +116,7 @@ BARE = {name: kind for name, kind in OPTIONS.items() if name not in ("dropout", 
 TABLE = "bool int number nan integers floats flags index"
 TILED = {"engine": "tiled"}
 
-TANGENTS = ("dquery", "dkey", "dvalue", "dbias", "dsink", "dtables", "tangents")
+TANGENTS = ("dquery", "dkey", "dvalue", "dbias", "dsink", "dmetric", "dtables", "tangents")
 CASES: dict[str, Case] = {
     "attention": Case(
         regard.attention,
@@ -150,7 +150,7 @@ CASES: dict[str, Case] = {
     "attention_vjp_jvp one by one": Case(
         regard.attention_vjp_jvp, QKV | {"dout": X} | TILED, dict.fromkeys(TANGENTS, "none")
     ),
-    "steps": Case(regard.steps, QKV, ARRAYS | OPTIONS),
+    "steps": Case(regard.steps, QKV, ARRAYS | OPTIONS | {"dout": "none"}),
     "plan": Case(regard.plan, QKV | TILED, ARRAYS | OPTIONS | {"engine": "none"}),
     "plan of shapes": Case(
         regard.plan, dict.fromkeys(QKV, (2, 4, 6)) | TILED, {"dtype": "", "query": "", "key": "", "value": ""}
@@ -207,6 +207,12 @@ CASES: dict[str, Case] = {
     "mass": Case(regard.mass, {"mask": regard.causal()}, {"mask": "mask flags"}),
     "pooled": Case(regard.pooled, {"rows": 1, "cols": 1}, {"rows": "int", "cols": "int", "kind": ""}),
     "weights_of": Case(regard.weights_of, {"rows": [0]}, {"rows": "integers list"}),
+    "renyi": Case(regard.renyi, {"alpha": 2.0}, {"alpha": "int number nan"}),
+    "hopfield": Case(
+        regard.hopfield,
+        {"state": M, "patterns": M},
+        {"state": "", "patterns": "", "beta": "none number", "steps": "int"},
+    ),
     "sinusoidal": Case(
         positions.sinusoidal,
         {"n": 3, "d": 4},
@@ -270,6 +276,7 @@ ELSEWHERE = {
     "Outputs": "holds what it is given; its arrays are checked by the call",
     "Profile": "a result",
     "RegardWarning": "a category of warnings",
+    "Retrieval": "a result",
     "Score": "made by functions",
     "Seen": "a result",
     "Top": "a result",

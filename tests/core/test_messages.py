@@ -37,8 +37,8 @@ CUPY = "arrays of CuPy are not served: convert them with cupy.asnumpy"
 SIDE = "side of padding must be 'right' or 'left', got"
 MAPS = "feature_map must be 'elu', 'relu', 'softmax', 'favor', RandomFeatures(...) or a function"
 KNOWN = (
-    "known are 'lse', 'entropy', 'visible', 'normalized_entropy', 'max', 'argmax', 'received', 'group_received', "
-    "'profile' and regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows)"
+    "known are 'lse', 'entropy', 'visible', 'normalized_entropy', 'effective_states', 'max', 'argmax', 'received', "
+    "'group_received', 'profile' and regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows), renyi(alpha)"
 )
 TRUTH = "a mask has no truth value; combine masks with & | ~ instead of and, or, not"
 BRANCHING = (
@@ -487,6 +487,18 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (call(bias=ones(6, 5, dtype=int)), TypeError, f"bias {FLOATING} int64"),
     (call(bias=1.0), TypeError, "bias must be a NumPy array, got float"),
     (call(bias=Tensor()), TypeError, f"bias must be a NumPy array, got {__name__}.Tensor"),
+    (
+        call(metric=ones(8)),
+        ValueError,
+        "metric must have shape (d, d) = (8, 8) or (h, d, d) = (4, 8, 8), got shape (8,)",
+    ),
+    (
+        call(metric=ones(2, 8, 8)),
+        ValueError,
+        "metric must have shape (d, d) = (8, 8) or (h, d, d) = (4, 8, 8), got shape (2, 8, 8)",
+    ),
+    (call(metric=ones(8, 8, dtype=int)), TypeError, f"metric {FLOATING} int64"),
+    (call(metric="identity"), TypeError, "metric must be a NumPy array, got str"),
     (call(sink=ones(3)), ValueError, "sink must be one number for each head, shape (4,), got shape (3,)"),
     (call(sink=ones(2, 4)), ValueError, "sink must be one number for each head, shape (4,), got shape (2, 4)"),
     (call(sink=ones(4, dtype=int)), TypeError, f"sink {FLOATING} int64"),
@@ -588,6 +600,36 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         "kind of pooled must be 'mass' or 'max', got array([0., 0.])",
     ),
+    (lambda: regard.renyi(-0.5), ValueError, "alpha of renyi must be at least 0, got -0.5"),
+    (lambda: regard.renyi(math.nan), ValueError, "alpha of renyi must be at least 0, got nan"),
+    (lambda: regard.renyi("2"), TypeError, "alpha of renyi must be a number, got '2'"),  # type: ignore[arg-type]
+    (
+        lambda: regard.hopfield(MATRIX, ones(6, 8, dtype=np.float64)),
+        TypeError,
+        "state and patterns must share one dtype, got state float32, patterns float64",
+    ),
+    (
+        lambda: regard.hopfield(MATRIX[0], MATRIX),
+        ValueError,
+        "state and patterns must be (..., n, d), got state (8,), patterns (6, 8)",
+    ),
+    (
+        lambda: regard.hopfield(MATRIX, MATRIX[:, :3]),
+        ValueError,
+        "state and patterns must have the same number of features d, got state (6, 8), patterns (6, 3)",
+    ),
+    (
+        lambda: regard.hopfield(MATRIX, MATRIX[:0]),
+        ValueError,
+        "patterns must hold at least one, got state (6, 8), patterns (0, 8)",
+    ),
+    (
+        lambda: regard.hopfield(ones(2, 6, 8), ones(3, 6, 8)),
+        ValueError,
+        "the leading dimensions must broadcast, got state (2, 6, 8), patterns (3, 6, 8)",
+    ),
+    (lambda: regard.hopfield(MATRIX, MATRIX, beta=0), ValueError, "beta must be positive and finite, got 0.0"),
+    (lambda: regard.hopfield(MATRIX, MATRIX, steps=-1), ValueError, "steps must be at least 0, got -1"),
     (lambda: regard.weights_of([0.5]), TypeError, "rows of weights_of must be an int, got 0.5"),  # type: ignore[list-item]
     (
         lambda: regard.mass(ones(2)),
@@ -706,6 +748,8 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (jvp(dbias=ones(6, 5)), ValueError, "dbias is given, but this call has no bias"),
     (jvp(bias=ones(6, 5), dbias=ones(5)), ValueError, "dbias must have shape (6, 5), got (5,)"),
     (jvp(dsink=ones(4)), ValueError, "dsink is given, but this call has no sink"),
+    (jvp(dmetric=ones(8, 8)), ValueError, "dmetric is given, but this call has no metric"),
+    (jvp(metric=ones(8, 8), dmetric=ones(8)), ValueError, "dmetric must have shape (8, 8), got (8,)"),
     (jvp(sink=ones(4), dsink=ones(1)), ValueError, "dsink must have shape (4,), got (1,)"),
     (
         jvp(dtables={SLOPES: ones(4)}),

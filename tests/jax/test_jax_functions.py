@@ -97,6 +97,44 @@ def test_multihead_attention(dtype: Any) -> None:
         check_grads(jax.jit(call), arrays, order=1, modes=["fwd", "rev"])
 
 
+def test_hopfield() -> None:
+    state, patterns = normal(3, 2, 6), normal(5, 6)
+
+    def call(state: Any, patterns: Any) -> Any:
+        return regard.hopfield(state, patterns, beta=1.3, steps=2)
+
+    arrays = tuple(map(jnp.asarray, (state, patterns)))
+    expected = call(state, patterns)
+    close(call(*arrays), expected)
+    close(jax.jit(call)(*arrays), expected)
+    close(jax.vmap(call, (0, None), 1)(*arrays), expected)
+    check_grads(jax.jit(call), arrays, order=1, modes=["fwd", "rev"])
+
+
+def test_a_metric() -> None:
+    """In values, jit, vmap, and first and second derivatives, on an engine and in plain JAX."""
+    for shape, layout in (((4, 6, 6), "bnhd"), ((6, 6), "bhnd")):
+        q, k, v, M = normal(2, 4, 4, 6), normal(2, 4, 4, 6), normal(2, 4, 4, 3), normal(*shape)
+        arrays = tuple(map(jnp.asarray, (q, k, v, M)))
+
+        def call(q: Any, k: Any, v: Any, M: Any, engine: Any = None, layout: Any = layout) -> Any:
+            return regard.attention(q, k, v, metric=M, causal=True, layout=layout, observe=["lse"], engine=engine)
+
+        expected = call(q, k, v, M)
+        close(call(*arrays), expected)
+        close(jax.jit(call)(*arrays), expected)
+        close(call(*arrays, "xla"), expected)
+        close(regard.attention(*arrays[:3], metric=M, causal=True, layout=layout), expected[0])
+        many = jax.vmap(lambda M: call(*arrays[:3], M)[0])(jnp.stack([arrays[3]] * 2))  # noqa: B023
+        close(many[1], expected[0])
+        check_grads(jax.jit(lambda *x: call(*x)[0]), arrays, order=2, modes=["fwd", "rev"])
+    plan = regard.plan(*arrays[:3], metric=arrays[3])
+    assert plan == regard.plan(*arrays[:3])
+    message = "metric must have shape (d, d) = (6, 6) or (h, d, d) = (4, 6, 6), got shape (6,)"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        regard.attention(*arrays[:3], metric=arrays[3][0])
+
+
 MAPS = ["elu", "relu", "softmax", "favor", RandomFeatures(6, 1)]
 
 

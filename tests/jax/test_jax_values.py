@@ -8,6 +8,7 @@ import pytest
 
 import regard
 from regard.bench.cases import CASES, Case
+from support import SAME_BITS
 
 pytest.importorskip("jax.numpy", reason="jax is not installed: pip install 'regard[jax]'")
 
@@ -17,9 +18,10 @@ import jax
 
 DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 EVERYTHING = [
-    "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
-    regard.top(3), regard.mass(regard.window(1)), regard.mass(lambda b, h, i, j: i // 4 == j // 4),
-    regard.pooled(3, 2), regard.pooled(4, 5, "max"),
+    "lse", "entropy", "visible", "normalized_entropy", "effective_states", "max", "argmax", "received",
+    "group_received", "profile", regard.top(3), regard.mass(regard.window(1)),
+    regard.mass(lambda b, h, i, j: i // 4 == j // 4), regard.pooled(3, 2), regard.pooled(4, 5, "max"),
+    regard.renyi(2), regard.renyi(np.inf),
 ]  # fmt: skip
 
 
@@ -32,7 +34,7 @@ def same(got: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda t: np.dtype(t).name)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SAME_BITS, ids=str)
 def test_every_case_has_the_bits_of_numpy(case: Case, dtype: Any) -> None:
     """On the default engine in float32 and the other dtypes by turns, else on the one that compiles nothing."""
     with jax.enable_x64(True):
@@ -56,7 +58,7 @@ def test_an_engine_may_be_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "engine"), [(case, None if n % 4 == 0 else "tiled") for n, case in enumerate(CASES[::4])], ids=str
+    ("case", "engine"), [(case, None if n % 4 == 0 else "tiled") for n, case in enumerate(SAME_BITS[::4])], ids=str
 )
 def test_statistics_and_weights(case: Case, engine: str | None) -> None:
     """What JAX asks is the same of every engine: in most cases of one that has nothing to compile."""
@@ -95,7 +97,7 @@ def test_a_mass_of_traced_arrays() -> None:
 
 def test_without_x64() -> None:
     """Where JAX has 32 bits alone, positions and wide integers still are what they are."""
-    for case in CASES:
+    for case in SAME_BITS:
         q, k, v, options = case.inputs(np.float32)
         if options.get("bias") is not None:
             options["bias"] = options["bias"].astype(np.float32)

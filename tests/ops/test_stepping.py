@@ -224,3 +224,94 @@ def test_intermediates_are_those_of_the_specification():
     found = steps(q, k, v, **options)
     np.testing.assert_array_equal(found["S"].value, terms.S[0])
     np.testing.assert_array_equal(found["P"].value, (terms.P * terms.D)[0])
+
+
+def backward(case, seed=7):
+    (q, k, v), options = CASES[case]
+    dout = normal(*regard.attention(q, k, v, **options).shape, seed=seed, dtype=q.dtype)
+    return steps(q, k, v, dout=dout, **options), regard.attention_vjp(q, k, v, dout, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_attention_vjp(case):
+    found, g = backward(case)
+    forward = steps(*CASES[case][0], **CASES[case][1])
+    assert found.names[: len(forward)] == forward.names
+    for name in ("query", "key", "value"):
+        step, expected = found[f"{name} gradient"], getattr(g, name)
+        assert step.value.dtype == expected.dtype
+        # Sums of n terms of a few units each, in the dtype of sums and once more in that of the inputs.
+        eps = np.finfo(found["softmax"].value.dtype).eps * 256 + np.finfo(expected.dtype).eps
+        size = max(1.0, float(np.abs(expected.astype(np.float64)).max(initial=0)))
+        np.testing.assert_allclose(
+            step.value.astype(np.float64), expected.astype(np.float64), rtol=0, atol=4 * eps * size, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("case", ["heads", "everything", "grouped", "positions first", "matrices"])
+def test_every_step_of_backward_follows_from_those_in_its_formula(case):
+    found, _ = backward(case)
+    visible, P = found["softmax"].value > 0, found["softmax"].value
+    J = found["softmax Jacobian"]
+    np.testing.assert_allclose(J.value, P[..., :, None] * (np.eye(P.shape[-1]) - P[..., None, :]), atol=1e-15)
+    operands = {
+        "weight gradient": ("dO", "values per head" if "values per head" in found else "V"),
+        "row sums": ("O", "dO"),
+        "score gradient": ("J", "dP"),
+        "value gradient": ("P", "dO"),
+        "query gradient": ("dR", "keys per head" if "keys per head" in found else "K"),
+        "key gradient": ("dR", "Q"),
+    }
+    for name, symbols in operands.items():
+        step = found[f"{name} per head" if f"{name} per head" in found else name]
+        value = np.einsum(step.einsum, *(found[symbol].value for symbol in symbols))
+        np.testing.assert_allclose(step.value, value, rtol=0, atol=1e-12, err_msg=name)
+    for name in ("key", "value"):
+        if f"{name} gradient per head" in found:
+            per_head, axis = found[f"{name} gradient per head"], -2 if case == "positions first" else -3
+            pairs = np.stack([per_head.value.take((h, h + 1), axis).sum(axis) for h in (0, 2)], axis)
+            np.testing.assert_allclose(found[f"{name} gradient"].value, pairs, atol=1e-14)
+            assert "over h // 2 = g" in found[f"{name} gradient"].formula
+    D, dP, dS = (found[name].value for name in ("row sums", "dP", "score gradient"))
+    np.testing.assert_allclose(D, np.where(visible, P * dP, 0).sum(-1), atol=1e-13)
+    np.testing.assert_allclose(dS, np.where(visible, P * (dP - D[..., None]), 0), atol=1e-14)
+    np.testing.assert_allclose(np.einsum("...jk,...k->...j", J.value, dP), dS, atol=1e-13)
+    if "rule gradient" in found:  # the slope of softcap(3.0) in the scores that it is given; recency has slope 1
+        slope = 1 - np.tanh(found["scaled"].value / 3.0) ** 2
+        np.testing.assert_allclose(found["rule gradient"].value, dS * slope, atol=1e-14)
+        np.testing.assert_allclose(found["scaled gradient"].value, 0.3 * dS * slope, atol=1e-14)
+
+
+def test_only_the_steps_of_backward_that_happen_appear():
+    (q, k, v), _ = CASES["heads"]
+    n = len(steps(q, k, v))
+    always = (
+        "output gradient", "value gradient", "weight gradient", "softmax Jacobian", "row sums", "score gradient",
+        "scaled gradient", "query gradient", "key gradient",
+    )  # fmt: skip
+    assert steps(q, k, v, dout=normal(2, 5, 3)).names[n:] == always
+    assert "scaled gradient" not in steps(q, k, v, dout=normal(2, 5, 3), scale=1.0)
+    more = steps(q, k, v, dout=normal(2, 5, 3), score=softcap(2.0), dropout=0.5, seed=1)
+    assert set(more.names) - set(always) >= {"dropout gradient", "rule gradient"}
+    assert more["score gradient"].formula == (
+        "dS[h,i,j] = exp(S[h,i,j] − lse[h,i]) (dP[h,i,j] − D[h,i]) = J[h,i,j,k] dP[h,i,k]"
+    )
+
+
+def test_the_jacobian_is_not_built_for_the_table():
+    x = np.zeros((3000, 1), np.float32)  # whose Jacobian takes 100 GB
+    found = steps(x, x, x, dout=x)
+    assert "(3000, 3000, 3000)" in str(found)
+    with pytest.raises(ValueError, match="read-only"):
+        backward("matrices")[0]["J"].value[0, 0, 0] = 0
+
+
+def test_nan_behind_the_mask_has_no_influence_on_gradients():
+    (q, k, v), _ = CASES["heads"]
+    dout = normal(2, 5, 3)
+    clean = steps(q, k, v, causal=True, offset=0, dout=dout)
+    k, v = k.copy(), v.copy()
+    k[:, 6], v[:, 6] = np.nan, np.nan
+    found = steps(q, k, v, causal=True, offset=0, dout=dout)
+    for name in ("query gradient", "key gradient", "value gradient"):
+        np.testing.assert_array_equal(found[name].value, clean[name].value)

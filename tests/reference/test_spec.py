@@ -17,6 +17,7 @@ from support import norm
 
 SMALL = [c for c in CASES if "tile" not in c.name and c.poison is None]
 LONG = np.longdouble
+MOVED = ("query", "metric")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -32,7 +33,8 @@ def like(rng: np.random.Generator, x: Any) -> Any:
 
 def direction(rng: np.random.Generator, p: Problem) -> Differential:
     parts = (like(rng, x) for x in (p.query, p.key, p.value, p.bias, p.sink))
-    return Differential(*parts, {table: rng.standard_normal(table.shape) for table in p.rules.tables})
+    tables = {table: rng.standard_normal(table.shape) for table in p.rules.tables}
+    return Differential(*parts, tables, like(rng, p.metric))
 
 
 def cotangents(rng: np.random.Generator, p: Problem) -> Outputs:
@@ -54,6 +56,9 @@ def moved(p: Problem, t: Differential, step: Any) -> Problem:
         name: None if x is None else x.astype(LONG) + step * getattr(t, name)
         for name, x in ((n, getattr(p, n)) for n in ("query", "key", "value", "bias", "sink"))
     }
+    if p.factors is not None:
+        query, metric = (x.astype(LONG) + step * getattr(t, n) for n, x in zip(MOVED, p.factors, strict=True))
+        arrays |= {"query": specification.projected(query, metric), "factors": (query, metric)}
     return replace(p, score=score, **arrays)
 
 
@@ -99,6 +104,7 @@ def test_gradients_are_slopes(case: Case) -> None:
             zero = Differential(
                 *(None if x is None else x * 0 for x in (t.query, t.key, t.value, t.bias, t.sink)),
                 {table: x * 0 for table, x in t.tables.items()},
+                None if t.metric is None else t.metric * 0,
             )
             if getattr(t, only) is None:
                 continue
@@ -110,7 +116,7 @@ def test_gradients_are_slopes(case: Case) -> None:
 
         analytic = sum(
             (getattr(g, n) * getattr(t, n)).sum()
-            for n in ("query", "key", "value", "bias", "sink")
+            for n in ("query", "key", "value", "bias", "sink", "metric")
             if getattr(t, n) is not None
         ) + sum((g.tables[table] * x).sum() for table, x in t.tables.items())
         numeric = slope(loss)
@@ -127,10 +133,18 @@ def test_tangents_of_gradients_are_slopes(case: Case) -> None:
         at = moved(p, t, step)
         turned = Outputs(*(c + step * d for c, d in zip(ct, ct_dot, strict=True)))
         g = specification.gradients(at, turned, LONG)
-        arrays = [g.query, g.key, g.value, g.bias, g.sink, *(g.tables[table] for table in at.rules.tables)]
+        arrays = [g.query, g.key, g.value, g.bias, g.sink, g.metric, *(g.tables[table] for table in at.rules.tables)]
         return [np.zeros(0, LONG) if x is None else x for x in arrays]
 
-    arrays = [got.query, got.key, got.value, got.bias, got.sink, *(got.tables[table] for table in p.rules.tables)]
+    arrays = [
+        got.query,
+        got.key,
+        got.value,
+        got.bias,
+        got.sink,
+        got.metric,
+        *(got.tables[table] for table in p.rules.tables),
+    ]
     for n, x in enumerate(arrays):
         numeric = slope(lambda step, n=n: gradients(step)[n])
         if x is not None:

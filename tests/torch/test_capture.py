@@ -315,6 +315,20 @@ def test_modules_of_regard() -> None:
     np.testing.assert_allclose(weights_of(seen[0]), weights.detach(), atol=1e-6)
 
 
+def test_the_product_with_a_metric_is_kept_as_the_query() -> None:
+    class Metric(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return regard.attention(x, x, x, metric=metric, causal=True)
+
+    torch.manual_seed(0)
+    x, metric = torch.randn(1, 2, 6, 4), torch.randn(2, 4, 4)
+    model = Metric()
+    with regard.capture(model) as seen, torch.no_grad():
+        model(x)
+    _, weights = regard.attention(x, x, x, metric=metric, causal=True, return_weights=True)
+    np.testing.assert_allclose(weights_of(seen[0]), weights, atol=1e-6)
+
+
 def test_a_cache_of_regard_makes_one_sequence() -> None:
     torch.manual_seed(0)
     attention = MultiHeadAttention(16, 2, causal=True, mask=regard.window(3)).eval()

@@ -68,3 +68,95 @@ def test_what_is_no_tensor_is_named() -> None:
     for call in (regard.linear_attention, lambda *x: regard.multihead_attention(*x, 4)):
         with pytest.raises(TypeError, match=r"^key must be a torch.Tensor where others of the call are, got numpy"):
             call(x, x.numpy(), x)
+
+
+def test_hopfield() -> None:
+    """In values, autograd, forward mode and vmap."""
+    state, patterns = normal(3, 2, 6), normal(5, 6)
+
+    def call(state: Any, patterns: Any) -> Any:
+        return regard.hopfield(state, patterns, beta=1.3, steps=2)
+
+    expected = call(state.numpy(), patterns.numpy())
+    for found in (call(state, patterns), torch.vmap(call, (0, None), 1)(state, patterns)):
+        close(found.states, expected.states)
+        close(found.energies, expected.energies)
+    inputs = [x.clone().requires_grad_() for x in (state, patterns)]
+    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True)
+    with pytest.raises(TypeError, match=r"patterns must be a torch\.Tensor where others of the call are"):
+        regard.hopfield(state, patterns.numpy())
+
+
+def test_renyi_entropies() -> None:
+    q, k = normal(2, 5, 4), normal(2, 7, 4)
+    observe: list[Any] = ["effective_states", regard.renyi(0.5), regard.renyi(2)]
+    _, expected = regard.attention(q.numpy(), k.numpy(), k.numpy(), causal=True, observe=observe)
+    _, found = regard.attention(q, k, k, causal=True, observe=observe)
+    for s in observe:
+        close(found[s], expected[s], 1e-14)
+    q.requires_grad_()
+    with pytest.raises(NotImplementedError, match="the derivative of 'renyi' is not provided"):
+        regard.attention(q, k, k, observe=observe)[1][observe[1]].sum().backward()
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("shape", [(4, 6, 6), (6, 6)])
+def test_a_metric(shape: tuple[int, ...], layout: Any) -> None:
+    """In values, statistics, weights, steps, vmap and under autocast; its derivatives are among the cases."""
+    q, k, v, M = normal(2, 4, 5, 6), normal(2, 2, 7, 6), normal(2, 2, 7, 3), normal(*shape)
+    if layout == "bnhd":
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    options: Any = {"causal": True, "layout": layout}
+    expected, seen = regard.attention(*(x.numpy() for x in (q, k, v)), metric=M.numpy(), observe=["lse"], **options)
+    out, weights, found = regard.attention(q, k, v, metric=M, observe=["lse"], return_weights=True, **options)
+    close(out, expected)
+    close(found.lse, seen.lse)
+    close(regard.weights(q, k, metric=M, lse=found.lse, **options), weights)
+    close(torch.from_numpy(regard.steps(q, k, v, metric=M, **options)["output"].value.copy()), expected)
+    many = torch.stack([M, 2 * M])
+    twice = torch.vmap(lambda M: regard.attention(q, k, v, metric=M, **options))(many)
+    close(twice[1], regard.attention(q, k, v, metric=2 * M, **options))
+    with torch.autocast("cpu", torch.bfloat16):
+        half = regard.attention(q.float(), k.float(), v.float(), metric=M.float(), **options)
+    assert half.dtype is torch.bfloat16
+    close(half, expected, 0.2)
+    assert regard.plan(q, k, v, metric=M, **options) == regard.plan(q, k, v, **options)
+
+
+def test_gradients_of_a_metric() -> None:
+    """First and second ones beside those of a product of one's own, and in NumPy."""
+    q, k, v, M, dout = normal(2, 5, 4), normal(2, 7, 4), normal(2, 7, 4), normal(2, 4, 4), normal(2, 5, 4)
+    inputs = [x.requires_grad_() for x in (q, k, v, M)]
+
+    def ours(q: Any, k: Any, v: Any, M: Any) -> Any:
+        return regard.attention(q, k, v, metric=M)
+
+    def own(q: Any, k: Any, v: Any, M: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(q @ M, k, v)
+
+    def second(call: Any) -> Any:
+        first = torch.autograd.grad(call(*inputs), inputs, dout, create_graph=True)
+        return *first, *torch.autograd.grad(sum((g**2).sum() for g in first), inputs)
+
+    for got, expected in zip(second(ours), second(own), strict=True):
+        close(got, expected.detach())
+    g = regard.attention_vjp(*(x.detach().numpy() for x in (q, k, v)), dout.numpy(), metric=M.detach().numpy())
+    for got, name in zip(second(ours), ("query", "key", "value", "metric"), strict=False):
+        close(got, getattr(g, name))
+    dM = normal(2, 4, 4)
+    _, tangent = torch.func.jvp(lambda M: ours(q, k, v, M), (M,), (dM,))
+    _, expected = torch.func.jvp(lambda M: own(q, k, v, M), (M,), (dM,))
+    close(tangent, expected.detach())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metric": np.eye(6)}, "metric must be a torch.Tensor where others of the call are, got numpy.ndarray"),
+        ({"metric": torch.eye(5)}, "metric must have shape (d, d) = (6, 6) or (h, d, d) = (2, 6, 6), got shape (5, 5)"),
+    ],
+)
+def test_a_metric_that_is_refused(given: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        regard.attention(normal(2, 5, 6), normal(2, 5, 6), normal(2, 5, 6), **given)
+    assert message in str(error.value)

@@ -44,6 +44,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "everything observed": observed,
     "positions first": lambda q: regard.attention(q, q, q, layout="bnhd", offset=torch.tensor([1, 2]), causal=True),
     "matrices": lambda q: regard.attention(q[0, 0], q[0, 0], q[0, 0]),
+    "a metric": lambda q: regard.attention(q, q, q, metric=q[0, :, :4]),
     "seeded dropout": lambda q: regard.attention(q, q, q, dropout=0.5, seed=3),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ q = jnp.zeros((2, 8, 10, 64))
 assert_type(regard.attention(q, q, q, causal=True, dropout=0.1, seed=jax.random.key(0)), jax.Array)
 assert_type(regard.attention(q, q, q, return_weights=True), tuple[jax.Array, jax.Array])
 assert_type(regard.attention(q, q, q, observe=["lse"]), tuple[jax.Array, regard.Seen])
+assert_type(regard.hopfield(q, q).energies, jax.Array)
 
 
 def loss(x: jax.Array) -> jax.Array:

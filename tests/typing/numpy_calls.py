@@ -1,6 +1,6 @@
 """Calls on NumPy arrays, as a user's type checker sees them. A line that must be refused says so."""
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ assert_type(regard.plan(q, q, q, causal=True), Plan)
 assert_type(regard.plan((8, 10, 64), (8, 10, 64), (8, 10, 64), dtype="float16", engine="tiled"), Plan)
 assert_type(regard.plan(n=10, d=64, heads=8, kv_heads=2, causal=True), Plan)
 assert_type(regard.steps(q, q, q, causal=True), Steps)
+assert_type(regard.steps(q, q, q, dout=q), Steps)
+assert_type(regard.hopfield(q, q, beta=2.0, steps=3), regard.Retrieval[NDArray[np.float32]])
+assert_type(regard.attention(q, q, q, observe=[regard.renyi(2)])[1], regard.Seen)
 assert_type(regard.merge((q, q[..., 0]), (q, q[..., 0])), tuple[NDArray[np.float32], NDArray[np.float32]])
 assert_type(regard.linear_attention(q, q, q, feature_map="relu", causal=True), NDArray[np.float32])
 assert_type(regard.multihead_attention(q, q, q, 8, w_o=q[0], causal=True), NDArray[np.float32])
@@ -43,6 +46,12 @@ assert_type(
 )
 assert_type(regard.multihead_attention(q, q, q, 8, observe=["lse"]), tuple[NDArray[np.float32], regard.Seen])
 
+assert_type(regard.attention(q, q, q, metric=q[0, :2, :2]), NDArray[np.float32])
+assert_type(regard.attention_vjp(q, q, q, q, metric=q).metric, np.ndarray[Any, np.dtype[Any]] | None)
+assert_type(regard.weights(q, q, metric=q), NDArray[np.float32])
+
+regard.attention(q, q, q, metric="identity")  # refused
+regard.attention_jvp(q, q, q, dmetric=1)  # refused
 regard.attention(q, q, q, casual=True)  # refused
 regard.attention(q, q, q, layout="bshd")  # refused
 regard.attention(q, q, q, dropout="much")  # refused
@@ -58,6 +67,8 @@ regard.plan(n=10)  # refused
 regard.plan(q, q, q, n=10, d=64)  # refused
 regard.plan(n=10, d=64, casual=True)  # refused
 regard.steps(q, q, q, casual=True)  # refused
+regard.hopfield(q, q, beta="1")  # refused
+regard.renyi("2")  # refused
 regard.merge(q, q)  # refused
 regard.linear_attention(q, q, q, casual=True)  # refused
 regard.multihead_attention(q, q, q, 8, casual=True)  # refused

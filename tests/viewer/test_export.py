@@ -14,6 +14,7 @@ import pytest
 
 import regard
 from regard import cli
+from regard.examplemodel import ExampleModel
 from regard.interpret.capture.captured import Capture
 from regard.interpret.capture.layers import Layer as CapturedLayer
 from regard.viewer.scene.scenes import Scene
@@ -104,21 +105,39 @@ def test_what_the_page_computes_is_not_embedded() -> None:
     data = exported(arrays(q, k, causal=True))
     assert not [path for path in data["answers"] if "/tile/" in path]
     assert len(json.dumps(data)) < 1e6
-    mask = regard.window(40, 10)
-    tiles = [path for path in exported(arrays(Q, K, V, mask=mask))["answers"] if "/tile/" in path]
+    dense = np.abs(np.arange(300)[:, None] - np.arange(300)) < 40
+    tiles = [path for path in exported(arrays(Q, K, V, mask=dense))["answers"] if "/tile/" in path]
     assert sorted(tiles) == [
         f"api/arrays/tile/0/{h}/1/{x}/{y}?kind=mass" for h in (0, 1) for x in (0, 1) for y in (0, 1)
     ]
 
 
-def test_layers_with_rules_have_all_their_tiles() -> None:
-    mask = regard.window(40, 10)
-    data = exported(arrays(Q, K, V, mask=mask))
-    assert data["exact"] == {}
+def test_layers_with_arrays_of_all_pairs_have_all_their_tiles() -> None:
+    dense = np.abs(np.arange(300)[:, None] - np.arange(300)) < 40
+    data = exported(arrays(Q, K, V, mask=dense))
+    assert (data["exact"], data["modules"]) == ({}, [])
     tile = numbers(data["answers"]["api/arrays/tile/0/1/1/1/0?kind=mass"]).reshape(256, 44)
     np.testing.assert_allclose(
-        np.nan_to_num(tile), regard.weights(Q, K, mask=mask)[1, :256, 256:], rtol=1e-3, atol=1e-7
+        np.nan_to_num(tile), regard.weights(Q, K, mask=dense)[1, :256, 256:], rtol=1e-3, atol=1e-7
     )
+
+
+def test_layers_with_rules_have_a_module() -> None:
+    data = exported(arrays(Q, K, V, mask=regard.window(40, 10), score=regard.alibi([0.5, 0.1])))
+    assert [kept["module"] for kept in data["exact"].values()] == [0, 0]
+    assert [(kept["ruled"], kept["b"], kept["h"]) for kept in data["exact"].values()] == [(True, 0, 0), (True, 0, 1)]
+    (module,) = map(b64decode, data["modules"])
+    assert module.startswith(b"\0asm")
+    assert not [path for path in data["answers"] if "/tile/" in path]
+
+
+def test_without_a_compiler_rules_have_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.engines.cpu.state", lambda: "llvmlite is missing")
+    data = exported(arrays(Q, K, V, mask=regard.window(40, 10)))
+    assert (data["exact"], data["modules"]) == ({}, [])
+    assert "module" not in exported(arrays(Q, K, V, causal=True))["exact"]["arrays/0/0"]
+    policy = Reader(page(Answers([arrays(Q, K, causal=True)], patience=None), "arrays")).elements
+    assert "wasm" not in str([a["content"] for _, a, _ in policy if a.get("http-equiv")])
 
 
 def test_a_text_is_embedded_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +180,9 @@ def test_the_file_needs_nothing_and_runs_nothing_else() -> None:
     assert directives["default-src"] == "'none'"
     script = re.search(r'<script type="module">(.*)</script>', text, re.DOTALL)
     assert script is not None
-    assert directives["script-src"] == f"'sha256-{b64encode(sha256(script[1].encode()).digest()).decode()}'"
+    digest = b64encode(sha256(script[1].encode()).digest()).decode()
+    assert directives["script-src"] == f"'sha256-{digest}' 'wasm-unsafe-eval'"
+    assert directives["worker-src"] == "blob:"
     assert "connect-src" not in directives  # so none
     tokens = embedded(text)["answers"]["api/example/tokens?axis=key&start=0&stop=4096"]["tokens"]
     assert "".join(tokens[1:10]) == "</script>"
@@ -186,6 +207,19 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
         _, seen = regard.attention(Q, K, V, causal=True, observe=["lse"])
         np.testing.assert_allclose(found["lse"], seen.lse, atol=1e-5)
         assert list(found["tokens"][:3]) == ["a", "b", "c"]
+
+
+def test_a_page_holds_the_model_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.html"
+    regard.look(text="abc", save=path, with_model=True)
+    data = embedded(path.read_text("utf-8"))
+    assert data["answers"]["api/scenes"]["scenes"][0]["editable"] is True
+    weights = ExampleModel.from_safetensors(b64decode(data["model"]["weights"]))
+    assert weights.parameters == ExampleModel.load().parameters
+    with pytest.raises(ValueError, match="with_model goes with a text of that model"):
+        regard.look(Q, K, save=path, with_model=True)
+    assert cli.main(["look", "--with-model"]) == 2
+    assert "--with-model goes with --save" in capsys.readouterr().err
 
 
 def test_the_archive_of_several_layers() -> None:

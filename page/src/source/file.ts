@@ -1,18 +1,25 @@
-import type { Scenes, TokenRow } from "../data";
+import type { Heads, Layer, Profile, Scenes, Settings, TokenRow, Words } from "../data";
 import { fromHalf } from "../numbers/half";
 import type { Pyramid } from "../numbers/levels";
 import { matricesOf, scoresOf } from "./matrices";
 import { Refused, type Numbers, type Source } from "./source";
 import { stagesOf } from "./stages";
-import { bytesOf, ComputedWeights, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
+import { TypedTexts, type StoredModel } from "./typed";
+import { bytesOf } from "../numbers/base64";
+import { Kernels } from "./kernels";
+import { arraysOf, ComputedWeights, KernelWeights, thumbnail, tileOf, TiledWeights, type StoredHead, type Weights } from "./weights";
 
 export interface StoredData {
   answers: Record<string, unknown>;
   exact: Record<string, StoredHead>;
+  /** Modules of rules, in base64. */
+  modules?: string[];
+  /** The example model, for texts that are typed. */
+  model?: StoredModel;
 }
 
 const NO_STEPS =
-  "Steps and scores need queries and keys, and a saved page holds those of heads without rules other than causal: those of this one are shown by `regard look`.";
+  "A saved page shows steps and scores of heads without rules other than causal: those of this one are shown by `regard look`.";
 
 /** Keys of one token that are told for each head. */
 const LOOKED_AT = 3;
@@ -28,8 +35,12 @@ export class FileSource implements Source {
   readonly note: string;
   progress = (_: number | null): void => {};
   private readonly heads = new Map<string, Weights>();
+  private readonly kernels: Kernels;
+  private readonly typed: TypedTexts | null;
 
   constructor(private readonly data: StoredData) {
+    this.kernels = new Kernels(data.modules ?? []);
+    this.typed = typedIn(data);
     const exact = Object.values(data.exact);
     const heads = Object.keys(data.answers).filter((path) => path.includes("/map/")).length;
     const rounded = exact.length < heads || exact.some((head) => head.dtype === "f16");
@@ -37,17 +48,21 @@ export class FileSource implements Source {
   }
 
   async json(path: string): Promise<unknown> {
+    const [place, query = ""] = path.split("?");
+    const [, scene, what, layer, head, i, j] = place.split("/");
+    if (path === "api/scenes") return this.scenes();
     if (path in this.data.answers) return this.data.answers[path];
-    const [, scene, what, layer, head, i, j] = path.split("/");
+    const typed = await this.typed?.json(scene, what, place.split("/").slice(3), new URLSearchParams(query));
+    if (typed !== undefined) return typed;
     if (what === "token") return { rows: await this.everyHead(scene, Number(layer)) };
     if (what === "step") {
       const weights = this.weights(`${scene}/${layer}/${head}`);
-      if (weights instanceof ComputedWeights) return { stages: stagesOf(weights, Number(i), Number(j)) };
+      if (isPlain(weights)) return { stages: stagesOf(weights, Number(i), Number(j)) };
       throw new Refused(NO_STEPS, 404);
     }
     if (what === "matrices") {
       const weights = this.weights(`${scene}/${layer}/${head}`);
-      if (weights instanceof ComputedWeights) return { matrices: matricesOf(weights) };
+      if (isPlain(weights)) return { matrices: matricesOf(weights) };
       throw new Refused(NO_STEPS, 404);
     }
     throw absent();
@@ -63,17 +78,27 @@ export class FileSource implements Source {
     if (text !== undefined) return bytesOf(text);
     const [place, query = ""] = path.split("?");
     const [, scene, what, layer, head, ...rest] = place.split("/");
+    const options = new URLSearchParams(query);
+    if (what === "thumbs") {
+      const { heads } = this.layersOf(scene)[Number(layer)] ?? { heads: 0 };
+      const size = Number(options.get("size"));
+      const made = new Uint16Array(heads * size * size);
+      for (let k = 0; k < heads; k++) {
+        const one = await thumbnail(this.weights(`${scene}/${layer}/${k}`), size, options.get("kind") ?? "mass");
+        made.set(one, k * size * size);
+      }
+      return made.buffer;
+    }
     const weights = this.weights(`${scene}/${layer}/${head}`);
     const { n_q, n_k } = weights;
     const [first, second, third] = rest.map(Number);
     if (what === "row") return (await weights.block(first, first + 1, 0, n_k)).buffer as ArrayBuffer;
     if (what === "column") return (await weights.block(0, n_q, first, first + 1)).buffer as ArrayBuffer;
-    const options = new URLSearchParams(query);
     if (what === "dots") {
       if (!(weights instanceof ComputedWeights)) throw new Refused(NO_STEPS, 404);
-      return weights.dots(...range(options.get("rows")), ...range(options.get("cols"))).buffer as ArrayBuffer;
+      return (await weights.dots(...range(options.get("rows")), ...range(options.get("cols")))).buffer as ArrayBuffer;
     }
-    if (what === "scores" && weights instanceof ComputedWeights) return scoresOf(weights, first).buffer as ArrayBuffer;
+    if (what === "scores" && isPlain(weights)) return scoresOf(weights, first).buffer as ArrayBuffer;
     if (what === "norms") return normsOf(weights);
     if (what === "values") {
       const [r0, r1] = range(options.get("rows"));
@@ -88,16 +113,25 @@ export class FileSource implements Source {
     throw absent();
   }
 
-  post(): Promise<unknown> {
-    return Promise.reject(new Refused("A saved page has no model: start `regard look` to type a text.", 405));
+  async post(_: string, body: unknown): Promise<unknown> {
+    if (!this.typed) throw new Refused("A saved page has no model: start `regard look` to type a text.", 405);
+    return { scene: this.typed.run(body as Settings) };
+  }
+
+  /** What the file was saved with, and what was typed. */
+  private scenes(): Scenes {
+    const stored = this.data.answers["api/scenes"] as Scenes;
+    return { ...stored, scenes: [...stored.scenes, ...(this.typed?.scenes ?? [])] };
+  }
+
+  private layersOf(scene: string): Layer[] {
+    return this.scenes().scenes.find(({ id }) => id === scene)?.layers ?? [];
   }
 
   /** Where one query looks in every head. */
   private async everyHead(scene: string, i: number): Promise<TokenRow[]> {
-    const { scenes } = this.data.answers["api/scenes"] as Scenes;
-    const layers = scenes.find(({ id }) => id === scene)?.layers ?? [];
     const rows: TokenRow[] = [];
-    for (const [layer, { heads, n_k }] of layers.entries()) {
+    for (const [layer, { heads, n_k }] of this.layersOf(scene).entries()) {
       for (let head = 0; head < heads; head++) {
         const row = await this.weights(`${scene}/${layer}/${head}`).block(i, i + 1, 0, n_k);
         const keys = Array.from(row.keys())
@@ -111,12 +145,19 @@ export class FileSource implements Source {
   }
 
   private weights(name: string): Weights {
-    const known = this.heads.get(name);
+    const [scene, layer, head] = name.split("/");
+    const known = this.heads.get(name) ?? (this.data.exact[name] ? undefined : this.typed?.weights(scene, +layer, +head));
     if (known) return known;
     const stored = this.data.exact[name];
-    const made = stored ? new ComputedWeights(stored) : this.tiled(name);
+    const made = stored ? this.computed(name, stored) : this.tiled(name);
     this.heads.set(name, made);
     return made;
+  }
+
+  private computed(name: string, stored: StoredHead): Weights {
+    const arrays = arraysOf(stored);
+    if (stored.module === undefined) return new ComputedWeights(stored, arrays);
+    return new KernelWeights(stored, arrays, name, this.kernels);
   }
 
   private tiled(name: string): Weights {
@@ -135,6 +176,21 @@ export class FileSource implements Source {
       return made;
     });
   }
+}
+
+/** Who answers about typed texts, if the file holds the model. */
+function typedIn({ answers, model }: StoredData): TypedTexts | null {
+  if (!model) return null;
+  const [given] = (answers["api/scenes"] as Scenes).scenes;
+  const of = (what: string): unknown => answers[`api/${given.id}/${what}`];
+  const profiles = Object.entries(of("profiles/0/0") as Record<string, Profile>);
+  const labels = Object.fromEntries(profiles.map(([name, { label }]) => [name, label]));
+  return new TypedTexts(model, given, of("heads") as Heads, answers["api/words"] as Words, labels);
+}
+
+/** Whether scores and steps follow from queries and keys that the file holds. */
+function isPlain(weights: Weights): weights is ComputedWeights {
+  return weights instanceof ComputedWeights && !weights.head.ruled;
 }
 
 function range(text: string | null): [number, number] {

@@ -3,7 +3,7 @@
 import type { Matrix } from "../data";
 import type { ComputedWeights } from "./weights";
 
-const six = (x: number): number | null => (Number.isFinite(x) ? Number(x.toPrecision(6)) : null);
+export const six = (x: number): number | null => (Number.isFinite(x) ? Number(x.toPrecision(6)) : null);
 
 export function matricesOf(weights: ComputedWeights): Matrix[] {
   const { n_q, n_k, d, scale, lse } = weights;
@@ -34,7 +34,7 @@ export function matricesOf(weights: ComputedWeights): Matrix[] {
   }
   if (weights.head.causal) {
     const values = made(n_q, n_k, (i, j) => (weights.sees(i, j) ? scale * weights.dot(i, j) : -Infinity));
-    matrices.push({ name: "masked", ...scores, formula: "S ← −∞ unless causal", values });
+    matrices.push({ name: "masked", ...scores, formula: "S ← −∞ unless causal()", values });
   }
   matrices.push(
     { name: "lse", symbol: "lse", tensor: "lse[i]", formula: "lse[i] = log Σ_j exp S[i,j]", values: made(n_q, 1, (i) => lse[i]) },

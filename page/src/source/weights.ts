@@ -1,7 +1,11 @@
 /** Weights of one head computed in the page: any block of them, and what is summed over blocks. */
 
+import type { HeadCall } from "../../../src/regard/engines/cpu/wasm/loader.js";
+import { bytesOf } from "../numbers/base64";
 import { fromHalf, toHalf } from "../numbers/half";
 import { perPixel, tileBlock, type Pyramid } from "../numbers/levels";
+import type { Kernels } from "./kernels";
+import { Refused } from "./source";
 
 export interface Shape {
   n_q: number;
@@ -13,12 +17,9 @@ export interface Weights extends Shape {
   block(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array>;
 }
 
-export interface StoredHead extends Shape {
+/** What is known of a head besides its arrays. */
+export interface HeadAbout extends Shape {
   d: number;
-  dtype: "f16" | "f32";
-  q: string;
-  k: string;
-  lse: string;
   scale: number;
   causal: boolean;
   offset: number;
@@ -26,17 +27,40 @@ export interface StoredHead extends Shape {
   sink: boolean;
   /** Why there are no values, if there are none. */
   no_values: string;
-  v?: string;
   d_v?: number;
+  /** The module of its rules among those of the file, if there is one, and the indices that rules read. */
+  module?: number;
+  b?: number;
+  h?: number;
+  /** Whether its rules are more than a causal mask, so that only the module knows them. */
+  ruled?: boolean;
 }
 
-export function bytesOf(base64: string): ArrayBuffer {
-  return Uint8Array.from(atob(base64), (c) => c.charCodeAt(0)).buffer;
+/** Queries (n_q, d), keys (n_k, d) and values (n_k, d_v), if they are known. */
+export interface HeadArrays {
+  q: Float32Array;
+  k: Float32Array;
+  lse: Float32Array;
+  v?: Float32Array;
+}
+
+/** A head as a file holds it. */
+export interface StoredHead extends HeadAbout {
+  dtype: "f16" | "f32";
+  q: string;
+  k: string;
+  lse: string;
+  v?: string;
 }
 
 function floats(base64: string, dtype: "f16" | "f32"): Float32Array {
   const bytes = bytesOf(base64);
   return dtype === "f16" ? fromHalf(new Uint16Array(bytes)) : new Float32Array(bytes);
+}
+
+export function arraysOf({ q, k, lse, v, dtype }: StoredHead): HeadArrays {
+  const value = v === undefined ? {} : { v: floats(v, dtype) };
+  return { q: floats(q, dtype), k: floats(k, dtype), lse: floats(lse, "f32"), ...value };
 }
 
 /** P[i,j] = exp(scale · q[i]·k[j] − lse[i]), from queries, keys and lse that the file holds. */
@@ -49,11 +73,12 @@ export class ComputedWeights implements Weights {
   readonly k: Float32Array;
   readonly lse: Float32Array;
 
-  constructor(readonly head: StoredHead) {
+  constructor(
+    readonly head: HeadAbout,
+    private readonly arrays: HeadArrays,
+  ) {
     ({ n_q: this.n_q, n_k: this.n_k, d: this.d, scale: this.scale } = head);
-    this.q = floats(head.q, head.dtype);
-    this.k = floats(head.k, head.dtype);
-    this.lse = floats(head.lse, "f32");
+    ({ q: this.q, k: this.k, lse: this.lse } = arrays);
   }
 
   sees(i: number, j: number): boolean {
@@ -68,7 +93,7 @@ export class ComputedWeights implements Weights {
   }
 
   /** q · k of queries [r0, r1) and keys [c0, c1), NaN where a query does not see a key. */
-  dots(r0: number, r1: number, c0: number, c1: number): Float32Array {
+  async dots(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
     const out = new Float32Array((r1 - r0) * (c1 - c0));
     for (let i = r0, at = 0; i < r1; i++)
       for (let j = c0; j < c1; j++) out[at++] = this.sees(i, j) ? this.dot(i, j) : NaN;
@@ -80,8 +105,9 @@ export class ComputedWeights implements Weights {
   }
 
   values(): { v: Float32Array; d_v: number } | undefined {
-    const { v, d_v, dtype } = this.head;
-    return v === undefined || d_v === undefined ? undefined : { v: floats(v, dtype), d_v };
+    const { v } = this.arrays;
+    const { d_v } = this.head;
+    return v === undefined || d_v === undefined ? undefined : { v, d_v };
   }
 
   async block(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
@@ -93,6 +119,59 @@ export class ComputedWeights implements Weights {
     }
     return out;
   }
+}
+
+/** Bins of queries and keys: sums over keys as means over queries, and the largest weight; NaN where none is seen. */
+export type Pooled = Record<"mass" | "max", Float32Array>;
+
+/** Weights by a kernel that the file holds; of a plain head without it where there is no WebAssembly. */
+export class KernelWeights extends ComputedWeights {
+  constructor(
+    head: HeadAbout,
+    arrays: HeadArrays,
+    private readonly name: string,
+    private readonly kernels: Kernels,
+  ) {
+    super(head, arrays);
+  }
+
+  /** Whether scores and steps follow from queries and keys alone. */
+  get plain(): boolean {
+    return !this.head.ruled;
+  }
+
+  /** Null where no kernel can tell, and the head is plain. Throws Refused where it is not. */
+  async pooled(rows: number[], cols: number[]): Promise<Pooled | null> {
+    const { q, k, lse, d, scale } = this;
+    const { offset, b, h, module } = this.head;
+    const call = (): HeadCall => ({ q, k, lse, d, scale, offset, b, h });
+    const found = await this.kernels.maps(this.name, module as number, call, rows, cols);
+    if (found) {
+      const { mass, max, seen } = found;
+      seen.forEach((one, n) => one || (mass[n] = max[n] = NaN));
+      return { mass, max };
+    }
+    if (this.plain) return null;
+    throw new Refused(`The weights of this head need WebAssembly, for its rules: ${this.kernels.missing}.`, 501);
+  }
+
+  override async block(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
+    return (await this.pooled(edges(r0, r1, 1), edges(c0, c1, 1)))?.mass ?? super.block(r0, r1, c0, c1);
+  }
+
+  override async dots(r0: number, r1: number, c0: number, c1: number): Promise<Float32Array> {
+    const found = await super.dots(r0, r1, c0, c1);
+    if (this.plain) return found;
+    const seen = await this.block(r0, r1, c0, c1);
+    return found.map((x, n) => (Number.isNaN(seen[n]) ? NaN : x));
+  }
+}
+
+/** Edges of bins of `step` positions from `from` to `to`; the last bin may be smaller. */
+function edges(from: number, to: number, step: number): number[] {
+  const found = [];
+  for (let at = from; at < to; at += step) found.push(at);
+  return [...found, to];
 }
 
 /** Weights from tiles of the exact level that the file holds, to the precision of half floats. */
@@ -138,6 +217,8 @@ export async function tileOf(
 ): Promise<Uint16Array> {
   const step = perPixel(pyramid, level);
   const { r0, r1, c0, c1, rows, cols } = tileBlock(pyramid, level, x, y);
+  const made = weights instanceof KernelWeights ? await weights.pooled(edges(r0, r1, step), edges(c0, c1, step)) : null;
+  if (made) return Uint16Array.from(made[kind === "mass" ? "mass" : "max"], toHalf);
   const out = new Float32Array(rows * cols).fill(NaN);
   const pause = pauses();
   for (let i = r0; i < r1; i++) {
@@ -154,6 +235,34 @@ export async function tileOf(
     }
   }
   return Uint16Array.from(out, toHalf);
+}
+
+/** The whole map in size × size pixels: of more pairs the mean over queries of sums over keys, or the largest. */
+export async function thumbnail(weights: Weights, size: number, kind: string): Promise<Uint16Array> {
+  const { n_q, n_k } = weights;
+  const block = await weights.block(0, n_q, 0, n_k);
+  const edges = (n: number, k: number): [number, number] => {
+    const from = Math.floor((k * n) / size);
+    return [from, Math.max(from + 1, n <= size ? 0 : Math.floor(((k + 1) * n) / size))];
+  };
+  const made = new Uint16Array(size * size);
+  for (let r = 0; r < size; r++) {
+    const [i0, i1] = edges(n_q, r);
+    for (let c = 0; c < size; c++) {
+      const [j0, j1] = edges(n_k, c);
+      let [value, seen] = [0, false];
+      for (let i = i0; i < i1; i++) {
+        for (let j = j0; j < j1; j++) {
+          const weight = block[i * n_k + j];
+          if (Number.isNaN(weight)) continue;
+          seen = true;
+          value = kind === "max" ? Math.max(value, weight) : value + weight;
+        }
+      }
+      made[r * size + c] = toHalf(seen ? (kind === "max" ? value : value / (i1 - i0)) : NaN);
+    }
+  }
+  return made;
 }
 
 /** A promise now and then, so that long computing leaves the page alive. */

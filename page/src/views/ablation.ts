@@ -62,7 +62,7 @@ export const ablationView: MakeView = (context) => {
       h("div", { class: "right", tabindex: 0, role: "region", "aria-label": "Without the chosen head" }, detail, row),
     ),
   );
-  const why = data.source.kind === "file" ? NO_MODEL : scene.settings ? "" : NOT_HERE;
+  const why = data.source.kind === "file" && !scene.editable ? NO_MODEL : scene.settings ? "" : NOT_HERE;
   let kinds: HeadRow[] = [];
 
   const how = (): "zero" | "mean" => (store.state.without === "mean" ? "mean" : "zero");

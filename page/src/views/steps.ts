@@ -87,7 +87,7 @@ export const stepsView: MakeView = (context) => {
     const { i, j } = chosen(context);
     all.element.hidden = !few;
     const own = context.scene.kind === "example" || context.scene.kind === "cross";
-    const unknown = own && data.source.kind === "file" ? NO_PROJECTIONS : "";
+    const unknown = own && data.source.kind === "file" && !context.scene.editable ? NO_PROJECTIONS : "";
     long.textContent = few ? unknown : `All matrices are shown of up to ${MOST} tokens: type a shorter text to see them.`;
     if (!few) return;
     if (!anew) {

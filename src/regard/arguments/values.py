@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments.packages import needed_for
+
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 BOOLS = (bool, np.bool_)
 
@@ -221,7 +223,7 @@ def real(name: str, x: object, expected: str = "a number") -> float:
 
 
 def _real(x: object) -> bool:
-    if isinstance(x, np.ndarray | np.generic):
+    if isinstance(x, (np.ndarray, np.generic)):  # a union of types is not traced by Dynamo
         return x.ndim == 0 and (x.dtype.kind in "iuf" or x.dtype.name == "bfloat16")
     return not (isinstance(x, bool | str | bytes | bytearray) or "bool" in str(getattr(x, "dtype", "")))
 
@@ -249,7 +251,8 @@ def floating(name: str, x: object) -> np.dtype[Any]:
     Raises TypeError for anything else.
     """
     if isinstance(x, str) and x == "bfloat16":
-        import ml_dtypes
+        with needed_for("bfloat16"):
+            import ml_dtypes
 
         x = ml_dtypes.bfloat16
     if isinstance(x, str | type | np.dtype):

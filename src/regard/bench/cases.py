@@ -183,6 +183,8 @@ CASES: tuple[Case, ...] = (
     Case("one sink for all", lambda rng, c: {"sink": np.array(0.7), "causal": True}, n_k=4),
     Case("dropout", lambda rng, c: {"dropout": 0.4, "seed": 11}),
     Case("dropout over tiles", lambda rng, c: {"dropout": 0.1, "seed": 2**63}, lead=(), n_q=70, n_k=300),
+    Case("metric", lambda rng, c: {"metric": normal(rng, c.h, c.d, c.d) / 2}, h=4, h_kv=2, layout="bnhd"),
+    Case("one metric for all", lambda rng, c: {"metric": normal(rng, c.d, c.d) / 2, "causal": True}, kv_lead=(1,)),
     Case("latent heads", lead=(), h=4, h_kv=1, n_q=3, n_k=150, d=576, d_v=512),
     Case("widest heads", lambda rng, c: {"causal": True}, lead=(), h=1, d=1024, d_v=1024),
     Case("bias of one number", lambda rng, c: {"bias": np.array(0.3)}),

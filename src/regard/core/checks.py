@@ -36,7 +36,7 @@ __all__ = [
     "offset", "operands", "origin", "positions", "real", "room", "same_dtype", "scale", "score", "shaped",
     "shown", "sink", "sizes",
 ]  # fmt: skip
-MADE = "regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows)"
+MADE = "regard.top(k), mass(rule), pooled(rows, cols), weights_of(rows), renyi(alpha)"
 ELSEWHERE = {"bshd": "bnhd", "bhsd": "bhnd", "BSHD": "bnhd", "BHSD": "bhnd", "BNHD": "bnhd", "BHND": "bhnd"}
 LARGE = 2**28  # bytes of results from which on they are compared to the memory there is
 FARTHEST = 2**62  # the farthest position: differences of two still fit into 64 bits

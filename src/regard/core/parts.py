@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from regard.core.problem import Problem
-from regard.rules import Mask, rebuild
+from regard.rules import Mask, as_score, compose, rebuild
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -22,6 +22,26 @@ def scores_alone(p: Problem, mask: Mask | None = None) -> Problem:
         positions_first=False,
         observe=(),
     )
+
+
+def scores_times(p: Problem, factor: float) -> Problem:
+    """Return `scores_alone` with all scores times a positive factor; a bias is copied."""
+    p = scores_alone(p)
+    if p.score is not None:
+        p = replace(p, score=compose([p.score, as_score(lambda s, b, h, i, j: s * factor)]))
+    else:
+        p = replace(p, scale=p.scale * factor)
+    return p if p.bias is None else replace(p, bias=_times(p, p.bias, factor))
+
+
+def _times(p: Problem, x: Array, factor: float) -> Array:
+    """Return x times a factor in the dtype of sums, where it lies."""
+    if p.device is None:
+        found: Array = x.astype(p.compute) * p.compute.type(factor)
+        return found
+    from regard.core.tensors import array, converted, tensor
+
+    return array(tensor(converted(x, p.compute)) * factor)
 
 
 def part_of(p: Problem, b: int = 0, h: int | None = 0, rows: slice = slice(None), cols: slice = slice(None)) -> Problem:
@@ -58,5 +78,6 @@ def part_of(p: Problem, b: int = 0, h: int | None = 0, rows: slice = slice(None)
         offset=p.offset[b : b + 1] + first,
         origin=(p.origin[0] + b, p.origin[1] + (h or 0), p.origin[2] + first_key),
         positions_first=False,
+        factors=None,
         observe=(),
     )

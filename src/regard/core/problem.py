@@ -58,6 +58,7 @@ class Differential:
     bias: Array | None = None
     sink: Array | None = None
     tables: Mapping[Table, Array] = field(default_factory=dict)
+    metric: Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,8 @@ class Problem:
 
     Leading dimensions may still broadcast against each other (`lead` is their common shape); nothing was copied.
     `offset` holds one integer for each of the `batch` row-major indices of `lead`. `positions_first` asks for an
-    output that lies as (..., n, h, d) in memory. `constants` are those of "bias" and the tables of the score whose
+    output that lies as (..., n, h, d) in memory. `factors` are the query and the metric whose product `query` is, where
+    there is a metric; engines read the product. `constants` are those of "bias" and the tables of the score whose
     gradient nobody wants, and which engines leave out. Calls with the same `signature`, where there is one, differ in
     nothing but the contents and the addresses of query, key and value.
     """
@@ -87,6 +89,7 @@ class Problem:
     positions_first: bool = False
     observe: tuple[Statistic, ...] = ()
     constants: frozenset[Any] = frozenset()
+    factors: tuple[Array, Array] | None = None
     signature: Any = field(default=None, init=False)  # which `again` alone sets
 
     @cached_property
@@ -159,6 +162,10 @@ class Problem:
     @property
     def score_node(self) -> Node | None:
         return self.score.node if self.score is not None else None
+
+    @property
+    def metric(self) -> Array | None:
+        return None if self.factors is None else self.factors[1]
 
     @property
     def trained_bias(self) -> Array | None:

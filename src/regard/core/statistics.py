@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from regard.arguments.values import choice, integer, shown
+from regard.arguments.values import choice, integer, real, shown
 from regard.rules import Mask, as_mask
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +34,8 @@ class Statistic:
 
 
 NAMES = (
-    "lse", "entropy", "visible", "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
+    "lse", "entropy", "visible", "normalized_entropy", "effective_states", "max", "argmax", "received",
+    "group_received", "profile",
 )  # fmt: skip
 
 
@@ -159,6 +160,32 @@ def weights_of(rows: Sequence[int]) -> Statistic:
     return Statistic("weights_of", tuple(integer("rows of weights_of", row) for row in rows))
 
 
+def renyi(alpha: float) -> Statistic:
+    """Observe the Rényi entropy of every query: log(Σ_j P[j]^alpha / Σ_j P[j]) / (1 − alpha).
+
+    For `observe=`: (..., h, n_q), in nats. At 0 it is the logarithm of the number of visible keys,
+    at 1 the entropy (its limit), at infinity −log max P; it never rises with alpha. Σ_j P is 1
+    unless a sink takes weight: then this is Rényi's entropy of an incomplete distribution, at 1
+    entropy / Σ_j P.
+
+    Computed in O(n) memory from the lse of the scores and that of the scores times alpha. Rounding
+    grows as 1 / |1 − alpha|: near 1, take 1.
+
+    alpha: at least 0; may be infinite. Rényi 1961, "On measures of entropy and information".
+
+    >>> import numpy as np, regard
+    >>> x = np.eye(3)
+    >>> pair = regard.renyi(2)  # −log of the chance that two draws are the same key
+    >>> out, seen = regard.attention(x, x, x, causal=True, scale=0.0, observe=[pair])
+    >>> np.exp(seen[pair]).round(3)
+    array([1., 2., 3.])
+    """
+    order = real("alpha of renyi", alpha)
+    if not order >= 0:
+        raise ValueError(f"alpha of renyi must be at least 0, got {order}")
+    return Statistic("renyi", order)
+
+
 def bin_edges(number: int, n: int) -> Array:
     """Return the edges of `pooled`'s bins of n positions, int64 (bins + 1,)."""
     number = min(number, n)
@@ -173,16 +200,17 @@ class Seen(Mapping[Statistic | str, Any]):
     """Observed statistics: `seen.entropy`, `seen["entropy"]`, `seen[regard.top(8)]`.
 
     Of every query, (..., h, n_q): `lse`; `entropy` in nats; `visible`, how many keys it sees;
-    `normalized_entropy`, its entropy over the logarithm of that; `max`, the largest weight, and
-    `argmax`, its row in key. Of every key: `received`, the weight that it gets from all queries,
-    (..., h, n_k), and `group_received`, from all query heads that share it as well, (..., h_kv,
-    n_k). `profile` is a `Profile`, weight by distance. `top`, `mass`, `pooled` and `weights_of`
-    have parameters.
+    `normalized_entropy`, its entropy over the logarithm of that; `effective_states`,
+    exp(entropy), the number of keys that equal weights would have the same entropy over; `max`,
+    the largest weight, and `argmax`, its row in key. Of every key: `received`, the weight that it
+    gets from all queries, (..., h, n_k), and `group_received`, from all query heads that share it
+    as well, (..., h_kv, n_k). `profile` is a `Profile`, weight by distance. `top`, `mass`,
+    `pooled`, `weights_of` and `renyi` have parameters.
 
     float32, for float64 inputs float64; indices and counts int64. All are taken before dropout. A
-    query that sees nothing has weights and entropies 0, lse −∞ and argmax −1; one that sees a
-    single key normalized entropy 0. With a sink, the weights of a query and the cells of a map sum
-    to what it leaves.
+    query that sees nothing has weights and entropies 0, lse −∞, argmax −1 and effective_states 1;
+    one that sees a single key normalized entropy 0. With a sink, the weights of a query and the
+    cells of a map sum to what it leaves.
 
     >>> import numpy as np, regard
     >>> x = np.eye(3)

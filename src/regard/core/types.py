@@ -35,6 +35,7 @@ class WeightOptions(TypedDict, total=False):
     score: ScoreLike
     bias: ArrayLike | None
     scale: float | None
+    metric: ArrayLike | None
     sink: ArrayLike | None
     offset: int | ArrayLike | None
     origin: tuple[int, int, int]

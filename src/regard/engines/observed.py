@@ -5,21 +5,31 @@ from typing import Any
 
 import numpy as np
 
-from regard.core.parts import scores_alone
+from regard.core.parts import scores_alone, scores_times
 from regard.core.problem import Outputs, Problem
 from regard.core.statistics import Statistic
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Found = dict[Statistic, Any]
 
-NEEDS = {"normalized_entropy": ("entropy", "visible"), "group_received": ("received",)}
+NEEDS = {
+    "normalized_entropy": ("entropy", "visible"),
+    "effective_states": ("entropy",),
+    "group_received": ("received",),
+    "mass": (),
+}
+RENYI: dict[float, tuple[str, ...]] = {0: ("visible",), 1: ("entropy",), np.inf: ("max",)}  # of other orders: ()
+
+
+def needs(s: Statistic) -> tuple[str, ...] | None:
+    """Return the names of the statistics from which one follows; None for one that an engine computes itself."""
+    return RENYI.get(s.of, ()) if s.name == "renyi" else NEEDS.get(s.name)
 
 
 def basic(observe: tuple[Statistic, ...]) -> tuple[Statistic, ...]:
     """Return the statistics that an engine has to compute itself for those observed."""
-    needed = (Statistic(name) for s in observe for name in NEEDS.get(s.name, ()))
-    own = (s for s in observe if s.name not in NEEDS and s.name != "mass")
-    return tuple(dict.fromkeys((*own, *needed)))
+    own = (s for s in observe if needs(s) is None)
+    return tuple(dict.fromkeys((*own, *(Statistic(name) for s in observe for name in needs(s) or ()))))
 
 
 def complete(
@@ -32,6 +42,10 @@ def complete(
             return mass(p, s, lse, forward)
         if s.name == "normalized_entropy":
             return normalized(found[Statistic("entropy")], found[Statistic("visible")])
+        if s.name == "effective_states":
+            return np.exp(found[Statistic("entropy")])
+        if s.name == "renyi":
+            return renyi(p, s.of, lse, [found[Statistic(name)] for name in needs(s) or ()], forward)
         if s.name == "group_received":
             received = found[Statistic("received")]
             return received.reshape(*p.lead, p.kv_heads, p.group, p.n_k).sum(axis=-2)
@@ -47,6 +61,34 @@ def normalized(entropy: Array, visible: Array) -> Array:
     """
     most = np.log(np.maximum(visible, 2).astype(entropy.dtype))
     return np.asarray(np.where(visible > 1, entropy / most, entropy.dtype.type(0)))
+
+
+def renyi(
+    p: Problem, alpha: float, lse: Array, found: list[Array], forward: Callable[[Problem], tuple[Outputs, Found]]
+) -> Array:
+    """Return log(Σ_j P^alpha / Σ_j P) / (1 − alpha).
+
+    With L(a) = log Σ_j exp(a S), Σ_j P^alpha is exp(L(alpha) − alpha lse) and Σ_j P is exp(L(1) − lse).
+    """
+
+    def log_sum(p: Problem) -> Array:
+        x = forward(p)[0].lse
+        assert x is not None
+        return x
+
+    sees = log_sum(scores_alone(p)) if p.sink is not None else lse
+    with np.errstate(all="ignore"):
+        left = sees - lse
+        if alpha == 0:
+            entropy = np.log(found[0].astype(lse.dtype)) - left
+        elif alpha == 1:
+            entropy = found[0] / np.exp(left)
+        elif alpha == np.inf:
+            entropy = -np.log(found[0])
+        else:
+            order = lse.dtype.type(alpha)
+            entropy = (log_sum(scores_times(p, alpha)) - order * lse - left) / (1 - order)
+    return np.asarray(np.where(sees == -np.inf, lse.dtype.type(0), entropy))
 
 
 def mass(p: Problem, s: Statistic, lse: Array, forward: Callable[[Problem], tuple[Outputs, Found]]) -> Array:

@@ -8,6 +8,7 @@ from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 
+from regard.arguments.packages import needed_for
 from regard.interpret.capture.captured import Capture
 from regard.loaders import loaders
 
@@ -95,8 +96,9 @@ def _npz(path: Path) -> dict[str, Array]:
 
 
 def _safetensors(path: Path) -> dict[str, Array]:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    with needed_for(f"{path}"):
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
 
     try:
         found: dict[str, Array] = load_file(path)

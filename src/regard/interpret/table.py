@@ -66,14 +66,15 @@ def as_csv(heads: Sequence[HeadStatistics], layers: Mapping[int, str], losses: L
     return written.getvalue()
 
 
+CAUTION = "this text repeats so much that a head which attends evenly scores {score} for induction; read another"
+
+
 def caution(chance: float) -> str:
     """Return a warning where a text repeats too much for induction scores, else "".
 
     chance: as of `by_chance`.
     """
-    if chance < NOTABLE:
-        return ""
-    return f"this text repeats so much that a head which attends evenly scores {chance:.2f} for induction; read another"
+    return "" if chance < NOTABLE else CAUTION.format(score=f"{chance:.2f}")
 
 
 def show(

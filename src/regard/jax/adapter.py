@@ -10,7 +10,7 @@ import jax
 from regard.arguments.frameworks import Namespace
 from regard.arguments.values import array_type
 from regard.core import checks
-from regard.core.problem import Problem
+from regard.core.problem import Problem, compute_dtype
 from regard.core.statistics import Seen
 from regard.engines import engines
 from regard.jax import primitives
@@ -18,13 +18,14 @@ from regard.jax.binding import bind
 from regard.jax.rules import constant, flags, sized, table, traced
 from regard.jax.task import HOLDERS, OUTPUTS, PrimitiveTask, StaticCall, places
 from regard.jax.xla.values import promotion
-from regard.ops import linear, merging, multihead, planning, stepping
+from regard.ops import linear, merging, multihead, planning, retrieval, stepping
+from regard.ops import metric as metrics
 from regard.ops.attention import problem_from
 from regard.rules import as_mask, as_score, order, rule_text
 from regard.rules.outside import lookups
 
 __all__ = [
-    "attention", "attention_jvp", "attention_vjp", "constant", "flags", "linear_attention", "merge",
+    "attention", "attention_jvp", "attention_vjp", "constant", "flags", "hopfield", "linear_attention", "merge",
     "multihead_attention", "plan", "steps", "table", "weights",
 ]  # fmt: skip
 
@@ -37,6 +38,7 @@ def attention(
     value: Any,
     *,
     bias: Any = None,
+    metric: Any = None,
     sink: Any = None,
     seed: Any = None,
     offset: Any = None,
@@ -53,6 +55,8 @@ def attention(
     operands: dict[str, Any] = {"query": query, "key": key, "value": value}
     for name, x in operands.items():
         ours(name, x)
+    if metric is not None:
+        query = operands["query"] = query_times(metric, query, options.get("layout"))
     for name, x in (("bias", bias), ("sink", sink)):
         if x is not None:
             operands[name] = jnp.asarray(x) if type(x) is np.ndarray else x
@@ -159,6 +163,19 @@ SPACE = Namespace(
 )
 
 
+def query_times(metric: Any, query: Any, layout: Any) -> Any:
+    """Return the product of a query and a metric, as JAX multiplies them: in float32 for 16 bit, then rounded."""
+    metric = jnp.asarray(metric) if type(metric) is np.ndarray else metric
+    for name, x in (("query", query), ("metric", metric)):
+        checks.array(name, stand_in(name, ours(name, x)))
+    if query.ndim < 2:
+        return query  # which is refused
+    metrics.fits(metric.shape, query.shape, layout)
+    wide = compute_dtype(np.dtype(query.dtype))
+    found = metrics.framework_product(query, metric, layout, lambda x: x.astype(wide))
+    return found.astype(query.dtype)
+
+
 @promotion()
 def merge(*parts: Any, sink: Any = None) -> Any:
     """Compute `regard.merge` on JAX arrays, under any of JAX's transformations."""
@@ -177,6 +194,12 @@ def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
     return linear.in_parallel(SPACE, query, key, value, **options)
 
 
+@promotion()
+def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
+    """Compute `regard.hopfield` on JAX arrays, under any transformation; `beta` and `steps` are not traced."""
+    return retrieval.retrieved(SPACE, state, patterns, beta, steps)
+
+
 def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.steps` of JAX arrays with values; its results are NumPy arrays."""
     given = {"query": query, "key": key, "value": value} | options
@@ -186,10 +209,10 @@ def steps(query: Any, key: Any, value: Any, **options: Any) -> Any:
 def plan(query: Any = None, key: Any = None, value: Any = None, **options: Any) -> Any:
     """Compute `regard.plan` of JAX arrays.
 
-    Of query, key, value, bias and sink only shapes are read, so they may be traced.
+    Of query, key, value, bias, sink and metric only shapes are read, so they may be traced.
     """
     given = {"query": query, "key": key, "value": value} | options
-    found = {name: x for name, x in given.items() if name in ("query", "key", "value", "bias", "sink")}
+    found = {name: x for name, x in given.items() if name in ("query", "key", "value", "bias", "sink", "metric")}
     hollow = {n: planning._array(n, sized(n, x).shape, x.dtype) for n, x in found.items() if isinstance(x, jax.Array)}
     return planning.plan(**{name: in_numpy("plan", name, x) for name, x in (given | hollow).items()})
 

@@ -6,6 +6,8 @@
 | `callcache` | the one cache of calls: no checks, no choice of an engine, no plan |
 | `merging` | attention over a set of keys from its parts |
 | `multihead`, `linear` | multi-head attention; linear attention |
+| `metric` | a metric in the scores: the product before an engine, the chain rule after it |
+| `retrieval` | modern Hopfield networks |
 | `stepping` | every intermediate of a call, with its indices |
 | `exporting` | attention for web pages |
 | `planning` | FLOPs, bytes, tiles and the engine of a call |

@@ -18,6 +18,7 @@ from regard.core.statistics import Seen, Statistic
 from regard.core.types import Array, ArrayLike, LayoutName, MaskLike, Options, ScoreLike
 from regard.engines import Engine, choose
 from regard.ops import callcache
+from regard.ops import metric as metrics
 from regard.ops.callcache import ORIGIN, array_operands, signature
 from regard.rules import Mask, Table, type_name
 from regard.rules import causal as causal_rule
@@ -35,6 +36,7 @@ def problem_from(
     score: ScoreLike = None,
     bias: Any = None,
     scale: float | None = None,
+    metric: Any = None,
     sink: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
@@ -43,14 +45,18 @@ def problem_from(
     layout: LayoutName = "bhnd",
     observe: Sequence[str | Statistic] = (),
 ) -> Problem:
-    """Check a call (arguments as in `attention`) and normalize it to (..., h, n, d); nothing is copied."""
-    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
+    """Check a call (arguments as in `attention`) and normalize it to (..., h, n, d).
+
+    Nothing is copied; with a metric, the query of the problem is their product.
+    """
+    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe, metric
     return _checked(signature(array_operands(query, key, value), *options), query, key, value, *options)
 
 
 def _checked(
     signature: callcache.Signature | None, query: Any, key: Any, value: Any, mask: Any, causal: Any, score: Any,
     bias: Any, scale: Any, sink: Any, dropout: Any, seed: Any, offset: Any, origin: Any, layout: Any, observe: Any,
+    metric: Any,
 ) -> Problem:  # fmt: skip
     """Return the problem of a call with a signature, or without one; calls of a known signature are not checked."""
     entry = callcache.find(signature)
@@ -69,8 +75,12 @@ def _checked(
     if checks.boolean("causal", causal):
         rule = causally(rule)
     p_drop, seed_int = checks.dropout(dropout, seed)
+    factors = None
+    if metric is not None:
+        metrics.fits(checks.array("metric", metric).shape, q.shape)
+        factors = q, metric
     problem = Problem(
-        query=q,
+        query=q if factors is None else metrics.product(*factors),
         key=k,
         value=v,
         lead=lead,
@@ -85,6 +95,7 @@ def _checked(
         origin=checks.origin(origin),
         positions_first=arranged.positions_first,
         observe=checks.observe(observe),
+        factors=factors,
     )
     checks.covers(problem)
     checks.observable(problem)
@@ -171,6 +182,7 @@ def attention(
     score: ScoreLike = None,
     bias: ArrayLike | None = None,
     scale: float | None = None,
+    metric: ArrayLike | None = None,
     sink: ArrayLike | None = None,
     dropout: float = 0.0,
     seed: int | ArrayLike | None = None,
@@ -200,6 +212,8 @@ def attention(
             h, i, j), or a sequence of those, applied in order. A score of −∞ is masked.
         bias: added after `score`; floating, aligned right to (..., h, n_q, n_k).
         scale: of Q Kᵀ, 1/√d unless given; 1.0 is the plain dot product.
+        metric: M in scores scale · Q M Kᵀ (Luong et al. 2015, "general"), floating: (d, d), or
+            (h, d, d) for one per head. Q M is rounded to the dtype of the query.
         sink: (h,), a logit that takes weight and gives no value.
         dropout: share of the weights that is dropped, in [0, 1), the others scaled by 1/(1 −
             dropout); a function of `seed`, an int in [0, 2⁶⁴), and of (b, h, i, j) alone.
@@ -212,9 +226,9 @@ def attention(
         return_weights: also return the weights (..., h, n_q, n_k), before dropout. They take n_q ·
             n_k memory.
         observe: statistics to return, see `Seen`: "lse", "entropy", "visible",
-            "normalized_entropy", "max", "argmax", "received", "group_received", "profile",
-            `regard.top(k)`, `regard.mass(rule)`, `regard.pooled(rows, cols)`,
-            `regard.weights_of(rows)`.
+            "normalized_entropy", "effective_states", "max", "argmax", "received", "group_received",
+            "profile", `regard.top(k)`, `regard.mass(rule)`, `regard.pooled(rows, cols)`,
+            `regard.weights_of(rows)`, `regard.renyi(alpha)`.
         engine: the name of an engine; otherwise the first that supports the call.
 
     Returns:
@@ -235,8 +249,11 @@ def attention(
     >>> out, seen = regard.attention(q, k, v, mask=regard.window(16), observe=["entropy"])
     >>> seen.entropy.shape
     (8, 100)
+    >>> metric = np.eye(64, dtype=np.float32)
+    >>> bool(np.allclose(regard.attention(q, k, v, metric=metric), regard.attention(q, k, v)))
+    True
     """
-    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe
+    options = mask, causal, score, bias, scale, sink, dropout, seed, offset, origin, layout, observe, metric
     signed = signature(array_operands(query, key, value), *options)
     simple = signed is not None and engine is None and return_weights is False
     if simple and (known := callcache.find(signed)) is not None and known.call is not None:
@@ -281,6 +298,7 @@ def weights(
     score: ScoreLike = None,
     bias: ArrayLike | None = None,
     scale: float | None = None,
+    metric: ArrayLike | None = None,
     sink: ArrayLike | None = None,
     offset: int | ArrayLike | None = None,
     origin: tuple[int, int, int] = ORIGIN,
@@ -304,8 +322,8 @@ def weights(
     ((2, 501), 1.0)
     """
     p = problem_from(
-        query, key, key, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, offset=offset,
-        origin=origin, layout=layout,
+        query, key, key, mask=mask, causal=causal, score=score, bias=bias, scale=scale, metric=metric, sink=sink,
+        offset=offset, origin=origin, layout=layout,
     )  # fmt: skip
     i, j = checks.positions("rows", rows, p.n_q), checks.positions("cols", cols, p.n_k)
     checks.fits(p, outputs=lse is None, weights=p.batch * p.heads * len(i) * len(j), d_v=0)
@@ -343,8 +361,8 @@ def attention_vjp(
     observe=["lse"])` or the first result of `attention_jvp`, saves the forward pass. Its entropy is
     needed for `dentropy` alone.
 
-    Returns a `Differential`: query, key, value, bias and sink in the shapes and dtypes of the
-    inputs, and `tables[t]` for every float `regard.table` t of a score.
+    Returns a `Differential`: query, key, value, bias, sink and metric in the shapes and dtypes of
+    the inputs, and `tables[t]` for every float `regard.table` t of a score.
 
     >>> import numpy as np, regard
     >>> rng = np.random.default_rng(0)
@@ -362,7 +380,7 @@ def attention_vjp(
     known = known_outputs(p, arranged, outputs, "dentropy" if dentropy is not None else None)
     if known is None:
         known, _ = chosen.forward(p if dentropy is None else replace(p, observe=(Statistic("entropy"),)))
-    return differential_out(arranged, chosen.backward(p, known, ct))
+    return differential_out(arranged, metrics.gradients(p, chosen.backward(p, known, ct)))
 
 
 @dispatched
@@ -377,6 +395,7 @@ def attention_jvp(
     *,
     dbias: NDArray | None = None,
     dsink: NDArray | None = None,
+    dmetric: NDArray | None = None,
     dtables: Mapping[Table, NDArray] | None = None,
     tangents: Differential | None = None,
     outputs: Outputs | tuple[NDArray, Seen] | None = None,
@@ -401,8 +420,8 @@ def attention_jvp(
     p, arranged, chosen = prepare(query, key, value, engine, options)
     count = 2 if outputs is None else 1
     checks.fits(p, outputs=count, entropies=count)
-    t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
-    primal, tangent = chosen.jvp(p, t, known_outputs(p, arranged, outputs))
+    t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables, dmetric)
+    primal, tangent = chosen.jvp(p, metrics.tangents(p, t), known_outputs(p, arranged, outputs))
     return arranged.outputs(primal), arranged.outputs(tangent)
 
 
@@ -422,6 +441,7 @@ def attention_vjp_jvp(
     dvalue: NDArray | None = None,
     dbias: NDArray | None = None,
     dsink: NDArray | None = None,
+    dmetric: NDArray | None = None,
     dtables: Mapping[Table, NDArray] | None = None,
     cotangent_tangents: Outputs | None = None,
     outputs: Outputs | tuple[NDArray, Seen] | None = None,
@@ -459,12 +479,16 @@ def attention_vjp_jvp(
     count = 2 if outputs is None else 1
     checks.fits(p, outputs=count, entropies=count, gradients=1)
     ct = outputs_in(p, arranged, "d{}", Outputs(dout, dlse, dentropy))
-    t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables)
+    t = tangents_in(p, arranged, tangents, dquery, dkey, dvalue, dbias, dsink, dtables, dmetric)
     moving = Outputs(None, None, None) if cotangent_tangents is None else cotangent_tangents
     d_ct = outputs_in(p, arranged, "cotangent_tangents.{}", checks.instance("cotangent_tangents", moving, Outputs))
     needs = "dentropy" if dentropy is not None else "cotangent_tangents.entropy" if d_ct.entropy is not None else None
-    primal, tangent = chosen.jvp(p, t, known_outputs(p, arranged, outputs, needs))
-    return differential_out(arranged, chosen.backward_jvp(p, primal, ct, t, tangent, d_ct)), arranged.outputs(tangent)
+    along = metrics.tangents(p, t)
+    primal, tangent = chosen.jvp(p, along, known_outputs(p, arranged, outputs, needs))
+    second = chosen.backward_jvp(p, primal, ct, along, tangent, d_ct)
+    if p.factors is not None:
+        second = metrics.gradient_tangents(p, t, chosen.backward(p, primal, ct), second)
+    return differential_out(arranged, second), arranged.outputs(tangent)
 
 
 def prepare(
@@ -515,9 +539,13 @@ def known_outputs(
 def tangents_in(
     p: Problem, arranged: Layout, tangents: Differential | None, dquery: NDArray | None, dkey: NDArray | None,
     dvalue: NDArray | None, dbias: NDArray | None, dsink: NDArray | None, dtables: Mapping[Table, NDArray] | None,
+    dmetric: NDArray | None,
 ) -> Differential:  # fmt: skip
     """Check the tangents of inputs, given together or one by one."""
-    single = {"query": dquery, "key": dkey, "value": dvalue, "bias": dbias, "sink": dsink, "tables": dtables}
+    single = {
+        "query": dquery, "key": dkey, "value": dvalue, "bias": dbias, "sink": dsink, "tables": dtables,
+        "metric": dmetric,
+    }  # fmt: skip
     given: dict[str, Any] = {name: x for name, x in single.items() if x is not None}
     if tangents is None:
         return differential_in(p, arranged, "d{}", Differential(**given))
@@ -533,7 +561,7 @@ def differential_in(p: Problem, arranged: Layout, label: str, t: Differential) -
     for name in ("query", "key", "value"):
         x, shape = getattr(t, name), arranged.from_bhnd(getattr(p, name)).shape
         turned[name] = None if x is None else arranged.to_bhnd(checks.shaped(label.format(name), x, shape, p.dtype))
-    for name in ("bias", "sink"):
+    for name in ("bias", "sink", "metric"):
         x, like = getattr(t, name), getattr(p, name)
         if x is not None and like is None:
             raise ValueError(f"{label.format(name)} is given, but this call has no {name}")

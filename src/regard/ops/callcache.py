@@ -65,7 +65,7 @@ class Entry:
 def signature(
     operands: tuple[Any, ...] | None, mask: Any = None, causal: Any = False, score: Any = None, bias: Any = None,
     scale: Any = None, sink: Any = None, dropout: Any = 0.0, seed: Any = None, offset: Any = None,
-    origin: Any = ORIGIN, layout: Any = "bhnd", observe: Any = NOTHING,
+    origin: Any = ORIGIN, layout: Any = "bhnd", observe: Any = NOTHING, metric: Any = None,
 ) -> Signature | None:  # fmt: skip
     """Return the signature of a call; None if its checks or its results depend on more.
 
@@ -74,7 +74,7 @@ def signature(
     """
     if not (
         operands is not None
-        and bias is sink is seed is None
+        and bias is sink is seed is metric is None
         and (offset is None or type(offset) is int)
         and origin is ORIGIN
         and (observe is NOTHING or (type(observe) is tuple and not observe))

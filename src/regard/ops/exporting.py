@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from regard.arguments.packages import needed_for
 from regard.core import checks
 from regard.core.statistics import Statistic
 from regard.core.types import MaskLike, ScoreLike
@@ -14,9 +15,9 @@ from regard.rules import as_mask, type_name
 from regard.rules import window as window_rule
 from regard.rules.outside import lookups
 
-STATISTICS = ("lse", "entropy", "max", "argmax", "top")
+STATISTICS = ("lse", "entropy", "max", "argmax", "top", "visible", "received", "profile")
 MOST = 32  # of the largest weights
-KNOWN = f"'lse', 'entropy', 'max', 'argmax' and regard.top(k) with k of at most {MOST}"
+KNOWN = f"{', '.join(repr(x) for x in STATISTICS if x != 'top')} and regard.top(k) with k of at most {MOST}"
 
 
 def export_wasm(
@@ -27,6 +28,7 @@ def export_wasm(
     window: int | None = None,
     score: ScoreLike = None,
     statistics: Sequence[str | Statistic] = (),
+    maps: bool = False,
     relaxed: bool = False,
 ) -> Path:
     """Write attention with these rules as WebAssembly, for a web page or Node.js.
@@ -45,8 +47,10 @@ def export_wasm(
         path: NAME, or NAME.wasm. Existing files are replaced.
         mask, causal, score: as in `attention`; a mask that is a rule, not an array.
         window: the mask `regard.window(window)` in addition.
-        statistics: of "entropy", "max", "argmax" and `regard.top(k)`, k ≤ 32, what the result
-            holds in addition to out and lse.
+        statistics: of "entropy", "max", "argmax", "visible", "received", "profile" and
+            `regard.top(k)`, k ≤ 32, what the result holds in addition to out and lse.
+        maps: add `attention.maps` and `attention.weights`: weights of one head from q, k and lse,
+            by bins of queries and keys or one by one.
         relaxed: multiply and add in one instruction where the reader's processor has one. Faster
             on some; results then differ between processors in their last bits.
 
@@ -66,7 +70,8 @@ def export_wasm(
     ...     sorted(x.name for x in path.parent.iterdir())
     ['recent.d.ts', 'recent.js', 'recent.wasm']
     """
-    from regard.engines.cpu.wasm.module import loader, module
+    with needed_for("export_wasm"):
+        from regard.engines.cpu.wasm.module import loader, module
 
     target = _module_path(path)
     rule = None if mask is None else as_mask(mask)
@@ -85,7 +90,8 @@ def export_wasm(
     for s in observe:
         if s.name not in STATISTICS or (s.name == "top" and s.of > MOST):
             raise ValueError(f"statistics may be {KNOWN}, got {s!r}")
-    code = module(rule, scores, observe, checks.boolean("relaxed", relaxed))
+    options = {"relaxed": checks.boolean("relaxed", relaxed), "maps": checks.boolean("maps", maps)}
+    code = module(rule, scores, observe, **options)
     target.write_bytes(code)
     for suffix, text in loader(target.stem).items():
         target.with_suffix(suffix).write_text(text, "utf-8")

@@ -16,6 +16,7 @@ from regard.core.problem import Problem
 from regard.core.types import ArrayLike, LayoutName, MaskLike, ScoreLike
 from regard.engines import choose, refusals
 from regard.engines.tiled.tiles import BLOCK_K, BLOCK_Q, CHUNK_SCORES
+from regard.ops import metric as metrics
 from regard.ops.attention import problem_from
 from regard.rules import EVERYTHING, At, evaluate, key_tiles, reads
 from regard.runtime.threads import num_threads
@@ -161,6 +162,7 @@ class Setup(TypedDict, total=False):
     score: ScoreLike
     bias: ArrayLike | None
     scale: float | None
+    metric: ArrayLike | None
     sink: ArrayLike | None
     dropout: float
     seed: int | ArrayLike | None
@@ -208,6 +210,7 @@ def plan(
     score: ScoreLike = None,
     bias: Any = None,
     scale: float | None = None,
+    metric: Any = None,
     sink: Any = None,
     dropout: float = 0.0,
     seed: Any = None,
@@ -219,7 +222,7 @@ def plan(
     """Tell what `regard.attention` with these arguments would do, without doing it.
 
     Nothing of the size of the scores is computed. The other options are those of
-    `regard.attention`.
+    `regard.attention`. The product of a metric is not counted.
 
     Args:
         query, key, value: arrays, or shapes, which then have `dtype`.
@@ -266,6 +269,8 @@ def plan(
         q, k, v, mask=mask, causal=causal, score=score, bias=bias, scale=scale, sink=sink, dropout=dropout, seed=seed,
         offset=offset, origin=origin, layout=layout,
     )  # fmt: skip
+    if metric is not None:
+        metrics.fits(checks.array("metric", metric).shape, p.query.shape)
     chosen = choose(p, engine).NAME
     tiles = _tiles(p)
     pairs = p.batch * p.heads * p.n_q * p.n_k

@@ -1,5 +1,6 @@
 """The specification as the engine "spec", in float64 and O(n²)."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,13 @@ def rounded(p: Problem, x: Outputs) -> Outputs:
     return Outputs(*(None if a is None else a.astype(dtype) for a, dtype in zip(x, dtypes, strict=True)))
 
 
+def of_product(p: Problem) -> Problem:
+    """Return the problem as engines have it: a metric's product with the query is its query."""
+    return replace(p, factors=None)
+
+
 def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) -> tuple[Outputs, dict[Statistic, Any]]:
+    p = of_product(p)
     outputs = rounded(p, specification.forward(p))
     found: dict[str, Any] = {"lse": outputs.lse, "entropy": outputs.entropy}
     if any(s.name not in found for s in p.observe):
@@ -42,6 +49,8 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
             return Top(np.take_along_axis(padded, index, -1).astype(p.compute), index)
         if s.name == "mass":
             return specification.mass(p, P, s.of).astype(p.compute)
+        if s.name == "renyi":
+            return specification.renyi(p, s.of).astype(p.compute)
         if s.name == "pooled":
             return specification.pooled(P, *s.of).astype(p.compute)
         if s.name == "weights_of":
@@ -53,14 +62,14 @@ def forward(p: Problem, rows: range | None = None, into: Outputs | None = None) 
 
 
 def weights(p: Problem, lse: Array, rows: range, cols: range) -> Array:
-    return specification.weights(p)[..., np.asarray(rows, dtype=int)[:, None], np.asarray(cols, dtype=int)].astype(
-        p.compute
-    )
+    return specification.weights(of_product(p))[
+        ..., np.asarray(rows, dtype=int)[:, None], np.asarray(cols, dtype=int)
+    ].astype(p.compute)
 
 
 def maps(p: Problem, lse: Array, rows: int, cols: int) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
-        f = specification.terms(p)
+        f = specification.terms(of_product(p))
         P = np.where(f.visible, np.exp(f.S.reshape(f.P.shape) - lse.reshape(f.lse.shape)[..., None]), 0)
     P = P.reshape(p.shape(p.n_q, p.n_k))
     mass, largest = (specification.pooled(P, rows, cols, reduce).astype(p.compute) for reduce in ("mass", "max"))
@@ -84,21 +93,21 @@ def fitted(p: Problem, g: Differential) -> Differential:
 
 
 def backward(p: Problem, outputs: Outputs, ct: Outputs, into: Differential | None = None) -> Differential:
-    return fitted(p, specification.gradients(p, ct))
+    return fitted(p, specification.gradients(of_product(p), ct))
 
 
 def jvp(
     p: Problem, t: Differential, outputs: Outputs | None = None, into: Outputs | None = None
 ) -> tuple[Outputs, Outputs]:
-    primal, tangent = specification.jvp(p, t)
+    primal, tangent = specification.jvp(of_product(p), t)
     return outputs or rounded(p, primal), rounded(p, tangent)
 
 
 def backward_jvp(
     p: Problem, outputs: Outputs, ct: Outputs, t: Differential, d_outputs: Outputs, d_ct: Outputs
 ) -> Differential:
-    return fitted(p, specification.gradients_jvp(p, t, ct, d_ct))
+    return fitted(p, specification.gradients_jvp(of_product(p), t, ct, d_ct))
 
 
 def jvp_jvp(p: Problem, outputs: Outputs, t: Differential, u: Differential, d_t: Outputs, d_u: Outputs) -> Outputs:
-    return rounded(p, specification.jvp_jvp(p, t, u))
+    return rounded(p, specification.jvp_jvp(of_product(p), t, u))

@@ -2,7 +2,7 @@
 
 It judges every engine, takes O(n²) time and memory, and imports nothing but NumPy, the rules and the call as data.
 
-    T = scale · Q K                     raw scores
+    T = scale · Q K                     raw scores; with a metric M, scale · Q M K, where Q M has the dtype of Q
     S = score(T) + bias                 −∞ where the mask or the score hides the pair
     lse = log(Σ_j exp S + exp sink)
     P = exp(S − lse)
@@ -39,7 +39,9 @@ Real = type[np.float32] | type[np.float64] | type[np.longdouble]
 class Terms:
     """All quantities of the formulas above, (b, h, i, j) or (b, h, i) each."""
 
-    q: Array
+    x: Array  # the query as given
+    M: Array | None
+    q: Array  # the query times the metric, if there is one, rounded once for all engines
     k: Array
     v: Array
     sink: Array
@@ -66,6 +68,7 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
         return x if short is None else x.astype(short).astype(real)
 
     q, k, v = (flatten(p, x, 3, real) for x in (p.query, p.key, p.value))
+    x, M = (q, None) if p.factors is None else (flatten(p, p.factors[0], 3, real), p.factors[1].astype(real))
     T = real(p.scale) * einsum("bhia,bhja->bhij", q, k)
     at = indices_of(p, real, T)
     visible = np.ones(T.shape, bool)
@@ -89,7 +92,7 @@ def terms(p: Problem, real: Real = np.float64, short: Any = None) -> Terms:
         D = np.broadcast_to(dropout_mask(p.dropout, p.seed, at.b, at.h, at.i, at.j), T.shape) / (1 - real(p.dropout))
     O = rounded(visible_einsum("bhij,bhjc->bhic", P * D, v, visible))
     H = -(P * logP).sum(axis=-1)
-    return Terms(q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H, logP)
+    return Terms(x, M, q, k, v, sink, at, visible, T, S, lse, P, p_sink, D, O, H, logP)
 
 
 def forward(p: Problem, real: Real = np.float64, short: Any = None) -> Outputs:
@@ -131,6 +134,7 @@ def statistics(p: Problem, real: Real = np.float64) -> dict[str, Array]:
         "entropy": f.H,
         "visible": visible,
         "normalized_entropy": normalized,
+        "effective_states": np.exp(f.H),
         "max": f.P.max(axis=-1, initial=0),
         "argmax": np.where(visible > 0, first, -1),
         "received": received,
@@ -147,6 +151,22 @@ def mass(p: Problem, P: Array, rule: Mask) -> Array:
     return np.asarray(np.where(chosen, P, 0).sum(axis=-1))
 
 
+def renyi(p: Problem, alpha: float, real: Real = np.float64) -> Array:
+    """Return the Rényi entropy log(Σ_j P^alpha / Σ_j P) / (1 − alpha), (..., h, n_q), or its limits at 1 and ∞."""
+    with np.errstate(all="ignore"):
+        f = terms(p, real)
+        total = f.P.sum(axis=-1)
+        top = np.where(f.visible, f.logP, -np.inf).max(axis=-1, initial=-np.inf)
+        if alpha == 1:
+            found = f.H / total
+        elif alpha == np.inf:
+            found = -top
+        else:
+            powers = np.where(f.visible, np.exp(real(alpha) * (f.logP - top[..., None])), 0).sum(axis=-1)
+            found = (real(alpha) * top + np.log(powers / total)) / (1 - real(alpha))
+    return np.where(f.visible.any(axis=-1), found, 0).reshape(p.shape(p.n_q))
+
+
 def pooled(P: Array, rows: int, cols: int, reduce: str) -> Array:
     """Pool P into a map of `rows` × `cols` bins.
 
@@ -154,7 +174,7 @@ def pooled(P: Array, rows: int, cols: int, reduce: str) -> Array:
 
     "mass" is the mean over queries of the sum over keys, "max" the largest weight.
     """
-    edges, columns = bin_edges(rows, P.shape[-2]), bin_edges(cols, P.shape[-1])
+    edges, columns = (bin_edges(*x).astype(np.intp) for x in ((rows, P.shape[-2]), (cols, P.shape[-1])))
     if reduce == "max":
         return np.maximum.reduceat(np.maximum.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
     total = np.add.reduceat(np.add.reduceat(P, edges[:-1], axis=-2), columns[:-1], axis=-1)
@@ -169,8 +189,9 @@ def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = Non
     with np.errstate(all="ignore"):
         f = terms(p, real, short)
         g = adjoint(p, ct, f)
+        dq = p.scale * visible_einsum("bhij,bhja->bhia", g.dT, f.k, f.visible)
         return Differential(
-            query=unflatten(p, p.scale * visible_einsum("bhij,bhja->bhia", g.dT, f.k, f.visible), p.query),
+            query=unflatten(p, unprojected(dq, f.M), p.query),
             key=unflatten(p, p.scale * visible_einsum("bhij,bhia->bhja", g.dT, f.q, f.visible), p.key),
             value=unflatten(p, visible_einsum("bhij,bhic->bhjc", f.P * f.D, g.dO, f.visible), p.value),
             bias=unflatten(p, g.dS, p.trained_bias),
@@ -178,6 +199,7 @@ def gradients(p: Problem, ct: Outputs, real: Real = np.float64, short: Any = Non
             tables=table_gradients(
                 p, f, {leaf: through(f, node, g.dS) for leaf, node in p.rules.table_partials.items()}
             ),
+            metric=None if f.M is None else metric_gradient(p, f, dq),
         )
 
 
@@ -250,6 +272,8 @@ def jvp(p: Problem, t: Differential, real: Real = np.float64, short: Any = None)
 class TermTangents:
     """Tangents of `Terms` along tangents of the inputs."""
 
+    x: Array
+    M: Array
     q: Array
     k: Array
     v: Array
@@ -267,10 +291,12 @@ class TermTangents:
 def term_tangents(p: Problem, t: Differential, f: Terms) -> TermTangents:
     """Compute the tangents of all quantities along tangents t of the inputs."""
     real = f.T.dtype.type
-    q, k, v = (
+    x, k, v = (
         np.zeros_like(full) if x is None else flatten(p, x, 3, real)
-        for x, full in ((t.query, f.q), (t.key, f.k), (t.value, f.v))
+        for x, full in ((t.query, f.x), (t.key, f.k), (t.value, f.v))
     )
+    M = np.zeros((p.d, p.d), real) if t.metric is None else t.metric.astype(real)
+    q = x if f.M is None else projected(x, f.M) + projected(f.x, M)
     T = real(p.scale) * (einsum("bhia,bhja->bhij", q, f.k) + einsum("bhia,bhja->bhij", f.q, k))
     tables = {table: Table(x) for table, x in t.tables.items()}
     at = indices_of(p, real, f.T, ds=T)
@@ -284,7 +310,7 @@ def term_tangents(p: Problem, t: Differential, f: Terms) -> TermTangents:
         "bhij,bhjc->bhic", f.P * f.D, v, f.visible
     )
     H = -(P * (f.logP + 1)).sum(axis=-1)
-    return TermTangents(q, k, v, at, tables, sink, S, lse, P, f.p_sink * (sink - lse), O, H)
+    return TermTangents(x, M, q, k, v, at, tables, sink, S, lse, P, f.p_sink * (sink - lse), O, H)
 
 
 # Second derivatives
@@ -310,7 +336,10 @@ def jvp_jvp(p: Problem, t: Differential, u: Differential, real: Real = np.float6
 
 def second_scores(p: Problem, f: Terms, x: TermTangents, y: TermTangents) -> Array:
     """Return the second derivative of S along two directions."""
-    T = f.T.dtype.type(p.scale) * (einsum("bhia,bhja->bhij", x.q, y.k) + einsum("bhia,bhja->bhij", y.q, x.k))
+    T = einsum("bhia,bhja->bhij", x.q, y.k) + einsum("bhia,bhja->bhij", y.q, x.k)
+    if f.M is not None:
+        T = T + einsum("bhia,bhja->bhij", projected(x.x, y.M) + projected(y.x, x.M), f.k)
+    T = f.T.dtype.type(p.scale) * T
     d_ds, d_tables = p.rules.score_partials
     S = through(f, d_ds, T)
     if d_ds is not None:
@@ -351,10 +380,13 @@ def gradients_jvp(
 
         dT = second(p.rules.score_partials[0])
         q, k = "bhij,bhja->bhia", "bhij,bhia->bhja"
+        dq = p.scale * (visible_einsum(q, dT, f.k, f.visible) + visible_einsum(q, g.dT, d.k, f.visible))
+        if f.M is not None:  # the tangents of G Mᵀ and of xᵀ G, for G the gradient of x M
+            G = p.scale * visible_einsum(q, g.dT, f.k, f.visible)
+            metric = metric_gradient(p, f, dq) + metric_gradient(p, f, G, d.x)
+            dq = unprojected(dq, f.M) + unprojected(G, d.M)
         return Differential(
-            query=unflatten(
-                p, p.scale * (visible_einsum(q, dT, f.k, f.visible) + visible_einsum(q, g.dT, d.k, f.visible)), p.query
-            ),
+            query=unflatten(p, dq, p.query),
             key=unflatten(
                 p, p.scale * (visible_einsum(k, dT, f.q, f.visible) + visible_einsum(k, g.dT, d.q, f.visible)), p.key
             ),
@@ -364,7 +396,28 @@ def gradients_jvp(
             bias=unflatten(p, dS, p.trained_bias),
             sink=sink_gradient(p, (d.p_sink * g.c_row + f.p_sink * c_row).sum(axis=(0, 2))),
             tables=table_gradients(p, f, {leaf: second(node) for leaf, node in p.rules.table_partials.items()}),
+            metric=None if f.M is None else metric,
         )
+
+
+# The metric
+
+
+def projected(x: Array, M: Array) -> Array:
+    """Return x M for a metric (a, c) or (h, a, c); x: (b, h, i, a)."""
+    return einsum("bhia,hac->bhic" if M.ndim == 3 else "bhia,ac->bhic", x, M)
+
+
+def unprojected(g: Array, M: Array | None) -> Array:
+    """Return g Mᵀ, the gradient of x where g is that of x M; g itself without a metric."""
+    return g if M is None else projected(g, M.swapaxes(-1, -2))
+
+
+def metric_gradient(p: Problem, f: Terms, g: Array, x: Array | None = None) -> Array:
+    """Return Σ_i x g in the shape of the metric, over queries that see a key; x: the query unless given."""
+    x = np.where(f.visible.any(axis=-1, keepdims=True), f.x if x is None else x, 0)
+    assert p.metric is not None
+    return collapse(einsum("bhia,bhic->hac", x, g), p.metric.shape)
 
 
 # Rules, and sums over visible pairs

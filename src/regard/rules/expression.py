@@ -272,7 +272,8 @@ def flat_index(shape: tuple[int, ...], indices: Sequence[Array]) -> Array:
 
 def _gather(node: Node, at: At, *indices: Array) -> Array:
     array = at.array(node.payload)
-    values = array.reshape(-1).take(flat_index(array.shape, indices))
+    flat = flat_index(array.shape, indices).astype(np.intp, copy=False)  # `take` refuses wider ones, on 32 bits
+    values = array.reshape(-1).take(flat)
     return values.astype({"bool": np.bool_, "int": at.integers, "float": at.dtype}[node.kind], copy=False)
 
 

@@ -93,7 +93,7 @@ def look_up(table: Table, boxes: Sequence[tuple[Array, Array]]) -> tuple[Array, 
     for n, (first, last) in enumerate(boxes):
         axis = n if np.ptp(first) or np.ptp(last) else axis
     others = [end for n, box in enumerate(boxes) if n != axis for end in box]
-    group = np.zeros(len(boxes[axis][0]), np.int64)
+    group = np.zeros(len(boxes[axis][0]), np.intp)
     if any(np.ptp(end) for end in others):
         group = np.unique(np.stack(others), axis=1, return_inverse=True)[1].reshape(-1)
 

@@ -14,6 +14,8 @@ from zlib import crc32
 import ml_dtypes
 import numpy as np
 
+from regard.arguments.packages import needed_for
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -115,7 +117,8 @@ def read(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     A file with a checksum is read once as a whole. Raises OSError if the file cannot be read, ValueError if it is not a
     whole safetensors file, or not the one that was written.
     """
-    from safetensors import SafetensorError, safe_open
+    with needed_for(f"{path}"):
+        from safetensors import SafetensorError, safe_open
 
     with open(path, "rb") as file:  # safe_open's own errors do not say which file, or why
         start = file.read(8)

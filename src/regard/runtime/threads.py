@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 WAIT = 0.5  # seconds between answers to signals, where these do not end the wait for a lock
 
-_chosen: int | None = None
+_chosen: int | None = 1 if sys.platform == "emscripten" else None  # a browser's Python starts no threads
 _this = sys.modules[__name__]
 _lock = renewed(_this, "_lock", threading.RLock)  # a signal's handler may call too
 _helpers = renewed(_this, "_helpers", int)  # a child process has none
@@ -57,7 +57,7 @@ def num_threads() -> int:
     """Return the number of threads that a call may use.
 
     Set by `set_num_threads`, else by OMP_NUM_THREADS, else the processors that this process may run on. A CPU quota of
-    its control group, as containers have, limits these to quota / period, rounded up.
+    its control group, as containers have, limits these to quota / period, rounded up. In a browser it is 1.
     """
     if _chosen is not None:
         return _chosen

@@ -20,7 +20,7 @@ from regard.torch.arrays import autocast, autocasting, checked, concrete, hollow
 from regard.torch.autograd import AttentionFunction
 from regard.torch.calls import DEFAULTS, TensorCall, new_seed, seen_of
 from regard.torch.fastpath import cached, dense_of, signature_of, undifferentiated
-from regard.torch.functions import linear_attention, merge, multihead_attention
+from regard.torch.functions import hopfield, linear_attention, merge, multihead_attention, query_times
 from regard.torch.graph import traced
 from regard.torch.graph.modes import fake, jit_state, symbolic, tracing, transformed
 from regard.torch.graph.operators import execute
@@ -30,8 +30,8 @@ from regard.torch.rules import bind, constant, flags, table
 _watching: ContextVar[Callable[..., Any] | None] = ContextVar("watching", default=None)
 
 __all__ = [
-    "attention", "constant", "construct", "flags", "linear_attention", "merge", "multihead_attention", "plan", "steps",
-    "table", "weights",
+    "attention", "constant", "construct", "flags", "hopfield", "linear_attention", "merge", "multihead_attention",
+    "plan", "steps", "table", "weights",
 ]  # fmt: skip
 ALL = slice(None)
 
@@ -127,6 +127,8 @@ def attention(
     **options: Any,
 ) -> Any:  # fmt: skip
     """`regard.attention` on tensors."""
+    if options.get("metric") is not None:
+        query = query_times(options.pop("metric"), query, options.get("layout"))
     if torch.compiler.is_compiling():
         return traced.attention(query, key, value, return_weights, observe, engine, options)
     watch = _watching.get()
@@ -218,6 +220,8 @@ def stand_in(given: dict[Any, torch.Tensor], options: dict[str, Any]) -> None:
 
 def weights(query: Any, key: Any, *, lse: Any = None, rows: Any = ALL, cols: Any = ALL, **options: Any) -> torch.Tensor:
     """`regard.weights` on tensors, without a derivative; those of a device are computed there."""
+    if options.get("metric") is not None:
+        query = query_times(options.pop("metric"), query, options.get("layout"))
     given = in_numpy({"query": query, "key": key, "lse": lse} | options, constant=False, there=True)
     return tensor(calls_on_arrays.weights(**given, rows=rows, cols=cols))
 

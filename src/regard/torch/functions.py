@@ -10,9 +10,9 @@ import torch
 
 from regard.arguments.frameworks import Namespace
 from regard.core.tensors import NUMPY
-from regard.ops import linear, merging, multihead
-from regard.torch.arrays import checked, hollow
-from regard.torch.graph.modes import example
+from regard.ops import linear, merging, metric, multihead, retrieval
+from regard.torch.arrays import autocast, autocasting, checked, hollow
+from regard.torch.graph.modes import example, sizes
 
 TYPES = {same: kind for kind, same in NUMPY.items()}
 
@@ -42,3 +42,29 @@ def multihead_attention(query: Any, key: Any, value: Any, num_heads: int, **opti
 def linear_attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
     """Compute `regard.linear_attention` on tensors."""
     return linear.in_parallel(SPACE, query, key, value, **options)
+
+
+def hopfield(state: Any, patterns: Any, *, beta: Any = None, steps: Any = 1) -> Any:
+    """Compute `regard.hopfield` on tensors."""
+    return retrieval.retrieved(SPACE, state, patterns, beta, steps)
+
+
+def query_times(given: Any, query: Any, layout: Any) -> Any:
+    """Return the product of a query and a metric, as PyTorch multiplies them: in float32 for 16 bit, then rounded.
+
+    It is traced, batched and differentiated as PyTorch does.
+    """
+    compiling = torch.compiler.is_compiling()
+    for name, x in (("query", query), ("metric", given)):
+        if not compiling:
+            checked(name, x)
+        elif not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor where others of the call are, got {type(x).__name__}")
+    if query.ndim < 2:
+        return query  # which is refused
+    shapes = (given.shape, query.shape) if compiling else (sizes(given), sizes(query))
+    metric.fits(shapes[0], shapes[1], layout)
+    if autocasting(query):
+        query = autocast(query)
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    return metric.framework_product(query, given, layout, lambda x: x.to(wide)).to(query.dtype)

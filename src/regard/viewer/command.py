@@ -30,6 +30,8 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
         raise ValueError("--view and --key are for the page")
     if arguments.view not in (None, *VIEWS):
         raise ValueError(f"--view must be {', '.join(VIEWS[:-1])} or {VIEWS[-1]}, got {arguments.view}")
+    if arguments.with_model and not paths:
+        raise ValueError("--with-model goes with --save")
     chosen = {"layer": arguments.layer, "head": arguments.head, "token": _number(arguments.token)}
     if paths or arguments.terminal:
         with progress as report:
@@ -39,7 +41,7 @@ def run(arguments: Namespace, mask: Mask | None, console: Console, progress: Abs
                 still.choice  # noqa: B018  before anything is written
             for path in paths:
                 try:
-                    still.save(path)
+                    still.save(path, arguments.with_model)
                 except OSError as error:
                     raise ValueError(f"cannot write {path}: {error.strerror or error}") from error
         if arguments.terminal:

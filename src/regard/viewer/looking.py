@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arguments.packages import needed_for
 from regard.viewer.scene.scenes import Array, Scene
 
 
@@ -26,6 +27,7 @@ def look(
     lse: Any = None,
     sequence: int | str | None = None,
     save: str | Path | Sequence[str | Path] | None = None,
+    with_model: bool = False,
     port: int = 0,
     open_browser: bool = True,
     block: bool | None = None,
@@ -53,6 +55,7 @@ def look(
             number, or a part of its name. The page shows all unless given; a file shows one.
         save: a path, or several: .html (the page in one file), .svg, .png, .npz; without an ending
             .html, .svg and, where matplotlib is installed (the extra `plots`), .png.
+        with_model: save regard's own model in the page too, which then reads texts that are typed.
         port: to serve at; any that is free unless given.
         open_browser: whether to open the page.
         block: serve until interrupted. Unless given, only scripts wait; at a prompt a `Viewer` is
@@ -85,7 +88,7 @@ def look(
     if paths:
         still = Still(single(scenes()))
         for path in paths:
-            still.save(path)
+            still.save(path, with_model)
         return None
     from regard.viewer.scene.sources import for_page
     from regard.viewer.serve.answers import Answers
@@ -94,7 +97,8 @@ def look(
         from regard.viewer.serve.notebook import PATIENCE, widget
 
         return widget(Answers(for_page(scenes()), patience=PATIENCE))
-    from regard.viewer.serve.server import Viewer, bound
+    with needed_for("a page that is served"):
+        from regard.viewer.serve.server import Viewer, bound
 
     with bound(port) as home:
         viewer = Viewer(Answers(for_page(scenes())), home)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import regard
-from in_node import call, forward
+from in_node import call, forward, in_folder, native, native_maps, same
 from regard.bench.cases import CASES, Case
-from regard.core.problem import Problem
+from regard.core.parts import part_of
+from regard.engines import cpu
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32
 from regard.engines.cpu.target import cache
@@ -28,25 +29,11 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_CPU", "baseline")
 
 
-def same(got: dict[str, Any], expected: dict[str, Array]) -> None:
-    for name, x in expected.items():
-        bits = np.asarray(got[name]).reshape(-1).view(np.uint8)
-        np.testing.assert_array_equal(bits, np.ascontiguousarray(x).reshape(-1).view(np.uint8), err_msg=name)
-
-
-def native(p: Problem) -> dict[str, Array]:
-    from regard.engines import cpu
-
-    outputs, seen = cpu.forward(p)
-    assert outputs.out is not None
-    return {"out": outputs.out, **{s.name: x for s, x in seen.items() if s.name in ("lse", "entropy", "max")}}
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_give_the_bits_of_the_baseline(case: Case, baseline: None, tmp_path: Path) -> None:
     q, k, v, options = case.inputs(np.float32)
     p = problem_from(q, k, v, **options, observe=["lse", "entropy", "max"])
-    same(forward(p, tmp_path), native(p))
+    same(forward(p, in_folder(tmp_path)), native(p))
 
 
 RULES: dict[str, dict[str, Any]] = {
@@ -109,6 +96,43 @@ def test_modules_give_the_bits_of_the_baseline(
         same(got, expected)
 
 
+@pytest.mark.parametrize("rule", ["plain", "causal", "gap", "rule of heads", "nothing", "score that hides", "tables"])
+def test_maps_have_the_bits_of_the_baseline(rule: str, baseline: None, tmp_path: Path) -> None:
+    path = regard.export_wasm(tmp_path / "maps", **RULES[rule], maps=True)
+    given = arrays({"batch": 1, "heads": 6, "kvHeads": 6, "n_q": 390, "n_k": 390, "d": 20, "d_v": 4})
+    bins = {
+        "whole": (np.array([0, 390]), np.array([0, 390])),
+        "uneven": (np.array([0, 7, 128, 129, 300, 390]), np.array([3, 130, 131, 256, 390])),
+        "single": (np.arange(100, 141), np.arange(60, 190)),
+    }
+    calls, expected = [], []
+    for rows, cols in bins.values():
+        for h in (0, 4):
+            whole = problem_from(*(given[x] for x in "qkv"), **RULES[rule])
+            p = part_of(whole, 0, h)
+            lse = cpu.forward(p)[0].lse
+            one = {"q": given["q"][0, h], "k": given["k"][0, h], "lse": lse, "d": 20, "h": h}
+            calls.append({**one, "rows": rows, "cols": cols})
+            assert lse is not None
+            expected.append(native_maps(p, lse, rows, cols))
+    for got, wanted in zip(call(path, calls), expected, strict=True):
+        assert "error" not in got, got["error"]
+        same(got, wanted)
+
+
+@pytest.mark.parametrize("rule", ["plain", "rule of heads", "score that hides"])
+def test_sums_have_the_bits_of_the_baseline(rule: str, baseline: None, tmp_path: Path) -> None:
+    observe: list[Any] = ["visible", "received", "profile"]
+    path = regard.export_wasm(tmp_path / "sums", **RULES[rule], statistics=observe)
+    few = {"batch": 1, "heads": 2, "kvHeads": 1, "n_q": 900, "n_k": 260, "d": 20, "d_v": 4}  # parts of rows
+    calls = [arrays(SIZES["prompt"]), arrays(few), {**arrays(few), "offset": -5}]
+    for given, got in zip(calls, call(path, calls), strict=True):
+        assert "error" not in got, got["error"]
+        more = {"offset": given["offset"]} if "offset" in given else {}
+        _, seen = regard.attention(*(given[x] for x in "qkv"), **RULES[rule], **more, observe=observe, engine="cpu")
+        same(got, {"received": seen.received, "profile": seen.profile.values, "visible": seen.visible.astype(np.int32)})
+
+
 def test_relaxed_modules_agree(tmp_path: Path) -> None:
     path = regard.export_wasm(tmp_path / "relaxed.wasm", causal=True, relaxed=True)
     given = arrays(SIZES["prompt"])
@@ -129,6 +153,11 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "offset": ({"offset": 0.5}, "RangeError: offset must be an integer of at most 1048576, got 0.5"),
     "scale": ({"scale": 1e300}, "RangeError: scale must be finite in float32, got 1e+300"),
+    "bias": (
+        {"bias": np.zeros(4)},
+        "TypeError: a call takes q, k, v, d, dV, heads, kvHeads, batch, scale, offset, and no bias",
+    ),
+    "edges": ({"rows": [0, 3, 2], "cols": [0, 5]}, "Error: this module has no maps: it was exported without maps=True"),
     "too long": (
         {"k": np.zeros(9 * 8 * 2), "v": np.zeros(9 * 8 * 2)},
         "RangeError: ids of documents covers i from 0 to 7, but this call has 8",
@@ -151,7 +180,7 @@ def test_what_the_loader_refuses(tmp_path: Path) -> None:
         ({"mask": np.ones((3, 3), bool)}, "mask must be a rule of the indices, .* not an array"),
         ({"score": lambda s, b, h, i, j: s + np.sin(i)}, "WebAssembly has no C library, which sinf would come from"),
         ({"mask": lambda b, h, i, j: regard.table([1, 2], bounds="raise")[j] > 1}, 'tables .* with bounds="clamp"'),
-        ({"statistics": ["received"]}, "statistics may be 'lse', 'entropy', .* got 'received'"),
+        ({"statistics": ["normalized_entropy"]}, "statistics may be 'lse', 'entropy', .* got 'normalized_entropy'"),
         ({"statistics": [regard.top(33)]}, r"k of at most 32, got regard.top\(33\)"),
     ],
 )

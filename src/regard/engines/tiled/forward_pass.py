@@ -373,7 +373,8 @@ def add_bins(total: Array, s: Statistic, P: Array, rows: slice, cols: slice, p: 
 def touched(edges: Array, part: slice) -> tuple[slice, Array]:
     """Return the bins that positions touch, and the offsets at which they begin."""
     first, last = np.searchsorted(edges, [part.start, part.stop - 1], side="right") - 1
-    return slice(first, last + 1), np.maximum(edges[first : last + 1] - part.start, 0)
+    starts = np.maximum(edges[first : last + 1] - part.start, 0)
+    return slice(first, last + 1), starts.astype(np.intp)  # reduceat takes no wider ones, on 32 bits
 
 
 def weights(p: Problem, lse: Array, rows: Positions, cols: range) -> Array:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from regard.arguments.packages import needed_for
 from regard.arguments.values import type_name
 from regard.core import rowsums
 from regard.interpret.capture.layers import Layer, Tokens
@@ -113,7 +114,8 @@ class Capture(Sequence[Layer]):
 
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, completely or not at all, or raise OSError."""
-        from regard.interpret.capture import files
+        with needed_for("a capture's file"):
+            from regard.interpret.capture import files
 
         files.write(Path(path), self)
 
@@ -125,7 +127,8 @@ class Capture(Sequence[Layer]):
         ValueError if it is not a capture, if it is damaged, or if the weights of sampled rows do
         not sum to 1.
         """
-        from regard.interpret.capture import files
+        with needed_for("a capture's file"):
+            from regard.interpret.capture import files
 
         found = cls(**files.read(Path(path)))
         try:

@@ -69,8 +69,10 @@ class Layer:
         """Make a layer from arrays (n, d), (h, n, d) or (b, h, n, d).
 
         Without `lse` (..., h, n_q), one pass computes it. `options` are those of `regard.attention` and fields of the
-        layer. Raises TypeError and ValueError as `regard.attention` does, and ValueError for an lse of another call.
+        layer; of a metric, the product with the query is kept. Raises TypeError and ValueError as `regard.attention`
+        does, and ValueError for an lse of another call.
         """
+        metric = options.pop("metric", None)
         of_layer = ("cross", "query_tokens", "key_tokens", "number")
         fields = {field: options.pop(field) for field in of_layer if field in options}
         for option in options:
@@ -82,7 +84,7 @@ class Layer:
                 given[option] = rule(given[option])
         if max(query.ndim, key.ndim) > 4:
             raise ValueError(f"query and key of a layer have at most (b, h, n, d), got {query.shape} and {key.shape}")
-        p = problem_from(query, key, key, **given)
+        p = problem_from(query, key, key, metric=metric, **given)
         q, k = (np.broadcast_to(x, (*p.lead, *x.shape[-3:])) for x in (p.query, p.key))
         if lse is None:
             lse = attention(q, k, k[..., :0], observe=["lse"], **given)[1].lse

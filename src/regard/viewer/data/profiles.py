@@ -87,7 +87,7 @@ def along_distances(totals: Floats, pairs: NDArray[np.int64], lowest: int) -> Bi
     (True, [0, 1, 2], [6, 6, 6], [0.5, 0.5])
     """
     edges = distance_edges(lowest, lowest + len(totals))
-    totals, pairs = (np.add.reduceat(x, edges[:-1] - lowest) for x in (totals, pairs))
+    totals, pairs = (np.add.reduceat(x, (edges[:-1] - lowest).astype(np.intp)) for x in (totals, pairs))
     return BinnedProfile(lowest, 1, totals / pairs, edges, pairs)
 
 

@@ -107,16 +107,25 @@ def kinds(found: Sequence[NamedKind]) -> str:
     return ", ".join(said) or "no notable kind"
 
 
+FINDINGS = {
+    "induction": "{name} is an induction head (score {score}): it looks at what came next the last time.",
+    "perhaps": "{name} is perhaps an induction head (score {score}): it looks at what came next the last time.",
+    "concentrated": "{why}, so here is the head with the most concentrated weights: {name}, normalized entropy {score} "
+    "(0 is one key).",
+    "nothing": "Nothing repeats in this text, which induction needs",
+    "none": "No head shows induction (the highest score is {score})",
+}
+"""Why a head is shown first, which a page with a model fills in itself."""
+
+
 def induction_found(name: str, score: float) -> str:
     """Return why this head is shown first: it is the strongest induction head."""
-    sure = "an induction head" if score >= CLEAR else "perhaps an induction head"
-    return f"{name} is {sure} (score {score:.2f}): it looks at what came next the last time."
+    return FINDINGS["induction" if score >= CLEAR else "perhaps"].format(name=name, score=f"{score:.2f}")
 
 
 def concentrated(name: str, entropy: float, why: str) -> str:
     """Return why this head is shown first: its weights are the most concentrated."""
-    head = f"{name}, normalized entropy {entropy:.2f} (0 is one key)"
-    return f"{why}, so here is the head with the most concentrated weights: {head}."
+    return FINDINGS["concentrated"].format(why=why, name=name, score=f"{entropy:.2f}")
 
 
 def no_induction(highest: float, *, cross: bool, tokens: bool) -> str:
@@ -126,8 +135,8 @@ def no_induction(highest: float, *, cross: bool, tokens: bool) -> str:
     if not tokens:
         return "These arrays come without tokens"
     if highest != highest:
-        return "Nothing repeats in this text, which induction needs"
-    return f"No head shows induction (the highest score is {highest:.2f})"
+        return FINDINGS["nothing"]
+    return FINDINGS["none"].format(score=f"{highest:.2f}")
 
 
 PATTERNS = {
@@ -173,6 +182,7 @@ def words() -> dict[str, Any]:
         "views": VIEWS,
         "more": list(MORE),
         "patterns": PATTERNS,
+        "findings": FINDINGS,
         "glossary": [term._asdict() for term in GLOSSARY],
         "kinds": [{"name": kind.name, "meaning": kind.meaning, "definition": kind.definition} for kind in KINDS],
         "tentative": TENTATIVE,

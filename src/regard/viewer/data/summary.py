@@ -258,9 +258,9 @@ def pooled(weights: NDArray[np.floating], rows: int, cols: int) -> NDArray[np.fl
     return weights
 
 
-def block_starts(length: int, blocks: int) -> NDArray[np.int64]:
+def block_starts(length: int, blocks: int) -> NDArray[np.intp]:
     """Return where each of so many nearly equal blocks of a length starts."""
-    return np.arange(blocks, dtype=np.int64) * length // blocks
+    return (np.arange(blocks, dtype=np.int64) * length // blocks).astype(np.intp)
 
 
 def look_data(scene: Scene, progress: Callable[[str], object] = lambda stage: None) -> LookData:

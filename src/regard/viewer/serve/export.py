@@ -1,21 +1,30 @@
 """One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
 
-Answers are embedded as the page would be given them, but for what it computes: of layers without rules of their own
-rows, columns and tiles from queries, keys and lse; of others all but the tiles of the exact level, from those.
+Answers are embedded as the page would be given them, but for what it computes: rows, columns and tiles from queries,
+keys and lse, by a module of WebAssembly that is made for the rules of the layer. Layers with arrays of all pairs have
+the tiles of the exact level instead.
 """
 
 import json
 import re
 from base64 import b64encode
+from functools import lru_cache
 from hashlib import sha256
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from regard.engines import cpu
+from regard.examplemodel import ExampleModel
+from regard.interpret.heads import NOTABLE
+from regard.interpret.table import CAUTION
+from regard.rules import Mask, Score
+from regard.rules.outside import lookups
 from regard.viewer.data import pyramid
 from regard.viewer.scene.labels import encodable, readable
 from regard.viewer.scene.scenes import Array, Scene, SceneLayer
+from regard.viewer.scene.sources import ABOUT_MODEL
 from regard.viewer.serve import built
 from regard.viewer.serve.answers import MOST_TOKENS, Answers
 
@@ -29,12 +38,17 @@ KINDS = ("mass", "max")
 ON_PAGE = 2048
 """Queries and keys of a tile that a page computes from queries and keys: some 0.2 s of work."""
 
+FEW = 2**20
+"""Pairs of a head up to which a page that holds a model makes its thumbnails."""
+
 DIGITS = 6
 """Digits of the numbers along a sequence."""
 
 
-def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
+def page(answers: Answers, name: str, limit: int = LARGEST, model: ExampleModel | None = None) -> str:
     """Return the file for the scene with this id: its first batch element.
+
+    model: the one that made the scene; the file holds it, and reads texts that are typed.
 
     Raises ValueError, before any work, if what it needs is more than `limit` bytes.
     """
@@ -48,15 +62,28 @@ def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
             f"one file should hold at most {limit / 2**20:.0f} MiB of numbers; {heads} heads over {p.n_q} queries and "
             f"{p.n_k} keys are {size / 2**20:.0f}. Take a shorter text, or save .npz"
         )
-    data = {"answers": _answers(answers, name), "exact": _exact(answers, name, np.float16 if half else np.float32)}
+    modules = list(dict.fromkeys(x for x in map(module_of, scene.layers) if x is not None))
+    data: dict[str, Any] = {
+        "answers": _answers(answers, name, editable=model is not None),
+        "exact": _exact(answers, name, np.float16 if half else np.float32, modules),
+        "modules": [b64encode(x).decode("ascii") for x in modules],
+    }
+    if model is not None:
+        data["model"] = {
+            "weights": b64encode(model.to_safetensors()).decode("ascii"),
+            "note": ABOUT_MODEL,
+            "caution": {"text": CAUTION, "least": NOTABLE},
+        }
     files = built.page()
     text = files["index.html"]
     style, script = (inside(files[f"page.{kind}"], tag) for kind, tag in (("css", "style"), ("js", "script")))
     licences = f'<template id="licences"><pre>{escape(files["LICENSES.txt"])}</pre></template>'
     embedded = f'<script type="application/json" id="regard-data">{_json(data)}</script>'
+    # Modules are compiled in a worker, whose code is in the script.
+    compiling, worker = (" 'wasm-unsafe-eval'", "worker-src blob:; ") if modules else ("", "")
     policy = (
-        f"default-src 'none'; script-src {_digest(script)}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "font-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_digest(script)}{compiling}; {worker}style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     )
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     for old, new in (
@@ -70,6 +97,27 @@ def page(answers: Answers, name: str, limit: int = LARGEST) -> str:
     return text
 
 
+def module_of(layer: SceneLayer) -> bytes | None:
+    """Return the module that computes a layer's weights in a page; None if no module can, or no compiler is there."""
+    p = layer.problem
+    rules = [x for x in (p.mask, p.score) if x is not None]
+    known = p.bias is None and not any(x.dense or x.tensors or lookups(x.node) for x in rules)
+    shared = p.origin[2] == 0 and bool((p.offset == p.offset[0]).all())
+    if not known or not shared or cpu.state() is not None:
+        return None
+    return _module(p.mask, p.score)
+
+
+@lru_cache(maxsize=16)
+def _module(mask: Mask | None, score: Score | None) -> bytes | None:
+    from regard.engines.cpu.wasm.module import module
+
+    try:
+        return module(mask, score, forward=False, maps=True)
+    except ValueError:  # rules of the C library, or too long ones
+        return None
+
+
 def _size(scene: Scene, itemsize: int) -> int:
     """Bytes of numbers in the file, about."""
     total = 0
@@ -78,11 +126,11 @@ def _size(scene: Scene, itemsize: int) -> int:
         levels, (embedded, kinds) = pyramid.Levels(p.n_q, p.n_k), _levels(layer)
         cells = len(kinds) * sum(int(np.prod(levels.size(level))) for level in embedded)
         arrays = p.n_q * (itemsize * p.d + 4) + p.n_k * itemsize * (p.d + p.d_v * layer.has_values)
-        total += layer.heads * (2 * cells + (arrays if layer.plain else 0))
+        total += layer.heads * (2 * cells + (arrays if _computed(layer) else 0))
     return total
 
 
-def _answers(answers: Answers, name: str) -> dict[str, Any]:
+def _answers(answers: Answers, name: str, editable: bool) -> dict[str, Any]:
     scene = answers.scenes[name]
     paths = ["words", f"{name}/heads", f"{name}/finding", f"{name}/tour"]
     for axis, tokens in (("query", scene.query_tokens), ("key", scene.key_tokens)):
@@ -93,17 +141,23 @@ def _answers(answers: Answers, name: str) -> dict[str, Any]:
             paths += [f"{name}/{what}/{number}/{head}" for what in ("map", "profiles", "variance")]
             paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in _tiles(layer)]
         # Last, when the coarse levels are known, so that no thumbnail is an estimate.
-        paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
+        if not editable or layer.problem.n_q * layer.problem.n_k > FEW:
+            paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]
     listed = answers.get("scenes").content
     assert isinstance(listed, dict)
-    mine = [scene | {"editable": False} for scene in listed["scenes"] if scene["id"] == name]
+    mine = [scene | {"editable": editable} for scene in listed["scenes"] if scene["id"] == name]
     return {"api/scenes": listed | {"scenes": mine}} | {f"api/{path}": _plain(answers, path) for path in paths}
+
+
+def _computed(layer: SceneLayer) -> bool:
+    """Return True if the page computes weights of a layer from queries and keys."""
+    return layer.plain or module_of(layer) is not None
 
 
 def _levels(layer: SceneLayer) -> tuple[range, tuple[str, ...]]:
     """Return the levels whose tiles are embedded, and their kinds; the page computes others."""
     levels = pyramid.Levels(layer.problem.n_q, layer.problem.n_k)
-    if not layer.plain:
+    if not _computed(layer):
         return range(levels.finest, levels.finest + 1), KINDS[:1]  # in the exact level both kinds are the same
     return range(sum(levels.cell(level) * pyramid.TILE > ON_PAGE for level in range(levels.kept + 1))), KINDS
 
@@ -140,12 +194,14 @@ def rounded(x: Any) -> Any:
     return float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x
 
 
-def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:
+def _exact(answers: Answers, name: str, dtype: Any, modules: list[bytes]) -> dict[str, Any]:
     """Return queries, keys and lse of every head that the page can compute."""
     made = {}
     for number, layer in enumerate(answers.scenes[name].layers):
-        if not layer.plain:
+        if not _computed(layer):
             continue
+        code = module_of(layer)
+        kernel = {} if code is None else {"module": modules.index(code), "ruled": not layer.plain}
         for at in range(layer.heads):
             head = answers.head(name, number, at)
             p = head.problem
@@ -153,7 +209,7 @@ def _exact(answers: Answers, name: str, dtype: Any) -> dict[str, Any]:
                 "n_q": p.n_q, "n_k": p.n_k, "d": p.d, "dtype": "f16" if dtype == np.float16 else "f32",
                 "q": _base64(p.query[0].astype(dtype)), "k": _base64(p.key[0].astype(dtype)),
                 "lse": _base64(head.lse.astype(np.float32)), "scale": p.scale, "causal": p.mask is not None,
-                "offset": int(p.offset[0]),
+                "offset": int(p.offset[0]), "b": p.origin[0], "h": p.origin[1], **kernel,
                 "sink": p.sink is not None, "no_values": layer.no_values,
             } | ({"v": _base64(p.value[0].astype(dtype)), "d_v": p.d_v} if layer.has_values else {})  # fmt: skip
     return made

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.examplemodel import ExampleModel
 from regard.runtime.forks import cached_property
 from regard.viewer.data.summary import Choice, LookData, look_data
 from regard.viewer.scene.scenes import Scene
@@ -16,6 +17,7 @@ from regard.viewer.show import drawing
 from regard.viewer.show.picture import picture
 
 Progress = Callable[[str], object]
+NO_MODEL = "a page holds regard's example model alone: with_model goes with a text of that model"
 ENDINGS = (".html", ".png", ".svg", ".npz")
 
 
@@ -62,15 +64,18 @@ class Still:
         """The head and the token. Raises ValueError for one that is not there."""
         return self.data.choose(*self.asked)
 
-    def save(self, path: Path) -> None:
-        """Write one file, of the kind that its ending names.
+    def save(self, path: Path, with_model: bool = False) -> None:
+        """Write one file, of the kind that its ending names; with_model: a page holds the example model.
 
-        Raises ValueError for a scene that is too large for a page, and OSError.
+        Raises ValueError for a scene that is too large for a page or that the model did not make, and OSError.
         """
+        if with_model and self.scene.settings is None:
+            raise ValueError(NO_MODEL)
         self.progress(f"writing {path}")
         if path.suffix == ".html":
             answers = Answers([self.scene], patience=None)
-            path.write_bytes(page(answers, next(iter(answers.scenes))).encode())
+            model = ExampleModel.load() if with_model else None
+            path.write_bytes(page(answers, next(iter(answers.scenes)), model=model).encode())
         elif path.suffix == ".npz":
             path.write_bytes(archive(self.scene))
         else:

@@ -34,7 +34,8 @@ def show_steps(steps: Steps, console: Console) -> None:
     console.print(Text(legend, style="dim"))
     console.print()
     hidden = first_matrix(steps["S"]) == -np.inf
-    for line in _flowed([_drawing(step, hidden, screen) for step in steps], screen.width):
+    matrices = (step for step in steps if step.symbol != "J")  # which has a matrix for each query
+    for line in _flowed([_drawing(step, hidden, screen) for step in matrices], screen.width):
         console.print(line)
 
 

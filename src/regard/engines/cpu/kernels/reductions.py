@@ -10,7 +10,8 @@ from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.kernels.prefill import PrefillKernel
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.types import I64
-from regard.engines.cpu.language.values import Value
+from regard.engines.cpu.language.values import Pointer, Value
+from regard.engines.cpu.spec.operands import MAPS
 from regard.engines.cpu.spec.specs import SecondPassSpec
 from regard.engines.cpu.spec.tiles import KEYS
 
@@ -55,11 +56,16 @@ class SecondPassKernel(PrefillKernel):
 
     @property
     def maps(self) -> list[str]:
-        return [name for name in ("mass", "max_map") if name in self.spec.statistics]
+        return [name for name in MAPS if name in self.spec.statistics]
+
+    def _pooled_rows(self) -> list[Pointer]:
+        """Return a row of lanes for each map."""
+        return [self.tile.old, self.tile.new, self.tile.rescale][: len(self.maps)]
 
     def _softmax(self, tile: KeyTile) -> None:
-        """Compute P; 0 for hidden and absent keys of the tile."""
+        """Compute P; 0 for hidden and absent keys of the tile, −0 for hidden ones where `seen_map` is wanted."""
         k, P = self.k, tile.scratch.P
+        none = k.constant(self.real, -0.0 if "seen_map" in self.spec.statistics else 0.0).spread(self.W)
         if not self.spec.ruled:
             self._subtract_lse(tile, self.block.e, self.product_scale)
         seen = self.block.l.of(mathematics.integer_of(self.real))
@@ -72,7 +78,7 @@ class SecondPassKernel(PrefillKernel):
                 at = p * self.B + c
                 s = self.load(P, at)
                 hidden = s == -math.inf
-                P[at] = k.where(hidden, self.zero(), self._weight(s, shift)[0])
+                P[at] = k.where(hidden, none, self._weight(s, shift)[0])
                 if "visible" in self.spec.statistics:
                     count.value = count.value + (~hidden).to(count.type)
             if "visible" in self.spec.statistics:
@@ -115,12 +121,19 @@ class SecondPassKernel(PrefillKernel):
                     made = [k.variable(self.zero()) for _ in self.maps]
                     with k.loop(end, start=p.value) as q:
                         for name, x in zip(self.maps, made, strict=True):
-                            x.value = self._pooled(name, x.value, self.load(tile.scratch.P, q * self.B, c))
-                    for into, x in zip((self.tile.old, self.tile.new), made, strict=False):
+                            weight = self.load(tile.scratch.P, q * self.B, c)
+                            x.value = self._pooled(name, x.value, self._seen(weight) if name == "seen_map" else weight)
+                    for into, x in zip(self._pooled_rows(), made, strict=True):
                         into[c] = x.value
                 self._pool_rows(bin.value)
                 p.value = end
             bin.value = bin.value + 1
+
+    def _seen(self, weight: Value) -> Value:
+        """Return 0 for the weight of a hidden pair, else 1."""
+        integer = mathematics.integer_of(self.real)
+        hidden = weight.bits(integer) == -(2 ** (8 * self.real.size - 1))
+        return self.k.where(hidden, self.zero(), self.k.constant(self.real, 1.0))
 
     def _pooled(self, name: str, x: Value, weight: Value) -> Value:
         if name == "mass":
@@ -132,7 +145,7 @@ class SecondPassKernel(PrefillKernel):
         row_bins, lanes = k.pointer("row_bins", I64) + self.field("row"), self.field("lanes")
         made = [k.variable(zero) for _ in self.maps]
         with k.loop(lanes) as n:
-            for name, x, source in zip(self.maps, made, (self.tile.old, self.tile.new), strict=False):
+            for name, x, source in zip(self.maps, made, self._pooled_rows(), strict=True):
                 x.value = self._pooled(name, x.value, source[n])
             here = row_bins[n]
             with k.when((row_bins[n + 1] != here) | (n + 1 == lanes)):

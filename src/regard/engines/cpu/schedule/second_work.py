@@ -205,7 +205,7 @@ def field_of(s: Statistic) -> str:
     return s.name if s.name != "pooled" else {"mass": "mass", "max": "max_map"}[s.of[2]]
 
 
-def source(spec: SecondPassSpec, target: Target) -> str:
+def source(spec: SecondPassSpec, target: Target, name: str = "second") -> str:
     """Return the kernel's IR."""
 
     def write(k: "Kernel") -> None:
@@ -213,4 +213,4 @@ def source(spec: SecondPassSpec, target: Target) -> str:
 
         SecondPassKernel(k, spec).run()
 
-    return written("second", spec.fields, target, write)
+    return written(name, spec.fields, target, write)

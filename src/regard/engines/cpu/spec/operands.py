@@ -96,12 +96,15 @@ OPERANDS = (
     Operand("profile", "sum", ("head", "part", "diagonal"), (SECOND,), "real", 3),
     Operand("mass", "sum", ("head", "row", "column"), (SECOND,), "real", 3),
     Operand("max_map", "sum", ("head", "row", "column"), (SECOND,), "real", 3),
+    Operand("seen_map", "sum", ("head", "row", "column"), (SECOND,), "real", 3),  # 1 where any pair is visible
     Operand("row_bins", "bins", ("row",), (SECOND,), I64, 1),
     Operand("tile_bins", "bins", ("tile",), (SECOND,), I64, 1),
     Operand("edges", "bins", ("bin",), (SECOND,), I64, 1),
     # States of key splits that run separately
     Operand("split_state", "state", ("split",), FORWARDS, "real", 1),
 )
+
+MAPS = tuple(x.name for x in OPERANDS if x.axes == ("head", "row", "column"))
 
 # The first fields of every kernel: the work groups, their number, the address of the counter of those taken, the query
 # blocks, the base addresses that their offsets are counted from, and numbers.

@@ -1,12 +1,13 @@
 """The module of a page: kernels of some rules, and what their caller has to know.
 
-The kernels are those of the engine on the target "wasm": `prefill`, `decode` for a few rows, and for a mask `visible`,
-which lists tiles. The description is JSON in a custom section "regard"; the tables of the rules are in another,
-"regard.tables". So one loader serves every module.
+The kernels are those of the engine on the target "wasm": `prefill`, `decode` for a few rows, `maps` and `sums` of the
+second pass, and for a mask `visible`, which lists tiles. The description is JSON in a custom section "regard"; the
+tables of the rules are in another, "regard.tables". So one loader serves every module.
 """
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,21 @@ from regard.core.statistics import Statistic
 from regard.engines.cpu import WIDEST, supports
 from regard.engines.cpu.kernels.visible import VisibleTilesKernel, fields_of
 from regard.engines.cpu.language.writing import written
+from regard.engines.cpu.schedule import second_work
 from regard.engines.cpu.schedule.fields import pack_fields
-from regard.engines.cpu.schedule.work import BEST, programs, source, spec_of, table_array
+from regard.engines.cpu.schedule.work import BEST, CHUNK_BLOCKS, programs, source, spec_of, table_array
+from regard.engines.cpu.spec.operands import MAPS
 from regard.engines.cpu.spec.scratch import scratch_size
-from regard.engines.cpu.spec.specs import KernelSpec
-from regard.engines.cpu.spec.tiles import KEYS, SPLIT_BYTES, SPLIT_TILES, TILE_BITS, WIDE_WORK_GROUP, tile_word
+from regard.engines.cpu.spec.specs import KernelSpec, SecondPassSpec
+from regard.engines.cpu.spec.tiles import (
+    KEYS,
+    SPLIT_BYTES,
+    SPLIT_TILES,
+    TILE_BITS,
+    WIDE_WORK_GROUP,
+    WORK_GROUP,
+    tile_word,
+)
 from regard.engines.cpu.target import cache
 from regard.engines.cpu.target.instructions import Target, webassembly
 from regard.engines.cpu.wasm.linking import custom_section, linked
@@ -32,14 +43,24 @@ from regard.version import __version__
 if TYPE_CHECKING:
     from regard.engines.cpu.language.kernel import Kernel
 
-VERSION = 1  # of the description
+VERSION = 2  # of the description
 POSITIONS = 2**20  # queries and keys of a call at most,
 INDICES = 2**16  # batch elements and heads: integers of rules then have 32 bits where bounds say so
 DECODE_ROWS = 1, 4  # rows for which there are kernels with a key in every lane
+SECOND_TILE = 4, 3  # the micro-tile of the second pass: that of the target "baseline"
+SUMS = "visible", "received", "profile"  # statistics of the second pass
 
 
-def module(mask: Mask | None, score: Score | None, observe: Sequence[Statistic], relaxed: bool) -> bytes:
-    """Return the module that computes attention under these rules.
+def module(
+    mask: Mask | None,
+    score: Score | None,
+    observe: Sequence[Statistic] = (),
+    relaxed: bool = False,
+    *,
+    forward: bool = True,
+    maps: bool = False,
+) -> bytes:
+    """Return the module that computes attention, maps of its weights, or both under these rules.
 
     Raises ValueError for rules that kernels do not take, or that need the C library.
     """
@@ -51,14 +72,29 @@ def module(mask: Mask | None, score: Score | None, observe: Sequence[Statistic],
     entropy = any(s.name == "entropy" for s in observe)
     wanted = max((s.of or 1 for s in observe if s.name in ("argmax", "top")), default=0)
     best = min(n for n in (0, *BEST) if n >= wanted)
-    specs = {"prefill": spec_of(p, target, POSITIONS, entropy, best)}
-    for rows in DECODE_ROWS if not best else ():
+    specs: dict[str, KernelSpec] = {}
+    lists: dict[str, KernelSpec] = {}
+    if forward:
+        specs["prefill"] = spec_of(p, target, POSITIONS, entropy, best)
+    for rows in DECODE_ROWS if forward and not best else ():
         specs[f"decode{rows}"] = spec_of(p, target, rows, entropy)
-    texts = {name: source(spec, target, name) for name, spec in specs.items()}
-    lists = None if mask is None else specs["prefill"]
-    if lists is not None:
-        texts["visible"] = _visible(lists, target)
-    code = linked(cache.compile_object(_together(texts), target, "attention"), list(texts))
+    if mask is not None and forward:
+        lists["visible"] = specs["prefill"]
+    passed = tuple(sorted({s.name for s in observe} & set(SUMS)))
+    wanted_passes = ({"maps": MAPS} if maps else {}) | ({"sums": passed} if passed else {})
+    passes = {name: _second_spec(p, target, statistics) for name, statistics in wanted_passes.items()}
+    if mask is not None and passes:
+        lists["visible_second"] = next(iter(passes.values()))
+
+    def texts() -> list[str]:
+        own = [second_work.source(spec, replace(target, narrow=SECOND_TILE), name) for name, spec in passes.items()]
+        listed = [_visible(spec, target, name) for name, spec in lists.items()]
+        return [*(source(spec, target, name) for name, spec in specs.items()), *own, *listed]
+
+    names = [*specs, *passes, *lists]
+    keys = [x.key for x in (*specs.values(), *passes.values(), *lists.values())]
+    code = cache.stored_object(repr((names, keys)), "attention", target, lambda: _together(texts()))
+    code = linked(code, names)
     requirements = [x for rule in (mask, score) if rule is not None for x in rule.requires]
     tables = b"".join(x.tobytes() for _, x in _tables(rules))
     description = {
@@ -73,8 +109,15 @@ def module(mask: Mask | None, score: Score | None, observe: Sequence[Statistic],
             "splitTiles": SPLIT_TILES, "splitBytes": SPLIT_BYTES,
         },
         "workGroup": WIDE_WORK_GROUP,
-        "kernels": [_kernel(name, spec) for name, spec in specs.items()],
-        "visible": None if lists is None else fields_of(lists),
+        "kernels": [_kernel(name, spec, lists) for name, spec in specs.items()],
+        "maps": None, "sums": None,
+        **{
+            name: _kernel(name, spec, lists) | {
+                "workGroup": WORK_GROUP, "band": CHUNK_BLOCKS if p.rules.hiding else 0,
+                "parts": second_work.PARTIAL_SUMS, "statistics": spec.statistics,
+            }
+            for name, spec in passes.items()
+        },
         "maskReads": sorted(reads(mask.node)) if mask is not None else [],
         "values": _values(rules),
         "tables": _places(rules),
@@ -102,29 +145,37 @@ def _longest_call(mask: Mask | None, score: Score | None) -> Problem:
     return Problem(x, x, x, (2,), mask, score, None, 1.0, None, 0.0, 0, offset, (0, 0, 0))
 
 
-def _visible(spec: KernelSpec, target: Target) -> str:
+def _second_spec(p: Problem, target: Target, statistics: tuple[str, ...]) -> SecondPassSpec:
+    """Return the spec of a second pass, with the query blocks of "baseline": sums over queries depend on them."""
+    spec = spec_of(p, replace(target, narrow=SECOND_TILE), POSITIONS, False, decode=False)
+    own = {x.name: getattr(spec, x.name) for x in fields(KernelSpec)}
+    return SecondPassSpec(**own | {"pipelined": False}, statistics=statistics)
+
+
+def _visible(spec: KernelSpec, target: Target, name: str) -> str:
     """Return the IR of the kernel that lists tiles."""
 
     def write(k: "Kernel") -> None:
         VisibleTilesKernel(k, spec).run()
 
-    return written("visible", fields_of(spec), target, write)
+    return written(name, fields_of(spec), target, write)
 
 
-def _together(texts: dict[str, str]) -> str:
+def _together(texts: Sequence[str]) -> str:
     """Return the IR of several kernels as one module."""
-    first, *others = (llvm.parse_assembly(text) for text in texts.values())
+    first, *others = (llvm.parse_assembly(text) for text in texts)
     for other in others:
         first.link_in(other)
     return str(first)
 
 
-def _kernel(name: str, spec: KernelSpec) -> dict[str, Any]:
+def _kernel(name: str, spec: KernelSpec, lists: dict[str, KernelSpec]) -> dict[str, Any]:
     """Describe a kernel. scratch: bytes for a work group, and for each of its query blocks.
 
-    Both as coefficients of (1, d, d_v), which are rounded up to `multiple` features.
+    Both as coefficients of (1, d, d_v), which are rounded up to `multiple` features. visible: the kernel that lists its
+    tiles, and that one's fields; null without a mask.
     """
-    multiple = 16
+    multiple, visible = 16, "visible_second" if name in ("maps", "sums") else "visible"
 
     def size(blocks: int, d: int, d_v: int) -> int:
         return scratch_size(spec, blocks, d, d_v) * spec.real.size
@@ -140,6 +191,7 @@ def _kernel(name: str, spec: KernelSpec) -> dict[str, Any]:
         "rows": spec.decode_rows,
         "fields": spec.fields,
         "blockFields": spec.block_fields,
+        "visible": None if visible not in lists else {"name": visible, "fields": fields_of(lists[visible])},
         "scratch": {"multiple": multiple, "group": once, "block": [x - y for x, y in zip(one, once, strict=True)]},
     }
 

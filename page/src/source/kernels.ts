@@ -1,0 +1,68 @@
+/** The kernels that a saved file holds, one module for each set of rules. */
+
+import type { HeadCall, MapsResult } from "../../../src/regard/engines/cpu/wasm/loader.js";
+import { bytesOf } from "../numbers/base64";
+import type { Answered, Order, Reply } from "./kernels.worker";
+import KernelWorker from "./kernels.worker?worker&inline";
+
+export class Kernels {
+  /** Why the last maps could not be computed. */
+  missing = "";
+  private lost = false;
+  private worker: Worker | null = null;
+  private readonly sent = new Set<string>();
+  private readonly waiting = new Map<number, (answered: Answered) => void>();
+  private next = 0;
+
+  /** modules: in base64. */
+  constructor(private readonly modules: readonly string[]) {}
+
+  /** Maps of a head by bins of its queries and keys; null where they cannot be computed. */
+  async maps(name: string, module: number, head: () => HeadCall, rows: number[], cols: number[]): Promise<MapsResult | null> {
+    if (this.lost) return null;
+    const answered = await this.ask(name, module, head, rows, cols);
+    if (!("error" in answered)) return answered;
+    this.missing = answered.error;
+    this.lost ||= answered.lost;
+    return null;
+  }
+
+  private ask(name: string, module: number, head: () => HeadCall, rows: number[], cols: number[]): Promise<Answered> {
+    return new Promise((resolve) => {
+      const id = this.next++;
+      this.waiting.set(id, resolve);
+      try {
+        this.worker ??= this.started();
+        if (!this.sent.has(String(module))) {
+          this.send({ what: "module", module, bytes: bytesOf(this.modules[module]) });
+          this.sent.add(String(module));
+        }
+        if (!this.sent.has(name)) this.send({ what: "head", head: name, module, call: head() });
+        this.sent.add(name);
+        this.send({ what: "maps", id, head: name, rows, cols });
+      } catch (error) {
+        this.end(error instanceof Error ? error.message : String(error));
+      }
+    });
+  }
+
+  private send(order: Order): void {
+    this.worker?.postMessage(order);
+  }
+
+  private started(): Worker {
+    const worker = new KernelWorker();
+    worker.onerror = (event) => this.end(event.message || "this page may run nothing beside itself");
+    worker.onmessage = ({ data: { id, ...answered } }: MessageEvent<Reply>) => {
+      this.waiting.get(id)?.(answered as Answered);
+      this.waiting.delete(id);
+    };
+    return worker;
+  }
+
+  /** Nothing will be answered any more. */
+  private end(error: string): void {
+    for (const resolve of this.waiting.values()) resolve({ error, lost: true });
+    this.waiting.clear();
+  }
+}

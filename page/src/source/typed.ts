@@ -1,0 +1,327 @@
+/** Texts that are typed into a saved file which holds the example model: scenes, as the server answers about them. */
+
+import type { Ablation, Ablations, Heads, HeadRow, Layer, Matrix, Scene, Settings, Words } from "../data";
+import { byChance, findingOf, headRow, summaryOf, type Summary } from "../model/heads";
+import { encoded, losses, Model, product, shares, type Options, type Trace } from "../model/model";
+import { bytesOf } from "../numbers/base64";
+import { halfValues } from "../numbers/half";
+import { maxLevel, type Pyramid } from "../numbers/levels";
+import { filled } from "../parts/terms";
+import { matricesOf, six } from "./matrices";
+import { Refused } from "./source";
+import { ComputedWeights, tileOf } from "./weights";
+
+/** The model that a file holds, and what is said of its scenes. */
+export interface StoredModel {
+  weights: string;
+  note: string;
+  /** A warning of texts whose induction score says little, and the score by chance from which it is due. */
+  caution: { text: string; least: number };
+}
+
+/** Tokens of a text at most: every head's weights are looked at whole. */
+const LONGEST = 1024;
+const TILE = 256;
+/** Scenes made by typing that are kept. */
+const RUNS = 8;
+/** Next tokens that are told of, and the probability that is worth it. */
+const LIKELIEST = 5;
+const LEAST_SHARE = 0.005;
+/** Pairs that a variance is taken over, and orders of features that it is averaged over. */
+const PAIRS = 2048;
+const ORDERS = 16;
+
+/** One text as the model reads it. */
+interface Run {
+  scene: Scene;
+  trace: Trace;
+  weights: ComputedWeights[][];
+  summaries: Summary[][] | null;
+}
+
+export class TypedTexts {
+  private loaded: Model | null = null;
+  private readonly runs = new Map<string, Run>();
+  private number = 1;
+
+  constructor(
+    private readonly stored: StoredModel,
+    /** The scene that the file was saved with. */
+    private readonly given: Scene,
+    private readonly heads: Heads,
+    private readonly words: Words,
+    private readonly labels: Record<string, string>,
+  ) {}
+
+  get scenes(): Scene[] {
+    return [...this.runs.values()].map(({ scene }) => scene).filter(({ id }) => id !== this.given.id);
+  }
+
+  /** Runs a text. `replaces`: a stage of what is being typed, which goes; `keeps`: one that stays. */
+  run(body: Settings & { replaces?: string; keeps?: string }): Scene {
+    const { text, temperature, scaled, causal, replaces = "", keeps = "" } = body;
+    const settings = { text, temperature, scaled, causal };
+    const same = (scene: Scene): boolean => JSON.stringify(scene.settings) === JSON.stringify(settings);
+    const known = [this.given, ...this.scenes].find(same);
+    if (replaces !== known?.id && replaces !== this.given.id) this.runs.delete(replaces);
+    if (known) return known;
+    const scene = this.made(`example-${++this.number}`, settings).scene;
+    for (const id of this.scenes.map((one) => one.id)) {
+      if (this.runs.size <= RUNS) break;
+      if (id !== keeps && id !== scene.id) this.runs.delete(id);
+    }
+    return scene;
+  }
+
+  weights(id: string, layer: number, head: number): ComputedWeights | undefined {
+    return this.runs.get(id)?.weights[layer]?.[head];
+  }
+
+  /** What the server answers about a typed scene; undefined of what follows from its weights. */
+  async json(id: string, what: string, rest: readonly string[], options: URLSearchParams): Promise<unknown> {
+    const [layer, head] = rest.map(Number);
+    if (what === "ablations") return this.ablations(id, options.get("how") ?? "zero");
+    if (what === "ablation") return this.ablation(id, layer, head, options.get("how") ?? "zero", Number(options.get("i")));
+    if (what === "matrices") return { matrices: this.matrices(this.runOf(id), layer, head) };
+    const run = this.runs.get(id);
+    if (!run || id === this.given.id) return undefined;
+    if (what === "tokens") {
+      const tokens = tokensOf(run.trace.ids, (run.scene.settings as Settings).text);
+      const start = Number(options.get("start"));
+      return { start, total: tokens.length, tokens: tokens.slice(start, Number(options.get("stop"))) };
+    }
+    if (what === "heads") return this.headsOf(run);
+    if (what === "finding") return findingOf(this.rowsOf(run), this.words.findings);
+    if (what === "map") return this.map(run.weights[layer][head]);
+    if (what === "profiles") return this.summariesOf(run)[layer][head].profiles;
+    if (what === "variance") return varianceOf(run.weights[layer][head]);
+    return undefined;
+  }
+
+  private get model(): Model {
+    return (this.loaded ??= new Model(bytesOf(this.stored.weights)));
+  }
+
+  /** The run of a scene; the file's own is run when it is first asked for. */
+  private runOf(id: string): Run {
+    const run = this.runs.get(id);
+    if (run) return run;
+    if (id !== this.given.id) throw new Refused(`there is no scene ${id}: it was given up for later ones`, 404);
+    return this.made(id, this.given.settings as Settings, this.given);
+  }
+
+  private made(id: string, settings: Settings, given?: Scene): Run {
+    const { text } = settings;
+    if (!text) throw new Refused("text is empty: give at least one character", 422);
+    const half = text.search(/[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/);
+    if (half >= 0) throw new Refused(`text must be Unicode: character ${half} is half of a surrogate pair`, 422);
+    const ids = encoded(text);
+    const most = `a saved page reads at most ${LONGEST.toLocaleString("en")}`;
+    if (ids.length > LONGEST) throw new Refused(`text is too long: ${ids.length} tokens, ${most}`, 422);
+    const trace = this.model.run(ids, settings);
+    const { d } = this.model;
+    const n = ids.length;
+    const about = { n_q: n, n_k: n, d, d_v: d, scale: trace.scale, causal: trace.causal, offset: 0 };
+    const weights = trace.layers.map(({ heads }) =>
+      heads.map((arrays) => new ComputedWeights({ ...about, sink: false, no_values: "" }, arrays)),
+    );
+    const run = { scene: given ?? this.described(id, settings, trace), trace, weights, summaries: null };
+    this.runs.set(id, run);
+    return run;
+  }
+
+  private described(id: string, settings: Settings, trace: Trace): Scene {
+    const n = trace.ids.length;
+    const start = Array.from(settings.text.split(/\s+/).filter(Boolean).join(" "));
+    const { text, least } = this.stored.caution;
+    const chance = byChance(trace.ids, this.given.prefix);
+    const cautioned = chance >= least ? [filled(text, { score: chance.toFixed(2) })] : [];
+    const { causal, scale } = trace;
+    const layer = (one: Layer): Layer => ({ ...one, n_q: n, n_k: n, causal, scale, rules: causal ? "causal()" : "" });
+    return {
+      ...this.given,
+      id,
+      name: start.length <= 40 ? start.join("") : `${start.slice(0, 39).join("")}…`,
+      note: [this.stored.note, ...cautioned].join("; "),
+      n_tokens: n,
+      layers: this.given.layers.map(layer),
+      settings,
+      given: false,
+      following: followingOf(shares(trace, n - 1)),
+    };
+  }
+
+  private summariesOf(run: Run): Summary[][] {
+    const { ids, causal } = run.trace;
+    return (run.summaries ??= run.weights.map((heads) =>
+      heads.map((weights) => {
+        const row = rowOf(weights);
+        return summaryOf(row, weights.lse, ids, this.given.prefix, causal, this.labels);
+      }),
+    ));
+  }
+
+  private rowsOf(run: Run): HeadRow[] {
+    return this.summariesOf(run).flatMap((heads, layer) => heads.map((one, head) => headRow(layer, head, one)));
+  }
+
+  private headsOf(run: Run): Heads {
+    const rows = this.rowsOf(run);
+    const high = Math.max(...rows.map(({ scores }) => scores.entropy ?? 0)) || 1;
+    return { columns: this.heads.columns.map((one) => (one.name === "entropy" ? { ...one, high } : one)), rows };
+  }
+
+  private async map(weights: ComputedWeights): Promise<object> {
+    const { n_q, n_k } = weights;
+    const pyramid: Pyramid = { n_q, n_k, tile: TILE, max_level: maxLevel(n_q, n_k, TILE) };
+    const largest = (bits: Uint16Array): number => bits.reduce((most, x) => Math.max(most, halfValues[x] || 0), 0);
+    const highest = async (level: number, kind: string): Promise<number> => {
+      const across = 2 ** level; // tiles at most
+      let most = 0;
+      for (let y = 0; y < across; y++) {
+        for (let x = 0; x < across; x++) {
+          const step = TILE * 2 ** (pyramid.max_level - level);
+          if (x * step < n_k && y * step < n_q) most = Math.max(most, largest(await tileOf(weights, pyramid, level, x, y, kind)));
+        }
+      }
+      return most;
+    };
+    const levels = pyramid.max_level + 1;
+    const mass = await Promise.all(Array.from({ length: levels }, (_, level) => highest(level, "mass")));
+    const top = mass[levels - 1];
+    return { ...pyramid, levels, maximum: { mass, max: Array<number>(levels).fill(top) }, done: 1 };
+  }
+
+  private matrices(run: Run, layer: number, head: number): Matrix[] {
+    const { model } = this;
+    const { width, rotary } = model.config;
+    const { d } = model;
+    const n = run.trace.ids.length;
+    const x = model.input(run.trace, layer);
+    const w = (name: string): Float32Array => model.of(`${layer}.${name}`);
+    const table = (values: Float32Array, columns: number, from = 0, count = columns): (number | null)[][] =>
+      Array.from({ length: values.length / columns }, (_, r) =>
+        Array.from({ length: count }, (__, c) => six(values[r * columns + from + c])),
+      );
+    const projected = (letter: string, index: string, what: string, plural: string, name: string): Matrix[] => {
+      const weight = `W_${letter}[c,a]`;
+      const bare = product(x, width, w(name), width);
+      const bias = w(`${name}_bias`);
+      for (let p = 0; p < bare.length; p++) bare[p] += bias[p % width];
+      const formula = `${letter}′[${index},a] = ${letter === "Q" ? "X[i,c]" : "X[j,c]"} ${weight} + b_${letter}[a]`;
+      return [
+        { name: `${what} projection`, symbol: `W_${letter}`, tensor: weight, formula: "", values: table(w(name), width, head * d, d) },
+        {
+          ...{ name: plural, symbol: `${letter}′`, tensor: `${letter}′[${index},a]`, formula },
+          ...{ values: table(bare, width, head * d, d), rotary },
+        },
+      ];
+    };
+    const joined = model.joined(run.trace.layers[layer]);
+    const written = product(joined, width, w("o"), width);
+    return [
+      { name: "input", symbol: "X", tensor: "X[i,c]", formula: "", values: table(x, width) },
+      ...projected("Q", "i", "query", "projected queries", "q"),
+      ...projected("K", "j", "key", "projected keys", "k"),
+      { name: "value projection", symbol: "W_V", tensor: "W_V[c,b]", formula: "", values: table(w("v"), width, head * d, d) },
+      ...matricesOf(run.weights[layer][head]),
+      {
+        ...{ name: "heads side by side", symbol: "C", tensor: "C[i,e]", formula: "C = [O of head 0, O of head 1, …]" },
+        values: table(joined, width),
+      },
+      { name: "output projection", symbol: "W_O", tensor: "W_O[e,c]", formula: "", values: table(w("o"), width) },
+      {
+        ...{ name: "written", symbol: "Y", tensor: "Y[i,c]", formula: "Y[i,c] = C[i,e] W_O[e,c]" },
+        values: table(written, n ? width : 1),
+      },
+    ];
+  }
+
+  private async ablations(id: string, how: string): Promise<Ablations> {
+    const { trace, scene, weights } = this.runOf(id);
+    const rows: Ablations["rows"] = [];
+    for (const [layer, heads] of weights.entries()) {
+      for (let head = 0; head < heads.length; head++) {
+        await new Promise((resolve) => setTimeout(resolve)); // so that the page stays alive
+        const without = this.model.run(trace.ids, scene.settings as Options, { layer, head, how }, trace);
+        rows.push({ layer, head, loss: mean(losses(without)) });
+      }
+    }
+    return { loss: mean(losses(trace)), rows };
+  }
+
+  private ablation(id: string, layer: number, head: number, how: string, i: number): Ablation {
+    const { trace, scene } = this.runOf(id);
+    const after = this.model.run(trace.ids, scene.settings as Options, { layer, head, how }, trace);
+    const [one, other] = [shares(trace, i), shares(after, i)];
+    const actual: number | undefined = trace.ids[i + 1];
+    const listed = new Set([one, other].flatMap((all) => likeliest(all)));
+    if (actual !== undefined) listed.add(actual);
+    const odds = [...listed]
+      .sort((a, b) => one[b] - one[a])
+      .map((byte) => ({ token: byteLabel(byte), before: one[byte], after: other[byte], actual: byte === actual }));
+    return { i, odds, losses: { before: [...losses(trace)], after: [...losses(after)] } };
+  }
+}
+
+const mean = (x: Float64Array): number => x.reduce((sum, y) => sum + y, 0) / x.length;
+
+const likeliest = (all: Float64Array): number[] =>
+  Array.from(all.keys())
+    .sort((a, b) => all[b] - all[a])
+    .slice(0, LIKELIEST);
+
+function followingOf(all: Float64Array): { token: string; probability: number }[] {
+  return likeliest(all)
+    .filter((byte) => all[byte] >= LEAST_SHARE)
+    .map((byte) => ({ token: byteLabel(byte), probability: all[byte] }));
+}
+
+const byteLabel = (byte: number): string =>
+  byte < 128 ? String.fromCharCode(byte) : `\\x${byte.toString(16).padStart(2, "0")}`;
+
+/** A start mark, then each character on its first byte, and the numbers of the bytes that continue it. */
+function tokensOf(ids: Uint8Array, text: string): string[] {
+  const tokens = ["⊢"];
+  for (const c of text) tokens.push(c, ..."₂₃₄".slice(0, encoded(c).length - 2));
+  if (tokens.length !== ids.length) throw new Error("a token for each byte");
+  return tokens;
+}
+
+/** Rows of weights, 0 where a key is hidden. */
+function rowOf(weights: ComputedWeights): (i: number) => Float64Array {
+  const row = new Float64Array(weights.n_k);
+  return (i) => {
+    for (let j = 0; j < row.length; j++) row[j] = weights.weight(i, j) || 0;
+    return row;
+  };
+}
+
+/** Var(q · k) over random pairs, of 1, 2, …, d features in random orders; the mean over those. */
+function varianceOf({ n_q, n_k, d, q, k }: ComputedWeights): { d: number; variance: number[] } {
+  let state = 1;
+  const below = (n: number): number => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return Math.floor((state / 2 ** 32) * n);
+  };
+  const pairs = Array.from({ length: PAIRS }, () => [below(n_q), below(n_k)]);
+  const variance = new Float64Array(d);
+  for (let order = 0; order < ORDERS; order++) {
+    const features = Array.from({ length: d }, (_, a) => a);
+    for (let a = d - 1; a > 0; a--) {
+      const b = below(a + 1);
+      [features[a], features[b]] = [features[b], features[a]];
+    }
+    const sums = new Float64Array(PAIRS);
+    features.forEach((a, m) => {
+      let [total, squares] = [0, 0];
+      pairs.forEach(([i, j], p) => {
+        sums[p] += q[i * d + a] * k[j * d + a];
+        total += sums[p];
+        squares += sums[p] * sums[p];
+      });
+      variance[m] += (squares / PAIRS - (total / PAIRS) ** 2) / ORDERS;
+    });
+  }
+  return { d, variance: [...variance] };
+}
