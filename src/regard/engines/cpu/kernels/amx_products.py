@@ -24,7 +24,7 @@ class AmxProducts(ForwardKernel):
     """QK and PV products by AMX tiles."""
 
     @abstractmethod
-    def _qk_products(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _qk_products(self, tile: KeyTile) -> list[tuple[str, Pointer, Pointer]]:
         """Return the QK products.
 
         Each has the name of K, the transposed queries, and the tile that is written.
@@ -61,7 +61,7 @@ class AmxProducts(ForwardKernel):
         A maximum is over the keys that no mask and no rule touches.
         """
         k, B, totals = self.k, self.B, self._totals()
-        names, transposed, results = zip(*self._qk_products(), strict=True)
+        names, transposed, results = zip(*self._qk_products(tile), strict=True)
         accumulated = [m for m, x in enumerate(results) if any(x is before for before in results[:m])]
         width, steps = self.key_width * self.spec.element.size, (k.whole(0), self.key_width // AMX_DEPTH)
         height = len(totals) * AMX_SIDE
@@ -111,7 +111,7 @@ class AmxProducts(ForwardKernel):
 
         def micro_tile(count: int, p: Value) -> None:
             for c, top in zip(self.vectors(), tops, strict=True):
-                scores = [self.load(self.tile.P, (p + n) * self.B, c) for n in range(count)]
+                scores = [self.load(tile.scratch.P, (p + n) * self.B, c) for n in range(count)]
                 top.value = k.maximum(reduce(k.maximum, scores), top.value)
 
         for start, stop in () if spec.ruled else zip(ends[::2], ends[1::2], strict=True):
@@ -153,7 +153,7 @@ class AmxProducts(ForwardKernel):
 
     def _add_visible_pv_by_amx(self, tile: KeyTile, columns: Pointer, P: Pointer, add: Callable[..., None]) -> None:
         """Compute the PV product by vectors in AMX's order, with hidden values as 0."""
-        k, B, seen, packed = self.k, self.B, self.tile.seen, P.of(I32)
+        k, B, seen, packed = self.k, self.B, tile.scratch.seen, P.of(I32)
         with k.loop(self.d_v) as a, k.loop(B, step=self.W) as c:
             total = k.variable(self.zero())
 

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from regard.engines.cpu.kernels.backward_products import BackwardProducts
@@ -57,8 +56,7 @@ class BackwardKernel(BackwardProducts):
     @property
     def cursor(self) -> Pointer:
         """The next of the block's tiles, as an index into the list of tiles."""
-        state: Pointer = self.block.state
-        return state
+        return self.block.state
 
     def _work_group(self, first: Value, stop: Value) -> None:
         k = self.k
@@ -248,7 +246,7 @@ class BackwardKernel(BackwardProducts):
 
             def write(lane: Value, g: Value, r: Value) -> None:
                 for name in self.spec.rests:
-                    self.address(name)[g * k.integer("row_head") + r] = getattr(self.block, name)[lane]
+                    self.address(name)[g * k.integer("row_head") + r] = self.block[name][lane]
 
             self.each_lane(write)
 
@@ -260,11 +258,11 @@ class BackwardKernel(BackwardProducts):
         start = number * KEYS - k.integer("shift")
         first, stop = k.maximum(-start, 0), k.minimum(k.whole(KEYS), k.integer("n_k") - start)
         none = k.whole(0)
-        tile = KeyTile(number, start, first, stop, (first, stop), Halves(first, stop, none, none))
+        tile = KeyTile(number, start, first, stop, (first, stop), Halves(first, stop, none, none), self.tile)
         not_finite = k.variable(k.constant(I64, 0))
         for name, count in (*((x, self.d) for x in self.spec.keys), *((x, self.d_v) for x in self.spec.values)):
             with self._if_there(name):
-                width, copy = copied(self.spec, count), getattr(self.tile, f"{name}_copy")
+                width, copy = copied(self.spec, count), self.tile[f"{name}_copy"]
                 copy = copy.of(self.spec.element if self.spec.paired else self.real)
                 with k.when((stop - first < KEYS) | (count < width)), k.loop(KEYS * width, step=self.W) as n:
                     copy[n] = k.constant(copy.type, 0.0).spread(self.W)
@@ -276,8 +274,8 @@ class BackwardKernel(BackwardProducts):
 
     def _pack_keys(self, name: str) -> None:
         """Pack rows of K in pairs; for AMX, transpose the pairs."""
-        k, size, keys = self.k, copied(self.spec, self.d), getattr(self.tile, f"{name}_copy").of(I16)
-        width, into = padded(self.real.size, self.d), getattr(self.tile, f"{name}_packed").of(I32)
+        k, size, keys = self.k, copied(self.spec, self.d), self.tile[f"{name}_copy"].of(I16)
+        width, into = padded(self.real.size, self.d), self.tile[f"{name}_packed"].of(I32)
 
         def pair(n: Value, x: Value) -> Value:
             low, high = (self.load(keys, (2 * n + m) * size, x).to(I32) & 0xFFFF for m in range(2))
@@ -344,7 +342,7 @@ class BackwardKernel(BackwardProducts):
                 row,
                 prepared,
                 present=(k.whole(1) << k.minimum(k.maximum(self.field("lanes") - c, 0), self.W)) - 1,
-                rows=SimpleNamespace(**{name: self.load(getattr(block, name), c) for name in self.spec.numbers}),
+                rows={name: self.load(block[name], c) for name in self.spec.numbers},
                 keys=(block.first.load(c, self.W), block.second.load(c, self.W)),
                 sums=_TableGradients(self, tile, prepared[0]),
             )
@@ -352,7 +350,7 @@ class BackwardKernel(BackwardProducts):
                 with k.loop(stop, start=start) as p:
                     made = self._score_gradient(tile, p, lanes, lanes.present, masked)
                     for name, x in zip(spec.weights, made, strict=True):
-                        getattr(self.tile, name)[p * self.B + c] = x
+                        self.tile[name][p * self.B + c] = x
             else:
                 # A missing key next to one that is present is hidden.
                 with k.when(start < stop), k.loop(stop, start=start - start % 2, step=2) as p:
@@ -379,15 +377,15 @@ class BackwardKernel(BackwardProducts):
         k, spec, zero = self.k, self.spec, self.zero()
         at, rows = p * self.B + lanes.c, lanes.rows
         (s, *results), seen = self._ruled(tile, p, lanes, present, masked, {})
-        difference = s - rows.lse
+        difference = s - rows["lse"]
         P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.exponent_scale))
         dP, PD = self.load(self.tile.dS, at), P
         if spec.dropout:
             D = self._dropout_scale(lanes.keys, self._key(tile, p))
             dP, PD = dP * D, P * D
-        G = dP + rows.c
+        G = dP + rows["c"]
         if spec.entropy:
-            G = G - rows.d_entropy * (difference * (1 / self.exponent_scale) + 1.0)
+            G = G - rows["d_entropy"] * (difference * (1 / self.exponent_scale) + 1.0)
         dS = k.where(seen, P * G, zero)
         dT = dS * self.gradient_scale
         if spec.nonlinear:
@@ -437,7 +435,7 @@ class Lane:
     leaves: Mapping[str, Value]
     prepared: Sequence[list[Value | None] | None]  # of the score and of the mask
     present: Value  # a bit for each lane that has a row
-    rows: SimpleNamespace  # by the names of `BackwardSpec.numbers`
+    rows: Mapping[str, Value]  # by the names of `BackwardSpec.numbers`
     keys: tuple[Value, Value]  # of dropout
     sums: "_TableGradients"
 

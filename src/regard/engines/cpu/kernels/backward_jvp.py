@@ -114,17 +114,17 @@ class BackwardTangentKernel(BackwardKernel):
             S_dot, *results = results
         if spec.bias_dot:
             S_dot = S_dot + self.load(self.tile.bias_dot, at)
-        difference, grown = s - rows.lse, S_dot - rows.lse_dot
+        difference, grown = s - rows["lse"], S_dot - rows["lse_dot"]
         P = mathematics.weight2(k, difference * (mathematics.LOG2_E / self.exponent_scale))
         dP, dP_dot, PD = self.load(self.tile.dS, at), self.load(self.tile.dS_dot, at), P
         if spec.dropout:
             D = self._dropout_scale(lanes.keys, self._key(tile, p))
             dP, dP_dot, PD = dP * D, dP_dot * D, P * D
-        G, G_dot = dP + rows.c, dP_dot + rows.c_dot
+        G, G_dot = dP + rows["c"], dP_dot + rows["c_dot"]
         if spec.entropy:
             surprise = difference * (1 / self.exponent_scale) + 1.0
-            G = G - rows.d_entropy * surprise
-            G_dot = G_dot - rows.d_entropy_dot * surprise - rows.d_entropy * grown
+            G = G - rows["d_entropy"] * surprise
+            G_dot = G_dot - rows["d_entropy_dot"] * surprise - rows["d_entropy"] * grown
         dS, dS_dot = (k.where(seen, P * x, zero) for x in (G, k.fma(grown, G, G_dot)))
         dT, dT_dot = dS * self.gradient_scale, dS_dot * self.gradient_scale
         if spec.nonlinear:

@@ -13,7 +13,7 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import BF16, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.scratch import backward_tile_scratch
+from regard.engines.cpu.spec.scratch import TileScratch, backward_tile_scratch
 from regard.engines.cpu.spec.specs import BackwardSpec
 
 
@@ -41,7 +41,8 @@ class BackwardTerms(Lanes):
         # Scores are logarithms of base 2, but natural where a rule follows.
         self.exponent_scale = 1.0 if spec.ruled else mathematics.LOG2_E
         scratch = k.pointer("scratch", self.real)
-        self.tile, self.rest = self._scratch(scratch, backward_tile_scratch(spec, self.d, self.d_v))
+        self.tile = TileScratch(scratch, backward_tile_scratch(spec, self.d, self.d_v))
+        self.rest = self.tile.end
         self.state = self.tile.state.of(I64)
         # Numbers that a product takes at once, and the type that holds them: a scalar, or a packed pair.
         self.both, self.number = (2, I32) if spec.paired else (1, spec.real)
@@ -75,20 +76,18 @@ class BackwardTerms(Lanes):
         return ProductTerms([self._bf16("P")], [block.dout_rows]), ProductTerms([self._bf16("dS")], [block.q_rows])
 
     def _key_rows(self, name: str) -> Pointer:
-        found: Pointer = getattr(self.tile, f"{name}_packed" if self.spec.paired else f"{name}_copy")
-        return found
+        return self.tile[f"{name}_packed" if self.spec.paired else f"{name}_copy"]
 
     def _gradient_tile(self, name: str) -> Pointer:
         """Return a tile of score gradients.
 
         Packed pairs of keys where products take pairs.
         """
-        found: Pointer = getattr(self.tile, f"{name}_packed" if self.spec.paired else name)
-        return found
+        return self.tile[f"{name}_packed" if self.spec.paired else name]
 
     def _bf16(self, name: str) -> Pointer:
         """Return a tile of weights or score gradients, key by key."""
-        found: Pointer = getattr(self.tile, f"{name}_bf16" if self.spec.paired else name)
+        found = self.tile[f"{name}_bf16" if self.spec.paired else name]
         return found.of(BF16) if self.spec.paired else found
 
     def _pick_terms(self, n: Value, options: Sequence[ProductTerms]) -> ProductTerms:

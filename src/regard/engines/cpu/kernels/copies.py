@@ -52,11 +52,11 @@ class Copies(Lanes):
         return width
 
     def k_copy(self, slot: Value, name: str) -> Pointer:
-        copy: Pointer = getattr(self.tile, f"{name}_copy").of(self.key_type) + slot * KEYS * self.key_width
+        copy: Pointer = self.tile[f"{name}_copy"].of(self.key_type) + slot * KEYS * self.key_width
         return copy
 
     def v_copy(self, slot: Value, name: str) -> Pointer:
-        copy: Pointer = getattr(self.tile, f"{name}_copy")
+        copy = self.tile[f"{name}_copy"]
         if not self.spec.paired:
             return copy + slot * KEYS * self.d_v
         packed: Pointer = copy.of(I32) + slot * (KEYS // 2) * multiple(self.d_v, AMX_SIDE if self.spec.amx else 1)

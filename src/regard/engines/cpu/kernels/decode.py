@@ -183,7 +183,7 @@ class DecodeKernel(ForwardKernel):
         for c in self.vectors():
             self.rescale[c] = self.load(self.tile.rescale, c)
         self._softmax(tile)
-        self._add_sums()
+        self._add_sums(tile)
 
     def _subtract(self, tile: KeyTile) -> None:
         with self.k.loop(self.rows) as r:
@@ -427,7 +427,7 @@ class DecodeKernel(ForwardKernel):
                 s = self._natural(self.load(self.scores, at))
                 context = TileContext(
                     row | {"j": k.lane_numbers(I64, W) + (tile.start + k.integer("j") + p), "s": s},
-                    lambda n, p=p: self.load(getattr(self.tile, f"dense{n}"), p) != 0.0,  # type: ignore[misc]
+                    lambda n, p=p: self.load(self._dense(n), p) != 0.0,  # type: ignore[misc]
                 )
                 if self.score is not None:
                     s = self.score.at(context, prepared[0])[0].spread(W)
@@ -440,7 +440,7 @@ class DecodeKernel(ForwardKernel):
 
     def _fetch_row(self, name: str, r: Value, tile: KeyTile) -> None:
         """Copy the keys of a tile from a row of a dense array."""
-        k, into = self.k, getattr(self.tile, name)
+        k, into = self.k, self.tile[name]
         base, (head, row, key) = self._dense_at(name, tile.start)
         source = self._row(base, r, head, row)
         with k.loop(tile.stop, start=tile.first) as p:
@@ -465,7 +465,7 @@ class DecodeKernel(ForwardKernel):
                 else:
                     self.P(r)[p] = k.round_bf16(weight).to(self.real) if spec.amx else weight
             for name, total in zip(("l", "e"), sums, strict=False):
-                getattr(self.tile, name)[r] = self._total(total.value)
+                self.tile[name][r] = self._total(total.value)
 
     def _pv_product(self, tile: KeyTile, exclude_hidden: bool) -> None:
         """Compute O ← rescale · O + P V; with `exclude_hidden`, hidden values count as 0."""

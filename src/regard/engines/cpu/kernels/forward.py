@@ -17,7 +17,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from regard.engines.cpu.kernels.copies import Copies
@@ -26,7 +25,7 @@ from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.types import F32, I32, I64
 from regard.engines.cpu.language.values import Pointer, Value
-from regard.engines.cpu.spec.scratch import block_scratch, split_scratch, tile_scratch
+from regard.engines.cpu.spec.scratch import SplitState, TileScratch, block_scratch, split_scratch, tile_scratch
 from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import SPLIT_TILES, TILE_BITS
 
@@ -65,8 +64,9 @@ class ForwardKernel(Copies):
             )
         # The factor from maxima to the scale of exponents.
         self.maximum_scale = None if spec.ruled else self.product_scale
-        self.tile, rest = self._scratch(k.pointer("scratch", self.real), tile_scratch(spec, self.d, self.d_v))
-        self.own, self.rest = self._scratch(rest, split_scratch(spec, self.d_v))
+        self.tile = TileScratch(k.pointer("scratch", self.real), tile_scratch(spec, self.d, self.d_v))
+        self.own = SplitState(self.tile.end, split_scratch(spec, self.d_v))
+        self.rest = self.own.end
 
     # Query blocks
 
@@ -138,21 +138,22 @@ class ForwardKernel(Copies):
         self._empty(block)
         self._clear_best(self._best(block))
         # Merge key splits that ran separately.
-        splits, _ = self._scratch(self.address("split_state"), split_scratch(self.spec, self.d_v))
+        states, layout = self.address("split_state"), split_scratch(self.spec, self.d_v)
+        splits = SplitState(states, layout)
         with k.loop(self.field("splits")) as n:
             size = sum(split_scratch(self.spec, self.d_v).values(), k.whole(0)) * n
-            split = SimpleNamespace(**{name: p + size for name, p in vars(splits).items()})
+            split = splits.moved((name, size) for name in layout)
             self._merge(split)
             self._merge_best(self._best(split))
 
-    def _empty(self, split: SimpleNamespace) -> None:
+    def _empty(self, split: SplitState) -> None:
         """Set maximum, sums and outputs of a split to those of no keys."""
         self.fill(split.m, -math.inf)
         for name in (name for both in self.spec.sums for name in both):
-            self.fill(getattr(split, name), 0.0)
+            self.fill(split[name], 0.0)
         for name in self.spec.outputs:
             with self._outputs() as (at, _):
-                getattr(split, name)[at] = self.zero()
+                split[name][at] = self.zero()
 
     @abstractmethod
     def _prepare_queries(self) -> None:
@@ -167,7 +168,7 @@ class ForwardKernel(Copies):
         # A merge with nothing changes nothing: the first split is summed in its final place.
         alone = first == self.field("tiles")
         home = k.where(separate, split_state.address, k.where(alone, block.m.address, self.own.m.address))
-        self.split, _ = self._scratch(k.at(home, self.real), split_scratch(self.spec, self.d_v))
+        self.split = SplitState(k.at(home, self.real), split_scratch(self.spec, self.d_v))
         if self.spec.best:
             mine, all_splits = self._best(self.split), self._best(block)
             with k.when(separate):
@@ -220,7 +221,7 @@ class ForwardKernel(Copies):
         bad = k.variable(k.constant(self.real, 0.0).spread(self.W))
         for name in self.spec.outputs:
             with self._outputs() as (at, _):
-                o = self.load(getattr(self.split, name), at)
+                o = self.load(self.split[name], at)
                 bad.value = k.where(o.is_nan(), o, bad.value)
         return bad.value.is_nan().any()
 
@@ -283,7 +284,7 @@ class ForwardKernel(Copies):
 
         Compute its shift, and the factor of earlier sums.
         """
-        k, split, state = self.k, self.split, self.tile
+        k, split, state = self.k, self.split, tile.scratch
         far = k.variable(k.constant(I64, 0))
         for c in self.vectors():
             m = k.maximum(self.load(state.top, c), self.load(split.m, c))
@@ -291,7 +292,7 @@ class ForwardKernel(Copies):
             difference = self._below(self.load(split.m, c), reference)
             rescale = self._power(difference)
             for name_l, name_e in self.spec.sums if self.spec.entropy else ():
-                l, e = getattr(split, name_l), getattr(split, name_e)
+                l, e = split[name_l], split[name_e]
                 e[c] = self._moved(self.load(e, c), self.load(l, c), rescale, difference)
             split.m[c], state.shift[c], state.rescale[c] = m, -after, rescale
             if before is not None:
@@ -305,16 +306,16 @@ class ForwardKernel(Copies):
     def _subtract(self, tile: KeyTile) -> None:
         """Subtract each query's `before` from the scores of a tile."""
 
-    def _add_sums(self) -> None:
+    def _add_sums(self, tile: KeyTile) -> None:
         """Add the sums of a tile to the split's."""
-        k, split, tile = self.k, self.split, self.tile
+        k, split, state = self.k, self.split, tile.scratch
         for c in self.vectors():
             for name_l, name_e in self.spec.sums:
                 if self.spec.entropy:
-                    e = getattr(split, name_e)
-                    e[c] = self.load(e, c) + self.load(getattr(tile, name_e), c)
-                l = getattr(split, name_l)
-                l[c] = k.fma(self.load(l, c), self.load(tile.rescale, c), self.load(getattr(tile, name_l), c))
+                    e = split[name_e]
+                    e[c] = self.load(e, c) + self.load(state[name_e], c)
+                l = split[name_l]
+                l[c] = k.fma(self.load(l, c), self.load(state.rescale, c), self.load(state[name_l], c))
 
     def _moved(self, e: Value, l: Value, factor: Value, difference: Value) -> Value:
         """Return e = Σ exp(S − m) (S − m) for another m; `factor` = exp(difference).
@@ -334,7 +335,7 @@ class ForwardKernel(Copies):
 
     # The largest weights
 
-    def _best(self, scratch: SimpleNamespace) -> BestKeys:
+    def _best(self, scratch: SplitState) -> BestKeys:
         """Return the best keys of a query block or a split."""
         return BestKeys(scratch.values, scratch.indices.of(mathematics.integer_of(self.real)))
 
@@ -384,7 +385,7 @@ class ForwardKernel(Copies):
 
     # Merging and finishing
 
-    def _merge(self, split: SimpleNamespace) -> None:
+    def _merge(self, split: SplitState) -> None:
         """Merge a split's state into the block's."""
         k, block, tile = self.k, self.block, self.tile
         for c in self.vectors():
@@ -394,16 +395,16 @@ class ForwardKernel(Copies):
             below_old, below_new = (self._below(x, reference) for x in (m_old, m_new))
             old, new = self._power(below_old), self._power(below_new)
             for name_l, name_e in self.spec.sums:
-                l_old, l_new = (self.load(getattr(x, name_l), c) for x in (block, split))
+                l_old, l_new = (self.load(x[name_l], c) for x in (block, split))
                 if self.spec.entropy:
-                    e_old, e_new = (self.load(getattr(x, name_e), c) for x in (block, split))
-                    getattr(block, name_e)[c] = self._moved(e_old, l_old, old, below_old) + self._moved(
+                    e_old, e_new = (self.load(x[name_e], c) for x in (block, split))
+                    block[name_e][c] = self._moved(e_old, l_old, old, below_old) + self._moved(
                         e_new, l_new, new, below_new
                     )
-                getattr(block, name_l)[c] = k.fma(l_old, old, l_new * new)
+                block[name_l][c] = k.fma(l_old, old, l_new * new)
             block.m[c], tile.old[c], tile.new[c] = m, old, new
         for name in self.spec.outputs:
-            O, part = getattr(block, name), getattr(split, name)
+            O, part = block[name], split[name]
             with self._outputs() as (at, of):
                 O[at] = k.fma(self.load(O, at), of(tile.old), self.load(part, at) * of(tile.new))
 

@@ -8,7 +8,9 @@ is four more products, or three if the output is given. The output has the bits 
 """
 
 import math
+from collections.abc import Mapping
 
+from regard.engines.cpu.kernels.lanes import KeyTile
 from regard.engines.cpu.kernels.prefill import PrefillKernel
 from regard.engines.cpu.language import mathematics
 from regard.engines.cpu.language.kernel import Kernel
@@ -32,51 +34,59 @@ class TangentKernel(PrefillKernel):
 
     # QK products
 
-    def _qk_products(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _qk_products(self, tile: KeyTile) -> list[tuple[str, Pointer, Pointer]]:
         """Return also Ṡᵀ = K Q̇ᵀ + K̇ Qᵀ."""
-        products, varies = super()._qk_products(), self.spec.varies
+        products, varies = super()._qk_products(tile), self.spec.varies
         if "q" in varies:
-            products.append(("k", self.block.q_dot, self.tile.S_dot))
+            products.append(("k", self.block.q_dot, tile.scratch.S_dot))
         if "k" in varies:
-            products.append(("k_dot", self.block.q, self.tile.S_dot))
+            products.append(("k_dot", self.block.q, tile.scratch.S_dot))
         return products
 
-    def _ruled(self, s: Value, context: TileContext, prepared: list[Value | None] | None, at: Value) -> Value:
+    def _ruled(
+        self,
+        tile: KeyTile,
+        s: Value,
+        context: TileContext,
+        prepared: list[Value | None] | None,
+        at: Value,
+        biases: Mapping[str, Pointer],
+    ) -> Value:
         spec, s_dot = self.spec, self.zero()
         if not (spec.ruled and spec.moves):
-            return super()._ruled(s, context, prepared, at)
+            return super()._ruled(tile, s, context, prepared, at, biases)
         if spec.varies & {"q", "k"}:
-            s_dot = self.load(self.tile.S_dot, at) * self.tangent_scale
+            s_dot = self.load(tile.scratch.S_dot, at) * self.tangent_scale
         if self.score is not None:
             results = self.score.at(TileContext({**context.leaves, "ds": s_dot}, context.dense), prepared)
             s, *more = (x.spread(self.W) for x in results)
             s_dot = more[0] if more else s_dot
         if spec.bias:
-            s = s + self.load(self.transposed.bias, at)
+            s = s + self.load(biases["bias"], at)
         if spec.bias_dot:
-            s_dot = s_dot + self.load(self.transposed.bias_dot, at)
-        self.tile.S_dot[at] = s_dot
+            s_dot = s_dot + self.load(biases["bias_dot"], at)
+        tile.scratch.S_dot[at] = s_dot
         return s
 
     # Softmax and PV products
 
-    def _weights_at(self, at: Value, shift: Value) -> tuple[list[Value], Value]:
+    def _weights_at(self, tile: KeyTile, at: Value, shift: Value) -> tuple[list[Value], Value]:
         """Compute also w Ṡ, 0 where the pair is hidden."""
-        weights, difference = super()._weights_at(at, shift)
+        weights, difference = super()._weights_at(tile, at, shift)
         if self.spec.moves:
-            s, s_dot = self.load(self.tile.P, at), self.load(self.tile.S_dot, at)
+            s, s_dot = self.load(tile.scratch.P, at), self.load(tile.scratch.S_dot, at)
             if not self.spec.ruled:
                 s_dot = s_dot * self.tangent_scale
             weights.append(self.k.where(s == -math.inf, self.zero(), weights[0] * s_dot))
         return weights, difference
 
-    def _pv_products(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _pv_products(self, tile: KeyTile) -> list[tuple[str, Pointer, Pointer]]:
         """Return also Ȯᵀ ← rescale · Ȯᵀ + Vᵀ (P Ṡ)ᵀ + V̇ᵀ Pᵀ."""
-        products = [] if self.spec.given else super()._pv_products()
+        products = [] if self.spec.given else super()._pv_products(tile)
         if self.spec.moves:
-            products.append(("v", self.tile.S_dot, self.split.O_dot))
+            products.append(("v", tile.scratch.S_dot, self.split.O_dot))
         if "v" in self.spec.varies:
-            products.append(("v_dot", self.tile.P, self.split.O_dot))
+            products.append(("v_dot", tile.scratch.P, self.split.O_dot))
         return products
 
     # Finishing
@@ -110,8 +120,7 @@ class TangentKernel(PrefillKernel):
     @property
     def output(self) -> Pointer:
         """The block's output when it is done."""
-        found: Pointer = self.own.O_dot if self.spec.given else self.block.O
-        return found
+        return self.own.O_dot if self.spec.given else self.block.O
 
     def _divide(self) -> None:
         if not self.spec.given:

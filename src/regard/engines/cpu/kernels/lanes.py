@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from regard.engines.cpu.language import mathematics
@@ -17,6 +16,7 @@ from regard.engines.cpu.language.kernel import Kernel
 from regard.engines.cpu.language.rules import Lowering
 from regard.engines.cpu.language.types import I32, I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
+from regard.engines.cpu.spec.scratch import BlockState, TileScratch
 from regard.engines.cpu.spec.specs import KernelSpec
 from regard.engines.cpu.spec.tiles import AMX_SIDE, AMX_SUMS, KEYS, PART, TILE_BITS, TILE_WORD, TILE_WORD_BITS
 
@@ -50,13 +50,14 @@ class KeyTile:
     stop: Value
     mixed: tuple[Value, Value]  # the keys of which a mask may hide some
     halves: Halves
+    scratch: TileScratch  # where its scores and weights are
 
 
 class Lanes(ABC):
     """The base of tile kernels."""
 
-    block: SimpleNamespace
-    tile: SimpleNamespace
+    block: BlockState
+    tile: TileScratch
     record: Pointer
     next_work_group: Value  # the first query block of the next work group, or of the last
 
@@ -111,21 +112,12 @@ class Lanes(ABC):
     def _open(self, n: Value, state: Pointer) -> None:
         """Make the n-th query block the current one; `state` is its scratch memory."""
         self.record = self.k.pointer("blocks", I64) + n * len(self.spec.block_fields)
-        self.block, _ = self._scratch(state, self._block_scratch())
         integer = self.spec.integer
         types = {"i": integer, "h": integer, "first": I32, "second": I32}
         types |= dict.fromkeys(("g", "r", "cursor", "state"), I64)
-        for name, pointer in vars(self.block).items():
-            setattr(self.block, name, pointer.of(types.get(name, self.real)))
+        self.block = BlockState(state, self._block_scratch(), types)
 
     # Memory
-
-    def _scratch(self, start: Pointer, sizes: Mapping[str, Any]) -> tuple[SimpleNamespace, Pointer]:
-        """Return pointers to consecutive arrays, and the address after them."""
-        made = {}
-        for name, size in sizes.items():
-            made[name], start = start, start + size
-        return SimpleNamespace(**made), start
 
     def _pick(self, n: Value, options: Sequence[Value]) -> Value:
         """Return the n-th of some values."""
@@ -199,7 +191,8 @@ class Lanes(ABC):
 
     # Tiles
 
-    def _tile(self, word: Value) -> KeyTile:
+    def _tile(self, word: Value, scratch: TileScratch | None = None) -> KeyTile:
+        """Return the tile of an entry of the list; scratch: its memory, unless it is the only one in flight."""
         k = self.k
         number = word >> TILE_BITS
         start = number * KEYS - k.integer("shift")
@@ -218,6 +211,7 @@ class Lanes(ABC):
             stop,
             (mixed, k.minimum(k.maximum(entry["mixed_stop"] * PART, mixed), stop)),
             Halves(both_first, both_stop, entry["early"], entry["late"]),
+            scratch or self.tile,
         )
 
     def _finite(self, m: Value) -> Value:
@@ -238,7 +232,7 @@ class Lanes(ABC):
 
         The natural score is the one from which forward computed lse. So a lone key has the weight 1, and none has more.
         """
-        k, P = self.k, self.tile.P
+        k, P = self.k, tile.scratch.P
         for c in self.vectors():
             natural = self.load(lse, c)
             far = natural != 0.0
@@ -402,8 +396,7 @@ class Lanes(ABC):
     # Dense arrays
 
     def _dense(self, n: int) -> Pointer:
-        found: Pointer = getattr(self.tile, f"dense{n}")
-        return found
+        return self.tile[f"dense{n}"]
 
     def _dense_at(self, name: str, column: Value) -> tuple[Pointer, list[Value]]:
         """Return the address of a key in a dense array, and the array's strides.

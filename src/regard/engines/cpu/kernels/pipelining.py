@@ -9,13 +9,14 @@ softmax is interleaved with the PV product of the tile before, where products ta
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 
 from regard.engines.cpu.kernels.amx_products import AmxProducts
 from regard.engines.cpu.kernels.lanes import Halves, KeyTile
 from regard.engines.cpu.language.types import I64
 from regard.engines.cpu.language.values import Pointer, Value, Variable
+from regard.engines.cpu.spec.scratch import TileScratch
 from regard.engines.cpu.spec.tiles import KEYS
 
 TOGETHER = 8  # steps of a product that are interleaved with the softmax of two keys
@@ -34,15 +35,10 @@ class Pipelining(AmxProducts):
         k, tiles = self.k, self.k.pointer("tiles", I64)
         current = self._split_of(tiles[first])
         sizes = dict.fromkeys((*self.spec.weights, "seen"), KEYS * self.B) | {"rescale": self.B}
-        places = {name: (getattr(self.tile, name), size) for name, size in sizes.items()}
 
-        @contextmanager
-        def placed(n: Value) -> Iterator[None]:
-            """Point the scratch of a tile in flight to one of two buffers."""
-            outer = {name: getattr(self.tile, name) for name in places}
-            vars(self.tile).update({name: p + n * size for name, (p, size) in places.items()})
-            yield
-            vars(self.tile).update(outer)
+        def buffer(n: Value) -> TileScratch:
+            """Return the scratch of a tile in flight, one of two."""
+            return self.tile.moved((name, n * size) for name, size in sizes.items())
 
         none = k.whole(0)
         # The tile in flight: its number, start, keys and halves. At first it has no keys.
@@ -50,15 +46,15 @@ class Pipelining(AmxProducts):
 
         def carried_tile() -> KeyTile:
             number, start, first, stop, *halves = (x.value for x in carried)
-            return KeyTile(number, start, first, stop, (none, none), Halves(*halves))
+            return KeyTile(number, start, first, stop, (none, none), Halves(*halves), self.tile)
 
         def softmax_steps(tile: KeyTile, there: Value) -> Callable[[], None]:
             """Return a function that computes the softmax of two more keys of a tile."""
 
             def softmax_step() -> None:
-                with placed(there):
-                    for c in self.vectors():
-                        self._softmax_into_partials(tile, self.due.value, c)
+                here = replace(tile, scratch=buffer(there))
+                for c in self.vectors():
+                    self._softmax_into_partials(here, self.due.value, c)
                 self.due.value = self.due.value + 2
 
             return softmax_step
@@ -67,9 +63,10 @@ class Pipelining(AmxProducts):
         going, more = (k.variable(k.whole(1)) for _ in range(2))
         with k.loop_while(lambda: going.value != 0):
             before, there, another = carried_tile(), place.value, more.value
-            with k.when(another != 0), placed(1 - there):
+            with k.when(another != 0):
+                scratch = buffer(1 - there)
                 self.place = t.value
-                tile = self._tile(tiles[t.value])
+                tile = self._tile(tiles[t.value], scratch)
                 self._copies(tile)
                 self._qk_product(tile, softmax_steps(before, there), before.stop)
                 self._rules(tile)
@@ -77,23 +74,24 @@ class Pipelining(AmxProducts):
                     carried, (tile.number, tile.start, tile.first, tile.stop, *tile.halves), strict=True
                 ):
                     x.value = value
-            with placed(there):
-                with k.loop(before.stop, start=self.due.value, step=2) as p, k.loop(self.B, step=self.W) as c:
-                    self._softmax_into_partials(before, p, c)
-                with k.when(before.first < before.stop):
-                    self._add_partials()
-                    self._add_sums()
+            before = replace(before, scratch=buffer(there))
+            with k.loop(before.stop, start=self.due.value, step=2) as p, k.loop(self.B, step=self.W) as c:
+                self._softmax_into_partials(before, p, c)
+            with k.when(before.first < before.stop):
+                self._add_partials()
+                self._add_sums(before)
             tile = carried_tile()
             until = k.variable(none)
-            with k.when(another != 0), placed(1 - there):
-                self._before_softmax(tile)
+            with k.when(another != 0):
+                self._before_softmax(replace(tile, scratch=buffer(1 - there)))
                 self._empty_partials()
                 self.due.value = tile.first - tile.first % 2
                 t.value = t.value + 1
                 more.value = self._inside(t.value, current)
                 # Interleave with the PV product of the tile before, as no QK product follows the last tile.
                 until.value = k.where(more.value == 0, tile.stop, none)
-            with k.when(before.first < before.stop), placed(there):
+            with k.when(before.first < before.stop):
+                before = replace(before, scratch=buffer(there))
                 self._pv_product(before, softmax_steps(tile, 1 - there), until.value)
             going.value, place.value = another, 1 - there  # one more iteration after the last tile, for its PV product
         return t.value
@@ -169,7 +167,7 @@ class Pipelining(AmxProducts):
                 part[at] = self.load(part, at) + term
 
     def _partial_sums(self) -> list[Pointer]:
-        return [getattr(self.tile, f"{name}_partial") for name in self._summed()]
+        return [self.tile[f"{name}_partial"] for name in self._summed()]
 
     def _empty_partials(self) -> None:
         for part in self._partial_sums():
@@ -181,4 +179,4 @@ class Pipelining(AmxProducts):
                 total = self.zero()
                 for r in range(self.W):
                     total = total + self.load(part, c + r * self.B)
-                getattr(self.tile, name)[c] = total
+                self.tile[name][c] = total

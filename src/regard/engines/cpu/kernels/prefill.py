@@ -5,10 +5,9 @@ place or from a copy of the tile.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from regard.engines.cpu.kernels.lanes import KeyTile
@@ -32,13 +31,12 @@ class PrefillKernel(Pipelining):
         self.halved = bool(spec.mask) and spec.keys == ("k",) and not spec.amx and len(self.vectors()) % 4 == 0
         # True if a bias is all that changes scores, and P is the only tile of weights.
         self.biased = bool(spec.bias) and spec.score is None and spec.weights == ("P",)
-        self.transposed = SimpleNamespace()  # biases of the current keys, see `_biased_keys`
 
     def _prepare_queries(self) -> None:
         """Store Qᵀ with the scale; where products take packed pairs, in pairs of features."""
         spec = self.spec
         for name in spec.queries:
-            strides, q = self.strides(name), getattr(self.block, name)
+            strides, q = self.strides(name), self.block[name]
             if spec.paired:
                 self._transpose_packed(self.address(name).of(I16), strides, q.of(I32))
             else:
@@ -57,7 +55,7 @@ class PrefillKernel(Pipelining):
         self._rules(tile)
         self._before_softmax(tile)
         self._softmax(tile)
-        self._add_sums()
+        self._add_sums(tile)
         self._pv_product(tile)
 
     def _before_softmax(self, tile: KeyTile) -> None:
@@ -72,9 +70,9 @@ class PrefillKernel(Pipelining):
         nothing = k.constant(self.real, -math.inf).spread(self.W)
         for c in self.vectors():
             with k.when(tile.first % 2 != 0):
-                self.tile.P[(tile.first - 1) * self.B + c] = nothing
+                tile.scratch.P[(tile.first - 1) * self.B + c] = nothing
             with k.when(tile.stop % 2 != 0):
-                self.tile.P[tile.stop * self.B + c] = nothing
+                tile.scratch.P[tile.stop * self.B + c] = nothing
         self._move_maximum(tile)
 
     def _pv_product(
@@ -90,12 +88,12 @@ class PrefillKernel(Pipelining):
 
     # QK products
 
-    def _qk_products(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _qk_products(self, tile: KeyTile) -> list[tuple[str, Pointer, Pointer]]:
         """Return the QK products.
 
         Each has the name of K, the transposed queries, and the tile that is written.
         """
-        return [("k", self.block.q, self.tile.P)]
+        return [("k", self.block.q, tile.scratch.P)]
 
     def _qk_product(
         self, tile: KeyTile, softmax_step: Callable[[], None] | None = None, until: Value | int = 0
@@ -110,7 +108,7 @@ class PrefillKernel(Pipelining):
             self._qk_product_by_amx(tile)
             return
         k, spec, number = self.k, self.spec, I32 if self.spec.paired else self.real
-        names, transposed, results = zip(*self._qk_products(), strict=True)
+        names, transposed, results = zip(*self._qk_products(tile), strict=True)
         stop = (self.d + 1) // 2 if spec.paired else self.d
         tops = [k.variable(k.constant(self.real, -math.inf).spread(self.W)) for _ in self.vectors()]
         plain = k.variable(k.constant(I64, 1))
@@ -271,7 +269,7 @@ class PrefillKernel(Pipelining):
         """
         k, spec = self.k, self.spec
         for name in spec.masks:
-            self._fetch(name, getattr(self.tile, name), tile, *tile.mixed)
+            self._fetch(name, self.tile[name], tile, *tile.mixed)
         if spec.mask:
             self._rules_in(tile, *tile.mixed, True)
         work = self._add_bias if self.biased else partial(self._rules_in, masked=False)
@@ -296,8 +294,8 @@ class PrefillKernel(Pipelining):
 
             def add(p: Value, bias: Value, top: Variable) -> None:
                 at = p * self.B + c
-                s = self._natural(self.load(self.tile.P, at)) + bias
-                self.tile.P[at] = s
+                s = self._natural(self.load(tile.scratch.P, at)) + bias
+                tile.scratch.P[at] = s
                 top.value = k.maximum(s, top.value)
 
             with (
@@ -321,51 +319,61 @@ class PrefillKernel(Pipelining):
             row |= {"i": self.block.i.load(c, self.W), "h": self.block.h.load(c, self.W)}
             prepared = [None if rule is None else rule.prepare(TileContext(row)) for rule in (self.score, self.mask)]
             top = k.variable(self.load(self.tile.top, c))
-            with self._biased_keys(tile, start, stop, c) as ends, k.loop(ends[1], start=ends[0]) as p:
+            with self._biased_keys(tile, start, stop, c) as (*ends, biases), k.loop(ends[1], start=ends[0]) as p:
                 at = p * self.B + c
-                s = self._natural(k.frozen(self.load(self.tile.P, at)))
+                s = self._natural(k.frozen(self.load(tile.scratch.P, at)))
                 context = TileContext(
                     row | {"j": tile.start + k.integer("j") + p, "s": s},
                     lambda n, at=at: self.load(self._dense(n), at) != 0.0,  # type: ignore[misc]
                 )
-                s = self._ruled(s, context, prepared[0], at)
+                s = self._ruled(tile, s, context, prepared[0], at, biases)
                 if masked and self.mask is not None:
                     visible = self.mask.at(context, prepared[1])[0].spread(self.W)
                     s = k.where(visible, s, k.constant(self.real, -math.inf))
-                self.tile.P[at] = s
+                tile.scratch.P[at] = s
                 top.value = k.maximum(s, top.value)
             self.tile.top[c] = top.value
 
     @contextmanager
-    def _biased_keys(self, tile: KeyTile, start: Value, stop: Value, c: Value) -> Iterator[tuple[Value, Value]]:
-        """Loop over ranges of keys, by vectors of them where there are biases.
+    def _biased_keys(
+        self, tile: KeyTile, start: Value, stop: Value, c: Value
+    ) -> Iterator[tuple[Value, Value, Mapping[str, Pointer]]]:
+        """Loop over ranges of keys, by vectors of them where there are biases; yield their ends, and biases.
 
-        The biases of the vector of lanes at c are then in `transposed`, a row of lanes for each key.
+        Biases are those of the vector of lanes at c, a row of lanes for each key.
         """
         if not self.spec.biases:
-            yield start, stop
+            yield start, stop, {}
             return
         k, W, B = self.k, self.W, self.B
-        sources = []
+        sources, found = [], {}
         for name in self.spec.biases:
             base, strides = self._dense_at(name, tile.start)
             sources.append((name, base, strides, self._lane_rows(base, strides, c)))
         with k.loop(stop, start=start, step=W) as first:
             for name, base, strides, rows in sources:
-                transposed = getattr(self.tile, name) + first * -B
+                transposed = self.tile[name] + first * -B
                 with k.choice((strides[2] == base.type.size) & (first + W <= stop)) as (whole, single):
                     with whole:
-                        self._store_transposed(rows, first, getattr(self.tile, name) + c, 1.0)
+                        self._store_transposed(rows, first, self.tile[name] + c, 1.0)
                     with single:
                         self._transpose_singly(base, strides, c, first, k.minimum(first + W, stop), transposed, 1.0)
-                setattr(self.transposed, name, transposed)
-            yield first, k.minimum(first + W, stop)
+                found[name] = transposed
+            yield first, k.minimum(first + W, stop), found
 
-    def _ruled(self, s: Value, context: TileContext, prepared: list[Value | None] | None, at: Value) -> Value:
+    def _ruled(
+        self,
+        tile: KeyTile,
+        s: Value,
+        context: TileContext,
+        prepared: list[Value | None] | None,
+        at: Value,
+        biases: Mapping[str, Pointer],
+    ) -> Value:
         """Apply rule and bias to a score."""
         if self.score is not None:
             s = self.score.at(context, prepared)[0].spread(self.W)
-        return s + self.load(self.transposed.bias, at) if self.spec.bias else s
+        return s + self.load(biases["bias"], at) if self.spec.bias else s
 
     # The largest weights
 
@@ -374,7 +382,7 @@ class PrefillKernel(Pipelining):
 
         Those that beat the last of the list in any lane are seldom many.
         """
-        k, P, best = self.k, self.tile.P, self.best
+        k, P, best = self.k, tile.scratch.P, self.best
         candidates = self.tile.candidates.of(I64)
         with k.loop(self.B, step=self.W) as c:
             least = self.load(best.values, (self.spec.best - 1) * self.B, c)
@@ -393,13 +401,13 @@ class PrefillKernel(Pipelining):
         with self.k.loop(tile.stop, start=tile.first) as p:
             for c in self.vectors():
                 at = p * self.B + c
-                self.tile.P[at] = self.load(self.tile.P, at) - self.load(self.tile.before, c)
+                tile.scratch.P[at] = self.load(tile.scratch.P, at) - self.load(self.tile.before, c)
 
     def _store_visible(self, tile: KeyTile) -> None:
         k = self.k
         with k.loop(tile.stop * self.B, start=tile.first * self.B, step=self.W) as n:
-            hidden = self.load(self.tile.P, n) == -math.inf
-            self.tile.seen[n] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
+            hidden = self.load(tile.scratch.P, n) == -math.inf
+            tile.scratch.seen[n] = k.where(hidden, self.zero(), k.constant(self.real, 1.0))
 
     def _softmax(self, tile: KeyTile) -> None:
         """Compute P = exp(S − m) and its sums.
@@ -426,7 +434,7 @@ class PrefillKernel(Pipelining):
                         x.value += y.value
         for name, total in zip(names, totals, strict=True):
             for c, x in zip(self.vectors(), total, strict=True):
-                getattr(self.tile, name)[c] = x.value
+                self.tile[name][c] = x.value
 
     def _softmax_pair(self, tile: KeyTile, p: Value, c: Value | int, shift: Value) -> list[list[Value]]:
         """Compute P = exp(S − m) of keys p and p + 1 in the lanes from c on.
@@ -437,7 +445,7 @@ class PrefillKernel(Pipelining):
         summed, pair = [], []
         for n in range(2):
             at = (p + n) * self.B + c
-            weights, difference = self._weights_at(at, shift)
+            weights, difference = self._weights_at(tile, at, shift)
             terms = []
             for w in weights:
                 terms += [w, self._entropy_term(w, difference)] if spec.entropy else [w]
@@ -449,20 +457,20 @@ class PrefillKernel(Pipelining):
             pair.append(weights)
             if not spec.paired:
                 for name, w in zip(spec.weights, weights, strict=True):
-                    getattr(self.tile, name)[at] = w
+                    tile.scratch[name][at] = w
         if spec.paired:
             for name, low, high in zip(spec.weights, *pair, strict=True):
-                getattr(self.tile, name).of(I32)[p * self.B + c] = k.pack_bf16(low, high)
+                tile.scratch[name].of(I32)[p * self.B + c] = k.pack_bf16(low, high)
         return summed
 
-    def _weights_at(self, at: Value, shift: Value) -> tuple[list[Value], Value]:
+    def _weights_at(self, tile: KeyTile, at: Value, shift: Value) -> tuple[list[Value], Value]:
         """Return the factors of V at some pairs, by `spec.weights`, and S − m."""
-        weight, difference = self._weight(self.load(self.tile.P, at), shift)
+        weight, difference = self._weight(self.load(tile.scratch.P, at), shift)
         return [weight], difference
 
-    def _pv_products(self) -> list[tuple[str, Pointer, Pointer]]:
+    def _pv_products(self, tile: KeyTile) -> list[tuple[str, Pointer, Pointer]]:
         """Return the PV products: the name of V, weights, and the output."""
-        return [("v", self.tile.P, self.split.O)]
+        return [("v", tile.scratch.P, self.split.O)]
 
     def _values(self, tile: KeyTile, name: str) -> tuple[Pointer, Value]:
         """Return the first row of V of a tile, and its stride in bytes.
@@ -475,7 +483,7 @@ class PrefillKernel(Pipelining):
 
     def _add_pv_products(self, tile: KeyTile, work: Callable[..., None], by_amx: Callable[..., None]) -> None:
         """Compute Oᵀ ← rescale · Oᵀ + Vᵀ Pᵀ, by vectors or by AMX."""
-        products = self._pv_products()
+        products = self._pv_products(tile)
         if not products:
             return
         k, (names, weights, outputs) = self.k, zip(*products, strict=True)
@@ -485,7 +493,7 @@ class PrefillKernel(Pipelining):
             accumulated = [m for m, x in enumerate(outputs) if any(x is before for before in outputs[:m])]
 
             def add(a: Value, c: Value | int, total: Value) -> None:
-                at, factor = a * self.B + c, self.load(self.tile.rescale, c)
+                at, factor = a * self.B + c, self.load(tile.scratch.rescale, c)
                 for m in accumulated:
                     factor = k.where(n == m, k.constant(self.real, 1.0), factor)
                 O[at] = k.fma(self.load(O, at), factor, total)
@@ -558,7 +566,7 @@ class PrefillKernel(Pipelining):
 
     def _add_visible_pv(self, tile: KeyTile, values: Pointer, row: Value, P: Pointer, add: Callable[..., None]) -> None:
         """Compute the product of `_add_pv` in the same order, with hidden values as 0."""
-        k, seen = self.k, self.tile.seen
+        k, seen = self.k, tile.scratch.seen
         paired = self.spec.paired
         step = 2 if paired else 1
         with k.loop(self.d_v) as a, k.loop(self.B, step=self.W) as c:

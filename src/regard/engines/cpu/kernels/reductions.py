@@ -64,7 +64,7 @@ class SecondPassKernel(PrefillKernel):
 
     def _softmax(self, tile: KeyTile) -> None:
         """Compute P; 0 for hidden and absent keys of the tile, −0 for hidden ones where `seen_map` is wanted."""
-        k, P = self.k, self.tile.P
+        k, P = self.k, tile.scratch.P
         none = k.constant(self.real, -0.0 if "seen_map" in self.spec.statistics else 0.0).spread(self.W)
         if not self.spec.ruled:
             self._subtract_lse(tile, self.block.e, self.product_scale)
@@ -91,7 +91,7 @@ class SecondPassKernel(PrefillKernel):
         with k.loop(tile.stop, start=tile.first & -W, step=W) as p:
             rows = []
             for n in range(W):
-                first, *others = (self.load(self.tile.P, (p + n) * B, c) for c in self.vectors())
+                first, *others = (self.load(tile.scratch.P, (p + n) * B, c) for c in self.vectors())
                 rows.append(sum(others, first))
             first, *others = k.transpose(rows)
             total[p] = total.load(p, W) + sum(others, first)
@@ -104,7 +104,7 @@ class SecondPassKernel(PrefillKernel):
         with k.loop(W) as n:
             for diagonal in range(W - KEYS, self.B, W):
                 there = [(p, p + diagonal) for p in keys if p + diagonal in lanes]
-                first, *others = (self.load(self.tile.P, (n + p) * self.B, c) for p, c in there)
+                first, *others = (self.load(tile.scratch.P, (n + p) * self.B, c) for p, c in there)
                 at = diagonal - n
                 total[at] = total.load(at, W) + sum(others, first)
 
@@ -121,7 +121,7 @@ class SecondPassKernel(PrefillKernel):
                     made = [k.variable(self.zero()) for _ in self.maps]
                     with k.loop(end, start=p.value) as q:
                         for name, x in zip(self.maps, made, strict=True):
-                            weight = self.load(self.tile.P, q * self.B, c)
+                            weight = self.load(tile.scratch.P, q * self.B, c)
                             x.value = self._pooled(name, x.value, self._seen(weight) if name == "seen_map" else weight)
                     for into, x in zip(self._pooled_rows(), made, strict=True):
                         into[c] = x.value

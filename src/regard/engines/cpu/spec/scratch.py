@@ -1,16 +1,152 @@
-"""Layouts of scratch memory, in elements of `real`, by name.
+"""Scratch memory: what a kernel stores besides its results, and layouts of it.
 
-d and d_v may be numbers or values of the kernel.
+A layout is the sizes of arrays by name, in elements of `real`; d and d_v may be numbers or values of the kernel. A
+`ScratchArrays` has these arrays as typed attributes, each of which some kernels lack.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from copy import copy
+from typing import TYPE_CHECKING, Any, Self
 
-from regard.engines.cpu.language.types import I32
+from regard.engines.cpu.language.types import I32, Type
 from regard.engines.cpu.spec.specs import BackwardSpec, KernelSpec
 from regard.engines.cpu.spec.tiles import AMX_DEPTH, AMX_SIDE, AMX_SUMS, KEYS, LANES, SPLIT_TILES, multiple
 
-# Forward
+if TYPE_CHECKING:
+    from regard.engines.cpu.language.values import Pointer
+
+
+class ScratchArrays:
+    """Consecutive arrays in memory; `end` is the address after the last."""
+
+    end: "Pointer"
+
+    def __init__(self, start: "Pointer", sizes: Mapping[str, Any], types: Mapping[str, Type] | None = None):
+        known = self._names()
+        for name, size in sizes.items():
+            if name not in known and not name.startswith("dense"):
+                raise TypeError(f"{type(self).__name__} has no array {name}")
+            setattr(self, name, start.of((types or {}).get(name, start.type)))
+            start = start + size
+        self.end = start
+
+    @classmethod
+    def _names(cls) -> set[str]:
+        return {name for x in cls.__mro__ for name in getattr(x, "__annotations__", ())}
+
+    def __getitem__(self, name: str) -> "Pointer":
+        """Return an array by name, such as that of an operand."""
+        found: Pointer = getattr(self, name)
+        return found
+
+    def moved(self, offsets: Iterable[tuple[str, Any]]) -> Self:
+        """Return a copy in which the named arrays begin later, in elements."""
+        made = copy(self)
+        for name, offset in offsets:
+            setattr(made, name, self[name] + offset)
+        return made
+
+
+class TileScratch(ScratchArrays):
+    """Arrays of one tile, with a query in every lane, and of what a work group copies once."""
+
+    P: "Pointer"  # scores, then weights
+    S_dot: "Pointer"  # in the JVP: tangents of scores, then of weights
+    P_dot: "Pointer"
+    dS: "Pointer"
+    dS_dot: "Pointer"
+    P_bf16: "Pointer"  # rounded, key by key
+    dS_bf16: "Pointer"
+    P_dot_bf16: "Pointer"
+    dS_dot_bf16: "Pointer"
+    dS_packed: "Pointer"  # in pairs of keys
+    dS_dot_packed: "Pointer"
+    bias: "Pointer"
+    bias_dot: "Pointer"
+    seen: "Pointer"  # 1 for a visible pair
+    # Numbers of each lane
+    top: "Pointer"  # the largest score of the tile; at the end, lse
+    before: "Pointer"  # subtracted from scores before they are scaled
+    shift: "Pointer"  # added after that
+    rescale: "Pointer"  # the factor of earlier sums
+    old: "Pointer"  # factors of merging
+    new: "Pointer"
+    l: "Pointer"  # sums of the tile, as in `SplitState`
+    e: "Pointer"
+    l_dot: "Pointer"
+    e_dot: "Pointer"
+    l_partial: "Pointer"  # the same by keys that are W apart
+    e_partial: "Pointer"
+    l_dot_partial: "Pointer"
+    e_dot_partial: "Pointer"
+    # Decode
+    tops: "Pointer"  # `top` and `rescale` of each tile of a split
+    rescales: "Pointer"
+    key_block: "Pointer"  # padded rows of K
+    total: "Pointer"  # O of the tile
+    # Copies of K and V
+    k_copy: "Pointer"
+    v_copy: "Pointer"
+    k_dot_copy: "Pointer"
+    v_dot_copy: "Pointer"
+    k_packed: "Pointer"  # in pairs of keys
+    k_dot_packed: "Pointer"
+    ready: "Pointer"  # 1 for a tile that is copied
+    # Others
+    candidates: "Pointer"  # keys that may be among the best
+    product: "Pointer"  # sums of AMX tiles
+    edge: "Pointer"  # those that the ends of K cut off
+    O: "Pointer"  # in backward: the output, transposed
+    O_dot: "Pointer"
+    state: "Pointer"  # in backward: 1 if a copy is not finite
+
+
+class SplitState(ScratchArrays):
+    """The state of a key split, or of several that are merged."""
+
+    m: "Pointer"  # the largest score
+    l: "Pointer"  # Σ w
+    e: "Pointer"  # Σ w (S − m)
+    l_dot: "Pointer"  # Σ w Ṡ
+    e_dot: "Pointer"  # Σ w Ṡ (S − m)
+    O: "Pointer"  # Σ w V
+    O_dot: "Pointer"
+    values: "Pointer"  # the best keys
+    indices: "Pointer"
+
+
+class BlockState(SplitState):
+    """The state of a query block: its rows, and its splits so far."""
+
+    cursor: "Pointer"  # of forward: the next tile, as an index into the list
+    state: "Pointer"  # of backward: the same, and 1 if a row is not finite
+    g: "Pointer"  # head and row of each lane, counted from the block's
+    r: "Pointer"
+    i: "Pointer"  # absolute indices of each lane
+    h: "Pointer"
+    first: "Pointer"  # dropout keys
+    second: "Pointer"
+    # Rows, transposed; `rows`: as they are
+    q: "Pointer"
+    q_dot: "Pointer"
+    q_rows: "Pointer"
+    q_dot_rows: "Pointer"
+    dout: "Pointer"
+    dout_dot: "Pointer"
+    dout_rows: "Pointer"
+    dout_dot_rows: "Pointer"
+    dq: "Pointer"
+    # Numbers of each row, by operand; `large`: an lse that is subtracted before scaling, or 0
+    lse: "Pointer"
+    lse_dot: "Pointer"
+    d_entropy: "Pointer"
+    d_entropy_dot: "Pointer"
+    c: "Pointer"
+    c_dot: "Pointer"
+    large: "Pointer"
+
+
+# Layouts of forward
 
 
 def tile_scratch(spec: KernelSpec, d: Any, d_v: Any) -> Mapping[str, Any]:
@@ -85,7 +221,7 @@ def scratch_size(spec: KernelSpec, blocks: int, d: int, d_v: int) -> int:
     return int(once + blocks * sum(block_scratch(spec, d, d_v).values()))
 
 
-# Backward
+# Layouts of backward
 
 
 def padded(size: int, d: Any) -> Any:

@@ -22,6 +22,7 @@ from llvmlite import binding as llvm
 
 from regard.engines.cpu.target.instructions import Target, native_triple
 from regard.runtime import diskcache
+from regard.runtime.bounded import insert
 from regard.runtime.forks import renewed
 from regard.version import __version__
 
@@ -31,6 +32,8 @@ PASSES = (
 )  # fmt: skip
 _lock = renewed(sys.modules[__name__], "_lock", threading.RLock)  # reentrant, as a signal's handler may compile too
 _loaded: dict[tuple[str, str], "Compiled"] = {}
+_objects: dict[str, bytes] = {}
+MOST_OBJECTS = 16  # in memory, each some 10 to 50 kB
 
 
 SOON = 1.0
@@ -91,6 +94,7 @@ def forget() -> None:
     """Drop every compiled kernel from memory, so that the next call looks on disk."""
     with _lock:
         _loaded.clear()
+        _objects.clear()
 
 
 @cache
@@ -127,8 +131,10 @@ def _make(key: str, name: str, target: Target, source: Callable[[], str]) -> Com
 
 
 def stored_object(key: str, name: str, target: Target, source: Callable[[], str]) -> bytes:
-    """Return object code that runs elsewhere, from disk if it is there."""
+    """Return object code that runs elsewhere, from memory or disk if it is there."""
     label, folder = f"{name}-{identity(key, target)[:40]}", diskcache.directory()
+    if label in _objects:
+        return _objects[label]
     path = None if folder is None else folder / f"{label}.o"
     code = None if path is None or os.environ.get("REGARD_DUMP") else diskcache.read(path)
     if code is None:
@@ -136,6 +142,7 @@ def stored_object(key: str, name: str, target: Target, source: Callable[[], str]
             code = compile_object(source(), target, label)
         if path is not None:
             diskcache.write(path, code)
+    insert(_objects, label, code, MOST_OBJECTS)
     return code
 
 
