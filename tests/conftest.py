@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from in_browser import FLAGS
 from parts import COLLECTED, parts
 from regard.core.problem import Problem
 from regard.reference import specification
@@ -28,6 +30,17 @@ settings.register_profile("ci", max_examples=1000, deadline=None, derandomize=Tr
 if count := os.environ.get("REGARD_FUZZ"):  # so many examples of every property, other ones each time
     settings.register_profile("fuzz", max_examples=int(count), deadline=None)
 settings.load_profile("fuzz" if count else "ci")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The browser of this process, in which Playwright does not start a second time."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        yield made
+        made.close()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

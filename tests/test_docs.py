@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import regard
-from in_browser import AXE, FLAGS
+from in_browser import AXE
 from regard.bench.measure import Report
 from regard.viewer.serve import built
 
@@ -172,15 +172,19 @@ def test_every_block_runs_and_nothing_is_warned_of(site: Path) -> None:
         assert (site / name).exists(), name
 
 
-def test_a_failing_block_is_told(markup: Any) -> None:
+def test_a_failing_block_is_told() -> None:
+    """In a process of its own, as blocks run in forks."""
     pytest.importorskip("myst_nb")
-    execution = import_module("extensions.execution")
-    (shown, value), failure = execution.run(["print('x')\n1 + 1", "y = 2\ny"], 60)
-    assert [x.output_type for x in shown] == ["stream", "execute_result"]
-    assert (value[0]["data"]["text/plain"], failure) == ("2", None)
-    _, failure = execution.run(["1", "raise ValueError('wrong')", "2"], 60)
-    assert "ValueError: wrong" in failure
-    assert "status" in execution.run(["import os; os._exit(3)"], 60)[1]
+    code = """
+from extensions import execution
+(shown, value), failure = execution.run(["print('x')\\n1 + 1", "y = 2\\ny"], 60)
+assert [x.output_type for x in shown] == ["stream", "execute_result"]
+assert (value[0]["data"]["text/plain"], failure) == ("2", None)
+_, failure = execution.run(["1", "raise ValueError('wrong')", "2"], 60)
+assert "ValueError: wrong" in failure
+assert "status" in execution.run(["import os; os._exit(3)"], 60)[1]
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=DOCS, check=True)
 
 
 def test_links_lead_somewhere(site: Path) -> None:
@@ -193,7 +197,7 @@ def test_a_dead_link_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser(request: pytest.FixtureRequest) -> Any:
     need = (
         None
         if shutil.which("chromium") and AXE.exists() and find_spec("playwright")
@@ -203,12 +207,7 @@ def browser() -> Iterator[Any]:
         pytest.fail(f"this test needs {need}")
     if need:
         pytest.skip(f"this test needs {need}")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        yield made
-        made.close()
+    return request.getfixturevalue("chromium")
 
 
 def test_pages_in_a_browser_ask_no_other_host(site: Path, browser: Any) -> None:

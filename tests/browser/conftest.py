@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import regard
-from in_browser import AXE, FLAGS, Tab, structured
+from in_browser import AXE, Tab, structured
 
 HOW = "apt-get install chromium, pip install -c constraints.txt '.[test]', and `npm ci` in page/"
 
@@ -80,13 +80,8 @@ def viewer(needed: None, arrays: dict[str, dict[str, Any]]) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def browser(needed: None) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        made = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        yield made
-        made.close()
+def browser(needed: None, chromium: Any) -> Any:
+    return chromium
 
 
 @pytest.fixture
