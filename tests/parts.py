@@ -1,8 +1,8 @@
 """The parts of the suite: one table says which tests are slow, which run at night, and why. All others are fast.
 
 The first row whose pattern occurs in the id of a test decides. A share of n makes one in n of the parameters of a
-function fast, at least one, chosen by a hash of the ids, the same on every machine; the others are slow. Of the slow
-ones a row may keep one in so many, and leave the others to the nightly tests.
+function fast, at least one, chosen by a hash of the ids, the same on every machine; the others are slow. A row may
+keep one in n of the slow ones, and leave the others to the nightly tests.
 """
 
 import re
@@ -21,7 +21,7 @@ class Row(NamedTuple):
     pattern: str  # a regular expression, found anywhere in the id of a test
     part: str | int  # "fast", "slow", "nightly", or n: one in n is fast
     reason: str  # what it needs, or why it is slow
-    kept: int = 1  # one in so many of a function's slow tests is slow, the others are nightly
+    kept: int = 1  # n: one in n of a function's slow tests stays slow, the others are nightly
 
 
 CASES = r"test_conformance.py::Test(Cpu|Tiled|Specification)::test_"
@@ -70,7 +70,7 @@ TABLE: tuple[Row, ...] = (
     # Adapters
     Row("test_torch_forward.py::test_(the_bits|steps_of)", 6, "each case in each dtype"),
     Row("test_torch_forward.py::test_calls_that_are_kept", 12, "each case, whole and cached"),
-    Row("test_torch_forward.py::test_(steps_of_dec|rules_of_int|autocast|rules_with)", "slow", "compiles kernels"),
+    Row("test_torch_forward.py::test_(rules_of_int|autocast|rules_with)", "slow", "compiles kernels"),
     Row(
         "test_torch_derivatives.py::test_(weights_diff|every_order|what_requires|merge|no_transform|third|vmap)"
         "|test_linear_attention_of_other",
@@ -99,7 +99,7 @@ TABLE: tuple[Row, ...] = (
     Row("tests/jax/", 4, "XLA compiles each call"),
     # The rest
     Row("test_parts.py::test_every_row", "slow", "collects all tests, those of test-slow too"),
-    Row("test_fork.py.*whose_threads_work|test_block_mask.*without", 6, "many processes or kernels"),
+    Row("test_fork.py.*whose_threads_work", 6, "many processes or kernels"),
     Row(r"test_memory.py.*\[bfloat16\]", "fast", "the other dtypes are by shares"),
     Row("test_memory.py::test_a_long_causal", "slow", "2 s"),
     Row("test_memory.py", 6, "long calls"),

@@ -3,23 +3,21 @@
 import json
 import os
 import shutil
-import struct
-import zlib
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from IPython.display import HTML
 
 import regard
-from regard.viewer.show.colour import INK, ramp, tone
+from regard.viewer.show.drawing import png
+from regard.viewer.show.picture import coloured
 
 FOLDER = "REGARD_ISLANDS"
 """The environment variable that names the folder for pages of the viewer; the site has them in `_islands`."""
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def address(picture: Any) -> str:
@@ -30,16 +28,8 @@ def address(picture: Any) -> str:
     """
     if isinstance(picture, str | Path):
         return f"data:image/svg+xml;base64,{b64encode(Path(picture).read_bytes()).decode()}"
-    colours = ramp(tone(picture), INK)
-    height, width, _ = colours.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in colours)
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return f"data:image/png;base64,{b64encode(PNG + parts).decode()}"
+    pixels = coloured(np.asarray(picture, dtype=np.float64))
+    return f"data:image/png;base64,{b64encode(png(pixels)).decode()}"
 
 
 def look(root: str, name: str, title: str, *arguments: Any, **options: Any) -> HTML:

@@ -190,7 +190,7 @@ function typedIn({ answers, model }: StoredData): TypedTexts | null {
 
 /** Whether scores and steps follow from queries and keys that the file holds. */
 function isPlain(weights: Weights): weights is ComputedWeights {
-  return weights instanceof ComputedWeights && !weights.head.ruled;
+  return weights instanceof ComputedWeights && weights.plain;
 }
 
 function range(text: string | null): [number, number] {

@@ -100,6 +100,11 @@ export class ComputedWeights implements Weights {
     return out;
   }
 
+  /** Whether scores and steps follow from queries and keys alone. */
+  get plain(): boolean {
+    return !this.head.ruled;
+  }
+
   weight(i: number, j: number): number {
     return this.sees(i, j) ? Math.exp(this.scale * this.dot(i, j) - this.lse[i]) : NaN;
   }
@@ -133,11 +138,6 @@ export class KernelWeights extends ComputedWeights {
     private readonly kernels: Kernels,
   ) {
     super(head, arrays);
-  }
-
-  /** Whether scores and steps follow from queries and keys alone. */
-  get plain(): boolean {
-    return !this.head.ruled;
   }
 
   /** Null where no kernel can tell, and the head is plain. Throws Refused where it is not. */
@@ -241,15 +241,15 @@ export async function tileOf(
 export async function thumbnail(weights: Weights, size: number, kind: string): Promise<Uint16Array> {
   const { n_q, n_k } = weights;
   const block = await weights.block(0, n_q, 0, n_k);
-  const edges = (n: number, k: number): [number, number] => {
+  const ends = (n: number, k: number): [number, number] => {
     const from = Math.floor((k * n) / size);
     return [from, Math.max(from + 1, n <= size ? 0 : Math.floor(((k + 1) * n) / size))];
   };
   const made = new Uint16Array(size * size);
   for (let r = 0; r < size; r++) {
-    const [i0, i1] = edges(n_q, r);
+    const [i0, i1] = ends(n_q, r);
     for (let c = 0; c < size; c++) {
-      const [j0, j1] = edges(n_k, c);
+      const [j0, j1] = ends(n_k, c);
       let [value, seen] = [0, false];
       for (let i = i0; i < i1; i++) {
         for (let j = j0; j < j1; j++) {

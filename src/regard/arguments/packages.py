@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PACKAGES = ("llvmlite", "ml_dtypes", "rich", "safetensors", "starlette", "uvicorn")
-"""Those that pip installs with regard, and that other Pythons may lack, such as one in a browser."""
+"""Packages that pip installs with regard, and that other Pythons may lack, such as one in a browser."""
 
 
 @contextmanager

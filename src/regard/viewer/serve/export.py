@@ -1,6 +1,6 @@
 """One HTML file that holds the page and what it shows: it opens from disk, without a server and without a network.
 
-Answers are embedded as the page would be given them, but for what it computes: rows, columns and tiles from queries,
+Answers are embedded as the page would be given them, without what it computes: rows, columns and tiles from queries,
 keys and lse, by a module of WebAssembly that is made for the rules of the layer. Layers with arrays of all pairs have
 the tiles of the exact level instead.
 """
@@ -137,9 +137,10 @@ def _answers(answers: Answers, name: str, editable: bool) -> dict[str, Any]:
         for start in range(0, max(len(tokens), 1), MOST_TOKENS):
             paths.append(f"{name}/tokens?axis={axis}&start={start}&stop={start + MOST_TOKENS}")
     for number, layer in enumerate(scene.layers):
+        tiles = _tiles(layer)
         for head in range(layer.heads):
             paths += [f"{name}/{what}/{number}/{head}" for what in ("map", "profiles", "variance")]
-            paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in _tiles(layer)]
+            paths += [f"{name}/tile/{number}/{head}/{tile}" for tile in tiles]
         # Last, when the coarse levels are known, so that no thumbnail is an estimate.
         if not editable or layer.problem.n_q * layer.problem.n_k > FEW:
             paths += [f"{name}/thumbs/{number}?size=64&kind={kind}" for kind in KINDS]

@@ -50,7 +50,7 @@ def _short(label: str, length: int) -> str:
     return encodable(label if len(label) <= length else label[: length - 1] + "…")
 
 
-def _coloured(weights: NDArray[np.floating]) -> NDArray[np.uint8]:
+def coloured(weights: NDArray[np.floating]) -> NDArray[np.uint8]:
     """Pixels (..., 4) of weights, transparent where nothing is seen."""
     seen = np.where(np.isnan(weights), 0, 255).astype(np.uint8)
     return np.concatenate([ramp(tone(weights), INK), seen[..., None]], axis=-1)
@@ -66,7 +66,7 @@ def _overview(drawing: Canvas, data: LookData, choice: Choice) -> float:
         for head in range(data.heads_of(layer)):
             x, y, size = left + head * side, top + layer * side, 0.92 * side
             chosen = (layer, head) == (choice.layer, choice.head)
-            drawing.shapes.append(Image(x, y, size, size, _coloured(data.pooled(layer, head, cells, cells))))
+            drawing.shapes.append(Image(x, y, size, size, coloured(data.pooled(layer, head, cells, cells))))
             edge, line = (_ACCENT, 5.0) if chosen else (_LINE, 1.6)
             drawing.shapes.append(Box(x, y, size, size, stroke=edge, line=line))
             above = layer and data.number(layer - 1, min(head, data.heads_of(layer - 1) - 1))
@@ -113,7 +113,7 @@ def _map(drawing: Canvas, data: LookData, choice: Choice) -> None:
     layer, head = data.number(choice.layer), data.number(choice.layer, choice.head)
     drawing.shapes += [
         Text(left, _TOP, f"Layer {layer}, head {head}", bold=True),
-        Image(left, top, _MAP, _MAP, _coloured(data.pooled(choice.layer, choice.head, _MAP, _MAP))),
+        Image(left, top, _MAP, _MAP, coloured(data.pooled(choice.layer, choice.head, _MAP, _MAP))),
         Box(left, top, _MAP, _MAP, stroke=_LINE, line=1.6),
         Box(left, top + choice.token * _MAP / n, _MAP, _MAP / n, stroke=_ACCENT, line=2),
     ]
@@ -129,7 +129,7 @@ def _map(drawing: Canvas, data: LookData, choice: Choice) -> None:
         else:
             drawing.shapes.append(Text(x, top - 8, label, size, _SOFT, anchor="middle"))
     y = top + _MAP + 30
-    drawing.shapes.append(Image(left, y, 300, 16, _coloured(np.linspace(0, 1, 300)[None] ** 2)))
+    drawing.shapes.append(Image(left, y, 300, 16, coloured(np.linspace(0, 1, 300)[None] ** 2)))
     for weight in (0, 0.1, 0.5, 1):
         x = left + 300 * math.sqrt(weight)
         drawing.shapes.append(Text(x, y + 36, f"{weight:g}", 14.5, _SOFT, anchor="middle"))

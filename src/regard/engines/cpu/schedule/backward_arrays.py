@@ -72,6 +72,7 @@ class BackwardArrays:
         )  # fmt: skip
         make = memory.empty if every else memory.zeros
         self.dbias = None if bias is None else make(self.bias_shape(bias), real, aligned=True)
+        self.dense_dbias = None if self.dbias is None else p.dense(self.dbias)
         self.dtables = {table: np.zeros((*PARTIAL_SUMS, *table.shape), real) for table in p.rules.tables}
         self.tables: Mapping[Table, Array] = {}  # tangents of some tables
 
@@ -97,8 +98,7 @@ class BackwardArrays:
     def own(self, p: Problem) -> Arrays:
         return {
             "out": self.out, "lse": self.lse, "dout": self.dout, "given": self.given, "d_entropy": self.d_entropy,
-            "c": self.c, "dq": self.dq, "dk": self.dk, "dv": self.dv,
-            "dbias": None if self.dbias is None else p.dense(self.dbias),
+            "c": self.c, "dq": self.dq, "dk": self.dk, "dv": self.dv, "dbias": self.dense_dbias,
         }  # fmt: skip
 
     @property
